@@ -1,0 +1,135 @@
+"""Flags over environment over file; a problem is named by the words of its layer."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gateway.addresses import parse_endpoint
+from gateway.config import Settings
+from gateway.layers import SettingsError, load
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_around(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("KOPGATE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text):
+        path = tmp_path / "kopgate.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def problems(*args, **kwargs):
+    with pytest.raises(SettingsError) as caught:
+        load(*args, **kwargs)
+    return caught.value.problems
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(toml, monkeypatch):
+    path = toml("node_id = 1\nnum_partitions = 1\nfetch_max_bytes = 1024")
+    monkeypatch.setenv("KOPGATE_NODE_ID", "2")
+    monkeypatch.setenv("KOPGATE_NUM_PARTITIONS", "2")
+    settings = load({"node_id": 3}, path)
+    assert (settings.node_id, settings.num_partitions, settings.fetch_max_bytes) == (3, 2, 1024)
+
+
+def test_nothing_given_is_the_defaults():
+    assert load({}) == Settings()
+
+
+def test_toml_has_lists_and_tables(toml):
+    path = toml(
+        'listeners = ["A://127.0.0.1:0", "B://[::1]:0"]\n[listener_security_protocol_map]\nA = "PLAINTEXT"\nB = "PLAINTEXT"\n[log_levels]\n"gateway.session" = "debug"'
+    )
+    settings = load({}, path)
+    assert settings.listeners == (parse_endpoint("A://127.0.0.1:0"), parse_endpoint("B://[::1]:0"))
+    assert settings.log_levels == {"gateway.session": "debug"}
+
+
+def test_the_environment_has_lists_and_tables_with_commas(monkeypatch):
+    monkeypatch.setenv("KOPGATE_LISTENERS", "A://127.0.0.1:0, B://[::1]:0")
+    monkeypatch.setenv("KOPGATE_LISTENER_SECURITY_PROTOCOL_MAP", "A:PLAINTEXT,B:PLAINTEXT")
+    monkeypatch.setenv("KOPGATE_LOG_LEVELS", "gateway.session:debug,storage:warning")
+    monkeypatch.setenv("KOPGATE_AUTO_CREATE_TOPICS_ENABLE", "False")
+    monkeypatch.setenv("KOPGATE_USERS_FILE", "")
+    settings = load({})
+    assert [str(endpoint) for endpoint in settings.listeners] == ["A://127.0.0.1:0", "B://[::1]:0"]
+    assert settings.log_levels == {"gateway.session": "debug", "storage": "warning"}
+    assert settings.auto_create_topics_enable is False
+    assert settings.users_file is None
+
+
+@pytest.mark.parametrize("text", ["nod_id = 1", "[server]\nnode_id = 1"])
+def test_an_unknown_key_in_the_file_is_named(toml, text):
+    path = toml(text)
+    key = text.strip("[").split("]")[0].split(" ")[0]
+    assert problems({}, path) == [f"{path}: {key}: there is no such setting"]
+
+
+def test_an_unknown_variable_is_named(monkeypatch):
+    monkeypatch.setenv("KOPGATE_NOD_ID", "1")
+    assert problems({}) == ["KOPGATE_NOD_ID: there is no such setting"]
+
+
+def test_the_variable_that_names_the_file_is_not_a_setting(monkeypatch):
+    monkeypatch.setenv("KOPGATE_CONFIG", "/etc/kopgate.toml")
+    assert load({}) == Settings()
+
+
+def test_an_unknown_flag_is_named():
+    assert problems({"nod_id": "1"}) == ["--set nod_id: there is no such setting"]
+
+
+@pytest.mark.parametrize("value", ["true", '"5"', "1.5", "[1]"])
+def test_the_file_is_held_to_its_types(toml, value):
+    path = toml(f"node_id = {value}")
+    assert problems({}, path)[0].startswith(f"{path}: node_id: input should be a valid integer")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("KOPGATE_NODE_ID", "one"), ("KOPGATE_NODE_ID", "1.5"), ("KOPGATE_AUTO_CREATE_TOPICS_ENABLE", "maybe"), ("KOPGATE_LOG_FORMAT", "xml")],
+)
+def test_an_ill_typed_variable_is_named_with_its_value(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    (line,) = problems({})
+    assert line.startswith(f"{variable}: input should be")
+    assert line.endswith(f", not {value!r}")
+
+
+def test_each_problem_of_each_layer_has_its_own_line(toml, monkeypatch):
+    path = toml('num_partitions = "three"\nlisteners = ["X"]')
+    monkeypatch.setenv("KOPGATE_BOGUS", "1")
+    lines = problems({"node_id": "x"}, path, {"node_id": "--node-id"})
+    assert [line.split(": ")[0] for line in lines] == ["KOPGATE_BOGUS", "--node-id", str(path), str(path)]
+    assert not any("\n" in line for line in lines)
+
+
+def test_a_problem_between_settings_is_named_by_where_the_first_one_was_given(monkeypatch):
+    monkeypatch.setenv("KOPGATE_LISTENERS", "PLAINTEXT://0.0.0.0:9092")
+    assert problems({})[0].startswith("KOPGATE_LISTENERS: PLAINTEXT://0.0.0.0:9092 listens on every interface")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    assert problems({}, tmp_path / "none.toml") == [f"{tmp_path / 'none.toml'}: No such file or directory"]
+
+
+@pytest.mark.parametrize("text", [b"node_id = ", b"node_id = 1\nnode_id = 2", b"\xff\xfe"])
+def test_a_file_that_is_not_toml_is_named(tmp_path, text):
+    path = tmp_path / "kopgate.toml"
+    path.write_bytes(text)
+    (line,) = problems({}, path)
+    assert line.startswith(f"{path}: not TOML: ")
+
+
+def test_a_file_that_cannot_be_read_hides_nothing_of_the_other_layers(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOPGATE_NODE_ID", "x")
+    assert len(problems({}, tmp_path / "none.toml")) == 2
