@@ -1,0 +1,242 @@
+"""The log: one line an event, written by a thread of its own, so that a blocked stderr never blocks the reactor.
+
+An event is a name and fields: `logs.part(__name__).warning("refused", peer=peer, api_key=3)` becomes
+
+    2026-11-21T10:58:44.123Z warning gateway.session refused peer=127.0.0.1:5000 api_key=3
+
+or the same as one JSON object. What a peer sent is escaped, so that it can forge no line and reach no terminal. It all rests on the standard
+library's `logging`, so that what other libraries log comes out the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import re
+import threading
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+import msgspec
+
+Field = str | int | float | bool | bytes | None
+
+OWN_PARTS = ("gateway", "auth", "compat", "storage")
+"""The packages that `log_level` is meant for. Other libraries are heard from `warning` up unless a level of their own is set."""
+
+MAX_VALUE_CHARS = 1_000
+MAX_TRACEBACK_CHARS = 16_000
+"""What a value is cut to: a client id may have 32 KiB, and a line should stay one that people read."""
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_BARE = re.compile(r"[A-Za-z0-9_.:/@%+,\[\]()*~^$#!?;&<>|-]+\Z")
+_TERMINAL = re.compile("[\x7f-\x9f\u2028\u2029]")
+
+
+class Part:
+    """The events of one part of the gateway. The first argument names the event; a field is shown by its own name."""
+
+    __slots__ = ("_logger",)
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, event: str, /, **fields: Field) -> None:
+        self._say(logging.DEBUG, event, fields)
+
+    def info(self, event: str, /, **fields: Field) -> None:
+        self._say(logging.INFO, event, fields)
+
+    def warning(self, event: str, /, **fields: Field) -> None:
+        self._say(logging.WARNING, event, fields)
+
+    def error(self, event: str, /, **fields: Field) -> None:
+        self._say(logging.ERROR, event, fields)
+
+    def bug(self, event: str, error: BaseException, /, **fields: Field) -> None:
+        """An error that nobody foresaw, with its traceback in the same line."""
+        if self._logger.isEnabledFor(logging.ERROR):
+            trace = "".join(traceback.format_exception(error))
+            self._say(logging.ERROR, event, {**fields, "error": f"{type(error).__name__}: {error}", "traceback": trace})
+
+    def hears_debug(self) -> bool:
+        """Whether `debug` is written; ask before computing what only a debug event needs."""
+        return self._logger.isEnabledFor(logging.DEBUG)
+
+    def _say(self, level: int, event: str, fields: Mapping[str, Field]) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", event, extra={"event": event, "fields": fields})
+
+
+def part(name: str) -> Part:
+    """The part of that name, usually `__name__`."""
+    return Part(name)
+
+
+class Sink(Protocol):
+    """Where lines go: stderr, or what a test reads."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+
+
+class Log:
+    """The log of this process while it is open; a context manager. `dropped` counts the lines that found the queue full or the sink broken."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        layout: Literal["text", "json"] = "text",
+        level: str = "info",
+        levels: Mapping[str, str] | None = None,
+        queue_events: int = 10_000,
+    ) -> None:
+        self._writer = _Writer(sink, _FORMATS[layout](), queue_events)
+        self._levels = {"": "warning", **dict.fromkeys(OWN_PARTS, level), **(levels or {})}
+        self._before: dict[str, int] = {}
+        self._handlers_before: list[logging.Handler] = []
+
+    def __enter__(self) -> Self:
+        root = logging.getLogger()
+        for name, level in self._levels.items():
+            logger = logging.getLogger(name)
+            self._before[name] = logger.level
+            logger.setLevel(_LEVELS[level])
+        self._handlers_before, root.handlers = root.handlers, [self._writer]
+        self._writer.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def dropped(self) -> int:
+        return self._writer.dropped
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Write what waits, for at most `timeout` seconds, and leave `logging` as it was. A sink that still blocks is left behind."""
+        root = logging.getLogger()
+        if self._writer in root.handlers:
+            root.handlers = self._handlers_before
+            for name, level in self._before.items():
+                logging.getLogger(name).setLevel(level)
+        self._writer.stop(timeout)
+
+
+class _Writer(logging.Handler):
+    """Formats where the event happens (so that nothing of a connection is kept) and writes in a thread."""
+
+    def __init__(self, sink: Sink, formatter: logging.Formatter, queue_events: int) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self.dropped = 0
+        self._told = 0
+        self._sink = sink
+        self._queue: queue.Queue[str | None] = queue.Queue(queue_events)
+        self._stopping = threading.Event()
+        # A daemon: the process may end while a blocked stderr still holds this thread.
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout: float) -> None:
+        self._stopping.set()
+        with suppress(queue.Full):  # a full queue needs no waking
+            self._queue.put_nowait(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._queue.put_nowait(self.format(record))
+        except queue.Full:
+            self.dropped += 1
+        except Exception:  # noqa: BLE001 - a log call with wrong arguments must not take down its caller
+            self.dropped += 1
+
+    def _run(self) -> None:
+        while True:
+            line = self._queue.get()
+            if line is not None:
+                self._write(line)
+            if self.dropped > self._told and self._queue.empty():
+                self._tell_drops()
+            if self._stopping.is_set() and self._queue.empty():
+                return
+
+    def _tell_drops(self) -> None:
+        count, self._told = self.dropped - self._told, self.dropped
+        fields = {"event": "lines dropped", "fields": {"count": count, "reason": "stderr was too slow or closed"}}
+        record = logging.makeLogRecord({"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", **fields})
+        self._write(self.format(record))
+
+    def _write(self, line: str) -> None:
+        try:
+            self._sink.write(line + "\n")
+            if self._queue.empty():
+                self._sink.flush()
+        except (OSError, ValueError):  # the reader has gone, the disk is full, the file is closed
+            self.dropped += 1
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        event, fields = _event_of(record)
+        shown = [_time(record), record.levelname.lower(), _quote(record.name), _quote(event, also=" ")]
+        shown += [f"{_quote(name)}={_quote(_text_of(name, value))}" for name, value in fields.items()]
+        return " ".join(shown)
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        event, fields = _event_of(record)
+        row: dict[str, object] = {"time": _time(record), "level": record.levelname.lower(), "part": record.name, "event": _whole(event)}
+        for name, value in fields.items():
+            row[name if name not in row else f"{name}_"] = value if isinstance(value, int | float | bool | None) else _text_of(name, value)
+        return _TERMINAL.sub(lambda match: f"\\u{ord(match[0]):04x}", msgspec.json.encode(row).decode())
+
+
+_FORMATS = {"text": _Text, "json": _Json}
+
+
+def _event_of(record: logging.LogRecord) -> tuple[str, Mapping[str, object]]:
+    """The event and its fields; of another library's record, the message (and the traceback) as fields of the event `message`."""
+    event = getattr(record, "event", None)
+    fields = getattr(record, "fields", None)
+    if isinstance(event, str) and isinstance(fields, Mapping):
+        return event, fields
+    foreign: dict[str, object] = {"text": record.getMessage()}
+    if record.exc_info and record.exc_info[1]:
+        foreign["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
+    return "message", foreign
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _text_of(name: str, value: object) -> str:
+    text = value if isinstance(value, str) else value.hex() if isinstance(value, bytes | bytearray | memoryview) else str(value)
+    limit = MAX_TRACEBACK_CHARS if name == "traceback" else MAX_VALUE_CHARS
+    if len(text) > limit:
+        # The end of a traceback says what happened, the beginning of anything else says what it is.
+        cut = f"...({len(text) - limit} more)"
+        text = cut + text[-limit:] if name == "traceback" else text[:limit] + cut
+    return _whole(text)
+
+
+def _whole(text: str) -> str:
+    """Without lone surrogates, which no encoding can write."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _quote(text: str, also: str = "") -> str:
+    """As it is where that is plain ASCII without spaces (but for those in `also`), otherwise a JSON string that is all ASCII."""
+    plain = text.replace(also, "") if also else text
+    return text if _BARE.match(plain) else json.dumps(text).replace("\x7f", "\\u007f")

@@ -1,0 +1,231 @@
+"""The log: one line an event, nothing forged, nothing blocked, nothing lost in silence."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway import logs
+
+
+def lines_of(write, **kwargs):
+    sink = io.StringIO()
+    with logs.Log(sink, **kwargs):
+        write()
+    # "\n" alone: splitlines would hide a separator that was not escaped.
+    return sink.getvalue().removesuffix("\n").split("\n") if sink.getvalue() else []
+
+
+def line_of(write, **kwargs):
+    (line,) = lines_of(write, **kwargs)
+    return line
+
+
+SESSION = logs.part("gateway.session")
+
+
+def test_a_text_line_is_time_level_part_event_and_fields():
+    line = line_of(lambda: SESSION.warning("refused", peer="127.0.0.1:5000", api_key=3, known=False, reason="not a frame"))
+    stamp, rest = line.split(" ", 1)
+    assert rest == 'warning gateway.session refused peer=127.0.0.1:5000 api_key=3 known=False reason="not a frame"'
+    assert time.strptime(stamp[:19], "%Y-%m-%dT%H:%M:%S")
+    assert stamp.endswith("Z")
+
+
+def test_a_json_line_is_one_object_with_typed_values():
+    row = json.loads(line_of(lambda: SESSION.info("served", count=3, ratio=0.5, ok=True, who=None, token=b"\x00\xff"), layout="json"))
+    assert row.pop("time").endswith("Z")
+    assert row == {
+        "level": "info",
+        "part": "gateway.session",
+        "event": "served",
+        "count": 3,
+        "ratio": 0.5,
+        "ok": True,
+        "who": None,
+        "token": "00ff",
+    }
+
+
+def test_a_field_cannot_take_the_place_of_a_key_of_every_line():
+    row = json.loads(line_of(lambda: SESSION.info("served", level="x", time="y"), layout="json"))
+    assert (row["level"], row["level_"], row["time_"]) == ("info", "x", "y")
+
+
+ANY_TEXT = st.text(alphabet=st.characters(), max_size=50)
+
+
+def is_one_quiet_line(lines):
+    (line,) = lines
+    return not any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 or char in "\u2028\u2029" for char in line)
+
+
+@given(value=ANY_TEXT, event=ANY_TEXT)
+def test_no_text_makes_a_second_text_line_or_a_control_character(value, event):
+    assert is_one_quiet_line(lines_of(lambda: SESSION.info(event, value=value)))
+
+
+@given(value=ANY_TEXT, event=ANY_TEXT)
+def test_no_text_makes_a_second_json_line_or_a_control_character(value, event):
+    assert is_one_quiet_line(lines_of(lambda: SESSION.info(event, value=value), layout="json"))
+
+
+@given(value=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=50))
+def test_json_keeps_every_text_whole(value):
+    assert json.loads(line_of(lambda: SESSION.info("x", value=value), layout="json"))["value"] == value
+
+
+def test_a_text_value_cannot_look_like_another_field():
+    line = line_of(lambda: SESSION.info("x", client='a" peer=1.2.3.4\n2026 error gateway.cli stopped'))
+    assert line.endswith(r'client="a\" peer=1.2.3.4\n2026 error gateway.cli stopped"')
+
+
+@pytest.mark.parametrize("layout", ["text", "json"])
+def test_a_lone_surrogate_is_written(layout):
+    assert r"\\ud800" in line_of(lambda: SESSION.info("x", client="\ud800"), layout=layout)
+
+
+def test_a_long_value_is_cut_and_says_so():
+    row = json.loads(line_of(lambda: SESSION.info("x", client="a" * 32_767), layout="json"))
+    assert row["client"] == "a" * 1000 + "...(31767 more)"
+
+
+def test_a_bug_has_its_traceback_in_its_line():
+    def fail():
+        try:
+            raise ZeroDivisionError("by\nnought")
+        except ZeroDivisionError as error:
+            SESSION.bug("handler failed", error, api_key=1)
+
+    row = json.loads(line_of(fail, layout="json"))
+    assert row["error"] == "ZeroDivisionError: by\nnought"
+    assert row["traceback"].startswith("Traceback (most recent call last)")
+    assert row["api_key"] == 1
+
+
+def test_another_library_s_record_comes_out_as_a_line_too():
+    line = line_of(lambda: logging.getLogger("kafka.conn").warning("lost %s\nagain", "broker 1"))
+    assert line.endswith(r'warning kafka.conn message text="lost broker 1\nagain"')
+
+
+def test_another_library_s_traceback_comes_along():
+    def fail():
+        try:
+            raise KeyError("x")
+        except KeyError:
+            logging.getLogger("kafka.conn").exception("oops")
+
+    assert "KeyError" in line_of(fail)
+
+
+def test_other_libraries_are_heard_from_warning_up():
+    assert lines_of(lambda: logging.getLogger("kafka.conn").info("connected"), level="debug") == []
+
+
+def test_a_part_has_its_own_level():
+    def speak():
+        logs.part("gateway.session").debug("a")
+        logs.part("gateway.session.inner").debug("b")
+        logs.part("gateway.dispatch").debug("c")
+        logs.part("storage.lmdb").info("d")
+
+    heard = lines_of(speak, levels={"gateway.session": "debug", "storage": "warning"})
+    assert [line.split(" ")[3] for line in heard] == ["a", "b"]
+
+
+def test_a_part_knows_whether_debug_is_heard():
+    heard = []
+    lines_of(lambda: heard.append(SESSION.hears_debug()), levels={"gateway.session": "debug"})
+    lines_of(lambda: heard.append(SESSION.hears_debug()))
+    assert heard == [True, False]
+
+
+def test_lines_keep_their_order():
+    heard = lines_of(lambda: [SESSION.info("n", i=i) for i in range(500)] and None)
+    assert [line.rpartition("=")[2] for line in heard] == [str(i) for i in range(500)]
+
+
+def test_closing_leaves_logging_as_it_was():
+    before = (logging.getLogger().handlers[:], logging.getLogger("gateway").level)
+    lines_of(lambda: None, level="debug")
+    assert (logging.getLogger().handlers, logging.getLogger("gateway").level) == before
+
+
+class Gate:
+    """A sink that takes nothing until it is opened."""
+
+    def __init__(self):
+        self.text = ""
+        self.entered = threading.Event()
+        self.open = threading.Event()
+
+    def write(self, text):
+        self.entered.set()
+        assert self.open.wait(30)
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_a_blocked_sink_blocks_nobody_and_what_is_dropped_is_counted_and_told():
+    gate = Gate()
+    with logs.Log(gate, queue_events=100) as log:
+        SESSION.info("first")
+        assert gate.entered.wait(30)
+        for i in range(150):
+            SESSION.info("n", i=i)
+        assert log.dropped == 50
+        gate.open.set()
+    *heard, last = gate.text.splitlines()
+    assert len(heard) == 101
+    assert 'warning gateway.logs lines dropped count=50 reason="stderr was too slow or closed"' in last
+
+
+def test_closing_leaves_a_blocked_sink_behind():
+    gate = Gate()
+    log = logs.Log(gate, queue_events=100)
+    with log:
+        SESSION.info("first")
+        assert gate.entered.wait(30)
+        log.close(timeout=0.01)
+    gate.open.set()
+
+
+def test_a_pipe_that_nobody_reads_blocks_nobody():
+    reader, writer = os.pipe()
+    sink = os.fdopen(writer, "w")
+    with logs.Log(sink, queue_events=100) as log:
+        for i in range(5_000):  # far beyond the 64 KiB of a pipe and the queue
+            SESSION.info("n", i=i, filler="x" * 500)
+        log.close(timeout=0.01)
+    assert log.dropped > 1_000
+    os.close(reader)
+    with contextlib.suppress(BrokenPipeError):  # what was buffered has nowhere to go
+        sink.close()
+
+
+def test_a_sink_whose_reader_has_gone_harms_nobody():
+    reader, writer = os.pipe()
+    os.close(reader)
+    sink = os.fdopen(writer, "w", buffering=1)
+    with logs.Log(sink) as log:
+        SESSION.info("n")
+    assert log.dropped >= 1
+    with pytest.raises(BrokenPipeError):
+        sink.close()
+
+
+def test_a_log_call_that_cannot_be_formatted_harms_nobody():
+    with logs.Log(io.StringIO()) as log:
+        logging.getLogger("kafka.conn").warning("%d", "not a number")
+    assert log.dropped == 1
