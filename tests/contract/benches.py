@@ -1,0 +1,69 @@
+"""The stores under contract, each with what the suite must be able to do to it: open it again, break its medium, kill its process.
+
+A store joins the suite by a bench in `BENCHES`; no test of the contract knows which store it runs on.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from storage.log import Store
+from tests.fakes.memory_store import Medium, MemoryStore
+
+
+class Bench(Protocol):
+    """One empty medium and the stores on it. `spec` lets another process open the same medium; None where no process can."""
+
+    spec: str | None
+
+    def store(self) -> Store:
+        """A new store on the medium, not open yet."""
+        ...
+
+    @contextmanager
+    def refusing_writes(self) -> Iterator[None]:
+        """Within it every write to the medium fails."""
+        ...
+
+
+class MemoryBench:
+    spec: str | None = None
+
+    def __init__(self, directory: Path) -> None:
+        self._medium = Medium()
+
+    def store(self) -> Store:
+        return MemoryStore(self._medium)
+
+    @contextmanager
+    def refusing_writes(self) -> Iterator[None]:
+        store = self._medium.held_by
+        assert store
+        store.refuse_writes = True
+        try:
+            yield
+        finally:
+            store.refuse_writes = False
+
+
+BENCHES = {"memory": MemoryBench}
+
+
+def store_from(spec: str) -> Store:
+    """The store that a bench's `spec` names, for another process; it runs on this process's reactor."""
+    raise ValueError(f"no store {spec}")
+
+
+@contextmanager
+def no_file_may_grow() -> Iterator[None]:
+    """Every write to a file by this process fails as on a full disk (EFBIG; Python ignores the signal that comes with it)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,0 +1,59 @@
+"""Kill a writing process and compare what it was told with what is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from storage.log import Store
+from tests.contract.entries import everything
+
+
+@dataclass(slots=True)
+class Acknowledged:
+    """What the killed process had been told: appends by partition, rows of the table."""
+
+    appends: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    rows: list[int] = field(default_factory=list)
+
+
+def write_and_kill(spec: str, after: int, told: Acknowledged) -> None:
+    """Start the writer on `spec`, kill it without warning after `after` acknowledgements, and add all of them to `told`."""
+    command = [sys.executable, "-m", "tests.contract.crash_writer", spec]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stderr
+        lines = [line for line, _ in zip(process.stdout, range(after), strict=False)]
+        process.kill()
+        lines += list(process.stdout)
+        errors = process.stderr.read()
+    assert len(lines) >= after, errors
+    for line in lines:
+        if not line.endswith("\n"):
+            continue
+        match line.split():
+            case ["log", partition, base, end]:
+                told.appends[int(partition)].append((int(base), int(end)))
+            case ["row", row]:
+                told.rows.append(int(row))
+
+
+async def check_nothing_is_lost(store: Store, told: Acknowledged) -> None:
+    """Every acknowledged append and row is in `store`, each append whole, offsets without a gap."""
+    for partition, appends in told.appends.items():
+        log = await store.log("orders", partition)
+        entries = await everything(log)
+        assert [one.base_offset for one in entries] == [0, *(one.last_offset + 1 for one in entries[:-1])]
+        assert entries[-1].last_offset + 1 == log.end_offset == log.next_offset
+        assert log.size == sum(len(one.payload) for one in entries)
+        assert all(bytes(one.payload[:12]) == b"%012d" % one.base_offset for one in entries)
+        bases = {one.base_offset for one in entries}
+        assert {base for base, _ in appends} <= bases
+        assert all(base + 1 in bases for base in bases if base % 4 == 0), "half an append is there"
+        assert max(end for _, end in appends) <= log.end_offset
+    rows = dict(await (await store.table("rows")).items())
+    for row in told.rows:
+        assert b"%012da" % row in rows
+    assert all(key[:-1] + b"b" in rows for key in rows), "half a put is there"

@@ -1,0 +1,40 @@
+"""Entries and topics in the fewest words the contract's tests can have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from storage.log import Entry, PartitionLog, Topic
+
+
+def entry(base: int, records: int = 1, *, time: int = -1, payload: bytes | None = None) -> Entry:
+    """An entry of `records` offsets; its payload tells where it lies unless one is given."""
+    return Entry(base, base + records - 1, time, f"entry {base}".encode() if payload is None else payload)
+
+
+def sized(base: int, size: int, *, records: int = 1, time: int = -1) -> Entry:
+    """An entry of `size` bytes."""
+    return entry(base, records, time=time, payload=(f"{base:012d}".encode() * (size // 12 + 1))[:size])
+
+
+def topic(name: str = "orders", partitions: int = 1, configs: dict[str, str] | None = None) -> Topic:
+    return Topic(name, name.encode().ljust(16, b"\0")[:16], partitions, configs or {})
+
+
+def plain(entries: Sequence[Entry]) -> list[tuple[int, int, int, bytes]]:
+    """Entries as values to compare, whatever kind of buffer their payloads are."""
+    return [(one.base_offset, one.last_offset, one.max_timestamp, bytes(one.payload)) for one in entries]
+
+
+def bases(entries: Sequence[Entry]) -> list[int]:
+    return [one.base_offset for one in entries]
+
+
+async def everything(log: PartitionLog) -> list[Entry]:
+    """What a reader sees that goes from start to end, a few bytes at a time."""
+    seen: list[Entry] = []
+    offset = log.start_offset
+    while offset < log.end_offset and (some := await log.read(offset, 100)):
+        seen += some
+        offset = some[-1].last_offset + 1
+    return seen

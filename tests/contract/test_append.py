@@ -1,0 +1,169 @@
+"""Appending: order, all or none, no gaps, what a failure leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred
+
+from storage.log import OffsetOutOfRange, PartitionLog, StorageFailed, Store
+from tests.contract.benches import Bench
+from tests.contract.entries import bases, entry, everything, plain, sized, topic
+
+
+def has_fired(awaitable: Awaitable[None]) -> bool:
+    assert isinstance(awaitable, Deferred)
+    return bool(awaitable.called)
+
+
+@ensureDeferred
+async def test_a_new_log_is_empty_and_begins_at_zero(log: PartitionLog) -> None:
+    assert (log.start_offset, log.end_offset, log.next_offset, log.size) == (0, 0, 0, 0)
+    assert await log.read(0, 100) == []
+
+
+@ensureDeferred
+async def test_what_was_appended_is_read_back_as_it_was(log: PartitionLog) -> None:
+    rows = [entry(0, 3, time=77), entry(3, 1, time=-1), entry(4, 10, time=5, payload=b"")]
+    await log.append(rows)
+    assert plain(await log.read(0, 1000)) == plain(rows)
+    assert (log.start_offset, log.end_offset, log.next_offset) == (0, 14, 14)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@ensureDeferred
+async def test_a_payload_may_be_any_contiguous_buffer(log: PartitionLog, kind: type) -> None:
+    await log.append([entry(0, payload=kind(b"some bytes"))])
+    assert plain(await log.read(0, 100)) == [(0, 0, -1, b"some bytes")]
+
+
+@ensureDeferred
+async def test_a_large_entry_is_kept_whole(log: PartitionLog) -> None:
+    large = sized(0, 3_000_000)
+    await log.append([large])
+    assert plain(await log.read(0, 1)) == plain([large])
+
+
+@ensureDeferred
+async def test_the_next_offset_moves_at_once_and_the_end_only_when_it_is_durable(log: PartitionLog) -> None:
+    first = log.append([entry(0, 5)])
+    assert log.next_offset == 5
+    assert log.end_offset == (5 if has_fired(first) else 0)
+    await first
+    assert log.end_offset == 5
+
+
+@ensureDeferred
+async def test_nothing_is_read_before_it_is_durable(log: PartitionLog) -> None:
+    await log.append([entry(0)])
+    second = log.append([entry(1)])
+    seen = log.read_resident(0, 100)
+    assert seen is None or bases(seen) == ([0, 1] if has_fired(second) else [0])
+    await second
+
+
+@ensureDeferred
+async def test_appends_in_flight_are_stored_in_the_order_of_the_calls(log: PartitionLog) -> None:
+    appends = [log.append([entry(n)]) for n in range(200)]
+    for one in appends:
+        await one
+    assert bases(await everything(log)) == list(range(200))
+
+
+@ensureDeferred
+async def test_many_logs_take_appends_at_once(store: Store) -> None:
+    await store.create_topic(topic("wide", partitions=50))
+    logs = [await store.log("wide", n) for n in range(50)]
+    appends = [log.append([entry(base, payload=b"%d" % n)]) for base in range(3) for n, log in enumerate(logs)]
+    for one in appends:
+        await one
+    for n, log in enumerate(logs):
+        assert plain(await log.read(0, 100)) == [(base, base, -1, b"%d" % n) for base in range(3)]
+
+
+@pytest.mark.parametrize("base", [0, 1, 3, 100])
+@ensureDeferred
+async def test_an_append_that_does_not_start_at_the_next_offset_is_refused(log: PartitionLog, base: int) -> None:
+    await log.append([entry(0, 2)])
+    with pytest.raises(OffsetOutOfRange):
+        await log.append([entry(base)])
+    assert (log.end_offset, log.next_offset) == (2, 2)
+    await log.append([entry(2)])
+
+
+@pytest.mark.parametrize("second", [entry(4), entry(2), entry(3, 0)], ids=["gap", "overlap", "backwards"])
+@ensureDeferred
+async def test_one_bad_entry_refuses_the_whole_append(log: PartitionLog, second: object) -> None:
+    with pytest.raises(OffsetOutOfRange):
+        await log.append([entry(0, 3), second])
+    assert (log.end_offset, log.next_offset, log.size) == (0, 0, 0)
+    assert await log.read(0, 100) == []
+
+
+@ensureDeferred
+async def test_an_empty_append_changes_nothing(log: PartitionLog) -> None:
+    await log.append([])
+    assert (log.end_offset, log.next_offset) == (0, 0)
+
+
+@ensureDeferred
+async def test_a_cancelled_append_is_stored_all_the_same(log: PartitionLog) -> None:
+    first = log.append([entry(0)])
+    assert isinstance(first, Deferred)
+    first.addErrback(lambda failure: failure.trap(CancelledError))
+    first.cancel()
+    await log.append([entry(1)])
+    assert bases(await log.read(0, 100)) == [0, 1]
+
+
+@ensureDeferred
+async def test_when_the_medium_fails_every_append_in_flight_fails_and_none_is_visible(log: PartitionLog, bench: Bench) -> None:
+    await log.append([entry(0)])
+    with bench.refusing_writes():
+        appends = [log.append([sized(1, 100_000)]), log.append([sized(log.next_offset, 100_000)])]
+        for one in appends:
+            with pytest.raises(StorageFailed):
+                await one
+        assert bases(await log.read(0, 1_000_000)) == [0]
+        assert log.end_offset == 1
+
+
+@ensureDeferred
+async def test_after_a_failure_the_log_goes_on_where_it_was_durable(log: PartitionLog, bench: Bench) -> None:
+    await log.append([entry(0)])
+    with bench.refusing_writes():
+        failing = [log.append([sized(log.next_offset, 100_000)]) for _ in range(3)]
+        for one in failing:
+            with pytest.raises(StorageFailed):
+                await one
+        assert log.next_offset == 1
+    await log.append([entry(1)])
+    assert bases(await log.read(0, 100)) == [0, 1]
+
+
+@ensureDeferred
+async def test_a_failure_does_not_stop_the_reading(log: PartitionLog, bench: Bench) -> None:
+    await log.append([entry(0, time=5)])
+    with bench.refusing_writes():
+        with pytest.raises(StorageFailed):
+            await log.append([sized(1, 100_000)])
+        assert bases(await log.read(0, 100)) == [0]
+        found = await log.entry_for_time(5)
+        assert found is not None
+        assert found.base_offset == 0
+
+
+@ensureDeferred
+async def test_nothing_of_a_failed_append_is_there_after_a_restart(log: PartitionLog, store: Store, bench: Bench) -> None:
+    await log.append([entry(0)])
+    with bench.refusing_writes(), pytest.raises(StorageFailed):
+        await log.append([sized(1, 100_000)])
+    await store.close()
+    again = bench.store()
+    await again.open()
+    reopened = await again.log("orders", 0)
+    assert reopened.end_offset == 1
+    assert bases(await reopened.read(0, 100)) == [0]
+    await again.close()

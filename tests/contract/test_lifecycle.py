@@ -1,0 +1,71 @@
+"""Opening and closing a store."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_twisted import ensureDeferred
+
+from storage.log import LogClosed, PartitionLog, Store, StoreInUse
+from tests.contract.benches import Bench
+from tests.contract.entries import bases, entry, everything, topic
+
+
+@ensureDeferred
+async def test_a_store_that_is_open_cannot_be_opened_twice(store: Store, bench: Bench) -> None:
+    with pytest.raises(StoreInUse):
+        await bench.store().open()
+    await store.create_topic(topic())
+
+
+@ensureDeferred
+async def test_a_closed_store_can_be_opened_again(store: Store, bench: Bench) -> None:
+    await store.close()
+    again = bench.store()
+    await again.open()
+    await again.close()
+
+
+@ensureDeferred
+async def test_closing_writes_what_is_queued_first(log: PartitionLog, store: Store, bench: Bench) -> None:
+    appends = [log.append([entry(n)]) for n in range(100)]
+    await store.close()
+    for one in appends:
+        await one
+    again = bench.store()
+    await again.open()
+    assert bases(await everything(await again.log("orders", 0))) == list(range(100))
+    await again.close()
+
+
+@ensureDeferred
+async def test_closing_twice_is_closing_once(store: Store) -> None:
+    await store.close()
+    await store.close()
+
+
+@ensureDeferred
+async def test_a_closed_store_refuses_everything(log: PartitionLog, store: Store) -> None:
+    table = await store.table("groups")
+    await store.close()
+    with pytest.raises(LogClosed):
+        await log.append([entry(0)])
+    with pytest.raises(LogClosed):
+        await log.read(0, 100)
+    with pytest.raises(LogClosed):
+        await table.items()
+    with pytest.raises(LogClosed):
+        await store.create_topic(topic("new"))
+    with pytest.raises(LogClosed):
+        await store.delete_topic("orders")
+    with pytest.raises(LogClosed):
+        await store.log("orders", 0)
+    with pytest.raises(LogClosed):
+        await store.table("groups")
+
+
+@ensureDeferred
+async def test_usage_names_at_least_one_place(store: Store) -> None:
+    for usage in store.usage():
+        assert usage.path
+        assert usage.usable_bytes <= usage.total_bytes or usage.total_bytes == -1
+    assert list(store.usage())

@@ -1,0 +1,95 @@
+"""Compaction's one step: a range of entries becomes other entries."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_twisted import ensureDeferred
+
+from storage.log import Entry, PartitionLog, StorageFailed, Store
+from tests.contract.benches import Bench
+from tests.contract.entries import bases, entry, everything, plain, sized, topic
+from tests.contract.waiting import settle
+
+
+@pytest.fixture
+def log(store: Store) -> PartitionLog:
+    """Five entries of 10 records and 100 bytes each, at 0 to 40."""
+    settle(store.create_topic(topic()))
+    made = settle(store.log("orders", 0))
+    settle(made.append([sized(base, 100, records=10) for base in range(0, 50, 10)]))
+    return made
+
+
+@ensureDeferred
+async def test_the_range_becomes_the_replacement(log: PartitionLog) -> None:
+    await log.replace(10, 39, [entry(12, 3, payload=b"new"), entry(30, 2, payload=b"newer")])
+    assert bases(await everything(log)) == [0, 12, 30, 40]
+    assert plain(await log.read(12, 5)) == [(12, 14, -1, b"new")]
+    assert (log.start_offset, log.end_offset, log.next_offset) == (0, 50, 50)
+    assert log.size == 208
+
+
+@ensureDeferred
+async def test_only_entries_wholly_within_the_range_go(log: PartitionLog) -> None:
+    await log.replace(5, 25, [])
+    assert bases(await everything(log)) == [0, 20, 30, 40]
+
+
+@ensureDeferred
+async def test_a_read_in_a_hole_goes_on_with_the_next_entry(log: PartitionLog) -> None:
+    await log.replace(10, 29, [])
+    assert [bases(await log.read(offset, 1)) for offset in (9, 10, 25, 30)] == [[0], [30], [30], [30]]
+
+
+@ensureDeferred
+async def test_the_end_stays_where_the_last_entry_went_away(log: PartitionLog) -> None:
+    await log.replace(30, 49, [])
+    assert (log.end_offset, log.next_offset, log.size) == (50, 50, 300)
+    assert await log.read(45, 100) == []
+    await log.append([entry(50)])
+    assert bases(await log.read(30, 100)) == [50]
+
+
+@pytest.mark.parametrize(
+    "rows", [[entry(9)], [entry(30, 11)], [entry(20), entry(15)], [entry(20, 5), entry(24)]], ids=["before", "after", "order", "overlap"]
+)
+@ensureDeferred
+async def test_a_replacement_outside_its_range_or_order_is_refused(log: PartitionLog, rows: list[Entry]) -> None:
+    with pytest.raises(ValueError):
+        await log.replace(10, 39, rows)
+    assert bases(await everything(log)) == [0, 10, 20, 30, 40]
+
+
+@ensureDeferred
+async def test_a_replacement_outlives_a_restart(log: PartitionLog, store: Store, bench: Bench) -> None:
+    await log.replace(0, 29, [entry(25, payload=b"rest")])
+    await log.replace(40, 49, [])
+    before, size = plain(await everything(log)), log.size
+    assert size == 104
+    await store.close()
+    again = bench.store()
+    await again.open()
+    reopened = await again.log("orders", 0)
+    assert plain(await everything(reopened)) == before
+    assert (reopened.start_offset, reopened.end_offset, reopened.next_offset, reopened.size) == (0, 50, 50, size)
+    await again.close()
+
+
+@ensureDeferred
+async def test_sizes_stay_true_when_a_compacted_log_is_cut(log: PartitionLog) -> None:
+    await log.replace(0, 29, [entry(5, payload=b"1234"), entry(25, payload=b"123456")])
+    await log.delete_before(20)
+    assert log.size == 206
+    await log.append([sized(50, 100)])
+    assert await log.retain(since=None, at_most_bytes=300) == 30
+    assert log.size == 300
+    await log.delete_before(51)
+    assert log.size == 0
+
+
+@ensureDeferred
+async def test_a_replacement_that_the_medium_refuses_changes_nothing(log: PartitionLog, bench: Bench) -> None:
+    with bench.refusing_writes(), pytest.raises(StorageFailed):
+        await log.replace(0, 29, [entry(25)])
+    assert bases(await everything(log)) == [0, 10, 20, 30, 40]
+    assert log.size == 500

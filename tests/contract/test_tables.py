@@ -1,0 +1,101 @@
+"""State tables: rows in key order, set and deleted together."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_twisted import ensureDeferred
+
+from storage.log import LogClosed, StorageFailed, Store
+from tests.contract.benches import Bench
+
+
+@ensureDeferred
+async def test_a_new_table_is_empty(store: Store) -> None:
+    assert await (await store.table("groups")).items() == []
+
+
+@ensureDeferred
+async def test_rows_come_in_key_order(store: Store) -> None:
+    table = await store.table("groups")
+    await table.put({b"b": b"2", b"a": b"1", b"\xff": b"4", b"ba": b"3"})
+    assert await table.items() == [(b"a", b"1"), (b"b", b"2"), (b"ba", b"3"), (b"\xff", b"4")]
+
+
+@ensureDeferred
+async def test_one_put_sets_and_deletes(store: Store) -> None:
+    table = await store.table("groups")
+    await table.put({b"a": b"1", b"b": b"2"})
+    await table.put({b"a": None, b"b": b"", b"c": b"3", b"never there": None})
+    assert await table.items() == [(b"b", b""), (b"c", b"3")]
+
+
+@ensureDeferred
+async def test_puts_in_flight_are_stored_in_the_order_of_the_calls(store: Store) -> None:
+    table = await store.table("groups")
+    puts = [table.put({b"k": b"%d" % n, b"only %d" % n: b""}) for n in range(50)]
+    for put in puts:
+        await put
+    rows = dict(await table.items())
+    assert rows[b"k"] == b"49"
+    assert len(rows) == 51
+
+
+@ensureDeferred
+async def test_tables_do_not_mix(store: Store) -> None:
+    one, two = await store.table("one"), await store.table("two")
+    await one.put({b"k": b"1"})
+    await two.put({b"k": b"2"})
+    assert await one.items() == [(b"k", b"1")]
+    assert await two.items() == [(b"k", b"2")]
+
+
+@ensureDeferred
+async def test_a_table_is_the_same_object_at_each_call(store: Store) -> None:
+    assert await store.table("groups") is await store.table("groups")
+
+
+@ensureDeferred
+async def test_keys_may_have_480_bytes_and_values_many(store: Store) -> None:
+    table = await store.table("groups")
+    await table.put({b"k" * 480: b"v" * 1_000_000})
+    assert await table.items() == [(b"k" * 480, b"v" * 1_000_000)]
+
+
+@pytest.mark.parametrize("key", [b"", b"k" * 481])
+@ensureDeferred
+async def test_a_key_of_the_wrong_length_refuses_the_whole_put(store: Store, key: bytes) -> None:
+    table = await store.table("groups")
+    with pytest.raises(ValueError):
+        await table.put({b"good": b"1", key: b"2"})
+    assert await table.items() == []
+
+
+@ensureDeferred
+async def test_rows_outlive_a_restart(store: Store, bench: Bench) -> None:
+    await (await store.table("one")).put({b"a": b"1", b"b": b"2"})
+    await (await store.table("two")).put({b"c": b"3"})
+    await store.close()
+    again = bench.store()
+    await again.open()
+    assert await (await again.table("one")).items() == [(b"a", b"1"), (b"b", b"2")]
+    assert await (await again.table("two")).items() == [(b"c", b"3")]
+    await again.close()
+
+
+@ensureDeferred
+async def test_a_put_that_the_medium_refuses_changes_no_row(store: Store, bench: Bench) -> None:
+    table = await store.table("groups")
+    await table.put({b"a": b"1"})
+    with bench.refusing_writes(), pytest.raises(StorageFailed):
+        await table.put({b"a": b"2", b"b": b"2"})
+    assert await table.items() == [(b"a", b"1")]
+    await table.put({b"a": b"3"})
+    assert await table.items() == [(b"a", b"3")]
+
+
+@ensureDeferred
+async def test_a_put_after_the_store_was_closed_is_refused(store: Store) -> None:
+    table = await store.table("groups")
+    await store.close()
+    with pytest.raises(LogClosed):
+        await table.put({b"a": b"1"})

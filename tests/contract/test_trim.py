@@ -1,0 +1,134 @@
+"""Deleting from the front: by offset, by time and by size."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_twisted import ensureDeferred
+
+from storage.log import OffsetOutOfRange, PartitionLog, StorageFailed, Store
+from tests.contract.benches import Bench
+from tests.contract.entries import bases, entry, everything, sized, topic
+from tests.contract.waiting import settle
+
+
+@pytest.fixture
+def log(store: Store) -> PartitionLog:
+    """Five entries of 10 records and 100 bytes each, at 0 to 40, with the times 10, 30, none, 20 and 50."""
+    settle(store.create_topic(topic()))
+    made = settle(store.log("orders", 0))
+    times = (10, 30, -1, 20, 50)
+    settle(made.append([sized(10 * n, 100, records=10, time=time) for n, time in enumerate(times)]))
+    return made
+
+
+async def reopened(store: Store, bench: Bench) -> tuple[Store, PartitionLog]:
+    await store.close()
+    again = bench.store()
+    await again.open()
+    return again, await again.log("orders", 0)
+
+
+@pytest.mark.parametrize(
+    ("offset", "left"),
+    [(0, [0, 10, 20, 30, 40]), (1, [0, 10, 20, 30, 40]), (9, [0, 10, 20, 30, 40]), (10, [10, 20, 30, 40]), (25, [20, 30, 40]), (50, [])],
+)
+@ensureDeferred
+async def test_what_lies_wholly_before_the_offset_goes(log: PartitionLog, offset: int, left: list[int]) -> None:
+    assert await log.delete_before(offset) == offset
+    assert log.start_offset == offset
+    assert bases(await everything(log)) == left
+    assert log.size == 100 * len(left)
+
+
+@ensureDeferred
+async def test_an_entry_that_straddles_the_new_start_is_read_whole(log: PartitionLog) -> None:
+    await log.delete_before(25)
+    assert bases(await log.read(25, 1)) == [20]
+    with pytest.raises(OffsetOutOfRange):
+        await log.read(24, 1)
+
+
+@ensureDeferred
+async def test_the_start_never_moves_down(log: PartitionLog) -> None:
+    await log.delete_before(25)
+    assert await log.delete_before(5) == 25
+    assert log.start_offset == 25
+
+
+@ensureDeferred
+async def test_deleting_beyond_the_end_is_refused(log: PartitionLog) -> None:
+    with pytest.raises(OffsetOutOfRange):
+        await log.delete_before(51)
+    assert log.start_offset == 0
+
+
+@pytest.mark.parametrize("offset", [25, 50])
+@ensureDeferred
+async def test_start_end_and_size_outlive_a_restart(log: PartitionLog, store: Store, bench: Bench, offset: int) -> None:
+    await log.delete_before(offset)
+    size = log.size
+    again, log = await reopened(store, bench)
+    assert (log.start_offset, log.end_offset, log.next_offset, log.size) == (offset, 50, 50, size)
+    await log.append([entry(50)])
+    assert bases(await everything(log)) == ([20, 30, 40, 50] if offset == 25 else [50])
+    await again.close()
+
+
+@pytest.mark.parametrize(("since", "start"), [(0, 0), (10, 0), (11, 10), (30, 10), (31, 40), (50, 40), (51, 50)])
+@ensureDeferred
+async def test_entries_before_the_first_that_is_young_enough_go(log: PartitionLog, since: int, start: int) -> None:
+    assert await log.retain(since=since, at_most_bytes=None) == start
+    assert (log.start_offset, log.size) == (start, 500 - 10 * start)
+
+
+@ensureDeferred
+async def test_entries_without_a_timestamp_count_as_old(store: Store) -> None:
+    await store.create_topic(topic("untimed"))
+    log = await store.log("untimed", 0)
+    await log.append([entry(0), entry(1), entry(2)])
+    assert await log.retain(since=1, at_most_bytes=None) == 3
+
+
+@pytest.mark.parametrize(("limit", "start"), [(1000, 0), (500, 0), (499, 0), (400, 10), (399, 10), (301, 10), (300, 20), (1, 40), (0, 50)])
+@ensureDeferred
+async def test_an_entry_goes_while_the_rest_still_fills_the_limit(log: PartitionLog, limit: int, start: int) -> None:
+    """The rule of Kafka's UnifiedLog for segments: what remains is the least that is not below the limit."""
+    assert await log.retain(since=None, at_most_bytes=limit) == start
+    assert (log.start_offset, log.size) == (start, 500 - 10 * start)
+
+
+@pytest.mark.parametrize(("since", "limit", "start"), [(11, 300, 20), (31, 300, 40), (None, None, 0)])
+@ensureDeferred
+async def test_the_stricter_of_both_limits_holds(log: PartitionLog, since: int | None, limit: int | None, start: int) -> None:
+    assert await log.retain(since=since, at_most_bytes=limit) == start
+
+
+@ensureDeferred
+async def test_retention_never_moves_the_start_down(log: PartitionLog) -> None:
+    await log.delete_before(35)
+    assert await log.retain(since=0, at_most_bytes=1000) == 35
+
+
+@ensureDeferred
+async def test_what_was_deleted_does_not_count_against_the_limit(log: PartitionLog) -> None:
+    await log.delete_before(20)
+    assert await log.retain(since=None, at_most_bytes=200) == 30
+
+
+@ensureDeferred
+async def test_an_emptied_log_goes_on_at_its_end(log: PartitionLog) -> None:
+    await log.delete_before(50)
+    assert await log.read(50, 100) == []
+    await log.append([entry(50, 5)])
+    assert bases(await everything(log)) == [50]
+    assert await log.delete_before(55) == 55
+    assert log.size == 0
+
+
+@ensureDeferred
+async def test_a_deletion_that_the_medium_refuses_changes_nothing(log: PartitionLog, bench: Bench) -> None:
+    with bench.refusing_writes(), pytest.raises(StorageFailed):
+        await log.delete_before(20)
+    assert log.start_offset == 0
+    assert bases(await log.read(0, 1)) == [0]
+    assert await log.delete_before(20) == 20

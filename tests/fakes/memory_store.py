@@ -1,0 +1,392 @@
+"""A store that keeps everything in memory: the double for tests of what stands on a store, held to the contract suite like any other.
+
+Every awaitable has fired when the call returns, unless the test asked for something else: `hold()` keeps writes in flight until `release()`,
+`refuse_writes` makes them fail as a full disk does. What survives a restart lives in a `Medium`: a second `MemoryStore` on the same one
+sees what the first one wrote.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from twisted.internet.defer import Deferred
+
+from storage.log import (
+    Entry,
+    LogClosed,
+    OffsetOutOfRange,
+    StorageFailed,
+    StoreInUse,
+    Topic,
+    TopicExists,
+    UnknownTopic,
+    Usage,
+)
+
+
+@dataclass(slots=True)
+class Rows:
+    """What a partition log leaves on its medium."""
+
+    start_offset: int = 0
+    end_offset: int = 0
+    entries: list[Entry] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Medium:
+    """The disk of a memory store; `held_by` is the open store, if any."""
+
+    topics: dict[str, Topic] = field(default_factory=dict)
+    logs: dict[tuple[str, int], Rows] = field(default_factory=dict)
+    tables: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
+    held_by: MemoryStore | None = None
+
+
+@dataclass(slots=True)
+class Write:
+    """One queued write: `apply` does it or raises."""
+
+    apply: Callable[[], None]
+    told: Deferred[None] = field(default_factory=Deferred)
+
+
+def base_offset(entry: Entry) -> int:
+    return entry.base_offset
+
+
+def last_offset(entry: Entry) -> int:
+    return entry.last_offset
+
+
+class MemoryLog:
+    """A partition log over `Rows`."""
+
+    leader_epoch = 0
+
+    def __init__(self, store: MemoryStore, rows: Rows) -> None:
+        self._store = store
+        self._rows = rows
+        self._next_offset = rows.end_offset
+        self._pending = 0
+        self._failing: StorageFailed | None = None
+        self._watchers: list[Callable[[], None]] = []
+        self._closed = False
+
+    @property
+    def start_offset(self) -> int:
+        return self._rows.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self._rows.end_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self._next_offset
+
+    @property
+    def size(self) -> int:
+        return sum(len(entry.payload) for entry in self._rows.entries)
+
+    def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
+        copies = [replace(entry, payload=bytes(entry.payload)) for entry in entries]
+        try:
+            self._check_open()
+            if self._failing:
+                raise self._failing
+            expected = self._next_offset
+            for entry in copies:
+                if entry.base_offset != expected or entry.last_offset < entry.base_offset:
+                    raise OffsetOutOfRange(f"an append must go on at offset {expected}, not at {entry.base_offset}")
+                expected = entry.last_offset + 1
+        except Exception as error:
+            return failed(error)
+        self._next_offset = expected
+        self._pending += 1
+        return self._store.write(lambda: self._apply(copies))
+
+    def _apply(self, entries: list[Entry]) -> None:
+        self._pending -= 1
+        try:
+            self._check_open()
+            if self._failing:
+                raise self._failing
+            self._store.check_medium()
+            if entries:
+                self._rows.entries.extend(entries)
+                self._rows.end_offset = entries[-1].last_offset + 1
+        except StorageFailed as error:
+            self._failing = error
+            raise
+        finally:
+            if self._pending == 0:
+                self._failing = None
+                self._next_offset = self._rows.end_offset
+        if entries:
+            self.changed()
+
+    def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
+        self._check_open()
+        self._check_readable(offset)
+        found: list[Entry] = []
+        room = max_bytes
+        for entry in self._rows.entries[bisect_left(self._rows.entries, offset, key=last_offset) :]:
+            room -= len(entry.payload)
+            if found and room < 0:
+                break
+            found.append(entry)
+        return found
+
+    async def read(self, offset: int, max_bytes: int) -> list[Entry]:
+        return self.read_resident(offset, max_bytes) or []
+
+    async def entry_for_time(self, timestamp: int) -> Entry | None:
+        self._check_open()
+        return next((entry for entry in self._rows.entries if entry.max_timestamp >= timestamp), None)
+
+    async def latest_by_time(self) -> Entry | None:
+        self._check_open()
+        latest = max(self._rows.entries, key=lambda entry: entry.max_timestamp, default=None)
+        return latest if latest and latest.max_timestamp >= 0 else None
+
+    def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
+        return (0, self.end_offset) if leader_epoch == 0 else (-1, -1)
+
+    async def delete_before(self, offset: int) -> int:
+        self._check_open()
+        if offset > self.end_offset:
+            raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self.end_offset}")
+        await self._store.write(lambda: self._move_start(offset))
+        return self.start_offset
+
+    async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
+        self._check_open()
+        kept = self._rows.entries
+        if since is not None:
+            kept = kept[next((n for n, entry in enumerate(kept) if entry.max_timestamp >= since), len(kept)) :]
+        if at_most_bytes is not None:
+            excess = sum(len(entry.payload) for entry in kept) - at_most_bytes
+            while kept and excess >= len(kept[0].payload):
+                excess -= len(kept[0].payload)
+                kept = kept[1:]
+        start = kept[0].base_offset if kept else self.end_offset
+        await self._store.write(lambda: self._move_start(start))
+        return self.start_offset
+
+    def _move_start(self, offset: int) -> None:
+        self._check_open()
+        self._store.check_medium()
+        if offset > self._rows.start_offset:
+            self._rows.start_offset = offset
+            del self._rows.entries[: bisect_left(self._rows.entries, offset, key=last_offset)]
+            self.changed()
+
+    async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
+        self._check_open()
+        check_replacement(first, last, entries)
+        copies = [replace(entry, payload=bytes(entry.payload)) for entry in entries]
+        await self._store.write(lambda: self._replace(first, last, copies))
+
+    def _replace(self, first: int, last: int, entries: list[Entry]) -> None:
+        self._check_open()
+        self._store.check_medium()
+        rows = self._rows.entries
+        begin, end = bisect_left(rows, first, key=base_offset), bisect_right(rows, last, key=last_offset)
+        rows[begin : max(begin, end)] = entries
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        self._watchers.append(on_change)
+
+    def unwatch(self, on_change: Callable[[], None]) -> None:
+        if on_change in self._watchers:
+            self._watchers.remove(on_change)
+
+    def changed(self) -> None:
+        for on_change in tuple(self._watchers):
+            on_change()
+
+    def shut(self) -> None:
+        self._closed = True
+        self.changed()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LogClosed("the log is closed: its topic was deleted or the store was closed")
+
+    def _check_readable(self, offset: int) -> None:
+        if not self.start_offset <= offset <= self.end_offset:
+            raise OffsetOutOfRange(f"offset {offset} is not within {self.start_offset} to {self.end_offset}")
+
+
+class MemoryTable:
+    """A state table over a dict."""
+
+    def __init__(self, store: MemoryStore, rows: dict[bytes, bytes]) -> None:
+        self._store = store
+        self._rows = rows
+
+    async def items(self) -> list[tuple[bytes, bytes]]:
+        self._store.check_open()
+        return sorted(self._rows.items())
+
+    def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
+        if not all(1 <= len(key) <= 480 for key in rows):
+            return failed(ValueError("a key has 1 to 480 bytes"))
+        if self._store.closed:
+            return failed(LogClosed("the store is closed"))
+        taken = dict(rows)
+        return self._store.write(lambda: self._put(taken))
+
+    def _put(self, rows: Mapping[bytes, bytes | None]) -> None:
+        self._store.check_medium()
+        for key, value in rows.items():
+            if value is None:
+                self._rows.pop(key, None)
+            else:
+                self._rows[key] = bytes(value)
+
+
+class MemoryStore:
+    """A `Store` on a `Medium`. `refuse_writes` stands for a full disk."""
+
+    def __init__(self, medium: Medium | None = None) -> None:
+        self.medium = medium or Medium()
+        self.refuse_writes = False
+        self.closed = True
+        self._held = False
+        self._queue: deque[Write] = deque()
+        self._logs: dict[tuple[str, int], MemoryLog] = {}
+        self._tables: dict[str, MemoryTable] = {}
+
+    def hold(self) -> None:
+        """Keep every write in flight from now on."""
+        self._held = True
+
+    def release(self) -> None:
+        """Do what was held, in order, and hold no more."""
+        self._held = False
+        while self._queue:
+            write = self._queue.popleft()
+            try:
+                write.apply()
+            except Exception as error:
+                write.told.errback(error)
+            else:
+                write.told.callback(None)
+
+    def write(self, apply: Callable[[], None]) -> Deferred[None]:
+        write = Write(apply)
+        self._queue.append(write)
+        if not self._held:
+            self.release()
+        return write.told
+
+    def check_medium(self) -> None:
+        if self.refuse_writes:
+            raise StorageFailed("the medium refuses writes: the test said so")
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise LogClosed("the store is closed")
+
+    async def open(self) -> None:
+        if self.medium.held_by:
+            raise StoreInUse("another store has this medium open: close that one first")
+        self.medium.held_by = self
+        self.closed = False
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self.release()
+        self.closed = True
+        self.medium.held_by = None
+        for log in self._logs.values():
+            log.shut()
+
+    @property
+    def topics(self) -> Mapping[str, Topic]:
+        return MappingProxyType(self.medium.topics)
+
+    async def create_topic(self, topic: Topic) -> None:
+        self.check_open()
+        check_topic(topic)
+        await self.write(lambda: self._create(topic))
+
+    def _create(self, topic: Topic) -> None:
+        if topic.name in self.medium.topics:
+            raise TopicExists(f"topic {topic.name} exists")
+        self.check_medium()
+        self.medium.topics[topic.name] = topic
+
+    async def alter_topic(self, topic: Topic) -> None:
+        self.check_open()
+        await self.write(lambda: self._alter(topic))
+
+    def _alter(self, topic: Topic) -> None:
+        standing = self._topic(topic.name)
+        if topic.partitions < standing.partitions or topic.topic_id != standing.topic_id:
+            raise ValueError(f"topic {topic.name} keeps its id and never has fewer than {standing.partitions} partitions")
+        self.check_medium()
+        self.medium.topics[topic.name] = topic
+
+    async def delete_topic(self, name: str) -> None:
+        self.check_open()
+        await self.write(lambda: self._delete(name))
+
+    def _delete(self, name: str) -> None:
+        topic = self._topic(name)
+        self.check_medium()
+        del self.medium.topics[name]
+        for partition in range(topic.partitions):
+            self.medium.logs.pop((name, partition), None)
+            log = self._logs.pop((name, partition), None)
+            if log:
+                log.shut()
+
+    async def log(self, topic: str, partition: int) -> MemoryLog:
+        self.check_open()
+        if not 0 <= partition < self._topic(topic).partitions:
+            raise UnknownTopic(f"topic {topic} has no partition {partition}")
+        key = (topic, partition)
+        if key not in self._logs:
+            self._logs[key] = MemoryLog(self, self.medium.logs.setdefault(key, Rows()))
+        return self._logs[key]
+
+    def _topic(self, name: str) -> Topic:
+        if name not in self.medium.topics:
+            raise UnknownTopic(f"no topic {name}")
+        return self.medium.topics[name]
+
+    async def table(self, name: str) -> MemoryTable:
+        self.check_open()
+        if name not in self._tables:
+            self._tables[name] = MemoryTable(self, self.medium.tables.setdefault(name, {}))
+        return self._tables[name]
+
+    def usage(self) -> Iterable[Usage]:
+        return [Usage("memory", -1, -1)]
+
+
+def check_topic(topic: Topic) -> None:
+    if len(topic.topic_id) != 16 or topic.partitions < 1:
+        raise ValueError(f"topic {topic.name}: the id has 16 bytes and there is at least one partition")
+
+
+def check_replacement(first: int, last: int, entries: Sequence[Entry]) -> None:
+    expected = first
+    for entry in entries:
+        if not expected <= entry.base_offset <= entry.last_offset <= last:
+            raise ValueError(f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}")
+        expected = entry.last_offset + 1
+
+
+def failed(error: Exception) -> Deferred[None]:
+    told: Deferred[None] = Deferred()
+    told.errback(error)
+    return told
