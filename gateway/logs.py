@@ -146,6 +146,8 @@ class _Writer(logging.Handler):
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
+        if self._stopping.is_set():
+            return
         self._stopping.set()
         with suppress(queue.Full):  # a full queue needs no waking
             self._queue.put_nowait(None)
@@ -182,7 +184,9 @@ class _Writer(logging.Handler):
             if self._queue.empty():
                 self._sink.flush()
         except (OSError, ValueError):  # the reader has gone, the disk is full, the file is closed
+            self.acquire()  # `emit` counts under the same lock
             self.dropped += 1
+            self.release()
 
 
 class _Text(logging.Formatter):

@@ -1,0 +1,229 @@
+"""Users in a file: one `name:$scrypt$ln=14,r=8,p=1$SALT$HASH` a line, written by `kopgate users`, read again when it changes.
+
+The hash is in the PHC string format; salt and hash are base64 without padding. `#` begins a comment line. The names are in Kafka's sense: what a
+client logs in with, and the principal `User:name`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import fcntl
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MAX_NAME_CHARS = 249
+RECHECK_SECONDS = 1.0
+"""How often a log-in looks whether the file changed."""
+
+_LINE = re.compile(r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]{1,128})\$([A-Za-z0-9+/]{22,128})\Z", re.ASCII)
+_MAX_MEMORY = 128 << 20
+
+
+class UsersFileError(Exception):
+    """The file cannot be used. The message names the file, the line and what to do, and no secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hash:
+    """A password as it is stored. `log_cost`, `block` and `lanes` are scrypt's ln, r and p."""
+
+    log_cost: int
+    block: int
+    lanes: int
+    salt: bytes = field(repr=False)
+    digest: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, password: str, log_cost: int = 14) -> Hash:
+        """A new hash, salted. The cost of 14 is 16 MiB and some 50 ms: Kafka clients log in at each connection, by the thousand after a restart."""
+        salt = secrets.token_bytes(16)
+        return cls(log_cost, 8, 1, salt, _scrypt(password, log_cost, 8, 1, salt, 32))
+
+    @classmethod
+    def parse(cls, text: str) -> Hash:
+        """The hash that `text` spells. Raises ValueError."""
+        match = _LINE.match(text)
+        if match is None:
+            raise ValueError("the hash is not $scrypt$ln=..,r=..,p=..$SALT$HASH")
+        log_cost, block, lanes = int(match[1]), int(match[2]), int(match[3])
+        is_a_cost = 1 <= log_cost < 16 * block and lanes >= 1  # RFC 7914, section 2
+        if not is_a_cost or 128 * block * lanes << log_cost > _MAX_MEMORY:
+            raise ValueError(f"ln={log_cost},r={block},p={lanes} is no scrypt cost, or asks for more than {_MAX_MEMORY >> 20} MiB")
+        return cls(log_cost, block, lanes, _unbase64(match[4]), _unbase64(match[5]))
+
+    def __str__(self) -> str:
+        return f"$scrypt$ln={self.log_cost},r={self.block},p={self.lanes}${_base64(self.salt)}${_base64(self.digest)}"
+
+    def matches(self, password: str) -> bool:
+        """Whether this is the hash of `password`, in constant time but for the hashing itself."""
+        digest = _scrypt(password, self.log_cost, self.block, self.lanes, self.salt, len(self.digest))
+        return hmac.compare_digest(digest, self.digest)
+
+    @property
+    def work(self) -> int:
+        return (self.block * self.lanes) << self.log_cost
+
+
+class Users:
+    """The users of a file, for log-ins from any thread. `clock` gives seconds; `on_problem` is told when a changed file cannot be used.
+
+    A changed file that cannot be used leaves the users as they were: a slip of the pen at night must not lock everybody out.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float], on_problem: Callable[[str], None]) -> None:
+        self._path = path
+        self._clock = clock
+        self._on_problem = on_problem
+        self._lock = threading.Lock()
+        self._stamp = _stamp(path)
+        self._hashes = read(path)
+        self._nobody = _decoy(self._hashes)
+        self._looked = clock()
+        if warning := open_to_others(path):
+            on_problem(warning)
+
+    def check(self, name: str, password: str, /) -> bool:
+        """Whether `name` has that password. Blocks while it hashes, for an unknown name as long as for a known one."""
+        with self._lock:
+            self._look_again()
+            known = self._hashes.get(name)
+            stored = known or self._nobody
+        return stored.matches(password) and known is not None
+
+    def _look_again(self) -> None:
+        now = self._clock()
+        if now - self._looked < RECHECK_SECONDS:
+            return
+        self._looked = now
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._hashes = read(self._path)
+        except UsersFileError as error:
+            self._on_problem(f"{error}; the users stay as they were")
+            return
+        self._nobody = _decoy(self._hashes)
+        if warning := open_to_others(self._path):
+            self._on_problem(warning)
+
+
+def read(path: Path) -> dict[str, Hash]:
+    """The users of the file, in its order. Raises UsersFileError."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise UsersFileError(f"{path}: {error.strerror}; make it with `kopgate users add NAME --file {path}`") from None
+    except UnicodeDecodeError:
+        raise UsersFileError(f"{path}: not UTF-8") from None
+    users: dict[str, Hash] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, rest = line.rstrip("\r").partition(":")
+        try:
+            check_name(name)
+            if name in users:
+                raise ValueError("the name is there twice")
+            users[name] = Hash.parse(rest)
+        except ValueError as error:
+            raise UsersFileError(f"{path}, line {number}: {error}") from None
+    return users
+
+
+@contextmanager
+def editing(path: Path) -> Iterator[dict[str, Hash]]:
+    """The users of the file (none where it is missing), written back on leaving: all or nothing, readable by the owner only.
+
+    A second editor waits until the first has left. Comments are not kept. Raises UsersFileError.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise UsersFileError(f"{path.parent}: {error.strerror}") from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        users = read(path) if path.exists() else {}
+        yield users
+        try:
+            _replace(path, users)
+            os.fsync(folder)
+        except OSError as error:
+            raise UsersFileError(f"{path}: {error.strerror}") from None
+    finally:
+        os.close(folder)
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError where `name` cannot be a user's."""
+    if not 0 < len(name) <= MAX_NAME_CHARS:
+        raise ValueError(f"a user's name has 1 to {MAX_NAME_CHARS} characters")
+    if ":" in name or name.startswith("#") or name != name.strip() or not name.isprintable():
+        raise ValueError("a user's name has no colon, no control character, no space at its ends and no # in front")
+
+
+def open_to_others(path: Path) -> str | None:
+    """A warning where others than its owner may read or change the file."""
+    try:
+        mode = path.stat().st_mode & 0o777
+    except OSError:
+        return None
+    return f"{path} is open to others (mode {mode:04o}); run chmod 600 {path}" if mode & 0o077 else None
+
+
+def _replace(path: Path, users: Mapping[str, Hash]) -> None:
+    path = path.resolve()  # a link stays one
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    try:
+        if path.exists():
+            with suppress(PermissionError):  # root who edits the gateway's file must not take it away
+                os.chown(temporary, path.stat().st_uid, path.stat().st_gid)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(f"{name}:{stored}\n" for name, stored in users.items())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _decoy(hashes: Mapping[str, Hash]) -> Hash:
+    """What an unknown name is checked against: as much work as the costliest user."""
+    most = max(hashes.values(), key=lambda stored: stored.work, default=Hash(14, 8, 1, b"", bytes(32)))
+    return Hash(most.log_cost, most.block, most.lanes, secrets.token_bytes(16), secrets.token_bytes(32))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _scrypt(password: str, log_cost: int, block: int, lanes: int, salt: bytes, size: int) -> bytes:
+    # OpenSSL counts a little more than the 128 * r * N of the algorithm.
+    return hashlib.scrypt(password.encode(), salt=salt, n=1 << log_cost, r=block, p=lanes, maxmem=2 * _MAX_MEMORY, dklen=size)
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode().rstrip("=")
+
+
+def _unbase64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except binascii.Error:
+        raise ValueError("salt or hash is not base64") from None

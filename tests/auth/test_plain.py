@@ -1,0 +1,140 @@
+"""PLAIN: RFC 4616 with Kafka's rules, against garbage too."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from auth.mechanism import AuthenticationBusy, AuthenticationFailed, Outcome, Principal
+from auth.plain import Plain
+
+
+class Known:
+    """Passwords in a dict; keeps what it was asked."""
+
+    def __init__(self, **users):
+        self.users = users
+        self.asked = []
+
+    def check(self, name, password):
+        self.asked.append(name)
+        return self.users.get(name) == password
+
+
+async def at_once(check):
+    return check()
+
+
+def log_in(token, passwords=None):
+    return asyncio.run(Plain(passwords or Known(alice="s3cret"), at_once, 10).begin().respond(token))
+
+
+def reason(token, passwords=None):
+    with pytest.raises(AuthenticationFailed) as caught:
+        log_in(token, passwords)
+    return caught.value.reason
+
+
+@pytest.mark.parametrize("token", [b"\0alice\0s3cret", b"alice\0alice\0s3cret"])
+def test_the_right_password_logs_in_with_an_empty_answer(token):
+    assert log_in(token) == Outcome(b"", Principal("User", "alice"))
+
+
+def test_names_and_passwords_are_utf_8():
+    assert log_in("\0Ærøskøbing\0пароль🔑".encode(), Known(Ærøskøbing="пароль🔑")).principal == Principal("User", "Ærøskøbing")
+
+
+def test_a_wrong_password_and_an_unknown_user_are_told_alike():
+    assert reason(b"\0alice\0wrong") == reason(b"\0bob\0s3cret")
+
+
+def test_an_unknown_user_is_checked_like_a_known_one():
+    passwords = Known(alice="s3cret")
+    reason(b"\0bob\0s3cret", passwords)
+    assert passwords.asked == ["bob"]
+
+
+@pytest.mark.parametrize(
+    ("token", "complaint"),
+    [
+        (b"", "three parts"),
+        (b"alice", "three parts"),
+        (b"alice\0s3cret", "three parts"),
+        (b"\0alice\0s3cret\0", "three parts"),
+        (b"\0\0s3cret", "user name is empty"),
+        (b"\0alice\0", "password is empty"),
+        (b"bob\0alice\0s3cret", "another user"),
+        (b"\0alice\0\xff", "not UTF-8"),
+        (b"\0alice\0\xc0\x80", "not UTF-8"),
+    ],
+)
+def test_a_token_out_of_shape_is_refused_before_any_check(token, complaint):
+    passwords = Known(alice="s3cret")
+    assert complaint in reason(token, passwords)
+    assert passwords.asked == []
+
+
+def test_no_reason_shows_what_the_peer_sent():
+    tokens = [b"s3cret", b"s3cret\0alice\0x", b"\0alice\0s3cret\0\xff", b"\0s3cret\0wrong"]
+    assert not any("s3cret" in reason(token, Known()) for token in tokens)
+
+
+@given(st.binary(max_size=300) | st.lists(st.text(max_size=20), max_size=5).map(lambda parts: "\0".join(parts).encode()))
+def test_any_bytes_log_in_or_fail(token):
+    try:
+        outcome = log_in(token)
+    except AuthenticationFailed:
+        return
+    assert outcome.principal == Principal("User", "alice")
+
+
+def test_an_exchange_takes_one_token():
+    exchange = Plain(Known(alice="s3cret"), at_once, 10).begin()
+    with pytest.raises(AuthenticationFailed):
+        asyncio.run(exchange.respond(b""))
+    with pytest.raises(AuthenticationFailed, match="over already"):
+        asyncio.run(exchange.respond(b"\0alice\0s3cret"))
+
+
+class Held:
+    """Runs nothing until told to; then everything."""
+
+    def __init__(self):
+        self.checks = []
+
+    def __call__(self, check):
+        self.checks.append(check)
+        return asyncio.get_running_loop().create_future()
+
+
+def test_no_more_checks_wait_than_the_limit_and_a_check_that_is_done_makes_room():
+    async def conversation():
+        held = Held()
+        plain = Plain(Known(), held, 2)
+        for _ in range(2):
+            task = asyncio.ensure_future(plain.begin().respond(b"\0alice\0s3cret"))
+            await asyncio.sleep(0)
+            task.cancel()  # the connection goes, the work does not
+        with pytest.raises(AuthenticationBusy):
+            await plain.begin().respond(b"\0alice\0s3cret")
+        held.checks[0]()
+        third = asyncio.ensure_future(plain.begin().respond(b"\0alice\0s3cret"))
+        await asyncio.sleep(0)
+        third.cancel()
+        return len(held.checks)
+
+    assert asyncio.run(conversation()) == 3
+
+
+def test_a_check_that_breaks_gives_its_place_back():
+    class Broken:
+        def check(self, name, password):
+            raise OSError
+
+    plain = Plain(Broken(), at_once, 1)
+    for _ in range(3):
+        with pytest.raises(OSError):
+            asyncio.run(plain.begin().respond(b"\0alice\0s3cret"))

@@ -1,0 +1,277 @@
+"""The users file: what is read, what is written, when it is read again."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import stat
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from auth import users
+from auth.users import Hash, Users, UsersFileError, editing
+
+# RFC 7914, section 12: scrypt (P="pleaseletmein", S="SodiumChloride", N=16384, r=8, p=1, dkLen=64).
+RFC_7914_DIGEST = bytes.fromhex(
+    "7023bdcb3afd7348461c06cd81fd38ebfda8fbba904f8e3ea9b543f6545da1f2d5432955613f0fcf62d49705242a9af9e61e85dc0d651e40dfcf017b45575887"
+)
+RFC_7914 = f"$scrypt$ln=14,r=8,p=1$U29kaXVtQ2hsb3JpZGU${base64.b64encode(RFC_7914_DIGEST).decode().rstrip('=')}"
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def quick(password):
+    return Hash.of(password, log_cost=1)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "users"
+    write(path, f"alice:{quick('s3cret')}\n")
+    return path
+
+
+def write(path, text):
+    path.write_text(text, "utf-8")
+    path.chmod(0o600)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def problems():
+    return []
+
+
+def test_the_vector_of_the_rfc_matches():
+    assert Hash.parse(RFC_7914).matches("pleaseletmein")
+    assert not Hash.parse(RFC_7914).matches("pleaseletmein ")
+
+
+def test_a_new_hash_is_what_hashlib_says_of_its_salt():
+    stored = Hash.of("s3cret")
+    assert stored.digest == hashlib.scrypt(b"s3cret", salt=stored.salt, n=16384, r=8, p=1, dklen=32)
+    assert len(stored.salt) == 16
+
+
+def test_two_hashes_of_one_password_differ():
+    assert str(quick("s3cret")) != str(quick("s3cret"))
+
+
+@given(password=st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
+def test_a_hash_is_read_as_it_was_written(password):
+    assert Hash.parse(str(quick(password))).matches(password)
+
+
+def test_a_hash_shows_neither_salt_nor_digest():
+    assert repr(Hash.parse(RFC_7914)) == "Hash(log_cost=14, block=8, lanes=1)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "s3cret",
+        "$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$" + "A" * 43,
+        "$scrypt$ln=14,r=8,p=1$c2FsdA$",
+        "$scrypt$ln=14,r=8,p=1$c2FsdA$" + "A" * 45,
+        "$scrypt$ln=0,r=8,p=1$c2FsdA$" + "A" * 43,
+        "$scrypt$ln=16,r=1,p=1$c2FsdA$" + "A" * 43,
+        "$scrypt$ln=14,r=8,p=0$c2FsdA$" + "A" * 43,
+        "$scrypt$ln=99,r=8,p=1$c2FsdA$" + "A" * 43,
+        "$scrypt$ln=18,r=8,p=1$c2FsdA$" + "A" * 43,
+        "$scrypt$ln=14,r=8,p=1$c2FsdA$" + "A" * 43 + "\n",
+    ],
+)
+def test_what_is_no_hash_is_refused(text):
+    with pytest.raises(ValueError):
+        Hash.parse(text)
+
+
+@given(
+    st.text(max_size=80)
+    | st.from_regex(r"\$scrypt\$ln=\d{1,2},r=\d{1,2},p=\d{1,2}\$[A-Za-z0-9+/]{1,9}\$[A-Za-z0-9+/]{22,30}", fullmatch=True)
+)
+def test_any_text_is_a_hash_within_the_memory_limit_or_a_value_error(text):
+    try:
+        stored = Hash.parse(text)
+    except ValueError:
+        return
+    assert 128 * stored.block * stored.lanes * 2**stored.log_cost <= 128 << 20
+
+
+def test_the_right_password_of_a_known_user_passes_and_nothing_else(path, clock, problems):
+    known = Users(path, clock, problems.append)
+    assert known.check("alice", "s3cret")
+    assert not known.check("alice", "wrong")
+    assert not known.check("bob", "s3cret")
+    assert problems == []
+
+
+def test_an_unknown_user_costs_as_much_as_the_costliest_known_one(path, clock, problems, monkeypatch):
+    write(path, f"alice:{Hash.of('a', log_cost=1)}\nbob:{Hash.of('b', log_cost=3)}\n")
+    known = Users(path, clock, problems.append)
+    costs = []
+    scrypt = hashlib.scrypt
+    monkeypatch.setattr(hashlib, "scrypt", lambda *args, **how: costs.append((how["n"], how["r"], how["p"])) or scrypt(*args, **how))
+    known.check("bob", "x")
+    known.check("nobody", "x")
+    assert costs == [(8, 8, 1), (8, 8, 1)]
+
+
+def test_an_empty_file_lets_nobody_in(path, clock, problems):
+    write(path, "# nobody yet\n\n")
+    assert not Users(path, clock, problems.append).check("alice", "s3cret")
+
+
+def test_a_changed_file_is_read_again_at_a_log_in_a_second_later(path, clock, problems):
+    known = Users(path, clock, problems.append)
+    write(path, f"alice:{quick('new')}\nbob:{quick('b0b')}\n")
+    clock.now = 0.9
+    assert known.check("alice", "s3cret")
+    clock.now = 1.0
+    assert known.check("alice", "new")
+    assert known.check("bob", "b0b")
+    assert not known.check("alice", "s3cret")
+
+
+@pytest.mark.parametrize("text", ["alice", "alice:s3cret\n"])
+def test_a_broken_change_is_told_once_and_leaves_the_users_as_they_were(path, clock, problems, text):
+    known = Users(path, clock, problems.append)
+    write(path, text)
+    for clock.now in (1.0, 2.0, 3.0):
+        assert known.check("alice", "s3cret")
+    (problem,) = problems
+    assert problem.startswith(f"{path}, line 1: ")
+    assert "s3cret" not in problem
+
+
+def test_a_file_that_vanishes_leaves_the_users_as_they_were_and_one_that_comes_back_is_read(path, clock, problems):
+    known = Users(path, clock, problems.append)
+    path.unlink()
+    clock.now = 1.0
+    assert known.check("alice", "s3cret")
+    assert len(problems) == 1
+    write(path, f"bob:{quick('b0b')}\n")
+    clock.now = 2.0
+    assert known.check("bob", "b0b")
+
+
+def test_many_threads_log_in_while_the_file_changes(path, clock, problems):
+    known = Users(path, clock, problems.append)
+    outcomes = []
+
+    def log_in():
+        outcomes.extend(known.check("alice", "s3cret") for _ in range(50))
+
+    threads = [threading.Thread(target=log_in) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        clock.now += 1.0
+        with editing(path) as found:
+            found["bob"] = quick("b0b")
+    for thread in threads:
+        thread.join()
+    assert outcomes == [True] * 200
+    assert problems == []
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
+def test_a_file_that_others_may_read_is_told(path, clock, problems, mode):
+    path.chmod(mode)
+    Users(path, clock, problems.append)
+    assert problems == [f"{path} is open to others (mode {mode:04o}); run chmod 600 {path}"]
+
+
+def test_a_missing_file_at_the_start_says_how_to_make_one(tmp_path, clock, problems):
+    with pytest.raises(UsersFileError, match="kopgate users add"):
+        Users(tmp_path / "none", clock, problems.append)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("# fine\nalice:x\n", "line 2: the hash is not"),
+        (":" + RFC_7914, "line 1: a user's name has 1 to 249"),
+        ("a\tb:" + RFC_7914, "line 1: a user's name has no colon"),
+        (f"a:{RFC_7914}\na:{RFC_7914}", "line 2: the name is there twice"),
+    ],
+)
+def test_a_broken_line_is_named_by_its_number(tmp_path, text, complaint):
+    path = tmp_path / "users"
+    write(path, text)
+    with pytest.raises(UsersFileError, match=complaint):
+        users.read(path)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    (tmp_path / "users").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsersFileError, match="not UTF-8"):
+        users.read(tmp_path / "users")
+
+
+def test_windows_line_ends_are_taken(tmp_path):
+    write(tmp_path / "users", f"alice:{RFC_7914}\r\n")
+    assert list(users.read(tmp_path / "users")) == ["alice"]
+
+
+def test_editing_makes_the_file_for_its_owner_only(tmp_path):
+    with editing(tmp_path / "users") as found:
+        found["alice"] = quick("s3cret")
+    assert stat.S_IMODE((tmp_path / "users").stat().st_mode) == 0o600
+    assert users.read(tmp_path / "users")["alice"].matches("s3cret")
+
+
+def test_an_edit_that_fails_leaves_the_file_and_no_other(path):
+    before = path.read_bytes()
+
+    def fail():
+        with editing(path) as found:
+            found.clear()
+            raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == ["users"]
+
+
+def test_an_edit_through_a_link_keeps_the_link(path, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with editing(link) as found:
+        del found["alice"]
+    assert link.is_symlink()
+    assert users.read(path) == {}
+
+
+def test_two_editors_lose_nothing(path):
+    def add(name):
+        with editing(path) as found:
+            found[name] = quick(name)
+
+    threads = [threading.Thread(target=add, args=(f"user{i}",)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(users.read(path)) == {"alice", *(f"user{i}" for i in range(8))}
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path):
+    with pytest.raises(UsersFileError, match="none"), editing(tmp_path / "none" / "users"):
+        pass

@@ -1,0 +1,64 @@
+"""Certificates for tests: an authority, and what it signs, as PEM files."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+DAY = datetime.timedelta(days=1)
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Tests"), x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A certificate and its key; `write` makes the two files."""
+
+    certificate: x509.Certificate
+    key: rsa.RSAPrivateKey
+
+    def write(self, folder: Path, name: str, password: bytes | None = None) -> tuple[Path, Path]:
+        certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
+        certificate.write_bytes(self.certificate.public_bytes(Encoding.PEM))
+        encryption = BestAvailableEncryption(password) if password else NoEncryption()
+        key.write_bytes(self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+        return certificate, key
+
+
+class Authority:
+    """Signs certificates for 127.0.0.1, ::1 and localhost, good for a day."""
+
+    def __init__(self, common_name: str = "Test Authority") -> None:
+        self._key = rsa.generate_private_key(65537, 2048)
+        self._name = _name(common_name)
+        constraints = x509.BasicConstraints(ca=True, path_length=0)
+        self.certificate = self._builder(self._name, self._key).add_extension(constraints, critical=True).sign(self._key, hashes.SHA256())
+
+    def write(self, folder: Path, name: str = "ca") -> Path:
+        path = folder / f"{name}.crt"
+        path.write_bytes(self.certificate.public_bytes(Encoding.PEM))
+        return path
+
+    def sign(self, common_name: str = "localhost") -> Signed:
+        key = rsa.generate_private_key(65537, 2048)
+        names = [x509.DNSName("localhost"), *(x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1"))]
+        builder = self._builder(_name(common_name), key).add_extension(x509.SubjectAlternativeName(names), critical=False)
+        return Signed(builder.sign(self._key, hashes.SHA256()), key)
+
+    def _builder(self, subject: x509.Name, key: rsa.RSAPrivateKey) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - DAY).not_valid_after(now + DAY)
+        return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False).add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+        )
