@@ -152,6 +152,12 @@ class Settings(BaseSettings):
         le=INT32_MAX,
         description="Largest request; beyond it the peer is no Kafka client, or a broken one. Kafka's default.",
     )
+    request_receive_timeout_ms: int = Field(
+        2 * MINUTE,
+        ge=1 * SECOND,
+        le=24 * HOUR,
+        description="A request that has begun to arrive must be whole by then, or its memory is held for nothing. 100 MiB at 1 MB/s arrive in time.",
+    )
     max_in_flight_bytes_per_connection: int = Field(
         16 * MIB,
         ge=1 * KIB,
