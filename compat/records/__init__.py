@@ -1,0 +1,36 @@
+"""Record sets of every format: message sets (magic 0 and 1) are checked, stamped, converted and read; batches (magic 2) converted and read.
+
+Pure functions over buffers: no I/O, no clock, nothing shared, any thread. Whatever the bytes, nothing but RecordsError is raised for them. The heavy
+loops run in a compiled kernel that releases the GIL where there is one (`KERNEL` is then "cython"), in plain Python elsewhere.
+"""
+
+from compat.records.down import down_convert
+from compat.records.errors import CorruptRecords, InvalidRecords, InvalidTimestamp, RecordsError, RecordsTooLarge, UnsupportedCodec
+from compat.records.layout import Codec
+from compat.records.limits import MAX_DECOMPRESSED_BYTES
+from compat.records.loops import KERNEL, KERNEL_REASON
+from compat.records.message_set import MessageSet, check_message_set, stamp_message_set
+from compat.records.reading import Record, cut, first_at_or_after, records
+from compat.records.up import up_convert
+
+__all__ = [
+    "KERNEL",
+    "KERNEL_REASON",
+    "MAX_DECOMPRESSED_BYTES",
+    "Codec",
+    "CorruptRecords",
+    "InvalidRecords",
+    "InvalidTimestamp",
+    "MessageSet",
+    "Record",
+    "RecordsError",
+    "RecordsTooLarge",
+    "UnsupportedCodec",
+    "check_message_set",
+    "cut",
+    "down_convert",
+    "first_at_or_after",
+    "records",
+    "stamp_message_set",
+    "up_convert",
+]

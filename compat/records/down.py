@@ -1,0 +1,74 @@
+"""Down-conversion: stored records for consumers that know only older formats.
+
+Follows Kafka 3.9's RecordsUtil.downConvert, except that zstd becomes gzip (Kafka refuses) and that whole units are converted: what lies before
+the fetch offset is cut off afterwards (`cut`), so that one conversion serves every consumer.
+"""
+
+from __future__ import annotations
+
+from compat.records import codecs, loops
+from compat.records.errors import CorruptRecords
+from compat.records.layout import BATCH_OVERHEAD, NO_TIMESTAMP, Buffer, Codec, magic_of, read_batch
+from compat.records.limits import MAX_DECOMPRESSED_BYTES
+from compat.records.wrappers import Budget, Wrapper, segments, wrap
+
+
+def down_convert(payload: Buffer, magic: int, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
+    """One stored unit (a magic-2 batch or a message set) as a message set of format `magic` (0 or 1).
+
+    Offsets, gaps among them, keys, null values, timestamps and their type stay; headers and producer ids go; a control batch or an empty one is
+    b"". The codec stays (zstd becomes gzip). A unit that is old enough already is returned as it is, unverified.
+    Raises CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge; ValueError for another `magic`.
+    """
+    if magic not in (0, 1):
+        raise ValueError(f"magic {magic} is no message set's")
+    stored = magic_of(payload)
+    if stored <= magic:
+        return bytes(payload)
+    if stored == 2:
+        return _from_batch(payload, magic, max_decompressed_bytes)
+    return _from_messages(payload, max_decompressed_bytes)
+
+
+def _from_batch(payload: Buffer, magic: int, limit: int) -> bytes:
+    batch = read_batch(payload)
+    if batch.is_control or not batch.count:
+        return b""
+    codec = batch.codec
+    content: Buffer = memoryview(payload)[BATCH_OVERHEAD:]
+    if codec:
+        content = codecs.decompress(codec, content, limit)
+    is_relative = bool(codec) and magic == 1
+    messages = loops.down_batch(
+        content, batch.count, batch.base_offset, batch.last_offset_delta, batch.base_timestamp, batch.append_time, magic, is_relative
+    )
+    if not codec:
+        return messages.content
+    return wrap(
+        Codec.GZIP if codec is Codec.ZSTD else codec,
+        messages.content,
+        magic=magic,
+        offset=messages.last_offset,
+        timestamp=messages.max_timestamp,
+        is_append_time=batch.append_time is not None,
+    )
+
+
+def _from_messages(payload: Buffer, limit: int) -> bytes:
+    """Magic 1 to magic 0."""
+    view = memoryview(payload)
+    parts: list[bytes] = []
+    last = -1
+    for segment in segments(payload, Budget(limit)):
+        if isinstance(segment, Wrapper):
+            messages = loops.down_messages(segment.inner, segment.shift)
+            parts.append(
+                wrap(segment.codec, messages.content, magic=0, offset=messages.last_offset, timestamp=NO_TIMESTAMP, is_append_time=False)
+            )
+        else:
+            messages = loops.down_messages(view[segment], 0)
+            parts.append(messages.content)
+        if messages.first_offset <= last:
+            raise CorruptRecords("the offsets of the message set do not ascend")
+        last = messages.last_offset
+    return b"".join(parts) if len(parts) != 1 else parts[0]

@@ -1,0 +1,180 @@
+"""The byte layout of message sets (magic 0 and 1) and record batches (magic 2): constants, headers, varints.
+
+Sources: the protocol guide's "Message sets" and "Record batch"; KIP-31 (relative offsets), KIP-32 (timestamps), KIP-98 (magic 2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+import crc32c
+
+from compat.records.errors import CorruptRecords, UnsupportedCodec
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC_AT = 16
+"""Where the magic byte is in every format: after offset (8), size (4), and CRC or leader epoch (4)."""
+
+LOG_OVERHEAD = 12
+"""Offset and size, which the size does not count."""
+
+CRC_AT = 12
+CRC_FROM = 16
+"""The CRC-32 of a message covers everything from its magic byte on."""
+
+SMALLEST = (14, 22)
+"""The least size of a message by magic: CRC, magic, attributes, (timestamp,) key and value length."""
+
+ATTRIBUTES_AT = 17
+TIMESTAMP_AT = 18
+
+KEY_AT = (18, 26)
+"""Where the key's length is, by magic."""
+
+MESSAGE_HEADER = Struct(">qiIBb")
+"""Offset, size, CRC, magic, attributes."""
+
+OFFSET = Struct(">q")
+LENGTH = Struct(">i")
+CRC = Struct(">I")
+
+CODEC_MASK = 0x07
+APPEND_TIME_BIT = 0x08
+TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
+
+NO_TIMESTAMP = -1
+CREATE_TIME = 0
+LOG_APPEND_TIME = 1
+
+BATCH_HEADER = Struct(">qiiBIhiqqqhii")
+BATCH_OVERHEAD = 61
+BATCH_CRC_AT = 17
+BATCH_CRC_FROM = 21
+"""The CRC-32C of a batch covers everything from its attributes on."""
+
+SMALLEST_RECORD = 7
+"""A magic-2 record is at least this long: seven varints or bytes of one byte each."""
+
+MAX_INT64 = (1 << 63) - 1
+MIN_INT64 = -(1 << 63)
+
+
+class Codec(IntEnum):
+    """The codecs by their number in the attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class Scan(NamedTuple):
+    """What `scan` found in a set whose every message is whole, of one magic, and bears the right CRC.
+
+    `messages` counts wrappers as one, `wrappers` counts only them. `largest` is the bytes of the greatest message with offset and size.
+    `max_timestamp` (-1: none) and `has_null_key` leave wrappers out. `is_ordinal`: the offsets are 0, 1, 2 ...; `has_append_time`: some
+    message, wrappers included, says LogAppendTime.
+    """
+
+    magic: int
+    messages: int
+    wrappers: int
+    largest: int
+    max_timestamp: int
+    last_offset: int
+    is_ordinal: bool
+    has_null_key: bool
+    has_append_time: bool
+
+
+class Converted(NamedTuple):
+    """Converted records, back to back, and what a header around them has to say. `max_timestamp` is -1 where there is none."""
+
+    content: bytes
+    records: int
+    first_offset: int
+    last_offset: int
+    max_timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The header of a magic-2 batch, its fields named as in the protocol guide."""
+
+    base_offset: int
+    leader_epoch: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    count: int
+
+    @property
+    def codec(self) -> Codec:
+        """Raises UnsupportedCodec."""
+        return codec_of(self.attributes)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def append_time(self) -> int | None:
+        """The timestamp of every record, where the topic says LogAppendTime."""
+        return self.max_timestamp if self.attributes & APPEND_TIME_BIT else None
+
+
+def codec_of(attributes: int) -> Codec:
+    """Raises UnsupportedCodec for the numbers that nobody has used yet."""
+    number = attributes & CODEC_MASK
+    if number > Codec.ZSTD:
+        raise UnsupportedCodec(f"codec {number} is unknown")
+    return Codec(number)
+
+
+def magic_of(payload: Buffer) -> int:
+    """The format of a stored unit: 0, 1 or 2. Raises CorruptRecords."""
+    if len(payload) <= MAGIC_AT:
+        raise CorruptRecords(f"{len(payload)} bytes are too short for any record set")
+    magic = payload[MAGIC_AT]
+    if magic > 2:
+        raise CorruptRecords(f"magic byte {magic} is unknown")
+    return magic
+
+
+def read_batch(payload: Buffer) -> Batch:
+    """The checked header of a payload that is exactly one magic-2 batch: length, magic and CRC-32C hold. Raises CorruptRecords."""
+    if len(payload) < BATCH_OVERHEAD:
+        raise CorruptRecords(f"{len(payload)} bytes are too short for a record batch")
+    base, size, epoch, magic, crc, attributes, last_delta, base_time, max_time, pid, pepoch, sequence, count = BATCH_HEADER.unpack_from(
+        payload
+    )
+    if magic != 2 or size + LOG_OVERHEAD != len(payload):
+        raise CorruptRecords(f"a record batch of {size + LOG_OVERHEAD} bytes does not fill {len(payload)}")
+    if crc32c.crc32c(memoryview(payload)[BATCH_CRC_FROM:]) != crc:
+        raise CorruptRecords("the checksum of the record batch does not match")
+    if base < 0 or last_delta < 0 or base > MAX_INT64 - last_delta or count < 0:
+        raise CorruptRecords("the record batch has an impossible offset or count")
+    return Batch(base, epoch, attributes, last_delta, base_time, max_time, pid, pepoch, sequence, count)
+
+
+def build_batch(batch: Batch, records: Buffer) -> bytes:
+    """`records` (compressed already where the attributes say so) under the header `batch`, with length and CRC-32C."""
+    whole = bytearray(BATCH_OVERHEAD + len(records))
+    size = len(whole) - LOG_OVERHEAD
+    BATCH_HEADER.pack_into(
+        whole, 0, batch.base_offset, size, batch.leader_epoch, 2, 0, batch.attributes, batch.last_offset_delta, batch.base_timestamp,
+        batch.max_timestamp, batch.producer_id, batch.producer_epoch, batch.base_sequence, batch.count,
+    )  # fmt: skip
+    whole[BATCH_OVERHEAD:] = records
+    CRC.pack_into(whole, BATCH_CRC_AT, crc32c.crc32c(memoryview(whole)[BATCH_CRC_FROM:]))
+    return bytes(whole)

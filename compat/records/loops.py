@@ -1,0 +1,38 @@
+"""The inner loops, from whichever implementation this machine has: `_kernel` (Cython) or `_pure`. They differ in speed alone."""
+
+from __future__ import annotations
+
+import os
+
+from compat.records import _pure
+
+KERNEL = "python"
+"""Which one runs: "cython" or "python"."""
+
+KERNEL_REASON = ""
+"""Why it is not the fast one; empty where it is. For the server to log once."""
+
+scan = _pure.scan
+plain_run = _pure.plain_run
+cut = _pure.cut
+stamp = _pure.stamp
+down_batch = _pure.down_batch
+down_messages = _pure.down_messages
+up_messages = _pure.up_messages
+
+if os.environ.get("KOPGATE_PURE_PYTHON", "") not in ("", "0"):
+    KERNEL_REASON = "KOPGATE_PURE_PYTHON is set"
+else:
+    try:
+        import compat.records._kernel as _kernel
+    except ImportError as error:
+        KERNEL_REASON = f"the compiled kernel is missing (was there a C compiler at installation?): {error}"
+    else:
+        KERNEL = "cython"
+        scan = _kernel.scan
+        plain_run = _kernel.plain_run
+        cut = _kernel.cut
+        stamp = _kernel.stamp
+        down_batch = _kernel.down_batch
+        down_messages = _kernel.down_messages
+        up_messages = _kernel.up_messages

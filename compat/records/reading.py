@@ -1,0 +1,131 @@
+"""Reading stored units of any format, record by record or only as far as an offset or a timestamp demands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from compat.records import codecs, loops
+from compat.records.layout import (
+    APPEND_TIME_BIT,
+    BATCH_OVERHEAD,
+    CREATE_TIME,
+    LOG_APPEND_TIME,
+    NO_TIMESTAMP,
+    Batch,
+    Buffer,
+    magic_of,
+    read_batch,
+)  # fmt: skip
+from compat.records.limits import MAX_DECOMPRESSED_BYTES
+from compat.records.walk import BatchRecord, read_sized, walk_messages, walk_records
+from compat.records.wrappers import Budget, Wrapper, segments
+
+NO_TIMESTAMP_TYPE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record. `timestamp` in ms, -1 where there is none; `timestamp_type` 0 (CreateTime), 1 (LogAppendTime) or -1 (magic 0).
+
+    Header names stay bytes: nothing obliges a producer to write UTF-8.
+    """
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[bytes, bytes | None], ...] = field(default=())
+    timestamp_type: int = CREATE_TIME
+
+
+def records(payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:
+    """Every record of one stored unit, in offset order, a control batch's markers too.
+
+    Raises, while it is read, CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge.
+    """
+    if magic_of(payload) == 2:
+        batch = read_batch(payload)
+        content = _content(payload, batch, max_decompressed_bytes)
+        timestamp_type = CREATE_TIME if batch.append_time is None else LOG_APPEND_TIME
+        for found in _walk(content, batch):
+            key = _part(content, found.key_at, found.key_size)
+            value = _part(content, found.value_at, found.value_size)
+            yield Record(found.offset, found.timestamp, key, value, _headers(content, found), timestamp_type)
+    else:
+        yield from _records_of_messages(payload, max_decompressed_bytes)
+
+
+def first_at_or_after(payload: Buffer, timestamp: int, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first record that is not older than `timestamp` (ms); None where there is none. Raises as `records` does."""
+    if magic_of(payload) == 2:
+        batch = read_batch(payload)
+        content = _content(payload, batch, max_decompressed_bytes)
+        for found in _walk(content, batch):
+            if found.timestamp >= timestamp:
+                return found.offset, found.timestamp
+        return None
+    for record in _records_of_messages(payload, max_decompressed_bytes):
+        if record.timestamp_type != NO_TIMESTAMP_TYPE and record.timestamp >= timestamp:
+            return record.offset, record.timestamp
+    return None
+
+
+def cut(payload: Buffer, offset: int, max_bytes: int) -> memoryview:
+    """The part of a stored or converted unit that answers a fetch: whole messages, from the one that contains `offset` on.
+
+    As many as fit in `max_bytes`, but at least one; empty where all lie before `offset`. A magic-2 batch is returned whole.
+    Raises CorruptRecords, InvalidRecords.
+    """
+    view = memoryview(payload)
+    if not len(view) or magic_of(view) == 2:
+        return view
+    start, end = loops.cut(view, offset, max_bytes)
+    return view[start:end]
+
+
+def _records_of_messages(payload: Buffer, limit: int) -> Iterator[Record]:
+    view = memoryview(payload)
+    for segment in segments(payload, Budget(limit)):
+        wrapper = segment if isinstance(segment, Wrapper) else None
+        messages: Buffer = view[segment] if isinstance(segment, slice) else segment.inner
+        shift = wrapper.shift if wrapper else 0
+        append_time = wrapper.append_time if wrapper else None
+        for message in walk_messages(messages, -1, is_inner=True):
+            if message.magic == 0:
+                timestamp, timestamp_type = NO_TIMESTAMP, NO_TIMESTAMP_TYPE
+            elif append_time is not None:
+                timestamp, timestamp_type = append_time, LOG_APPEND_TIME
+            else:
+                is_append_time = wrapper is None and message.attributes & APPEND_TIME_BIT
+                timestamp, timestamp_type = message.timestamp, LOG_APPEND_TIME if is_append_time else CREATE_TIME
+            key = _part(messages, message.key_at, message.key_size)
+            value = _part(messages, message.value_at, message.value_size)
+            yield Record(message.offset + shift, timestamp, key, value, (), timestamp_type)
+
+
+def _content(payload: Buffer, batch: Batch, limit: int) -> Buffer:
+    """The batch's records, uncompressed."""
+    content = memoryview(payload)[BATCH_OVERHEAD:]
+    return codecs.decompress(batch.codec, content, limit) if batch.codec else content
+
+
+def _walk(content: Buffer, batch: Batch) -> Iterator[BatchRecord]:
+    return walk_records(content, batch.count, batch.base_offset, batch.last_offset_delta, batch.base_timestamp, batch.append_time)
+
+
+def _part(content: Buffer, at: int, size: int) -> bytes | None:
+    return None if size < 0 else bytes(content[at : at + size])
+
+
+def _headers(content: Buffer, record: BatchRecord) -> tuple[tuple[bytes, bytes | None], ...]:
+    """The headers of a record that the walk has verified."""
+    headers: list[tuple[bytes, bytes | None]] = []
+    position = record.headers_at
+    for _ in range(record.header_count):
+        at, size = read_sized(content, position, len(content), 0)
+        name = bytes(content[at : at + size])
+        at, value_size = read_sized(content, at + size, len(content), 0)
+        headers.append((name, _part(content, at, value_size)))
+        position = at + max(value_size, 0)
+    return tuple(headers)

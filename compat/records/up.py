@@ -1,0 +1,130 @@
+"""Up-conversion: message sets of magic 0 and 1 as one magic-2 batch, for topics that are to hold one format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compat.records import codecs, loops
+from compat.records.errors import CorruptRecords, InvalidRecords
+from compat.records.layout import (
+    APPEND_TIME_BIT,
+    MAX_INT64,
+    NO_TIMESTAMP,
+    OFFSET,
+    TIMESTAMP_AT,
+    Batch,
+    Buffer,
+    Codec,
+    Converted,
+    build_batch,
+    magic_of,
+)  # fmt: skip
+from compat.records.limits import MAX_DECOMPRESSED_BYTES
+from compat.records.wrappers import Budget, Wrapper, segments
+
+_NO_PRODUCER = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Uncompressed messages with the offset shift and the timestamp that their wrapper, if any, gives them."""
+
+    messages: Buffer
+    shift: int
+    append_time: int | None
+
+
+def up_convert(
+    payload: Buffer,
+    *,
+    base_offset: int | None = None,
+    log_append_time: int | None = None,
+    leader_epoch: int = -1,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+) -> bytes:
+    """A message set (magic 0 or 1) as one magic-2 batch of the same codec, without producer id.
+
+    With a `base_offset` (a produced set) the records get the offsets from there on, whatever they bear; without (a stored set) they keep theirs,
+    gaps too. They keep their timestamps, -1 from magic 0 (as in Kafka's conversion), unless `log_append_time` (ms) replaces them all.
+    Raises CorruptRecords, InvalidRecords (an empty set; no room behind `base_offset`), UnsupportedCodec, RecordsTooLarge.
+    """
+    if not len(payload):
+        raise InvalidRecords("an empty message set makes no batch")
+    magic = magic_of(payload)
+    if magic > 1:
+        raise InvalidRecords("only a message set can be converted up")
+    codec, runs = _runs(payload, max_decompressed_bytes)
+    if base_offset is not None:
+        runs = _renumbered(runs, base_offset)
+    first = base_offset if base_offset is not None else _first_offset(runs[0])
+    first_timestamp = log_append_time if log_append_time is not None else _first_timestamp(runs[0], magic)
+    parts: list[Converted] = []
+    for run in runs:
+        append_time = run.append_time if log_append_time is None else log_append_time
+        part = loops.up_messages(run.messages, magic, run.shift, first, first_timestamp, append_time)
+        if parts and part.first_offset <= parts[-1].last_offset:
+            raise CorruptRecords("the offsets of the message set do not ascend")
+        parts.append(part)
+    is_append_time = log_append_time is not None or all(run.append_time is not None for run in runs)
+    content: Buffer = b"".join(part.content for part in parts)
+    batch = Batch(
+        base_offset=first,
+        leader_epoch=leader_epoch,
+        attributes=codec | (APPEND_TIME_BIT if is_append_time else 0),
+        last_offset_delta=parts[-1].last_offset - first,
+        base_timestamp=first_timestamp,
+        max_timestamp=max(part.max_timestamp for part in parts),
+        producer_id=_NO_PRODUCER,
+        producer_epoch=_NO_PRODUCER,
+        base_sequence=_NO_PRODUCER,
+        count=sum(part.records for part in parts),
+    )
+    return build_batch(batch, codecs.compress(codec, content, magic=2) if codec else content)
+
+
+def _runs(payload: Buffer, limit: int) -> tuple[Codec, list[_Run]]:
+    """The set's messages, decompressed, and the codec of the last wrapper."""
+    view = memoryview(payload)
+    codec = Codec.NONE
+    runs: list[_Run] = []
+    for segment in segments(payload, Budget(limit)):
+        if isinstance(segment, Wrapper):
+            codec = segment.codec
+            runs.append(_Run(segment.inner, segment.shift, segment.append_time))
+        else:
+            runs.append(_Run(view[segment], 0, _append_time(view[segment])))
+    return codec, runs
+
+
+def _append_time(messages: memoryview) -> int | None:
+    """The timestamp of a stored run if all its messages were stamped with it. Raises as `scan` does."""
+    found = loops.scan(messages, -1, True)
+    if not found.magic or not found.has_append_time:
+        return None
+    return found.max_timestamp
+
+
+def _renumbered(runs: list[_Run], base_offset: int) -> list[_Run]:
+    """The runs with offsets from `base_offset` on."""
+    if not 0 <= base_offset <= MAX_INT64 - sum(len(run.messages) for run in runs):
+        raise InvalidRecords(f"the records do not fit behind offset {base_offset}")
+    renumbered: list[_Run] = []
+    for run in runs:
+        messages = bytearray(run.messages)
+        base_offset += loops.stamp(messages, base_offset, None)
+        renumbered.append(_Run(messages, 0, run.append_time))
+    return renumbered
+
+
+def _first_offset(run: _Run) -> int:
+    offset: int = OFFSET.unpack_from(run.messages)[0] + run.shift
+    if offset < 0:
+        raise CorruptRecords("the first offset of the message set is negative")
+    return offset
+
+
+def _first_timestamp(run: _Run, magic: int) -> int:
+    if run.append_time is not None:
+        return run.append_time
+    timestamp: int = OFFSET.unpack_from(run.messages, TIMESTAMP_AT)[0] if magic else NO_TIMESTAMP
+    return timestamp

@@ -1,0 +1,138 @@
+"""Compressed messages: a message of magic 0 or 1 whose value is a compressed message set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from isal.isal_zlib import crc32
+
+from compat.records import codecs, loops
+from compat.records.errors import CorruptRecords, InvalidRecords, RecordsTooLarge, UnsupportedCodec
+from compat.records.layout import (
+    APPEND_TIME_BIT,
+    CRC,
+    CRC_AT,
+    CRC_FROM,
+    KEY_AT,
+    LENGTH,
+    LOG_OVERHEAD,
+    MAX_INT64,
+    MESSAGE_HEADER,
+    OFFSET,
+    SMALLEST,
+    TIMESTAMP_AT,
+    Buffer,
+    Codec,
+    Scan,
+    codec_of,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """A wrapper in a set: where it is, what its header says, and what was found in it. `timestamp` is -1 in magic 0."""
+
+    start: int
+    end: int
+    offset: int
+    magic: int
+    attributes: int
+    timestamp: int
+    value_at: int
+    inner: bytes = field(repr=False)
+    scan: Scan
+
+    @property
+    def codec(self) -> Codec:
+        return codec_of(self.attributes)
+
+    @property
+    def shift(self) -> int:
+        """What makes the inner offsets absolute: in magic 1 the wrapper bears the last one's (0: a librdkafka that did not know; KIP-31)."""
+        return self.offset - self.scan.last_offset if self.magic and self.offset else 0
+
+    @property
+    def append_time(self) -> int | None:
+        """The timestamp of every inner message, where the wrapper says LogAppendTime."""
+        return self.timestamp if self.magic and self.attributes & APPEND_TIME_BIT else None
+
+
+@dataclass(slots=True)
+class Budget:
+    """How many bytes may still be decompressed for one call."""
+
+    remaining: int
+
+    def take(self, size: int) -> None:
+        self.remaining -= size
+        if self.remaining < 0:
+            raise RecordsTooLarge("decompressed records exceed the limit")
+
+
+def segments(messages: Buffer, budget: Budget) -> Iterator[Wrapper | slice]:
+    """A set from front to back: each run of uncompressed messages as a slice, not yet verified; each wrapper opened and verified within.
+
+    Raises CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge.
+    """
+    view = memoryview(messages)
+    position = 0
+    while position < len(view):
+        end = loops.plain_run(view, position)
+        if end > position:
+            yield slice(position, end)
+        if end < len(view):
+            wrapper = _open(view, end, budget)
+            yield wrapper
+            end = wrapper.end
+        position = end
+
+
+def wrap(codec: Codec, inner: Buffer, *, magic: int, offset: int, timestamp: int, is_append_time: bool) -> bytes:
+    """One message of format `magic` around `inner`, compressed. `offset` is that of the last inner message, absolute."""
+    value = codecs.compress(codec, inner, magic=magic)
+    attributes = codec | (APPEND_TIME_BIT if is_append_time and magic else 0)
+    head = bytearray(MESSAGE_HEADER.pack(offset, SMALLEST[magic] + len(value), 0, magic, attributes))
+    if magic:
+        head += OFFSET.pack(timestamp)
+    head += LENGTH.pack(-1)
+    head += LENGTH.pack(len(value))
+    CRC.pack_into(head, CRC_AT, crc32(value, crc32(memoryview(head)[CRC_FROM:])))
+    return b"".join((head, value))
+
+
+def _open(view: memoryview, start: int, budget: Budget) -> Wrapper:
+    offset, size, crc, magic, attributes = MESSAGE_HEADER.unpack_from(view, start)
+    end = start + LOG_OVERHEAD + size
+    if crc32(view[start + CRC_FROM : end]) != crc:
+        raise CorruptRecords(f"record at byte {start}: the checksum does not match")
+    codec = codec_of(attributes)
+    if codec > Codec.LZ4:
+        raise UnsupportedCodec(f"record at byte {start}: magic {magic} has no {codec.name.lower()}")
+    value_at = _value_at(view, start, end, magic)
+    inner = codecs.decompress(codec, view[value_at:end], budget.remaining)
+    budget.take(len(inner))
+    found = loops.scan(inner, magic, True)
+    if not found.messages:
+        raise InvalidRecords(f"record at byte {start}: the compressed set is empty")
+    timestamp = OFFSET.unpack_from(view, start + TIMESTAMP_AT)[0] if magic else -1
+    wrapper = Wrapper(start, end, offset, magic, attributes, timestamp, value_at, inner, found)
+    if not -MAX_INT64 <= wrapper.shift <= MAX_INT64:
+        raise CorruptRecords(f"record at byte {start}: the offset is out of range")
+    return wrapper
+
+
+def _value_at(view: memoryview, start: int, end: int, magic: int) -> int:
+    """Where the value of the message begins (it ends with the message), whose size and magic are known to be right."""
+    at: int = start + KEY_AT[magic]
+    (key_size,) = LENGTH.unpack_from(view, at)
+    at += LENGTH.size + max(key_size, 0)
+    if key_size < -1 or at > end - LENGTH.size:
+        raise CorruptRecords(f"record at byte {start}: the key does not fit")
+    (value_size,) = LENGTH.unpack_from(view, at)
+    if value_size < 0:
+        raise InvalidRecords(f"record at byte {start}: a compressed message without a value")
+    at += LENGTH.size
+    if at + value_size != end:
+        raise CorruptRecords(f"record at byte {start}: the value does not fit")
+    return at

@@ -1,0 +1,111 @@
+import gzip
+import tracemalloc
+import zlib
+from struct import pack
+
+import cramjam
+import lz4.frame
+import pytest
+import zstandard
+from aiokafka.codec import gzip_decode, gzip_encode, lz4_decode, lz4_encode, snappy_decode, snappy_encode, zstd_decode, zstd_encode
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compat.records import Codec, CorruptRecords, RecordsTooLarge, UnsupportedCodec
+from compat.records.codecs import compress, decompress
+from tests.compat.records.strategies import prop
+
+COMPRESSING = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
+PEER = {
+    Codec.GZIP: (gzip_encode, gzip_decode),
+    Codec.SNAPPY: (snappy_encode, snappy_decode),
+    Codec.LZ4: (lz4_encode, lz4_decode),
+    Codec.ZSTD: (zstd_encode, zstd_decode),
+}
+contents = st.binary(max_size=300) | st.binary(min_size=1, max_size=4).map(lambda part: part * 30_000)
+
+
+@prop
+@given(st.sampled_from(COMPRESSING), contents.filter(len))
+def test_a_peer_reads_what_is_written(codec, content):
+    assert PEER[codec][1](compress(codec, content, magic=2)) == content
+
+
+@prop
+@given(st.sampled_from(COMPRESSING), contents.filter(len))
+def test_what_a_peer_writes_is_read(codec, content):
+    assert decompress(codec, PEER[codec][0](content), len(content)) == content
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_the_limit_is_exact(codec):
+    written = compress(codec, b"ab" * 50_000, magic=2)
+    assert decompress(codec, written, 100_000) == b"ab" * 50_000
+    with pytest.raises(RecordsTooLarge):
+        decompress(codec, written, 99_999)
+
+
+BOMBS = {
+    Codec.GZIP: gzip.compress(b"\0" * 200_000_000, 9),
+    Codec.SNAPPY: cramjam.snappy.compress_raw(b"\0" * 50_000_000),
+    Codec.LZ4: lz4.frame.compress(b"\0" * 200_000_000, store_size=True),
+    Codec.ZSTD: zstandard.compress(b"\0" * 200_000_000),
+}
+
+
+@pytest.mark.parametrize("codec", COMPRESSING)
+def test_a_bomb_is_refused_before_it_is_inflated(codec):
+    tracemalloc.start()
+    try:
+        with pytest.raises(RecordsTooLarge):
+            decompress(codec, bytes(BOMBS[codec]), 1_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000 + 2 * len(BOMBS[codec])
+    finally:
+        tracemalloc.stop()
+
+
+def test_raw_snappy_is_read_too():
+    assert decompress(Codec.SNAPPY, cramjam.snappy.compress_raw(b"abc" * 100), 1000) == b"abc" * 100
+
+
+def test_all_members_of_a_gzip_stream_are_read_and_what_follows_is_ignored():
+    assert decompress(Codec.GZIP, gzip.compress(b"one ") + gzip.compress(b"two") + b"\0\0", 100) == b"one two"
+
+
+def test_a_gzip_stream_of_very_many_members_is_refused():
+    with pytest.raises(CorruptRecords):
+        decompress(Codec.GZIP, gzip.compress(b"") * 10_000, 100)
+
+
+def test_bytes_behind_the_end_of_an_lz4_frame_are_ignored():
+    assert decompress(Codec.LZ4, lz4.frame.compress(b"one") + b"junk", 100) == b"one"
+
+
+@pytest.mark.parametrize(
+    ("codec", "content"),
+    [
+        pytest.param(Codec.GZIP, gzip.compress(b"abc" * 100)[:-4], id="gzip cut short"),
+        pytest.param(Codec.GZIP, gzip.compress(b"abc" * 100)[:-8] + b"\0" * 8, id="gzip checksum"),
+        pytest.param(Codec.GZIP, zlib.compress(b"abc"), id="zlib is not gzip"),
+        pytest.param(Codec.GZIP, b"", id="gzip of nothing"),
+        pytest.param(Codec.SNAPPY, b"", id="snappy of nothing"),
+        pytest.param(Codec.SNAPPY, b"\x82SNAPPY\x00\0\0", id="xerial header cut short"),
+        pytest.param(Codec.SNAPPY, b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1\0\0", id="xerial length cut short"),
+        pytest.param(Codec.SNAPPY, b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1" + pack(">i", 50) + b"abc", id="xerial block cut short"),
+        pytest.param(Codec.SNAPPY, b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1" + pack(">i", -1), id="xerial block of negative length"),
+        pytest.param(Codec.SNAPPY, b"\xff\xff\xff\xff\x0f" + b"a" * 20, id="snappy claims 4 GiB"),
+        pytest.param(Codec.LZ4, b"", id="lz4 of nothing"),
+        pytest.param(Codec.LZ4, lz4.frame.compress(b"abc" * 100)[:-4], id="lz4 without end mark"),
+        pytest.param(Codec.ZSTD, b"junk", id="zstd junk"),
+    ],
+)
+def test_damage_is_refused(codec, content):
+    with pytest.raises(CorruptRecords):
+        decompress(codec, content, 10_000_000)
+
+
+def test_no_codec_compresses_nothing():
+    with pytest.raises(UnsupportedCodec):
+        compress(Codec.NONE, b"", magic=1)
+    with pytest.raises(UnsupportedCodec):
+        decompress(Codec.NONE, b"", 1)
