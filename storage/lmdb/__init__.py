@@ -1,0 +1,6 @@
+"""The embedded store: topics, partition logs and tables in one LMDB file, written by one thread, synced before anything is acknowledged."""
+
+from storage.lmdb.settings import LmdbSettings
+from storage.lmdb.store import LmdbStore
+
+__all__ = ["LmdbSettings", "LmdbStore"]

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from twisted.internet import reactor
+
+from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import Store
 from tests.fakes.memory_store import Medium, MemoryStore
 
@@ -50,12 +53,37 @@ class MemoryBench:
             store.refuse_writes = False
 
 
-BENCHES = {"memory": MemoryBench}
+class LmdbBench:
+    settings = LmdbSettings()
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / "store"
+        self.spec: str | None = f"lmdb:{self._directory}"
+
+    def store(self) -> Store:
+        return LmdbStore(self._directory, reactor=reactor, settings=self.settings)
+
+    @contextmanager
+    def refusing_writes(self) -> Iterator[None]:
+        with no_file_may_grow():
+            yield
+
+
+class NarrowLmdbBench(LmdbBench):
+    """Limits so low that every read goes to the file, the map grows, and bursts and deletions go in many steps."""
+
+    settings = LmdbSettings(map_bytes=1, tail_bytes=0, burst_bytes=20_000, burst_operations=3, freeing_entries=2, readers=1)
+
+
+BENCHES = {"lmdb": LmdbBench, "lmdb-narrow": NarrowLmdbBench, "memory": MemoryBench}
 
 
 def store_from(spec: str) -> Store:
     """The store that a bench's `spec` names, for another process; it runs on this process's reactor."""
-    raise ValueError(f"no store {spec}")
+    kind, _, directory = spec.partition(":")
+    if kind != "lmdb":
+        raise ValueError(f"no store {spec}")
+    return LmdbStore(Path(directory), reactor=reactor)
 
 
 @contextmanager

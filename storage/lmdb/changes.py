@@ -1,0 +1,168 @@
+"""The writes that are not appends, each a function of a burst; they run in the writer's thread.
+
+They refuse with a StorageError or ValueError before they write anything, and may be run again in another burst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from storage.lmdb.burst import Burst, Durable
+from storage.lmdb.layout import EVERY_OFFSET, LOG_ROW, PLACE, SLOT, U32, U64, LogRow, Slot, TopicRow, decode_topic, encode_topic, slot_of
+from storage.lmdb.queries import last_slot, log_row, slot_at, slots_from
+from storage.log import Entry, OffsetOutOfRange, Topic, TopicExists, UnknownTopic
+
+
+def open_log(burst: Burst, topic: str, partition: int) -> Durable:
+    """The log as it lies on disk. Raises UnknownTopic."""
+    log_ids = find_topic(burst, topic).log_ids
+    if not 0 <= partition < len(log_ids):
+        raise UnknownTopic(f"topic {topic} has no partition {partition}")
+    log_id = log_ids[partition]
+    row = log_row(burst.txn, burst.databases["logs"], log_id)
+    with burst.txn.cursor(db=burst.databases["entries"]) as cursor:
+        last = last_slot(cursor, log_id)
+        first = slot_at(cursor, log_id, row.start_offset)
+    if last and last.last_offset >= row.end_offset:
+        end, running, position = last.last_offset + 1, last.running_timestamp, last.position
+    else:
+        end, running, position = row.end_offset, row.running_timestamp, row.position
+    size = position - (first.position - first.size) - row.shrunk if first else 0
+    log = Durable(log_id, row.start_offset, end, running, position, size)
+    burst.add_log(log)
+    return log
+
+
+def move_start(burst: Burst, log_id: int, offset: int) -> tuple[int, int]:
+    """Move the start up to `offset`; the new start and size. Raises OffsetOutOfRange, LogClosed."""
+    log = burst.log(log_id)
+    if offset > log.end_offset:
+        raise OffsetOutOfRange(f"offset {offset} is beyond the end, {log.end_offset}")
+    if offset > log.start_offset:
+        row = log_row(burst.txn, burst.databases["logs"], log_id)
+        with burst.txn.cursor(db=burst.databases["entries"]) as cursor:
+            first = slot_at(cursor, log_id, offset)
+            log.size = size_from(cursor, log, first, offset, row.compacted_to)
+        log.start_offset = offset
+        put_row(burst, log, first, row.compacted_to)
+        burst.free(log_id, offset)
+    return log.start_offset, log.size
+
+
+def size_from(cursor: Any, log: Durable, first: Slot | None, offset: int, compacted_to: int) -> int:
+    """The bytes from `first`, the entry at `offset`, to the end of the log."""
+    if first is None:
+        return 0
+    if offset >= compacted_to:
+        return log.position - (first.position - first.size)
+    gone = slots_from(cursor, log.log_id, log.start_offset, offset)
+    return log.size - sum(slot.size for slot in gone if slot.last_offset < offset)
+
+
+def put_row(burst: Burst, log: Durable, first: Slot | None, compacted_to: int) -> None:
+    shrunk = log.position - (first.position - first.size) - log.size if first else 0
+    row = LogRow(log.start_offset, log.end_offset, log.running_timestamp, log.position, shrunk, compacted_to)
+    burst.txn.put(U64.pack(log.log_id), LOG_ROW.pack(*row), db=burst.databases["logs"])
+
+
+def replace_entries(burst: Burst, log_id: int, first: int, last: int, entries: Sequence[Entry]) -> int:
+    """`PartitionLog.replace`; the new size. Raises ValueError, LogClosed."""
+    log = burst.log(log_id)
+    row = log_row(burst.txn, burst.databases["logs"], log_id)
+    with burst.txn.cursor(db=burst.databases["entries"]) as cursor:
+        gone = [slot for slot in slots_from(cursor, log_id, first, last + 1) if first <= slot.base_offset and slot.last_offset <= last]
+        following = slot_at(cursor, log_id, last + 1)
+        latest = following.running_timestamp if following else log.running_timestamp
+        if any(entry.max_timestamp > latest for entry in entries):
+            raise ValueError(f"a replacement bears a later timestamp than what it replaces, {latest}")
+        running, position = sums_before(cursor, log_id, first)
+        for slot in gone:
+            burst.txn.delete(SLOT.pack(*slot), db=burst.databases["entries"])
+            log.size -= slot.size
+        for entry in entries:
+            size = len(entry.payload)
+            position += size
+            running = max(running, entry.max_timestamp)
+            slot = Slot(log_id, entry.base_offset, entry.last_offset, entry.max_timestamp, running, position, size)
+            cursor.put(SLOT.pack(*slot), entry.payload)
+            log.size += size
+        start = slot_at(cursor, log_id, log.start_offset)
+    put_row(burst, log, start, max(row.compacted_to, last + 1))
+    return log.size
+
+
+def sums_before(cursor: Any, log_id: int, offset: int) -> tuple[int, int]:
+    """The running timestamp and position of the last entry that begins before `offset`."""
+    if cursor.prev() if cursor.set_range(PLACE.pack(log_id, offset)) else cursor.last():
+        slot = slot_of(cursor.key())
+        if slot.log_id == log_id:
+            return slot.running_timestamp, slot.position
+    return -1, 0
+
+
+def create_topic(burst: Burst, topic: Topic) -> TopicRow:
+    """Raises TopicExists."""
+    name = topic.name.encode()
+    if burst.txn.get(name, db=burst.databases["topics"]) is not None:
+        raise TopicExists(f"topic {topic.name} exists")
+    row = TopicRow(topic, new_ids(burst, b"next_log_id", topic.partitions))
+    burst.txn.put(name, encode_topic(row), db=burst.databases["topics"])
+    return row
+
+
+def alter_topic(burst: Burst, topic: Topic) -> TopicRow:
+    """Raises UnknownTopic, ValueError."""
+    standing = find_topic(burst, topic.name)
+    more = topic.partitions - standing.topic.partitions
+    if more < 0 or topic.topic_id != standing.topic.topic_id:
+        raise ValueError(f"topic {topic.name} keeps its id and never has fewer than {standing.topic.partitions} partitions")
+    row = TopicRow(topic, standing.log_ids + new_ids(burst, b"next_log_id", more))
+    burst.txn.put(topic.name.encode(), encode_topic(row), db=burst.databases["topics"])
+    return row
+
+
+def delete_topic(burst: Burst, name: str) -> None:
+    """The topic, its logs' rows, and a note to free their entries. Raises UnknownTopic."""
+    row = find_topic(burst, name)
+    burst.txn.delete(name.encode(), db=burst.databases["topics"])
+    for log_id in row.log_ids:
+        burst.txn.delete(U64.pack(log_id), db=burst.databases["logs"])
+        burst.close_log(log_id)
+        burst.free(log_id, EVERY_OFFSET)
+
+
+def find_topic(burst: Burst, name: str) -> TopicRow:
+    value = burst.txn.get(name.encode(), db=burst.databases["topics"])
+    if value is None:
+        raise UnknownTopic(f"no topic {name}")
+    return decode_topic(name, value)
+
+
+def open_table(burst: Burst, name: str) -> int:
+    """The id of the table of that name, given to it now where it is new."""
+    names = burst.databases["table_names"]
+    value = burst.txn.get(name.encode(), db=names)
+    if value is not None:
+        return int(U32.unpack(value)[0])
+    (table_id,) = new_ids(burst, b"next_table_id", 1)
+    burst.txn.put(name.encode(), U32.pack(table_id), db=names)
+    return table_id
+
+
+def put_rows(burst: Burst, table_id: int, rows: Mapping[bytes, bytes | None]) -> None:
+    tables, prefix = burst.databases["tables"], U32.pack(table_id)
+    for key, value in rows.items():
+        if value is None:
+            burst.txn.delete(prefix + key, db=tables)
+        else:
+            burst.txn.put(prefix + key, value, db=tables)
+
+
+def new_ids(burst: Burst, counter: bytes, count: int) -> tuple[int, ...]:
+    """Ids that were never given out before."""
+    meta = burst.databases["meta"]
+    value = burst.txn.get(counter, db=meta)
+    first = int(U64.unpack(value)[0]) if value else 1
+    burst.txn.put(counter, U64.pack(first + count), db=meta)
+    return tuple(range(first, first + count))

@@ -1,0 +1,216 @@
+"""A partition log in LMDB, as the reactor sees it: offsets, the queue of its appends, who watches it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred
+
+from storage.lmdb import changes, queries
+from storage.lmdb.burst import Append, Burst, Durable, Task
+from storage.lmdb.layout import Slot
+from storage.lmdb.tail import Run
+from storage.log import Entry, LogClosed, OffsetOutOfRange, StorageFailed
+
+if TYPE_CHECKING:
+    from storage.lmdb.store import LmdbStore
+
+logger = logging.getLogger(__name__)
+
+
+class LmdbLog:
+    """A `PartitionLog`. One process writes an LMDB store, so there is one epoch, 0."""
+
+    leader_epoch = 0
+
+    def __init__(self, store: LmdbStore, durable: Durable) -> None:
+        self._store = store
+        self._log_id = durable.log_id
+        self._start_offset = durable.start_offset
+        self._end_offset = self._next_offset = durable.end_offset
+        self._size = durable.size
+        self._run = Run()
+        self._in_flight = 0
+        self._failure: StorageFailed | None = None
+        self._is_closed = False
+        self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def start_offset(self) -> int:
+        return self._start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self._end_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self._next_offset
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
+        """`PartitionLog.append`. The payloads are neither copied nor to be changed afterwards; bytes and bytearray are kept for the tail."""
+        size = 0
+        expected = self._next_offset
+        append = Append(self._log_id, entries, 0, self._landed)
+        try:
+            self._check_open()
+            if self._failure:
+                # Those in flight fail one after the other; until the last has, no offset could be the next.
+                raise self._failure
+            for entry in entries:
+                if entry.base_offset != expected or entry.last_offset < expected:
+                    raise OffsetOutOfRange(f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}")
+                expected = entry.last_offset + 1
+                size += len(entry.payload)
+            if entries:
+                append.size = size
+                self._store.submit(append)
+                self._next_offset = expected
+                self._in_flight += 1
+            else:
+                append.told.callback(None)
+        except (LogClosed, OffsetOutOfRange, StorageFailed) as error:
+            append.told.errback(error)
+        return append.told
+
+    def _landed(self, append: Append, error: Exception | None) -> None:
+        self._in_flight -= 1
+        if error is None:
+            entries = append.entries
+            self._end_offset = entries[-1].last_offset + 1
+            self._size += append.size
+            for entry in entries:
+                self._store.tail.add(self._run, entry)
+            self._store.has_moved(self)
+        elif isinstance(error, StorageFailed):
+            self._failure = error
+        if self._in_flight == 0 and self._failure:
+            self._failure = None
+            self._next_offset = self._end_offset
+
+    def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
+        self._check_open()
+        if not self._start_offset <= offset <= self._end_offset:
+            raise OffsetOutOfRange(f"offset {offset} is not within {self._start_offset} to {self._end_offset}")
+        if offset == self._end_offset:
+            return []
+        return self._run.read(offset, max_bytes)
+
+    async def read(self, offset: int, max_bytes: int) -> list[Entry]:
+        resident = self.read_resident(offset, max_bytes)
+        if resident is not None:
+            return resident
+        log_id, end = self._log_id, self._end_offset
+        entries: list[Entry] = await self._query(lambda cursor: queries.read(cursor, log_id, offset, end, max_bytes))
+        self._check_open()
+        if offset < self._start_offset:
+            # Deleted meanwhile, perhaps half of what was read.
+            raise OffsetOutOfRange(f"offset {offset} is not within {self._start_offset} to {self._end_offset}")
+        return entries
+
+    async def entry_for_time(self, timestamp: int) -> Entry | None:
+        return await self._find(lambda cursor, start, end: queries.slot_for_time(cursor, self._log_id, start, end, timestamp))
+
+    async def latest_by_time(self) -> Entry | None:
+        return await self._find(lambda cursor, start, end: queries.latest_slot(cursor, self._log_id, start, end))
+
+    async def _find(self, search: Callable[[Any, int, int], Slot | None]) -> Entry | None:
+        """The entry that `search` finds. Once more where its beginning was deleted meanwhile."""
+        while True:
+            self._check_open()
+            start, end = self._start_offset, self._end_offset
+            entry: Entry | None = await self._query(partial(find_entry, search, start, end))
+            if start == self._start_offset:
+                self._check_open()
+                return entry
+
+    def _query(self, query: Callable[[Any], Any]) -> Deferred[Any]:
+        """What `query` makes of a cursor on the entries, in a reader's thread."""
+        return self._store.query("entries", query)
+
+    def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
+        return (0, self._end_offset) if leader_epoch == 0 else (-1, -1)
+
+    async def delete_before(self, offset: int) -> int:
+        self._check_open()
+        if offset > self._end_offset:
+            raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self._end_offset}")
+        if offset > self._start_offset:
+            await self._store.write(Task(lambda burst: changes.move_start(burst, self._log_id, offset), self._cut))
+        return self._start_offset
+
+    def _cut(self, start_and_size: tuple[int, int]) -> None:
+        self._start_offset, self._size = start_and_size
+        self._store.has_moved(self)
+
+    async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
+        self._check_open()
+        log_id, start, end, size = self._log_id, self._start_offset, self._end_offset, self._size
+
+        def find(cursor: Any, row: Any) -> int:
+            offset = start
+            if since is not None:
+                slot = queries.slot_for_time(cursor, log_id, start, end, since)
+                offset = slot.base_offset if slot else end
+            if at_most_bytes is not None:
+                slot = queries.slot_within_bytes(cursor, log_id, start, end, row, size, at_most_bytes)
+                offset = max(offset, slot.base_offset if slot else end)
+            return offset
+
+        return await self.delete_before(await self._store.query_log(log_id, find))
+
+    async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
+        self._check_open()
+        expected = first
+        for entry in entries:
+            if not expected <= entry.base_offset <= entry.last_offset <= last:
+                raise ValueError(f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}")
+            expected = entry.last_offset + 1
+        size = sum(len(entry.payload) for entry in entries)
+
+        def run(burst: Burst) -> int:
+            return changes.replace_entries(burst, self._log_id, first, last, entries)
+
+        await self._store.write(Task(run, self._compacted, size))
+
+    def _compacted(self, size: int) -> None:
+        self._size = size
+        self._run.clear()
+        # What the cleared run still has in the tail's queue must not make entries of its successor leave early.
+        self._run = Run()
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        self._watchers.append(on_change)
+
+    def unwatch(self, on_change: Callable[[], None]) -> None:
+        if on_change in self._watchers:
+            self._watchers.remove(on_change)
+
+    def tell_watchers(self) -> None:
+        for on_change in tuple(self._watchers):
+            try:
+                on_change()
+            except Exception:
+                logger.exception("a watcher of a log raised, which is a bug")
+
+    def shut(self) -> None:
+        """Refuse everything from now on: the topic is gone or the store is closed."""
+        self._is_closed = True
+        self._run.clear()
+        self._run = Run()
+        self.tell_watchers()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise LogClosed("the log is closed: its topic was deleted or the store was closed")
+
+
+def find_entry(search: Callable[[Any, int, int], Slot | None], start: int, end: int, cursor: Any) -> Entry | None:
+    return queries.entry_at(cursor, search(cursor, start, end))

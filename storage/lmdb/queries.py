@@ -1,0 +1,135 @@
+"""Finding entries with a cursor on the `entries` database. Keys are read first; a payload is touched only when it is handed out.
+
+All of it runs within a transaction, in a reader's thread or the writer's. A cursor without the flag `buffers` hands out copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from storage.lmdb.layout import LOG_ROW, PLACE, U64, LogRow, Slot, slot_of
+from storage.log import Entry
+
+
+def slot_at(cursor: Any, log_id: int, offset: int) -> Slot | None:
+    """The entry that contains `offset`, or the next one after it; the cursor stands on it then."""
+    following = None
+    if cursor.set_range(PLACE.pack(log_id, offset)):
+        slot = slot_of(cursor.key())
+        if slot.log_id == log_id:
+            if slot.base_offset == offset:
+                return slot
+            following = slot
+        has_previous = cursor.prev()
+    else:
+        has_previous = cursor.last()
+    if has_previous:
+        slot = slot_of(cursor.key())
+        if slot.log_id == log_id and slot.last_offset >= offset:
+            return slot
+    if following:
+        cursor.set_range(PLACE.pack(log_id, following.base_offset))
+    return following
+
+
+def last_slot(cursor: Any, log_id: int) -> Slot | None:
+    """The last entry of the log."""
+    if cursor.prev() if cursor.set_range(PLACE.pack(log_id + 1, 0)) else cursor.last():
+        slot = slot_of(cursor.key())
+        if slot.log_id == log_id:
+            return slot
+    return None
+
+
+def slots_from(cursor: Any, log_id: int, offset: int, end: int) -> Iterator[Slot]:
+    """Slots from the one at `offset` on that begin below `end`; the cursor stands on each while it is looked at."""
+    slot = slot_at(cursor, log_id, offset)
+    while slot and slot.log_id == log_id and slot.base_offset < end:
+        yield slot
+        slot = slot_of(cursor.key()) if cursor.next() else None
+
+
+def first_that(cursor: Any, log_id: int, low: int, high: int, is_reached: Callable[[Slot], bool]) -> Slot | None:
+    """The first slot within `low` and `high` of which `is_reached` holds, by bisection: it must hold of all later ones too."""
+    found = None
+    while low < high:
+        middle = (low + high) // 2
+        slot = slot_at(cursor, log_id, middle)
+        if slot is None:
+            high = middle
+        elif is_reached(slot):
+            found = slot
+            high = min(middle, slot.base_offset)
+        else:
+            low = slot.last_offset + 1
+    return found
+
+
+def entry_on(cursor: Any, slot: Slot) -> Entry:
+    """The entry that the cursor stands on."""
+    return Entry(slot.base_offset, slot.last_offset, slot.timestamp, cursor.value())
+
+
+def entry_at(cursor: Any, slot: Slot | None) -> Entry | None:
+    """The entry of `slot`, wherever the cursor stands."""
+    if slot is None or not cursor.set_range(PLACE.pack(slot.log_id, slot.base_offset)):
+        return None
+    return entry_on(cursor, slot)
+
+
+def read(cursor: Any, log_id: int, offset: int, end: int, max_bytes: int) -> list[Entry]:
+    """`PartitionLog.read`, up to `end`."""
+    entries: list[Entry] = []
+    room = max_bytes
+    for slot in slots_from(cursor, log_id, offset, end):
+        room -= slot.size
+        if entries and room < 0:
+            break
+        entries.append(entry_on(cursor, slot))
+    return entries
+
+
+def slot_for_time(cursor: Any, log_id: int, start: int, end: int, timestamp: int) -> Slot | None:
+    """The first slot within `start` and `end` whose own timestamp is at least `timestamp`.
+
+    The bisection finds where the log had first seen such a timestamp. Where that entry was deleted or compacted away, a later one may bear it
+    (or none), and the keys are read on from there.
+    """
+    reached = first_that(cursor, log_id, start, end, lambda slot: slot.running_timestamp >= timestamp)
+    if reached is None:
+        return None
+    return next((slot for slot in slots_from(cursor, log_id, reached.base_offset, end) if slot.timestamp >= timestamp), None)
+
+
+def latest_slot(cursor: Any, log_id: int, start: int, end: int) -> Slot | None:
+    """The first slot within `start` and `end` with the greatest timestamp of its own; None where none has one."""
+    last = last_slot(cursor, log_id)
+    if last is None or last.last_offset < start or last.running_timestamp < 0:
+        return None
+    found = slot_for_time(cursor, log_id, start, end, last.running_timestamp)
+    if found is None:
+        # The greatest timestamp went with what was deleted: only a look at every key tells which is the greatest of the rest.
+        found = max(slots_from(cursor, log_id, start, end), key=lambda slot: slot.timestamp, default=None)
+    return found if found and found.timestamp >= 0 else None
+
+
+def slot_within_bytes(cursor: Any, log_id: int, start: int, end: int, row: LogRow, size: int, limit: int) -> Slot | None:
+    """The slot that a log of `size` bytes starts with when it is cut from `start` on to `limit` bytes, or as little more as whole entries allow."""
+    if size < limit:
+        return slot_at(cursor, log_id, start)
+    if start < row.compacted_to:
+        excess = size - limit
+        for slot in slots_from(cursor, log_id, start, end):
+            if slot.size > excess:
+                return slot
+            excess -= slot.size
+        return None
+    last = last_slot(cursor, log_id)
+    floor = (last.position if last else 0) - limit
+    return first_that(cursor, log_id, start, end, lambda slot: slot.position > floor)
+
+
+def log_row(txn: Any, database: Any, log_id: int) -> LogRow:
+    value = txn.get(U64.pack(log_id), db=database)
+    return LogRow() if value is None else LogRow._make(LOG_ROW.unpack(value))

@@ -1,0 +1,264 @@
+"""The embedded store: opens and closes the environment and its threads, keeps topics, logs and tables, hands results to whom they belong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from twisted.internet.defer import Deferred
+
+from storage.lmdb import changes
+from storage.lmdb.bridge import Reactor, Readers, Wake
+from storage.lmdb.burst import Append, Durable, Knowledge, Operation, Outcome, Task
+from storage.lmdb.environment import Environment
+from storage.lmdb.layout import U64, TopicRow, decode_topic
+from storage.lmdb.log import LmdbLog
+from storage.lmdb.queries import log_row
+from storage.lmdb.settings import LmdbSettings
+from storage.lmdb.table import LmdbTable
+from storage.lmdb.tail import Tail
+from storage.lmdb.writer import Writer
+from storage.log import LogClosed, StorageFailed, Topic, UnknownTopic, Usage
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+LONGEST_NAME = 480
+"""LMDB takes keys of 511 bytes. Kafka's longest topic name is 249; a name with tenant and namespace may be longer."""
+
+
+class LmdbStore:
+    """A `Store` in `directory`, for the thread of `reactor`."""
+
+    def __init__(self, directory: Path, *, reactor: Reactor, settings: LmdbSettings | None = None) -> None:
+        self.directory = Path(directory)
+        self.settings = settings or LmdbSettings()
+        self.tail = Tail(self.settings.tail_bytes)
+        self.uuid = b""
+        self._wake = Wake(reactor)
+        self._environment: Environment | None = None
+        self._readers: Readers | None = None
+        self._writer: Writer | None = None
+        self._is_open = False
+        self._queued_bytes = self._queued_operations = 0
+        self._topics: dict[str, TopicRow] = {}
+        self._listed: dict[str, Topic] = {}
+        self._logs: OnceEach[tuple[str, int], LmdbLog] = OnceEach()
+        self._tables: OnceEach[str, LmdbTable] = OnceEach()
+        self._moved: dict[LmdbLog, None] = {}
+
+    async def open(self) -> None:
+        """`Store.open`; the directory is made where it is missing."""
+        readers = Readers(self._wake, self.settings.readers, self.settings.reads_waiting)
+        knowledge = Knowledge()
+
+        def prepare() -> tuple[Environment, list[TopicRow]]:
+            environment = Environment(self.directory, self.settings.map_bytes)
+            try:
+                return environment, environment.read(lambda txn: self._load(txn, environment, knowledge))
+            except BaseException:
+                environment.close()
+                raise
+
+        try:
+            environment, rows = await readers.run(prepare)
+        except BaseException:
+            readers.stop()
+            raise
+        for row in rows:
+            self._keep(row)
+        self._environment, self._readers = environment, readers
+        self._writer = Writer(environment, self.settings, self._wake, knowledge, self._deliver)
+        self._is_open = True
+
+    def _load(self, txn: Any, environment: Environment, knowledge: Knowledge) -> list[TopicRow]:
+        databases = environment.databases
+        self.uuid = txn.get(b"uuid", db=databases["meta"])
+        with txn.cursor(db=databases["freeing"]) as cursor:
+            knowledge.freeing = {U64.unpack(key)[0]: U64.unpack(value)[0] for key, value in cursor.iternext()}
+        with txn.cursor(db=databases["topics"]) as cursor:
+            return [decode_topic(key.decode(), value) for key, value in cursor.iternext()]
+
+    async def close(self) -> None:
+        """`Store.close`."""
+        if not self._is_open:
+            return
+        assert self._environment
+        assert self._readers
+        assert self._writer
+        self._is_open = False
+        ended: Task[None] = Task(lambda burst: None)
+        self._queued_operations += 1
+        self._writer.submit(ended)
+        self._writer.stop()
+        await ended.told
+        for log in self._logs.made.values():
+            log.shut()
+        closed = self._readers.run(self._environment.close)
+        self._readers.stop()
+        await closed
+
+    @property
+    def topics(self) -> Mapping[str, Topic]:
+        return MappingProxyType(self._listed)
+
+    async def create_topic(self, topic: Topic) -> None:
+        if len(topic.topic_id) != 16 or topic.partitions < 1 or not 1 <= len(topic.name.encode()) <= LONGEST_NAME:
+            raise ValueError(f"topic {topic.name}: an id has 16 bytes, a name 1 to {LONGEST_NAME}, and there is at least one partition")
+        await self.write(Task(lambda burst: changes.create_topic(burst, topic), self._keep))
+
+    async def alter_topic(self, topic: Topic) -> None:
+        await self.write(Task(lambda burst: changes.alter_topic(burst, topic), self._keep))
+
+    def _keep(self, row: TopicRow) -> None:
+        self._topics[row.topic.name] = row
+        self._listed[row.topic.name] = row.topic
+
+    async def delete_topic(self, name: str) -> None:
+        def forget(_: None) -> None:
+            row = self._topics.pop(name)
+            del self._listed[name]
+            for partition in range(row.topic.partitions):
+                log = self._logs.made.pop((name, partition), None)
+                if log:
+                    log.shut()
+
+        await self.write(Task(lambda burst: changes.delete_topic(burst, name), forget))
+
+    async def log(self, topic: str, partition: int) -> LmdbLog:
+        self._check_open()
+
+        def make() -> Deferred[LmdbLog]:
+            def keep(durable: Durable) -> None:
+                self._logs.made[topic, partition] = LmdbLog(self, durable)
+
+            opened = self.write(Task(lambda burst: changes.open_log(burst, topic, partition), keep))
+            return opened.addCallback(lambda _: self._logs.made[topic, partition])
+
+        row = self._topics.get(topic)
+        if row is None or not 0 <= partition < row.topic.partitions:
+            raise UnknownTopic(f"no partition {partition} of a topic {topic}")
+        return await self._logs.get((topic, partition), make)
+
+    async def table(self, name: str) -> LmdbTable:
+        self._check_open()
+        if not 1 <= len(name.encode()) <= LONGEST_NAME:
+            raise ValueError(f"a table's name has 1 to {LONGEST_NAME} bytes")
+
+        def make() -> Deferred[LmdbTable]:
+            def keep(table_id: int) -> None:
+                self._tables.made[name] = LmdbTable(self, table_id)
+
+            opened = self.write(Task(lambda burst: changes.open_table(burst, name), keep))
+            return opened.addCallback(lambda _: self._tables.made[name])
+
+        return await self._tables.get(name, make)
+
+    def usage(self) -> Iterable[Usage]:
+        try:
+            volume = os.statvfs(self.directory)
+        except OSError:
+            return [Usage(str(self.directory), -1, -1)]
+        return [Usage(str(self.directory), volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize)]
+
+    def write(self, task: Task[T]) -> Deferred[T]:
+        """Queue `task`; its result once that is on disk."""
+        try:
+            self.submit(task)
+        except (LogClosed, StorageFailed) as error:
+            task.told.errback(error)
+        return task.told
+
+    def submit(self, operation: Operation) -> None:
+        """Queue it for the writer. Raises LogClosed, and StorageFailed where too much is queued."""
+        self._check_open()
+        assert self._writer
+        settings = self.settings
+        queued_bytes = self._queued_bytes + operation.size
+        if self._queued_operations and (queued_bytes > settings.queue_bytes or self._queued_operations >= settings.queue_operations):
+            raise StorageFailed(
+                f"{self._queued_bytes} bytes in {self._queued_operations} writes wait for the disk already "
+                f"(queue_bytes={settings.queue_bytes}, queue_operations={settings.queue_operations}): try again later"
+            )
+        self._queued_bytes = queued_bytes
+        self._queued_operations += 1
+        self._writer.submit(operation)
+
+    def _deliver(self, outcomes: list[Outcome]) -> None:
+        """First all that has changed, then the watchers, once for each log, then whoever waits: they see the whole burst."""
+        for operation, value, error in outcomes:
+            self._queued_bytes -= operation.size
+            self._queued_operations -= 1
+            if isinstance(operation, Append):
+                operation.landed(operation, error)
+            elif operation.landed and error is None:
+                operation.landed(value)
+        moved, self._moved = self._moved, {}
+        for log in moved:
+            log.tell_watchers()
+        for operation, value, error in outcomes:
+            if error is None:
+                operation.told.callback(value)
+            else:
+                operation.told.errback(error)
+
+    def has_moved(self, log: LmdbLog) -> None:
+        """The watchers of `log` are to be told when the whole burst is known."""
+        self._moved[log] = None
+
+    def query(self, database: str, call: Callable[[Any], T]) -> Deferred[T]:
+        """What `call` makes of a cursor on that database, in a reader's thread."""
+
+        def read(txn: Any, databases: Mapping[str, Any]) -> T:
+            with txn.cursor(db=databases[database]) as cursor:
+                return call(cursor)
+
+        return self._read(read)
+
+    def query_log(self, log_id: int, call: Callable[[Any, Any], T]) -> Deferred[T]:
+        """What `call` makes of a cursor on the entries and the log's row, in a reader's thread."""
+
+        def read(txn: Any, databases: Mapping[str, Any]) -> T:
+            with txn.cursor(db=databases["entries"]) as cursor:
+                return call(cursor, log_row(txn, databases["logs"], log_id))
+
+        return self._read(read)
+
+    def _read(self, call: Callable[[Any, Mapping[str, Any]], T]) -> Deferred[T]:
+        environment = self._environment
+        if not self._is_open or environment is None or self._readers is None:
+            refused: Deferred[T] = Deferred()
+            refused.errback(LogClosed("the store is closed"))
+            return refused
+        return self._readers.run(lambda: environment.read(lambda txn: call(txn, environment.databases)))
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise LogClosed("the store is closed")
+
+
+class OnceEach(Generic[K, T]):
+    """Things that are made once, however many ask for them at the same time."""
+
+    def __init__(self) -> None:
+        self.made: dict[K, T] = {}
+        self._waiting: dict[K, list[Deferred[T]]] = {}
+
+    async def get(self, key: K, make: Callable[[], Deferred[T]]) -> T:
+        """The thing of `key`. `make` is not cancelled with whoever asked first, and puts what it made into `made` itself."""
+        if key in self.made:
+            return self.made[key]
+        mine: Deferred[T] = Deferred()
+        waiting = self._waiting.setdefault(key, [])
+        waiting.append(mine)
+        if len(waiting) == 1:
+
+            def tell(result: Any) -> None:
+                for one in self._waiting.pop(key):
+                    one.callback(result)
+
+            make().addBoth(tell)
+        return await mine

@@ -1,0 +1,50 @@
+"""A state table in LMDB: rows under the table's id in one database for all tables."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.defer import Deferred
+
+from storage.lmdb import changes
+from storage.lmdb.burst import Task
+from storage.lmdb.layout import U32
+
+if TYPE_CHECKING:
+    from storage.lmdb.store import LmdbStore
+
+LONGEST_KEY = 480
+"""LMDB takes keys of 511 bytes, of which the table's id needs four; the interface promises this many."""
+
+
+class LmdbTable:
+    """A `StateTable`."""
+
+    def __init__(self, store: LmdbStore, table_id: int) -> None:
+        self._store = store
+        self._table_id = table_id
+
+    async def items(self) -> list[tuple[bytes, bytes]]:
+        prefix = U32.pack(self._table_id)
+
+        def rows(cursor: Any) -> list[tuple[bytes, bytes]]:
+            found: list[tuple[bytes, bytes]] = []
+            if cursor.set_range(prefix):
+                for key, value in cursor.iternext():
+                    if not key.startswith(prefix):
+                        break
+                    found.append((key[len(prefix) :], value))
+            return found
+
+        listed: list[tuple[bytes, bytes]] = await self._store.query("tables", rows)
+        return listed
+
+    def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
+        if not all(1 <= len(key) <= LONGEST_KEY for key in rows):
+            refused: Deferred[None] = Deferred()
+            refused.errback(ValueError(f"a key has 1 to {LONGEST_KEY} bytes"))
+            return refused
+        taken = dict(rows)
+        size = sum(len(key) + len(value or b"") for key, value in taken.items())
+        return self._store.write(Task(lambda burst: changes.put_rows(burst, self._table_id, taken), size=size))

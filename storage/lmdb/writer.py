@@ -1,0 +1,196 @@
+"""The writer's thread: takes whatever is queued, writes it in one synced transaction, hands all results to the reactor at once.
+
+Between bursts it frees what was deleted, a bounded piece at a time, in transactions of its own: they must succeed on a disk that is too full
+for appends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import lmdb
+
+from storage.lmdb.bridge import Wake
+from storage.lmdb.burst import Append, Burst, Knowledge, Operation, Outcome
+from storage.lmdb.environment import Environment
+from storage.lmdb.layout import PLACE, U64, slot_of
+from storage.lmdb.settings import LmdbSettings
+from storage.log import StorageFailed
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+"""How long the thread waits before it tries again what the medium refused and nobody waits for."""
+
+NEVER = 1 << 64
+"""A transaction that no commit reaches."""
+
+
+class Writer:
+    """The only thread that writes. `deliver` gets each burst's outcomes in the reactor's thread."""
+
+    def __init__(
+        self, environment: Environment, settings: LmdbSettings, wake: Wake, knowledge: Knowledge, deliver: Callable[[list[Outcome]], None]
+    ) -> None:
+        self._environment = environment
+        self._settings = settings
+        self._wake = wake
+        self._knowledge = knowledge
+        self._deliver = deliver
+        self._queue: SimpleQueue[Operation | None] = SimpleQueue()
+        self._freeing_entries = settings.freeing_entries
+        self._freeing_pause = 0.0
+        self._is_stopping = threading.Event()
+        self._is_failing = False
+        self._thread = threading.Thread(target=self._work, name="lmdb-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, operation: Operation) -> None:
+        """Queue it; from the reactor's thread. The order of the calls is the order of the writes."""
+        self._queue.put(operation)
+
+    def stop(self) -> None:
+        """Write what is queued, then end the thread."""
+        self._queue.put(None)
+        self._is_stopping.set()
+
+    def _work(self) -> None:
+        while True:
+            operations, is_last = self._take()
+            if operations:
+                outcomes = self._write(operations)
+                self._wake.post(lambda outcomes=outcomes: self._deliver(outcomes))  # type: ignore[misc]
+            if is_last:
+                return
+            if self._knowledge.freeing:
+                self._free_some()
+
+    def _take(self) -> tuple[list[Operation], bool]:
+        """What is queued, up to one burst's limits; waits for the first unless there is something to free. And whether it was the last."""
+        settings = self._settings
+        operations: list[Operation] = []
+        size = 0
+        timeout = self._freeing_pause if self._knowledge.freeing else None
+        try:
+            while len(operations) < settings.burst_operations and size < settings.burst_bytes:
+                operation = self._queue.get(timeout != 0, timeout)
+                if operation is None:
+                    return operations, True
+                operations.append(operation)
+                size += operation.size
+                timeout = 0
+        except Empty:
+            pass
+        return operations, False
+
+    def _write(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """One burst. Where the medium refuses it, its appends fail, and the small rest is tried once more without them."""
+        try:
+            outcomes = self._commit(operations)
+        except Exception as error:  # noqa: BLE001 - a bug here must fail this burst, not end the thread that all the others wait for
+            failure = self._failure(error)
+            if not isinstance(error, lmdb.Error) or not any(isinstance(one, Append) for one in operations):
+                return [(one, None, failure) for one in operations]
+            rest = [one for one in operations if not isinstance(one, Append)]
+            written = {id(outcome[0]): outcome for outcome in self._write(rest)} if rest else {}
+            return [written.get(id(one), (one, None, failure)) for one in operations]
+        if self._is_failing:
+            self._is_failing = False
+            log.warning("writes to %s succeed again", self._environment.directory)
+        return outcomes
+
+    def _failure(self, error: Exception) -> StorageFailed:
+        if not isinstance(error, lmdb.Error):
+            log.exception("a burst could not be written, which is a bug")
+        elif not self._is_failing:
+            log.error(
+                "cannot write to %s: %s; produce is refused, reads go on, and writing is tried again", self._environment.directory, error
+            )
+        self._is_failing = True
+        return StorageFailed(f"cannot write to {self._environment.directory}: {error}")
+
+    def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """All of it in one transaction. Raises lmdb.Error where nothing was stored."""
+
+        def write(txn: Any) -> tuple[Burst, list[Outcome]]:
+            burst = Burst(self._environment, txn, self._knowledge)
+            return burst, burst.run(operations)
+
+        burst, outcomes = self._transact(write)
+        burst.adopt()
+        return outcomes
+
+    def _transact(self, write: Callable[[Any], T]) -> T:
+        """What `write` gave, its writes committed and synced; it is run again after the map has grown."""
+        while True:
+            txn, txn_id = self._begin(), None
+            try:
+                result = write(txn)
+                txn_id = txn.id()
+                txn.commit()
+            except lmdb.MapFullError:
+                txn.abort()
+                self._environment.grow()
+            except lmdb.Error:
+                txn.abort()
+                if txn_id is None or not self._settle(txn_id):
+                    raise
+                return result
+            except BaseException:
+                txn.abort()
+                raise
+            else:
+                return result
+
+    def _begin(self) -> Any:
+        try:
+            return self._environment.begin()
+        except lmdb.Error:
+            self._settle(NEVER)
+            return self._environment.begin()
+
+    def _settle(self, txn_id: int) -> bool:
+        """Whether the commit of `txn_id` that raised is on disk all the same. Until that is known nothing else can be written."""
+        while True:
+            try:
+                return self._environment.has_landed(txn_id)
+            except lmdb.Error as error:
+                log.error("cannot open %s again: %s; trying again", self._environment.directory, error)
+                if self._is_stopping.wait(RETRY_SECONDS):
+                    raise
+
+    def _free_some(self) -> None:
+        """Free a bounded number of deleted entries. A smaller one where the medium refused: freeing needs some pages itself."""
+        log_id, below = next(iter(self._knowledge.freeing.items()))
+        try:
+            is_done = self._transact(lambda txn: free_entries(txn, self._environment.databases, log_id, below, self._freeing_entries))
+        except Exception as error:  # noqa: BLE001 - as in _write
+            self._failure(error)
+            self._freeing_entries = max(self._freeing_entries // 4, 1)
+            self._freeing_pause = RETRY_SECONDS
+            return
+        self._freeing_entries = min(self._freeing_entries * 2, self._settings.freeing_entries)
+        self._freeing_pause = 0.0
+        if is_done:
+            del self._knowledge.freeing[log_id]
+
+
+def free_entries(txn: Any, databases: Mapping[str, Any], log_id: int, below: int, at_most: int) -> bool:
+    """Delete up to `at_most` entries that lie wholly below the offset `below`, and with the last the note to do so; whether it was the last."""
+    first = PLACE.pack(log_id, 0)
+    with txn.cursor(db=databases["entries"]) as cursor:
+        cursor.set_range(first)
+        for _ in range(at_most):
+            # Behind the last key of a page a deletion may leave the cursor nowhere.
+            key = cursor.key() or (cursor.set_range(first) and cursor.key())
+            slot = slot_of(key) if key else None
+            if slot is None or slot.log_id != log_id or slot.last_offset >= below:
+                txn.delete(U64.pack(log_id), db=databases["freeing"])
+                return True
+            cursor.delete()
+    return False
