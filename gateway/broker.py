@@ -1,0 +1,34 @@
+"""The parts that handlers work with, put together once at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.cluster import Cluster
+from gateway.config import Settings
+from gateway.conversion import Converter
+from gateway.fetch_sessions import FetchSessions
+from gateway.producer_ids import ProducerIds
+from gateway.topics import Topics
+from gateway.waiting import Clock, Waits
+from storage.log import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """`now()` is the time in ms since 1970; `clock` counts waits; `run(function, *args)` runs a function on another thread;
+    `waits` are the long polls under way."""
+
+    settings: Settings
+    store: Store
+    cluster: Cluster
+    topics: Topics
+    fetch_sessions: FetchSessions
+    producer_ids: ProducerIds
+    converter: Converter
+    clock: Clock
+    now: Callable[[], int]
+    run: Callable[..., Awaitable[Any]]
+    waits: Waits = field(default_factory=Waits)

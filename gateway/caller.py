@@ -1,0 +1,25 @@
+"""Who asks: what a handler knows of a request besides its body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from auth.mechanism import Principal
+from gateway.broker import Broker
+from gateway.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """One per request. `peer` is "host:port", `listener` the listener's name; `client_id` is None where the client sent null."""
+
+    broker: Broker
+    session: Session
+    peer: str
+    listener: str
+    api_version: int
+    client_id: str | None
+
+    @property
+    def principal(self) -> Principal:
+        return self.session.principal

@@ -1,0 +1,181 @@
+"""One client's connection: bytes in, frames to its dispatch, replies out, and the limits of time on all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from twisted.internet.protocol import Protocol
+
+from gateway import logs
+from gateway.dispatch import Dispatch
+from gateway.errors import Refused
+from gateway.flow import Flow
+from gateway.framing import Splitter
+from gateway.session import Session
+from gateway.transport import Connection, no_delay
+from gateway.waiting import call_later
+from storage.log import Buffer
+
+if TYPE_CHECKING:
+    from gateway.server import Listener
+
+_log = logs.part(__name__)
+
+#: A peer that takes no byte of its reply for so long has stopped reading; the reply's memory is worth more than the connection.
+STALLED_SECONDS = 120.0
+
+
+class KafkaConnection(Protocol):
+    """Twisted's protocol and push producer, and the outlet of its dispatch."""
+
+    # Twisted types its transports by zope interfaces, which mypy does not know.
+    transport: Any
+
+    def __init__(self, listener: Listener, host: str, port: int) -> None:
+        broker = listener.broker
+        settings = broker.settings
+        self._listener = listener
+        self._clock = broker.clock
+        self._settings = settings
+        self.host = host
+        self.peer = f"{host}:{port}"
+        self.session = Session(listener.mechanisms)
+        self._splitter = Splitter(self._frame_limit())
+        self._flow = Flow(
+            listener.budget,
+            max_bytes=settings.max_in_flight_bytes_per_connection,
+            max_requests=settings.max_in_flight_requests_per_connection,
+            pause=self._pause,
+            resume=self._resume,
+        )
+        self._dispatch = Dispatch(broker, self.session, self, self._flow, peer=self.peer, listener=listener.name)
+        self.opened = self.last_received = self._clock.seconds()
+        self._frame_began = 0.0
+        self._is_closed = False
+
+    def connectionMade(self) -> None:
+        no_delay(self.transport)
+        self.transport.registerProducer(self, True)
+        self._listener.opened(self)
+
+    def received(self, chunk: memoryview) -> None:
+        """Bytes of a plain connection."""
+        self.last_received = self._clock.seconds()
+        try:
+            frames = self._splitter.feed(chunk)
+        except Refused as refusal:
+            self._dispatch.refuse(str(refusal))
+            self.abort()
+            return
+        expected = self._splitter.expected
+        if expected and (frames or not self._frame_began):
+            self._frame_began = self.last_received
+        elif not expected:
+            self._frame_began = 0.0
+        self._flow.expect(expected)
+        if frames:
+            was_ready = self.session.is_ready
+            self._dispatch.arrived(frames)
+            if self.session.is_ready != was_ready:
+                self._splitter.limit = self._frame_limit()
+        self._flow.settle()
+
+    def dataReceived(self, data: bytes) -> None:
+        """Bytes of a TLS connection, decrypted."""
+        self.received(memoryview(data))
+
+    def connectionLost(self, reason: Any = None) -> None:
+        self._is_closed = True
+        self._dispatch.close()
+        self._flow.close()
+        self._listener.closed(self)
+
+    def write(self, buffers: list[Buffer]) -> None:
+        # A log-in may have ended on another thread since the last byte came.
+        self._splitter.limit = self._frame_limit()
+        self.transport.writeSequence(buffers)
+
+    def hang_up(self, delay_ms: int = 0) -> None:
+        if self._is_closed:
+            return
+        self._pause()
+        if delay_ms:
+            call_later(self._clock, delay_ms / 1000, self._lose)
+        else:
+            self._lose()
+
+    def abort(self) -> None:
+        if not self._is_closed:
+            self.transport.abortConnection()
+
+    def drain(self) -> bool:
+        """Take no more requests. True once nothing is owed and the connection is on its way out."""
+        self._pause()
+        if not self._is_closed and self._dispatch.is_idle:
+            self._lose()
+        return self._is_closed
+
+    def stop_reading(self) -> None:
+        self._pause()
+        self._flow.close()
+
+    def overdue(self, now: float) -> str | None:
+        """Why this connection has lasted long enough, None where it has not. `now` in the clock's seconds."""
+        settings = self._settings
+        if not self.session.is_ready and now - self.opened > settings.connection_authentication_timeout_ms / 1000:
+            return "not logged in in time"
+        if self._frame_began and now - self._frame_began > settings.request_receive_timeout_ms / 1000:
+            return "a request did not arrive in time"
+        raw = self._raw_transport()
+        if raw is not None and raw.unsent_bytes and now - raw.last_sent > STALLED_SECONDS:
+            return "the peer stopped reading"
+        if self._dispatch.is_idle and now - self.last_received > settings.connections_max_idle_ms / 1000:
+            return "idle"
+        return None
+
+    def close_overdue(self, reason: str) -> None:
+        if reason == "idle":
+            _log.debug("idle connection closed", peer=self.peer)
+            self._lose()
+        else:
+            self._dispatch.refuse(reason)
+            self.abort()
+
+    # IPushProducer: the transport's word on what it can still take
+    def pauseProducing(self) -> None:
+        self._dispatch.hold_writing(True)
+
+    def resumeProducing(self) -> None:
+        self._dispatch.hold_writing(False)
+
+    def stopProducing(self) -> None:
+        return
+
+    def _frame_limit(self) -> int:
+        settings = self._settings
+        return settings.socket_request_max_bytes if self.session.is_ready else settings.sasl_server_max_receive_size
+
+    def _raw_transport(self) -> Connection | None:
+        raw: Any = self.transport
+        while raw is not None and not isinstance(raw, Connection):
+            raw = getattr(raw, "transport", None)
+        return raw
+
+    def _pause(self) -> None:
+        if not self._is_closed:
+            self.transport.pauseProducing()
+
+    def _resume(self) -> None:
+        if not self._is_closed:
+            self.transport.resumeProducing()
+
+    def _lose(self) -> None:
+        if not self._is_closed:
+            self.transport.unregisterProducer()
+            self.transport.loseConnection()
+
+
+def overdue(connections: Iterable[KafkaConnection], now: float) -> list[tuple[KafkaConnection, str]]:
+    """Those whose time is up, and why."""
+    return [(connection, reason) for connection in connections if (reason := connection.overdue(now)) is not None]

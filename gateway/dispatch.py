@@ -1,0 +1,241 @@
+"""One connection's requests: started in the order of arrival, answered in that order, one frame in and at most one reply out.
+
+Produce requests overlap, for their handler puts every append in order before it first waits; all others are served one at a time. What
+waits and what is owed is bounded: past the limits the socket is not read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from struct import Struct, error
+from typing import Any, Protocol
+
+from auth.mechanism import AuthenticationBusy, AuthenticationFailed
+from gateway import logs
+from gateway.broker import Broker
+from gateway.caller import Caller
+from gateway.errors import Refused
+from gateway.flow import Flow
+from gateway.handlers.greeting import unsupported_api_versions
+from gateway.routes import ROUTES, Later, Route
+from gateway.session import Session
+from gateway.waiting import Cancel, CancelledError, start
+from gateway.wire.api_keys import ApiKey
+from gateway.wire.header import RequestHeader, read_header
+from gateway.wire.messages import FIRST_FLEXIBLE_VERSION
+from storage.log import Buffer
+
+_log = logs.part(__name__)
+
+_PLAIN_HEADER = Struct(">ii")
+_TAGGED_HEADER = Struct(">iiB")
+_SIZE = Struct(">i")
+
+_PRODUCE = ApiKey.PRODUCE.to_bytes(2, "big")
+
+
+class Outlet(Protocol):
+    """The connection's other half, as the server provides it."""
+
+    def write(self, buffers: list[Buffer]) -> None:
+        """Send these bytes, in order, after all earlier ones."""
+        ...
+
+    def hang_up(self, delay_ms: int = 0) -> None:
+        """Close once everything written has left, `delay_ms` from now."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once."""
+        ...
+
+
+class _Owed:
+    """A request that is not answered yet. `reply` is None until it is known, and empty for a request without a reply."""
+
+    __slots__ = ("api_key", "cancel", "reply", "size", "version")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.api_key = -1
+        self.version = -1
+        self.reply: list[Buffer] | None = None
+        self.cancel: Cancel | None = None
+
+
+class Dispatch:
+    """Serves the frames of one connection. `flow` holds its limits and stops the reading."""
+
+    def __init__(self, broker: Broker, session: Session, outlet: Outlet, flow: Flow, *, peer: str, listener: str) -> None:
+        self._broker = broker
+        self._session = session
+        self._outlet = outlet
+        self._flow = flow
+        self._peer = peer
+        self._listener = listener
+        self._waiting: deque[bytearray] = deque()
+        self._owed: deque[_Owed] = deque()
+        self._is_busy = False
+        self._is_writing_held = False
+        self._is_closed = False
+        self._is_advancing = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is waiting and nothing is owed."""
+        return not self._owed and not self._waiting
+
+    @property
+    def owes_only_waits(self) -> bool:
+        """What is under way can be broken off without losing anything: a drain need not wait for it."""
+        return not self._waiting and all(owed.reply is None and owed.api_key == ApiKey.FETCH for owed in self._owed)
+
+    def arrived(self, frames: list[bytearray]) -> None:
+        """Take these frames; what they allow is started before this returns."""
+        for frame in frames:
+            self._flow.took(len(frame))
+        self._waiting.extend(frames)
+        self._advance()
+
+    def hold_writing(self, held: bool) -> None:
+        """The peer reads slowly (or does again): meanwhile nothing new is started, so that replies do not pile up."""
+        self._is_writing_held = held
+        if not held:
+            self._advance()
+
+    def close(self) -> None:
+        """The connection is gone: cancel what waits, forget what is owed."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._session.end()
+        for owed in list(self._owed):
+            if owed.cancel is not None:
+                owed.cancel()
+        self._flow.gave(sum(map(len, self._waiting)) + sum(owed.size for owed in self._owed), len(self._waiting) + len(self._owed))
+        self._waiting.clear()
+        self._owed.clear()
+
+    def _advance(self) -> None:
+        """Start what may be started, then send what may be sent. Not re-entrant: a request that ends at once only leaves its reply here."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        try:
+            while self._waiting and self._may_start(self._waiting[0]):
+                self._start(self._waiting.popleft())
+        finally:
+            self._is_advancing = False
+        self._send()
+
+    def _may_start(self, frame: bytearray) -> bool:
+        if self._is_busy or self._is_closed or self._is_writing_held or self._session.is_over:
+            return False
+        if not self._owed or all(owed.reply is not None for owed in self._owed):
+            return True
+        # Only appends are under way; another Produce may join them, anything else waits for them.
+        return frame[:2] == _PRODUCE and self._session.is_ready
+
+    def _start(self, frame: bytearray) -> None:
+        owed = _Owed(len(frame))
+        self._owed.append(owed)
+        self._is_busy = True
+        owed.cancel = start(self._serve(frame, owed), lambda reply: self._served(owed, reply), lambda failure: self._failed(owed, failure))
+
+    async def _serve(self, frame: bytearray, owed: _Owed) -> list[Buffer] | Later[list[Buffer]]:
+        session = self._session
+        if session.expects_token():
+            answer, _ = await session.token(bytes(frame))
+            return [_SIZE.pack(len(answer)), answer]
+        header = read_header(frame, FIRST_FLEXIBLE_VERSION)
+        owed.api_key, owed.version = header.api_key, header.api_version
+        session.admit(header.api_key, frame)
+        route = ROUTES.get((header.api_key, header.api_version))
+        if route is None:
+            if header.api_key == ApiKey.API_VERSIONS:
+                return _reply([*unsupported_api_versions()], header.correlation_id, False)
+            raise Refused("the gateway does not serve this api key and version")
+        caller = Caller(self._broker, session, self._peer, self._listener, header.api_version, header.client_id)
+        reply = await route.handler(_decode(route, frame, header), caller)
+        if isinstance(reply, Later):
+            return Later(_finish(route, header, reply.reply))
+        return _encode(route, header, reply)
+
+    def _served(self, owed: _Owed, reply: list[Buffer] | Later[list[Buffer]]) -> None:
+        self._is_busy = False
+        if isinstance(reply, Later):
+            # What is queued to be stored is stored: such a wait is never cancelled, its end is only of no interest when the peer is gone.
+            owed.cancel = None
+            start(reply.reply, lambda buffers: self._answered(owed, buffers), lambda failure: self._failed(owed, failure))
+            if owed.reply is None:
+                self._advance()
+        else:
+            self._answered(owed, reply)
+
+    def _answered(self, owed: _Owed, reply: list[Buffer]) -> None:
+        owed.cancel = None
+        owed.reply = reply
+        self._advance()
+
+    def _send(self) -> None:
+        """One write for all replies that are ready, in the order of their requests."""
+        buffers: list[Buffer] = []
+        freed = answered = 0
+        while self._owed and (reply := self._owed[0].reply) is not None:
+            freed += self._owed.popleft().size
+            answered += 1
+            buffers += reply
+        if buffers and not self._is_closed:
+            self._outlet.write(buffers)
+        if self._session.is_over and not self._owed and not self._is_closed:
+            self._outlet.hang_up(self._broker.settings.connection_failed_authentication_delay_ms)
+        if answered:
+            self._flow.gave(freed, answered)
+
+    def _failed(self, owed: _Owed, failure: BaseException) -> None:
+        self._is_busy = False
+        if self._is_closed:
+            if not isinstance(failure, CancelledError | Refused | AuthenticationFailed | AuthenticationBusy):
+                _log.bug("request failed after its peer was gone", failure, peer=self._peer, api_key=owed.api_key, version=owed.version)
+            return
+        if isinstance(failure, AuthenticationFailed):
+            # A bare token has no form of refusal: the client learns it from the hang-up.
+            _log.warning("login failed", peer=self._peer, listener=self._listener, mechanism=self._session.mechanism, reason=failure.reason)
+            owed.reply = []
+            self._send()
+            return
+        if isinstance(failure, Refused | AuthenticationBusy):
+            self.refuse(str(failure), owed.api_key, owed.version)
+        else:
+            _log.bug("request failed", failure, peer=self._peer, listener=self._listener, api_key=owed.api_key, version=owed.version)
+        self._outlet.abort()
+
+    def refuse(self, reason: str, api_key: int = -1, version: int = -1) -> None:
+        """Say once why this connection is hung up on."""
+        _log.warning("refused", peer=self._peer, listener=self._listener, api_key=api_key, version=version, reason=reason)
+
+
+def _decode(route: Route, frame: bytearray, header: RequestHeader) -> Any:
+    try:
+        return route.decode(frame, header.body, header.api_version)
+    except Refused:
+        raise
+    except (ValueError, IndexError, OverflowError, TypeError, error) as unreadable:
+        raise Refused(f"an unreadable body: {unreadable}") from None
+
+
+def _encode(route: Route, header: RequestHeader, reply: Any) -> list[Buffer]:
+    if reply is None:
+        return []
+    return _reply(route.encode(reply, header.api_version), header.correlation_id, route.has_tagged_header)
+
+
+def _reply(body: list[Buffer], correlation_id: int, has_tagged_header: bool) -> list[Buffer]:
+    size = sum(map(len, body))
+    if has_tagged_header:
+        return [_TAGGED_HEADER.pack(size + 5, correlation_id, 0), *body]
+    return [_PLAIN_HEADER.pack(size + 4, correlation_id), *body]
+
+
+async def _finish(route: Route, header: RequestHeader, reply: Any) -> list[Buffer]:
+    return _encode(route, header, await reply)

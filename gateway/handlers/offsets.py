@@ -1,0 +1,98 @@
+"""ListOffsets and OffsetForLeaderEpoch: where a log begins and ends, in offsets, times and epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka.protocol.consumer.offsets import ListOffsetsResponse, OffsetForLeaderEpochResponse
+
+from compat.records import RecordsError, first_at_or_after
+from gateway.caller import Caller
+from gateway.errors import ErrorCode, KafkaError
+from gateway.fetching import check_epoch
+from gateway.partition import Partition, storage_error
+from gateway.routes import serves
+from gateway.wire.api_keys import ApiKey
+from storage.log import Entry, StorageError
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+
+_Topic = ListOffsetsResponse.ListOffsetsTopicResponse
+_Partition = _Topic.ListOffsetsPartitionResponse
+
+
+@serves(ApiKey.LIST_OFFSETS, 1, 11)
+async def list_offsets(request: Any, caller: Caller) -> Any:
+    """One offset a partition, by timestamp or by name. v2 isolation level, v4 leader epochs, v7 max-timestamp (KIP-734), v8 earliest-local,
+    v9 latest-tiered, v11 earliest-pending-upload: without tiers, the first is the earliest and the others are none."""
+    topics = []
+    for topic in request.topics:
+        rows = [await _look_up(topic.name, asked, caller) for asked in topic.partitions]
+        topics.append(_Topic(name=topic.name, partitions=rows))
+    return ListOffsetsResponse(topics=topics)
+
+
+async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
+    try:
+        partition = await caller.broker.topics.partition(topic, asked.partition_index)
+        check_epoch(asked.current_leader_epoch, partition.log.leader_epoch)
+        offset, timestamp = await find(partition, asked.timestamp, caller)
+    except KafkaError as failure:
+        return _Partition(partition_index=asked.partition_index, error_code=failure.code)
+    epoch = partition.log.leader_epoch if offset >= 0 else -1
+    return _Partition(partition_index=asked.partition_index, error_code=0, timestamp=timestamp, offset=offset, leader_epoch=epoch)
+
+
+async def find(partition: Partition, timestamp: int, caller: Caller) -> tuple[int, int]:
+    """(offset, timestamp of its record or -1), (-1, -1) where there is no such record. Raises KafkaError."""
+    log = partition.log
+    if timestamp == LATEST:
+        return log.end_offset, -1
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return log.start_offset, -1
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return -1, -1
+    if timestamp < MAX_TIMESTAMP:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"no offset is named {timestamp}")
+    try:
+        entry = await (log.latest_by_time() if timestamp == MAX_TIMESTAMP else log.entry_for_time(timestamp))
+    except StorageError as failure:
+        raise storage_error(failure) from failure
+    if entry is None:
+        return -1, -1
+    sought = entry.max_timestamp if timestamp == MAX_TIMESTAMP else timestamp
+    try:
+        # Unpacking may take a while: not on the reactor thread.
+        found: tuple[int, int] | None = await caller.broker.run(_first, entry, sought, caller.broker.settings.max_decompressed_bytes)
+    except RecordsError as failure:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(failure)) from failure
+    return found or (-1, -1)
+
+
+def _first(entry: Entry, timestamp: int, max_decompressed_bytes: int) -> tuple[int, int] | None:
+    return first_at_or_after(entry.payload, timestamp, max_decompressed_bytes=max_decompressed_bytes)
+
+
+@serves(ApiKey.OFFSET_FOR_LEADER_EPOCH, 0, 4)
+async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
+    """Where an epoch ended (KIP-101, KIP-279). v1 adds the epoch itself to the answer, v2 the client's own epoch, v3 replica id."""
+    results = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+    topics = []
+    for topic in request.topics:
+        rows = []
+        for asked in topic.partitions:
+            code, epoch, end_offset = ErrorCode.NONE, -1, -1
+            try:
+                partition = await caller.broker.topics.partition(topic.topic, asked.partition)
+                check_epoch(asked.current_leader_epoch, partition.log.leader_epoch)
+                epoch, end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+            except KafkaError as failure:
+                code = failure.code
+            rows.append(results.EpochEndOffset(error_code=code, partition=asked.partition, leader_epoch=epoch, end_offset=end_offset))
+        topics.append(results(topic=topic.topic, partitions=rows))
+    return OffsetForLeaderEpochResponse(topics=topics)

@@ -1,0 +1,65 @@
+"""Old versions that behave differently: the one module that routes to `compat.handlers`, and that goes on the day `compat` goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka.protocol.consumer.offsets import ListOffsetsResponse
+
+from compat.handlers.list_offsets import offsets_before
+from gateway.caller import Caller
+from gateway.errors import KafkaError
+from gateway.handlers.fetch import answer
+from gateway.handlers.metadata import describe
+from gateway.handlers.offsets import find
+from gateway.routes import serves
+from gateway.wire.api_keys import ApiKey
+from gateway.wire.fetch import FetchRequest, FetchResponse
+
+
+@serves(ApiKey.FETCH, 0, 1)
+async def fetch_of_format_0(request: FetchRequest, caller: Caller) -> FetchResponse:
+    """Consumers of Kafka 0.8 and 0.9, kafka-node, Sarama below 0.10: they read message sets of format 0."""
+    return await answer(request, caller, magic=0)
+
+
+@serves(ApiKey.FETCH, 2, 3)
+async def fetch_of_format_1(request: FetchRequest, caller: Caller) -> FetchResponse:
+    """Consumers of Kafka 0.10, kafka-python 1.3, KafkaJS 1.0: they read message sets up to format 1. v3 has max_bytes (KIP-74)."""
+    return await answer(request, caller, magic=1)
+
+
+@serves(ApiKey.METADATA, 0, 0)
+async def metadata_of_all(request: Any, caller: Caller) -> Any:
+    """Kafka 0.8 and 0.9: an empty list of topics means all of them, and null was not known."""
+    return await describe(request, caller, request.topics or None, may_create=True)
+
+
+@serves(ApiKey.LIST_OFFSETS, 0, 0)
+async def list_offsets_in_arrays(request: Any, caller: Caller) -> Any:
+    """Kafka 0.8 to 0.10.0: up to `max_num_offsets` offsets a partition."""
+    topics = []
+    for topic in request.topics:
+        rows = [await _look_up(topic.name, asked, caller) for asked in topic.partitions]
+        topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=rows))
+    return ListOffsetsResponse(topics=topics)
+
+
+async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
+    row = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
+    try:
+        partition = await caller.broker.topics.partition(topic, asked.partition_index)
+        last_before = None
+        if asked.timestamp >= 0:
+            after, _ = await find(partition, asked.timestamp + 1, caller)
+            last_before = after if after >= 0 else partition.log.end_offset
+        offsets = offsets_before(
+            asked.timestamp,
+            asked.max_num_offsets,
+            start=partition.log.start_offset,
+            end=partition.log.end_offset,
+            last_before=last_before,
+        )
+    except KafkaError as failure:
+        return row(partition_index=asked.partition_index, error_code=failure.code, old_style_offsets=[])
+    return row(partition_index=asked.partition_index, error_code=0, old_style_offsets=offsets)

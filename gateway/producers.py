@@ -1,0 +1,144 @@
+"""Idempotent producers: what each one sent to a partition last, so that a retry is recognised and a gap refused.
+
+Follows Kafka's ProducerStateManager and ProducerAppendInfo. Batches are noted when they are queued, before they are durable: those that
+then fail are forgotten again by `rewind`. No I/O, no clock: times are arguments, in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway.errors import ErrorCode, KafkaError
+from gateway.records import Batch
+
+#: How many of a producer's last batches are remembered: the most that a client has in flight with idempotence on (KIP-98).
+REMEMBERED_BATCHES = 5
+
+
+class Sent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One batch of a producer: its epoch, its first and last sequence and offset, and the log append time its answer bore."""
+
+    epoch: int
+    first_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset: int
+    log_append_time: int = -1
+
+
+@dataclass(slots=True)
+class Producer:
+    """`sent` is oldest first; `last_seen` is when it last wrote, by the gateway's clock."""
+
+    sent: list[Sent]
+    last_seen: int
+
+
+class Producers:
+    """The producers of one partition. `limit` is the most that are remembered; the one silent longest is forgotten first."""
+
+    __slots__ = ("_limit", "_producers")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._producers: dict[int, Producer] = {}
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def __iter__(self) -> Iterator[tuple[int, Producer]]:
+        return iter(self._producers.items())
+
+    def check(self, batch: Batch) -> Sent | None:
+        """None for a batch that is next in its producer's order, or what was noted of it before if it is a retry.
+
+        Raises KafkaError: INVALID_PRODUCER_EPOCH for an epoch that is past, OUT_OF_ORDER_SEQUENCE_NUMBER for a gap. A producer that is not
+        known may begin anywhere: its state may have expired, or retention may have deleted it.
+        """
+        producer = self._producers.get(batch.producer_id)
+        if producer is None:
+            return None
+        last = producer.sent[-1]
+        if batch.producer_epoch < last.epoch:
+            raise KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, f"epoch {batch.producer_epoch}, and {last.epoch} is current")
+        if batch.producer_epoch > last.epoch:
+            if batch.base_sequence != 0:
+                raise KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"a new epoch begins at sequence {batch.base_sequence}, not 0")
+            return None
+        for sent in producer.sent:
+            if (
+                sent.epoch == batch.producer_epoch
+                and sent.first_sequence == batch.base_sequence
+                and sent.last_sequence == batch.last_sequence
+            ):
+                return sent
+        expected = (last.last_sequence + 1) & 0x7FFFFFFF
+        if batch.base_sequence != expected:
+            raise KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"sequence {batch.base_sequence}, and {expected} is next")
+        return None
+
+    def note(self, batch: Batch, base_offset: int, log_append_time: int, durable_end: int, now: int) -> None:
+        """Remember a batch that was just queued at `base_offset`. Batches before `durable_end` cannot fail any more and may be let go."""
+        sent = Sent(
+            batch.producer_epoch,
+            batch.base_sequence,
+            batch.last_sequence,
+            base_offset,
+            base_offset + batch.last_offset_delta,
+            log_append_time,
+        )
+        self._put(batch.producer_id, sent, now, durable_end)
+
+    def _put(self, producer_id: int, sent: Sent, now: int, durable_end: int) -> None:
+        producer = self._producers.pop(producer_id, None)
+        if producer is None:
+            producer = Producer([], now)
+            if len(self._producers) >= self._limit:
+                del self._producers[next(iter(self._producers))]
+        # Put back at the end: the order of the dictionary is the order of last use.
+        self._producers[producer_id] = producer
+        producer.last_seen = now
+        producer.sent.append(sent)
+        # Of those that may still fail none may be dropped, or a rewind could not find the last good one.
+        while len(producer.sent) > REMEMBERED_BATCHES and producer.sent[1].last_offset < durable_end:
+            del producer.sent[0]
+
+    def rewind(self, end_offset: int) -> None:
+        """Appends from `end_offset` on have failed: forget the batches that were in them."""
+        for producer_id, producer in list(self._producers.items()):
+            producer.sent = [sent for sent in producer.sent if sent.last_offset < end_offset]
+            if not producer.sent:
+                del self._producers[producer_id]
+
+    def expire(self, before: int) -> None:
+        """Forget every producer that has not written since `before`."""
+        for producer_id in [i for i, producer in self._producers.items() if producer.last_seen < before]:
+            del self._producers[producer_id]
+
+    def replay(self, batch: Batch, now: int) -> None:
+        """Note a batch found in the log, as `note` did when it was appended."""
+        if batch.has_producer:
+            self.note(batch, batch.base_offset, batch.max_timestamp if batch.attributes & 0x08 else -1, batch.base_offset, now)
+
+    def snapshot(self, durable_end: int) -> bytes:
+        """All that is durable, to be put beside the log; `load` reads it."""
+        rows = [
+            (producer_id, producer.last_seen, durable[-REMEMBERED_BATCHES:])
+            for producer_id, producer in self._producers.items()
+            if (durable := [sent for sent in producer.sent if sent.last_offset < durable_end])
+        ]
+        return _ENCODER.encode((durable_end, rows))
+
+    def load(self, snapshot: bytes) -> int:
+        """Take over a snapshot; the offset from which the log must be replayed. Raises msgspec.DecodeError."""
+        durable_end, rows = _DECODER.decode(snapshot)
+        for producer_id, last_seen, sent in rows:
+            self._producers[producer_id] = Producer(list(sent), last_seen)
+        return durable_end
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, list[Sent]]]])

@@ -1,0 +1,265 @@
+"""The server: listeners, the connections on them, and its life from the line `ready` to the drain at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Coroutine, Mapping
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.error import CannotListenError
+from twisted.internet.protocol import Factory
+from twisted.internet.task import LoopingCall
+from twisted.internet.threads import deferToThreadPool
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.python.threadpool import ThreadPool
+
+from auth.mechanism import Mechanism
+from auth.tls import Tls, TlsError
+from auth.users import UsersFileError
+from compat.records import KERNEL, KERNEL_REASON
+from gateway import handlers as handlers  # importing them routes them
+from gateway import logs
+from gateway.addresses import Endpoint
+from gateway.broker import Broker
+from gateway.config import Settings
+from gateway.connection import KafkaConnection, overdue
+from gateway.flow import Budget
+from gateway.housekeeping import Housekeeping
+from gateway.startup import make_mechanisms, make_store, make_tls, open_broker
+from gateway.transport import Port
+from gateway.waiting import Wake, start
+from storage.log import StorageError, Store
+
+__all__ = ["Listener", "run"]
+
+_log = logs.part(__name__)
+
+#: How often connections are looked at for idleness and deadlines, in seconds: the grain of those limits.
+SWEEP_SECONDS = 1.0
+
+#: Connections that the kernel may hold before they are accepted: a storm of reconnects after a restart.
+BACKLOG = 4096
+
+
+class StartFailed(Exception):
+    """The server could not start; the message says why and what to do."""
+
+
+class Doors:
+    """Who is in, over all listeners: the limits on connections."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._max = settings.max_connections
+        self._max_per_ip = settings.max_connections_per_ip
+        self._by_ip: Counter[str] = Counter()
+        self.connections: set[KafkaConnection] = set()
+
+    def why_not(self, host: str) -> str | None:
+        """Why one more connection from `host` is not let in."""
+        if len(self.connections) >= self._max:
+            return f"max_connections={self._max} are open"
+        if self._by_ip[host] >= self._max_per_ip:
+            return f"max_connections_per_ip={self._max_per_ip} are open from this address"
+        return None
+
+    def enter(self, connection: KafkaConnection, host: str) -> None:
+        self.connections.add(connection)
+        self._by_ip[host] += 1
+
+    def leave(self, connection: KafkaConnection, host: str) -> None:
+        self.connections.discard(connection)
+        self._by_ip[host] -= 1
+        if not self._by_ip[host]:
+            del self._by_ip[host]
+
+
+class Listener(Factory):
+    """One listener: makes its connections. `mechanisms` is None where nobody need log in."""
+
+    noisy = False
+
+    def __init__(self, name: str, doors: Doors, budget: Budget, mechanisms: Mapping[str, Mechanism] | None) -> None:
+        self.name = name
+        self.doors = doors
+        self.budget = budget
+        self.mechanisms = mechanisms
+        # Set before the first connection is accepted.
+        self.broker: Broker
+
+    def buildProtocol(self, addr: Any) -> KafkaConnection | None:
+        reason = self.doors.why_not(addr.host)
+        if reason is not None:
+            _log.warning("connection refused", peer=f"{addr.host}:{addr.port}", listener=self.name, reason=reason)
+            return None
+        return KafkaConnection(self, addr.host, addr.port)
+
+    def opened(self, connection: KafkaConnection) -> None:
+        self.doors.enter(connection, connection.host)
+
+    def closed(self, connection: KafkaConnection) -> None:
+        self.doors.leave(connection, connection.host)
+
+
+class Server:
+    """A gateway process."""
+
+    def __init__(self, settings: Settings, reactor: Any) -> None:
+        self._settings = settings
+        self._reactor = reactor
+        self._doors = Doors(settings)
+        self._budget = Budget(settings.max_in_flight_bytes)
+        self._store: Store = make_store(settings, reactor)
+        self._conversions = ThreadPool(0, settings.conversion_threads, "convert")
+        self._checks = ThreadPool(0, settings.sasl_check_threads, "check")
+        self._ports: list[Any] = []
+        self._sweep = LoopingCall(self._close_overdue)
+        self._sweep.clock = reactor
+        self._housekeeping: Housekeeping | None = None
+        self._broker: Broker | None = None
+        self._is_store_open = False
+
+    async def start(self) -> list[Endpoint]:
+        """Open the store and the listeners; the addresses that they are bound to. Raises StartFailed."""
+        self._conversions.start()
+        self._checks.start()
+        try:
+            listeners = self._make_listeners()
+            await self._store.open()
+            self._is_store_open = True
+            bound, advertised = self._bind(listeners)
+            broker = await open_broker(self._settings, self._store, advertised, self._reactor, self._convert, self._background)
+        except (StorageError, TlsError, UsersFileError, ValueError) as failure:
+            raise StartFailed(str(failure)) from failure
+        self._broker = broker
+        for _, listener, _ in listeners:
+            listener.broker = broker
+        for port in self._ports:
+            port.startReading()
+        self._sweep.start(SWEEP_SECONDS, now=False)
+        self._housekeeping = Housekeeping(broker, self._background)
+        self._housekeeping.start()
+        if KERNEL != "cython":
+            _log.warning("records are converted in plain Python, some 50 times slower", reason=KERNEL_REASON)
+        return bound
+
+    def _make_listeners(self) -> list[tuple[Endpoint, Listener, Tls | None]]:
+        settings = self._settings
+        protocols = {endpoint.name: settings.security_protocol(endpoint.name) for endpoint in settings.listeners}
+        mechanisms = make_mechanisms(settings, self._check) if any(p.has_sasl for p in protocols.values()) else None
+        tls = make_tls(settings) if any(p.has_tls for p in protocols.values()) else None
+        made = []
+        for endpoint in settings.listeners:
+            protocol = protocols[endpoint.name]
+            listener = Listener(endpoint.name, self._doors, self._budget, mechanisms if protocol.has_sasl else None)
+            made.append((endpoint, listener, tls if protocol.has_tls else None))
+        return made
+
+    def _bind(self, listeners: list[tuple[Endpoint, Listener, Tls | None]]) -> tuple[list[Endpoint], dict[str, tuple[str, int]]]:
+        bound = []
+        for endpoint, listener, tls in listeners:
+            factory: Any = listener
+            if tls is not None:
+                # Twisted means any object with getContext, and says so by zope interfaces, which mypy does not know.
+                factory = TLSMemoryBIOFactory(cast(Any, tls), False, cast(Any, listener))
+            port = Port(endpoint.port, factory, BACKLOG, endpoint.host, self._reactor)
+            try:
+                port.startListening()
+            except CannotListenError as failure:
+                raise StartFailed(f"cannot listen on {endpoint}: {failure.socketError}") from failure
+            # Nothing is accepted before there is a broker to serve it; until then the kernel holds the connections.
+            port.stopReading()
+            self._ports.append(port)
+            bound.append(Endpoint(endpoint.name, endpoint.host, port.getHost().port))
+        return bound, {endpoint.name: self._advertised(endpoint) for endpoint in bound}
+
+    def _advertised(self, bound: Endpoint) -> tuple[str, int]:
+        """What clients of this listener are told: what the settings say, port 0 standing for the bound one; otherwise what is bound."""
+        told = self._settings.advertised_for(bound.name) or bound
+        return told.host, told.port or bound.port
+
+    async def drain(self) -> None:
+        """Stop accepting, answer what is owed, write what is queued; within `shutdown_timeout_ms`, then regardless."""
+        for port in self._ports:
+            await port.stopListening()
+        if self._sweep.running:
+            self._sweep.stop()
+        if self._housekeeping is not None:
+            self._housekeeping.stop()
+        if self._broker is not None:
+            self._broker.waits.end()
+            await self._drain_connections()
+            try:
+                await self._broker.topics.save_all()
+            except StorageError as failure:
+                _log.warning("producer snapshots not written", reason=str(failure))
+        if self._is_store_open:
+            await self._store.close()
+        self._conversions.stop()
+        self._checks.stop()
+
+    async def _drain_connections(self) -> None:
+        deadline = self._reactor.seconds() + self._settings.shutdown_timeout_ms / 1000
+        while self._doors.connections:
+            for connection in list(self._doors.connections):
+                connection.drain()
+            if not self._doors.connections:
+                return
+            left = deadline - self._reactor.seconds()
+            if left <= 0:
+                _log.warning("connections cut off at the end of the drain", connections=len(self._doors.connections))
+                for connection in list(self._doors.connections):
+                    connection.abort()
+                return
+            await Wake(self._reactor).wait(min(left, 0.02))
+
+    def _close_overdue(self) -> None:
+        for connection, reason in overdue(self._doors.connections, self._reactor.seconds()):
+            connection.close_overdue(reason)
+
+    def _convert(self, function: Any, *arguments: Any) -> Deferred[Any]:
+        return deferToThreadPool(self._reactor, self._conversions, function, *arguments)
+
+    def _check(self, function: Any, *arguments: Any) -> Deferred[Any]:
+        return deferToThreadPool(self._reactor, self._checks, function, *arguments)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        start(work, lambda _: None, lambda failure: _log.bug("work in the background failed", failure))
+
+
+def run(settings: Settings, reactor: Any) -> int:
+    """Serve until SIGTERM or SIGINT. The process's exit code: 0 after a drain, 1 where it could not start."""
+    server = Server(settings, reactor)
+    outcome = 0
+
+    def started(bound: list[Endpoint]) -> None:
+        addresses = ",".join(map(str, bound))
+        sys.stdout.write(f"ready listeners={addresses} store={settings.store} node={settings.node_id}\n")
+        sys.stdout.flush()
+
+    def failed(failure: BaseException) -> None:
+        nonlocal outcome
+        outcome = 1
+        if isinstance(failure, StartFailed):
+            _log.error("cannot start", reason=str(failure))
+        else:
+            _log.bug("cannot start", failure)
+        reactor.stop()
+
+    def drain() -> Deferred[None]:
+        done: Deferred[None] = Deferred()
+
+        def broken(failure: BaseException) -> None:
+            nonlocal outcome
+            outcome = 1
+            _log.bug("the drain failed", failure)
+            done.callback(None)
+
+        start(server.drain(), done.callback, broken)
+        return done
+
+    reactor.addSystemEventTrigger("before", "shutdown", drain)
+    reactor.callWhenRunning(start, server.start(), started, failed)
+    reactor.run()
+    return outcome

@@ -1,0 +1,151 @@
+"""The TCP transport, made for large frames: what arrives is copied once into its frame, what leaves is sent without being joined first.
+
+Twisted's own transport joins what is to be sent and allocates what it reads; for records that costs as much as all the rest of a request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from errno import EAGAIN, EINTR, ENOBUFS, EWOULDBLOCK
+from itertools import islice
+from typing import Any, Protocol
+
+from twisted.internet import main, tcp
+
+from storage.log import Buffer
+
+#: One read from a socket: some requests of 16 KiB in one piece, 1 MiB in a few. One buffer serves all connections.
+READ_BYTES = 256 << 10
+
+#: Buffers handed to one sendmsg; Linux takes at most 1024 (IOV_MAX).
+SEND_BUFFERS = 1024
+
+#: From so many unsent bytes on nothing new is started for the connection.
+UNSENT_BYTES = 1 << 20
+
+_AGAIN = frozenset({EAGAIN, EWOULDBLOCK, EINTR, ENOBUFS})
+
+_arrived = bytearray(READ_BYTES)
+_arrived_view = memoryview(_arrived)
+
+
+class Receiver(Protocol):
+    """What sits on the transport. The view is valid until `received` returns."""
+
+    def received(self, chunk: memoryview, /) -> None: ...
+
+
+class Connection(tcp.Server):
+    """A connection. A protocol with a method `received` gets views of a shared buffer, any other (TLS) bytes of its own."""
+
+    bufferSize = UNSENT_BYTES
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        #: When bytes last left, in the reactor's seconds; for the one who watches for peers that do not read.
+        self.last_sent = self.reactor.seconds()
+        self._receive = getattr(self.protocol, "received", None)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._unsent_bytes
+
+    def doRead(self) -> Any:
+        if self._receive is None:
+            return super().doRead()
+        try:
+            size = self.socket.recv_into(_arrived)
+        except OSError as failure:
+            return None if failure.errno in _AGAIN else main.CONNECTION_LOST
+        if not size:
+            return main.CONNECTION_DONE
+        self._receive(_arrived_view[:size])
+        return None
+
+    def write(self, data: bytes) -> None:
+        self.send((data,))
+
+    def writeSequence(self, iovec: Iterable[bytes]) -> None:
+        self.send(iovec)
+
+    def send(self, buffers: Iterable[Buffer]) -> None:
+        """Send these bytes: at once as far as the socket takes them, the rest when it can. They must not change meanwhile."""
+        if not self.connected or self.disconnecting or self._aborting:
+            return
+        was_empty = not self._unsent
+        for buffer in buffers:
+            if len(buffer):
+                self._unsent.append(memoryview(buffer))
+                self._unsent_bytes += len(buffer)
+        if not self._unsent:
+            return
+        if was_empty:
+            self.last_sent = self.reactor.seconds()
+            # A failure shows itself again, and is told, when the reactor finds the socket writable.
+            self._send_some()
+        if self._unsent:
+            self.startWriting()
+            self._maybePauseProducer()
+
+    def doWrite(self) -> Any:
+        failure = self._send_some()
+        if failure is not None:
+            return failure
+        if self._unsent:
+            return None
+        self.stopWriting()
+        if self.producer is not None and self.producerPaused:
+            self.producerPaused = False
+            self.producer.resumeProducing()
+        elif self.disconnecting:
+            return self._postLoseConnection()
+        return None
+
+    def _send_some(self) -> Exception | None:
+        while self._unsent:
+            try:
+                sent = self.socket.sendmsg(islice(self._unsent, SEND_BUFFERS))
+            except OSError as failure:
+                return None if failure.errno in _AGAIN else main.CONNECTION_LOST
+            self.last_sent = self.reactor.seconds()
+            if self._drop(sent):
+                return None
+        return None
+
+    def _drop(self, sent: int) -> bool:
+        """Take `sent` bytes off the queue. True where a buffer was sent in part: the socket is full."""
+        self._unsent_bytes -= sent
+        while sent:
+            first = self._unsent[0]
+            if len(first) > sent:
+                self._unsent[0] = first[sent:]
+                return True
+            sent -= len(first)
+            self._unsent.popleft()
+        return False
+
+    def _isSendBufferFull(self) -> bool:
+        return self._unsent_bytes > self.bufferSize
+
+    def connectionLost(self, reason: Any) -> None:
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        super().connectionLost(reason)
+
+
+class Port(tcp.Port):
+    """A listening port whose connections are `Connection`s."""
+
+    transport = Connection
+
+
+def no_delay(connection: Any) -> None:
+    """Send small replies at once, and notice peers that are gone for good."""
+    connection.setTcpNoDelay(True)
+    connection.setTcpKeepAlive(True)
+
+
+__all__ = ["Connection", "Port", "Receiver", "no_delay"]

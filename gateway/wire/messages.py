@@ -1,0 +1,75 @@
+"""The codec: kafka-python's schemas, for every message that carries no records.
+
+Its classes come from Kafka's own definitions. They decode and encode from version 0 although they announce Kafka 4's minimums.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from typing import Any
+
+from kafka.protocol.admin import cluster, configs, topics, transactions
+from kafka.protocol.consumer import fetch, offsets
+from kafka.protocol.metadata import api_versions, metadata
+from kafka.protocol.producer import produce, transaction
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+
+from gateway.errors import Refused
+from gateway.wire.api_keys import ApiKey
+
+#: The request of each key. Handlers take the classes of their replies from kafka-python themselves.
+REQUESTS: dict[ApiKey, Any] = {
+    ApiKey.PRODUCE: produce.ProduceRequest,
+    ApiKey.FETCH: fetch.FetchRequest,
+    ApiKey.LIST_OFFSETS: offsets.ListOffsetsRequest,
+    ApiKey.METADATA: metadata.MetadataRequest,
+    ApiKey.SASL_HANDSHAKE: SaslHandshakeRequest,
+    ApiKey.API_VERSIONS: api_versions.ApiVersionsRequest,
+    ApiKey.CREATE_TOPICS: topics.CreateTopicsRequest,
+    ApiKey.DELETE_TOPICS: topics.DeleteTopicsRequest,
+    ApiKey.DELETE_RECORDS: topics.DeleteRecordsRequest,
+    ApiKey.INIT_PRODUCER_ID: transaction.InitProducerIdRequest,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.OffsetForLeaderEpochRequest,
+    ApiKey.DESCRIBE_CONFIGS: configs.DescribeConfigsRequest,
+    ApiKey.ALTER_CONFIGS: configs.AlterConfigsRequest,
+    ApiKey.DESCRIBE_LOG_DIRS: cluster.DescribeLogDirsRequest,
+    ApiKey.SASL_AUTHENTICATE: SaslAuthenticateRequest,
+    ApiKey.CREATE_PARTITIONS: topics.CreatePartitionsRequest,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.IncrementalAlterConfigsRequest,
+    ApiKey.DESCRIBE_CLUSTER: cluster.DescribeClusterRequest,
+    ApiKey.DESCRIBE_PRODUCERS: transactions.DescribeProducersRequest,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: topics.DescribeTopicPartitionsRequest,
+}
+
+_NEVER = 1 << 15
+
+#: By api key, the first version whose request and response headers and bodies are flexible (KIP-482).
+FIRST_FLEXIBLE_VERSION: dict[int, int] = {
+    int(key): first if (first := request._flexible_versions[0]) >= 0 else _NEVER for key, request in REQUESTS.items()
+}
+
+
+def decode(request: Any, frame: bytearray, position: int, version: int) -> Any:
+    """The body that begins at `position`, as an instance of the codec's class `request`. Raises Refused on bytes that make no sense."""
+    try:
+        return request.decode(memoryview(frame)[position:], version=version)
+    except (struct.error, ValueError, IndexError, TypeError, OverflowError) as unreadable:
+        raise Refused(f"an unreadable body: {unreadable}") from None
+
+
+def encode(response: Any, version: int) -> bytes:
+    """The reply's body, without header."""
+    return bytes(response.encode(version=version))
+
+
+_NO_ID = bytes(16)
+
+
+def topic_id_of(value: uuid.UUID | None) -> bytes:
+    """16 bytes of topic id; the codec says None for zeros."""
+    return _NO_ID if value is None else value.bytes
+
+
+def uuid_of(topic_id: bytes) -> uuid.UUID:
+    return uuid.UUID(bytes=topic_id)
