@@ -1,0 +1,85 @@
+"""The broker that the clients are pointed at: the gateway, or Apache Kafka 3.9.2 to prove the tests and the table themselves."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.peers.kafka import Kafka, Secured
+
+START_SECONDS = 30.0
+STOP_SECONDS = 30.0
+READY = re.compile(r"^ready listeners=(\S+) store=\S+ node=-?\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Where clients connect, by listener name; `is_reference` when it is Kafka itself."""
+
+    listeners: Mapping[str, str]
+    is_reference: bool
+
+    @property
+    def bootstrap(self) -> str:
+        return self.listeners["PLAINTEXT"]
+
+
+class GatewayFailed(Exception):
+    """The gateway did not start, or did not stop as it should; ends with the tail of its stderr."""
+
+
+@contextmanager
+def reference(secured: Secured | None = None) -> Iterator[Broker]:
+    with Kafka.start(secured=secured) as kafka:
+        yield Broker(dict(kafka.listeners), is_reference=True)
+
+
+@contextmanager
+def gateway(folder: Path, listeners: Sequence[str] = ("PLAINTEXT://127.0.0.1:0",), arguments: Sequence[str] = ()) -> Iterator[Broker]:
+    """`kopgate serve` on free ports with its store and its log in `folder`; SIGTERM at the end must give exit code 0."""
+    named = [word for listener in listeners for word in ("--listener", listener)]
+    argv = [sys.executable, "-m", "gateway", "serve", *named, "--store", f"lmdb:{folder / 'store'}", *arguments]
+    log = folder / "gateway.log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        try:
+            yield Broker(_ready_listeners(process, log), is_reference=False)
+            process.terminate()
+            code = process.wait(STOP_SECONDS)
+        finally:
+            process.kill()
+    if code:
+        raise GatewayFailed(f"exit code {code} after SIGTERM\n{_tail(log)}")
+
+
+def _ready_listeners(process: subprocess.Popen[str], log: Path) -> dict[str, str]:
+    assert process.stdout is not None
+    overdue = threading.Timer(START_SECONDS, process.kill)
+    overdue.start()
+    try:
+        line = process.stdout.readline()
+    finally:
+        overdue.cancel()
+    ready = READY.match(line)
+    if not ready:
+        raise GatewayFailed(f"no ready line within {START_SECONDS:.0f} s, but {line!r}\n{_tail(log)}")
+    pairs = [one.partition("://") for one in ready[1].split(",")]
+    return {name: address for name, _, address in pairs}
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-3000:]
+
+
+def are_required() -> bool:
+    """In CI a peer that cannot run is a failure; elsewhere its tests are skipped with the reason."""
+    return bool(os.environ.get("CI") or os.environ.get("KOPGATE_REQUIRE_PEERS"))

@@ -1,0 +1,56 @@
+"""One broker for all tests of a worker: the gateway, or with `--reference` (or KOPGATE_REFERENCE=1) Apache Kafka 3.9.2."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.legacy_clients.brokers import Broker, are_required, gateway, reference
+from tests.legacy_clients.clients import Client, table
+from tests.legacy_clients.install import install
+from tests.peers.cache import CannotInstall
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--reference", action="store_true", help="run the real clients against Apache Kafka 3.9.2 instead of the gateway")
+
+
+@pytest.fixture(scope="session")
+def is_reference(pytestconfig: pytest.Config) -> bool:
+    return bool(pytestconfig.getoption("--reference") or os.environ.get("KOPGATE_REFERENCE"))
+
+
+@pytest.fixture(scope="session")
+def broker(is_reference: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with _installed_or_skipped(), reference() if is_reference else gateway(tmp_path_factory.mktemp("gateway")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def bootstrap(broker: Broker) -> str:
+    """host:port of the plaintext listener."""
+    return broker.bootstrap
+
+
+@pytest.fixture(scope="session")
+def client() -> Callable[[str], Client]:
+    """The client of that name, installed; the test is skipped, or in CI fails, when that is impossible."""
+
+    def ready(name: str) -> Client:
+        row = table()[name]
+        with _installed_or_skipped():
+            install(row)
+        return row
+
+    return ready
+
+
+class _installed_or_skipped:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CannotInstall):
+            (pytest.fail if are_required() else pytest.skip)(str(error))

@@ -1,0 +1,216 @@
+"""Drives confluent-kafka (librdkafka; Python 3.6 ... 3.13) by the command line described in README.md."""
+import base64
+import os
+import sys
+import threading
+import time
+from urllib.parse import quote, unquote
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+IN_FLIGHT = 10000
+
+
+def decoded(text):
+    return None if text == "-" else base64.b64decode(text)
+
+
+def encoded(raw):
+    return "-" if raw is None else base64.b64encode(raw).decode("ascii")
+
+
+def parse(words):
+    options, spans = {"timeout": "30"}, []
+    words = iter(words)
+    for word in words:
+        if not word.startswith("--"):
+            spans.append(word)
+        elif word == "--idempotent":
+            options["idempotent"] = "true"
+        else:
+            options[word[2:]] = next(words)
+    return options, spans
+
+
+def common(options, failures):
+    def on_error(error):
+        # librdkafka retries a refused log-in for ever; to a test that is a failure.
+        if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
+            failures.append(error)
+
+    settings = {"bootstrap.servers": options["bootstrap"], "client.id": "legacy-driver", "error_cb": on_error}
+    for name in options.get("config", "").split(","):
+        if name:
+            key, _, value = name.partition("=")
+            settings[key] = value
+    user, ca = options.get("sasl-plain"), options.get("tls-ca")
+    if user or ca:
+        settings["security.protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")
+    if user:
+        name, _, password = user.partition(":")
+        settings.update({"sasl.mechanisms": "PLAIN", "sasl.username": name, "sasl.password": password})
+    if ca:
+        settings["ssl.ca.location"] = ca
+    return settings
+
+
+def headers_from(text):
+    pairs = [] if text == "-" else [one.partition("=") for one in text.split(",")]
+    return [(unquote(name), decoded(value)) for name, _, value in pairs]
+
+
+def headers_to(headers):
+    return ",".join(quote(name, safe="") + "=" + encoded(value) for name, value in headers or ()) or "-"
+
+
+class InOrder:
+    """Prints acknowledgements in the order of input: those that came early wait for the one before them."""
+
+    def __init__(self, failures):
+        self.early = {}
+        self.printed = 0
+        self.failures = failures
+
+    def callback(self, index):
+        def delivered(error, message):
+            if error is not None:
+                self.failures.append(error)
+                return
+            offset = message.offset()
+            self.early[index] = "%s\t%d\t%d" % (message.topic(), message.partition(), -1 if offset is None or offset < 0 else offset)
+            while self.printed in self.early:
+                print(self.early.pop(self.printed))
+                self.printed += 1
+
+        return delivered
+
+
+def produce(options):
+    failures = []
+    settings = common(options, failures)
+    settings.update(
+        {
+            "compression.codec": options.get("codec", "none"),
+            "request.required.acks": {"all": -1}.get(options.get("acks", "all")) or int(options["acks"]),
+            "queue.buffering.max.ms": int(options.get("linger", 5)),
+            "message.timeout.ms": int(float(options["timeout"]) * 1000),
+        }
+    )
+    if "idempotent" in options:
+        settings["enable.idempotence"] = True
+    batch = int(options.get("batch-bytes", 16384))
+    # batch.size came with librdkafka 1.5; before it only the number of messages bounds a batch.
+    settings.update({"batch.size": batch} if hasattr(Producer, "list_topics") and version() >= (1, 5) else {"batch.num.messages": max(1, batch // 512)})
+    producer = Producer(settings)
+    acknowledged = InOrder(failures)
+    feed = Feed(producer, acknowledged)
+    feed.start()
+    deadline = None
+    while not failures and not (feed.is_over and acknowledged.printed == feed.count):
+        producer.poll(0.02)
+        sys.stdout.flush()
+        if feed.is_over and deadline is None:
+            deadline = time.time() + float(options["timeout"])
+        if deadline and time.time() > deadline:
+            raise RuntimeError("timed out with %d of %d records acknowledged" % (acknowledged.printed, feed.count))
+    if failures:
+        raise RuntimeError(str(failures[0]))
+
+
+class Feed(threading.Thread):
+    """Reads stdin and sends, so that acknowledgements are seen while stdin is quiet."""
+
+    def __init__(self, producer, acknowledged):
+        threading.Thread.__init__(self)
+        self.daemon = True
+        self.producer = producer
+        self.acknowledged = acknowledged
+        self.count = 0
+        self.is_over = False
+
+    def run(self):
+        try:
+            for line in iter(sys.stdin.readline, ""):
+                while self.count - self.acknowledged.printed > IN_FLIGHT:
+                    time.sleep(0.001)
+                self.send(*line.rstrip("\n").split("\t"))
+        except Exception as failure:
+            self.acknowledged.failures.append(failure)
+        self.is_over = True
+
+    def send(self, topic, partition, timestamp, key, value, headers):
+        more = {} if timestamp == "-" else {"timestamp": int(timestamp)}
+        if headers != "-":
+            more["headers"] = headers_from(headers)
+        on_delivery = self.acknowledged.callback(self.count)
+        self.count += 1
+        self.producer.produce(topic, decoded(value), decoded(key), int(partition), on_delivery=on_delivery, **more)
+
+
+def version():
+    import confluent_kafka
+
+    return tuple(int(part) for part in confluent_kafka.libversion()[0].split("-")[0].split(".")[:2])
+
+
+def consume(options, spans):
+    failures = []
+    settings = common(options, failures)
+    # The group is only a name that librdkafka insists on: partitions are assigned by hand and nothing is committed.
+    settings.update({"group.id": "legacy-driver", "enable.auto.commit": False, "enable.partition.eof": False, "auto.offset.reset": "error"})
+    if "fetch-bytes" in options:
+        settings["fetch.message.max.bytes"] = int(options["fetch-bytes"])
+    missing, starts = {}, []
+    for span in spans:
+        topic, partition, start, count = span.split(":")
+        starts.append(TopicPartition(topic, int(partition), int(start)))
+        if int(count):
+            missing[topic, int(partition)] = int(count)
+    consumer = Consumer(settings)
+    consumer.assign(starts)
+    deadline = time.time() + float(options["timeout"])
+    while missing:
+        if time.time() > deadline:
+            raise RuntimeError("timed out, records still missing: %r" % missing)
+        if failures:
+            raise RuntimeError(str(failures[0]))
+        for record in consumer.consume(500, 0.2):
+            if record.error():
+                raise RuntimeError(str(record.error()))
+            where = record.topic(), record.partition()
+            if where not in missing:
+                continue
+            missing[where] -= 1
+            if not missing[where]:
+                del missing[where]
+            show(record)
+        sys.stdout.flush()
+
+
+def show(record):
+    kind, timestamp = record.timestamp()
+    place = "%s\t%d\t%d\t%s" % (record.topic(), record.partition(), record.offset(), timestamp if kind and timestamp >= 0 else "-")
+    print("\t".join((place, encoded(record.key()), encoded(record.value()), headers_to(record.headers()))))
+
+
+def main():
+    verb = sys.argv[1]
+    options, spans = parse(sys.argv[2:])
+    if verb == "produce":
+        produce(options)
+    else:
+        consume(options, spans)
+
+
+if __name__ == "__main__":
+    code = 0
+    try:
+        main()
+    except Exception as failure:
+        sys.stdout.flush()
+        print("driver: %s: %s" % (type(failure).__name__, failure), file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Closing waits for brokers that may refuse us; everything owed has been printed.
+    os._exit(code)

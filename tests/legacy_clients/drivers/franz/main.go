@@ -1,0 +1,257 @@
+// Drives franz-go by the command line described in ../README.md; --max-version pins the protocol as old applications do.
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kversion"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+)
+
+type options struct {
+	named map[string]string
+	spans []string
+}
+
+func (o options) get(name, otherwise string) string {
+	if value, ok := o.named[name]; ok {
+		return value
+	}
+	return otherwise
+}
+
+func (o options) timeout() time.Duration {
+	seconds, err := strconv.ParseFloat(o.get("timeout", "30"), 64)
+	must(err)
+	return time.Duration(seconds * float64(time.Second))
+}
+
+func main() {
+	opts := options{named: map[string]string{}}
+	for i := 2; i < len(os.Args); i++ {
+		word := os.Args[i]
+		switch {
+		case !strings.HasPrefix(word, "--"):
+			opts.spans = append(opts.spans, word)
+		case word == "--idempotent":
+			opts.named["idempotent"] = "true"
+		default:
+			i++
+			opts.named[word[2:]] = os.Args[i]
+		}
+	}
+	if os.Args[1] == "produce" {
+		produce(opts)
+	} else {
+		consume(opts)
+	}
+}
+
+func fail(why string) {
+	fmt.Fprintln(os.Stderr, "driver:", why)
+	os.Exit(1)
+}
+
+func must(err error) {
+	if err != nil {
+		fail(err.Error())
+	}
+}
+
+func common(opts options) []kgo.Opt {
+	settings := []kgo.Opt{
+		kgo.SeedBrokers(opts.get("bootstrap", "")),
+		kgo.ClientID("legacy-driver"),
+		kgo.RetryTimeout(opts.timeout()),
+	}
+	if name := opts.get("max-version", ""); name != "" {
+		pinned := kversion.FromString(name)
+		if pinned == nil {
+			fail("kversion does not know " + name)
+		}
+		settings = append(settings, kgo.MaxVersions(pinned))
+	}
+	if user := opts.get("sasl-plain", ""); user != "" {
+		name, password, _ := strings.Cut(user, ":")
+		settings = append(settings, kgo.SASL(plain.Auth{User: name, Pass: password}.AsMechanism()))
+	}
+	if ca := opts.get("tls-ca", ""); ca != "" {
+		pem, err := os.ReadFile(ca)
+		must(err)
+		pool := x509.NewCertPool()
+		pool.AppendCertsFromPEM(pem)
+		settings = append(settings, kgo.DialTLSConfig(&tls.Config{RootCAs: pool, ServerName: "127.0.0.1"}))
+	}
+	return settings
+}
+
+func decoded(text string) []byte {
+	if text == "-" {
+		return nil
+	}
+	raw, err := base64.StdEncoding.DecodeString(text)
+	must(err)
+	if raw == nil {
+		raw = []byte{}
+	}
+	return raw
+}
+
+func encoded(raw []byte) string {
+	if raw == nil {
+		return "-"
+	}
+	return base64.StdEncoding.EncodeToString(raw)
+}
+
+func headersFrom(text string) (headers []kgo.RecordHeader) {
+	if text == "-" {
+		return nil
+	}
+	for _, one := range strings.Split(text, ",") {
+		name, value, _ := strings.Cut(one, "=")
+		plain, err := url.QueryUnescape(name)
+		must(err)
+		headers = append(headers, kgo.RecordHeader{Key: plain, Value: decoded(value)})
+	}
+	return headers
+}
+
+func headersTo(headers []kgo.RecordHeader) string {
+	if len(headers) == 0 {
+		return "-"
+	}
+	texts := make([]string, 0, len(headers))
+	for _, one := range headers {
+		texts = append(texts, url.QueryEscape(one.Key)+"="+encoded(one.Value))
+	}
+	return strings.Join(texts, ",")
+}
+
+func produce(opts options) {
+	codec := map[string]kgo.CompressionCodec{
+		"none": kgo.NoCompression(), "gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(), "lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression(),
+	}[opts.get("codec", "none")]
+	acks := map[string]kgo.Acks{"0": kgo.NoAck(), "1": kgo.LeaderAck(), "all": kgo.AllISRAcks()}[opts.get("acks", "all")]
+	linger, err := strconv.Atoi(opts.get("linger", "5"))
+	must(err)
+	batch, err := strconv.Atoi(opts.get("batch-bytes", "16384"))
+	must(err)
+	settings := append(common(opts),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerBatchCompression(codec), kgo.RequiredAcks(acks),
+		kgo.ProducerLinger(time.Duration(linger)*time.Millisecond))
+	// No RecordDeliveryTimeout: franz-go counts it from the record's own timestamp. The flush has the deadline.
+	// A record larger than the batch is refused by franz-go itself: the batch is bounded by --batch-bytes only when that leaves room.
+	settings = append(settings, kgo.ProducerBatchMaxBytes(int32(max(batch, 1<<20))), kgo.MaxBufferedRecords(10000), kgo.AllowAutoTopicCreation())
+	// Written for idempotence unless it is impossible: KIP-98 came with 0.11 and wants acks=all.
+	if opts.get("acks", "all") != "all" || opts.get("max-version", "") != "" && opts.get("idempotent", "") == "" {
+		settings = append(settings, kgo.DisableIdempotentWrite())
+	}
+	client, err := kgo.NewClient(settings...)
+	must(err)
+	acknowledge(client, opts)
+}
+
+func acknowledge(client *kgo.Client, opts options) {
+	var lock sync.Mutex
+	early := map[int]string{}
+	next := 0
+	lines := bufio.NewReaderSize(os.Stdin, 1<<20)
+	for count := 0; ; count++ {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			break
+		}
+		field := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		partition, err := strconv.Atoi(field[1])
+		must(err)
+		record := &kgo.Record{Topic: field[0], Partition: int32(partition), Key: decoded(field[3]), Value: decoded(field[4]), Headers: headersFrom(field[5])}
+		if field[2] != "-" {
+			ms, err := strconv.ParseInt(field[2], 10, 64)
+			must(err)
+			record.Timestamp = time.UnixMilli(ms)
+		}
+		index := count
+		client.Produce(context.Background(), record, func(done *kgo.Record, err error) {
+			must(err)
+			lock.Lock()
+			defer lock.Unlock()
+			early[index] = fmt.Sprintf("%s\t%d\t%d\n", done.Topic, done.Partition, done.Offset)
+			for text, ok := early[next]; ok; text, ok = early[next] {
+				os.Stdout.WriteString(text)
+				delete(early, next)
+				next++
+			}
+		})
+	}
+	within, cancel := context.WithTimeout(context.Background(), opts.timeout())
+	defer cancel()
+	must(client.Flush(within))
+}
+
+func consume(opts options) {
+	offsets := map[string]map[int32]kgo.Offset{}
+	missing := map[string]int{}
+	for _, span := range opts.spans {
+		part := strings.Split(span, ":")
+		partition, err := strconv.Atoi(part[1])
+		must(err)
+		start, err := strconv.ParseInt(part[2], 10, 64)
+		must(err)
+		count, err := strconv.Atoi(part[3])
+		must(err)
+		if offsets[part[0]] == nil {
+			offsets[part[0]] = map[int32]kgo.Offset{}
+		}
+		offsets[part[0]][int32(partition)] = kgo.NewOffset().At(start)
+		if count > 0 {
+			missing[part[0]+":"+part[1]] = count
+		}
+	}
+	settings := append(common(opts), kgo.ConsumePartitions(offsets), kgo.ConsumeResetOffset(kgo.NoResetOffset()), kgo.FetchMaxWait(200*time.Millisecond))
+	if size := opts.get("fetch-bytes", ""); size != "" {
+		number, err := strconv.Atoi(size)
+		must(err)
+		settings = append(settings, kgo.FetchMaxPartitionBytes(int32(number)))
+	}
+	client, err := kgo.NewClient(settings...)
+	must(err)
+	within, cancel := context.WithTimeout(context.Background(), opts.timeout())
+	defer cancel()
+	for len(missing) > 0 {
+		fetches := client.PollFetches(within)
+		if within.Err() != nil {
+			fail(fmt.Sprint("timed out, records still missing: ", missing))
+		}
+		for _, failure := range fetches.Errors() {
+			must(fmt.Errorf("%s:%d: %w", failure.Topic, failure.Partition, failure.Err))
+		}
+		fetches.EachRecord(func(one *kgo.Record) {
+			where := fmt.Sprintf("%s:%d", one.Topic, one.Partition)
+			if missing[where] == 0 {
+				return
+			}
+			missing[where]--
+			if missing[where] == 0 {
+				delete(missing, where)
+			}
+			stamp := "-"
+			if one.Timestamp.UnixMilli() >= 0 {
+				stamp = strconv.FormatInt(one.Timestamp.UnixMilli(), 10)
+			}
+			fmt.Printf("%s\t%d\t%d\t%s\t%s\t%s\t%s\n", one.Topic, one.Partition, one.Offset, stamp, encoded(one.Key), encoded(one.Value), headersTo(one.Headers))
+		})
+	}
+}

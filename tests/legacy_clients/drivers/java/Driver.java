@@ -1,0 +1,213 @@
+// Drives one version of Apache Kafka's Java client (0.8.2 ... 4.x) by the command line described in ../README.md.
+// Compiled once per client version; what differs between versions is reached by reflection, and only there.
+
+import java.io.BufferedReader;
+import java.io.File;
+import java.io.FileInputStream;
+import java.io.FileOutputStream;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.lang.reflect.Constructor;
+import java.net.URLDecoder;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.security.KeyStore;
+import java.security.cert.Certificate;
+import java.security.cert.CertificateFactory;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.Collection;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.Future;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.TimeUnit;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
+
+public final class Driver {
+    static final PrintStream OUT = new PrintStream(new java.io.FileOutputStream(java.io.FileDescriptor.out), false);
+
+    public static void main(String[] words) {
+        try {
+            Map<String, String> options = new HashMap<>();
+            List<String> spans = new ArrayList<>();
+            parse(words, options, spans);
+            if (words[0].equals("produce")) {
+                produce(options);
+            } else {
+                // Absent from the build for 0.8.2, whose consumer was never finished.
+                Class.forName("Consume").getMethod("run", Map.class, List.class).invoke(null, options, spans);
+            }
+            OUT.flush();
+            // A hung close() must not turn success into a timeout: everything owed has been printed.
+            Runtime.getRuntime().halt(0);
+        } catch (Throwable failure) {
+            OUT.flush();
+            while (failure.getCause() != null && failure instanceof java.lang.reflect.InvocationTargetException) failure = failure.getCause();
+            System.err.println("driver: " + failure + (failure.getCause() == null ? "" : " / " + failure.getCause()));
+            Runtime.getRuntime().halt(1);
+        }
+    }
+
+    static void parse(String[] words, Map<String, String> options, List<String> spans) {
+        for (int i = 1; i < words.length; i++) {
+            if (!words[i].startsWith("--")) spans.add(words[i]);
+            else if (words[i].equals("--idempotent")) options.put("idempotent", "true");
+            else options.put(words[i].substring(2), words[++i]);
+        }
+    }
+
+    static long timeoutMs(Map<String, String> options) {
+        return (long) (1000 * Double.parseDouble(options.getOrDefault("timeout", "30")));
+    }
+
+    static Properties common(Map<String, String> options) throws Exception {
+        Properties settings = new Properties();
+        settings.put("bootstrap.servers", options.get("bootstrap"));
+        settings.put("client.id", "legacy-driver");
+        String user = options.get("sasl-plain");
+        String ca = options.get("tls-ca");
+        if (user != null || ca != null) settings.put("security.protocol", (user == null ? "" : "SASL_") + (ca == null ? "PLAINTEXT" : "SSL"));
+        if (user != null) {
+            settings.put("sasl.mechanism", "PLAIN");
+            logIn(user);
+        }
+        if (ca != null) trust(ca, settings);
+        return settings;
+    }
+
+    // A JAAS file is the one way that every version since 0.10.0 knows; sasl.jaas.config came with 0.10.2.
+    private static void logIn(String user) throws Exception {
+        int colon = user.indexOf(':');
+        File file = File.createTempFile("jaas", ".conf");
+        file.deleteOnExit();
+        String entry = "KafkaClient { org.apache.kafka.common.security.plain.PlainLoginModule required username=\"" + user.substring(0, colon)
+            + "\" password=\"" + user.substring(colon + 1) + "\"; };";
+        Files.write(file.toPath(), entry.getBytes(StandardCharsets.UTF_8));
+        System.setProperty("java.security.auth.login.config", file.getPath());
+    }
+
+    // PEM trust stores came with 2.7; a JKS file is understood by all.
+    private static void trust(String ca, Properties settings) throws Exception {
+        KeyStore store = KeyStore.getInstance("JKS");
+        store.load(null, null);
+        int index = 0;
+        try (FileInputStream pem = new FileInputStream(ca)) {
+            for (Certificate one : CertificateFactory.getInstance("X.509").generateCertificates(pem)) store.setCertificateEntry("ca" + index++, one);
+        }
+        File file = File.createTempFile("trust", ".jks");
+        file.deleteOnExit();
+        try (FileOutputStream out = new FileOutputStream(file)) {
+            store.store(out, "changeit".toCharArray());
+        }
+        settings.put("ssl.truststore.location", file.getPath());
+        settings.put("ssl.truststore.password", "changeit");
+        settings.put("ssl.truststore.type", "JKS");
+    }
+
+    private static final class Sent {
+        final String topic;
+        final int partition;
+        final Future<RecordMetadata> outcome;
+
+        Sent(String topic, int partition, Future<RecordMetadata> outcome) {
+            this.topic = topic;
+            this.partition = partition;
+            this.outcome = outcome;
+        }
+    }
+
+    private static final Sent END = new Sent(null, 0, null);
+
+    private static void produce(Map<String, String> options) throws Exception {
+        Properties settings = common(options);
+        String bytes = "org.apache.kafka.common.serialization.ByteArraySerializer";
+        settings.put("key.serializer", bytes);
+        settings.put("value.serializer", bytes);
+        settings.put("compression.type", options.getOrDefault("codec", "none"));
+        settings.put("acks", options.getOrDefault("acks", "all"));
+        settings.put("linger.ms", options.getOrDefault("linger", "5"));
+        settings.put("batch.size", options.getOrDefault("batch-bytes", "16384"));
+        String patience = Long.toString(timeoutMs(options));
+        settings.put("max.block.ms", patience);
+        settings.put("metadata.fetch.timeout.ms", patience);
+        if (options.containsKey("idempotent")) settings.put("enable.idempotence", "true");
+        final KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(settings);
+        // Bounded: a producer that is not answered must stop reading, not fill the heap.
+        final BlockingQueue<Sent> queue = new LinkedBlockingQueue<>(10000);
+        final long wait = timeoutMs(options);
+        Thread reader = new Thread(() -> feed(producer, queue));
+        reader.setDaemon(true);
+        reader.start();
+        for (Sent sent = queue.take(); sent != END; sent = queue.take()) {
+            if (sent.outcome == null) throw new IllegalStateException(sent.topic);
+            RecordMetadata done = sent.outcome.get(wait, TimeUnit.MILLISECONDS);
+            OUT.print(sent.topic + "\t" + sent.partition + "\t" + done.offset() + "\n");
+            if (queue.isEmpty() || !queue.peek().equals(END) && queue.peek().outcome != null && !queue.peek().outcome.isDone()) OUT.flush();
+        }
+        OUT.flush();
+        producer.close();
+    }
+
+    private static void feed(KafkaProducer<byte[], byte[]> producer, BlockingQueue<Sent> queue) {
+        try {
+            BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.US_ASCII));
+            Constructor<?> longest = longestConstructor();
+            for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+                String[] field = line.split("\t", -1);
+                queue.put(new Sent(field[0], Integer.parseInt(field[1]), producer.send(record(longest, field))));
+            }
+            queue.put(END);
+        } catch (Throwable failure) {
+            queue.clear();
+            queue.offer(new Sent(failure + (failure.getCause() == null ? "" : " / " + failure.getCause()), 0, null));
+        }
+    }
+
+    // (topic, partition, key, value) until 0.9, with a timestamp from 0.10, with headers from 0.11.
+    private static Constructor<?> longestConstructor() {
+        Constructor<?> longest = null;
+        for (Constructor<?> one : ProducerRecord.class.getConstructors())
+            if (longest == null || one.getParameterTypes().length > longest.getParameterTypes().length) longest = one;
+        return longest;
+    }
+
+    @SuppressWarnings("unchecked")
+    private static ProducerRecord<byte[], byte[]> record(Constructor<?> longest, String[] field) throws Exception {
+        Integer partition = Integer.valueOf(field[1]);
+        byte[] key = decoded(field[3]);
+        byte[] value = decoded(field[4]);
+        Object[] arguments;
+        if (longest.getParameterTypes().length == 4) arguments = new Object[] {field[0], partition, key, value};
+        else {
+            Long timestamp = field[2].equals("-") ? null : Long.valueOf(field[2]);
+            if (longest.getParameterTypes().length == 5) arguments = new Object[] {field[0], partition, timestamp, key, value};
+            else arguments = new Object[] {field[0], partition, timestamp, key, value, headers(field[5])};
+        }
+        return (ProducerRecord<byte[], byte[]>) longest.newInstance(arguments);
+    }
+
+    private static Collection<Object> headers(String text) throws Exception {
+        List<Object> headers = new ArrayList<>();
+        if (text.equals("-")) return headers;
+        Constructor<?> make = Class.forName("org.apache.kafka.common.header.internals.RecordHeader").getConstructor(String.class, byte[].class);
+        for (String one : text.split(",")) {
+            int equals = one.indexOf('=');
+            headers.add(make.newInstance(URLDecoder.decode(one.substring(0, equals), "UTF-8"), decoded(one.substring(equals + 1))));
+        }
+        return headers;
+    }
+
+    static byte[] decoded(String text) {
+        return text.equals("-") ? null : Base64.getDecoder().decode(text);
+    }
+
+    static String encoded(byte[] raw) {
+        return raw == null ? "-" : Base64.getEncoder().encodeToString(raw);
+    }
+}

@@ -1,0 +1,193 @@
+"""Drives kafka-python (1.0 ... 3.0, on Python 2.7 ... 3.13) by the command line described in README.md."""
+from __future__ import print_function
+
+import base64
+import collections
+import ssl
+import sys
+import threading
+import time
+
+try:
+    from urllib import quote, unquote
+except ImportError:
+    from urllib.parse import quote, unquote
+
+import kafka
+
+VERSION = tuple(int(part) for part in kafka.__version__.split(".")[:2])
+
+
+def decoded(text):
+    return None if text == "-" else base64.b64decode(text)
+
+
+def encoded(raw):
+    return "-" if raw is None else base64.b64encode(bytes(raw)).decode("ascii")
+
+
+def parse(words):
+    options, spans = {"timeout": "30"}, []
+    words = iter(words)
+    for word in words:
+        if not word.startswith("--"):
+            spans.append(word)
+        elif word == "--idempotent":
+            options["idempotent"] = "true"
+        else:
+            options[word[2:]] = next(words)
+    return options, spans
+
+
+def common(options):
+    settings = {"bootstrap_servers": options["bootstrap"], "client_id": "legacy-driver"}
+    if "api-version" in options:
+        settings["api_version"] = tuple(int(part) for part in options["api-version"].split("."))
+    user, ca = options.get("sasl-plain"), options.get("tls-ca")
+    if user or ca:
+        settings["security_protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")
+    if user:
+        name, _, password = user.partition(":")
+        settings.update(sasl_mechanism="PLAIN", sasl_plain_username=name, sasl_plain_password=password)
+    if ca:
+        settings["ssl_context"] = ssl.create_default_context(cafile=ca)
+    return settings
+
+
+def headers_from(text):
+    pairs = [] if text == "-" else [one.partition("=") for one in text.split(",")]
+    return [(unquote(name), decoded(value)) for name, _, value in pairs]
+
+
+def headers_to(headers):
+    return ",".join(quote(name, safe="") + "=" + encoded(value) for name, value in headers or ()) or "-"
+
+
+class Feed(threading.Thread):
+    """Reads stdin and sends; what was sent stands in `sent`, bounded so that an unanswered producer stops reading."""
+
+    LIMIT = 10000
+
+    def __init__(self, producer):
+        threading.Thread.__init__(self)
+        self.daemon = True
+        self.producer = producer
+        self.sent = collections.deque()
+        self.failure = None
+        self.is_over = False
+
+    def run(self):
+        try:
+            for line in iter(sys.stdin.readline, ""):
+                while len(self.sent) > self.LIMIT:
+                    time.sleep(0.001)
+                topic, partition, timestamp, key, value, headers = line.rstrip("\n").split("\t")
+                more = {}
+                if VERSION >= (1, 3) and timestamp != "-":
+                    more["timestamp_ms"] = int(timestamp)
+                if VERSION >= (1, 4) and headers != "-":
+                    more["headers"] = headers_from(headers)
+                future = self.producer.send(topic, decoded(value), key=decoded(key), partition=int(partition), **more)
+                self.sent.append((topic, partition, future))
+        except Exception as failure:
+            self.failure = failure
+        self.is_over = True
+
+
+def produce(options):
+    codec = options.get("codec", "none")
+    acks = options.get("acks", "all")
+    settings = common(options)
+    if "idempotent" in options:
+        settings["enable_idempotence"] = True
+    elif VERSION >= (3, 0):
+        settings["enable_idempotence"] = acks == "all"
+    patience = int(float(options["timeout"]) * 1000)
+    producer = kafka.KafkaProducer(
+        acks=acks if acks == "all" else int(acks),
+        compression_type=None if codec == "none" else codec,
+        linger_ms=int(options.get("linger", 5)),
+        batch_size=int(options.get("batch-bytes", 16384)),
+        max_block_ms=patience,
+        **settings
+    )
+    feed = Feed(producer)
+    feed.start()
+    while True:
+        if feed.failure:
+            raise feed.failure
+        if not feed.sent:
+            if feed.is_over and not feed.failure and not feed.sent:
+                break
+            sys.stdout.flush()
+            time.sleep(0.001)
+            continue
+        topic, partition, future = feed.sent.popleft()
+        if not future.is_done:
+            sys.stdout.flush()
+        offset = future.get(timeout=patience / 1000.0).offset
+        print("%s\t%s\t%d" % (topic, partition, -1 if offset is None else offset))
+    sys.stdout.flush()
+    producer.close(timeout=2)
+
+
+def consume(options, spans):
+    settings = common(options)
+    if "fetch-bytes" in options:
+        settings["max_partition_fetch_bytes"] = int(options["fetch-bytes"])
+    # group_id None: no coordinator. An unknown offset must be an error, not a silent jump.
+    consumer = kafka.KafkaConsumer(group_id=None, enable_auto_commit=False, auto_offset_reset="none", **settings)
+    missing = {}
+    starts = {}
+    for span in spans:
+        topic, partition, start, count = span.split(":")
+        where = kafka.TopicPartition(topic, int(partition))
+        starts[where] = int(start)
+        if int(count):
+            missing[where] = int(count)
+    consumer.assign(list(starts))
+    for where, start in starts.items():
+        consumer.seek(where, start)
+    deadline = time.time() + float(options["timeout"])
+    while missing:
+        if time.time() > deadline:
+            raise RuntimeError("timed out, records still missing: %r" % missing)
+        for where, records in consumer.poll(200).items():
+            for record in records:
+                if where not in missing:
+                    continue
+                missing[where] -= 1
+                if not missing[where]:
+                    del missing[where]
+                show(record)
+        sys.stdout.flush()
+
+
+def show(record):
+    timestamp = getattr(record, "timestamp", None)
+    if timestamp is None or timestamp < 0:
+        timestamp = "-"
+    place = "%s\t%d\t%d\t%s" % (record.topic, record.partition, record.offset, timestamp)
+    print("\t".join((place, encoded(record.key), encoded(record.value), headers_to(getattr(record, "headers", None)))))
+
+
+def main():
+    verb = sys.argv[1]
+    options, spans = parse(sys.argv[2:])
+    if verb == "produce":
+        produce(options)
+    else:
+        consume(options, spans)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as failure:
+        sys.stdout.flush()
+        print("driver: %s: %s" % (type(failure).__name__, failure), file=sys.stderr)
+        sys.stderr.flush()
+        # Threads of the client may wait for ever for a broker that refuses them.
+        import os
+
+        os._exit(1)

@@ -1,0 +1,130 @@
+// Drives KafkaJS by the command line described in README.md. The group consumer, its only one, is not driven yet.
+'use strict'
+
+const fs = require('fs')
+const readline = require('readline')
+const { Kafka, CompressionTypes, CompressionCodecs, Partitioners, logLevel } = require('kafkajs')
+
+// Codecs that KafkaJS leaves to others; all are plain JavaScript or WebAssembly, so that nothing needs compiling.
+CompressionCodecs[CompressionTypes.Snappy] = require('kafkajs-snappy')
+CompressionCodecs[CompressionTypes.LZ4] = () => {
+  const lz4 = require('lz4js')
+  return { compress: async encoder => asIndependent(Buffer.from(lz4.compress(encoder.buffer))), decompress: async buffer => Buffer.from(lz4.decompress(buffer)) }
+}
+const zstd = require('@bokuweb/zstd-wasm')
+// Once: a second init would give the module another heap under a running compression.
+const zstdReady = zstd.init()
+CompressionCodecs[CompressionTypes.ZSTD] = () => ({
+  compress: async encoder => (await zstdReady, Buffer.from(zstd.compress(encoder.buffer, 3))),
+  decompress: async buffer => (await zstdReady, Buffer.from(zstd.decompress(buffer))),
+})
+
+// lz4js leaves the bit for independent blocks unset, which Kafka refuses; a frame below its block size of 4 MiB is one block and may say so.
+// 0x73 is the checksum of the two header bytes before it (second byte of their xxh32), as liblz4 writes it.
+function asIndependent(frame) {
+  if (frame.readUInt32LE(0) !== 0x184d2204 || frame[4] !== 0x40 || frame[5] !== 0x70) throw new Error('lz4js writes another frame header than expected')
+  frame[4] = 0x60
+  frame[6] = 0x73
+  return frame
+}
+
+const CODECS = { none: CompressionTypes.None, gzip: CompressionTypes.GZIP, snappy: CompressionTypes.Snappy, lz4: CompressionTypes.LZ4, zstd: CompressionTypes.ZSTD }
+const decoded = text => (text === '-' ? null : Buffer.from(text, 'base64'))
+
+function parse(words) {
+  const options = { timeout: '30' }
+  for (let i = 0; i < words.length; i++) {
+    const name = words[i].replace(/^--/, '')
+    options[name] = name === 'idempotent' ? true : words[++i]
+  }
+  return options
+}
+
+function connect(options) {
+  const settings = {
+    clientId: 'legacy-driver',
+    brokers: [options.bootstrap],
+    logLevel: logLevel.ERROR,
+    logCreator: () => entry => process.stderr.write(`${entry.log.message} ${entry.log.error || ''}\n`),
+  }
+  if (options['tls-ca']) settings.ssl = { ca: [fs.readFileSync(options['tls-ca'], 'utf8')] }
+  if (options['sasl-plain']) {
+    const [username, ...password] = options['sasl-plain'].split(':')
+    settings.sasl = { mechanism: 'plain', username, password: password.join(':') }
+  }
+  return new Kafka(settings)
+}
+
+function headersFrom(text) {
+  const headers = {}
+  if (text !== '-') {
+    for (const one of text.split(',')) {
+      const at = one.indexOf('=')
+      headers[decodeURIComponent(one.slice(0, at))] = decoded(one.slice(at + 1))
+    }
+  }
+  return headers
+}
+
+// KafkaJS makes one request of each send, so the batches are made here: consecutive records up to --batch-bytes.
+async function produce(options) {
+  const producer = connect(options).producer({ idempotent: !!options.idempotent, createPartitioner: Partitioners.DefaultPartitioner })
+  await producer.connect()
+  const limit = Number(options['batch-bytes'] || 16384)
+  let batch = []
+  let size = 0
+  const send = async () => {
+    if (!batch.length) return
+    const sent = batch
+    batch = []
+    size = 0
+    await sendBatch(producer, options, sent)
+  }
+  for await (const line of readline.createInterface({ input: process.stdin, crlfDelay: Infinity })) {
+    batch.push(line.split('\t'))
+    size += line.length
+    if (size >= limit) await send()
+  }
+  await send()
+  await producer.disconnect()
+}
+
+async function sendBatch(producer, options, lines) {
+  const topics = new Map()
+  for (const [topic, partition, timestamp, key, value, headers] of lines) {
+    if (!topics.has(topic)) topics.set(topic, [])
+    const message = { partition: Number(partition), key: decoded(key), value: decoded(value), headers: headersFrom(headers) }
+    if (timestamp !== '-') message.timestamp = timestamp
+    topics.get(topic).push(message)
+  }
+  const answers = await producer.sendBatch({
+    topicMessages: [...topics].map(([topic, messages]) => ({ topic, messages })),
+    acks: { 0: 0, 1: 1 }[options.acks] ?? -1,
+    compression: CODECS[options.codec || 'none'],
+  })
+  const next = new Map(answers.map(a => [`${a.topicName}:${a.partition}`, BigInt(a.baseOffset ?? a.offset)]))
+  let text = ''
+  for (const [topic, partition] of lines) {
+    const place = `${topic}:${partition}`
+    const offset = next.get(place) ?? -1n
+    if (offset >= 0n) next.set(place, offset + 1n)
+    text += `${topic}\t${partition}\t${offset}\n`
+  }
+  fs.writeSync(1, text)
+}
+
+async function main() {
+  const [verb, ...words] = process.argv.slice(2)
+  if (verb !== 'produce') throw new Error(`${verb} is not driven: KafkaJS consumes in groups only`)
+  const options = parse(words)
+  const timer = setTimeout(() => fail(new Error('timed out')), 1000 * Number(options.timeout))
+  await produce(options)
+  clearTimeout(timer)
+}
+
+function fail(error) {
+  fs.writeSync(2, `driver: ${error.name}: ${error.message}\n`)
+  process.exit(1)
+}
+
+main().then(() => process.exit(0), fail)

@@ -1,0 +1,43 @@
+// Sarama since headers and Config.Version.
+package main
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/IBM/sarama"
+)
+
+func setup(config *sarama.Config, opts options) {
+	if name := opts.get("version", ""); name != "" {
+		version, err := sarama.ParseKafkaVersion(name)
+		must(err)
+		config.Version = version
+	}
+	if opts.get("idempotent", "") != "" {
+		config.Producer.Idempotent = true
+		config.Net.MaxOpenRequests = 1
+	}
+}
+
+func stamp(message *sarama.ProducerMessage, ms int64) { message.Timestamp = time.UnixMilli(ms) }
+
+func label(message *sarama.ProducerMessage, headers []header) {
+	for _, one := range headers {
+		message.Headers = append(message.Headers, sarama.RecordHeader{Key: []byte(one.name), Value: one.value})
+	}
+}
+
+func stampOf(message *sarama.ConsumerMessage) string {
+	if message.Timestamp.IsZero() || message.Timestamp.UnixMilli() < 0 {
+		return "-"
+	}
+	return strconv.FormatInt(message.Timestamp.UnixMilli(), 10)
+}
+
+func labelsOf(message *sarama.ConsumerMessage) (headers []header) {
+	for _, one := range message.Headers {
+		headers = append(headers, header{string(one.Key), one.Value})
+	}
+	return headers
+}

@@ -1,0 +1,251 @@
+"""Apache Kafka 3.9.2 from Maven: the broker that the gateway is held against, and Kafka's own command-line tools.
+
+One process in KRaft combined mode on loopback ports, its data in a temporary folder. It is started with the settings that let tests
+be exact: no retention, one replica of everything, no delay before the first rebalance.
+
+    with Kafka.start() as broker:
+        tool("kafka-topics", broker.bootstrap, "--list")
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.peers.cache import TAIL_CHARACTERS, CannotInstall, maven_jars
+
+VERSION = "3.9.2"
+CLUSTER_ID = "a29wZ2F0ZS1yZWZlcmVuYw"
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0
+TOOL_SECONDS = 60.0
+START_ATTEMPTS = 3
+
+TOOLS = {
+    "kafka-topics": "org.apache.kafka.tools.TopicCommand",
+    "kafka-configs": "kafka.admin.ConfigCommand",
+    "kafka-get-offsets": "org.apache.kafka.tools.GetOffsetShell",
+    "kafka-delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
+    "kafka-log-dirs": "org.apache.kafka.tools.LogDirsCommand",
+    "kafka-broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
+    "kafka-producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
+    "kafka-dump-log": "kafka.tools.DumpLogSegments",
+}
+
+
+class BrokerFailed(Exception):
+    """The broker did not come up or went away; the message ends with the tail of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """What the SASL_PLAINTEXT, SSL and SASL_SSL listeners need: PLAIN users, and a PEM file with a PKCS#8 key and its certificates."""
+
+    users: tuple[tuple[str, str], ...]
+    key_and_chain: Path
+
+
+def jars(version: str = VERSION) -> Path:
+    """The folder with the jars of the broker and its tools; fetched once."""
+    return maven_jars((f"org.apache.kafka:kafka_2.13:{version}", f"org.apache.kafka:kafka-tools:{version}"))
+
+
+def java(main: str, *arguments: str, version: str = VERSION, heap: str = "-Xmx256m", log_level: str = "WARN") -> list[str]:
+    """The argv of a main class from the broker's jars, logging to stderr."""
+    if not shutil.which("java"):
+        raise CannotInstall("`java` is not on this machine: Kafka needs a JDK of version 17 or later")
+    # Serial GC: these are short-lived or small processes on few cores, and parallel collectors would fight over them.
+    flags = [heap, "-XX:+UseSerialGC", "-Djava.awt.headless=true", f"-Dlog4j.configuration=file:{_log4j(log_level)}"]
+    return ["java", *flags, "-cp", f"{jars(version)}/*", main, *arguments]
+
+
+def tool(name: str, bootstrap: str, *arguments: str, check: bool = True) -> str:
+    """Runs one of Kafka's own tools against any bootstrap server and returns what it printed to stdout.
+
+    With `check` a non-zero exit raises CalledProcessError with stderr attached. Some tools report failures only in their text, as Kafka's do.
+    """
+    flag = "--bootstrap-server"
+    done = subprocess.run(
+        java(TOOLS[name], flag, bootstrap, *arguments, log_level="ERROR"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TOOL_SECONDS,
+        check=False,
+    )
+    if check and done.returncode:
+        failure = subprocess.CalledProcessError(done.returncode, [name, *arguments], done.stdout, done.stderr)
+        failure.add_note((done.stdout + done.stderr)[-TAIL_CHARACTERS:])
+        raise failure
+    return done.stdout
+
+
+class Kafka:
+    """A running broker. `stop` (or leaving the context) ends the process and removes its data."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, listeners: dict[str, str]) -> None:
+        self._process = process
+        self._folder = folder
+        self.listeners = listeners
+        """Listener name -> host:port."""
+
+    @classmethod
+    def start(cls, *, version: str = VERSION, secured: Secured | None = None, heap: str = "-Xmx512m", **settings: str) -> Self:
+        """Boots a broker and waits until its listener accepts; `settings` are broker settings with `_` for `.`.
+
+        Free ports are chosen before Kafka binds them, so another process can take one in between: that is tried again.
+        """
+        for attempt in range(START_ATTEMPTS):
+            broker = cls._launch(version, secured, heap, {name.replace("_", "."): value for name, value in settings.items()})
+            try:
+                broker._wait_until_ready()
+            except BrokerFailed as failure:
+                broker.stop()
+                if attempt + 1 == START_ATTEMPTS or "Address already in use" not in str(failure):
+                    raise
+            except BaseException:
+                broker.stop()
+                raise
+            else:
+                return broker
+        raise AssertionError("the last attempt returns or raises")
+
+    @classmethod
+    def _launch(cls, version: str, secured: Secured | None, heap: str, settings: dict[str, str]) -> Self:
+        names = ["PLAINTEXT", *(["SASL_PLAINTEXT", "SSL", "SASL_SSL"] if secured else [])]
+        *ports, controller = _free_ports(len(names) + 1)
+        listeners = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
+        folder = Path(tempfile.mkdtemp(prefix="kopgate-kafka-"))
+        try:
+            lines = {**_settings(folder, listeners, controller), **(_security(secured) if secured else {}), **settings}
+            file = folder / "server.properties"
+            file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+            log = folder / "broker.log"
+            with log.open("wb") as output:
+                form = ("format", "--cluster-id", CLUSTER_ID, "--config", str(file))
+                subprocess.run(
+                    java("kafka.tools.StorageTool", *form, version=version), stdout=output, stderr=output, timeout=60, check=True
+                )
+                process = subprocess.Popen(
+                    java("kafka.Kafka", str(file), version=version, heap=heap),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        return cls(process, folder, listeners)
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port of the plaintext listener."""
+        return self.listeners["PLAINTEXT"]
+
+    @property
+    def pid(self) -> int:
+        """The process id of the JVM."""
+        return self._process.pid
+
+    def cpu_seconds(self) -> float:
+        """User and system time that the broker has used so far, all threads (Linux: fields 14 and 15 of /proc/PID/stat)."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def log(self) -> str:
+        """The tail of what the broker logged."""
+        return (self._folder / "broker.log").read_text(errors="replace")[-TAIL_CHARACTERS:]
+
+    def stop(self) -> None:
+        """SIGTERM, SIGKILL when that does not help in time; always reaps the process and removes its folder."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _wait_until_ready(self) -> None:
+        """Kafka binds its listeners early and serves them late; `Kafka Server started` is its own word for ready."""
+        log = self._folder / "broker.log"
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if b"Kafka Server started" in log.read_bytes():
+                return
+            if self._process.poll() is not None:
+                raise BrokerFailed(f"Kafka exited with {self._process.returncode} while starting:\n{self.log()}")
+            time.sleep(0.1)
+        raise BrokerFailed(f"Kafka was not ready after {START_SECONDS:.0f} s:\n{self.log()}")
+
+
+def _settings(folder: Path, listeners: dict[str, str], controller: int) -> dict[str, str]:
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listeners": ",".join(f"{name}://{at}" for name, at in [*listeners.items(), ("CONTROLLER", f"127.0.0.1:{controller}")]),
+        "listener.security.protocol.map": ",".join(f"{name}:{name}" for name in listeners) + ",CONTROLLER:PLAINTEXT",
+        "log.dirs": str(folder / "logs"),
+        "log.retention.ms": "-1",
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "4",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+
+
+def _security(secured: Secured) -> dict[str, str]:
+    users = " ".join(f'user_{name}="{password}"' for name, password in secured.users)
+    login = f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};"
+    return {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": login,
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": login,
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(secured.key_and_chain),
+    }
+
+
+def _free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+def _log4j(level: str) -> Path:
+    """A log4j file that writes to stderr; the server's start and stop messages stay on whatever the level."""
+    file = jars().parent / f"log4j-{level.lower()}.properties"
+    if not file.exists():
+        text = (
+            f"log4j.rootLogger={level}, stderr\n"
+            "log4j.logger.kafka.server.KafkaRaftServer=INFO\n"
+            "log4j.appender.stderr=org.apache.log4j.ConsoleAppender\n"
+            "log4j.appender.stderr.Target=System.err\n"
+            "log4j.appender.stderr.layout=org.apache.log4j.PatternLayout\n"
+            "log4j.appender.stderr.layout.ConversionPattern=[%d] %p %m (%c)%n\n"
+        )
+        draft = file.with_suffix(f".{os.getpid()}")
+        draft.write_text(text)
+        draft.replace(file)
+    return file
