@@ -1,0 +1,108 @@
+"""The command `kopgate`. Settings are read and the log is opened here; this is the only module that names the reactor.
+
+Exit codes: 0 done, 1 it did not work, 2 the command or a setting is wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import click
+
+from gateway import layers, logs
+from gateway.commands.settings import settings as settings_command
+from gateway.commands.topics import topics
+from gateway.commands.users import users
+from gateway.config import Settings
+from gateway.layers import SettingsError
+
+
+def _version() -> str:
+    try:
+        return metadata.version("kopgate")
+    except metadata.PackageNotFoundError:  # run from a source tree that nobody installed
+        return "unknown"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(_version(), "--version", prog_name="kopgate")
+def main() -> None:
+    """A Kafka broker to clients of every age.
+
+    \b
+    kopgate serve                     start a broker on 127.0.0.1:9092
+    kopgate topics list               what topics there are
+    kopgate users add alice --file F  who may log in
+    """
+
+
+@main.command()
+@click.option("--config", type=click.Path(path_type=Path), envvar="KOPGATE_CONFIG", metavar="FILE", help="A TOML file of settings.")
+@click.option(
+    "--listener",
+    "listeners",
+    multiple=True,
+    metavar="NAME://HOST:PORT",
+    help="Where to listen; may be given again. Port 0 takes a free one.",
+)
+@click.option("--advertised", multiple=True, metavar="NAME://HOST:PORT", help="What clients of that listener are told to connect to.")
+@click.option("--store", metavar="lmdb:DIR", help="Where topics are kept.")
+@click.option("--node-id", metavar="N", help="Kafka's broker id.")
+@click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+@click.option("--log-format", metavar="FORMAT", help="text or json.")
+@click.option("--set", "others", multiple=True, metavar="NAME=VALUE", help="Any setting; `kopgate settings` lists them.")
+def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoReturn:
+    """Start the gateway; it runs until SIGTERM or SIGINT.
+
+    A flag wins over the environment (KOPGATE_NODE_ID=1), that over the file. When connections are accepted, one line on stdout says so:
+
+    \b
+    ready listeners=PLAINTEXT://127.0.0.1:9092 store=lmdb:./data node=0
+
+    \b
+    kopgate serve --listener PLAINTEXT://0.0.0.0:9092 --advertised PLAINTEXT://kafka.example.com:9092
+    """
+    flags = {**_assignments(others), **{field: value for field, value in named.items() if value}}
+    names = {field: f"--{field.replace('_', '-').removesuffix('s')}" for field in named if named[field]}
+    try:
+        settings = layers.load(flags, config, names)
+    except SettingsError as error:
+        for problem in error.problems:
+            click.echo(f"kopgate: {problem}", err=True)
+        sys.exit(2)
+    with logs.Log(sys.stderr, settings.log_format, settings.log_level, settings.log_levels, settings.log_queue_events):
+        code = _run(settings)
+    sys.exit(code)
+
+
+def _run(settings: Settings) -> int:
+    from twisted.internet import reactor
+    from twisted.logger import STDLibLogObserver, globalLogBeginner
+
+    from gateway.server import run  # type: ignore[attr-defined,unused-ignore]
+
+    # What Twisted itself has to say goes the way of every other library.
+    globalLogBeginner.beginLoggingTo([cast(Any, STDLibLogObserver())], discardBuffer=True, redirectStandardIO=False)
+    code: int = run(settings, reactor)
+    return code
+
+
+def _assignments(pairs: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--set")
+        if name in found:
+            raise click.BadParameter(f"{name} is given twice", param_hint="--set")
+        found[name] = value
+    return found
+
+
+main.add_command(topics)
+main.add_command(users)
+main.add_command(settings_command)

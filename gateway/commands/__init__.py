@@ -1,0 +1,1 @@
+"""The commands beside `serve`: each module is one group of them."""

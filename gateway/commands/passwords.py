@@ -1,0 +1,28 @@
+"""Where a command takes a password from: the first line of a file, or the one who sits at the terminal. Never an argument."""
+
+from __future__ import annotations
+
+import sys
+from typing import BinaryIO
+
+import click
+
+
+def read(file: BinaryIO | None, confirm: bool = False) -> str:
+    """The password: of `file` where there is one, otherwise asked for (twice with `confirm`). Raises ClickException where it is none."""
+    if file is not None:
+        text = _first_line(file.read())
+    elif sys.stdin.isatty():
+        text = str(click.prompt("Password", hide_input=True, confirmation_prompt=confirm, err=True))
+    else:
+        raise click.ClickException("there is no terminal to ask for the password at; give --password-file")
+    if not text or "\0" in text:
+        raise click.ClickException("the password is empty, or holds a zero byte")
+    return text
+
+
+def _first_line(raw: bytes) -> str:
+    try:
+        return raw.split(b"\n", 1)[0].removesuffix(b"\r").decode("utf-8")
+    except UnicodeDecodeError:
+        raise click.ClickException("the password is not UTF-8") from None

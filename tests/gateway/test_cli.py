@@ -1,0 +1,156 @@
+"""The command line: what `serve` makes of its flags, and what a wrong one says."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from importlib import metadata
+
+import pytest
+from click.testing import CliRunner
+
+from gateway import cli
+from gateway.addresses import parse_endpoint, parse_store
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_around(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("KOPGATE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The settings of each start; nothing is really started."""
+    found = []
+    monkeypatch.setattr(cli, "_run", lambda settings: found.append(settings) or 0)
+    return found
+
+
+def kopgate(*arguments):
+    return CliRunner().invoke(cli.main, arguments)
+
+
+def test_serve_turns_flags_into_settings(served):
+    arguments = [
+        "--listener",
+        "A://0.0.0.0:1",
+        "--listener",
+        "B://[::1]:0",
+        "--advertised",
+        "A://kafka.example.com:1",
+        "--store",
+        "lmdb:/var/k",
+    ]
+    more = [
+        "--node-id",
+        "7",
+        "--log-level",
+        "debug",
+        "--log-format",
+        "json",
+        "--set",
+        "listener_security_protocol_map=A:PLAINTEXT,B:PLAINTEXT",
+    ]
+    assert kopgate("serve", *arguments, *more).exit_code == 0
+    (settings,) = served
+    assert settings.listeners == (parse_endpoint("A://0.0.0.0:1"), parse_endpoint("B://[::1]:0"))
+    assert settings.advertised_for("A") == parse_endpoint("A://kafka.example.com:1")
+    assert settings.store == parse_store("lmdb:/var/k")
+    assert (settings.node_id, settings.log_level, settings.log_format) == (7, "debug", "json")
+
+
+def test_serve_without_anything_serves_the_defaults(served):
+    kopgate("serve")
+    assert [str(endpoint) for endpoint in served[0].listeners] == ["PLAINTEXT://127.0.0.1:9092"]
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(served, tmp_path, monkeypatch):
+    file = tmp_path / "kopgate.toml"
+    file.write_text("node_id = 1\nnum_partitions = 1\nfetch_max_bytes = 2048")
+    monkeypatch.setenv("KOPGATE_NODE_ID", "2")
+    monkeypatch.setenv("KOPGATE_NUM_PARTITIONS", "2")
+    monkeypatch.setenv("KOPGATE_CONFIG", str(file))
+    kopgate("serve", "--node-id", "3")
+    assert (served[0].node_id, served[0].num_partitions, served[0].fetch_max_bytes) == (3, 2, 2048)
+
+
+def test_each_wrong_setting_has_one_line_and_the_exit_code_is_2(served, tmp_path):
+    file = tmp_path / "kopgate.toml"
+    file.write_text("nod_id = 1")
+    result = kopgate("serve", "--config", str(file), "--node-id", "x", "--listener", "here", "--set", "log_format=xml")
+    assert result.exit_code == 2
+    assert [line.split(": ")[:2] for line in result.stderr.splitlines()] == [
+        ["kopgate", "--node-id"],
+        ["kopgate", "--listener"],
+        ["kopgate", "--set log_format"],
+        ["kopgate", str(file)],
+    ]
+    assert served == []
+
+
+@pytest.mark.parametrize("pairs", [["node_id"], ["node_id=1", "node_id=2"]])
+def test_set_takes_each_name_once_with_a_value(served, pairs):
+    result = kopgate("serve", *(word for pair in pairs for word in ("--set", pair)))
+    assert result.exit_code == 2
+    assert "--set" in result.stderr
+
+
+def test_the_exit_code_is_that_of_the_server(monkeypatch):
+    monkeypatch.setattr(cli, "_run", lambda settings: 1)
+    assert kopgate("serve").exit_code == 1
+
+
+def test_the_version_is_that_of_the_package():
+    try:
+        version = metadata.version("kopgate")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    assert kopgate("--version").stdout == f"kopgate, version {version}\n"
+
+
+@pytest.mark.parametrize(
+    "command", [[], ["serve"], ["topics"], ["topics", "create"], ["users"], ["users", "add"], ["settings"]], ids=" ".join
+)
+def test_every_command_explains_itself(command):
+    result = kopgate(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.stdout
+
+
+def test_a_gateway_says_when_it_is_ready_and_leaves_with_0_on_sigterm(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "gateway",
+        "serve",
+        "--listener",
+        "PLAINTEXT://127.0.0.1:0",
+        "--store",
+        f"lmdb:{tmp_path / 'data'}",
+        "--node-id",
+        "3",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    try:
+        line = process.stdout.readline()
+        assert re.fullmatch(rf"ready listeners=PLAINTEXT://127\.0\.0\.1:\d+ store=lmdb:{re.escape(str(tmp_path / 'data'))} node=3\n", line)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        assert time.monotonic() - begun < 10
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_wrong_setting_stops_the_process_with_2_and_no_traceback():
+    result = subprocess.run(
+        [sys.executable, "-m", "gateway", "serve", "--node-id", "x"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "kopgate: --node-id: input should be a valid integer, not 'x'\n"

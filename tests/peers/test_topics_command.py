@@ -1,0 +1,102 @@
+"""`kopgate topics` against Kafka 3.9.2, over every kind of listener."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli import main
+from tests.certificates import Authority
+from tests.peers.kafka import Kafka, Secured, tool
+
+pytestmark = pytest.mark.peer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tls")
+
+
+@pytest.fixture(scope="module")
+def authority(folder):
+    authority = Authority()
+    authority.write(folder)
+    return authority
+
+
+@pytest.fixture(scope="module")
+def kafka(folder, authority):
+    certificate, key = authority.sign("localhost").write(folder, "server")
+    (folder / "server.pem").write_bytes(key.read_bytes() + certificate.read_bytes())
+    (folder / "right").write_text("s3cret\n")
+    (folder / "wrong").write_text("wr0ng\n")
+    with Kafka.start(secured=Secured((("alice", "s3cret"),), folder / "server.pem")) as broker:
+        yield broker
+
+
+def topics(bootstrap, command, *arguments):
+    return CliRunner().invoke(main, ["topics", command, "--bootstrap-server", bootstrap, "--timeout", "10", *arguments])
+
+
+def test_a_topic_is_created_described_altered_and_deleted_as_kafkas_own_tool_sees_it(kafka):
+    assert topics(kafka.bootstrap, "create", "a", "--partitions", "2", "--config", "retention.ms=5000").stdout == "a created\n"
+    assert "a      2" in topics(kafka.bootstrap, "list").stdout
+    assert (
+        topics(
+            kafka.bootstrap, "alter", "a", "--partitions", "3", "--unset", "retention.ms", "--config", "max.message.bytes=2000"
+        ).exit_code
+        == 0
+    )
+    (row,) = json.loads(topics(kafka.bootstrap, "describe", "a", "--json").stdout)
+    assert row["configs"] == {"max.message.bytes": "2000"}
+    assert [part["partition"] for part in row["partitions"]] == [0, 1, 2]
+    seen = tool("kafka-topics", kafka.bootstrap, "--describe", "--topic", "a")
+    assert "PartitionCount: 3" in seen
+    assert "max.message.bytes=2000" in seen
+    assert topics(kafka.bootstrap, "delete", "a", "--yes").stdout == "a deleted\n"
+    assert topics(kafka.bootstrap, "describe", "a").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        (["create", "not good"], "Topic name is invalid"),
+        (["create", "b", "--config", "nope=1"], "Unknown topic config name: nope"),
+        (["create", "b", "--replication-factor", "2"], "replication"),
+        (["delete", "nothere", "--yes"], "nothere: "),
+        (["alter", "nothere", "--config", "retention.ms=1"], "nothere: "),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_kafka_refuses_is_told_in_its_words(kafka, command, complaint):
+    result = topics(kafka.bootstrap, *command)
+    assert result.exit_code == 1
+    assert complaint in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_it_speaks_tls_and_logs_in(kafka, folder):
+    log_in = ["--user", "alice", "--password-file", str(folder / "right")]
+    tls = ["--tls-ca", str(folder / "ca.crt")]
+    for listener, arguments in {"SASL_PLAINTEXT": log_in, "SSL": tls, "SASL_SSL": [*log_in, *tls]}.items():
+        assert topics(kafka.listeners[listener], "list", *arguments).exit_code == 0, listener
+
+
+@pytest.mark.parametrize(
+    ("listener", "arguments", "complaint"),
+    [
+        ("SASL_PLAINTEXT", [], "it may ask for a log-in"),
+        ("SASL_PLAINTEXT", ["--user", "alice", "--password-file", "wrong"], "password"),
+        ("PLAINTEXT", ["--user", "alice", "--password-file", "right"], "it takes no log-in there"),
+        ("SSL", ["--tls"], "name its authority with --tls-ca"),
+        ("PLAINTEXT", ["--tls"], "does it speak TLS there?"),
+        ("SSL", [], "does it speak TLS there?"),
+    ],
+)
+def test_a_listener_of_another_kind_is_told_as_such(kafka, folder, listener, arguments, complaint):
+    paths = [str(folder / word) if word in ("wrong", "right") else word for word in arguments]
+    result = topics(kafka.listeners[listener], "list", *paths, "--timeout", "3")
+    assert result.exit_code == 1
+    assert complaint in result.stderr
