@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from auth.mechanism import Principal
 from gateway.broker import Broker
 from gateway.session import Session
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, gc=False):
     """One per request. `peer` is "host:port", `listener` the listener's name; `client_id` is None where the client sent null."""
 
     broker: Broker

@@ -7,6 +7,7 @@ waits and what is owed is bounded: past the limits the socket is not read.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from struct import Struct, error
 from typing import Any, Protocol
 
@@ -53,12 +54,14 @@ class Outlet(Protocol):
 class _Owed:
     """A request that is not answered yet. `reply` is None until it is known, and empty for a request without a reply."""
 
-    __slots__ = ("api_key", "cancel", "reply", "size", "version")
+    __slots__ = ("api_key", "cancel", "correlation_id", "reply", "route", "size", "version")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.api_key = -1
         self.version = -1
+        self.correlation_id = 0
+        self.route: Route | None = None
         self.reply: list[Buffer] | None = None
         self.cancel: Cancel | None = None
 
@@ -140,41 +143,51 @@ class Dispatch:
         owed = _Owed(len(frame))
         self._owed.append(owed)
         self._is_busy = True
-        owed.cancel = start(self._serve(frame, owed), lambda reply: self._served(owed, reply), lambda failure: self._failed(owed, failure))
+        owed.cancel = start(self._serve(frame, owed), partial(self._served, owed), partial(self._failed, owed))
 
-    async def _serve(self, frame: bytearray, owed: _Owed) -> list[Buffer] | Later[list[Buffer]]:
+    async def _serve(self, frame: bytearray, owed: _Owed) -> Any:
+        """The reply, or `Later`. What it becomes on the wire stands in `owed.route`; without a route it is buffers already."""
         session = self._session
         if session.expects_token():
             answer, _ = await session.token(bytes(frame))
             return [_SIZE.pack(len(answer)), answer]
         header = read_header(frame, FIRST_FLEXIBLE_VERSION)
-        owed.api_key, owed.version = header.api_key, header.api_version
+        owed.api_key, owed.version, owed.correlation_id = header.api_key, header.api_version, header.correlation_id
         session.admit(header.api_key, frame)
         route = ROUTES.get((header.api_key, header.api_version))
         if route is None:
             if header.api_key == ApiKey.API_VERSIONS:
                 return _reply([*unsupported_api_versions()], header.correlation_id, False)
             raise Refused("the gateway does not serve this api key and version")
+        owed.route = route
         caller = Caller(self._broker, session, self._peer, self._listener, header.api_version, header.client_id)
-        reply = await route.handler(_decode(route, frame, header), caller)
-        if isinstance(reply, Later):
-            return Later(_finish(route, header, reply.reply))
-        return _encode(route, header, reply)
+        return await route.handler(_decode(route, frame, header), caller)
 
-    def _served(self, owed: _Owed, reply: list[Buffer] | Later[list[Buffer]]) -> None:
+    def _served(self, owed: _Owed, reply: Any) -> None:
         self._is_busy = False
-        if isinstance(reply, Later):
-            # What is queued to be stored is stored: such a wait is never cancelled, its end is only of no interest when the peer is gone.
-            owed.cancel = None
-            start(reply.reply, lambda buffers: self._answered(owed, buffers), lambda failure: self._failed(owed, failure))
-            if owed.reply is None:
-                self._advance()
-        else:
+        if not isinstance(reply, Later):
             self._answered(owed, reply)
-
-    def _answered(self, owed: _Owed, reply: list[Buffer]) -> None:
+            return
+        # What is queued to be stored is stored: such a wait is never cancelled, its end is only of no interest when the peer is gone.
         owed.cancel = None
-        owed.reply = reply
+        start(reply.reply, partial(self._answered, owed), partial(self._failed, owed))
+        if owed.reply is None:
+            self._advance()
+
+    def _answered(self, owed: _Owed, reply: Any) -> None:
+        owed.cancel = None
+        route = owed.route
+        if route is None:
+            owed.reply = reply
+        elif reply is None:
+            owed.reply = []
+        else:
+            try:
+                body = route.encode(reply, owed.version)
+            except Exception as failure:  # noqa: BLE001 - a reply that cannot be written is a bug of its handler
+                self._failed(owed, failure)
+                return
+            owed.reply = _reply(body, owed.correlation_id, route.has_tagged_header)
         self._advance()
 
     def _send(self) -> None:
@@ -224,18 +237,8 @@ def _decode(route: Route, frame: bytearray, header: RequestHeader) -> Any:
         raise Refused(f"an unreadable body: {unreadable}") from None
 
 
-def _encode(route: Route, header: RequestHeader, reply: Any) -> list[Buffer]:
-    if reply is None:
-        return []
-    return _reply(route.encode(reply, header.api_version), header.correlation_id, route.has_tagged_header)
-
-
 def _reply(body: list[Buffer], correlation_id: int, has_tagged_header: bool) -> list[Buffer]:
     size = sum(map(len, body))
     if has_tagged_header:
         return [_TAGGED_HEADER.pack(size + 5, correlation_id, 0), *body]
     return [_PLAIN_HEADER.pack(size + 4, correlation_id), *body]
-
-
-async def _finish(route: Route, header: RequestHeader, reply: Any) -> list[Buffer]:
-    return _encode(route, header, await reply)

@@ -7,8 +7,9 @@ durability.
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from compat.records import MessageSet, stamp_message_set
 from gateway.errors import ErrorCode, KafkaError
@@ -19,8 +20,7 @@ from gateway.waiting import Shared
 from storage.log import Entry, Fenced, LogClosed, OffsetOutOfRange, PartitionLog, StorageError, StorageFailed
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True, gc=False):
     """Where records went. `log_append_time` (ms) is -1 where the topic keeps the producer's timestamps."""
 
     base_offset: int

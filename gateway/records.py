@@ -7,9 +7,9 @@ producer epoch int16, base sequence int32, record count int32, records.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from struct import Struct, pack_into, unpack_from
 
+import msgspec
 from crc32c import crc32c
 
 from gateway.errors import ErrorCode, KafkaError
@@ -32,8 +32,7 @@ _ZSTD = 4
 _FIRST_PRODUCE_WITH_ZSTD = 7
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, gc=False):
     """What the header says, with timestamps in milliseconds."""
 
     base_offset: int

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
 
 from gateway.wire import fetch, messages, produce
 from gateway.wire.api_keys import ApiKey
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Later(Generic[T]):
+class Later(msgspec.Struct, Generic[T], frozen=True, gc=False):
     """A reply that is still to come, from a handler that has already put its work in order: the next request of the connection may start."""
 
     reply: Coroutine[Any, Any, T]
@@ -28,8 +28,7 @@ class Later(Generic[T]):
 Handler = Callable[[Any, "Caller"], Coroutine[Any, Any, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
+class Route(msgspec.Struct, frozen=True, gc=False):
     """`decode(frame, position, version)` and `encode(reply, version)`; `has_tagged_header` says whether the reply's header ends in tags."""
 
     api_key: ApiKey

@@ -30,6 +30,24 @@ _arrived = bytearray(READ_BYTES)
 _arrived_view = memoryview(_arrived)
 
 
+class Outbox:
+    """Connections with something to send at the end of this turn of the reactor: what comes together leaves in one call."""
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+        self._connections: list[Connection] = []
+
+    def add(self, connection: Connection) -> None:
+        if not self._connections:
+            self._reactor.callLater(0, self._flush)
+        self._connections.append(connection)
+
+    def _flush(self) -> None:
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.flush()
+
+
 class Receiver(Protocol):
     """What sits on the transport. The view is valid until `received` returns."""
 
@@ -40,6 +58,7 @@ class Connection(tcp.Server):
     """A connection. A protocol with a method `received` gets views of a shared buffer, any other (TLS) bytes of its own."""
 
     bufferSize = UNSENT_BYTES
+    server: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -48,6 +67,8 @@ class Connection(tcp.Server):
         #: When bytes last left, in the reactor's seconds; for the one who watches for peers that do not read.
         self.last_sent = self.reactor.seconds()
         self._receive = getattr(self.protocol, "received", None)
+        self._is_in_outbox = False
+        self._is_waiting_to_write = False
 
     @property
     def unsent_bytes(self) -> int:
@@ -72,23 +93,29 @@ class Connection(tcp.Server):
         self.send(iovec)
 
     def send(self, buffers: Iterable[Buffer]) -> None:
-        """Send these bytes: at once as far as the socket takes them, the rest when it can. They must not change meanwhile."""
+        """Send these bytes at the end of this turn, or when the socket can take them. They must not change meanwhile."""
         if not self.connected or self.disconnecting or self._aborting:
             return
-        was_empty = not self._unsent
         for buffer in buffers:
             if len(buffer):
                 self._unsent.append(memoryview(buffer))
                 self._unsent_bytes += len(buffer)
-        if not self._unsent:
+        if self._unsent and not self._is_in_outbox and not self._is_waiting_to_write:
+            self._is_in_outbox = True
+            self.server.outbox.add(self)
+        self._maybePauseProducer()
+
+    def flush(self) -> None:
+        """Send what is there."""
+        self._is_in_outbox = False
+        if not self.connected or self._aborting:
             return
-        if was_empty:
-            self.last_sent = self.reactor.seconds()
-            # A failure shows itself again, and is told, when the reactor finds the socket writable.
-            self._send_some()
-        if self._unsent:
+        self.last_sent = self.reactor.seconds()
+        # A failure shows itself again, and is told, when the reactor finds the socket writable.
+        self._send_some()
+        if self._unsent or self.disconnecting or self.producerPaused:
+            self._is_waiting_to_write = True
             self.startWriting()
-            self._maybePauseProducer()
 
     def doWrite(self) -> Any:
         failure = self._send_some()
@@ -96,6 +123,7 @@ class Connection(tcp.Server):
             return failure
         if self._unsent:
             return None
+        self._is_waiting_to_write = False
         self.stopWriting()
         if self.producer is not None and self.producerPaused:
             self.producerPaused = False
@@ -140,6 +168,10 @@ class Port(tcp.Port):
     """A listening port whose connections are `Connection`s."""
 
     transport = Connection
+
+    def __init__(self, port: int, factory: Any, backlog: int, interface: str, reactor: Any) -> None:
+        super().__init__(port, factory, backlog, interface, reactor)
+        self.outbox = Outbox(reactor)
 
 
 def no_delay(connection: Any) -> None:

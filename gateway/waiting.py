@@ -168,6 +168,11 @@ class Shared(Awaitable[T]):
 
 async def gather(works: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
     """Run all of them at the same time; what each came to, in their order, exceptions among the results."""
+    if len(works) == 1:
+        try:
+            return [await works[0]]
+        except Exception as failure:  # noqa: BLE001 - it is a result like any other
+            return [failure]
     results: list[T | BaseException] = [_NOT_YET] * len(works)
     missing = len(works)
     everything: Shared[None] = Shared()

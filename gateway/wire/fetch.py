@@ -7,8 +7,9 @@ Versions: 3 adds max_bytes, 4 the isolation level, 5 log start offsets, 7 sessio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct
+
+import msgspec
 
 from gateway.errors import ErrorCode
 from gateway.wire.primitives import INT32, read_count, read_string, skip_tags, string, uvarint
@@ -30,8 +31,7 @@ _PARTITION = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPartition:
+class FetchPartition(msgspec.Struct, frozen=True, gc=False):
     """Where a consumer stands. `current_leader_epoch` and `last_fetched_epoch` are -1 where it does not know."""
 
     index: int
@@ -41,16 +41,14 @@ class FetchPartition:
     last_fetched_epoch: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class FetchTopic:
+class FetchTopic(msgspec.Struct, frozen=True, gc=False):
     """`topic` is a name, or 16 bytes of topic id from version 13."""
 
     topic: str | bytes
     partitions: Sequence[FetchPartition]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
+class FetchRequest(msgspec.Struct, frozen=True, gc=False):
     """`forgotten` lists partitions that leave the session. `session_epoch` -1 is no session, 0 begins one."""
 
     version: int
@@ -66,8 +64,7 @@ class FetchRequest:
     rack_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionFetched:
+class PartitionFetched(msgspec.Struct, frozen=True, gc=False):
     """`records` are whole batches or messages, each buffer of its own. `aborted` is None for read_uncommitted, as Kafka answers."""
 
     index: int
@@ -80,8 +77,7 @@ class PartitionFetched:
     diverging: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FetchResponse:
+class FetchResponse(msgspec.Struct, frozen=True, gc=False):
     """One row a topic. `error_code` is that of the whole request (a session that is not known)."""
 
     topics: Sequence[tuple[str | bytes, Sequence[PartitionFetched]]]

@@ -7,8 +7,9 @@ compact (KIP-511 keeps it readable for a broker that does not know the version).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from struct import Struct, error
+
+import msgspec
 
 from gateway.errors import Refused
 from gateway.wire.primitives import skip_tags
@@ -17,8 +18,7 @@ _FIXED = Struct(">hhih")
 _NEVER = 1 << 15
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeader:
+class RequestHeader(msgspec.Struct, frozen=True, gc=False):
     """`client_id` is None where the client sent null. `body` is the position of the first byte after the header."""
 
     api_key: int

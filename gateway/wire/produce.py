@@ -7,8 +7,9 @@ log append time (2), log start offset (5), record errors (8), tags for the curre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct
+
+import msgspec
 
 from gateway.errors import ErrorCode
 from gateway.wire.primitives import INT16, INT32, read_count, read_string, read_uvarint, skip_tags, string, uvarint
@@ -23,24 +24,21 @@ _TIME_START = Struct(">qq")
 _TIME = Struct(">q")
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionRecords:
+class PartitionRecords(msgspec.Struct, frozen=True, gc=False):
     """`records` is a writable view into the request's own frame, None where the producer sent null."""
 
     index: int
     records: memoryview | None
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRecords:
+class TopicRecords(msgspec.Struct, frozen=True, gc=False):
     """`topic` is a name, or 16 bytes of topic id from version 13."""
 
     topic: str | bytes
     partitions: Sequence[PartitionRecords]
 
 
-@dataclass(frozen=True, slots=True)
-class ProduceRequest:
+class ProduceRequest(msgspec.Struct, frozen=True, gc=False):
     """`acks` is -1, 0 or 1 where the client behaves; `timeout_ms` as sent."""
 
     version: int
@@ -50,8 +48,7 @@ class ProduceRequest:
     topics: Sequence[TopicRecords]
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionProduced:
+class PartitionProduced(msgspec.Struct, frozen=True, gc=False):
     """What became of one partition's records. `log_append_time` is -1 where the topic keeps the producer's timestamps."""
 
     index: int
@@ -62,8 +59,7 @@ class PartitionProduced:
     error_message: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProduceResponse:
+class ProduceResponse(msgspec.Struct, frozen=True, gc=False):
     """One row a topic, in the order of the request."""
 
     topics: Sequence[tuple[str | bytes, Sequence[PartitionProduced]]]
