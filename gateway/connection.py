@@ -25,6 +25,12 @@ _log = logs.part(__name__)
 #: A peer that takes no byte of its reply for so long has stopped reading; the reply's memory is worth more than the connection.
 STALLED_SECONDS = 120.0
 
+#: How long a peer has for its part of a goodbye (TLS waits for the peer's own), and for what was still on its way to it.
+LEAVING_SECONDS = 10.0
+
+_IDLE = "idle"
+_GONE = "gone without a goodbye"
+
 
 class KafkaConnection(Protocol):
     """Twisted's protocol and push producer, and the outlet of its dispatch."""
@@ -50,8 +56,10 @@ class KafkaConnection(Protocol):
             resume=self._resume,
         )
         self._dispatch = Dispatch(broker, self.session, self, self._flow, peer=self.peer, listener=listener.name)
-        self.opened = self.last_received = self._clock.seconds()
-        self._frame_began = 0.0
+        self.opened = self.last_active = self._clock.seconds()
+        self._frame_began: float | None = None
+        self._left: float | None = None
+        self._is_leaving = False
         self._is_closed = False
 
     def connectionMade(self) -> None:
@@ -61,19 +69,19 @@ class KafkaConnection(Protocol):
 
     def received(self, chunk: memoryview) -> None:
         """Bytes of a plain connection."""
-        self.last_received = self._clock.seconds()
+        self.last_active = self._clock.seconds()
         try:
             frames = self._splitter.feed(chunk)
         except Refused as refusal:
             self._dispatch.refuse(str(refusal))
             self.abort()
             return
-        expected = self._splitter.expected
-        if expected and (frames or not self._frame_began):
-            self._frame_began = self.last_received
-        elif not expected:
-            self._frame_began = 0.0
-        self._flow.expect(expected)
+        unfinished = self._splitter.unfinished
+        if not unfinished:
+            self._frame_began = None
+        elif frames or self._frame_began is None:
+            self._frame_began = self.last_active
+        self._flow.holds(unfinished)
         if frames:
             was_ready = self.session.is_ready
             self._dispatch.arrived(frames)
@@ -92,14 +100,13 @@ class KafkaConnection(Protocol):
         self._listener.closed(self)
 
     def write(self, buffers: list[Buffer]) -> None:
-        # A log-in may have ended on another thread since the last byte came.
+        # A log-in may have ended since the last byte came.
         self._splitter.limit = self._frame_limit()
+        self.last_active = self._clock.seconds()
         self.transport.writeSequence(buffers)
 
     def hang_up(self, delay_ms: int = 0) -> None:
-        if self._is_closed:
-            return
-        self._pause()
+        self._stop_reading()
         if delay_ms:
             call_later(self._clock, delay_ms / 1000, self._lose)
         else:
@@ -111,33 +118,37 @@ class KafkaConnection(Protocol):
 
     def drain(self) -> bool:
         """Take no more requests. True once nothing is owed and the connection is on its way out."""
-        self._pause()
-        if not self._is_closed and self._dispatch.is_idle:
+        self._stop_reading()
+        if self._dispatch.is_idle:
             self._lose()
         return self._is_closed
-
-    def stop_reading(self) -> None:
-        self._pause()
-        self._flow.close()
 
     def overdue(self, now: float) -> str | None:
         """Why this connection has lasted long enough, None where it has not. `now` in the clock's seconds."""
         settings = self._settings
+        if self._left is not None:
+            return _GONE if now - max(self._left, self._last_sent()) > LEAVING_SECONDS else None
         if not self.session.is_ready and now - self.opened > settings.connection_authentication_timeout_ms / 1000:
             return "not logged in in time"
-        if self._frame_began and now - self._frame_began > settings.request_receive_timeout_ms / 1000:
+        if (
+            self._frame_began is not None
+            and not self._flow.is_paused
+            and now - self._frame_began > settings.request_receive_timeout_ms / 1000
+        ):
             return "a request did not arrive in time"
         raw = self._raw_transport()
         if raw is not None and raw.unsent_bytes and now - raw.last_sent > STALLED_SECONDS:
             return "the peer stopped reading"
-        if self._dispatch.is_idle and now - self.last_received > settings.connections_max_idle_ms / 1000:
-            return "idle"
+        if self._dispatch.is_idle and now - self.last_active > settings.connections_max_idle_ms / 1000:
+            return _IDLE
         return None
 
     def close_overdue(self, reason: str) -> None:
-        if reason == "idle":
+        if reason == _IDLE:
             _log.debug("idle connection closed", peer=self.peer)
             self._lose()
+        elif reason == _GONE:
+            self.abort()
         else:
             self._dispatch.refuse(reason)
             self.abort()
@@ -162,16 +173,31 @@ class KafkaConnection(Protocol):
             raw = getattr(raw, "transport", None)
         return raw
 
+    def _last_sent(self) -> float:
+        raw = self._raw_transport()
+        return 0.0 if raw is None or not raw.unsent_bytes else raw.last_sent
+
     def _pause(self) -> None:
         if not self._is_closed:
             self.transport.pauseProducing()
 
     def _resume(self) -> None:
-        if not self._is_closed:
-            self.transport.resumeProducing()
+        if self._is_closed or self._is_leaving:
+            return
+        if self._frame_began is not None:
+            # The time that we did not read is not the peer's.
+            self._frame_began = self._clock.seconds()
+        self.transport.resumeProducing()
+
+    def _stop_reading(self) -> None:
+        """For good: what is owed is still sent."""
+        self._is_leaving = True
+        self._pause()
 
     def _lose(self) -> None:
-        if not self._is_closed:
+        if not self._is_closed and self._left is None:
+            self._left = self._clock.seconds()
+            self._is_leaving = True
             self.transport.unregisterProducer()
             self.transport.loseConnection()
 

@@ -54,7 +54,7 @@ class Outlet(Protocol):
 class _Owed:
     """A request that is not answered yet. `reply` is None until it is known, and empty for a request without a reply."""
 
-    __slots__ = ("api_key", "cancel", "correlation_id", "reply", "route", "size", "version")
+    __slots__ = ("api_key", "cancel", "correlation_id", "is_storing", "reply", "route", "size", "version")
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -64,6 +64,7 @@ class _Owed:
         self.route: Route | None = None
         self.reply: list[Buffer] | None = None
         self.cancel: Cancel | None = None
+        self.is_storing = False
 
 
 class Dispatch:
@@ -82,16 +83,12 @@ class Dispatch:
         self._is_writing_held = False
         self._is_closed = False
         self._is_advancing = False
+        self._has_hung_up = False
 
     @property
     def is_idle(self) -> bool:
         """Nothing is waiting and nothing is owed."""
         return not self._owed and not self._waiting
-
-    @property
-    def owes_only_waits(self) -> bool:
-        """What is under way can be broken off without losing anything: a drain need not wait for it."""
-        return not self._waiting and all(owed.reply is None and owed.api_key == ApiKey.FETCH for owed in self._owed)
 
     def arrived(self, frames: list[bytearray]) -> None:
         """Take these frames; what they allow is started before this returns."""
@@ -107,17 +104,18 @@ class Dispatch:
             self._advance()
 
     def close(self) -> None:
-        """The connection is gone: cancel what waits, forget what is owed."""
+        """The connection is gone: cancel what waits, forget what is owed. Records that are being stored count until they are."""
         if self._is_closed:
             return
         self._is_closed = True
         self._session.end()
-        for owed in list(self._owed):
-            if owed.cancel is not None:
-                owed.cancel()
-        self._flow.gave(sum(map(len, self._waiting)) + sum(owed.size for owed in self._owed), len(self._waiting) + len(self._owed))
-        self._waiting.clear()
-        self._owed.clear()
+        owed, self._owed = self._owed, deque()
+        waiting, self._waiting = self._waiting, deque()
+        for request in owed:
+            if request.cancel is not None:
+                request.cancel()
+        ended = [request.size for request in owed if not request.is_storing]
+        self._flow.gave(sum(map(len, waiting)) + sum(ended), len(waiting) + len(ended))
 
     def _advance(self) -> None:
         """Start what may be started, then send what may be sent. Not re-entrant: a request that ends at once only leaves its reply here."""
@@ -151,9 +149,10 @@ class Dispatch:
         if session.expects_token():
             answer, _ = await session.token(bytes(frame))
             return [_SIZE.pack(len(answer)), answer]
+        session.check_token(frame)
         header = read_header(frame, FIRST_FLEXIBLE_VERSION)
         owed.api_key, owed.version, owed.correlation_id = header.api_key, header.api_version, header.correlation_id
-        session.admit(header.api_key, frame)
+        session.admit(header.api_key)
         route = ROUTES.get((header.api_key, header.api_version))
         if route is None:
             if header.api_key == ApiKey.API_VERSIONS:
@@ -170,12 +169,17 @@ class Dispatch:
             return
         # What is queued to be stored is stored: such a wait is never cancelled, its end is only of no interest when the peer is gone.
         owed.cancel = None
+        owed.is_storing = not self._is_closed
         start(reply.reply, partial(self._answered, owed), partial(self._failed, owed))
         if owed.reply is None:
             self._advance()
 
     def _answered(self, owed: _Owed, reply: Any) -> None:
         owed.cancel = None
+        if self._is_closed:
+            self._give_back(owed)
+            return
+        owed.is_storing = False
         route = owed.route
         if route is None:
             owed.reply = reply
@@ -200,7 +204,8 @@ class Dispatch:
             buffers += reply
         if buffers and not self._is_closed:
             self._outlet.write(buffers)
-        if self._session.is_over and not self._owed and not self._is_closed:
+        if self._session.is_over and not self._owed and not self._is_closed and not self._has_hung_up:
+            self._has_hung_up = True
             self._outlet.hang_up(self._broker.settings.connection_failed_authentication_delay_ms)
         if answered:
             self._flow.gave(freed, answered)
@@ -208,9 +213,11 @@ class Dispatch:
     def _failed(self, owed: _Owed, failure: BaseException) -> None:
         self._is_busy = False
         if self._is_closed:
+            self._give_back(owed)
             if not isinstance(failure, CancelledError | Refused | AuthenticationFailed | AuthenticationBusy):
                 _log.bug("request failed after its peer was gone", failure, peer=self._peer, api_key=owed.api_key, version=owed.version)
             return
+        owed.is_storing = False
         if isinstance(failure, AuthenticationFailed):
             # A bare token has no form of refusal: the client learns it from the hang-up.
             _log.warning("login failed", peer=self._peer, listener=self._listener, mechanism=self._session.mechanism, reason=failure.reason)
@@ -221,7 +228,15 @@ class Dispatch:
             self.refuse(str(failure), owed.api_key, owed.version)
         else:
             _log.bug("request failed", failure, peer=self._peer, listener=self._listener, api_key=owed.api_key, version=owed.version)
+        # Nothing that is still waiting is started any more.
+        self._session.end()
         self._outlet.abort()
+
+    def _give_back(self, owed: _Owed) -> None:
+        """What a request held that has outlived its connection."""
+        if owed.is_storing:
+            owed.is_storing = False
+            self._flow.gave(owed.size, 1)
 
     def refuse(self, reason: str, api_key: int = -1, version: int = -1) -> None:
         """Say once why this connection is hung up on."""

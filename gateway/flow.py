@@ -1,49 +1,91 @@
 """How many bytes may be in the house: per connection and in all. Past a limit a socket is not read; nothing is ever dropped.
 
-A frame counts with its full size from the moment its length is known until its reply has been handed to the socket.
+What counts are bytes that are there: those of requests until their replies have been handed to the socket, and those that have come of frames
+that are still arriving. A length that is only announced counts nothing, or a few liars could use up what all others need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from gateway.waiting import Clock
+
+#: What one read may bring, at the least: so much is set aside for each connection that is let go on.
+CHUNK_BYTES = 256 << 10
+
+#: How often waiting connections are looked at, in seconds: long enough for those let go on to have been read.
+TURN_SECONDS = 0.01
+
 
 class Budget:
-    """The bytes in flight of all connections together. `limit` may be passed by one frame, never by more."""
+    """The bytes in flight of all connections together.
 
-    __slots__ = ("_paused", "limit", "requests", "used")
+    `limit` may be passed by one chunk of each connection that was being read when it was reached. Where unfinished frames hold half of it or more,
+    answering requests would free too little: then the oldest waiting one of these is let go on to its end, whatever the limit says, and
+    connections between two frames may use an eighth more, so that no unfinished frame keeps small requests out.
+    """
 
-    def __init__(self, limit: int) -> None:
+    __slots__ = ("_clock", "_finishing", "_is_due", "_waiting", "limit", "under_way", "unfinished")
+
+    def __init__(self, limit: int, clock: Clock) -> None:
         self.limit = limit
-        self.used = 0
-        self.requests = 0
-        self._paused: dict[Flow, None] = {}
+        self._clock = clock
+        self.under_way = 0
+        self.unfinished = 0
+        self._waiting: dict[Flow, None] = {}
+        self._finishing: Flow | None = None
+        self._is_due = False
 
     @property
-    def is_spent(self) -> bool:
-        return self.used >= self.limit
+    def used(self) -> int:
+        return self.under_way + self.unfinished
+
+    def has_room(self, flow: Flow, promised: int = 0) -> bool:
+        """Whether `flow` may be read on, where `promised` bytes are set aside for others."""
+        used = self.used + promised
+        if used < self.limit or flow is self._finishing:
+            return True
+        return self._is_clogged and not flow.is_amid_frame and used < self.limit + self.limit // 8
 
     def wait(self, flow: Flow) -> None:
-        self._paused[flow] = None
+        """Let `flow` go on when it is its turn."""
+        self._waiting[flow] = None
+        if not self._is_due:
+            self._is_due = True
+            self._clock.callLater(TURN_SECONDS, self._take_turn)
+
+    def completed(self, flow: Flow) -> None:
+        """`flow` has come to the end of a frame, or of its life."""
+        if self._finishing is flow:
+            self._finishing = None
 
     def forget(self, flow: Flow) -> None:
-        self._paused.pop(flow, None)
+        self.completed(flow)
+        self._waiting.pop(flow, None)
 
-    def freed(self) -> None:
-        """Let the longest waiting connections read on. With no request under way only unfinished frames are left to hold the budget:
-        then the oldest goes on all the same, or none ever would."""
-        while self._paused and (not self.is_spent or self.requests == 0):
-            flow = next(iter(self._paused))
-            del self._paused[flow]
-            flow.may_read()
-            if self.is_spent:
-                break
+    @property
+    def _is_clogged(self) -> bool:
+        return self.unfinished >= self.limit // 2
+
+    def _take_turn(self) -> None:
+        """Let go on as many as there is room for, the longest waiting first."""
+        self._is_due = False
+        waiting, self._waiting = self._waiting, {}
+        promised = 0
+        for flow in waiting:
+            if self._finishing is None and flow.is_amid_frame and self._is_clogged:
+                self._finishing = flow
+            if self.has_room(flow, promised):
+                promised += CHUNK_BYTES
+                flow.go_on()
+            else:
+                self.wait(flow)
 
 
 class Flow:
     """One connection's share. `pause` and `resume` stop and restart the reading of its socket."""
 
-    __slots__ = ("_bytes", "_expected", "_is_paused", "_max_bytes", "_max_requests", "_pause", "_requests", "_resume", "budget")
+    __slots__ = ("_bytes", "_max_bytes", "_max_requests", "_pause", "_requests", "_resume", "_unfinished", "budget", "is_paused")
 
     def __init__(self, budget: Budget, *, max_bytes: int, max_requests: int, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         self.budget = budget
@@ -53,55 +95,60 @@ class Flow:
         self._resume = resume
         self._bytes = 0
         self._requests = 0
-        self._expected = 0
-        self._is_paused = False
+        self._unfinished = 0
+        self.is_paused = False
+
+    @property
+    def is_amid_frame(self) -> bool:
+        return self._unfinished > 0
 
     def took(self, size: int) -> None:
         """A whole request of this many bytes arrived."""
         self._bytes += size
         self._requests += 1
-        self.budget.used += size
-        self.budget.requests += 1
+        self.budget.under_way += size
+        self.budget.completed(self)
 
     def gave(self, size: int, requests: int) -> None:
         """This many bytes of `requests` requests have been answered."""
+        was_full = self._is_full
         self._bytes -= size
         self._requests -= requests
-        self.budget.used -= size
-        self.budget.requests -= requests
-        if self._is_paused and not self._is_full:
-            self.may_read()
-        self.budget.freed()
+        self.budget.under_way -= size
+        if self.is_paused and was_full and not self._is_full:
+            if self.budget.has_room(self):
+                self.go_on()
+            else:
+                self.budget.wait(self)
 
-    def expect(self, size: int) -> None:
-        """A frame of this many bytes has begun to arrive; 0 for none."""
-        self.budget.used += size - self._expected
-        self._expected = size
+    def holds(self, size: int) -> None:
+        """This many bytes are there of a frame that is not whole yet."""
+        self.budget.unfinished += size - self._unfinished
+        self._unfinished = size
 
     def settle(self) -> None:
         """Stop the reading if a limit is passed. Called once for every chunk that arrived."""
-        if self._is_paused:
+        if self.is_paused:
             return
         if self._is_full:
-            self._is_paused = True
+            self.is_paused = True
             self._pause()
-        elif self.budget.is_spent and (self.budget.requests or self._expected != self.budget.used):
-            self._is_paused = True
+        elif not self.budget.has_room(self):
+            self.is_paused = True
             self.budget.wait(self)
             self._pause()
 
-    def may_read(self) -> None:
-        """Read on, unless this connection's own limit forbids it."""
-        if self._is_paused and not self._is_full:
-            self._is_paused = False
+    def go_on(self) -> None:
+        """Read on: it is this connection's turn."""
+        if self.is_paused and not self._is_full:
+            self.is_paused = False
             self._resume()
 
     def close(self) -> None:
-        """The connection is gone, and with it what it held."""
+        """The connection is gone, and with it what had come of its last frame. What its requests hold is given back when they end."""
         self.budget.forget(self)
         self._resume = self._pause = _nothing
-        self.expect(0)
-        self.budget.freed()
+        self.holds(0)
 
     @property
     def _is_full(self) -> bool:

@@ -25,9 +25,9 @@ class Splitter:
         self._missing = 0
 
     @property
-    def expected(self) -> int:
-        """The full size of the frame that has begun to arrive, 0 where none has."""
-        return len(self._frame) + self._missing if self._missing else len(self._prefix)
+    def unfinished(self) -> int:
+        """How many bytes have come of a frame that is not whole yet, its length among them; 0 where none has begun."""
+        return 4 + len(self._frame) if self._missing else len(self._prefix)
 
     def feed(self, chunk: bytes | memoryview) -> list[bytearray]:
         """The frames that `chunk` completes, in order. Raises Refused for a length below zero or above the limit."""

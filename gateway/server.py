@@ -102,6 +102,14 @@ class Listener(Factory):
         self.doors.leave(connection, connection.host)
 
 
+class TlsListener(TLSMemoryBIOFactory):
+    """A listener behind TLS. Twisted's own factory knows no connection that is not let in."""
+
+    def buildProtocol(self, addr: Any) -> Any:
+        connection = self.wrappedFactory.buildProtocol(addr)
+        return None if connection is None else self.protocol(self, connection)
+
+
 class Server:
     """A gateway process."""
 
@@ -109,7 +117,7 @@ class Server:
         self._settings = settings
         self._reactor = reactor
         self._doors = Doors(settings)
-        self._budget = Budget(settings.max_in_flight_bytes)
+        self._budget = Budget(settings.max_in_flight_bytes, reactor)
         self._store: Store = make_store(settings, reactor)
         self._conversions = ThreadPool(0, settings.conversion_threads, "convert")
         self._checks = ThreadPool(0, settings.sasl_check_threads, "check")
@@ -162,7 +170,7 @@ class Server:
             factory: Any = listener
             if tls is not None:
                 # Twisted means any object with getContext, and says so by zope interfaces, which mypy does not know.
-                factory = TLSMemoryBIOFactory(cast(Any, tls), False, cast(Any, listener))
+                factory = TlsListener(cast(Any, tls), False, cast(Any, listener))
             port = Port(endpoint.port, factory, BACKLOG, endpoint.host, self._reactor)
             try:
                 port.startListening()

@@ -41,14 +41,13 @@ MOVES = {
 ADMITS: dict[State, frozenset[ApiKey] | None] = {
     State.GREETING: frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE}),
     State.TOKENS: frozenset(),
-    # Java 1.0 and later may ask for versions again between the handshake and the first token; so does nobody else, and it harms nobody.
-    State.EXCHANGE: frozenset({ApiKey.SASL_AUTHENTICATE, ApiKey.API_VERSIONS}),
+    State.EXCHANGE: frozenset({ApiKey.SASL_AUTHENTICATE}),
     State.READY: None,
     State.OVER: frozenset(),
 }
 
 #: The first byte of a GSSAPI token (ASN.1 application tag 0), which 0.9 clients send without any handshake. No api key begins so.
-_GSSAPI_TAG = 0x60
+_GSSAPI_TAG = b"\x60"
 
 
 class Session:
@@ -79,13 +78,16 @@ class Session:
     def expects_token(self) -> bool:
         return self.state is State.TOKENS
 
-    def admit(self, api_key: int, frame: bytearray) -> None:
+    def check_token(self, frame: bytearray) -> None:
+        """Raises Refused for a raw GSSAPI token in place of a request, which it cannot be read as."""
+        if self.state is State.GREETING and frame[:1] == _GSSAPI_TAG:
+            raise Refused("a raw GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not enabled here")
+
+    def admit(self, api_key: int) -> None:
         """Raises Refused for a request that this state does not serve."""
         admitted = ADMITS[self.state]
         if admitted is None or api_key in admitted:
             return
-        if self.state is State.GREETING and frame[0] == _GSSAPI_TAG:
-            raise Refused("a raw GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not enabled here")
         raise Refused(f"a request with api key {api_key} before the log-in is complete (state {self.state.value})")
 
     def handshake(self, mechanism: str, version: int) -> None:
