@@ -1,0 +1,72 @@
+# `make help` lists what there is. Options for the command behind a target go through ARGS: make serve ARGS="--node-id 3".
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --no-input
+SOURCES := gateway auth compat storage tests
+# What an installation depends on; the packages themselves are installed in place.
+INPUTS := pyproject.toml constraints.txt $(wildcard setup.py compat/records/*.pyx compat/records/*.h)
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test check lint format bench slow legacy tox clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+serve: $(VENV)/.serve ## start a gateway on 127.0.0.1:9092 with its data under ./data (ARGS: options of `kopgate serve`)
+	@exec $(VENV)/bin/kopgate serve $(ARGS)
+
+check: lint ## format, lint, types and the fast tests, in under two minutes
+	$(PY) -m pytest -q -m "not peer and not slow" $(ARGS)
+
+lint: $(VENV)/.dev ## format, lint and types alone
+	$(PY) -m ruff format --check $(SOURCES)
+	$(PY) -m ruff check $(SOURCES)
+	$(PY) -m mypy
+
+test: $(VENV)/.test ## every test but the slow ones, real clients and brokers included
+	$(PY) -m pytest -q -m "not peer and not slow" $(ARGS)
+	$(PY) -m pytest -q -m "peer and not slow" -n 2 --dist loadgroup $(ARGS)
+
+slow: $(VENV)/.test ## the tests that take minutes
+	$(PY) -m pytest -q -m slow $(ARGS)
+
+legacy: $(VENV)/.test ## the real clients alone (ARGS: for example `-k java`, or --reference for Kafka itself)
+	$(PY) -m pytest -q tests/legacy_clients -m "peer and not slow" $(ARGS)
+
+bench: $(VENV)/.test ## side by side with Apache Kafka; the results go to bench/results
+	$(PY) -m bench $(ARGS)
+
+format: $(VENV)/.dev ## put the sources into shape
+	$(PY) -m ruff format $(SOURCES)
+	$(PY) -m ruff check --fix $(SOURCES)
+
+tox: $(VENV)/.dev ## the fast tests on each Python that is here
+	$(PY) -m tox run $(ARGS)
+
+clean: ## remove what was built; data stays
+	rm -rf $(VENV) .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -f compat/records/_kernel.c compat/records/_kernel*.so
+
+# One environment, three steps of it: each holds what the one before it holds.
+$(VENV)/.made:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here; say which Python to use: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), and 3.11 or newer is needed; say which to use: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV) || { echo "No environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.made $(INPUTS)
+	$(PIP) install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.serve
+	$(PIP) install -q -c constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	$(PIP) install -q -c constraints.txt -e '.[test,dev]'
+	@touch $@

@@ -1,0 +1,107 @@
+"""Imports point one way, and each library keeps to the part that it belongs to. The table is the rule; to change it is to change the design."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("gateway", "auth", "compat", "storage", "reports")
+
+#: Which of our packages a package may import besides itself.
+MAY_IMPORT = {
+    "gateway": {"auth", "compat", "storage"},
+    "auth": set(),
+    "compat": set(),
+    "storage": set(),
+    "reports": set(),
+}
+
+#: Where a library may be imported: files, or folders with a slash at the end.
+BELONGS_TO = {
+    "twisted": (
+        "gateway/cli.py",
+        "gateway/server.py",
+        "gateway/transport.py",
+        "gateway/connection.py",
+        "gateway/waiting.py",
+        "storage/lmdb/",
+    ),
+    "lmdb": ("storage/lmdb/",),
+    "kafka": ("gateway/wire/", "gateway/handlers/", "gateway/commands/"),
+    "click": ("gateway/cli.py", "gateway/commands/"),
+    "pydantic": ("gateway/config.py", "gateway/layers.py"),
+    "pydantic_settings": ("gateway/config.py", "gateway/layers.py"),
+    "OpenSSL": ("auth/tls.py",),
+}
+
+#: The one module that names the reactor; everything else is given it.
+NAMES_THE_REACTOR = "gateway/cli.py"
+
+
+def imports(source: str) -> Iterator[str]:
+    """Every module that `source` imports, wherever in it: `import a.b` gives a.b, `from a import b` gives a.b too."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names)
+            case ast.ImportFrom(module=str(module), level=0, names=names):
+                yield from (f"{module}.{name.name}" for name in names)
+            case ast.ImportFrom(level=level) if level:
+                yield "." * level
+
+
+def complaints(path: str, source: str) -> list[str]:
+    package = path.split("/", 1)[0]
+    found = []
+    for module in imports(source):
+        first = module.split(".", 1)[0]
+        if not first:
+            found.append(f"{path} imports by a relative name; write the whole one")
+        elif first in PACKAGES and first != package and first not in MAY_IMPORT[package]:
+            found.append(f"{path} imports {module}: {package} may not know {first}")
+        elif first in BELONGS_TO and not any(
+            path == place or (place.endswith("/") and path.startswith(place)) for place in BELONGS_TO[first]
+        ):
+            found.append(f"{path} imports {module}: {first} stays in {', '.join(BELONGS_TO[first])}")
+        elif module == "twisted.internet.reactor" and path != NAMES_THE_REACTOR:
+            found.append(f"{path} names the reactor; it is given one")
+    return found
+
+
+def modules() -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", modules())
+def test_a_module_imports_only_what_its_place_allows(path):
+    assert complaints(path, (ROOT / path).read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize("package", sorted({path.split("/")[0] for path in modules()}))
+def test_a_package_says_that_it_is_typed(package):
+    assert (ROOT / package / "py.typed").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("auth/plain.py", "from gateway import logs"),
+        ("compat/records/up.py", "import storage.log"),
+        ("storage/log.py", "def f():\n    from gateway.config import Settings"),
+        ("gateway/dispatch.py", "from twisted.internet.defer import Deferred"),
+        ("gateway/server.py", "from twisted.internet import reactor"),
+        ("gateway/fetching.py", "import lmdb"),
+        ("gateway/fetching.py", "import kafka.protocol"),
+        ("gateway/fetching.py", "from . import logs"),
+    ],
+)
+def test_what_breaks_the_rule_is_seen(path, source):
+    assert len(complaints(path, source)) == 1
+
+
+def test_every_place_of_the_table_exists():
+    assert [place for places in BELONGS_TO.values() for place in places if not (ROOT / place).exists()] == []

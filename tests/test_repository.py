@@ -1,0 +1,189 @@
+"""The repository's own files: what they say agrees with each other and with the settings."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from gateway import layers
+from gateway.cli import main
+from gateway.commands.settings import as_markdown
+from gateway.config import Settings
+
+ROOT = Path(__file__).parent.parent
+PINNED = re.compile(r"([A-Za-z0-9_.-]+)==(\S+)")
+
+
+def read(name):
+    return (ROOT / name).read_text("utf-8")
+
+
+@pytest.fixture
+def compose():
+    return yaml.safe_load(read("docker-compose.yml"))
+
+
+@pytest.fixture
+def image_environment():
+    block = re.search(r"^ENV ((?:.*\\\n)*.*)", read("Dockerfile"), re.MULTILINE)[1]
+    return dict(pair.split("=", 1) for pair in block.replace("\\\n", " ").split())
+
+
+def test_compose_has_the_gateway_alone_with_its_data_in_a_volume(compose):
+    assert set(compose) == {"services", "volumes"}
+    (gateway,) = compose["services"].values()
+    known = {
+        "build",
+        "image",
+        "ports",
+        "environment",
+        "volumes",
+        "restart",
+        "stop_grace_period",
+        "read_only",
+        "tmpfs",
+        "cap_drop",
+        "security_opt",
+    }
+    assert set(gateway) <= known
+    assert gateway["volumes"] == ["data:/data"]
+    assert list(compose["volumes"]) == ["data"]
+
+
+@pytest.mark.skipif(
+    not shutil.which("docker") or subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode != 0,
+    reason="there is no `docker compose` on this machine; the file is checked by hand above",
+)
+def test_compose_is_what_docker_takes():
+    done = subprocess.run(
+        ["docker", "compose", "-f", str(ROOT / "docker-compose.yml"), "config", "--quiet"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_image_starts_with_settings_that_hold(image_environment, compose, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("KOPGATE_")]:
+        monkeypatch.delenv(name)
+    (gateway,) = compose["services"].values()
+    for name, value in {**image_environment, **gateway["environment"]}.items():
+        if name.startswith("KOPGATE_"):
+            monkeypatch.setenv(name, value)
+    settings = layers.load({})
+    assert [str(endpoint) for endpoint in settings.listeners] == ["PLAINTEXT://0.0.0.0:9092"]
+    assert str(settings.store) == "lmdb:/data"
+
+
+def test_the_published_port_is_the_one_that_the_gateway_advertises(compose):
+    (gateway,) = compose["services"].values()
+    (port,) = gateway["ports"]
+    assert gateway["environment"]["KOPGATE_ADVERTISED"].rsplit(":", 1)[1] == port.split(":")[1]
+
+
+def test_the_container_is_given_time_to_drain(compose):
+    (gateway,) = compose["services"].values()
+    assert int(gateway["stop_grace_period"].removesuffix("s")) * 1000 > Settings().shutdown_timeout_ms
+
+
+def test_the_image_runs_as_nobody_of_importance():
+    lines = read("Dockerfile").splitlines()
+    assert "USER kopgate" in lines
+    assert lines.index("USER kopgate") < lines.index('ENTRYPOINT ["kopgate"]')
+
+
+def test_the_image_is_given_all_that_an_installation_needs():
+    let_in = {line[1:] for line in read(".dockerignore").splitlines() if line.startswith("!")}
+    packages = {path.parent.name for path in ROOT.glob("*/py.typed")}
+    assert {"pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE"} | packages <= let_in
+
+
+def requirement_names(text):
+    return {re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0].lower().replace("_", "-") for line in text}
+
+
+def test_every_dependency_is_pinned():
+    project = tomllib.loads(read("pyproject.toml"))
+    wanted = requirement_names(
+        [
+            *project["project"]["dependencies"],
+            *project["project"]["optional-dependencies"]["test"],
+            *project["project"]["optional-dependencies"]["dev"],
+        ]
+    )
+    pinned = {match[1].lower().replace("_", "-") for line in read("constraints.txt").splitlines() if (match := PINNED.fullmatch(line))}
+    assert wanted - pinned == set()
+
+
+def test_every_constraint_is_an_exact_version():
+    assert [line for line in read("constraints.txt").splitlines() if not PINNED.fullmatch(line)] == []
+
+
+def test_the_settings_table_is_the_model():
+    table = re.search(r"^\| setting \|.*?(?=\n\n|\Z)", read("docs/operations.md"), re.MULTILINE | re.DOTALL)[0]
+    assert table == as_markdown(), "run `kopgate settings --markdown` and put its table into docs/operations.md"
+
+
+def documents():
+    return [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.name != "benchmarks.md"]
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_a_link_to_a_file_leads_somewhere(path):
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8")) if "://" not in target]
+    assert [target for target in targets if target and not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_a_setting_in_a_document_exists(path):
+    text = path.read_text("utf-8")
+    named = set(re.findall(r"\bKOPGATE_([A-Z_]+)\b", text)) | {name.upper() for name in re.findall(r"--set ([a-z_]+)=", text)}
+    elsewhere = {"CONFIG", "CACHE", "REFERENCE", "REQUIRE_PEERS"}
+    assert {name.lower() for name in named - elsewhere} - set(Settings.model_fields) == set()
+
+
+def shell_lines(path):
+    return "\n".join(re.findall(r"^```sh\n(.*?)^```", path.read_text("utf-8"), re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_a_kopgate_command_in_a_document_is_one(path):
+    for command, sub in re.findall(r"\bkopgate ([a-z]+) ?([a-z]*)", shell_lines(path)):
+        words = [command, sub] if command in ("topics", "users") else [command]
+        assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0, words
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_an_option_of_kopgate_in_a_document_is_one(path):
+    for command, sub, rest in re.findall(r"\bkopgate ([a-z]+) ?([a-z]*)(.*)", shell_lines(path)):
+        words = [command, sub] if command in ("topics", "users") else [command]
+        options = set(re.findall(r"--[a-z-]+", CliRunner().invoke(main, [*words, "--help"]).stdout))
+        assert set(re.findall(r"--[a-z-]+", rest)) - options == set(), words
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_a_make_target_in_a_document_is_one(path):
+    assert set(re.findall(r"\bmake ([a-z]+)", shell_lines(path))) - set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE)) == set()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda path: path.name)
+def test_a_decision_fits_on_a_screen(path):
+    assert len(path.read_text("utf-8").splitlines()) <= 40
+    assert re.fullmatch(r"\d{3}-[a-z0-9-]+\.md", path.name)
+
+
+def test_a_python_that_is_too_old_is_told_so(tmp_path):
+    old = tmp_path / "python-old"
+    old.write_text('#!/bin/sh\n[ "$1" = -V ] && { echo Python 3.9.2; exit 0; }\nexit 1\n')
+    old.chmod(0o755)
+    done = subprocess.run(
+        ["make", "-C", str(ROOT), f"VENV={tmp_path / 'venv'}", f"PYTHON={old}", "serve"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert f"{old} is Python 3.9.2, and 3.11 or newer is needed" in done.stderr
