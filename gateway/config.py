@@ -79,7 +79,7 @@ class Settings(BaseSettings):
         {},
         description="Listener name to PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL. Those four names mean themselves.",
     )
-    store: Annotated[StoreAddress, _from_text(parse_store)] = Field(
+    store: Annotated[StoreAddress, _from_text(parse_store), NoDecode] = Field(
         parse_store("lmdb:./data"),
         description="Where topics are kept: `lmdb:DIRECTORY`.",
     )

@@ -67,6 +67,26 @@ def test_the_environment_has_lists_and_tables_with_commas(monkeypatch):
     assert settings.users_file is None
 
 
+def as_text(value):
+    match value:
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return ",".join(str(item) for item in value)
+        case dict():
+            return ",".join(f"{name}:{item}" for name, item in value.items())
+    return "" if value is None else str(value)
+
+
+@pytest.mark.parametrize("field", list(Settings.model_fields))
+def test_every_setting_can_be_given_as_text(monkeypatch, field):
+    text = as_text(getattr(Settings(), field))
+    monkeypatch.setenv(f"KOPGATE_{field.upper()}", text)
+    assert load({}) == Settings()
+    monkeypatch.delenv(f"KOPGATE_{field.upper()}")
+    assert load({field: text}) == Settings()
+
+
 @pytest.mark.parametrize("text", ["nod_id = 1", "[server]\nnode_id = 1"])
 def test_an_unknown_key_in_the_file_is_named(toml, text):
     path = toml(text)
