@@ -12,7 +12,7 @@ from struct import Struct
 import msgspec
 
 from gateway.errors import ErrorCode
-from gateway.wire.primitives import INT32, read_count, read_string, skip_tags, string, uvarint
+from gateway.wire.primitives import INT32, MAX_ELEMENTS, read_count, read_string, skip_tags, string, uvarint
 from storage.log import Buffer
 
 FIRST_FLEXIBLE = 12
@@ -122,10 +122,12 @@ def _read_topics(frame: bytearray, position: int, version: int) -> tuple[list[Fe
     compact = version >= FIRST_FLEXIBLE
     layout = _PARTITION[12 if version >= 12 else 9 if version >= 9 else 5 if version >= 5 else 0]
     count, position = read_count(frame, position, compact=compact, smallest=3)
+    left = MAX_ELEMENTS - count
     topics = []
     for _ in range(count):
         topic, position = _read_topic(frame, position, version)
-        partition_count, position = read_count(frame, position, compact=compact, smallest=layout.size)
+        partition_count, position = read_count(frame, position, compact=compact, smallest=layout.size, most=left)
+        left -= partition_count
         partitions = []
         for _ in range(partition_count):
             fields = layout.unpack_from(frame, position)
@@ -147,12 +149,14 @@ def _read_topics(frame: bytearray, position: int, version: int) -> tuple[list[Fe
 def _read_forgotten(frame: bytearray, position: int, version: int) -> tuple[list[tuple[str | bytes, Sequence[int]]], int]:
     compact = version >= FIRST_FLEXIBLE
     count, position = read_count(frame, position, compact=compact, smallest=3)
+    left = MAX_ELEMENTS - count
     forgotten: list[tuple[str | bytes, Sequence[int]]] = []
     for _ in range(count):
         topic, position = _read_topic(frame, position, version)
-        indexes, position = read_count(frame, position, compact=compact, smallest=4)
+        indexes, position = read_count(frame, position, compact=compact, smallest=4, most=left)
+        left -= indexes
         forgotten.append((topic, [INT32.unpack_from(frame, position + 4 * i)[0] for i in range(indexes)]))
-        position += 4 * max(indexes, 0)
+        position += 4 * indexes
         if compact:
             position = skip_tags(frame, position)
     return forgotten, position

@@ -14,6 +14,10 @@ INT64 = Struct(">q")
 #: More tagged fields than this in one place is no client, but an attack on the loop that skips them.
 MAX_TAGS = 1024
 
+#: Topics, partitions and other rows of all arrays of one request together. No client names so many, and each costs up to 300 bytes of memory and
+#: some microseconds while nobody else is served.
+MAX_ELEMENTS = 100_000
+
 Bytes = bytes | bytearray
 
 
@@ -83,15 +87,15 @@ def string(text: str, *, compact: bool) -> bytes:
     return INT16.pack(len(raw)) + raw
 
 
-def read_count(source: Bytes, position: int, *, compact: bool, smallest: int) -> tuple[int, int]:
-    """(number of elements, -1 for null; position after it). `smallest` is the fewest bytes that one element takes: a count that cannot
-    fit in the rest of the message is refused before anyone loops over it."""
+def read_count(source: Bytes, position: int, *, compact: bool, smallest: int, most: int = MAX_ELEMENTS) -> tuple[int, int]:
+    """(number of elements of an array that may not be null, position after it). `smallest` is the fewest bytes that one element takes: a count
+    that cannot fit in the rest of the message, or is above `most`, is refused before anyone loops over it."""
     if compact:
         count, position = read_uvarint(source, position)
         count -= 1
     else:
         (count,) = INT32.unpack_from(source, position)
         position += 4
-    if count * smallest > len(source) - position:
+    if not 0 <= count <= most or count * smallest > len(source) - position:
         raise ValueError(f"an array of {count} elements in {len(source) - position} bytes")
     return count, position

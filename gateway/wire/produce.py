@@ -12,7 +12,7 @@ from struct import Struct
 import msgspec
 
 from gateway.errors import ErrorCode
-from gateway.wire.primitives import INT16, INT32, read_count, read_string, read_uvarint, skip_tags, string, uvarint
+from gateway.wire.primitives import INT16, INT32, MAX_ELEMENTS, read_count, read_string, read_uvarint, skip_tags, string, uvarint
 
 FIRST_FLEXIBLE = 9
 FIRST_WITH_TOPIC_IDS = 13
@@ -74,6 +74,7 @@ def read_produce(frame: bytearray, position: int, version: int) -> ProduceReques
         transactional_id, position = read_string(frame, position, compact=compact)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, position)
     count, position = read_count(frame, position + 6, compact=compact, smallest=3)
+    left = MAX_ELEMENTS - count
     view = memoryview(frame)
     topics = []
     for _ in range(count):
@@ -85,15 +86,16 @@ def read_produce(frame: bytearray, position: int, version: int) -> ProduceReques
             topic, position = read_string(frame, position, compact=compact)
         if not topic:
             raise ValueError("a topic without a name")
-        partitions, position = _read_partitions(view, frame, position, compact)
+        partitions, position = _read_partitions(view, frame, position, compact, left)
+        left -= len(partitions)
         if compact:
             position = skip_tags(frame, position)
         topics.append(TopicRecords(topic, partitions))
     return ProduceRequest(version, transactional_id, acks, timeout_ms, topics)
 
 
-def _read_partitions(view: memoryview, frame: bytearray, position: int, compact: bool) -> tuple[list[PartitionRecords], int]:
-    count, position = read_count(frame, position, compact=compact, smallest=5)
+def _read_partitions(view: memoryview, frame: bytearray, position: int, compact: bool, most: int) -> tuple[list[PartitionRecords], int]:
+    count, position = read_count(frame, position, compact=compact, smallest=5, most=most)
     partitions = []
     for _ in range(count):
         if compact:
