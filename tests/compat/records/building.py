@@ -136,6 +136,9 @@ def lz4_frame(content: bytes, *, historic: bool = False) -> bytes:
     """Independent blocks of 64 KiB, no sums but the header's, as Kafka's Lz4BlockOutputStream writes them."""
     out = [b"\x04\x22\x4d\x18\x60\x40", bytes((LZ4_HISTORIC if historic else LZ4_RIGHT,))]
     for start in range(0, len(content), 65536):
-        block = lz4.block.compress(content[start : start + 65536], store_size=False)
-        out += (len(block).to_bytes(4, "little"), block)
+        plain = content[start : start + 65536]
+        block = lz4.block.compress(plain, store_size=False)
+        out += (
+            (len(block).to_bytes(4, "little"), block) if len(block) < len(plain) else ((len(plain) | 1 << 31).to_bytes(4, "little"), plain)
+        )
     return b"".join((*out, b"\0\0\0\0"))

@@ -1,0 +1,137 @@
+/* CRC-32 (IEEE 802.3, reflected polynomial EDB88320), as zlib's crc32() gives it.
+ *
+ * Carry-less multiplication where the processor has it (V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
+ * Instruction", Intel 2009; the constants are those of its appendix for this polynomial), the ARMv8 instructions where the compiler may use them,
+ * slicing by 8 elsewhere and for what is left over.
+ */
+#ifndef KOPGATE_CRC32_H
+#define KOPGATE_CRC32_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if (defined(__x86_64__) || defined(__i386__)) && (defined(__GNUC__) || defined(__clang__))
+#define KOPGATE_CLMUL 1
+#include <immintrin.h>
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
+#define KOPGATE_ARM 1
+#include <arm_acle.h>
+#endif
+
+static uint32_t kopgate_crc_table[8][256];
+static int kopgate_has_clmul = 0;
+
+/* Once, before any other thread may call the rest. */
+static void kopgate_crc32_init(void)
+{
+    for (uint32_t n = 0; n < 256; n++) {
+        uint32_t crc = n;
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc & 1 ? crc >> 1 ^ 0xEDB88320u : crc >> 1;
+        kopgate_crc_table[0][n] = crc;
+    }
+    for (uint32_t n = 0; n < 256; n++)
+        for (int slice = 1; slice < 8; slice++) {
+            uint32_t before = kopgate_crc_table[slice - 1][n];
+            kopgate_crc_table[slice][n] = before >> 8 ^ kopgate_crc_table[0][before & 0xFF];
+        }
+#ifdef KOPGATE_CLMUL
+    __builtin_cpu_init();
+    kopgate_has_clmul = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+#endif
+}
+
+/* All functions below work on the inverted register, as the definition of the CRC has it. */
+
+static inline uint32_t kopgate_crc_bytes(uint32_t crc, const uint8_t *at, size_t size)
+{
+#ifdef KOPGATE_ARM
+    for (; size >= 8; at += 8, size -= 8) {
+        uint64_t word;
+        memcpy(&word, at, 8);
+        crc = __crc32d(crc, word);
+    }
+#else
+    for (; size >= 8; at += 8, size -= 8) {
+        uint32_t low = crc ^ ((uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24);
+        crc = kopgate_crc_table[7][low & 0xFF] ^ kopgate_crc_table[6][low >> 8 & 0xFF] ^ kopgate_crc_table[5][low >> 16 & 0xFF] ^
+              kopgate_crc_table[4][low >> 24] ^ kopgate_crc_table[3][at[4]] ^ kopgate_crc_table[2][at[5]] ^ kopgate_crc_table[1][at[6]] ^
+              kopgate_crc_table[0][at[7]];
+    }
+#endif
+    while (size--)
+        crc = crc >> 8 ^ kopgate_crc_table[0][(crc ^ *at++) & 0xFF];
+    return crc;
+}
+
+#ifdef KOPGATE_CLMUL
+/* Shuffles by n bytes: from 0 + n on, the first n bytes go to the end; from 16 + n on, all but those go to the front. 0x80 clears, and marks the cleared. */
+static const uint8_t kopgate_shuffles[48] = {
+    0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0,    1,    2,    3,    4,    5,    6,    7,
+    8,    9,    10,   11,   12,   13,   14,   15,   0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80,
+};
+
+#define KOPGATE_LOAD(at) _mm_loadu_si128((const __m128i *)(at))
+
+/* One step: `lane` moved forward by the distance that `by` stands for, and what lies there added. */
+__attribute__((target("pclmul,sse4.1,ssse3"))) static inline __m128i kopgate_fold(__m128i lane, __m128i by, __m128i next)
+{
+    return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(lane, by, 0x00), _mm_clmulepi64_si128(lane, by, 0x11)), next);
+}
+
+/* `size` is at least 16. */
+__attribute__((target("pclmul,sse4.1,ssse3"))) static uint32_t kopgate_crc_folded(uint32_t crc, const uint8_t *at, size_t size)
+{
+    const __m128i by_64 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
+    const __m128i by_16 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
+    const __m128i by_8 = _mm_set_epi64x(0, 0x0163cd6124);
+    const __m128i barrett = _mm_set_epi64x(0x01f7011641, 0x01db710641);
+    const __m128i low_words = _mm_setr_epi32(~0, 0, ~0, 0);
+    __m128i lane = _mm_xor_si128(KOPGATE_LOAD(at), _mm_cvtsi32_si128((int)crc));
+
+    if (size >= 64) {
+        __m128i second = KOPGATE_LOAD(at + 16), third = KOPGATE_LOAD(at + 32), fourth = KOPGATE_LOAD(at + 48);
+        for (at += 64, size -= 64; size >= 64; at += 64, size -= 64) {
+            lane = kopgate_fold(lane, by_64, KOPGATE_LOAD(at));
+            second = kopgate_fold(second, by_64, KOPGATE_LOAD(at + 16));
+            third = kopgate_fold(third, by_64, KOPGATE_LOAD(at + 32));
+            fourth = kopgate_fold(fourth, by_64, KOPGATE_LOAD(at + 48));
+        }
+        lane = kopgate_fold(lane, by_16, second);
+        lane = kopgate_fold(lane, by_16, third);
+        lane = kopgate_fold(lane, by_16, fourth);
+    } else {
+        at += 16;
+        size -= 16;
+    }
+    for (; size >= 16; at += 16, size -= 16)
+        lane = kopgate_fold(lane, by_16, KOPGATE_LOAD(at));
+
+    if (size) {
+        /* Fewer than 16 bytes are left: the first `size` bytes of the lane, moved to its end, are one step behind the rest of it and them. */
+        __m128i to_end = KOPGATE_LOAD(kopgate_shuffles + size), to_front = KOPGATE_LOAD(kopgate_shuffles + 16 + size);
+        __m128i last = _mm_blendv_epi8(_mm_shuffle_epi8(lane, to_front), KOPGATE_LOAD(at + size - 16), to_front);
+        lane = kopgate_fold(_mm_shuffle_epi8(lane, to_end), by_16, last);
+    }
+
+    /* 128 bits to 64, to 32, then Barrett's reduction. */
+    lane = _mm_xor_si128(_mm_srli_si128(lane, 8), _mm_clmulepi64_si128(lane, by_16, 0x10));
+    lane = _mm_xor_si128(_mm_srli_si128(lane, 4), _mm_clmulepi64_si128(_mm_and_si128(lane, low_words), by_8, 0x00));
+    __m128i quotient = _mm_and_si128(_mm_clmulepi64_si128(_mm_and_si128(lane, low_words), barrett, 0x10), low_words);
+    lane = _mm_xor_si128(lane, _mm_clmulepi64_si128(quotient, barrett, 0x00));
+    return (uint32_t)_mm_extract_epi32(lane, 1);
+}
+#endif
+
+static inline uint32_t kopgate_crc32(const uint8_t *at, size_t size)
+{
+    uint32_t crc = 0xFFFFFFFFu;
+#ifdef KOPGATE_CLMUL
+    if (kopgate_has_clmul && size >= 16)
+        return ~kopgate_crc_folded(crc, at, size);
+#endif
+    return ~kopgate_crc_bytes(crc, at, size);
+}
+
+#endif

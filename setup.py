@@ -1,0 +1,16 @@
+"""The one thing that pyproject.toml cannot say: the record kernel is compiled where that is possible, and done without where it is not."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "compat.records._kernel",
+            ["compat/records/_kernel.pyx"],
+            depends=["compat/records/_crc32.h"],
+            include_dirs=["compat/records"],
+            extra_compile_args=["-O3"],
+            optional=True,
+        )
+    ]
+)
