@@ -188,13 +188,18 @@ class LmdbStore:
         self._writer.submit(operation)
 
     def _deliver(self, outcomes: list[Outcome]) -> None:
-        """First all that has changed, then the watchers, once for each log, then whoever waits: they see the whole burst."""
+        """First all that has changed, then the watchers, once for each log, then whoever waits: they see the whole burst.
+
+        An append that failed lands only when that is told: its log takes nothing new before the last of those queued behind it has failed too.
+        """
         for operation, value, error in outcomes:
             self._queued_bytes -= operation.size
             self._queued_operations -= 1
+            if error is not None:
+                continue
             if isinstance(operation, Append):
-                operation.landed(operation, error)
-            elif operation.landed and error is None:
+                operation.landed(operation, None)
+            elif operation.landed:
                 operation.landed(value)
         moved, self._moved = self._moved, {}
         for log in moved:
@@ -202,8 +207,10 @@ class LmdbStore:
         for operation, value, error in outcomes:
             if error is None:
                 operation.told.callback(value)
-            else:
-                operation.told.errback(error)
+                continue
+            if isinstance(operation, Append):
+                operation.landed(operation, error)
+            operation.told.errback(error)
 
     def has_moved(self, log: LmdbLog) -> None:
         """The watchers of `log` are to be told when the whole burst is known."""

@@ -144,6 +144,26 @@ async def test_after_a_failure_the_log_goes_on_where_it_was_durable(log: Partiti
 
 
 @ensureDeferred
+async def test_a_log_takes_nothing_new_before_the_last_of_those_that_fail_has_been_told(log: PartitionLog, bench: Bench) -> None:
+    seen = []
+    with bench.refusing_writes():
+        failing = [log.append([sized(log.next_offset, 100_000)]) for _ in range(3)]
+
+        def look(failure: object) -> object:
+            seen.append((log.next_offset == log.end_offset, all(map(has_fired, failing))))
+            return failure
+
+        for one in failing:
+            assert isinstance(one, Deferred)
+            one.addErrback(look)
+        for one in failing:
+            with pytest.raises(StorageFailed):
+                await one
+    assert len(seen) == 3
+    assert all(are_all_told for is_usable, are_all_told in seen if is_usable)
+
+
+@ensureDeferred
 async def test_a_failure_does_not_stop_the_reading(log: PartitionLog, bench: Bench) -> None:
     await log.append([entry(0, time=5)])
     with bench.refusing_writes():
