@@ -12,11 +12,14 @@ from typing import Any
 from compat.records import RecordsError, down_convert
 from gateway.errors import ErrorCode, KafkaError
 from gateway.records import magic_of
-from gateway.waiting import Shared
+from gateway.waiting import Shared, start
 from storage.log import Buffer, Entry
 
 #: (topic id, partition, base offset, size, magic): an entry never changes but by compaction, which also changes its size.
 Key = tuple[bytes, int, int, int, int]
+
+#: What an entry of the cache takes besides its bytes, about: without it, many small or empty results would not count.
+ENTRY_OVERHEAD = 512
 
 
 class Converter:
@@ -44,35 +47,33 @@ class Converter:
             self._cache.move_to_end(key)
             return kept
         flight = self._flights.get(key)
-        if flight is not None:
-            shared: bytes = await flight
-            return shared
-        flight = self._flights[key] = Shared()
+        if flight is None:
+            flight = self._flights[key] = Shared()
+            # On its own: the consumer that asked first may go away, and the others still want it.
+            start(self._fly(key, entry, magic), flight.succeed, flight.fail)
+        converted: bytes = await flight
+        return converted
+
+    async def _fly(self, key: Key, entry: Entry, magic: int) -> bytes:
         try:
             converted: bytes = await self._run(_convert, entry.payload, magic, self._max_decompressed_bytes)
         except RecordsError as failure:
-            error = KafkaError(ErrorCode.CORRUPT_MESSAGE, f"offset {entry.base_offset} cannot be converted: {failure}")
-            flight.fail(error)
-            raise error from failure
-        except BaseException as failure:
-            flight.fail(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"a conversion was broken off: {type(failure).__name__}"))
-            raise
-        else:
-            self.conversions += 1
-            self._keep(key, converted)
-            flight.succeed(converted)
-            return converted
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"offset {entry.base_offset} cannot be converted: {failure}") from failure
         finally:
             del self._flights[key]
+        self.conversions += 1
+        self._keep(key, converted)
+        return converted
 
     def _keep(self, key: Key, converted: bytes) -> None:
-        if len(converted) > self._cache_bytes:
+        size = len(converted) + ENTRY_OVERHEAD
+        if size > self._cache_bytes:
             return
         self._cache[key] = converted
-        self.cached_bytes += len(converted)
+        self.cached_bytes += size
         while self.cached_bytes > self._cache_bytes:
             _, oldest = self._cache.popitem(last=False)
-            self.cached_bytes -= len(oldest)
+            self.cached_bytes -= len(oldest) + ENTRY_OVERHEAD
 
 
 def _convert(payload: Buffer, magic: int, max_decompressed_bytes: int) -> bytes:

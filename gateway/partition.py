@@ -17,7 +17,7 @@ from gateway.producers import Producers, Sent
 from gateway.records import Batch, stamp_batch
 from gateway.topic_configs import TopicConfig
 from gateway.waiting import Shared
-from storage.log import Entry, Fenced, LogClosed, OffsetOutOfRange, PartitionLog, StorageError, StorageFailed
+from storage.log import Entry, Fenced, LogClosed, OffsetOutOfRange, PartitionLog, StorageError, StorageFailed, UnknownTopic
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
@@ -48,12 +48,13 @@ class Partition:
         if batch.has_producer:
             twin = self.producers.check(batch)
             if twin is not None:
-                return self._wait_for(twin)
+                # Looked up now: by the time the coroutine runs the first try may have failed, and be forgotten.
+                return _again(twin, self._in_flight.get(twin.base_offset))
         base_offset = self.log.next_offset
         log_append_time = now if self.config.is_log_append_time else None
         stamp_batch(records, base_offset, self.log.leader_epoch, log_append_time)
         timestamp = batch.max_timestamp if log_append_time is None else log_append_time
-        entry = Entry(base_offset, base_offset + batch.last_offset_delta, timestamp, records)
+        entry = Entry(base_offset, base_offset + batch.last_offset_delta, timestamp if timestamp >= 0 else now, records)
         result = Appended(base_offset, -1 if log_append_time is None else log_append_time)
         waiting = self.log.append((entry,))
         if not batch.has_producer:
@@ -64,38 +65,36 @@ class Partition:
         return self._finish(waiting, result, len(records), shared)
 
     def append_message_set(self, records: memoryview, checked: MessageSet, now: int) -> Coroutine[Any, Any, Appended]:
-        """Queue a checked set of format 0 or 1, as `append_batch`."""
+        """Queue a checked set of format 0 or 1, as `append_batch`. An empty one is taken and comes to nothing, as in Kafka."""
+        if not checked.count:
+            return _nothing()
         base_offset = self.log.next_offset
         # Format 0 has no timestamps to set.
         log_append_time = now if self.config.is_log_append_time and checked.magic == 1 else None
         stamped = stamp_message_set(records, checked, base_offset, log_append_time)
         timestamp = checked.max_timestamp if log_append_time is None else log_append_time
-        entry = Entry(base_offset, base_offset + checked.count - 1, timestamp, stamped)
+        # Where no record says when it was written, retention counts from now, as Kafka's does from the time of the segment's file.
+        entry = Entry(base_offset, base_offset + checked.count - 1, timestamp if timestamp >= 0 else now, stamped)
         waiting = self.log.append((entry,))
         return self._finish(waiting, Appended(base_offset, -1 if log_append_time is None else log_append_time), len(stamped), None)
 
     async def _finish(self, waiting: Any, result: Appended, size: int, shared: Shared[Appended] | None) -> Appended:
         try:
             await waiting
-        except StorageError as failure:
+        except BaseException as failure:
             self.producers.rewind(self.log.end_offset)
-            error = storage_error(failure)
+            error = storage_error(failure) if isinstance(failure, StorageError) else failure
             if shared is not None:
                 self._in_flight.pop(result.base_offset, None)
                 shared.fail(error)
+            if error is failure:
+                raise
             raise error from failure
         self.unsaved_bytes += size
         if shared is not None:
             self._in_flight.pop(result.base_offset, None)
             shared.succeed(result)
         return result
-
-    async def _wait_for(self, twin: Sent) -> Appended:
-        """A retry: the answer of the first try, once that is durable."""
-        first = self._in_flight.get(twin.base_offset)
-        if first is not None:
-            await first
-        return Appended(twin.base_offset, twin.log_append_time)
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         """Whole entries from the one that holds `offset` on; see PartitionLog.read. Raises KafkaError."""
@@ -106,10 +105,23 @@ class Partition:
             raise storage_error(failure) from failure
 
 
+async def _again(twin: Sent, first: Shared[Appended] | None) -> Appended:
+    """A retry: the answer of the first try, once that is durable."""
+    if first is not None:
+        await first
+    return Appended(twin.base_offset, twin.log_append_time)
+
+
+async def _nothing() -> Appended:
+    return Appended(-1, -1)
+
+
 def storage_error(failure: StorageError) -> KafkaError:
     """What a client is told of a store's failure, so that it does the right thing: look for another leader, or try again."""
     if isinstance(failure, OffsetOutOfRange):
         return KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, str(failure))
+    if isinstance(failure, UnknownTopic):
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if isinstance(failure, Fenced | LogClosed):
         return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none")
     if isinstance(failure, StorageFailed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.waiting import Shared
+from gateway.waiting import Shared, start
 from storage.log import StateTable
 
 #: Ids reserved at a time: a restart skips at most this many, and one write serves as many producers. Kafka's PRODUCER_ID_BLOCK_SIZE.
@@ -34,18 +34,17 @@ class ProducerIds:
         return producer_id
 
     async def _reserve(self) -> None:
-        if self._reserving is not None:
-            await self._reserving
-            return
-        reserving = self._reserving = Shared()
+        reserving = self._reserving
+        if reserving is None:
+            reserving = self._reserving = Shared()
+            # On its own: a client that goes away while it waits must not take the block from the others.
+            start(self._write_block(), reserving.succeed, reserving.fail)
+        await reserving
+
+    async def _write_block(self) -> None:
+        end = self._block_end + BLOCK_SIZE
         try:
-            end = self._block_end + BLOCK_SIZE
             await self._table.put({_KEY: end.to_bytes(8, "big")})
-        except BaseException as failure:
-            reserving.fail(failure)
-            raise
-        else:
-            self._block_end = end
-            reserving.succeed(None)
         finally:
             self._reserving = None
+        self._block_end = end

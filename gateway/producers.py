@@ -107,11 +107,15 @@ class Producers:
             del producer.sent[0]
 
     def rewind(self, end_offset: int) -> None:
-        """Appends from `end_offset` on have failed: forget the batches that were in them."""
-        for producer_id, producer in list(self._producers.items()):
-            producer.sent = [sent for sent in producer.sent if sent.last_offset < end_offset]
-            if not producer.sent:
-                del self._producers[producer_id]
+        """Appends from `end_offset` on have failed: forget the batches that were in them.
+
+        A producer that had no others must still begin again with the first of them. Were it unknown, a later batch, sent before the failure
+        was told, would be taken in its place.
+        """
+        for producer in self._producers.values():
+            if producer.sent[-1].last_offset >= end_offset:
+                first = producer.sent[0]
+                producer.sent = [sent for sent in producer.sent if sent.last_offset < end_offset] or [_before(first)]
 
     def expire(self, before: int) -> None:
         """Forget every producer that has not written since `before`."""
@@ -135,9 +139,14 @@ class Producers:
     def load(self, snapshot: bytes) -> int:
         """Take over a snapshot; the offset from which the log must be replayed. Raises msgspec.DecodeError."""
         durable_end, rows = _DECODER.decode(snapshot)
-        for producer_id, last_seen, sent in rows:
-            self._producers[producer_id] = Producer(list(sent), last_seen)
+        for producer_id, last_seen, sent in rows[-self._limit :]:
+            self._producers[producer_id] = Producer(sent, last_seen)
         return durable_end
+
+
+def _before(sent: Sent) -> Sent:
+    """As if the batch before this one were known, though not where it went: it is no batch's twin."""
+    return Sent(sent.epoch, -1, (sent.first_sequence - 1) & 0x7FFFFFFF, -1, -1)
 
 
 _ENCODER = msgspec.msgpack.Encoder()

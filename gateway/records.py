@@ -60,7 +60,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_producer(self) -> bool:
-        return self.producer_id != NO_PRODUCER_ID
+        return self.producer_id > NO_PRODUCER_ID
 
     @property
     def last_sequence(self) -> int:

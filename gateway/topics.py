@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from gateway.partition import Partition, storage_error
 from gateway.producers import Producers
 from gateway.records import HEADER_BYTES, magic_of, read_batch
 from gateway.topic_configs import TopicConfig, effective
-from gateway.waiting import Shared
+from gateway.waiting import Shared, start, unbroken
 from storage.log import PartitionLog, StateTable, StorageError, Store, Topic, TopicExists, UnknownTopic
 
 _log = logs.part(__name__)
@@ -26,6 +26,10 @@ _log = logs.part(__name__)
 SNAPSHOT_BYTES = 64 << 20
 _REPLAY_BYTES = 4 << 20
 
+#: Snapshots written together at the end: so few writes that a shutdown is quick, so few bytes that they do not matter.
+_SAVE_BYTES = 16 << 20
+
+MAX_NAME_LENGTH = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
@@ -39,6 +43,7 @@ class LiveTopic:
     config: TopicConfig
     partitions: dict[int, Partition] = field(default_factory=dict)
     opening: dict[int, Shared[Partition]] = field(default_factory=dict)
+    altering: Shared[None] | None = None
 
     @property
     def name(self) -> str:
@@ -57,6 +62,7 @@ class Topics:
         self._start = start
         self._by_name: dict[str, LiveTopic] = {}
         self._by_id: dict[bytes, LiveTopic] = {}
+        self._by_unified_name: dict[str, str] = {}
         self._snapshots: dict[bytes, bytes] = {}
         self._table: StateTable | None = None
         self._saving: set[Partition] = set()
@@ -110,8 +116,12 @@ class Topics:
     async def _open_partition(self, live: LiveTopic, index: int, opening: Shared[Partition]) -> None:
         try:
             log = await self._store.log(live.name, index)
-            producers = await self._recover(live.topic, index, log)
+            producers, replayed = await self._recover(live.topic, index, log)
+            if self._by_name.get(live.name) is not live:
+                # Deleted meanwhile; the log may even be that of a new topic of the same name.
+                raise UnknownTopic(live.name)
             partition = Partition(live.name, index, log, live.config, producers)
+            partition.unsaved_bytes = replayed
         except StorageError as failure:
             del live.opening[index]
             opening.fail(storage_error(failure))
@@ -120,15 +130,16 @@ class Topics:
             del live.opening[index]
             opening.fail(failure)
             raise
+        self._snapshots.pop(_snapshot_key(live.topic.topic_id, index), None)
         live.partitions[index] = partition
         del live.opening[index]
         opening.succeed(partition)
 
-    async def _recover(self, topic: Topic, index: int, log: PartitionLog) -> Producers:
-        """The producers' state: the last snapshot, and after it what the log says."""
+    async def _recover(self, topic: Topic, index: int, log: PartitionLog) -> tuple[Producers, int]:
+        """The producers' state: the last snapshot, and after it what the log says. And how many bytes of the log had to be read."""
         producers = Producers(self._settings.max_producer_ids_per_partition)
-        offset = log.start_offset
-        row = self._snapshots.pop(_snapshot_key(topic.topic_id, index), None)
+        offset, replayed = log.start_offset, 0
+        row = self._snapshots.get(_snapshot_key(topic.topic_id, index))
         if row is not None:
             try:
                 offset = max(offset, producers.load(row))
@@ -136,11 +147,16 @@ class Topics:
                 _log.warning("producer snapshot unreadable, reading the log", topic=topic.name, partition=index)
         now = self._now()
         while offset < log.end_offset:
-            for entry in await log.read(offset, _REPLAY_BYTES):
+            entries = await log.read(offset, _REPLAY_BYTES)
+            if not entries:
+                # Compaction has left nothing up to the end.
+                break
+            for entry in entries:
                 if magic_of(entry.payload) == 2 and len(entry.payload) >= HEADER_BYTES:
                     producers.replay(read_batch(entry.payload), now)
                 offset = entry.last_offset + 1
-        return producers
+                replayed += len(entry.payload)
+        return producers, replayed
 
     def save_if_due(self, partition: Partition) -> None:
         """Save the producers' state of a partition that has grown enough since the last time. In the background, one at a time."""
@@ -161,42 +177,58 @@ class Topics:
     async def save(self, partition: Partition) -> None:
         """Save the producers' state now. Raises StorageError."""
         live = self._by_name.get(partition.topic)
-        if live is None or self._table is None or live.partitions.get(partition.index) is not partition:
-            return
-        partition.unsaved_bytes = 0
-        row = partition.producers.snapshot(partition.log.end_offset)
-        await self._table.put({_snapshot_key(live.topic.topic_id, partition.index): row})
+        if live is not None and live.partitions.get(partition.index) is partition:
+            await self._put({_snapshot_key(live.topic.topic_id, partition.index): _snapshot(partition)})
 
     async def save_all(self) -> None:
         """Save every producers' state that has changed, before a shutdown. Raises StorageError."""
+        rows: dict[bytes, bytes | None] = {}
+        size = 0
         for live in list(self):
-            for partition in list(live.partitions.values()):
-                if partition.unsaved_bytes:
-                    await self.save(partition)
+            for index, partition in list(live.partitions.items()):
+                if not partition.unsaved_bytes:
+                    continue
+                row = rows[_snapshot_key(live.topic.topic_id, index)] = _snapshot(partition)
+                size += len(row)
+                if size >= _SAVE_BYTES:
+                    await self._put(rows)
+                    rows, size = {}, 0
+        await self._put(rows)
 
-    async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> LiveTopic:
-        """Make a topic; durable when it returns. Raises KafkaError."""
+    async def _put(self, rows: Mapping[bytes, bytes | None]) -> None:
+        if rows and self._table is not None:
+            await self._table.put(rows)
+
+    def check_new(self, name: str) -> None:
+        """Raises KafkaError for a name that no new topic can have: INVALID_TOPIC_EXCEPTION or TOPIC_ALREADY_EXISTS."""
         check_name(name)
         if name in self._by_name or name in self._creating:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        twin = self._by_unified_name.get(_unified(name))
+        if twin is not None:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {twin}")
+
+    async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> LiveTopic:
+        """Make a topic; durable when it returns. Raises KafkaError."""
+        self.check_new(name)
         creating = self._creating[name] = Shared()
+        self._by_unified_name[_unified(name)] = name
+        # On its own: a client that goes away while it waits must not leave a topic that is stored and not known.
+        start(self._create(Topic(name, uuid.uuid4().bytes, partitions, dict(configs))), creating.succeed, creating.fail)
+        return await creating
+
+    async def _create(self, topic: Topic) -> LiveTopic:
         try:
-            topic = Topic(name, uuid.uuid4().bytes, partitions, dict(configs))
             await self._store.create_topic(topic)
+            return self._adopt(topic)
+        except TopicExists as failure:
+            raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.") from failure
         except StorageError as failure:
-            error = (
-                KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
-                if isinstance(failure, TopicExists)
-                else storage_error(failure)
-            )
-            creating.fail(error)
-            raise error from failure
-        else:
-            live = self._adopt(topic)
-            creating.succeed(live)
-            return live
+            raise storage_error(failure) from failure
         finally:
-            del self._creating[name]
+            del self._creating[topic.name]
+            if topic.name not in self._by_name:
+                self._by_unified_name.pop(_unified(topic.name), None)
 
     async def find_or_create(self, name: str) -> LiveTopic:
         """The topic, made with the settings' defaults where it is missing. Raises KafkaError."""
@@ -208,27 +240,36 @@ class Topics:
             return await creating
         return await self.create(name, self._settings.num_partitions, {})
 
-    async def alter(self, live: LiveTopic, *, partitions: int | None = None, configs: Mapping[str, str] | None = None) -> None:
-        """Give a topic more partitions or other configs. Raises KafkaError."""
-        topic = replace(
-            live.topic,
-            partitions=live.topic.partitions if partitions is None else partitions,
-            configs=live.topic.configs if configs is None else dict(configs),
-        )
+    async def alter(self, live: LiveTopic, change: Callable[[Topic], Topic]) -> None:
+        """Replace a topic by what `change` makes of it, one change after the other. Raises KafkaError, and whatever `change` raises."""
+        while live.altering is not None:
+            await live.altering
+        if self._by_name.get(live.name) is not live:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        await unbroken(self._alter(live, change(live.topic)))
+
+    async def _alter(self, live: LiveTopic, topic: Topic) -> None:
+        altering = live.altering = Shared()
         try:
             await self._store.alter_topic(topic)
+            live.topic = topic
+            live.config = effective(topic.configs, self._settings)
+            for partition in live.partitions.values():
+                partition.config = live.config
+            self.version += 1
         except UnknownTopic as failure:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from failure
         except StorageError as failure:
             raise storage_error(failure) from failure
-        live.topic = topic
-        live.config = effective(topic.configs, self._settings)
-        for partition in live.partitions.values():
-            partition.config = live.config
-        self.version += 1
+        finally:
+            live.altering = None
+            altering.succeed(None)
 
     async def delete(self, live: LiveTopic) -> None:
         """Delete a topic and all that is known of it. Raises KafkaError."""
+        await unbroken(self._delete(live))
+
+    async def _delete(self, live: LiveTopic) -> None:
         try:
             await self._store.delete_topic(live.name)
         except UnknownTopic as failure:
@@ -236,6 +277,7 @@ class Topics:
         except StorageError as failure:
             raise storage_error(failure) from failure
         self._by_name.pop(live.name, None)
+        self._by_unified_name.pop(_unified(live.name), None)
         self._by_id.pop(live.topic.topic_id, None)
         self.version += 1
         keys = [_snapshot_key(live.topic.topic_id, index) for index in range(live.topic.partitions)]
@@ -252,20 +294,35 @@ class Topics:
         live = LiveTopic(topic, effective(topic.configs, self._settings))
         self._by_name[topic.name] = live
         self._by_id[topic.topic_id] = live
+        self._by_unified_name[_unified(topic.name)] = topic.name
         self.version += 1
         return live
 
 
 def check_name(name: str) -> None:
-    """Raises KafkaError(INVALID_TOPIC_EXCEPTION) for a name that Kafka would refuse (org.apache.kafka.common.internals.Topic)."""
-    if name in (".", ".."):
-        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: '{name}' is not allowed")
-    if not _NAME.match(name):
-        raise KafkaError(
-            ErrorCode.INVALID_TOPIC_EXCEPTION,
-            "Topic name is invalid: it must have 1 to 249 ASCII letters, digits, '.', '_' and '-'",
-        )
+    """Raises KafkaError(INVALID_TOPIC_EXCEPTION), in Kafka's words, for a name that Kafka would refuse (org.apache.kafka.common.internals.Topic)."""
+    if _NAME.match(name) and name not in (".", ".."):
+        return
+    if not name:
+        why = "the empty string is not allowed"
+    elif name in (".", ".."):
+        why = f"'{name}' is not allowed"
+    elif len(name) > MAX_NAME_LENGTH:
+        why = f"the length of '{name[:MAX_NAME_LENGTH]}' is longer than the max allowed length {MAX_NAME_LENGTH}"
+    else:
+        why = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {why}")
+
+
+def _unified(name: str) -> str:
+    """What two names have in common that would collide in the names of metrics, where '.' and '_' are the same (Topic.unifyCollisionChars)."""
+    return name.replace(".", "_")
 
 
 def _snapshot_key(topic_id: bytes, index: int) -> bytes:
     return topic_id + index.to_bytes(4, "big")
+
+
+def _snapshot(partition: Partition) -> bytes:
+    partition.unsaved_bytes = 0
+    return partition.producers.snapshot(partition.log.end_offset)

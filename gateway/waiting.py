@@ -31,7 +31,7 @@ class Clock(Protocol):
 #: What `start` hands back: call it to cancel what waits. Calling it after the end does nothing.
 Cancel = Callable[[], None]
 
-__all__ = ["Cancel", "CancelledError", "Clock", "Shared", "Waits", "Wake", "call_later", "gather", "start"]
+__all__ = ["Cancel", "CancelledError", "Clock", "Shared", "Waits", "Wake", "call_later", "gather", "start", "unbroken"]
 
 
 def start(work: Coroutine[Any, Any, T], done: Callable[[T], None], failed: Callable[[BaseException], None]) -> Cancel | None:
@@ -192,6 +192,13 @@ async def gather(works: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseExcept
 
 
 _NOT_YET = RuntimeError("not ended yet")
+
+
+async def unbroken(work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, which goes on to its end whether or not the one who waits for it is cancelled: for what must not be left half done."""
+    ended: Shared[T] = Shared()
+    start(work, ended.succeed, ended.fail)
+    return await ended
 
 
 def call_later(clock: Clock, seconds: float, what: Callable[[], None]) -> Cancel:
