@@ -146,7 +146,10 @@ def delete(client: KafkaAdminClient, as_json: bool, names: Sequence[str], if_exi
 def _configs_of(client: KafkaAdminClient, names: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
     if not names:
         return {}
-    described = client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]).get("topic", {})
+    try:
+        described = client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]).get("topic", {})
+    except errors.IncompatibleBrokerVersion:  # before Kafka 0.11 there is no way to ask
+        return {}
     return {
         name: {key: config["value"] for key, config in sorted(configs.items()) if config["config_source"] == "DYNAMIC_TOPIC_CONFIG"}
         for name, configs in described.items()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from kafka.errors import IncompatibleBrokerVersion
 
 from gateway.cli import main
 from gateway.commands import topics
@@ -151,6 +152,17 @@ def test_a_description_has_the_partitions_in_order_and_the_configs_that_were_set
     (row,) = json.loads(kopgate("describe", "--json").stdout)
     assert row["partitions"][0] == {"partition": 0, "leader": 1, "replicas": [1, 2], "isr": [1]}
     assert row["configs"] == {"retention.ms": "5"}
+
+
+def test_a_server_that_cannot_tell_configs_is_described_without_them(server, monkeypatch):
+    def describe_configs(resources):
+        raise IncompatibleBrokerVersion("no DescribeConfigs")
+
+    monkeypatch.setattr(server, "describe_configs", describe_configs)
+    kopgate("create", "a", "--config", "retention.ms=5")
+    result = kopgate("describe", "a")
+    assert result.stdout.startswith("a: 1 partitions")
+    assert result.exit_code == 0
 
 
 def test_an_unknown_topic_is_told_and_the_others_are_described(server):
