@@ -7,7 +7,7 @@ burst may be dropped at any point and tried again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -29,6 +29,9 @@ class Durable:
     running_timestamp: int
     position: int
     size: int
+
+    def copy(self) -> Durable:
+        return Durable(self.log_id, self.start_offset, self.end_offset, self.running_timestamp, self.position, self.size)
 
 
 class Append:
@@ -90,7 +93,7 @@ class Burst:
             known = self._knowledge.logs.get(log_id)
             if known is None or log_id in self._closed:
                 raise LogClosed("the log is closed: its topic was deleted")
-            staged = self._logs[log_id] = replace(known)
+            staged = self._logs[log_id] = known.copy()
         return staged
 
     def add_log(self, log: Durable) -> None:

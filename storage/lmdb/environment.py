@@ -5,19 +5,19 @@ Reads run in several threads; the map can be moved or closed only while none is 
 
 from __future__ import annotations
 
-import fcntl
 import os
-import threading
+import resource
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import lmdb
 
+from storage.lmdb.directory import sync_directory, take_lock
+from storage.lmdb.gate import Gate
 from storage.lmdb.layout import DATABASES, FORMAT
-from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
+from storage.log import LogClosed, StorageFailed, StoreTooNew
 
 T = TypeVar("T")
 
@@ -26,51 +26,18 @@ GIB = 1 << 30
 SMALLEST_MAP = MIB
 """Less does not hold the empty databases."""
 
-
-class Gate:
-    """Many inside, or one alone."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside = 0
-        self._alone = False
-
-    @contextmanager
-    def shared(self) -> Iterator[None]:
-        with self._changed:
-            while self._alone:
-                self._changed.wait()
-            self._inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= 1
-                if self._inside == 0:
-                    self._changed.notify_all()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        with self._changed:
-            while self._alone:
-                self._changed.wait()
-            self._alone = True
-            while self._inside:
-                self._changed.wait()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._alone = False
-                self._changed.notify_all()
+SMALL_STEP = MIB
+"""What a deletion on a full disk is given at a time; it needs some pages of the tree."""
 
 
 class Environment:
     """An open LMDB environment and the lock on its directory. Write transactions belong to one thread, the writer's."""
 
-    def __init__(self, directory: Path, map_bytes: int) -> None:
+    def __init__(self, directory: Path, map_bytes: int, reserve_bytes: int = 0) -> None:
         """Take and open `directory`, made where it is missing. Raises StoreInUse, StoreTooNew, StorageFailed; blocks."""
         self.directory = directory
+        self._reserve_bytes = reserve_bytes
+        self.is_tight = False
         self.databases: dict[str, Any] = {}
         self._map_bytes = max(map_bytes, SMALLEST_MAP)
         self._gate = Gate()
@@ -134,12 +101,46 @@ class Environment:
             except lmdb.Error as error:
                 raise StorageFailed(f"cannot read the store in {self.directory}: {error}") from error
 
-    def grow(self) -> None:
-        """Make the map half as large again, and a GiB larger at least. No write transaction may be open."""
+    def confine(self, incoming: int) -> None:
+        """To be called before appends of `incoming` bytes: where they would take the disk's last room, the file may not grow for them.
+
+        LMDB needs new pages even to delete. On a disk filled to the last page nothing could be deleted, so `reserve_bytes` are left for that;
+        appends go on only as far as there are free pages in the file, and end in MapFullError before anything is written.
+        """
+        self.is_tight = self.room() < self._reserve_bytes + 2 * incoming
+        if self.is_tight:
+            info = self._env.info()
+            used = (info["last_pgno"] + 1) * self._env.stat()["psize"]
+            if info["map_size"] > used:
+                self._resize(used)
+
+    def room(self) -> int:
+        """The bytes by which the file may still grow: the volume's, or less by the process's own limit."""
+        volume = os.fstatvfs(self._lock)
+        room = volume.f_bavail * volume.f_frsize
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if limit != resource.RLIM_INFINITY:
+            room = min(room, limit - (self.directory / "data.mdb").stat().st_size)
+        return room
+
+    def grow(self, for_appends: bool) -> None:
+        """Make the map larger, so that what it was too small for can be tried again. No write transaction may be open.
+
+        By half, and by a GiB at least. On a tight disk by little, and for appends not at all: raises lmdb.MapFullError.
+        """
+        if not self.is_tight:
+            self._resize(max(self._map_bytes + self._map_bytes // 2, self._map_bytes + GIB))
+        elif for_appends:
+            raise lmdb.MapFullError(
+                f"the disk is full: {self.room()} bytes are left, of which {self._reserve_bytes} are kept for deletions"
+            )
+        else:
+            self._resize(self._map_bytes + SMALL_STEP)
+
+    def _resize(self, map_bytes: int) -> None:
         with self._gate.alone():
-            larger = max(self._map_bytes + self._map_bytes // 2, self._map_bytes + GIB)
-            self._env.set_mapsize(larger)
-            self._map_bytes = larger
+            self._env.set_mapsize(map_bytes)
+            self._map_bytes = map_bytes
 
     def has_landed(self, txn_id: int) -> bool:
         """Whether the commit of `txn_id`, which raised, is on disk all the same; opens the environment again where it cannot go on.
@@ -170,30 +171,3 @@ class Environment:
             if self._env is not None:
                 self._env.close()
             os.close(self._lock)
-
-
-def take_lock(directory: Path) -> int:
-    """A descriptor that holds the directory's lock for as long as it is open, whatever becomes of the process."""
-    lock = os.open(directory / "store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(lock)
-        raise StoreInUse(
-            f"the store in {directory} is in use by process {holder}: stop that process, or give this one a directory of its own"
-        ) from None
-    # The number only serves the message above; a full disk must not keep the store from being opened.
-    with suppress(OSError):
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    return lock
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names of new files survive a power cut; LMDB syncs the files only."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

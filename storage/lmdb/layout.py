@@ -2,7 +2,7 @@
 
 | database | key | value |
 |---|---|---|
-| meta | a name | `format`, `uuid`, `next_log_id`, `next_table_id` |
+| meta | a name | `format`, `uuid`, `next_log_id`, `next_table_id`, `last_freed` |
 | topics | topic name | JSON: id, configs, log id of each partition |
 | logs | log id | `LogRow`; only where something was deleted or compacted |
 | entries | `Slot`, 52 bytes | the payload and nothing else |
@@ -31,6 +31,9 @@ U32 = Struct(">I")
 U64 = Struct(">Q")
 PLACE = Struct(">QQ")
 SLOT = Struct(">QQQqqQI")
+ENTRY = Struct(">QQQq16xI")
+"""Of a slot what its entry is made of: log id, base and last offset, timestamp, size."""
+
 LOG_ROW = Struct(">QQqQqQ")
 
 

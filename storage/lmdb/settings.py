@@ -15,6 +15,9 @@ class LmdbSettings:
     map_bytes: int = 16 * GIB
     """The map at the start. It takes address space, not memory and not disk; growing it stops the reads for a moment, so it begins large."""
 
+    reserve_bytes: int = 64 * MIB
+    """Disk that appends leave alone: LMDB writes new pages even to delete, so a disk full to the last page could never be made less full."""
+
     tail_bytes: int = 64 * MIB
     """Entries appended last, kept in memory for the consumers at the tail: some seconds of a busy broker, little beside its page cache."""
 

@@ -56,7 +56,7 @@ class LmdbStore:
         knowledge = Knowledge()
 
         def prepare() -> tuple[Environment, list[TopicRow]]:
-            environment = Environment(self.directory, self.settings.map_bytes)
+            environment = Environment(self.directory, self.settings.map_bytes, self.settings.reserve_bytes)
             try:
                 return environment, environment.read(lambda txn: self._load(txn, environment, knowledge))
             except BaseException:

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 """How long the thread waits before it tries again what the medium refused and nobody waits for."""
 
+ENTRY_ROOM = 200
+"""What an append needs in the tree beside its payload, about."""
+
 NEVER = 1 << 64
 """A transaction that no commit reaches."""
 
@@ -121,12 +124,18 @@ class Writer:
             burst = Burst(self._environment, txn, self._knowledge)
             return burst, burst.run(operations)
 
-        burst, outcomes = self._transact(write)
+        incoming = sum(one.size + ENTRY_ROOM for one in operations if isinstance(one, Append))
+        burst, outcomes = self._transact(write, incoming)
         burst.adopt()
         return outcomes
 
-    def _transact(self, write: Callable[[Any], T]) -> T:
-        """What `write` gave, its writes committed and synced; it is run again after the map has grown."""
+    def _transact(self, write: Callable[[Any], T], incoming: int = 0) -> T:
+        """What `write` gave, its writes committed and synced; it is run again after the map has grown.
+
+        `incoming`: about how much room appends in it need; 0 where there are none, which may then use the disk's reserve.
+        """
+        if incoming:
+            self._environment.confine(incoming)
         while True:
             txn, txn_id = self._begin(), None
             try:
@@ -135,7 +144,7 @@ class Writer:
                 txn.commit()
             except lmdb.MapFullError:
                 txn.abort()
-                self._environment.grow()
+                self._environment.grow(for_appends=incoming > 0)
             except lmdb.Error:
                 txn.abort()
                 if txn_id is None or not self._settle(txn_id):
@@ -169,6 +178,9 @@ class Writer:
         log_id, below = next(iter(self._knowledge.freeing.items()))
         try:
             is_done = self._transact(lambda txn: free_entries(txn, self._environment.databases, log_id, below, self._freeing_entries))
+            if self._environment.is_tight:
+                # LMDB uses pages again from the second commit on after the one that freed them, and the appends that wait for them make none.
+                self._transact(lambda txn: txn.put(b"last_freed", U64.pack(log_id), db=self._environment.databases["meta"]))
         except Exception as error:  # noqa: BLE001 - as in _write
             self._failure(error)
             self._freeing_entries = max(self._freeing_entries // 4, 1)

@@ -1,0 +1,35 @@
+"""A store in a directory of its own, with the limits that a test gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from twisted.internet import reactor
+
+from storage.lmdb import LmdbSettings, LmdbStore
+from tests.contract.waiting import settle
+
+Opener = Callable[..., LmdbStore]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def open_store(directory: Path) -> Iterator[Opener]:
+    """Opens the store in `directory` with these settings; closed after the test."""
+    opened: list[LmdbStore] = []
+
+    def open_one(**settings: Any) -> LmdbStore:
+        store = LmdbStore(directory, reactor=reactor, settings=LmdbSettings(**settings))
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        settle(store.close())

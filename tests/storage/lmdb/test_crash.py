@@ -1,0 +1,23 @@
+"""Killed over and over while it writes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from pytest_twisted import ensureDeferred
+
+from tests.contract.crashes import Acknowledged, check_nothing_is_lost, write_and_kill
+from tests.storage.lmdb.conftest import Opener
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(40, marks=pytest.mark.slow)])
+@ensureDeferred
+async def test_a_store_killed_at_any_moment_has_all_that_it_acknowledged(directory: Path, open_store: Opener, rounds: int) -> None:
+    told, moments = Acknowledged(), random.Random(rounds)
+    for _ in range(rounds):
+        write_and_kill(f"lmdb:{directory}", moments.randrange(1, 700), told)
+    store = open_store()
+    await store.open()
+    await check_nothing_is_lost(store, told)

@@ -1,0 +1,153 @@
+"""The LMDB environment: who may have it, which format, how it grows, what an I/O error leaves."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+import pytest
+from pytest_twisted import ensureDeferred
+
+from storage.lmdb.environment import SMALLEST_MAP, Environment
+from storage.lmdb.layout import FORMAT
+from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
+from tests.contract.entries import bases, everything, sized, topic
+from tests.storage.lmdb.conftest import Opener
+
+HOLD = """
+import sys
+from pathlib import Path
+from storage.lmdb.environment import Environment
+Environment(Path(sys.argv[1]), 1)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_told_who_has_the_store_and_what_to_do(directory: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin
+        assert holder.stdout
+        assert holder.stdout.readline() == b"open\n"
+        with pytest.raises(StoreInUse, match=f"process {holder.pid}: stop that process, or give this one a directory"):
+            Environment(directory, 1)
+        holder.kill()
+    Environment(directory, 1).close()
+
+
+def test_a_store_of_a_newer_version_is_refused_with_both_versions(directory: Path) -> None:
+    Environment(directory, 1).close()
+    with lmdb.open(str(directory), max_dbs=10) as env, env.begin(write=True, db=env.open_db(b"meta")) as txn:
+        txn.put(b"format", b"%d" % (FORMAT + 6))
+    with pytest.raises(StoreTooNew, match=f"has format {FORMAT + 6}.*up to {FORMAT}"):
+        Environment(directory, 1)
+    with pytest.raises(StoreTooNew):
+        Environment(directory, 1)
+
+
+def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageFailed, match="file"):
+        Environment(tmp_path / "file", 1)
+
+
+def test_a_file_that_is_no_store_is_refused(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "data.mdb").write_bytes(b"no database" * 1000)
+    with pytest.raises(StorageFailed, match="cannot open the store"):
+        Environment(directory, 1)
+
+
+def test_a_commit_is_synced_before_it_is_acknowledged(directory: Path) -> None:
+    environment = Environment(directory, 1)
+    flags = environment._env.flags()
+    assert (flags["sync"], flags["metasync"], flags["writemap"], flags["map_async"]) == (True, True, False, False)
+    environment.close()
+
+
+def test_a_closed_environment_is_read_no_more(directory: Path) -> None:
+    environment = Environment(directory, 1)
+    environment.close()
+    with pytest.raises(LogClosed):
+        environment.read(lambda txn: None)
+
+
+@ensureDeferred
+async def test_a_full_map_grows_and_nothing_fails(open_store: Opener, directory: Path) -> None:
+    store = open_store(map_bytes=1)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    appends = [log.append([sized(base, 100_000)]) for base in range(60)]
+    for one in appends:
+        await one
+    assert (directory / "data.mdb").stat().st_size > 5 * SMALLEST_MAP
+    assert bases(await everything(log)) == list(range(60))
+
+
+@ensureDeferred
+async def test_reads_go_on_while_the_map_grows(open_store: Opener) -> None:
+    store = open_store(map_bytes=1, tail_bytes=0)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await log.append([sized(0, 100_000)])
+    appends = [log.append([sized(base, 100_000)]) for base in range(1, 40)]
+    for one in appends:
+        assert bases(await log.read(0, 1)) == [0]
+        await one
+    assert bases(await everything(log)) == list(range(40))
+
+
+@contextmanager
+def broken_meta_page(directory: Path) -> Iterator[None]:
+    """Within it LMDB cannot write its meta page: the descriptor that it has for that alone (O_DSYNC) is made a read-only one."""
+    path = str(directory / "data.mdb")
+    found = [int(name) for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}") == path]
+    (meta,) = (fd for fd in found if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC)
+    read_only = os.open(path, os.O_RDONLY)
+    os.dup2(read_only, meta, inheritable=False)
+    os.close(read_only)
+    yield
+
+
+@ensureDeferred
+async def test_an_environment_that_lmdb_gave_up_is_opened_again(open_store: Opener, directory: Path) -> None:
+    store = open_store(tail_bytes=0)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await log.append([sized(0, 10)])
+    with broken_meta_page(directory):
+        failing = [log.append([sized(1, 10)]), log.append([sized(2, 10)])]
+        for one in failing:
+            with pytest.raises(StorageFailed):
+                await one
+    assert bases(await log.read(0, 1000)) == [0]
+    await log.append([sized(1, 10)])
+    assert bases(await everything(log)) == [0, 1]
+    await store.close()
+    again = open_store()
+    await again.open()
+    assert bases(await everything(await again.log("orders", 0))) == [0, 1]
+
+
+@ensureDeferred
+async def test_a_store_opens_and_reads_where_nothing_can_be_written(open_store: Opener, directory: Path) -> None:
+    from tests.contract.benches import no_file_may_grow
+
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    await (await store.log("orders", 0)).append([sized(0, 10)])
+    await store.close()
+    again = open_store()
+    with no_file_may_grow():
+        await again.open()
+        assert bases(await everything(await again.log("orders", 0))) == [0]

@@ -1,0 +1,143 @@
+"""The file: what is deleted is used again, and nothing holds on to it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet.defer import Deferred
+
+from storage.lmdb import LmdbStore
+from storage.log import LogClosed, PartitionLog
+from tests.contract.entries import bases, everything, sized, topic
+from tests.storage.lmdb.conftest import Opener
+
+ENTRY = 16_000
+"""Bytes of an entry here: four pages of its own in the file."""
+
+
+def file_size(directory: Path) -> int:
+    return (directory / "data.mdb").stat().st_size
+
+
+def assert_stopped_growing(sizes: list[int]) -> None:
+    """Each round writes 1.6 MB; once the first deletions are reused no more than some pages of the tree may come on top."""
+    assert sizes[-1] - sizes[3] < 100 * ENTRY / 10, sizes
+    assert sizes[-1] < 5 * 100 * ENTRY, sizes
+
+
+async def append(log: PartitionLog, entries: int) -> None:
+    appends = [log.append([sized(log.next_offset, ENTRY)]) for _ in range(entries)]
+    for one in appends:
+        await one
+
+
+async def freed(store: LmdbStore) -> None:
+    """Wait until the writer has nothing left to free: each empty write lets it free one piece more."""
+    table = await store.table("turns")
+    assert store._writer
+    while store._writer._knowledge.freeing:
+        await table.put({})
+
+
+@ensureDeferred
+async def test_a_file_whose_log_is_kept_short_stops_growing(open_store: Opener, directory: Path) -> None:
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    sizes = []
+    for _ in range(12):
+        await append(log, 100)
+        await log.retain(since=None, at_most_bytes=100 * ENTRY)
+        await freed(store)
+        sizes.append(file_size(directory))
+    assert log.size == 100 * ENTRY
+    assert_stopped_growing(sizes)
+
+
+@ensureDeferred
+async def test_topics_made_and_deleted_over_and_over_do_not_fill_the_file(open_store: Opener, directory: Path) -> None:
+    store = open_store(freeing_entries=30)
+    await store.open()
+    sizes = []
+    for _ in range(10):
+        await store.create_topic(topic())
+        await append(await store.log("orders", 0), 100)
+        await store.delete_topic("orders")
+        await freed(store)
+        sizes.append(file_size(directory))
+    assert_stopped_growing(sizes)
+
+
+@pytest.mark.parametrize("how", ["the topic was deleted", "the start was moved"])
+@ensureDeferred
+async def test_freeing_that_a_restart_interrupted_is_finished(open_store: Opener, how: str) -> None:
+    store = open_store(freeing_entries=1)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await append(log, 50)
+    if how == "the topic was deleted":
+        await store.delete_topic("orders")
+    else:
+        await log.delete_before(40)
+    await store.close()
+    assert store._writer
+    assert store._writer._knowledge.freeing, "nothing was left to do, so this shows nothing"
+    again = open_store()
+    await again.open()
+    await freed(again)
+    left = await again.query("entries", lambda cursor: sum(1 for _ in cursor.iternext(values=False)))
+    assert left == (0 if how == "the topic was deleted" else 10)
+
+
+@ensureDeferred
+async def test_appends_and_reads_go_on_while_much_is_freed(open_store: Opener) -> None:
+    store = open_store(freeing_entries=3, tail_bytes=0)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await append(log, 200)
+    await log.delete_before(195)
+    for _ in range(20):
+        await append(log, 1)
+        assert bases(await log.read(195, 1)) == [195]
+    await freed(store)
+    assert bases(await everything(log)) == list(range(195, 220))
+
+
+@ensureDeferred
+async def test_a_read_that_a_deletion_overtook_is_not_answered_with_what_is_left(open_store: Opener) -> None:
+    """Either the old entry or an error, never silently a later one."""
+    store = open_store(freeing_entries=100, tail_bytes=0)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await append(log, 50)
+    deleted = Deferred.fromCoroutine(store.delete_topic("orders"))
+    read = Deferred.fromCoroutine(log.read(10, 1))
+    with suppress(LogClosed):
+        assert bases(await read) == [10]
+    await deleted
+
+
+@ensureDeferred
+async def test_held_entries_do_not_keep_pages_from_being_used_again(open_store: Opener, directory: Path) -> None:
+    store = open_store(tail_bytes=0)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await append(log, 100)
+    held = await log.read(0, 1 << 30)
+    assert len(held) == 100
+    sizes = []
+    for _ in range(8):
+        await append(log, 100)
+        await log.retain(since=None, at_most_bytes=100 * ENTRY)
+        await freed(store)
+        sizes.append(file_size(directory))
+    assert_stopped_growing(sizes)
+    assert bytes(held[0].payload) == sized(0, ENTRY).payload

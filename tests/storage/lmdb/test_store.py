@@ -1,0 +1,158 @@
+"""The store's own limits, and what happens between calls that overlap."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet.defer import Deferred, gatherResults
+
+from storage.log import LogClosed, StorageFailed, Topic, UnknownTopic
+from tests.contract.entries import bases, everything, sized, topic
+from tests.storage.lmdb.conftest import Opener
+
+
+@ensureDeferred
+async def test_more_bytes_than_may_wait_are_refused_and_the_log_goes_on(open_store: Opener) -> None:
+    store = open_store(queue_bytes=1000)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    first = log.append([sized(0, 900)])
+    with pytest.raises(StorageFailed, match="queue_bytes=1000"):
+        await log.append([sized(1, 200)])
+    second = log.append([sized(1, 100)])
+    await first
+    await second
+    assert bases(await everything(log)) == [0, 1]
+
+
+@ensureDeferred
+async def test_more_writes_than_may_wait_are_refused(open_store: Opener) -> None:
+    store = open_store(queue_operations=2)
+    await store.open()
+    table = await store.table("rows")
+    puts = [table.put({b"%d" % n: b""}) for n in range(3)]
+    await puts[0]
+    await puts[1]
+    with pytest.raises(StorageFailed, match="queue_operations=2"):
+        await puts[2]
+    assert len(await table.items()) == 2
+
+
+@ensureDeferred
+async def test_one_write_larger_than_the_limit_is_taken_when_nothing_else_waits(open_store: Opener) -> None:
+    store = open_store(queue_bytes=10)
+    await store.open()
+    await (await store.table("rows")).put({b"k": b"v" * 100})
+
+
+@ensureDeferred
+async def test_a_hundred_logs_share_one_commit(open_store: Opener) -> None:
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic("wide", partitions=100))
+    logs = await gatherResults([Deferred.fromCoroutine(store.log("wide", n)) for n in range(100)])
+    assert store._environment
+    before = store._environment._env.info()["last_txnid"]
+    appends = [log.append([sized(0, 1000)]) for log in logs]
+    for one in appends:
+        await one
+    commits = store._environment._env.info()["last_txnid"] - before
+    assert commits <= 5, "the first few may have gone before the rest was queued"
+
+
+@ensureDeferred
+async def test_those_who_ask_for_a_log_at_once_get_the_same(open_store: Opener) -> None:
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    logs = await gatherResults([Deferred.fromCoroutine(store.log("orders", 0)) for _ in range(5)])
+    assert all(one is logs[0] for one in logs)
+
+
+@ensureDeferred
+async def test_whoever_asked_first_may_go_without_harm_to_the_others(open_store: Opener) -> None:
+    store = open_store()
+    await store.open()
+    first = Deferred.fromCoroutine(store.table("rows"))
+    second = Deferred.fromCoroutine(store.table("rows"))
+    first.addErrback(lambda failure: None)
+    first.cancel()
+    assert await second is await store.table("rows")
+
+
+@ensureDeferred
+async def test_a_log_asked_for_while_its_topic_is_deleted_is_refused(open_store: Opener) -> None:
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    deleted = Deferred.fromCoroutine(store.delete_topic("orders"))
+    with pytest.raises(UnknownTopic):
+        await store.log("orders", 0)
+    await deleted
+
+
+@ensureDeferred
+async def test_an_append_behind_the_deletion_of_its_topic_is_refused_and_leaves_nothing(open_store: Opener) -> None:
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    deleted = Deferred.fromCoroutine(store.delete_topic("orders"))
+    with pytest.raises(LogClosed):
+        await log.append([sized(0, 10)])
+    await deleted
+    assert await store.query("entries", lambda cursor: cursor.first()) is False
+
+
+@ensureDeferred
+async def test_a_log_id_is_never_given_out_again(open_store: Opener) -> None:
+    store = open_store()
+    await store.open()
+    seen: set[int] = set()
+    for _ in range(3):
+        await store.create_topic(topic("orders", 2))
+        await store.alter_topic(topic("orders", 3))
+        ids = store._topics["orders"].log_ids
+        assert len(ids) == 3
+        assert not seen & set(ids)
+        seen |= set(ids)
+        await store.delete_topic("orders")
+
+
+@pytest.mark.parametrize("name", ["", "t" * 481])
+@ensureDeferred
+async def test_a_name_that_no_key_can_hold_is_refused(open_store: Opener, name: str) -> None:
+    store = open_store()
+    await store.open()
+    with pytest.raises(ValueError):
+        await store.create_topic(Topic(name, bytes(16), 1))
+    with pytest.raises(ValueError):
+        await store.table(name)
+
+
+@ensureDeferred
+async def test_a_watcher_is_called_once_for_a_burst(open_store: Opener) -> None:
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    calls: list[int] = []
+    log.watch(lambda: calls.append(log.end_offset))
+    appends = [log.append([sized(n, 10)]) for n in range(100)]
+    for one in appends:
+        await one
+    assert calls[-1] == 100
+    assert len(calls) <= 5, "the first few may have gone before the rest was queued"
+
+
+@ensureDeferred
+async def test_the_identity_of_a_store_stays_the_same(open_store: Opener) -> None:
+    store = open_store()
+    await store.open()
+    first = store.uuid
+    await store.close()
+    again = open_store()
+    await again.open()
+    assert again.uuid == first
+    assert len(first) == 16
