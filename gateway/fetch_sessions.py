@@ -71,6 +71,7 @@ class Round:
         #: Called whenever something becomes pending; set by the request that waits.
         self.on_change: Callable[[], None] | None = None
         self.is_in_use = False
+        self.is_closed = False
         self.names_by_id = False
         self.last_used = 0
 
@@ -90,7 +91,8 @@ class Round:
             self.pending.pop(interest, None)
 
     def close(self) -> None:
-        """Let go of every log."""
+        """Let go of every log. A request that still uses the round closes it once more at its end, for it may have followed others since."""
+        self.is_closed = True
         for interest in self.interests.values():
             interest.release()
         self.interests.clear()
@@ -105,10 +107,12 @@ class Round:
 class FetchSessions:
     """The sessions that are kept, at most `slots`; the one unused longest makes room, if unused for `min_idle_ms`.
 
-    `new_id` gives a positive int32; `max_partitions` bounds one session, for it is a client that names them.
+    `new_id` gives a positive int32; `max_partitions` bounds one session, for it is a client that names them: whoever fetches more does
+    without a session.
     """
 
-    def __init__(self, slots: int, new_id: Callable[[], int], *, min_idle_ms: int = 120_000) -> None:
+    def __init__(self, slots: int, new_id: Callable[[], int], *, min_idle_ms: int = 120_000, max_partitions: int = 10_000) -> None:
+        self.max_partitions = max_partitions
         self._slots = slots
         self._new_id = new_id
         self._min_idle_ms = min_idle_ms

@@ -13,7 +13,7 @@ from gateway.broker import Broker
 from gateway.errors import ErrorCode, KafkaError
 from gateway.fetch_sessions import Interest
 from gateway.partition import Partition
-from gateway.records import HEADER_BYTES, magic_of
+from gateway.records import magic_of
 from gateway.wire.fetch import FetchRequest, PartitionFetched
 from storage.log import Buffer, Entry
 
@@ -21,17 +21,21 @@ from storage.log import Buffer, Entry
 _FIRST_FETCH_WITH_ZSTD = 10
 _ZSTD = 4
 
-#: Entries that an old consumer cannot see are passed over, at most this many reads in one request; the next one goes on from there.
+#: Entries that an old consumer cannot see are passed over, at most this many reads of this size in one request; the next one goes on from there.
 MAX_EMPTY_READS = 64
+EMPTY_READ_BYTES = 64 << 10
+
+_CONTROL = 0x20
 
 
 @dataclass(slots=True)
 class Reading:
-    """One pass over the pending partitions: rows in the order read, the bytes they hold, and whether any failed."""
+    """One pass over the pending partitions: rows in the order read, the bytes they hold, and whether there is one that cannot wait for more
+    bytes: an error, or a log that diverges from what the consumer knows."""
 
-    rows: list[tuple[Interest, PartitionFetched]] = field(default_factory=list)
+    rows: dict[Interest, PartitionFetched] = field(default_factory=dict)
     size: int = 0
-    has_error: bool = False
+    is_urgent: bool = False
 
 
 class Reader:
@@ -55,8 +59,8 @@ class Reader:
             except KafkaError as failure:
                 fetched = PartitionFetched(interest.key[1], failure.code)
                 interest.told_high_watermark = -1
-                reading.has_error = True
-            reading.rows.append((interest, fetched))
+            reading.is_urgent = reading.is_urgent or bool(fetched.error_code or fetched.diverging)
+            reading.rows[interest] = fetched
             reading.size += sum(map(len, fetched.records))
         return reading
 
@@ -64,10 +68,10 @@ class Reader:
         partition = await self._resolve(interest)
         log, wanted = partition.log, interest.wanted
         interest.known_size = log.size
+        if partition.is_closed:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         check_epoch(wanted.current_leader_epoch, log.leader_epoch)
         offset = wanted.fetch_offset
-        if not log.start_offset <= offset <= log.end_offset:
-            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
         diverging = None
         if wanted.last_fetched_epoch >= 0:
             epoch, end = log.end_offset_for_epoch(wanted.last_fetched_epoch)
@@ -75,6 +79,8 @@ class Reader:
                 raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
             if epoch < wanted.last_fetched_epoch or end < offset:
                 diverging = (epoch, end)
+        if diverging is None and not log.start_offset <= offset <= log.end_offset:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
         records: list[Buffer] = []
         limit = min(wanted.max_bytes, self._limit - size)
         if diverging is None and offset < log.end_offset and (limit > 0 or size == 0):
@@ -97,40 +103,62 @@ class Reader:
         """At least one whole batch or message where this is the first with records, or where the client is so old that nothing says it
         may be left without (Fetch 0-2)."""
         at_least_one = is_first or self._request.version < 3
-        offset = interest.wanted.fetch_offset
-        records: list[Buffer] = []
+        begin = interest.wanted.fetch_offset
+        offset = partition.visible_from(begin, self._magic)
+        limit = size = max(limit, 0)
         for _ in range(MAX_EMPTY_READS):
-            if offset >= partition.log.end_offset:
+            entries = await partition.read(offset, size) if offset < partition.log.end_offset else []
+            records, offset = await self._take(interest, partition, entries, offset, limit, at_least_one=at_least_one)
+            if records:
+                return records
+            if not entries or offset <= entries[-1].last_offset:
                 break
-            entries = await partition.read(offset, max(limit, 0))
-            for entry in entries:
-                piece = await self._piece(interest, partition, entry, offset, limit)
-                if len(piece) > limit and not (at_least_one and not records):
-                    return records
-                if len(piece):
-                    records.append(piece)
-                    limit -= len(piece)
-                offset = entry.last_offset + 1
-                if limit <= 0:
-                    return records
-            if records or not entries:
-                break
-        return records
+            size = max(limit, EMPTY_READ_BYTES)
+        if offset > begin:
+            partition.note_invisible(begin, offset, self._magic)
+        return []
 
-    async def _piece(self, interest: Interest, partition: Partition, entry: Entry, offset: int, limit: int) -> Buffer:
+    async def _take(
+        self, interest: Interest, partition: Partition, entries: list[Entry], offset: int, limit: int, *, at_least_one: bool
+    ) -> tuple[list[Buffer], int]:
+        """What of these entries goes to the consumer, and the offset up to which they have been dealt with."""
+        records: list[Buffer] = []
+        for entry in entries:
+            try:
+                rest = await self._rest(interest, partition, entry, offset)
+            except KafkaError:
+                if records:
+                    # What stands before it is good; the next fetch begins at this one, and is told.
+                    break
+                raise
+            if len(rest) > limit:
+                # Nothing may follow what is cut short: it would be taken for all there is in between.
+                piece = _cut(rest, offset, limit)
+                if len(piece) <= limit or (at_least_one and not records):
+                    records.append(piece)
+                break
+            if len(rest):
+                records.append(rest)
+                limit -= len(rest)
+            offset = entry.last_offset + 1
+        return records, offset
+
+    async def _rest(self, interest: Interest, partition: Partition, entry: Entry, offset: int) -> Buffer:
+        """The entry from `offset` on, in a format that the consumer reads; empty where nothing in it exists for this consumer."""
         payload = entry.payload
+        magic = magic_of(payload)
         if self._magic is None:
-            if magic_of(payload) >= 2:
-                if self._request.version < _FIRST_FETCH_WITH_ZSTD and len(payload) >= HEADER_BYTES and payload[22] & 7 == _ZSTD:
+            if magic >= 2:
+                if self._request.version < _FIRST_FETCH_WITH_ZSTD and payload[22] & 7 == _ZSTD:
                     raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
                 return payload
-        elif magic_of(payload) > self._magic:
+        elif magic > self._magic:
             if not partition.config.may_downconvert:
                 raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+            if magic == 2 and payload[22] & _CONTROL:
+                return b""
             payload = await self._broker.converter.convert(interest.topic_id, partition.index, entry, self._magic)
-        if len(payload) > limit or offset > entry.base_offset:
-            return _cut(payload, offset, limit)
-        return payload
+        return _cut(payload, offset, len(payload)) if offset > entry.base_offset else payload
 
 
 def _cut(payload: Buffer, offset: int, limit: int) -> Buffer:

@@ -30,7 +30,7 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
 class Partition:
     """One partition that this gateway leads. `config` is replaced whenever the topic's configs change."""
 
-    __slots__ = ("_in_flight", "config", "index", "log", "producers", "topic", "unsaved_bytes")
+    __slots__ = ("_in_flight", "_invisible", "config", "index", "log", "producers", "topic", "unsaved_bytes")
 
     def __init__(self, topic: str, index: int, log: PartitionLog, config: TopicConfig, producers: Producers) -> None:
         self.topic = topic
@@ -42,6 +42,17 @@ class Partition:
         self.unsaved_bytes = 0
         # Appends of idempotent producers that are not durable yet, by base offset: a retry waits for the first try.
         self._in_flight: dict[int, Shared[Appended]] = {}
+        # By format, the last stretch of offsets found to hold nothing for its consumers: (first, the one after).
+        self._invisible: dict[int | None, tuple[int, int]] = {}
+
+    @property
+    def is_closed(self) -> bool:
+        """The topic was deleted, or the store is closing."""
+        try:
+            self.log.read_resident(self.log.end_offset, 0)
+        except LogClosed:
+            return True
+        return False
 
     def append_batch(self, records: memoryview, batch: Batch, now: int) -> Coroutine[Any, Any, Appended]:
         """Queue a checked v2 batch; the coroutine ends when it is durable. Raises KafkaError at once, or later through the coroutine."""
@@ -103,6 +114,19 @@ class Partition:
             return await self.log.read(offset, max_bytes) if entries is None else entries
         except StorageError as failure:
             raise storage_error(failure) from failure
+
+    def visible_from(self, offset: int, magic: int | None) -> int:
+        """Where a consumer of format `magic` (None: any) at `offset` need only look from, by what was noted before."""
+        first, end = self._invisible.get(magic, (0, 0))
+        return end if first <= offset < end else offset
+
+    def note_invisible(self, first: int, end: int, magic: int | None) -> None:
+        """There is nothing for consumers of format `magic` from `first` to before `end`: control batches, or what compaction left of others.
+
+        Remembered so that a consumer gets over a stretch longer than one request may look at, and does not look at it again and again.
+        """
+        known_first, known_end = self._invisible.get(magic, (0, 0))
+        self._invisible[magic] = (min(first, known_first) if known_first <= first <= known_end else first, end)
 
 
 async def _again(twin: Sent, first: Shared[Appended] | None) -> Appended:

@@ -28,13 +28,15 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
     try:
         reader = Reader(caller.broker, request, magic)
         reading = await reader.read(list(current.pending))
-        if not _is_enough(reading, request):
+        if current.interests and not _is_enough(reading, request):
             await _wait(current, reading, request, caller)
-            reading = await reader.read(list(current.pending))
+            again = await reader.read(list(current.pending))
+            # Those that have nothing new were not read again, but a full reply must name them all the same.
+            reading.rows.update(again.rows)
         return _reply(current, reading, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH))
     finally:
         current.is_in_use = False
-        if current.session_id == NO_SESSION:
+        if current.session_id == NO_SESSION or current.is_closed:
             current.close()
 
 
@@ -44,7 +46,8 @@ def _begin(request: FetchRequest, caller: Caller) -> Round:
     if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
         if request.session_id != NO_SESSION:
             sessions.remove(request.session_id)
-        current = sessions.create(now) if request.session_epoch == INITIAL_EPOCH else Round()
+        is_small = sum(len(topic.partitions) for topic in request.topics) <= sessions.max_partitions
+        current = sessions.create(now) if request.session_epoch == INITIAL_EPOCH and is_small else Round()
     else:
         found = sessions.get(request.session_id, now)
         if found is None:
@@ -62,46 +65,55 @@ def _begin(request: FetchRequest, caller: Caller) -> Round:
     for wanted_topic in request.topics:
         for wanted in wanted_topic.partitions:
             current.follow((wanted_topic.topic, wanted.index), wanted)
+    if current.session_id != NO_SESSION and len(current.interests) > sessions.max_partitions:
+        # It begins again with a full request, which then does without a session.
+        sessions.remove(current.session_id)
+        raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
     return current
 
 
 def _is_enough(reading: Reading, request: FetchRequest) -> bool:
-    return reading.size >= request.min_bytes or reading.has_error or request.max_wait_ms <= 0
+    return reading.size >= request.min_bytes or reading.is_urgent or request.max_wait_ms <= 0
 
 
 async def _wait(current: Round, reading: Reading, request: FetchRequest, caller: Caller) -> None:
     """Until enough bytes are there, something failed or moved that the consumer should know of at once, or its time is up."""
-    for interest, _ in reading.rows:
-        if interest.partition is not None and not interest.is_behind:
+    for interest in reading.rows:
+        if not interest.is_behind:
             current.pending.pop(interest, None)
     wake = Wake(caller.broker.clock)
-    clock = caller.broker.clock
-    deadline = clock.seconds() + request.max_wait_ms / 1000
 
     def look() -> None:
-        grown = reading.size
-        for interest in current.pending:
-            partition = interest.partition
-            if partition is None or partition.log.start_offset > interest.wanted.fetch_offset:
-                grown = request.min_bytes
-                break
-            grown += max(partition.log.size - interest.known_size, 0)
-        if grown >= request.min_bytes:
+        if _has_enough(current, reading.size, request.min_bytes):
             wake.fire()
 
+    if _has_enough(current, reading.size, request.min_bytes):
+        # It came while the other partitions were read.
+        return
     current.on_change = look
     try:
-        while (left := deadline - clock.seconds()) > 0:
-            if await caller.broker.waits.wait(wake, left):
-                return
+        await caller.broker.waits.wait(wake, request.max_wait_ms / 1000)
     finally:
         current.on_change = None
+
+
+def _has_enough(current: Round, size: int, min_bytes: int) -> bool:
+    """Whether the `size` bytes read, with those that have come since, are `min_bytes`, or there is something that cannot wait."""
+    for interest in current.pending:
+        partition = interest.partition
+        if partition is None or partition.log.start_offset > interest.wanted.fetch_offset or partition.is_closed:
+            return True
+        if interest.is_behind:
+            grown = partition.log.size - interest.known_size
+            # A log that has shrunk does not tell how much of it is new.
+            size += grown if grown >= 0 else min_bytes
+    return size >= min_bytes
 
 
 def _reply(current: Round, reading: Reading, *, is_full: bool) -> FetchResponse:
     """All rows, or in a session that goes on only those that say something new."""
     topics: dict[str | bytes, list[PartitionFetched]] = {}
-    for interest, row in reading.rows:
+    for interest, row in reading.rows.items():
         if is_full or _is_news(interest, row):
             topics.setdefault(interest.key[0], []).append(row)
         interest.told_high_watermark = row.high_watermark
