@@ -111,6 +111,8 @@ def check_batch(records: memoryview, produce_version: int) -> Batch:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes")
     if batch.is_control:
         raise KafkaError(ErrorCode.INVALID_RECORD, "clients may not write control records")
+    if batch.attributes & _LOG_APPEND_TIME:
+        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "a producer may not set the timestamp type LogAppendTime")
     if batch.count <= 0 or batch.last_offset_delta != batch.count - 1:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"{batch.count} records with a last offset delta of {batch.last_offset_delta}")
     if batch.has_producer and (batch.base_sequence < 0 or batch.producer_epoch < 0):

@@ -71,6 +71,9 @@ async def find(partition: Partition, timestamp: int, caller: Caller) -> tuple[in
         found: tuple[int, int] | None = await caller.broker.run(_first, entry, sought, caller.broker.settings.max_decompressed_bytes)
     except RecordsError as failure:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(failure)) from failure
+    if found is None and timestamp != MAX_TIMESTAMP:
+        # Its records do not say when they were written (format 0): they count as written when they came.
+        return entry.base_offset, entry.max_timestamp
     return found or (-1, -1)
 
 

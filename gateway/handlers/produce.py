@@ -18,7 +18,7 @@ from gateway.wire.api_keys import ApiKey
 from gateway.wire.produce import PartitionProduced, PartitionRecords, ProduceRequest, ProduceResponse
 from storage.log import StorageError
 
-#: From this size on old message sets are checked on another thread: their inner records have to be unpacked.
+#: From this size on, or if they unpack to more than this, old message sets are checked on another thread.
 LARGE_MESSAGE_SET = 64 << 10
 
 #: What stands ready to be appended to one partition, or why it cannot be.
@@ -45,7 +45,7 @@ async def _prepare(topic: str | bytes, sent: PartitionRecords, caller: Caller) -
     """Everything that can be known before the append: the partition is there and the records may be stored."""
     try:
         partition = caller.broker.topics.opened(topic, sent.index) or await caller.broker.topics.partition(topic, sent.index)
-        if sent.records is None or not len(sent.records):
+        if sent.records is None or not (len(sent.records) or caller.api_version < 3):
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE if caller.api_version < 3 else ErrorCode.INVALID_RECORD, "there are no records")
         if caller.api_version >= 3:
             batch = check_batch(sent.records, caller.api_version)
@@ -64,7 +64,11 @@ async def _check_old(records: memoryview, caller: Caller) -> MessageSet:
     limit = caller.broker.settings.max_decompressed_bytes
     try:
         if len(records) < LARGE_MESSAGE_SET:
-            return check_message_set(records, max_decompressed_bytes=limit)
+            try:
+                return check_message_set(records, max_decompressed_bytes=min(limit, LARGE_MESSAGE_SET))
+            except RecordsTooLarge:
+                # Small only while it is packed.
+                pass
         checked: MessageSet = await caller.broker.run(_check_message_set, records, limit)
         return checked
     except RecordsError as failure:
