@@ -11,12 +11,13 @@ from typing import Any
 
 from kafka.protocol.admin import cluster, configs, topics, transactions
 from kafka.protocol.consumer import fetch, offsets
-from kafka.protocol.metadata import api_versions, metadata
+from kafka.protocol.metadata import api_versions, find_coordinator, metadata
 from kafka.protocol.producer import produce, transaction
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from gateway.errors import Refused
 from gateway.wire.api_keys import ApiKey
+from gateway.wire.shape import Shape
 
 #: The request of each key. Handlers take the classes of their replies from kafka-python themselves.
 REQUESTS: dict[ApiKey, Any] = {
@@ -24,6 +25,7 @@ REQUESTS: dict[ApiKey, Any] = {
     ApiKey.FETCH: fetch.FetchRequest,
     ApiKey.LIST_OFFSETS: offsets.ListOffsetsRequest,
     ApiKey.METADATA: metadata.MetadataRequest,
+    ApiKey.FIND_COORDINATOR: find_coordinator.FindCoordinatorRequest,
     ApiKey.SASL_HANDSHAKE: SaslHandshakeRequest,
     ApiKey.API_VERSIONS: api_versions.ApiVersionsRequest,
     ApiKey.CREATE_TOPICS: topics.CreateTopicsRequest,
@@ -53,9 +55,19 @@ FIRST_FLEXIBLE_VERSION: dict[int, int] = {
 def decode(request: Any, frame: bytearray, position: int, version: int) -> Any:
     """The body that begins at `position`, as an instance of the codec's class `request`. Raises Refused on bytes that make no sense."""
     try:
+        shape = _SHAPES.get((request, version)) or _shape_of(request, version)
+        shape.check(frame, position)
         return request.decode(memoryview(frame)[position:], version=version)
     except (struct.error, ValueError, IndexError, TypeError, OverflowError) as unreadable:
         raise Refused(f"an unreadable body: {unreadable}") from None
+
+
+def _shape_of(request: Any, version: int) -> Shape:
+    shape = _SHAPES[request, version] = Shape(request, version)
+    return shape
+
+
+_SHAPES: dict[tuple[Any, int], Shape] = {}
 
 
 def encode(response: Any, version: int) -> bytes:
