@@ -1,0 +1,156 @@
+"""A broker without sockets, threads or a clock of its own: everything behind the handlers, over a store in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from gateway.broker import Broker
+from gateway.caller import Caller
+from gateway.cluster import Cluster
+from gateway.config import Settings
+from gateway.conversion import Converter
+from gateway.fetch_sessions import FetchSessions
+from gateway.producer_ids import ProducerIds
+from gateway.session import Session
+from gateway.topics import Topics
+from gateway.waiting import Cancel, start
+from tests.fakes.memory_store import Medium, MemoryStore
+
+#: What the broker's clock says at the start of a test, in ms since 1970.
+NOW = 1_700_000_000_000
+
+
+class Started:
+    """A coroutine under way: `is_done`, and then `result`, which raises what it failed with."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._outcome: list[Any] = []
+        self._failure: list[BaseException] = []
+        self._cancel: Cancel | None = start(work, self._outcome.append, self._failure.append)
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._outcome or self._failure)
+
+    @property
+    def failure(self) -> BaseException | None:
+        return self._failure[0] if self._failure else None
+
+    @property
+    def result(self) -> Any:
+        if self._failure:
+            raise self._failure[0]
+        assert self._outcome, "it still waits"
+        return self._outcome[0]
+
+    def cancel(self) -> None:
+        """What happens to a request whose connection goes."""
+        if self._cancel is not None:
+            self._cancel()
+
+
+def ended(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that has nothing to wait for."""
+    return Started(work).result
+
+
+class Threads:
+    """Stands for the threads: calls run at once, unless they are held until `release()`. `calls` counts them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._is_held = False
+        self._waiting: list[tuple[Deferred[Any], Callable[..., Any], tuple[Any, ...]]] = []
+
+    def hold(self) -> None:
+        self._is_held = True
+
+    def release(self) -> None:
+        self._is_held = False
+        while self._waiting:
+            told, function, arguments = self._waiting.pop(0)
+            if told.called:
+                continue
+            try:
+                result = function(*arguments)
+            except Exception as failure:
+                told.errback(failure)
+            else:
+                told.callback(result)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+        self.calls += 1
+        told: Deferred[Any] = Deferred()
+        self._waiting.append((told, function, arguments))
+        if not self._is_held:
+            self.release()
+        return told
+
+
+@dataclass(slots=True)
+class House:
+    """A broker and what a test holds it by. `bugs` are failures of work in the background: there must be none."""
+
+    broker: Broker
+    store: MemoryStore
+    clock: Clock
+    threads: Threads
+    bugs: list[BaseException] = field(default_factory=list)
+
+    def caller(self, version: int, client_id: str | None = "test") -> Caller:
+        """Somebody on a listener without log-in."""
+        return Caller(self.broker, Session(None), "127.0.0.1:50000", "PLAINTEXT", version, client_id)
+
+    def background(self, work: Coroutine[Any, Any, None]) -> None:
+        start(work, lambda _: None, self.bugs.append)
+
+    def topic(self, name: str = "orders", partitions: int = 1, **configs: str) -> Any:
+        """A new topic; configs with their dots as underscores."""
+        return ended(self.broker.topics.create(name, partitions, {key.replace("_", "."): value for key, value in configs.items()}))
+
+    def partition(self, name: str | bytes = "orders", index: int = 0) -> Any:
+        return ended(self.broker.topics.partition(name, index))
+
+    def now(self) -> int:
+        return NOW + int(self.clock.seconds() * 1000)
+
+
+def open_house(medium: Medium | None = None, **settings: Any) -> House:
+    """A broker on a store of its own, or on what another one left on `medium`."""
+    store = MemoryStore(medium)
+    ended(store.open())
+    clock = Clock()
+    threads = Threads()
+    made: list[House] = []
+
+    def now() -> int:
+        return NOW + int(clock.seconds() * 1000)
+
+    def background(work: Coroutine[Any, Any, None]) -> None:
+        made[0].background(work)
+
+    values = Settings(**settings)
+    topics = Topics(store, values, now, background)
+    ended(topics.open())
+    producer_ids = ProducerIds(ended(store.table("producer-ids")))
+    ended(producer_ids.open())
+    ids = iter(range(1, 1 << 31))
+    broker = Broker(
+        values,
+        store,
+        Cluster(values.node_id, "AAAAAAAAAAAAAAAAAAAAAA", {"PLAINTEXT": ("127.0.0.1", 9092)}),
+        topics,
+        FetchSessions(values.max_incremental_fetch_session_cache_slots, lambda: next(ids)),
+        producer_ids,
+        Converter(threads.run, cache_bytes=values.conversion_cache_bytes, max_decompressed_bytes=values.max_decompressed_bytes),
+        clock,
+        now,
+        threads.run,
+    )
+    made.append(House(broker, store, clock, threads))
+    return made[0]
