@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.python.failure import Failure
 
 T = TypeVar("T")
 
@@ -55,11 +56,14 @@ class _Running(Generic[T]):
         self.failed = failed
         self.awaited: Deferred[Any] | None = None
 
-    def step(self, _result: object) -> None:
-        """Run on to the next wait. As a callback it takes the result and leaves it to the awaiting expression, which reads it itself."""
+    def step(self, result: object) -> None:
+        """Run on to the next wait. As a callback it leaves a result to the awaiting expression, which reads it itself; a failure is thrown there.
+
+        A Deferred cannot raise its own failure while its callbacks run: it has not yet made the note that it would cross out.
+        """
         self.awaited = None
         try:
-            awaited = self.work.send(None)
+            awaited = self.work.throw(cast(BaseException, result.value)) if isinstance(result, Failure) else self.work.send(None)
         except StopIteration as finished:
             self.done(finished.value)
         except Exception as failure:  # noqa: BLE001 - the rim: whatever it was is handed on
