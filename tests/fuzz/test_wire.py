@@ -1,0 +1,128 @@
+"""Whatever the bytes, every decoder of every routed request gives a request or refuses it: no other exception, no memory, no time."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from gateway import handlers as handlers  # importing them routes them
+from gateway.dispatch import _decode as decode
+from gateway.errors import Refused
+from gateway.routes import ROUTES
+from gateway.wire.header import RequestHeader, read_header
+from gateway.wire.messages import FIRST_FLEXIBLE_VERSION, REQUESTS
+from tests.fuzz.requests import sample
+
+ALL = sorted(ROUTES)
+
+#: A decoder may use so many times the bytes of its frame, and so much whatever the frame.
+TIMES = 100
+BESIDES = 256 << 10
+
+HOSTILE_NUMBERS = [-1, -2, 0, 1, 127, 128, 255, 2**15 - 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1]
+
+
+def attempt(key, version, frame, position=0):
+    """True where a request came of it, False where it was refused. Anything else propagates."""
+    try:
+        decode(ROUTES[key, version], bytearray(frame), RequestHeader(key, version, 1, None, position))
+    except Refused:
+        return False
+    return True
+
+
+@cache
+def whole(key, version):
+    return sample(REQUESTS[key], version)
+
+
+@st.composite
+def mutated(draw):
+    """A request of some version, damaged in one to four places."""
+    key, version = draw(st.sampled_from(ALL))
+    frame = bytearray(whole(key, version))
+    for _ in range(draw(st.integers(1, 4))):
+        position = draw(st.integers(0, max(len(frame) - 1, 0)))
+        match draw(st.sampled_from(["byte", "cut", "drop", "insert", "number", "repeat"])):
+            case "byte" if frame:
+                frame[position] = draw(st.integers(0, 255))
+            case "cut":
+                del frame[position:]
+            case "drop":
+                del frame[position : position + draw(st.integers(1, 8))]
+            case "insert":
+                frame[position:position] = draw(st.binary(max_size=12))
+            case "number":
+                number = draw(st.sampled_from(HOSTILE_NUMBERS))
+                size = draw(st.sampled_from([2, 4, 8]))
+                frame[position : position + size] = (number % (1 << 8 * size)).to_bytes(size, "big")
+            case "repeat":
+                frame[position:position] = frame[position : position + 16] * draw(st.integers(1, 20))
+    return key, version, bytes(frame)
+
+
+@pytest.mark.parametrize(("key", "version"), ALL, ids=[f"{key.name}-{version}" for key, version in ALL])
+def test_a_whole_request_is_read_and_none_of_its_beginnings_crashes(key, version):
+    frame = whole(key, version)
+    assert attempt(key, version, frame)
+    for length in range(len(frame)):
+        attempt(key, version, frame[:length])
+
+
+@settings(max_examples=1000, suppress_health_check=[HealthCheck.too_slow])
+@given(request=mutated())
+def test_a_damaged_request_is_read_or_refused(request):
+    attempt(*request)
+
+
+@settings(max_examples=500)
+@given(route=st.sampled_from(ALL), frame=st.binary(max_size=400))
+@example(route=ALL[0], frame=b"")
+def test_random_bytes_are_read_or_refused(route, frame):
+    attempt(*route, frame)
+
+
+@settings(max_examples=500)
+@given(frame=st.binary(max_size=200))
+def test_random_bytes_have_a_header_or_are_refused(frame):
+    try:
+        header = read_header(bytearray(frame), FIRST_FLEXIBLE_VERSION)
+    except Refused:
+        return
+    assert 10 <= header.body <= len(frame)
+
+
+#: Patterns that read as endless counts, endless varints, tiny rows and nested ones, whatever the schema.
+PATTERNS = [
+    b"\0",
+    b"\x01",
+    b"\x02",
+    b"\x7f",
+    b"\x80",
+    b"\xff",
+    b"\0\0\0\x01",
+    b"\0\x01a",
+    b"\x02a\0",
+    b"\x02a\x01\0\0",
+    b"\0\0\x03\xe8",
+    b"\x7f\xff\xff\xff",
+]
+
+
+@pytest.mark.parametrize(("key", "version"), ALL, ids=[f"{key.name}-{version}" for key, version in ALL])
+def test_a_frame_of_any_pattern_costs_little_more_memory_than_itself(key, version):
+    for pattern in PATTERNS:
+        for head in (b"", b"\0\0\xff\xff", struct.pack(">hi", 1, 1000) + b"\0\0\0\xff", b"\xff\x01"):
+            frame = bytearray(head + pattern * ((16 << 10) // len(pattern)))
+            tracemalloc.start()
+            try:
+                attempt(key, version, frame)
+                peak = tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+            assert peak < TIMES * len(frame) + BESIDES, (pattern, head)
