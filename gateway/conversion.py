@@ -6,12 +6,13 @@ The conversion itself is `compat.records`; here are the threads, the cache and t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from compat.records import RecordsError, down_convert
 from gateway.errors import ErrorCode, KafkaError
-from gateway.records import magic_of
+from gateway.records import ATTRIBUTES, magic_of
 from gateway.waiting import Shared, start
 from storage.log import Buffer, Entry
 
@@ -20,6 +21,8 @@ Key = tuple[bytes, int, int, int, int]
 
 #: What an entry of the cache takes besides its bytes, about: without it, many small or empty results would not count.
 ENTRY_OVERHEAD = 512
+
+_CONTROL = 0x20
 
 
 class Converter:
@@ -30,40 +33,61 @@ class Converter:
         self._cache_bytes = cache_bytes
         self._max_decompressed_bytes = max_decompressed_bytes
         self._cache: OrderedDict[Key, bytes] = OrderedDict()
-        self._flights: dict[Key, Shared[bytes]] = {}
+        self._flights: dict[Key, Shared[Buffer | KafkaError]] = {}
         self.cached_bytes = 0
         self.conversions = 0
 
-    async def convert(self, topic_id: bytes, partition: int, entry: Entry, magic: int) -> Buffer:
-        """The entry's payload in a format that a consumer of `magic` reads; the payload itself where that is as old already.
+    async def convert(self, topic_id: bytes, partition: int, entries: Sequence[Entry], magic: int) -> list[Buffer | KafkaError]:
+        """Each entry's payload in a format that a consumer of `magic` reads; the payload itself where that is as old already.
 
-        Empty where nothing in it exists for such a consumer (control batches). Raises KafkaError(CORRUPT_MESSAGE).
+        Empty where nothing in it exists for such a consumer (control batches); KafkaError(CORRUPT_MESSAGE) where it cannot be converted.
         """
-        if magic_of(entry.payload) <= magic:
-            return entry.payload
-        key = (topic_id, partition, entry.base_offset, len(entry.payload), magic)
-        kept = self._cache.get(key)
-        if kept is not None:
-            self._cache.move_to_end(key)
-            return kept
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = self._flights[key] = Shared()
+        results: list[Buffer | KafkaError | Shared[Buffer | KafkaError]] = []
+        missing: list[tuple[Key, Entry]] = []
+        for entry in entries:
+            stored = magic_of(entry.payload)
+            if stored <= magic:
+                results.append(entry.payload)
+            elif stored == 2 and entry.payload[ATTRIBUTES] & _CONTROL:
+                results.append(b"")
+            else:
+                key = (topic_id, partition, entry.base_offset, len(entry.payload), magic)
+                results.append(self._known(key) or self._take_off(key, entry, missing))
+        if missing:
             # On its own: the consumer that asked first may go away, and the others still want it.
-            start(self._fly(key, entry, magic), flight.succeed, flight.fail)
-        converted: bytes = await flight
-        return converted
+            flights = [self._flights[key] for key, _ in missing]
+            start(self._fly(missing, magic), _nothing, partial(_crash, flights))
+        return [await result if isinstance(result, Shared) else result for result in results]
 
-    async def _fly(self, key: Key, entry: Entry, magic: int) -> bytes:
+    def _known(self, key: Key) -> bytes | Shared[Buffer | KafkaError] | None:
+        kept = self._cache.get(key)
+        if kept is None:
+            return self._flights.get(key)
+        self._cache.move_to_end(key)
+        return kept
+
+    def _take_off(self, key: Key, entry: Entry, missing: list[tuple[Key, Entry]]) -> Shared[Buffer | KafkaError]:
+        flight = self._flights[key] = Shared()
+        missing.append((key, entry))
+        return flight
+
+    async def _fly(self, missing: list[tuple[Key, Entry]], magic: int) -> None:
+        """Convert these in one go on another thread: for small batches the way there costs more than the work."""
+        flights = [self._flights[key] for key, _ in missing]
         try:
-            converted: bytes = await self._run(_convert, entry.payload, magic, self._max_decompressed_bytes)
-        except RecordsError as failure:
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"offset {entry.base_offset} cannot be converted: {failure}") from failure
+            payloads = [entry.payload for _, entry in missing]
+            outcomes: list[bytes | RecordsError] = await self._run(_convert_all, payloads, magic, self._max_decompressed_bytes)
         finally:
-            del self._flights[key]
-        self.conversions += 1
-        self._keep(key, converted)
-        return converted
+            for key, _ in missing:
+                del self._flights[key]
+        for (key, entry), flight, outcome in zip(missing, flights, outcomes, strict=True):
+            if isinstance(outcome, RecordsError):
+                message = f"offset {entry.base_offset} cannot be converted: {outcome}"
+                flight.succeed(KafkaError(ErrorCode.CORRUPT_MESSAGE, message))
+            else:
+                self.conversions += 1
+                self._keep(key, outcome)
+                flight.succeed(outcome)
 
     def _keep(self, key: Key, converted: bytes) -> None:
         size = len(converted) + ENTRY_OVERHEAD
@@ -76,5 +100,21 @@ class Converter:
             self.cached_bytes -= len(oldest) + ENTRY_OVERHEAD
 
 
-def _convert(payload: Buffer, magic: int, max_decompressed_bytes: int) -> bytes:
-    return down_convert(payload, magic, max_decompressed_bytes=max_decompressed_bytes)
+def _convert_all(payloads: list[Buffer], magic: int, max_decompressed_bytes: int) -> list[bytes | RecordsError]:
+    outcomes: list[bytes | RecordsError] = []
+    for payload in payloads:
+        try:
+            outcomes.append(down_convert(payload, magic, max_decompressed_bytes=max_decompressed_bytes))
+        except RecordsError as failure:
+            outcomes.append(failure)
+    return outcomes
+
+
+def _nothing(_: object) -> None:
+    return
+
+
+def _crash(flights: list[Shared[Buffer | KafkaError]], failure: BaseException) -> None:
+    """A bug in a conversion: everyone who waits for it is told."""
+    for flight in flights:
+        flight.fail(failure)

@@ -6,6 +6,7 @@ however large; the others give what fits. Consumers older than a batch get it co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from compat.records import RecordsError, cut
@@ -13,7 +14,7 @@ from gateway.broker import Broker
 from gateway.errors import ErrorCode, KafkaError
 from gateway.fetch_sessions import Interest
 from gateway.partition import Partition
-from gateway.records import magic_of
+from gateway.records import ATTRIBUTES, magic_of
 from gateway.wire.fetch import FetchRequest, PartitionFetched
 from storage.log import Buffer, Entry
 
@@ -24,8 +25,6 @@ _ZSTD = 4
 #: Entries that an old consumer cannot see are passed over, at most this many reads of this size in one request; the next one goes on from there.
 MAX_EMPTY_READS = 64
 EMPTY_READ_BYTES = 64 << 10
-
-_CONTROL = 0x20
 
 
 @dataclass(slots=True)
@@ -123,14 +122,13 @@ class Reader:
     ) -> tuple[list[Buffer], int]:
         """What of these entries goes to the consumer, and the offset up to which they have been dealt with."""
         records: list[Buffer] = []
-        for entry in entries:
-            try:
-                rest = await self._rest(interest, partition, entry, offset)
-            except KafkaError:
+        for entry, payload in zip(entries, await self._readable(interest, partition, entries), strict=True):
+            if isinstance(payload, KafkaError):
                 if records:
                     # What stands before it is good; the next fetch begins at this one, and is told.
                     break
-                raise
+                raise payload
+            rest = _cut(payload, offset, len(payload)) if offset > entry.base_offset else payload
             if len(rest) > limit:
                 # Nothing may follow what is cut short: it would be taken for all there is in between.
                 piece = _cut(rest, offset, limit)
@@ -143,22 +141,19 @@ class Reader:
             offset = entry.last_offset + 1
         return records, offset
 
-    async def _rest(self, interest: Interest, partition: Partition, entry: Entry, offset: int) -> Buffer:
-        """The entry from `offset` on, in a format that the consumer reads; empty where nothing in it exists for this consumer."""
-        payload = entry.payload
-        magic = magic_of(payload)
+    async def _readable(self, interest: Interest, partition: Partition, entries: list[Entry]) -> Sequence[Buffer | KafkaError]:
+        """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it."""
         if self._magic is None:
-            if magic >= 2:
-                if self._request.version < _FIRST_FETCH_WITH_ZSTD and payload[22] & 7 == _ZSTD:
-                    raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
-                return payload
-        elif magic > self._magic:
-            if not partition.config.may_downconvert:
-                raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
-            if magic == 2 and payload[22] & _CONTROL:
-                return b""
-            payload = await self._broker.converter.convert(interest.topic_id, partition.index, entry, self._magic)
-        return _cut(payload, offset, len(payload)) if offset > entry.base_offset else payload
+            if self._request.version >= _FIRST_FETCH_WITH_ZSTD:
+                return [entry.payload for entry in entries]
+            return [KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE) if _is_zstd(entry.payload) else entry.payload for entry in entries]
+        if partition.config.may_downconvert:
+            return await self._broker.converter.convert(interest.topic_id, partition.index, entries, self._magic)
+        return [KafkaError(ErrorCode.UNSUPPORTED_VERSION) if magic_of(entry.payload) > self._magic else entry.payload for entry in entries]
+
+
+def _is_zstd(payload: Buffer) -> bool:
+    return magic_of(payload) >= 2 and payload[ATTRIBUTES] & 7 == _ZSTD
 
 
 def _cut(payload: Buffer, offset: int, limit: int) -> Buffer:

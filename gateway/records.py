@@ -17,6 +17,7 @@ from storage.log import Buffer
 
 HEADER_BYTES = 61
 MAGIC = 16  # its position, the same in all three formats
+ATTRIBUTES = 22  # the position of a batch's codec, timestamp type, transactional and control bits
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 

@@ -23,7 +23,7 @@ public class Fetch {
         TopicPartition partition = new TopicPartition(topic, 0);
         consumer.assign(Collections.singletonList(partition));
         consumer.seek(partition, 0);
-        long seen = 0, bytes = 0, last = -1, began = System.nanoTime(), deadline = began + 300_000_000_000L;
+        long seen = 0, bytes = 0, last = -1, began = System.nanoTime(), deadline = began + 120_000_000_000L;
         while (seen < count && System.nanoTime() < deadline) {
             ConsumerRecords<byte[], byte[]> records = poll(consumer);
             for (ConsumerRecord<byte[], byte[]> record : records) {
