@@ -11,6 +11,7 @@ from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
 from gateway.producer_ids import ProducerIds
+from gateway.reply_cache import ReplyCache
 from gateway.topics import Topics
 from gateway.waiting import Clock, Waits
 from storage.log import Store
@@ -32,3 +33,4 @@ class Broker:
     now: Callable[[], int]
     run: Callable[..., Awaitable[Any]]
     waits: Waits = field(default_factory=Waits)
+    metadata_replies: ReplyCache = field(default_factory=ReplyCache)

@@ -24,6 +24,12 @@ class Later(msgspec.Struct, Generic[T], frozen=True, gc=False):
     reply: Coroutine[Any, Any, T]
 
 
+class Encoded(msgspec.Struct, frozen=True, gc=False):
+    """A reply whose body is in bytes already, in the version that was asked in."""
+
+    body: bytes
+
+
 #: A handler's reply is its return value. None is no reply (Produce with acks=0).
 Handler = Callable[[Any, "Caller"], Coroutine[Any, Any, Any]]
 
@@ -73,7 +79,7 @@ def _route(api_key: ApiKey, version: int, handler: Handler) -> Route:
 
 
 def _encode(reply: Any, version: int) -> list[Buffer]:
-    return [messages.encode(reply, version)]
+    return [reply.body if isinstance(reply, Encoded) else messages.encode(reply, version)]
 
 
 def _encode_produce(reply: produce.ProduceResponse, version: int) -> list[Buffer]:
@@ -85,4 +91,4 @@ _ROADS: dict[ApiKey, tuple[Callable[[bytearray, int, int], Any], Callable[[Any, 
     ApiKey.FETCH: (fetch.read_fetch, fetch.write_fetch_response),
 }
 
-__all__ = ["ROUTES", "Handler", "Later", "Route", "serves", "supported_versions"]
+__all__ = ["ROUTES", "Encoded", "Handler", "Later", "Route", "serves", "supported_versions"]

@@ -1,59 +1,64 @@
 """Topic configs: which names there are, what they may say, which of them mean something here, and what a topic's overrides come to.
 
-Names, types and defaults are Kafka 3.9's (TopicConfig, LogConfig). A name that Kafka does not know is refused as Kafka refuses it; one that it
-knows and that means nothing here is kept and shown, and its documentation says so.
+Names, types, defaults and rules are those of Kafka 3.9 (TopicConfig, LogConfig, ServerTopicConfigSynonyms). A name that Kafka does not know is
+refused as Kafka refuses it; one that it knows and that means nothing here is kept and shown, and its documentation says so.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from typing import Any
 
 from gateway.config import Settings
+from gateway.config_types import (
+    LONG_MAX,
+    ConfigType,
+    Definition,
+    Rule,
+    at_least,
+    between,
+    level_of_gzip,
+    one_of,
+    replicas_to_throttle,
+    show,
+    version_of_kafka,
+)
 from gateway.errors import ErrorCode, KafkaError
 
-# int() itself would also take underscores and digits of other scripts.
-_NUMBER = re.compile(r"[+-]?[0-9]{1,19}\Z")
-
-INT_MAX, LONG_MAX = (1 << 31) - 1, (1 << 63) - 1
-
-
-class ConfigType(IntEnum):
-    """DescribeConfigsResponse's config types (KIP-569)."""
-
-    BOOLEAN = 1
-    STRING = 2
-    INT = 3
-    LONG = 5
-    DOUBLE = 6
-    LIST = 7
+#: The documentation of a config without effect.
+NO_EFFECT = "Kept and shown for the tools that set it; it has no effect in this gateway."
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
-    """One topic config. `default` is the text without an override; `server_key` the broker config that sets it, where there is one."""
+class TopicDefinition:
+    """A config of topics. Without an override its value is that of the broker's config `server_key`: the field `setting` of the settings where
+    there is one, otherwise `default`."""
 
-    name: str
-    type: ConfigType
-    default: str | Callable[[Settings], str]
-    server_key: str | None = None
-    lowest: int | None = None
-    highest: int | None = None
-    choices: frozenset[str] | None = None
-    works: bool = False
-    documentation: str = ""
+    definition: Definition
+    server_key: str | None
+    setting: str | None = None
+    default: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
 
     def default_text(self, settings: Settings) -> str:
-        return self.default if isinstance(self.default, str) else self.default(settings)
+        return self.default if self.setting is None else setting_text(getattr(settings, self.setting))
 
 
-_NO_EFFECT = "Kept and shown for the tools that set it; it has no effect in this gateway."
+def setting_text(value: Any) -> str:
+    """A setting's value in the form that configs have."""
+    return show(list(map(str, value)) if isinstance(value, tuple) else value)
 
 
-def _kept(name: str, kind: ConfigType, default: str, lowest: int | None = None, choices: frozenset[str] | None = None) -> Definition:
-    return Definition(name, kind, default, None, lowest, None, choices, False, _NO_EFFECT)
+def _works(name: str, kind: ConfigType, setting: str, server_key: str, documentation: str, rule: Rule | None = None) -> TopicDefinition:
+    return TopicDefinition(Definition(name, kind, documentation, rule), server_key, setting)
+
+
+def _kept(name: str, kind: ConfigType, default: str, server_key: str | None = None, rule: Rule | None = None) -> TopicDefinition:
+    return TopicDefinition(Definition(name, kind, NO_EFFECT, rule), server_key, None, default)
 
 
 _B, _S, _I, _L, _D, _X = (
@@ -64,102 +69,98 @@ _B, _S, _I, _L, _D, _X = (
     ConfigType.DOUBLE,
     ConfigType.LIST,
 )
+_EVER = str(LONG_MAX)
+_CODECS = one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 
-DEFINITIONS: dict[str, Definition] = {
-    definition.name: definition
-    for definition in (
-        Definition(
-            "cleanup.policy",
-            _X,
-            lambda s: ",".join(s.log_cleanup_policy),
-            "log.cleanup.policy",
-            choices=frozenset({"delete", "compact"}),
-            works=True,
-            documentation="delete: old records go by time and size. compact: of each key the last record is kept.",
-        ),
-        Definition(
-            "compression.type",
-            _S,
-            "producer",
-            "compression.type",
-            choices=frozenset({"producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"}),
-            works=True,
-            documentation="Records are kept in the codec of their producer; any other value is kept and shown, and has no effect.",
-        ),
-        Definition(
-            "max.message.bytes",
-            _I,
-            lambda s: str(s.message_max_bytes),
-            "message.max.bytes",
-            lowest=0,
-            works=True,
-            documentation="The largest batch (or, of old formats, message) that is taken, as sent, with its header.",
-        ),
-        Definition(
-            "message.downconversion.enable",
-            _B,
-            lambda s: str(s.log_message_downconversion_enable).lower(),
-            "log.message.downconversion.enable",
-            works=True,
-            documentation="Whether consumers older than the stored format are served. Otherwise they get UNSUPPORTED_VERSION.",
-        ),
-        Definition(
-            "message.timestamp.type",
-            _S,
-            lambda s: s.log_message_timestamp_type,
-            "log.message.timestamp.type",
-            choices=frozenset({"CreateTime", "LogAppendTime"}),
-            works=True,
-            documentation="Whose clock a record's timestamp is from: the producer's or the gateway's.",
-        ),
-        Definition(
-            "retention.bytes",
-            _L,
-            lambda s: str(s.log_retention_bytes),
-            "log.retention.bytes",
-            works=True,
-            documentation="How many bytes a partition keeps when cleanup.policy has delete; -1 is no limit.",
-        ),
-        Definition(
-            "retention.ms",
-            _L,
-            lambda s: str(s.log_retention_ms),
-            "log.retention.ms",
-            lowest=-1,
-            works=True,
-            documentation="How long a partition keeps records when cleanup.policy has delete; -1 is for ever.",
-        ),
-        _kept("compression.gzip.level", _I, "-1"),
-        _kept("compression.lz4.level", _I, "9"),
-        _kept("compression.zstd.level", _I, "3"),
-        _kept("delete.retention.ms", _L, "86400000", 0),
-        _kept("file.delete.delay.ms", _L, "60000", 0),
-        _kept("flush.messages", _L, str(LONG_MAX), 1),
-        _kept("flush.ms", _L, str(LONG_MAX), 0),
-        _kept("follower.replication.throttled.replicas", _X, ""),
-        _kept("index.interval.bytes", _I, "4096", 0),
-        _kept("leader.replication.throttled.replicas", _X, ""),
-        _kept("local.retention.bytes", _L, "-2", -2),
-        _kept("local.retention.ms", _L, "-2", -2),
-        _kept("max.compaction.lag.ms", _L, str(LONG_MAX), 1),
-        _kept("message.format.version", _S, "3.0-IV1"),
-        _kept("message.timestamp.after.max.ms", _L, str(LONG_MAX), 0),
-        _kept("message.timestamp.before.max.ms", _L, str(LONG_MAX), 0),
-        _kept("message.timestamp.difference.max.ms", _L, str(LONG_MAX), 0),
-        _kept("min.cleanable.dirty.ratio", _D, "0.5"),
-        _kept("min.compaction.lag.ms", _L, "0", 0),
-        _kept("min.insync.replicas", _I, "1", 1),
-        _kept("preallocate", _B, "false"),
-        _kept("remote.log.copy.disable", _B, "false"),
-        _kept("remote.log.delete.on.disable", _B, "false"),
-        _kept("remote.storage.enable", _B, "false"),
-        _kept("segment.bytes", _I, "1073741824", 14),
-        _kept("segment.index.bytes", _I, "10485760", 4),
-        _kept("segment.jitter.ms", _L, "0", 0),
-        _kept("segment.ms", _L, "604800000", 1),
-        _kept("unclean.leader.election.enable", _B, "false"),
+
+def _definitions() -> Iterator[TopicDefinition]:
+    yield _works(
+        "cleanup.policy",
+        _X,
+        "log_cleanup_policy",
+        "log.cleanup.policy",
+        "delete: old records go by time and size. compact: of each key the last record is kept. Neither: everything is kept.",
+        one_of("compact", "delete"),
     )
-}
+    yield TopicDefinition(
+        Definition(
+            "compression.type", _S, "Records keep their producer's codec, whatever is set here; other values are kept and shown.", _CODECS
+        ),
+        "compression.type",
+        None,
+        "producer",
+    )
+    yield _works(
+        "max.message.bytes",
+        _I,
+        "message_max_bytes",
+        "message.max.bytes",
+        "The largest batch (or, of old formats, message) that is taken, as sent, with its header.",
+        at_least(0),
+    )
+    yield _works(
+        "message.downconversion.enable",
+        _B,
+        "log_message_downconversion_enable",
+        "log.message.downconversion.enable",
+        "Whether consumers older than the stored format are served. Otherwise they get UNSUPPORTED_VERSION.",
+    )
+    yield _works(
+        "message.timestamp.type",
+        _S,
+        "log_message_timestamp_type",
+        "log.message.timestamp.type",
+        "Whose clock a record's timestamp is from: the producer's or the gateway's.",
+        one_of("CreateTime", "LogAppendTime"),
+    )
+    yield _works(
+        "retention.bytes",
+        _L,
+        "log_retention_bytes",
+        "log.retention.bytes",
+        "How many bytes a partition keeps when cleanup.policy has delete; -1 is no limit.",
+    )
+    yield _works(
+        "retention.ms",
+        _L,
+        "log_retention_ms",
+        "log.retention.ms",
+        "How long a partition keeps records when cleanup.policy has delete; -1 is for ever.",
+        at_least(-1),
+    )
+    yield _kept("compression.gzip.level", _I, "-1", "compression.gzip.level", level_of_gzip)
+    yield _kept("compression.lz4.level", _I, "9", "compression.lz4.level", between(1, 17))
+    yield _kept("compression.zstd.level", _I, "3", "compression.zstd.level", between(-131072, 22))
+    yield _kept("delete.retention.ms", _L, "86400000", "log.cleaner.delete.retention.ms", at_least(0))
+    yield _kept("file.delete.delay.ms", _L, "60000", "log.segment.delete.delay.ms", at_least(0))
+    yield _kept("flush.messages", _L, _EVER, "log.flush.interval.messages", at_least(1))
+    yield _kept("flush.ms", _L, _EVER, None, at_least(0))
+    for name in ("follower.replication.throttled.replicas", "leader.replication.throttled.replicas"):
+        yield _kept(name, _X, "", None, replicas_to_throttle(name))
+    yield _kept("index.interval.bytes", _I, "4096", "log.index.interval.bytes", at_least(0))
+    yield _kept("local.retention.bytes", _L, "-2", "log.local.retention.bytes", at_least(-2))
+    yield _kept("local.retention.ms", _L, "-2", "log.local.retention.ms", at_least(-2))
+    yield _kept("max.compaction.lag.ms", _L, _EVER, "log.cleaner.max.compaction.lag.ms", at_least(1))
+    yield _kept("message.format.version", _S, "3.0-IV1", "log.message.format.version", version_of_kafka)
+    yield _kept("message.timestamp.after.max.ms", _L, _EVER, "log.message.timestamp.after.max.ms", at_least(0))
+    yield _kept("message.timestamp.before.max.ms", _L, _EVER, "log.message.timestamp.before.max.ms", at_least(0))
+    yield _kept("message.timestamp.difference.max.ms", _L, _EVER, "log.message.timestamp.difference.max.ms", at_least(0))
+    yield _kept("min.cleanable.dirty.ratio", _D, "0.5", "log.cleaner.min.cleanable.ratio", between(0, 1))
+    yield _kept("min.compaction.lag.ms", _L, "0", "log.cleaner.min.compaction.lag.ms", at_least(0))
+    yield _kept("min.insync.replicas", _I, "1", "min.insync.replicas", at_least(1))
+    yield _kept("preallocate", _B, "false", "log.preallocate")
+    yield _kept("remote.log.copy.disable", _B, "false")
+    yield _kept("remote.log.delete.on.disable", _B, "false")
+    yield _kept("remote.storage.enable", _B, "false")
+    yield _kept("segment.bytes", _I, "1073741824", "log.segment.bytes", at_least(14))
+    yield _kept("segment.index.bytes", _I, "10485760", "log.index.size.max.bytes", at_least(4))
+    yield _kept("segment.jitter.ms", _L, "0", None, at_least(0))
+    yield _kept("segment.ms", _L, "604800000", None, at_least(1))
+    yield _kept("unclean.leader.election.enable", _B, "false", "unclean.leader.election.enable")
+
+
+#: By name, in the order of the names.
+DEFINITIONS: dict[str, TopicDefinition] = {one.name: one for one in sorted(_definitions(), key=lambda one: one.name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,64 +176,50 @@ class TopicConfig:
     compacts: bool
 
 
+def value_of(name: str, overrides: Mapping[str, str], settings: Settings) -> Any:
+    """The value that counts: the override, or else the default. Raises KafkaError(INVALID_CONFIG)."""
+    one = DEFINITIONS[name]
+    override = overrides.get(name)
+    return one.definition.read(one.default_text(settings) if override is None else override)
+
+
 def effective(overrides: Mapping[str, str], settings: Settings) -> TopicConfig:
-    """Read overrides that `check` has passed."""
+    """Read overrides that `check` has passed. One that it would not pass any more, since the store is of another version, counts for nothing:
+    no stored topic keeps the gateway from starting."""
 
-    def text(name: str) -> str:
-        return overrides.get(name) or DEFINITIONS[name].default_text(settings)
+    def value(name: str) -> Any:
+        try:
+            return value_of(name, overrides, settings)
+        except KafkaError:
+            return value_of(name, {}, settings)
 
-    policies = {policy.strip() for policy in text("cleanup.policy").split(",")}
-    retention_ms, retention_bytes = int(text("retention.ms")), int(text("retention.bytes"))
+    retention_ms, retention_bytes, policies = value("retention.ms"), value("retention.bytes"), value("cleanup.policy")
     return TopicConfig(
         retention_ms=None if retention_ms < 0 else retention_ms,
         retention_bytes=None if retention_bytes < 0 else retention_bytes,
-        max_message_bytes=int(text("max.message.bytes")),
-        is_log_append_time=text("message.timestamp.type") == "LogAppendTime",
-        may_downconvert=text("message.downconversion.enable").lower() == "true",
+        max_message_bytes=value("max.message.bytes"),
+        is_log_append_time=value("message.timestamp.type") == "LogAppendTime",
+        may_downconvert=value("message.downconversion.enable"),
         deletes="delete" in policies,
         compacts="compact" in policies,
     )
 
 
-def check(name: str, value: str | None) -> None:
-    """Raises KafkaError(INVALID_CONFIG), in Kafka's words, for a name or a value that Kafka would refuse."""
-    definition = DEFINITIONS.get(name)
-    if definition is None:
-        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
-    if value is None:
-        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {name}")
-    if definition.type in (ConfigType.INT, ConfigType.LONG):
-        _check_number(definition, value)
-    elif definition.type is ConfigType.DOUBLE:
-        _check_ratio(name, value)
-    elif definition.type is ConfigType.BOOLEAN and value.strip().lower() not in ("true", "false"):
-        raise _invalid(name, value, "Expected value to be either true or false")
-    elif definition.choices is not None:
-        parts = [part.strip() for part in value.split(",")] if definition.type is ConfigType.LIST else [value]
-        for part in parts:
-            if part not in definition.choices:
-                raise _invalid(name, value, f"String must be one of: {', '.join(sorted(definition.choices))}")
-
-
-def _check_number(definition: Definition, value: str) -> None:
-    bound, noun = (INT_MAX, "INT") if definition.type is ConfigType.INT else (LONG_MAX, "LONG")
-    if not _NUMBER.match(value.strip()):
-        raise _invalid(definition.name, value, f"Not a number of type {noun}")
-    number = int(value)
-    if not -bound - 1 <= number <= bound:
-        raise _invalid(definition.name, value, f"Not a number of type {noun}")
-    if definition.lowest is not None and number < definition.lowest:
-        raise _invalid(definition.name, value, f"Value must be at least {definition.lowest}")
-
-
-def _check_ratio(name: str, value: str) -> None:
-    try:
-        ratio = float(value)
-    except ValueError:
-        raise _invalid(name, value, "Not a number of type DOUBLE") from None
-    if not 0 <= ratio <= 1:
-        raise _invalid(name, value, "Value must be between 0 and 1")
-
-
-def _invalid(name: str, value: str, why: str) -> KafkaError:
-    return KafkaError(ErrorCode.INVALID_CONFIG, f"Invalid value {value[:200]} for configuration {name}: {why}")
+def check(overrides: Mapping[str, str], settings: Settings) -> None:
+    """Raises KafkaError(INVALID_CONFIG), in Kafka's words, for overrides that Kafka would refuse (LogConfig.validate)."""
+    for name in overrides:
+        if name not in DEFINITIONS:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
+    for name, text in overrides.items():
+        DEFINITIONS[name].definition.read(text)
+    least, most = value_of("min.compaction.lag.ms", overrides, settings), value_of("max.compaction.lag.ms", overrides, settings)
+    if least > most:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"conflict topic config setting min.compaction.lag.ms ({least}) > max.compaction.lag.ms ({most})",
+        )
+    if value_of("remote.storage.enable", overrides, settings):
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage.",
+        )

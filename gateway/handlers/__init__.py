@@ -1,5 +1,33 @@
 """One module per family of requests. Importing this package routes them all."""
 
-from gateway.handlers import coordinators, fetch, greeting, metadata, offsets, old, produce
+from gateway.handlers import (
+    alter_configs,
+    cluster,
+    configs,
+    coordinators,
+    fetch,
+    greeting,
+    metadata,
+    offsets,
+    old,
+    produce,
+    records,
+    topic_partitions,
+    topics,
+)
 
-__all__ = ["coordinators", "fetch", "greeting", "metadata", "offsets", "old", "produce"]
+__all__ = [
+    "alter_configs",
+    "cluster",
+    "configs",
+    "coordinators",
+    "fetch",
+    "greeting",
+    "metadata",
+    "offsets",
+    "old",
+    "produce",
+    "records",
+    "topic_partitions",
+    "topics",
+]

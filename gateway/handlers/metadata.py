@@ -1,74 +1,141 @@
-"""Metadata and DescribeCluster: who is there, which topics there are, who leads them."""
+"""Metadata: who is there, which topics there are, who leads them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kafka.protocol.metadata.metadata import MetadataResponse
 
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
-from gateway.routes import serves
-from gateway.topics import INTERNAL_TOPICS, LiveTopic
+from gateway.routes import Encoded, serves
+from gateway.topics import INTERNAL_TOPICS, LiveTopic, check_name
+from gateway.waiting import gather
+from gateway.wire import messages
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import topic_id_of, uuid_of
 
 _NO_ID = bytes(16)
 # AclOperation's numbers. Without ACLs everybody may do everything that there is to do.
-_TOPIC_OPERATIONS = frozenset({3, 4, 5, 6, 7, 8, 10, 11})
-_CLUSTER_OPERATIONS = frozenset({5, 7, 8, 9, 10, 11, 12})
+TOPIC_OPERATIONS = {3, 4, 5, 6, 7, 8, 10, 11}
+CLUSTER_OPERATIONS = {5, 7, 8, 9, 10, 11, 12}
 # The sign bit alone: the client did not ask (MetadataResponse.AUTHORIZED_OPERATIONS_OMITTED).
-_NOT_ASKED = frozenset({31})
+NOT_ASKED = {31}
+
+#: Below it a topic has to be asked for by its name.
+FIRST_BY_ID = 12
+
+#: A name, or None and an id, as it was asked for.
+_Asked = tuple[str | None, bytes]
+
+_Topic = MetadataResponse.MetadataResponseTopic
+_Partition = _Topic.MetadataResponsePartition
 
 
 @serves(ApiKey.METADATA, 1, 13)
 async def metadata(request: Any, caller: Caller) -> Any:
-    """Brokers and topics. v1: null means all topics, and an empty list none. v4 may forbid creation, v10 asks by id, v12 finds by id."""
+    """Brokers and topics. v1: null means all topics, and an empty list none. v4 may forbid creation, v10 tells ids, v12 finds by id."""
     return await describe(request, caller, request.topics, may_create=request.allow_auto_topic_creation)
 
 
 async def describe(request: Any, caller: Caller, asked: list[Any] | None, *, may_create: bool) -> Any:
-    """The reply for these topics, None for all; missing ones are made before it when they may be (old clients take error 3 for final)."""
-    if asked is None:
-        rows = [_describe(live, request, caller) for live in caller.broker.topics]
+    """The reply for these topics, None for all; missing ones are made before it when they may be (old clients take error 3 for final).
+
+    A topic that is asked for twice is told once, as Kafka does. A reply without errors is kept for the next who asks the same.
+    """
+    broker = caller.broker
+    topics, nodes = broker.topics, broker.cluster.nodes(caller.listener)
+    # A dictionary for its order.
+    wanted = None if asked is None else tuple(dict.fromkeys((topic.name, topic_id_of(topic.topic_id)) for topic in asked))
+    flags = request.include_cluster_authorized_operations, request.include_topic_authorized_operations
+    key = (caller.api_version, wanted, flags, tuple(nodes))
+    kept = broker.metadata_replies.get(key, topics.version)
+    if kept is not None:
+        return Encoded(kept)
+    if wanted is None:
+        rows = [_describe(live, request, caller) for live in topics]
     else:
-        rows = [await _find(topic, request, caller, may_create=may_create) for topic in asked]
-    return MetadataResponse(
-        brokers=[
-            MetadataResponse.MetadataResponseBroker(node_id=node.node_id, host=node.host, port=node.port, rack=None)
-            for node in caller.broker.cluster.nodes(caller.listener)
-        ],
-        cluster_id=caller.broker.cluster.cluster_id,
-        controller_id=caller.broker.cluster.node_id,
+        failures = await _create_missing(wanted, caller) if may_create else {}
+        rows = [_find(name, topic_id, request, caller, failures) for name, topic_id in wanted]
+    reply = MetadataResponse(
+        brokers=[MetadataResponse.MetadataResponseBroker(node_id=one.node_id, host=one.host, port=one.port, rack=None) for one in nodes],
+        cluster_id=broker.cluster.cluster_id,
+        controller_id=broker.cluster.node_id,
         topics=rows,
-        authorized_operations=set(_CLUSTER_OPERATIONS) if request.include_cluster_authorized_operations else set(_NOT_ASKED),
+        authorized_operations=CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED,
     )
+    if any(row.error_code for row in rows):
+        return reply
+    body = messages.encode(reply, caller.api_version)
+    broker.metadata_replies.keep(key, topics.version, body)
+    return Encoded(body)
 
 
-async def _find(asked: Any, request: Any, caller: Caller, *, may_create: bool) -> Any:
-    topics = caller.broker.topics
-    topic_id = topic_id_of(asked.topic_id)
+async def _create_missing(wanted: Iterable[_Asked], caller: Caller) -> dict[str, KafkaError]:
+    """Make the topics that are not there; why some could not be made. As many at a time as one request may make (CreateTopics' limit)."""
+    topics, settings = caller.broker.topics, caller.broker.settings
+    if not settings.auto_create_topics_enable:
+        return {}
+    missing = [name for name, topic_id in wanted if name is not None and _may_be_made(name, topic_id, caller)]
+    if not missing:
+        return {}
+    most = max(settings.max_partitions_per_topic // settings.num_partitions, 1)
+    outcomes = await gather([topics.find_or_create(name) for name in missing[:most]])
+    # The others come with the next request: clients ask again after this error.
+    failures = {name: KafkaError(ErrorCode.LEADER_NOT_AVAILABLE) for name in missing[most:]}
+    for name, outcome in zip(missing, outcomes, strict=False):
+        if isinstance(outcome, KafkaError):
+            failures[name] = outcome
+        elif isinstance(outcome, BaseException):
+            raise outcome
+    return failures
+
+
+def _may_be_made(name: str, topic_id: bytes, caller: Caller) -> bool:
+    if topic_id != _NO_ID or name in INTERNAL_TOPICS or caller.broker.topics.get(name) is not None:
+        return False
     try:
-        if asked.name is None:
-            if topic_id == _NO_ID:
-                raise KafkaError(ErrorCode.INVALID_REQUEST)
+        check_name(name)
+    except KafkaError:
+        return False
+    return True
+
+
+def _find(name: str | None, topic_id: bytes, request: Any, caller: Caller, failures: dict[str, KafkaError]) -> Any:
+    topics, by_id = caller.broker.topics, caller.api_version >= FIRST_BY_ID
+    try:
+        if topic_id != _NO_ID and by_id:
+            # The id is what counts, and a client must not take another topic of that name for its own.
+            name = None
             return _describe(topics.require(topic_id), request, caller)
-        live = topics.get(asked.name)
-        if live is None and may_create and caller.broker.settings.auto_create_topics_enable:
-            live = await topics.find_or_create(asked.name)
-        return _describe(live or topics.require(asked.name), request, caller)
+        if name is None or topic_id != _NO_ID:
+            raise KafkaError(ErrorCode.INVALID_REQUEST)
+        live = topics.get(name)
+        if live is None:
+            check_name(name)
+            raise failures.get(name) or KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return _describe(live, request, caller)
     except KafkaError as failure:
-        return _failed(asked.name, topic_id, failure, caller.api_version)
+        return _failed(name if by_id else name or "", topic_id, failure.code, request)
 
 
-def _failed(name: str | None, topic_id: bytes, failure: KafkaError, version: int) -> Any:
-    code = failure.code
+def _failed(name: str | None, topic_id: bytes, code: ErrorCode, request: Any) -> Any:
     if code is ErrorCode.TOPIC_ALREADY_EXISTS:
         # Two asked at once, and the other one's topic is not to be seen yet.
         code = ErrorCode.LEADER_NOT_AVAILABLE
-    if name is None and version < 12:
-        name = ""
-    return MetadataResponse.MetadataResponseTopic(error_code=code, name=name, topic_id=uuid_of(topic_id), is_internal=False, partitions=[])
+    return _Topic(
+        error_code=code,
+        name=name,
+        topic_id=uuid_of(topic_id),
+        is_internal=name in INTERNAL_TOPICS,
+        partitions=[],
+        authorized_operations=_operations(request),
+    )
+
+
+def _operations(request: Any) -> set[int]:
+    return TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
 
 
 def _describe(live: LiveTopic, request: Any, caller: Caller) -> Any:
@@ -76,23 +143,28 @@ def _describe(live: LiveTopic, request: Any, caller: Caller) -> Any:
     partitions = []
     for index in range(live.topic.partitions):
         leader = cluster.leader_of(name, index)
-        open_partition = live.partitions.get(index)
         partitions.append(
-            MetadataResponse.MetadataResponseTopic.MetadataResponsePartition(
+            _Partition(
                 error_code=0,
                 partition_index=index,
                 leader_id=leader,
-                leader_epoch=0 if open_partition is None else open_partition.log.leader_epoch,
+                leader_epoch=leader_epoch(live, index),
                 replica_nodes=[leader],
                 isr_nodes=[leader],
                 offline_replicas=[],
             )
         )
-    return MetadataResponse.MetadataResponseTopic(
+    return _Topic(
         error_code=0,
         name=name,
         topic_id=uuid_of(live.topic.topic_id),
         is_internal=name in INTERNAL_TOPICS,
         partitions=partitions,
-        authorized_operations=set(_TOPIC_OPERATIONS) if request.include_topic_authorized_operations else set(_NOT_ASKED),
+        authorized_operations=_operations(request),
     )
+
+
+def leader_epoch(live: LiveTopic, index: int) -> int:
+    """The epoch of a partition's leader, as far as it is known: 0 until the partition is opened."""
+    partition = live.partitions.get(index)
+    return 0 if partition is None else partition.log.leader_epoch

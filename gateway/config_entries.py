@@ -1,0 +1,137 @@
+"""Configs as clients are told of them: those of a topic and those of this broker, each with where its value comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gateway.config import Settings
+from gateway.config_types import ConfigType
+from gateway.topic_configs import DEFINITIONS, NO_EFFECT, TopicDefinition, setting_text
+
+
+class ConfigSource(IntEnum):
+    """DescribeConfigsResponse's config sources (KIP-226)."""
+
+    TOPIC_CONFIG = 1
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+    DYNAMIC_BROKER_LOGGER_CONFIG = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Synonym:
+    """One place that a config's value can come from."""
+
+    name: str
+    value: str
+    source: ConfigSource
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """One config. `synonyms` are the places that have a value for it, the one that counts first."""
+
+    name: str
+    value: str
+    type: ConfigType
+    documentation: str
+    synonyms: tuple[Synonym, ...]
+    is_read_only: bool = False
+
+    @property
+    def source(self) -> ConfigSource:
+        return self.synonyms[0].source if self.synonyms else ConfigSource.DEFAULT_CONFIG
+
+
+def topic_entries(overrides: Mapping[str, str], settings: Settings) -> Iterator[ConfigEntry]:
+    """All configs of a topic with these overrides, in the order of their names."""
+    for name, one in DEFINITIONS.items():
+        synonyms = _server_synonyms(one, settings)
+        value = one.default_text(settings)
+        if name in overrides:
+            value = one.definition.show(overrides[name])
+            synonyms = (Synonym(name, value, ConfigSource.TOPIC_CONFIG), *synonyms)
+        yield ConfigEntry(name, value, one.definition.type, one.definition.documentation, synonyms)
+
+
+def _server_synonyms(one: TopicDefinition, settings: Settings) -> tuple[Synonym, ...]:
+    if one.server_key is None:
+        return ()
+    if one.setting is None:
+        return (Synonym(one.server_key, one.default, ConfigSource.DEFAULT_CONFIG),)
+    return _setting_synonyms(one.server_key, one.setting, settings)
+
+
+def _setting_synonyms(name: str, setting: str, settings: Settings) -> tuple[Synonym, ...]:
+    default = Synonym(name, setting_text(Settings.model_fields[setting].default), ConfigSource.DEFAULT_CONFIG)
+    if setting not in settings.model_fields_set:
+        return (default,)
+    return Synonym(name, setting_text(getattr(settings, setting)), ConfigSource.STATIC_BROKER_CONFIG), default
+
+
+_B, _S, _I, _L, _X = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT, ConfigType.LONG, ConfigType.LIST
+
+#: Kafka's name, type, and the setting. Nothing here is a secret: neither passwords nor the places where they are kept.
+_SETTINGS = (
+    ("auto.create.topics.enable", _B, "auto_create_topics_enable"),
+    ("broker.id", _I, "node_id"),
+    ("connection.failed.authentication.delay.ms", _I, "connection_failed_authentication_delay_ms"),
+    ("connections.max.idle.ms", _L, "connections_max_idle_ms"),
+    ("fetch.max.bytes", _I, "fetch_max_bytes"),
+    ("log.cleanup.policy", _X, "log_cleanup_policy"),
+    ("log.message.downconversion.enable", _B, "log_message_downconversion_enable"),
+    ("log.message.timestamp.type", _S, "log_message_timestamp_type"),
+    ("log.retention.bytes", _L, "log_retention_bytes"),
+    ("log.retention.check.interval.ms", _L, "log_retention_check_interval_ms"),
+    ("log.retention.ms", _L, "log_retention_ms"),
+    ("max.connections", _I, "max_connections"),
+    ("max.connections.per.ip", _I, "max_connections_per_ip"),
+    ("max.incremental.fetch.session.cache.slots", _I, "max_incremental_fetch_session_cache_slots"),
+    ("message.max.bytes", _I, "message_max_bytes"),
+    ("node.id", _I, "node_id"),
+    ("num.partitions", _I, "num_partitions"),
+    ("producer.id.expiration.ms", _I, "producer_id_expiration_ms"),
+    ("sasl.enabled.mechanisms", _X, "sasl_enabled_mechanisms"),
+    ("sasl.server.max.receive.size", _I, "sasl_server_max_receive_size"),
+    ("socket.request.max.bytes", _I, "socket_request_max_bytes"),
+    ("ssl.client.auth", _S, "ssl_client_auth"),
+)
+
+#: Kafka's name, type, value and documentation of what cannot be set.
+_FIXED = (
+    ("default.replication.factor", _I, "1", "What clients see of a topic; how often records are kept is up to the store."),
+    ("delete.topic.enable", _B, "true", "Topics can be deleted."),
+)
+
+
+def broker_entries(settings: Settings) -> list[ConfigEntry]:
+    """The configs of this broker that tools ask for, in the order of their names. None can be altered over the protocol."""
+    entries = [
+        ConfigEntry(
+            name,
+            setting_text(getattr(settings, setting)),
+            kind,
+            Settings.model_fields[setting].description or "",
+            _setting_synonyms(name, setting, settings),
+            is_read_only=True,
+        )
+        for name, kind, setting in _SETTINGS
+    ]
+    entries.append(_static("listeners", setting_text(settings.listeners), "Where the gateway listens."))
+    entries.append(_static("log.dirs", str(settings.store), "Where topics are kept."))
+    fixed = [
+        *_FIXED,
+        *((one.server_key, one.definition.type, one.default, NO_EFFECT) for one in DEFINITIONS.values() if one.setting is None),
+    ]
+    for name, kind, value, documentation in fixed:
+        if name is not None:
+            synonyms = (Synonym(name, value, ConfigSource.DEFAULT_CONFIG),)
+            entries.append(ConfigEntry(name, value, kind, documentation, synonyms, is_read_only=True))
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def _static(name: str, value: str, documentation: str) -> ConfigEntry:
+    synonyms = (Synonym(name, value, ConfigSource.STATIC_BROKER_CONFIG),)
+    return ConfigEntry(name, value, ConfigType.STRING, documentation, synonyms, is_read_only=True)

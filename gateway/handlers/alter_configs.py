@@ -1,0 +1,164 @@
+"""AlterConfigs and IncrementalAlterConfigs: of topics only, as Kafka's ConfigAdminManager and ConfigurationControlManager do them.
+
+What a broker does is set where it is started, so its configs and its loggers are refused here, and the answer says where to go instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any
+
+from kafka.protocol.admin.configs import AlterConfigsResponse, IncrementalAlterConfigsResponse
+
+from gateway.caller import Caller
+from gateway.config import Settings
+from gateway.config_types import ConfigType, show
+from gateway.errors import ErrorCode, KafkaError
+from gateway.handlers.configs import ResourceType, broker_id_is_number
+from gateway.routes import serves
+from gateway.topic_configs import DEFINITIONS, check, value_of
+from gateway.topics import check_name
+from gateway.waiting import gather
+from gateway.wire.api_keys import ApiKey
+from storage.log import Topic
+
+#: What the overrides of a topic become.
+Change = Callable[[Mapping[str, str]], dict[str, str]]
+
+
+class Operation(IntEnum):
+    """AlterConfigOp.OpType's numbers (KIP-339)."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+@serves(ApiKey.ALTER_CONFIGS, 0, 2)
+async def alter_configs(request: Any, caller: Caller) -> Any:
+    """Replace all overrides of a topic: those that are not named are gone."""
+
+    def change(resource: Any) -> Change:
+        _check_keys(resource.configs, [config.name for config in resource.configs if config.value is None])
+        return lambda _: {config.name: config.value for config in resource.configs}
+
+    return AlterConfigsResponse(responses=await _alter(request, caller, change, AlterConfigsResponse.AlterConfigsResourceResponse))
+
+
+@serves(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1)
+async def incremental_alter_configs(request: Any, caller: Caller) -> Any:
+    """Alter single overrides of a topic (KIP-339)."""
+    settings = caller.broker.settings
+
+    def change(resource: Any) -> Change:
+        missing = [config.name for config in resource.configs if config.value is None and config.config_operation != Operation.DELETE]
+        _check_keys(resource.configs, missing)
+        return lambda overrides: _apply(overrides, resource.configs, settings)
+
+    row = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
+    return IncrementalAlterConfigsResponse(responses=await _alter(request, caller, change, row))
+
+
+def _check_keys(configs: Iterable[Any], nulls: list[str]) -> None:
+    if any(count > 1 for count in Counter(config.name for config in configs).values()):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    if nulls:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
+
+
+async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change], row: Any) -> list[Any]:
+    """One row for each resource of the request, in its order."""
+    counts = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
+
+    async def alter_one(resource: Any) -> None:
+        if counts[resource.resource_type, resource.resource_name] > 1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+        change = change_of(resource)
+        _check_resource(resource.resource_type, resource.resource_name, caller.broker.settings)
+        await _alter_topic(resource.resource_name, change, caller, validate_only=request.validate_only)
+
+    rows = []
+    outcomes = await gather([alter_one(resource) for resource in request.resources])
+    for resource, outcome in zip(request.resources, outcomes, strict=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, KafkaError):
+            raise outcome
+        rows.append(
+            row(
+                error_code=ErrorCode.NONE if outcome is None else outcome.code,
+                error_message=None if outcome is None else outcome.message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+        )
+    return rows
+
+
+def _check_resource(kind: int, name: str, settings: Settings) -> None:
+    """Raises KafkaError for everything but a topic by its name."""
+    if kind == ResourceType.TOPIC:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
+        check_name(name)
+        return
+    if kind not in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {kind}")
+    if name:
+        if not broker_id_is_number(name):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
+        if int(name) != settings.node_id:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {settings.node_id}, but received {name}")
+    what = "The configs of this broker" if kind == ResourceType.BROKER else "The log levels of this broker (log_level, log_levels)"
+    raise KafkaError(
+        ErrorCode.INVALID_REQUEST, f"{what} cannot be altered while it runs: set them in its file, environment or flags, and restart it."
+    )
+
+
+async def _alter_topic(name: str, change: Change, caller: Caller, *, validate_only: bool) -> None:
+    topics, settings = caller.broker.topics, caller.broker.settings
+
+    def checked(topic: Topic) -> Topic:
+        overrides = change(topic.configs)
+        check(overrides, settings)
+        return replace(topic, configs=overrides)
+
+    live = topics.get(name)
+    if live is None:
+        # Kafka looks at the configs first, and at the topic only when they are right.
+        checked(Topic(name, b"", 1))
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+    if validate_only:
+        checked(live.topic)
+    else:
+        await topics.alter(live, checked)
+
+
+def _apply(overrides: Mapping[str, str], configs: Iterable[Any], settings: Settings) -> dict[str, str]:
+    changed = dict(overrides)
+    for config in configs:
+        name, operation = config.name, config.config_operation
+        if operation == Operation.SET:
+            changed[name] = config.value
+        elif operation == Operation.DELETE:
+            changed.pop(name, None)
+        elif operation in (Operation.APPEND, Operation.SUBTRACT):
+            changed[name] = _join(name, Operation(operation), config.value, changed, settings)
+        else:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown operations type {operation}")
+    return changed
+
+
+def _join(name: str, operation: Operation, value: str, overrides: Mapping[str, str], settings: Settings) -> str:
+    """A list with items put to it or taken from it; where the topic has none of its own, it begins with the default's."""
+    if name not in DEFINITIONS or DEFINITIONS[name].definition.type is not ConfigType.LIST:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Can't {operation.name} to key {name} because its type is not LIST.")
+    items: list[str] = [item for item in value_of(name, overrides, settings) if item]
+    for item in value.split(","):
+        if operation is Operation.APPEND and item not in items:
+            items.append(item)
+        elif operation is Operation.SUBTRACT and item in items:
+            items.remove(item)
+    return show(items)

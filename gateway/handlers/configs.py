@@ -1,0 +1,114 @@
+"""DescribeConfigs: of topics, of this broker, and of its loggers, as Kafka's ConfigHelper does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any
+
+from kafka.protocol.admin.configs import DescribeConfigsResponse
+
+from gateway.caller import Caller
+from gateway.config import Settings
+from gateway.config_entries import ConfigEntry, ConfigSource, Synonym, broker_entries, topic_entries
+from gateway.config_types import ConfigType
+from gateway.errors import ErrorCode, KafkaError
+from gateway.routes import serves
+from gateway.topics import check_name
+from gateway.wire.api_keys import ApiKey
+
+
+class ResourceType(IntEnum):
+    """ConfigResource.Type's numbers."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+
+
+_Result = DescribeConfigsResponse.DescribeConfigsResult
+_Row = _Result.DescribeConfigsResourceResult
+
+
+@serves(ApiKey.DESCRIBE_CONFIGS, 0, 4)
+async def describe_configs(request: Any, caller: Caller) -> Any:
+    """Configs and where they come from. v0 only says what is a default, v1 knows sources and synonyms (KIP-226), v3 types and documentation
+    (KIP-569). A resource that is asked for twice is answered once, with what was asked of it in all."""
+    results = []
+    for (kind, name), keys in _merged(request.resources).items():
+        try:
+            entries = _entries(kind, name, caller)
+            rows = [_row(entry, request) for entry in entries if keys is None or entry.name in keys]
+            results.append(_Result(error_code=0, error_message="", resource_type=kind, resource_name=name, configs=rows))
+        except KafkaError as failure:
+            results.append(
+                _Result(error_code=failure.code, error_message=failure.message, resource_type=kind, resource_name=name, configs=[])
+            )
+    return DescribeConfigsResponse(results=results)
+
+
+def _merged(resources: Iterable[Any]) -> dict[tuple[int, str], set[str] | None]:
+    """By type and name: which configs are asked for, None for all. An empty list means all as well."""
+    asked: dict[tuple[int, str], set[str] | None] = {}
+    for resource in resources:
+        key = resource.resource_type, resource.resource_name
+        keys = asked.setdefault(key, set())
+        if not resource.configuration_keys:
+            asked[key] = None
+        elif keys is not None:
+            keys.update(resource.configuration_keys)
+    return asked
+
+
+def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
+    settings = caller.broker.settings
+    if kind == ResourceType.TOPIC:
+        check_name(name)
+        return topic_entries(caller.broker.topics.require(name).topic.configs, settings)
+    if kind == ResourceType.BROKER:
+        # Without a name: what is set for all brokers at run time, which is nothing.
+        return broker_entries(settings) if name and _is_this_broker(name, settings, "or empty string, ") else []
+    if kind == ResourceType.BROKER_LOGGER:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
+        _is_this_broker(name, settings, "")
+        return _loggers(settings)
+    raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
+
+
+def _is_this_broker(name: str, settings: Settings, otherwise: str) -> bool:
+    if not broker_id_is_number(name):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}")
+    if int(name) != settings.node_id:
+        comma = " " + otherwise if otherwise else " "
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {settings.node_id}{comma}but received {name}")
+    return True
+
+
+def broker_id_is_number(name: str) -> bool:
+    """Whether a resource's name is a broker id."""
+    digits = name.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) <= 10
+
+
+def _loggers(settings: Settings) -> Iterable[ConfigEntry]:
+    levels = {"root": settings.log_level, **settings.log_levels}
+    for name, level in sorted(levels.items()):
+        synonym = Synonym(name, level.upper(), ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG)
+        documentation = "The least that this part logs; set by log_level and log_levels."
+        yield ConfigEntry(name, level.upper(), ConfigType.STRING, documentation, (synonym,), is_read_only=True)
+
+
+def _row(entry: ConfigEntry, request: Any) -> Any:
+    synonyms = entry.synonyms if request.include_synonyms else ()
+    return _Row(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.is_read_only,
+        is_default=entry.source is ConfigSource.DEFAULT_CONFIG,
+        config_source=entry.source,
+        is_sensitive=False,
+        synonyms=[_Row.DescribeConfigsSynonym(name=one.name, value=one.value, source=one.source) for one in synonyms],
+        config_type=entry.type,
+        documentation=entry.documentation if request.include_documentation else None,
+    )

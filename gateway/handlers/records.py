@@ -1,0 +1,58 @@
+"""DeleteRecords: what lies before an offset is gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka.protocol.admin.topics import DeleteRecordsResponse
+
+from gateway.caller import Caller
+from gateway.errors import ErrorCode, KafkaError
+from gateway.partition import storage_error
+from gateway.routes import serves
+from gateway.topics import INTERNAL_TOPICS
+from gateway.wire.api_keys import ApiKey
+from storage.log import StorageError
+
+#: In place of an offset: everything that there is (DeleteRecordsRequest.HIGH_WATERMARK).
+HIGH_WATERMARK = -1
+
+_Topic = DeleteRecordsResponse.DeleteRecordsTopicResult
+_Partition = _Topic.DeleteRecordsPartitionResult
+
+
+@serves(ApiKey.DELETE_RECORDS, 0, 2)
+async def delete_records(request: Any, caller: Caller) -> Any:
+    """Move the start of partitions up (KIP-107). Of a partition that is named twice, the last offset counts."""
+    asked: dict[str, dict[int, int]] = {}
+    for topic in request.topics:
+        asked.setdefault(topic.name, {}).update({row.partition_index: row.offset for row in topic.partitions})
+    topics = []
+    for name, offsets in asked.items():
+        rows = []
+        for index, offset in offsets.items():
+            try:
+                rows.append(_Partition(partition_index=index, low_watermark=await _delete(name, index, offset, caller), error_code=0))
+            except KafkaError as failure:
+                rows.append(_Partition(partition_index=index, low_watermark=-1, error_code=failure.code))
+        topics.append(_Topic(name=name, partitions=rows))
+    return DeleteRecordsResponse(topics=topics)
+
+
+async def _delete(name: str, index: int, offset: int, caller: Caller) -> int:
+    """The new start offset. Raises KafkaError; a topic that is only compacted keeps its records (Partition.deleteRecordsOnLeader)."""
+    partition = await caller.broker.topics.partition(name, index)
+    if name in INTERNAL_TOPICS:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION)
+    if not partition.config.deletes:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION)
+    log = partition.log
+    before = log.end_offset if offset == HIGH_WATERMARK else offset
+    if before < 0 or before > log.end_offset:
+        raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+    if before <= log.start_offset:
+        return log.start_offset
+    try:
+        return await log.delete_before(before)
+    except StorageError as failure:
+        raise storage_error(failure) from failure

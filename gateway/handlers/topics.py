@@ -1,0 +1,272 @@
+"""CreateTopics, DeleteTopics and CreatePartitions, as Kafka's ReplicationControlManager does them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kafka.protocol.admin.topics import CreatePartitionsResponse, CreateTopicsResponse, DeleteTopicsResponse
+
+from gateway.caller import Caller
+from gateway.config import Settings
+from gateway.config_entries import topic_entries
+from gateway.errors import ErrorCode, KafkaError
+from gateway.routes import serves
+from gateway.topic_configs import check
+from gateway.topics import LiveTopic, Topics
+from gateway.waiting import gather
+from gateway.wire.api_keys import ApiKey
+from gateway.wire.messages import topic_id_of, uuid_of
+from storage.log import Topic
+
+_NO_ID = bytes(16)
+
+#: What clients see of every partition: one replica, on its leader. How often records are kept is up to the store.
+REPLICATION_FACTOR = 1
+
+_Created = CreateTopicsResponse.CreatableTopicResult
+_Deleted = DeleteTopicsResponse.DeletableTopicResult
+_Extended = CreatePartitionsResponse.CreatePartitionsTopicResult
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A topic that may be made."""
+
+    name: str
+    partitions: int
+    configs: Mapping[str, str]
+
+
+@serves(ApiKey.CREATE_TOPICS, 0, 7)
+async def create_topics(request: Any, caller: Caller) -> Any:
+    """Make topics. v1 adds validate_only and messages, v4 takes -1 for the default partitions (KIP-464), v5 tells the configs (KIP-525), v7 the id.
+
+    Any replication factor is taken, as are the brokers of a manual assignment, and 1 is answered: old applications ask for the three of
+    their old cluster. The request's timeout is not needed, for every topic is there when it is answered.
+    """
+    topics, settings = caller.broker.topics, caller.broker.settings
+    counts = Counter(topic.name for topic in request.topics)
+    asked = [topic for topic in request.topics if counts[topic.name] == 1]
+    plans: list[_Plan | KafkaError] = [_plan(topic, topics, settings) for topic in asked]
+    _limit(plans, settings.max_partitions_per_topic)
+    outcomes = plans if request.validate_only else await gather([_create(plan, topics) for plan in plans])
+    rows = [_created(topic.name, outcome, settings, caller.api_version) for topic, outcome in zip(asked, outcomes, strict=True)]
+    for name, count in counts.items():
+        if count > 1:
+            rows.append(_created(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."), settings, caller.api_version))
+    return CreateTopicsResponse(topics=rows)
+
+
+def _plan(asked: Any, topics: Topics, settings: Settings) -> _Plan | KafkaError:
+    """What is to be made, or why it cannot be, looked at in Kafka's order: the name, the configs, then the partitions."""
+    try:
+        topics.check_new(asked.name)
+        nulls = [config.name for config in asked.configs if config.value is None]
+        if nulls:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {','.join(nulls)}")
+        configs = {config.name: config.value for config in asked.configs}
+        check(configs, settings)
+        partitions = _assigned(asked) if asked.assignments else _counted(asked, settings)
+        if partitions > settings.max_partitions_per_topic:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"{partitions} partitions are more than max_partitions_per_topic={settings.max_partitions_per_topic}",
+            )
+        return _Plan(asked.name, partitions, configs)
+    except KafkaError as failure:
+        return failure
+
+
+def _counted(asked: Any, settings: Settings) -> int:
+    if asked.replication_factor < -1 or asked.replication_factor == 0:
+        raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0, or -1 to use the default value.")
+    if asked.num_partitions < -1 or asked.num_partitions == 0:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
+    return settings.num_partitions if asked.num_partitions == -1 else int(asked.num_partitions)
+
+
+def _assigned(asked: Any) -> int:
+    """The number of partitions in a manual assignment."""
+    for value, what in ((asked.replication_factor, "replication factor"), (asked.num_partitions, "numPartitions")):
+        if value != -1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"A manual partition assignment was specified, but {what} was not set to -1.")
+    seen: set[int] = set()
+    for assignment in asked.assignments:
+        if assignment.partition_index in seen:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Found multiple manual partition assignments for partition {assignment.partition_index}",
+            )
+        seen.add(assignment.partition_index)
+    _check_replicas([assignment.broker_ids for assignment in asked.assignments])
+    if seen != set(range(len(seen))):
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence")
+    return len(seen)
+
+
+def _check_replicas(assignments: Sequence[Sequence[int]]) -> None:
+    """Raises KafkaError(INVALID_REPLICA_ASSIGNMENT) for an assignment that no cluster could have."""
+    for brokers in assignments:
+        if not brokers:
+            raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "The manual partition assignment includes an empty replica list.")
+        twice = [broker for broker, count in Counter(brokers).items() if count > 1]
+        if twice:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes the broker {twice[0]} more than once."
+            )
+        if len(brokers) != len(assignments[0]):
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"The manual partition assignment includes a partition with {len(brokers)} replica(s), but this is not consistent "
+                f"with previous partitions, which have {len(assignments[0])} replica(s).",
+            )
+
+
+def _limit(plans: list[_Plan | KafkaError], most: int) -> None:
+    """All or nothing: a request that would make too many partitions makes none (Kafka's MAX_RECORDS_PER_USER_OP)."""
+    total = sum(plan.partitions for plan in plans if isinstance(plan, _Plan))
+    if total > most:
+        excess = KafkaError(ErrorCode.POLICY_VIOLATION, f"{total} partitions in one request are more than max_partitions_per_topic={most}")
+        plans[:] = [excess if isinstance(plan, _Plan) else plan for plan in plans]
+
+
+async def _create(plan: _Plan | KafkaError, topics: Topics) -> LiveTopic:
+    if isinstance(plan, KafkaError):
+        raise plan
+    return await topics.create(plan.name, plan.partitions, plan.configs)
+
+
+def _created(name: str, outcome: LiveTopic | _Plan | BaseException, settings: Settings, version: int) -> Any:
+    if isinstance(outcome, KafkaError):
+        return _Created(
+            name=name,
+            error_code=outcome.code,
+            error_message=outcome.message,
+            num_partitions=-1,
+            replication_factor=-1,
+            configs=[],
+        )
+    if isinstance(outcome, BaseException):
+        raise outcome
+    if isinstance(outcome, LiveTopic):
+        topic_id, partitions, configs = outcome.topic.topic_id, outcome.topic.partitions, outcome.topic.configs
+    else:
+        topic_id, partitions, configs = _NO_ID, outcome.partitions, outcome.configs
+    return _Created(
+        name=name,
+        topic_id=uuid_of(topic_id),
+        error_code=0,
+        error_message=None,
+        num_partitions=partitions,
+        replication_factor=REPLICATION_FACTOR,
+        configs=_config_rows(configs, settings) if version >= 5 else [],
+    )
+
+
+def _config_rows(overrides: Mapping[str, str], settings: Settings) -> list[Any]:
+    return [
+        _Created.CreatableTopicConfigs(
+            name=entry.name, value=entry.value, read_only=entry.is_read_only, config_source=entry.source, is_sensitive=False
+        )
+        for entry in topic_entries(overrides, settings)
+    ]
+
+
+@serves(ApiKey.DELETE_TOPICS, 0, 6)
+async def delete_topics(request: Any, caller: Caller) -> Any:
+    """Delete topics and all their records. v5 has messages, v6 names them by id as well (KIP-516). As in ControllerApis.deleteTopics."""
+    topics = caller.broker.topics
+    asked = [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [(name, _NO_ID) for name in request.topic_names]
+    found: dict[str, LiveTopic] = {}
+    rows = []
+    # Those by id first: of a topic that is named both ways, the name is refused.
+    for (name, topic_id), count in sorted(Counter(asked).items(), key=lambda one: one[0][0] is not None):
+        try:
+            live = _find(name, topic_id, count, topics)
+            if live.name in found:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied.")
+            found[live.name] = live
+        except KafkaError as failure:
+            rows.append(_deleted(name, topic_id, failure))
+    outcomes = await gather([topics.delete(live) for live in found.values()])
+    for live, outcome in zip(found.values(), outcomes, strict=True):
+        rows.append(_deleted(live.name, live.topic.topic_id, outcome))
+    return DeleteTopicsResponse(responses=rows)
+
+
+def _find(name: str | None, topic_id: bytes, count: int, topics: Topics) -> LiveTopic:
+    by_id = name is None
+    if by_id and topic_id == _NO_ID:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
+    if not by_id and topic_id != _NO_ID:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+    if count > 1:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate topic {'id' if by_id else 'name'}.")
+    return topics.require(topic_id if by_id else name or "")
+
+
+def _deleted(name: str | None, topic_id: bytes, outcome: BaseException | None) -> Any:
+    if outcome is None:
+        return _Deleted(name=name, topic_id=uuid_of(topic_id), error_code=0, error_message=None)
+    if not isinstance(outcome, KafkaError):
+        raise outcome
+    return _Deleted(name=name, topic_id=uuid_of(topic_id), error_code=outcome.code, error_message=outcome.message)
+
+
+@serves(ApiKey.CREATE_PARTITIONS, 0, 3)
+async def create_partitions(request: Any, caller: Caller) -> Any:
+    """Give topics more partitions. The brokers of an assignment are looked at for sense only, as with CreateTopics."""
+    counts = Counter(topic.name for topic in request.topics)
+    asked = [topic for topic in request.topics if counts[topic.name] == 1]
+    outcomes = await gather([_extend(topic, caller, validate_only=request.validate_only) for topic in asked])
+    rows = [_extended(topic.name, outcome) for topic, outcome in zip(asked, outcomes, strict=True)]
+    for name, count in counts.items():
+        if count > 1:
+            rows.append(_extended(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")))
+    return CreatePartitionsResponse(results=rows)
+
+
+async def _extend(asked: Any, caller: Caller, *, validate_only: bool) -> None:
+    topics, most = caller.broker.topics, caller.broker.settings.max_partitions_per_topic
+    live = topics.require(asked.name)
+
+    def change(topic: Topic) -> Topic:
+        _check_increase(asked, topic, most)
+        return replace(topic, partitions=asked.count)
+
+    if validate_only:
+        change(live.topic)
+    else:
+        await topics.alter(live, change)
+
+
+def _check_increase(asked: Any, topic: Topic, most: int) -> None:
+    if asked.count == topic.partitions:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {topic.partitions} partition(s).")
+    if asked.count < topic.partitions:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"The topic {topic.name} currently has {topic.partitions} partition(s); {asked.count} would not be an increase.",
+        )
+    if asked.count > most:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"{asked.count} partitions are more than max_partitions_per_topic={most}")
+    if asked.assignments is None:
+        return
+    additional = asked.count - topic.partitions
+    if len(asked.assignments) != additional:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"Attempted to add {additional} additional partition(s), but only {len(asked.assignments)} assignment(s) were specified.",
+        )
+    _check_replicas([assignment.broker_ids for assignment in asked.assignments])
+
+
+def _extended(name: str, outcome: BaseException | None) -> Any:
+    if outcome is None:
+        return _Extended(name=name, error_code=0, error_message=None)
+    if not isinstance(outcome, KafkaError):
+        raise outcome
+    return _Extended(name=name, error_code=outcome.code, error_message=outcome.message)

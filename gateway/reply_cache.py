@@ -1,0 +1,47 @@
+"""Replies kept in bytes for those who ask the same again: encoding the metadata of a thousand partitions takes milliseconds."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+#: What is kept at the most: the replies about all topics of a large cluster (10,000 partitions, 0.5 MB), in the versions of ten ages of clients,
+#: and those of many clients that ask about a few topics each.
+MAX_BYTES = 16 << 20
+MAX_REPLIES = 4096
+
+
+class ReplyCache:
+    """Bodies by what was asked. They all belong to one version of what they tell about, and go when that version does."""
+
+    __slots__ = ("_bodies", "_max_bytes", "_version", "kept_bytes")
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bodies: OrderedDict[Hashable, bytes] = OrderedDict()
+        self._version = -1
+        self.kept_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    def get(self, asked: Hashable, version: int) -> bytes | None:
+        """The body that was kept for `asked` at this `version`."""
+        if version != self._version:
+            return None
+        body = self._bodies.get(asked)
+        if body is not None:
+            self._bodies.move_to_end(asked)
+        return body
+
+    def keep(self, asked: Hashable, version: int, body: bytes) -> None:
+        """Keep a body, and let those go that were asked for longest ago."""
+        if version != self._version:
+            self._bodies.clear()
+            self.kept_bytes = 0
+            self._version = version
+        self.kept_bytes += len(body) - len(self._bodies.pop(asked, b""))
+        self._bodies[asked] = body
+        while self.kept_bytes > self._max_bytes or len(self._bodies) > MAX_REPLIES:
+            _, oldest = self._bodies.popitem(last=False)
+            self.kept_bytes -= len(oldest)
