@@ -92,7 +92,8 @@ class Partition:
     async def _finish(self, waiting: Any, result: Appended, size: int, shared: Shared[Appended] | None) -> Appended:
         try:
             await waiting
-        except BaseException as failure:
+        except Exception as failure:
+            # A bug too: a retry must not wait for ever.
             self.producers.rewind(self.log.end_offset)
             error = storage_error(failure) if isinstance(failure, StorageError) else failure
             if shared is not None:
