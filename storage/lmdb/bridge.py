@@ -78,10 +78,13 @@ class Readers:
             self._jobs.put(job)
         return job.told
 
-    def stop(self) -> None:
-        """The threads end when what was asked before is done."""
+    def stop(self, last: Callable[[], T]) -> Deferred[T]:
+        """What `last` gives, begun after all that was asked before has begun; then the threads end."""
+        job = Job(last)
+        self._jobs.put(job)
         for _ in self._threads:
             self._jobs.put(None)
+        return job.told
 
     def _work(self) -> None:
         while job := self._jobs.get():

@@ -51,12 +51,12 @@ def slots_from(cursor: Any, log_id: int, offset: int, end: int) -> Iterator[Slot
 
 
 def first_that(cursor: Any, log_id: int, low: int, high: int, is_reached: Callable[[Slot], bool]) -> Slot | None:
-    """The first slot within `low` and `high` of which `is_reached` holds, by bisection: it must hold of all later ones too."""
+    """The first slot that reaches to `low` and begins below `high` of which `is_reached` holds, by bisection: it must hold of all later ones too."""
     found = None
     while low < high:
         middle = (low + high) // 2
         slot = slot_at(cursor, log_id, middle)
-        if slot is None:
+        if slot is None or slot.base_offset >= high:
             high = middle
         elif is_reached(slot):
             found = slot

@@ -66,8 +66,11 @@ class LmdbStore:
         try:
             environment, rows = await readers.run(prepare)
         except BaseException:
-            readers.stop()
+            readers.stop(lambda: None)
             raise
+        self._logs, self._tables = OnceEach(), OnceEach()
+        self._topics.clear()
+        self._listed.clear()
         for row in rows:
             self._keep(row)
         self._environment, self._readers = environment, readers
@@ -97,9 +100,7 @@ class LmdbStore:
         await ended.told
         for log in self._logs.made.values():
             log.shut()
-        closed = self._readers.run(self._environment.close)
-        self._readers.stop()
-        await closed
+        await self._readers.stop(self._environment.close)
 
     @property
     def topics(self) -> Mapping[str, Topic]:
@@ -132,11 +133,13 @@ class LmdbStore:
         self._check_open()
 
         def make() -> Deferred[LmdbLog]:
-            def keep(durable: Durable) -> None:
-                self._logs.made[topic, partition] = LmdbLog(self, durable)
+            made: list[LmdbLog] = []
 
-            opened = self.write(Task(lambda burst: changes.open_log(burst, topic, partition), keep))
-            return opened.addCallback(lambda _: self._logs.made[topic, partition])
+            def keep(durable: Durable) -> None:
+                made.append(LmdbLog(self, durable))
+                self._logs.made[topic, partition] = made[0]
+
+            return self.write(Task(lambda burst: changes.open_log(burst, topic, partition), keep)).addCallback(lambda _: made[0])
 
         row = self._topics.get(topic)
         if row is None or not 0 <= partition < row.topic.partitions:
@@ -152,8 +155,7 @@ class LmdbStore:
             def keep(table_id: int) -> None:
                 self._tables.made[name] = LmdbTable(self, table_id)
 
-            opened = self.write(Task(lambda burst: changes.open_table(burst, name), keep))
-            return opened.addCallback(lambda _: self._tables.made[name])
+            return self.write(Task(lambda burst: changes.open_table(burst, name), keep)).addCallback(lambda _: self._tables.made[name])
 
         return await self._tables.get(name, make)
 

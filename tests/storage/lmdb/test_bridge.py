@@ -52,7 +52,7 @@ async def test_a_reader_gives_back_what_the_call_gave_or_raised() -> None:
     assert await readers.run(lambda: threading.current_thread().name) != threading.current_thread().name
     with pytest.raises(ZeroDivisionError):
         await readers.run(lambda: 1 // 0)
-    readers.stop()
+    await readers.stop(lambda: None)
 
 
 @ensureDeferred
@@ -73,7 +73,7 @@ async def test_reads_beyond_the_limit_are_refused_and_say_which_limit() -> None:
     held.set()
     await first
     assert [await one for one in waiting] == [1, 1]
-    readers.stop()
+    await readers.stop(lambda: None)
 
 
 @ensureDeferred
@@ -89,4 +89,4 @@ async def test_a_cancelled_read_that_has_not_begun_is_not_begun() -> None:
     await first
     await readers.run(lambda: None)
     assert ran == []
-    readers.stop()
+    await readers.stop(lambda: None)

@@ -93,6 +93,29 @@ async def test_a_log_asked_for_while_its_topic_is_deleted_is_refused(open_store:
 
 
 @ensureDeferred
+async def test_a_log_whose_topic_is_deleted_right_behind_its_opening_is_closed(open_store: Opener) -> None:
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    opened = Deferred.fromCoroutine(store.log("orders", 0))
+    await store.delete_topic("orders")
+    log = await opened
+    with pytest.raises(LogClosed):
+        await log.append([sized(0, 10)])
+
+
+@ensureDeferred
+async def test_the_same_store_may_be_opened_again_after_closing(open_store: Opener) -> None:
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    await (await store.log("orders", 0)).append([sized(0, 10)])
+    await store.close()
+    await store.open()
+    assert bases(await everything(await store.log("orders", 0))) == [0]
+
+
+@ensureDeferred
 async def test_an_append_behind_the_deletion_of_its_topic_is_refused_and_leaves_nothing(open_store: Opener) -> None:
     store = open_store()
     await store.open()

@@ -1,0 +1,126 @@
+"""Searches by cursor, against a plain list of entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage.lmdb import queries
+from storage.lmdb.layout import SLOT, LogRow, Slot
+
+NEIGHBOURS = [Slot(log_id, base, base + 9, 999, 999, 10, 10) for log_id in (1, 3) for base in (0, 10, 1 << 40)]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    path: Path = tmp_path_factory.mktemp("queries")
+    env = lmdb.open(str(path), sync=False)
+    yield env
+    env.close()
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[Slot]:
+    """The slots of log 2 as appends would have left them, some from the front and the middle taken away."""
+    slots: list[Slot] = []
+    offset = position = 0
+    running = -1
+    for records, timestamp, size in draw(st.lists(st.tuples(st.integers(1, 4), st.integers(-1, 9), st.integers(0, 5)), max_size=12)):
+        position += size
+        running = max(running, timestamp)
+        slots.append(Slot(2, offset, offset + records - 1, timestamp, running, position, size))
+        offset += records
+    kept = draw(st.lists(st.booleans(), min_size=len(slots), max_size=len(slots)))
+    return [slot for slot, is_kept in zip(slots, kept, strict=True) if is_kept]
+
+
+def on(environment: Any, slots: list[Slot], call: Callable[[Any], Any]) -> Any:
+    """What `call` makes of a cursor where these slots lie between those of other logs."""
+    with environment.begin(write=True) as txn:
+        for slot in slots + NEIGHBOURS:
+            txn.put(SLOT.pack(*slot), b"")
+        with txn.cursor() as cursor:
+            result = call(cursor)
+        txn.abort()  # the next example begins with nothing
+    return result
+
+
+quiet = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+@quiet
+@given(slots=logs(), offset=st.integers(0, 50))
+def test_the_slot_at_an_offset_contains_it_or_comes_next(environment: Any, slots: list[Slot], offset: int) -> None:
+    expected = next((slot for slot in slots if slot.last_offset >= offset), None)
+
+    def look(cursor: Any) -> tuple[Slot | None, bool]:
+        found = queries.slot_at(cursor, 2, offset)
+        return found, found is None or cursor.key() == SLOT.pack(*found)
+
+    assert on(environment, slots, look) == (expected, True)
+
+
+@quiet
+@given(slots=logs())
+def test_the_last_slot_is_the_last_of_its_own_log(environment: Any, slots: list[Slot]) -> None:
+    assert on(environment, slots, lambda cursor: queries.last_slot(cursor, 2)) == (slots[-1] if slots else None)
+
+
+@quiet
+@given(slots=logs(), low=st.integers(0, 50), high=st.integers(0, 50), timestamp=st.integers(-1, 10))
+def test_bisection_finds_the_first_that_reaches(environment: Any, slots: list[Slot], low: int, high: int, timestamp: int) -> None:
+    expected = next((s for s in slots if s.last_offset >= low and s.base_offset < high and s.running_timestamp >= timestamp), None)
+    if low >= high:
+        expected = None
+    found = on(environment, slots, lambda cursor: queries.first_that(cursor, 2, low, high, lambda s: s.running_timestamp >= timestamp))
+    assert found == expected
+
+
+@quiet
+@given(slots=logs(), start=st.integers(0, 50), timestamp=st.integers(-1, 10))
+def test_the_slot_for_a_time_is_the_first_whose_own_time_reaches_it(
+    environment: Any, slots: list[Slot], start: int, timestamp: int
+) -> None:
+    readable = [slot for slot in slots if slot.last_offset >= start]
+    expected = next((slot for slot in readable if slot.timestamp >= timestamp), None)
+    assert on(environment, slots, lambda cursor: queries.slot_for_time(cursor, 2, start, 100, timestamp)) == expected
+
+
+@quiet
+@given(slots=logs(), start=st.integers(0, 50))
+def test_the_latest_slot_is_the_first_with_the_greatest_time(environment: Any, slots: list[Slot], start: int) -> None:
+    readable = [slot for slot in slots if slot.last_offset >= start and slot.timestamp >= 0]
+    expected = max(readable, key=lambda slot: slot.timestamp, default=None)
+    assert on(environment, slots, lambda cursor: queries.latest_slot(cursor, 2, start, 100)) == expected
+
+
+@quiet
+@given(slots=logs(), limit=st.integers(0, 60), cut=st.integers(0, 12))
+def test_a_compacted_log_is_cut_to_the_least_that_is_not_below_the_limit(environment: Any, slots: list[Slot], limit: int, cut: int) -> None:
+    check_cut(environment, slots[cut:], limit, LogRow(compacted_to=1000))
+
+
+@quiet
+@given(slots=logs(), limit=st.integers(0, 60), cut=st.integers(0, 12))
+def test_a_log_never_compacted_is_cut_the_same_way_by_bisection(environment: Any, slots: list[Slot], limit: int, cut: int) -> None:
+    unbroken = slots[cut:]
+    if any(later.position - later.size != earlier.position for earlier, later in pairwise(unbroken)):
+        unbroken = unbroken[-1:]
+    check_cut(environment, unbroken, limit, LogRow())
+
+
+def check_cut(environment: Any, slots: list[Slot], limit: int, row: LogRow) -> None:
+    size = left = sum(slot.size for slot in slots)
+    start = slots[0].base_offset if slots else 0
+    expected = list(slots)
+    while expected and left - expected[0].size >= limit:
+        left -= expected.pop(0).size
+    found = on(environment, slots, lambda cursor: queries.slot_within_bytes(cursor, 2, start, 100, row, size, limit))
+    assert found == (expected[0] if expected else None)
