@@ -6,6 +6,7 @@ loops run in a compiled kernel that releases the GIL where there is one (`KERNEL
 
 from compat.records.down import down_convert
 from compat.records.errors import CorruptRecords, InvalidRecords, InvalidTimestamp, RecordsError, RecordsTooLarge, UnsupportedCodec
+from compat.records.filtering import filter_records
 from compat.records.layout import Codec
 from compat.records.limits import MAX_DECOMPRESSED_BYTES
 from compat.records.loops import KERNEL, KERNEL_REASON
@@ -29,6 +30,7 @@ __all__ = [
     "check_message_set",
     "cut",
     "down_convert",
+    "filter_records",
     "first_at_or_after",
     "records",
     "stamp_message_set",

@@ -90,8 +90,10 @@ def _field(view: memoryview, at: int, end: int, start: int) -> tuple[int, int]:
 
 
 class BatchRecord(NamedTuple):
-    """One record of a magic-2 batch, checked: where its parts are. A null key or value has length -1."""
+    """One record of a magic-2 batch, checked: where it and its parts are. A null key or value has length -1."""
 
+    start: int
+    end: int
     offset: int
     timestamp: int
     key_at: int
@@ -142,7 +144,7 @@ def walk_records(
             position = at + max(value, 0)
         if position != end:
             raise error_of(Fault.FIELDS, start)
-        yield BatchRecord(base_offset + delta, timestamp, key_at, key_size, value_at, value_size, header_count, headers_at)
+        yield BatchRecord(start, end, base_offset + delta, timestamp, key_at, key_size, value_at, value_size, header_count, headers_at)
     if position != len(records):
         raise error_of(Fault.COUNT, position)
 

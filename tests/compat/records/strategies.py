@@ -12,7 +12,7 @@ prop = settings(deadline=None, max_examples=60, suppress_health_check=[HealthChe
 
 contents = st.none() | st.binary(max_size=40) | st.binary(min_size=1, max_size=3).map(lambda part: part * 700)
 timestamps = st.integers(min_value=-1, max_value=2**42) | st.integers(min_value=1_700_000_000_000, max_value=1_700_000_000_100)
-headers = st.lists(st.tuples(st.binary(max_size=5), st.none() | st.binary(max_size=5)), max_size=3).map(tuple)
+headers = st.lists(st.tuples(st.text(max_size=3).map(str.encode), st.none() | st.binary(max_size=5)), max_size=3).map(tuple)
 codecs = st.integers(min_value=0, max_value=4)
 legacy_codecs = st.integers(min_value=0, max_value=3)
 magics = st.integers(min_value=0, max_value=1)

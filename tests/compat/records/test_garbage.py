@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compat.records import RecordsError, check_message_set, cut, down_convert, first_at_or_after, records, stamp_message_set, up_convert
+from compat.records import (
+    RecordsError,
+    check_message_set,
+    cut,
+    down_convert,
+    filter_records,
+    first_at_or_after,
+    records,
+    stamp_message_set,
+    up_convert,
+)
 from tests.compat.records.building import Sample, batch, message_set, wrapper
 from tests.compat.records.strategies import prop
 
@@ -35,6 +45,7 @@ ENTRANCES = {
     "up_convert_at": lambda payload: up_convert(payload, base_offset=9, max_decompressed_bytes=LIMIT),
     "records": lambda payload: list(records(payload, max_decompressed_bytes=LIMIT)),
     "first_at_or_after": lambda payload: first_at_or_after(payload, 2**62, max_decompressed_bytes=LIMIT),
+    "filter_records": lambda payload: filter_records(payload, lambda offset, *_: offset % 2 == 0, max_decompressed_bytes=LIMIT),
     "cut": lambda payload: cut(payload, 3, 50),
 }
 

@@ -92,3 +92,7 @@ def test_a_batch_is_returned_whole(offset):
 
 def test_nothing_is_cut_from_nothing():
     assert cut(b"", 5, 100) == b""
+
+
+def test_header_names_need_not_be_utf_8():
+    assert next(records(batch([Sample(0, 0, None, None, ((b"\xff", b""),))]))).headers == ((b"\xff", b""),)

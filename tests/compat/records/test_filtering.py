@@ -1,0 +1,84 @@
+import gzip
+from struct import unpack_from
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compat.records import filter_records, records
+from tests.compat.records.building import GZIP, NONE, Sample, batch, message, message_set, wrapper
+from tests.compat.records.peers import read_with_kafka_python
+from tests.compat.records.strategies import codecs, legacy_codecs, magics, prop, samples
+
+A = Sample(7, 1000, b"a", b"first", ((b"h", b"x"),))
+B = Sample(9, 990, b"b", None)
+C = Sample(10, 980, None, b"third")
+
+
+def only(*offsets):
+    return lambda offset, key, is_tombstone: offset in offsets
+
+
+def test_the_filter_sees_offset_key_and_whether_it_is_a_tombstone():
+    seen = []
+    for payload in (batch([A, B, C]), message_set([A, B, C], magic=1), wrapper([A, B, C], GZIP, magic=1)):
+        filter_records(payload, lambda *record: seen.append(record) or True)
+    assert seen == [(7, b"a", False), (9, b"b", True), (10, None, False)] * 3
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP])
+def test_a_batch_keeps_its_offset_range_and_its_producer(codec):
+    filtered = filter_records(batch([A, B, C], codec=codec, producer=(5, 1, 20)), only(9))
+    base_offset, last_delta = unpack_from(">q", filtered)[0], unpack_from(">i", filtered, 23)[0]
+    assert (base_offset, base_offset + last_delta) == (7, 10)
+    assert unpack_from(">qhii", filtered, 43) == (5, 1, 20, 1)
+    assert read_with_kafka_python(filtered) == [(9, 990, 0, b"b", None, ())]
+
+
+def test_the_greatest_timestamp_is_that_of_what_is_left():
+    assert unpack_from(">q", filter_records(batch([A, B, C]), only(10)), 35) == (980,)
+    assert unpack_from(">q", filter_records(batch([A, B, C], append_time=5000), only(10)), 35) == (5000,)
+
+
+def test_a_magic_1_wrapper_counts_from_the_first_record_left():
+    filtered = filter_records(wrapper([A, B, C], GZIP, magic=1), only(9, 10))
+    assert unpack_from(">q", filtered) == (10,)
+    assert gzip.decompress(filtered[34:]) == message(0, b"b", None, timestamp=990) + message(1, None, b"third", timestamp=980)
+
+
+def test_wrappers_that_nothing_is_left_of_vanish():
+    payload = message_set([Sample(3, 1, b"p", b"q")], magic=1) + wrapper([A, B], GZIP, magic=1) + message_set([C], magic=1)
+    assert filter_records(payload, only(3, 10)) == message_set([Sample(3, 1, b"p", b"q"), C], magic=1)
+
+
+@pytest.mark.parametrize(
+    "payload", [batch([A, B]), batch([A, B], codec=GZIP), message_set([A, B], magic=0), wrapper([A, B], GZIP, magic=0)]
+)
+def test_all_or_nothing_changes_nothing_or_leaves_nothing(payload):
+    assert filter_records(payload, lambda *_: True) == payload
+    assert filter_records(payload, lambda *_: False) is None
+
+
+def test_a_control_batch_stays():
+    marker = batch([Sample(3, 1000, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(4, 0, -1))
+    assert filter_records(marker, lambda *_: False) == marker
+
+
+@prop
+@given(samples(), codecs, st.data())
+def test_peers_read_what_is_left_of_a_batch(found, codec, data):
+    left = data.draw(st.lists(st.sampled_from(found), unique=True, min_size=1).map(lambda some: sorted(some, key=lambda s: s.offset)))
+    filtered = filter_records(batch(found, codec=codec), only(*(s.offset for s in left)))
+    assert [(one[0], one[1], one[3], one[4]) for one in read_with_kafka_python(filtered)] == [
+        (s.offset, s.timestamp, s.key, s.value) for s in left
+    ]
+    assert [r.headers for r in records(filtered)] == [s.headers for s in left]
+
+
+@prop
+@given(samples(), magics, legacy_codecs, st.data())
+def test_peers_read_what_is_left_of_a_message_set(found, magic, codec, data):
+    left = data.draw(st.lists(st.sampled_from(found), unique=True, min_size=1).map(lambda some: sorted(some, key=lambda s: s.offset)))
+    payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
+    filtered = filter_records(payload, only(*(s.offset for s in left)))
+    assert [(one[0], one[3], one[4]) for one in read_with_kafka_python(filtered)] == [(s.offset, s.key, s.value) for s in left]
