@@ -1,0 +1,147 @@
+"""A client in memory: it talks to a real dispatch and session, and what lies behind them is scripted.
+
+client = Client(mechanisms=[Scripted("PLAIN", accepts={b"token": b"welcome"})])
+client.says(handshake("PLAIN", version=0), b"token")
+assert client.hears() == [...]
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+from kafka.protocol.metadata.api_versions import ApiVersionsRequest
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from auth.mechanism import AuthenticationFailed, Outcome, Principal
+from gateway import handlers as handlers  # importing them routes them
+from gateway.config import Settings
+from gateway.dispatch import Dispatch
+from gateway.flow import Budget, Flow
+from gateway.session import Session
+
+PEER = "192.0.2.1:5000"
+
+
+class Scripted:
+    """A mechanism. `answers` maps a token to the answer to it; the last of them ends the log-in, and any other token fails it.
+
+    A value that is an exception is raised, and a Deferred is waited for.
+    """
+
+    def __init__(self, name: str, answers: dict[bytes, Any], *, lifetime_ms: int = 0) -> None:
+        self.name = name
+        self.answers = answers
+        self.lifetime_ms = lifetime_ms
+        self.seen: list[bytes] = []
+        self.begun = 0
+
+    def begin(self) -> Any:
+        self.begun += 1
+        return SimpleNamespace(respond=self._respond)
+
+    async def _respond(self, token: bytes) -> Outcome:
+        self.seen.append(token)
+        answer = self.answers.get(token, AuthenticationFailed("wrong user name or password"))
+        if isinstance(answer, Deferred):
+            answer = await answer
+        if isinstance(answer, Exception):
+            raise answer
+        if token != list(self.answers)[-1]:
+            return Outcome(answer, None)
+        return Outcome(answer, Principal("User", "alice"), self.lifetime_ms)
+
+
+class Client:
+    """One connection, and the outlet of its dispatch."""
+
+    def __init__(
+        self, mechanisms: list[Scripted] | None = None, *, max_requests: int = 100, max_bytes: int = 1 << 20, budget: Budget | None = None
+    ) -> None:
+        self.written: list[bytes] = []
+        self.writes = 0
+        self.hung_up_after_ms: list[int] = []
+        self.is_aborted = False
+        self.is_read = True
+        self.budget = budget or Budget(1 << 30, Clock())
+        self.flow = Flow(self.budget, max_bytes=max_bytes, max_requests=max_requests, pause=self._pause, resume=self._resume)
+        self.session = Session(None if mechanisms is None else {mechanism.name: mechanism for mechanism in mechanisms})
+        self.settings = Settings(connection_failed_authentication_delay_ms=100)
+        broker: Any = SimpleNamespace(settings=self.settings)
+        self.dispatch = Dispatch(broker, self.session, self, self.flow, peer=PEER, listener="SASL_PLAINTEXT")
+
+    def says(self, *frames: bytes) -> None:
+        """All of them arrive in one chunk."""
+        self.dispatch.arrived([bytearray(frame) for frame in frames])
+        self.flow.settle()
+
+    def hears(self) -> list[bytes]:
+        """The frames that came since last time, without their lengths."""
+        stream, self.written = b"".join(self.written), []
+        frames = []
+        while stream:
+            (size,) = struct.unpack_from(">i", stream)
+            frames.append(stream[4 : 4 + size])
+            stream = stream[4 + size :]
+        return frames
+
+    def goes(self) -> None:
+        """The socket is closed, by whomever."""
+        self.dispatch.close()
+        self.flow.close()
+
+    # The outlet
+    def write(self, buffers: list[Any]) -> None:
+        self.writes += 1
+        self.written += [bytes(buffer) for buffer in buffers]
+
+    def hang_up(self, delay_ms: int = 0) -> None:
+        self.hung_up_after_ms.append(delay_ms)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def _pause(self) -> None:
+        self.is_read = False
+
+    def _resume(self) -> None:
+        self.is_read = True
+
+
+def request(message: Any, correlation_id: int = 1, client_id: str | None = "test") -> bytes:
+    """A request of the codec's as a frame, without its length."""
+    message.with_header(correlation_id, client_id)
+    return bytes(message.encode(header=True))
+
+
+def bare(api_key: int, version: int, body: bytes = b"", correlation_id: int = 1) -> bytes:
+    """A frame with a header that has no tags."""
+    return struct.pack(">hhih", api_key, version, correlation_id, -1) + body
+
+
+def versions(version: int = 0, correlation_id: int = 1) -> bytes:
+    """ApiVersions. What comes after version 4 is written as 4, which is all that a server that does not know it can tell."""
+    if version > 4:
+        frame = bytearray(versions(4, correlation_id))
+        struct.pack_into(">h", frame, 2, version)
+        return bytes(frame)
+    return request(ApiVersionsRequest(version=version, client_software_name="test", client_software_version="1"), correlation_id)
+
+
+def handshake(mechanism: str, version: int, correlation_id: int = 1) -> bytes:
+    return request(SaslHandshakeRequest(version=version, mechanism=mechanism), correlation_id)
+
+
+def authenticate(token: bytes, version: int = 0, correlation_id: int = 1) -> bytes:
+    return request(SaslAuthenticateRequest(version=version, auth_bytes=token), correlation_id)
+
+
+def events(caplog: Any) -> list[tuple[str, dict[str, Any]]]:
+    """What the gateway logged: name and fields of each event, nothing below a warning."""
+    return [
+        (record.event, dict(record.fields)) for record in caplog.records if record.levelno >= logging.WARNING and hasattr(record, "event")
+    ]
