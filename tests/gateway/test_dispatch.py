@@ -1,0 +1,419 @@
+"""Requests of one connection: the order in which they start and are answered, what overlaps, what is cancelled, and what a failure does."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+
+from gateway.errors import ErrorCode, KafkaError, Refused
+from gateway.flow import Budget
+from gateway.routes import ROUTES, Later, Route
+from gateway.wire.api_keys import ApiKey
+from tests.fakes.connection import PEER, Client, bare, events
+
+PRODUCE, OTHER, TAGGED = ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.FETCH
+
+
+class Handlers:
+    """What is behind the dispatch. Each request waits for its Deferred, by correlation id, if there is one; its reply is its own body."""
+
+    def __init__(self):
+        self.started = []
+        self.ended = []
+        self.cancelled = []
+        self.preparing = {}
+        self.answers = {}
+
+    async def other(self, request, caller):
+        return await self._serve(request, self.answers)
+
+    async def produce(self, request, caller):
+        body, _ = request
+        self.started.append(body)
+        if body in self.preparing:
+            await self.preparing[body]
+        return Later(self._finish(body))
+
+    async def _finish(self, body):
+        answer = self.answers.get(body)
+        if isinstance(answer, Exception):
+            raise answer
+        return body if answer is None else await answer
+
+    async def _serve(self, request, answers):
+        body, _ = request
+        self.started.append(body)
+        try:
+            return await self._finish(body)
+        except CancelledError:
+            self.cancelled.append(body)
+            raise
+
+    def waits(self, body):
+        self.answers[body] = Deferred()
+        return self.answers[body]
+
+
+def read(frame, position, version):
+    body = bytes(frame[position:])
+    if body == b"unreadable":
+        raise struct.error("too short")
+    return body, version
+
+
+@pytest.fixture
+def behind(monkeypatch):
+    handlers = Handlers()
+    for key, handler, has_tags in [(PRODUCE, handlers.produce, False), (OTHER, handlers.other, False), (TAGGED, handlers.other, True)]:
+        route = Route(key, handler, read, lambda reply, version: [reply], has_tags)
+        monkeypatch.setitem(ROUTES, (key, 0), route)
+    return handlers
+
+
+@pytest.fixture
+def client(behind):
+    return Client()
+
+
+def number(body):
+    return int(body[1:])
+
+
+def produce(body):
+    return bare(PRODUCE, 0, body, number(body))
+
+
+def other(body):
+    return bare(OTHER, 0, body, number(body))
+
+
+def reply(body):
+    return struct.pack(">i", number(body)) + body
+
+
+def test_a_reply_has_the_correlation_id_of_its_request_and_its_own_length(client):
+    client.says(other(b"m7"))
+    assert b"".join(client.written) == b"\0\0\0\x06" + b"\0\0\0\x07" + b"m7"
+
+
+def test_the_header_of_a_flexible_reply_ends_in_tags(client):
+    client.says(bare(TAGGED, 0, b"f7", 7))
+    assert client.hears() == [b"\0\0\0\x07" + b"\0" + b"f7"]
+
+
+def test_what_comes_together_is_answered_in_one_write(client):
+    client.says(other(b"m1"), produce(b"p2"), other(b"m3"))
+    assert client.writes == 1
+    assert client.hears() == [reply(b"m1"), reply(b"p2"), reply(b"m3")]
+
+
+def test_requests_are_served_one_at_a_time(client, behind):
+    first = behind.waits(b"m1")
+    client.says(other(b"m1"), other(b"m2"))
+    assert behind.started == [b"m1"]
+    first.callback(b"m1")
+    assert behind.started == [b"m1", b"m2"]
+    assert client.hears() == [reply(b"m1"), reply(b"m2")]
+
+
+def test_produce_requests_overlap_and_are_answered_in_their_order(client, behind):
+    first, second = behind.waits(b"p1"), behind.waits(b"p2")
+    client.says(produce(b"p1"), produce(b"p2"), produce(b"p3"))
+    assert behind.started == [b"p1", b"p2", b"p3"]
+    second.callback(b"p2")
+    assert client.hears() == []
+    first.callback(b"p1")
+    assert client.hears() == [reply(b"p1"), reply(b"p2"), reply(b"p3")]
+
+
+def test_a_produce_request_starts_only_when_the_one_before_has_put_its_appends_in_order(client, behind):
+    behind.preparing[b"p1"] = Deferred()
+    client.says(produce(b"p1"), produce(b"p2"))
+    assert behind.started == [b"p1"]
+    behind.preparing[b"p1"].callback(None)
+    assert behind.started == [b"p1", b"p2"]
+
+
+def test_any_other_request_waits_for_the_appends_before_it(client, behind):
+    append = behind.waits(b"p1")
+    client.says(produce(b"p1"), other(b"m2"), produce(b"p3"))
+    assert behind.started == [b"p1"]
+    append.callback(b"p1")
+    assert behind.started == [b"p1", b"m2", b"p3"]
+    assert client.hears() == [reply(b"p1"), reply(b"m2"), reply(b"p3")]
+
+
+def test_a_produce_request_waits_for_any_other_before_it(client, behind):
+    poll = behind.waits(b"m1")
+    client.says(other(b"m1"), produce(b"p2"))
+    assert behind.started == [b"m1"]
+    poll.callback(b"m1")
+    assert client.hears() == [reply(b"m1"), reply(b"p2")]
+
+
+def test_a_request_without_a_reply_leaves_no_gap(client, behind):
+    first = behind.waits(b"p1")
+    second = behind.waits(b"p2")
+    client.says(produce(b"p1"), produce(b"p2"), produce(b"p3"))
+    second.callback(None)  # acks=0
+    first.callback(b"p1")
+    assert client.hears() == [reply(b"p1"), reply(b"p3")]
+    assert client.dispatch.is_idle
+
+
+def test_a_thousand_requests_in_one_chunk_are_served_without_recursion(client):
+    client.says(*[other(b"m%d" % index) for index in range(5000)])
+    assert len(client.hears()) == 5000
+
+
+def test_a_thousand_requests_behind_one_that_waits_are_served_without_recursion(client, behind):
+    first = behind.waits(b"m0")
+    client.says(*[other(b"m%d" % index) for index in range(5000)])
+    first.callback(b"m0")
+    assert len(client.hears()) == 5000
+
+
+# limits
+
+
+def test_reading_stops_at_the_limit_of_waiting_requests_and_nothing_is_lost(behind):
+    client = Client(max_requests=3)
+    first = behind.waits(b"m1")
+    client.says(other(b"m1"), other(b"m2"))
+    assert client.is_read
+    client.says(other(b"m3"), other(b"m4"))
+    assert not client.is_read
+    first.callback(b"m1")
+    assert client.is_read
+    assert len(client.hears()) == 4
+    assert client.budget.used == 0
+
+
+def test_nothing_starts_while_the_peer_reads_too_slowly(client, behind):
+    client.dispatch.hold_writing(True)
+    client.says(other(b"m1"), produce(b"p2"))
+    assert behind.started == []
+    client.dispatch.hold_writing(False)
+    assert client.hears() == [reply(b"m1"), reply(b"p2")]
+
+
+def test_what_was_under_way_is_answered_all_the_same_when_the_peer_reads_too_slowly(client, behind):
+    append = behind.waits(b"p1")
+    client.says(produce(b"p1"), produce(b"p2"))
+    client.dispatch.hold_writing(True)
+    client.says(produce(b"p3"))
+    append.callback(b"p1")
+    assert client.hears() == [reply(b"p1"), reply(b"p2")]
+    assert not client.dispatch.is_idle
+
+
+# a peer that goes
+
+
+def test_what_waits_is_cancelled_when_the_peer_goes(client, behind, caplog):
+    behind.waits(b"m1")
+    client.says(other(b"m1"), other(b"m2"))
+    client.goes()
+    assert behind.cancelled == [b"m1"]
+    assert behind.started == [b"m1"]
+    assert (client.hears(), events(caplog)) == ([], [])
+    assert client.budget.used == 0
+
+
+def test_records_that_are_being_stored_are_stored_and_count_until_they_are(client, behind, caplog):
+    append = behind.waits(b"p1")
+    client.says(produce(b"p1"), other(b"m2"))
+    client.goes()
+    assert client.budget.used == len(produce(b"p1"))
+    append.callback(b"p1")
+    assert client.budget.used == 0
+    assert (client.hears(), events(caplog)) == ([], [])
+
+
+def test_an_append_that_fails_when_its_peer_is_gone_is_told_nobody_but_the_log(client, behind, caplog):
+    refused, broken = behind.waits(b"p1"), behind.waits(b"p2")
+    client.says(produce(b"p1"), produce(b"p2"))
+    client.goes()
+    refused.errback(Refused("not stored"))
+    broken.errback(ZeroDivisionError())
+    assert [event for event, _ in events(caplog)] == ["request failed after its peer was gone"]
+    assert client.budget.used == 0
+
+
+def test_a_produce_request_that_still_prepares_is_cancelled_when_the_peer_goes(client, behind):
+    behind.preparing[b"p1"] = Deferred()
+    client.says(produce(b"p1"), produce(b"p2"))
+    client.goes()
+    assert behind.started == [b"p1"]
+    assert client.budget.used == 0
+
+
+def test_a_peer_that_goes_twice_is_gone_once(client, behind):
+    behind.waits(b"m1")
+    client.says(other(b"m1"))
+    client.goes()
+    client.goes()
+    assert client.budget.used == 0
+
+
+# failures
+
+
+def test_a_refusal_is_one_line_and_the_end_of_the_connection(client, behind, caplog):
+    behind.answers[b"m1"] = Refused("out of order")
+    client.says(other(b"m1"), other(b"m2"))
+    assert client.is_aborted
+    assert behind.started == [b"m1"]
+    assert client.hears() == []
+    ((event, fields),) = events(caplog)
+    assert event == "refused"
+    assert fields == {"peer": PEER, "listener": "SASL_PLAINTEXT", "api_key": OTHER, "version": 0, "reason": "out of order"}
+
+
+@pytest.mark.parametrize("failure", [ZeroDivisionError(), KafkaError(ErrorCode.INVALID_REQUEST), KeyError("x")])
+def test_any_other_failure_is_a_bug_with_its_traceback_and_the_end_of_the_connection(client, behind, caplog, failure):
+    behind.answers[b"m1"] = failure
+    client.says(other(b"m1"), other(b"m2"))
+    assert client.is_aborted
+    assert behind.started == [b"m1"]
+    ((event, fields),) = events(caplog)
+    assert event == "request failed"
+    assert type(failure).__name__ in fields["traceback"]
+
+
+def test_a_reply_that_cannot_be_written_is_a_bug(client, behind, caplog, monkeypatch):
+    def write(reply, version):
+        raise TypeError("no bytes")
+
+    monkeypatch.setitem(ROUTES, (OTHER, 0), Route(OTHER, behind.other, read, write, False))
+    client.says(other(b"m1"))
+    assert client.is_aborted
+    assert [event for event, _ in events(caplog)] == ["request failed"]
+
+
+def test_an_acks_0_request_that_fails_ends_the_connection(client, behind, caplog):
+    append = behind.waits(b"p1")
+    client.says(produce(b"p1"), produce(b"p2"))
+    append.errback(Refused("records sent with acks=0 were not stored: MESSAGE_TOO_LARGE"))
+    assert client.is_aborted
+    assert client.hears() == []
+    client.goes()
+    assert client.budget.used == 0
+
+
+def test_nothing_is_started_between_a_failure_and_the_end(client, behind):
+    first, second = behind.waits(b"p1"), behind.waits(b"p2")
+    client.says(produce(b"p1"), produce(b"p2"), other(b"m3"))
+    first.errback(Refused("no"))
+    second.callback(b"p2")
+    client.says(produce(b"p4"))
+    client.dispatch.hold_writing(False)
+    assert behind.started == [b"p1", b"p2"]
+    assert client.hears() == []
+    client.goes()
+    assert client.budget.used == 0
+
+
+@pytest.mark.parametrize(
+    ("frame", "api_key", "version", "reason"),
+    [
+        (b"", -1, -1, "header"),
+        (b"\0\x03\0\0\0\0\0\x01", -1, -1, "header"),
+        (bare(OTHER, 0, b"unreadable"), OTHER, 0, "body"),
+        (bare(OTHER, 999, b"\0"), OTHER, 999, "does not serve"),
+        (bare(4242, 0), 4242, 0, "does not serve"),
+        (bare(-5, -5), -5, -5, "does not serve"),
+    ],
+)
+def test_a_frame_that_makes_no_sense_is_refused(client, caplog, frame, api_key, version, reason):
+    client.says(frame)
+    assert client.is_aborted
+    ((event, fields),) = events(caplog)
+    assert event == "refused"
+    assert reason in fields["reason"]
+    assert (fields["api_key"], fields["version"]) == (api_key, version)
+
+
+def test_what_was_asked_before_is_still_answered_before_a_refusal(client, behind):
+    client.says(other(b"m1"), bare(4242, 0))
+    assert client.hears() == [reply(b"m1")]
+    assert client.is_aborted
+
+
+class Traffic(RuleBasedStateMachine):
+    """Any requests in any order, ended in any order: replies come in the order of the requests, and the books are even at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.behind = Handlers()
+        for key, handler in [(PRODUCE, self.behind.produce), (OTHER, self.behind.other)]:
+            self.patch.setitem(ROUTES, (key, 0), Route(key, handler, read, lambda reply, version: [reply], False))
+        self.budget = Budget(1 << 30, Clock())
+        self.client = Client(budget=self.budget, max_requests=8)
+        self.sent = []
+        self.heard = []
+        self.is_gone = False
+
+    @rule(kinds=st.lists(st.sampled_from(["p", "m"]), min_size=1, max_size=5), waits=st.booleans())
+    def sends(self, kinds, waits):
+        if self.is_gone or not self.client.is_read:
+            return
+        bodies = [b"%s%d" % (kind.encode(), len(self.sent) + index) for index, kind in enumerate(kinds)]
+        self.sent += bodies
+        if waits:
+            for body in bodies:
+                self.behind.waits(body)
+        self.client.says(*[produce(body) if body.startswith(b"p") else other(body) for body in bodies])
+
+    @rule(data=st.data(), fails=st.booleans())
+    def one_ends(self, data, fails):
+        waiting = [body for body in self.behind.started if body in self.behind.answers and not self.behind.answers[body].called]
+        if waiting:
+            body = data.draw(st.sampled_from(waiting))
+            if fails and self.is_gone:
+                self.behind.answers[body].errback(Refused("no"))
+            else:
+                self.behind.answers[body].callback(body)
+
+    @rule(held=st.booleans())
+    def the_peer_reads_slowly_or_does_not(self, held):
+        self.client.dispatch.hold_writing(held)
+
+    @rule()
+    def the_peer_goes(self):
+        self.client.goes()
+        self.is_gone = True
+
+    @invariant()
+    def replies_come_in_the_order_of_requests(self):
+        self.heard += [frame[4:] for frame in self.client.hears()]
+        assert self.heard == self.sent[: len(self.heard)]
+
+    @invariant()
+    def one_at_a_time_but_for_produce(self):
+        waiting = [body for body in self.behind.started if body in self.behind.answers and not self.behind.answers[body].called]
+        if not self.is_gone:
+            assert len(waiting) <= 1 or all(body.startswith(b"p") for body in waiting)
+
+    def teardown(self):
+        self.client.dispatch.hold_writing(False)
+        while any(not answer.called for body, answer in self.behind.answers.items() if body in self.behind.started):
+            for body, answer in list(self.behind.answers.items()):
+                if body in self.behind.started and not answer.called:
+                    answer.callback(body)
+        self.replies_come_in_the_order_of_requests()
+        assert self.is_gone or self.heard == self.sent
+        assert self.client.dispatch.is_idle
+        assert self.budget.used == 0
+        self.patch.undo()
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
