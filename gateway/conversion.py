@@ -52,7 +52,8 @@ class Converter:
                 results.append(b"")
             else:
                 key = (topic_id, partition, entry.base_offset, len(entry.payload), magic)
-                results.append(self._known(key) or self._take_off(key, entry, missing))
+                known = self._known(key)
+                results.append(self._take_off(key, entry, missing) if known is None else known)
         if missing:
             # On its own: the consumer that asked first may go away, and the others still want it.
             flights = [self._flights[key] for key, _ in missing]

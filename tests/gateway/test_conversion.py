@@ -1,0 +1,179 @@
+"""Conversions: off the reactor thread, once for all who ask, and no more kept than is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.conversion import ENTRY_OVERHEAD, Converter
+from gateway.errors import ErrorCode
+from gateway.records import read_batch, stamp_batch
+from storage.log import Entry
+from tests.compat.records import building
+from tests.compat.records.building import Sample
+from tests.compat.records.peers import read_with_kafka_python
+from tests.fakes.broker import Started, Threads, ended
+from tests.gateway.sets import TIME, batch, old_set
+
+TOPIC = b"t" * 16
+
+
+@pytest.fixture
+def threads() -> Threads:
+    return Threads()
+
+
+def converter(threads: Threads, cache_bytes: int = 1 << 20) -> Converter:
+    return Converter(threads.run, cache_bytes=cache_bytes, max_decompressed_bytes=1 << 20)
+
+
+@pytest.fixture
+def one(threads: Threads) -> Converter:
+    return converter(threads)
+
+
+def stored(base_offset: int = 0, records: int = 3) -> Entry:
+    payload = batch(records)
+    stamp_batch(payload, base_offset, 0, None)
+    return Entry(base_offset, base_offset + records - 1, TIME, bytes(payload))
+
+
+def as_stored(payload: bytes) -> Entry:
+    return Entry(0, 0, TIME, payload)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_batch_becomes_messages_of_the_consumers_format(one, magic):
+    (converted,) = ended(one.convert(TOPIC, 0, [stored(7)], magic))
+    assert converted[16] == magic
+    assert [(found[0], found[3]) for found in read_with_kafka_python(bytes(converted))] == [(7 + n, b"k%d" % n) for n in range(3)]
+
+
+def test_what_is_old_enough_is_handed_back_itself(one, threads):
+    entry = as_stored(bytes(old_set(3, magic=0)))
+    (same,) = ended(one.convert(TOPIC, 0, [entry], 1))
+    assert same is entry.payload
+    assert threads.calls == 0
+
+
+def test_a_control_batch_is_nothing_and_costs_nothing(one, threads):
+    control = building.batch([Sample(0, TIME, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(1, 0, -1))
+    assert read_batch(control).is_control
+    assert ended(one.convert(TOPIC, 0, [as_stored(control)], 0)) == [b""]
+    assert threads.calls == 0
+
+
+def test_all_entries_of_a_call_go_to_the_thread_together_and_come_back_in_order(one, threads):
+    entries = [stored(0), as_stored(bytes(old_set(1, magic=0))), stored(3), stored(6)]
+    results = ended(one.convert(TOPIC, 0, entries, 0))
+    assert [read_with_kafka_python(bytes(result))[0][0] for result in results] == [0, 0, 3, 6]
+    assert threads.calls == 1
+
+
+def test_a_second_consumer_gets_the_kept_one(one, threads):
+    first = ended(one.convert(TOPIC, 0, [stored()], 1))
+    assert ended(one.convert(TOPIC, 0, [stored()], 1))[0] is first[0]
+    assert (threads.calls, one.conversions) == (1, 1)
+
+
+def test_what_has_nothing_to_convert_is_kept_as_well(one, threads):
+    """A batch that compaction has emptied."""
+    empty = building.batch([], base_offset=5, last_offset=9)
+    for _ in range(3):
+        assert ended(one.convert(TOPIC, 0, [Entry(5, 9, TIME, empty)], 1)) == [b""]
+    assert threads.calls == 1
+    assert one.cached_bytes == ENTRY_OVERHEAD
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition", "base_offset", "records", "magic"),
+    [(b"u" * 16, 0, 0, 3, 1), (TOPIC, 1, 0, 3, 1), (TOPIC, 0, 9, 3, 1), (TOPIC, 0, 0, 4, 1), (TOPIC, 0, 0, 3, 0)],
+    ids=["topic", "partition", "offset", "size", "format"],
+)
+def test_another_entry_or_format_is_not_mistaken_for_it(one, topic, partition, base_offset, records, magic):
+    ended(one.convert(TOPIC, 0, [stored()], 1))
+    ended(one.convert(topic, partition, [stored(base_offset, records)], magic))
+    assert one.conversions == 2
+
+
+def test_consumers_that_ask_at_the_same_time_cost_one_conversion(one, threads):
+    threads.hold()
+    consumers = [Started(one.convert(TOPIC, 0, [stored()], 1)) for _ in range(5)]
+    threads.release()
+    assert len({id(consumer.result[0]) for consumer in consumers}) == 1
+    assert one.conversions == 1
+
+
+def test_consumers_whose_entries_overlap_share_what_they_have_in_common(one, threads):
+    threads.hold()
+    one_to_two = Started(one.convert(TOPIC, 0, [stored(0), stored(3)], 1))
+    two_to_three = Started(one.convert(TOPIC, 0, [stored(3), stored(6)], 1))
+    threads.release()
+    assert one_to_two.result[1] is two_to_three.result[0]
+    assert one.conversions == 3
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_consumer_that_goes_away_takes_the_conversion_from_nobody(one, threads, who):
+    threads.hold()
+    consumers = [Started(one.convert(TOPIC, 0, [stored()], 1)) for _ in range(2)]
+    consumers[who].cancel()
+    threads.release()
+    assert consumers[1 - who].result[0][16] == 1
+    assert consumers[who].failure is not None
+
+
+def test_a_conversion_that_nobody_waits_for_any_more_is_kept_all_the_same(one, threads):
+    threads.hold()
+    Started(one.convert(TOPIC, 0, [stored()], 1)).cancel()
+    threads.release()
+    ended(one.convert(TOPIC, 0, [stored()], 1))
+    assert threads.calls == 1
+
+
+def test_an_entry_that_cannot_be_converted_says_so_alone_and_is_not_kept(one, threads):
+    broken = bytearray(stored(3).payload)
+    broken[-1] ^= 1
+    for _ in range(2):
+        good, bad, also_good = ended(one.convert(TOPIC, 0, [stored(0), Entry(3, 5, TIME, bytes(broken)), stored(6)], 0))
+        assert (good[16], also_good[16]) == (0, 0)
+        assert bad.code is ErrorCode.CORRUPT_MESSAGE
+        assert "offset 3" in bad.message
+    assert threads.calls == 2
+
+
+def test_a_bomb_is_refused(threads):
+    bomb = building.batch([Sample(0, TIME, None, bytes(2 << 20))], codec=building.GZIP)
+    (refused,) = ended(converter(threads).convert(TOPIC, 0, [as_stored(bomb)], 1))
+    assert refused.code is ErrorCode.CORRUPT_MESSAGE
+
+
+def test_a_bug_in_a_conversion_is_told_to_all_who_wait_and_the_next_one_tries_again(threads):
+    broken = [True]
+
+    def run(function, *arguments):
+        return threads.run(lambda: 1 // 0) if broken[0] else threads.run(function, *arguments)
+
+    one = Converter(run, cache_bytes=1 << 20, max_decompressed_bytes=1 << 20)
+    threads.hold()
+    consumers = [Started(one.convert(TOPIC, 0, [stored()], 1)) for _ in range(2)]
+    threads.release()
+    assert [type(consumer.failure) for consumer in consumers] == [ZeroDivisionError] * 2
+    broken[0] = False
+    assert ended(one.convert(TOPIC, 0, [stored()], 1))[0][16] == 1
+
+
+def test_the_cache_keeps_those_used_last_within_its_bytes(threads):
+    size = len(ended(converter(threads).convert(TOPIC, 0, [stored()], 1))[0]) + ENTRY_OVERHEAD
+    one = converter(threads, cache_bytes=2 * size)
+    for base_offset in (0, 10, 0, 20, 0, 10):
+        ended(one.convert(TOPIC, 0, [stored(base_offset)], 1))
+        assert one.cached_bytes <= 2 * size
+    # 0 was always used lately; 10 had to make room for 20.
+    assert one.conversions == 4
+
+
+def test_without_a_cache_every_conversion_is_made_anew(threads):
+    one = converter(threads, cache_bytes=0)
+    for _ in range(2):
+        ended(one.convert(TOPIC, 0, [stored()], 1))
+    assert (one.conversions, one.cached_bytes) == (2, 0)
