@@ -115,7 +115,7 @@ class PartitionLog(Protocol):
         """Queue `entries` (contiguous, the first at `next_offset`) in the order of the calls; they are stored all or none.
 
         `next_offset` has moved when this call returns; the awaitable fires when they are durable. It can be cancelled: the entries are then
-        stored all the same, only nobody is told. Raises (through the awaitable) StorageFailed, Fenced, LogClosed, OffsetOutOfRange.
+        stored all the same, only nobody is told. The payloads are handed over: nobody changes them afterwards. Raises (through the awaitable) StorageFailed, Fenced, LogClosed, OffsetOutOfRange.
         """
         ...
 
@@ -157,14 +157,15 @@ class PartitionLog(Protocol):
         """Delete from the front what retention no longer keeps; the new start offset.
 
         `since` (ms): entries before the first one whose `max_timestamp` reaches it go (one without a timestamp counts as old).
-        `at_most_bytes`: entries go from the front until no more than this remain (the last one to exceed it stays, as in Kafka a segment does).
+        `at_most_bytes`: an entry at the front goes while what remains without it is still at least this much, as in Kafka a segment does.
         """
         ...
 
     async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
         """Compaction: the stored entries with `first <= base_offset` and `last_offset <= last` become `entries`, in one durable step.
 
-        `entries` lie within the same range in offset order; `end_offset` does not move. Readers see the old or the new, never a mixture.
+        `entries` lie within the same range in offset order, overlap none that stays, and bear no later timestamp than those they replace;
+        `end_offset` does not move. Readers see the old or the new, never a mixture. Raises ValueError, LogClosed, StorageFailed.
         """
         ...
 
@@ -209,11 +210,11 @@ class Store(Protocol):
         ...
 
     async def create_topic(self, topic: Topic) -> None:
-        """Durable when it returns. Raises TopicExists, StorageFailed."""
+        """Durable when it returns. Raises TopicExists, StorageFailed, and ValueError where the id is not 16 bytes or there is no partition."""
         ...
 
     async def alter_topic(self, topic: Topic) -> None:
-        """Give the topic of that name these configs and this many partitions (never fewer). Raises UnknownTopic, ValueError, StorageFailed."""
+        """Give the topic of that name these configs and this many partitions (never fewer); its id stays. Raises UnknownTopic, ValueError, StorageFailed."""
         ...
 
     async def delete_topic(self, name: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from twisted.internet.defer import Deferred
@@ -63,6 +63,10 @@ def last_offset(entry: Entry) -> int:
     return entry.last_offset
 
 
+def copy_of(entry: Entry) -> Entry:
+    return Entry(entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(entry.payload))
+
+
 class MemoryLog:
     """A partition log over `Rows`."""
 
@@ -94,7 +98,7 @@ class MemoryLog:
         return sum(len(entry.payload) for entry in self._rows.entries)
 
     def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
-        copies = [replace(entry, payload=bytes(entry.payload)) for entry in entries]
+        copies = [copy_of(entry) for entry in entries]
         try:
             self._check_open()
             if self._failing:
@@ -189,7 +193,7 @@ class MemoryLog:
     async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
         self._check_open()
         check_replacement(first, last, entries)
-        copies = [replace(entry, payload=bytes(entry.payload)) for entry in entries]
+        copies = [copy_of(entry) for entry in entries]
         await self._store.write(lambda: self._replace(first, last, copies))
 
     def _replace(self, first: int, last: int, entries: list[Entry]) -> None:
