@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from kafka.protocol.consumer.offsets import ListOffsetsResponse, OffsetForLeaderEpochResponse
 
-from compat.records import RecordsError, first_at_or_after
+from compat.records import RecordsError, first_at_or_after, records
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
 from gateway.fetching import check_epoch
 from gateway.partition import Partition, storage_error
 from gateway.routes import serves
 from gateway.wire.api_keys import ApiKey
-from storage.log import Entry, StorageError
+from storage.log import Entry, PartitionLog, StorageError
 
 LATEST = -1
 EARLIEST = -2
@@ -21,6 +22,12 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
+
+#: What has a name, and the first version in which it has it (KafkaApis.handleListOffsetRequestV1AndAbove).
+NAMED = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+#: How much is read at a time where the records of one entry do not settle it.
+_READ_BYTES = 1 << 20
 
 _Topic = ListOffsetsResponse.ListOffsetsTopicResponse
 _Partition = _Topic.ListOffsetsPartitionResponse
@@ -30,15 +37,20 @@ _Partition = _Topic.ListOffsetsPartitionResponse
 async def list_offsets(request: Any, caller: Caller) -> Any:
     """One offset a partition, by timestamp or by name. v2 isolation level, v4 leader epochs, v7 max-timestamp (KIP-734), v8 earliest-local,
     v9 latest-tiered, v11 earliest-pending-upload: without tiers, the first is the earliest and the others are none."""
+    counts = Counter((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
     topics = []
     for topic in request.topics:
-        rows = [await _look_up(topic.name, asked, caller) for asked in topic.partitions]
+        rows = [await _look_up(topic.name, asked, counts[topic.name, asked.partition_index], caller) for asked in topic.partitions]
         topics.append(_Topic(name=topic.name, partitions=rows))
     return ListOffsetsResponse(topics=topics)
 
 
-async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
+async def _look_up(topic: str, asked: Any, count: int, caller: Caller) -> Any:
     try:
+        if count > 1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the partition is in the request more than once")
+        if asked.timestamp < 0 and caller.api_version < NAMED.get(asked.timestamp, caller.api_version + 1):
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"no offset is named {asked.timestamp}")
         partition = await caller.broker.topics.partition(topic, asked.partition_index)
         check_epoch(asked.current_leader_epoch, partition.log.leader_epoch)
         offset, timestamp = await find(partition, asked.timestamp, caller)
@@ -49,7 +61,7 @@ async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
 
 
 async def find(partition: Partition, timestamp: int, caller: Caller) -> tuple[int, int]:
-    """(offset, timestamp of its record or -1), (-1, -1) where there is no such record. Raises KafkaError."""
+    """(offset, timestamp of its record or -1), (-1, -1) where there is no such record. `timestamp` is one, or a name. Raises KafkaError."""
     log = partition.log
     if timestamp == LATEST:
         return log.end_offset, -1
@@ -57,28 +69,47 @@ async def find(partition: Partition, timestamp: int, caller: Caller) -> tuple[in
         return log.start_offset, -1
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return -1, -1
-    if timestamp < MAX_TIMESTAMP:
-        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"no offset is named {timestamp}")
     try:
         entry = await (log.latest_by_time() if timestamp == MAX_TIMESTAMP else log.entry_for_time(timestamp))
+        if entry is None:
+            return -1, -1
+        return await _first_record(log, entry, entry.max_timestamp if timestamp == MAX_TIMESTAMP else timestamp, caller)
     except StorageError as failure:
         raise storage_error(failure) from failure
-    if entry is None:
-        return -1, -1
-    sought = entry.max_timestamp if timestamp == MAX_TIMESTAMP else timestamp
-    try:
-        # Unpacking may take a while: not on the reactor thread.
-        found: tuple[int, int] | None = await caller.broker.run(_first, entry, sought, caller.broker.settings.max_decompressed_bytes)
     except RecordsError as failure:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(failure)) from failure
-    if found is None and timestamp != MAX_TIMESTAMP:
-        # Its records do not say when they were written (format 0): they count as written when they came.
-        return entry.base_offset, entry.max_timestamp
+
+
+async def _first_record(log: PartitionLog, entry: Entry, timestamp: int, caller: Caller) -> tuple[int, int]:
+    """The first readable record from `entry` on that is not older than `timestamp`."""
+    limit = caller.broker.settings.max_decompressed_bytes
+    # Unpacking may take a while: not on the reactor thread.
+    if entry.base_offset >= log.start_offset:
+        found = await caller.broker.run(_first_at_or_after, entry, timestamp, limit)
+        return found or (-1, -1)
+    # Records were deleted up to the middle of this entry. Those that are left may all be older, and then the search goes on behind them.
+    found = await caller.broker.run(_first_left, entry, timestamp, log.start_offset, limit)
+    offset = entry.last_offset + 1
+    while found is None and offset < log.end_offset:
+        entries = await log.read(offset, _READ_BYTES)
+        if not entries:
+            break
+        later = next((one for one in entries if one.max_timestamp >= timestamp), None)
+        if later is not None:
+            found = await caller.broker.run(_first_at_or_after, later, timestamp, limit)
+        offset = (later or entries[-1]).last_offset + 1
     return found or (-1, -1)
 
 
-def _first(entry: Entry, timestamp: int, max_decompressed_bytes: int) -> tuple[int, int] | None:
-    return first_at_or_after(entry.payload, timestamp, max_decompressed_bytes=max_decompressed_bytes)
+def _first_at_or_after(entry: Entry, timestamp: int, limit: int) -> tuple[int, int] | None:
+    return first_at_or_after(entry.payload, timestamp, max_decompressed_bytes=limit)
+
+
+def _first_left(entry: Entry, timestamp: int, start: int, limit: int) -> tuple[int, int] | None:
+    for record in records(entry.payload, max_decompressed_bytes=limit):
+        if record.offset >= start and record.timestamp >= timestamp:
+            return record.offset, record.timestamp
+    return None
 
 
 @serves(ApiKey.OFFSET_FOR_LEADER_EPOCH, 0, 4)

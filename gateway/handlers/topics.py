@@ -187,6 +187,8 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
         try:
             live = _find(name, topic_id, count, topics)
             if live.name in found:
+                # Which of the two was meant? Neither is deleted.
+                topic_id = found.pop(live.name).topic.topic_id
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied.")
             found[live.name] = live
         except KafkaError as failure:

@@ -1,0 +1,38 @@
+"""Asks a handler as a client would: the request goes through its decoder, the reply through its encoder, and both through the codec."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from gateway import handlers as handlers  # importing them routes them
+from gateway.routes import ROUTES
+from tests.fakes.broker import House, Started
+
+
+def asked(house: House, request: Any, version: int) -> Started:
+    """The request under way; its result is the reply's body in bytes."""
+    route = ROUTES[request.API_KEY, version]
+    body = route.decode(bytearray(request.encode(version=version)), 0, version)
+
+    async def serve() -> bytes:
+        reply = await route.handler(body, house.caller(version))
+        return b"".join(map(bytes, route.encode(reply, version)))
+
+    return Started(serve())
+
+
+def response_class(request: Any) -> Any:
+    """The codec's class of the reply to such a request."""
+    kind = type(request)
+    return getattr(importlib.import_module(kind.__module__), kind.__name__.removesuffix("Request") + "Response")
+
+
+def answer(request: Any, body: bytes, version: int) -> Any:
+    """What a reply's body says."""
+    return response_class(request).decode(body, version=version)
+
+
+def ask(house: House, request: Any, version: int) -> Any:
+    """The reply, decoded."""
+    return answer(request, asked(house, request, version).result, version)
