@@ -270,6 +270,9 @@ class Topics:
         await unbroken(self._delete(live))
 
     async def _delete(self, live: LiveTopic) -> None:
+        if self._by_name.get(live.name) is not live:
+            # What has this name now is another topic, or none.
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         try:
             await self._store.delete_topic(live.name)
         except UnknownTopic as failure:
