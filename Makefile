@@ -20,7 +20,7 @@ serve: $(VENV)/.serve ## start a gateway on 127.0.0.1:9092 with its data under .
 	@exec $(VENV)/bin/kopgate serve $(ARGS)
 
 check: lint ## format, lint, types and the fast tests, in under two minutes
-	$(PY) -m pytest -q -m "not peer and not slow" $(ARGS)
+	$(PY) -m pytest -q -n 2 -m "not peer and not slow" $(ARGS)
 
 lint: $(VENV)/.dev ## format, lint and types alone
 	$(PY) -m ruff format --check $(SOURCES)
@@ -28,8 +28,8 @@ lint: $(VENV)/.dev ## format, lint and types alone
 	$(PY) -m mypy
 
 test: $(VENV)/.test ## every test but the slow ones, real clients and brokers included
-	$(PY) -m pytest -q -m "not peer and not slow" $(ARGS)
-	$(PY) -m pytest -q -m "peer and not slow" -n 2 --dist loadgroup $(ARGS)
+	$(PY) -m pytest -q -n 2 -m "not peer and not slow" $(ARGS)
+	$(PY) -m pytest -q -n 2 --dist loadgroup -m "peer and not slow" $(ARGS)
 
 slow: $(VENV)/.test ## the tests that take minutes
 	$(PY) -m pytest -q -m slow $(ARGS)
@@ -51,7 +51,7 @@ clean: ## remove what was built; data stays
 	rm -rf $(VENV) .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 	rm -f compat/records/_kernel.c compat/records/_kernel*.so
 
-# One environment, three steps of it: each holds what the one before it holds.
+# One environment in three sizes; a larger one holds all of a smaller.
 $(VENV)/.made:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here; say which Python to use: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -63,10 +63,10 @@ $(VENV)/.serve: $(VENV)/.made $(INPUTS)
 	$(PIP) install -q -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.serve
+$(VENV)/.test: $(VENV)/.made $(INPUTS)
 	$(PIP) install -q -c constraints.txt -e '.[test]'
-	@touch $@
+	@touch $(VENV)/.serve $@
 
-$(VENV)/.dev: $(VENV)/.test
+$(VENV)/.dev: $(VENV)/.made $(INPUTS)
 	$(PIP) install -q -c constraints.txt -e '.[test,dev]'
-	@touch $@
+	@touch $(VENV)/.serve $(VENV)/.test $@

@@ -86,13 +86,15 @@ def server_of(bootstrap: str, user: str | None, password_file: BinaryIO | None, 
 @contextmanager
 def connected(server: Server) -> Iterator[KafkaAdminClient]:
     """A client of that server. What fails inside, on this side or that, comes out as a ClickException with the reason."""
-    client = _connect(server)
-    try:
-        yield client
-    except KafkaError as error:
-        raise click.ClickException(f"{server}: {describe(error)}") from None
-    finally:
-        client.close()
+    _knock(server)
+    with _listening() as reasons:
+        client = _connect(server, reasons)
+        try:
+            yield client
+        except KafkaError as error:
+            raise click.ClickException(f"{server}: {describe(error)}") from None
+        finally:
+            client.close()
 
 
 def describe(error: KafkaError) -> str:
@@ -101,12 +103,7 @@ def describe(error: KafkaError) -> str:
     return text or getattr(type(error), "description", "") or type(error).__name__
 
 
-def _connect(server: Server) -> KafkaAdminClient:
-    _knock(server)
-    reasons = _Reasons()
-    log = logging.getLogger("kafka")
-    log.propagate = False  # of what the library has to say only the reason is shown
-    log.addHandler(reasons)
+def _connect(server: Server, reasons: _Reasons) -> KafkaAdminClient:
     try:
         return KafkaAdminClient(
             bootstrap_servers=[f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in server.bootstrap],
@@ -121,9 +118,6 @@ def _connect(server: Server) -> KafkaAdminClient:
         )
     except KafkaError as error:
         raise click.ClickException(f"{server}: {_explain(server, reasons.last or describe(error))}") from None
-    finally:
-        log.removeHandler(reasons)
-        log.addHandler(logging.NullHandler())
 
 
 def _knock(server: Server) -> None:
@@ -162,6 +156,19 @@ class _Reasons(logging.Handler):
             # A hang-up or a timeout may come before or after the attempt that was told why.
             if self.last is None or (_says_little(self.last) and not _says_little(reason)):
                 self.last = reason
+
+
+@contextmanager
+def _listening() -> Iterator[_Reasons]:
+    """Takes what the library logs: of all that, only the reason of a failure is ever shown."""
+    log, reasons = logging.getLogger("kafka"), _Reasons()
+    before, log.propagate = log.propagate, False
+    log.addHandler(reasons)
+    try:
+        yield reasons
+    finally:
+        log.removeHandler(reasons)
+        log.propagate = before
 
 
 def _says_little(reason: str) -> bool:

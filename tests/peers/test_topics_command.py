@@ -11,7 +11,7 @@ from gateway.cli import main
 from tests.certificates import Authority
 from tests.peers.kafka import Kafka, Secured, tool
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("topics command")]  # one broker for all of them
 
 
 @pytest.fixture(scope="module")
