@@ -20,7 +20,7 @@ from auth.tls import Tls, TlsError
 from auth.users import UsersFileError
 from compat.records import KERNEL, KERNEL_REASON
 from gateway import handlers as handlers  # importing them routes them
-from gateway import logs
+from gateway import logs, memory
 from gateway.addresses import Endpoint
 from gateway.broker import Broker
 from gateway.config import Settings
@@ -238,6 +238,7 @@ class Server:
 
 def run(settings: Settings, reactor: Any) -> int:
     """Serve until SIGTERM or SIGINT. The process's exit code: 0 after a drain, 1 where it could not start."""
+    memory.tune()
     server = Server(settings, reactor)
     outcome = 0
 

