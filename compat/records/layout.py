@@ -35,7 +35,7 @@ TIMESTAMP_AT = 18
 KEY_AT = (18, 26)
 """Where the key's length is, by magic."""
 
-MESSAGE_HEADER = Struct(">qiIBb")
+MESSAGE_HEADER = Struct(">qiIBB")
 """Offset, size, CRC, magic, attributes."""
 
 OFFSET = Struct(">q")

@@ -53,7 +53,7 @@ def loose_messages(draw) -> bytes:
     found = []
     for number in range(draw(st.integers(0, 4))):
         magic = draw(st.sampled_from((0, 1, 1, 1, 2)))
-        attributes = draw(st.sampled_from((0, 0, 0, 1, 4, 7, 8, 9)))
+        attributes = draw(st.sampled_from((0, 0, 0, 1, 4, 7, 8, 9, 0xF0)))
         body = bytes((magic, attributes)) + (pack(">q", draw(times)) if magic else b"") + draw(fields()) + draw(fields())
         size = draw(st.just(len(body) + 4) | edges) if draw(st.booleans()) else len(body) + 4
         crc = zlib.crc32(body) if draw(st.integers(0, 9)) else 1

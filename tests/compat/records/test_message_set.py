@@ -238,3 +238,9 @@ def test_a_stamped_set_holds_the_same_records_at_consecutive_offsets(found, magi
     else:
         times = [(s.timestamp, 0) for s in found]
     assert read == [(base_offset + n, *time, s.key, s.value, ()) for n, (s, time) in enumerate(zip(found, times, strict=True))]
+
+
+@pytest.mark.parametrize("log_append_time", [None, 5])
+def test_attribute_bits_that_mean_nothing_are_kept(log_append_time):
+    stamped = stamp(message(0, b"k", b"v", attributes=0xF0), 0, log_append_time)
+    assert stamped[17] == (0xF0 if log_append_time is None else 0xF8)

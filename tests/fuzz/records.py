@@ -1,0 +1,115 @@
+"""Fuzz the record functions for a bounded time: `python -m tests.fuzz.records [--target NAME] [--seconds N] [--seed N]`.
+
+With atheris (pip install atheris) the plain-Python loops guide the fuzzer, and the compiled kernel sees every input beside them. Without it, or with
+`--plain`, a mutator of valid sets does what it can: that is the short form for CI. Ends with status 0 where nothing was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_MAX_SIZE = 4096
+_EDGES = (0, 1, 0x7F, 0x80, 0xFF)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="agreement", choices=("agreement", "entrances"))
+    parser.add_argument("--seconds", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--plain", action="store_true", help="do without atheris")
+    options = parser.parse_args()
+    if options.plain or importlib.util.find_spec("atheris") is None:
+        return _mutate(options.target, options.seconds, options.seed)
+    return _guided(options.target, options.seconds, options.seed)
+
+
+def _guided(name: str, seconds: int, seed: int) -> int:
+    import atheris
+
+    with atheris.instrument_imports(include=["compat.records"]):
+        target = _target(name)
+    with tempfile.TemporaryDirectory() as corpus:
+        for number, content in enumerate(_seeds()):
+            Path(corpus, str(number)).write_bytes(content)
+        atheris.Setup(
+            [
+                sys.argv[0],
+                f"-max_total_time={seconds}",
+                f"-seed={seed}",
+                f"-max_len={_MAX_SIZE}",
+                "-rss_limit_mb=2048",
+                "-timeout=10",
+                corpus,
+            ],
+            target,
+        )
+        atheris.Fuzz()
+    return 0
+
+
+def _mutate(name: str, seconds: int, seed: int) -> int:
+    """Mutated valid sets until the time is over; a finding is raised after the bytes that made it were printed."""
+    target, seeds, rng = _target(name), _seeds(), random.Random(seed)
+    deadline = time.monotonic() + seconds
+    tried = 0
+    while time.monotonic() < deadline:
+        for _ in range(100):
+            content = _mutated(rng, rng.choice(seeds))
+            try:
+                target(content)
+            except BaseException:
+                print(f"target {name}, seed {seed}, input {content.hex()}", file=sys.stderr)
+                raise
+        tried += 100
+    print(f"{name}: {tried} inputs, nothing found")
+    return 0
+
+
+def _mutated(rng: random.Random, content: bytes) -> bytes:
+    payload = bytearray(content)
+    payload[0] = rng.randrange(256)
+    for _ in range(rng.choice((1, 1, 2, 4, 8))):
+        at = rng.randrange(1, len(payload)) if len(payload) > 1 else 0
+        match rng.randrange(5):
+            case 0:
+                payload[at] = rng.choice(_EDGES)
+            case 1:
+                payload[at] ^= 1 << rng.randrange(8)
+            case 2:
+                del payload[at : at + rng.randrange(1, 16)]
+                payload = payload or bytearray(1)
+            case 3:
+                payload[at:at] = rng.randbytes(rng.randrange(1, 16))
+            case _:
+                payload[at : at + 4] = rng.choice((b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0", b"\0\0\0\x0e"))
+    return bytes(payload[:_MAX_SIZE])
+
+
+def _target(name: str) -> Callable[[bytes], None]:
+    from tests.fuzz.records_targets import TARGETS
+
+    return TARGETS[name]
+
+
+def _seeds() -> list[bytes]:
+    """Valid sets of every format and codec behind the byte that chooses, and the bare records of a batch."""
+    from tests.compat.records.building import Sample, batch, message_set, wrapper
+
+    found = [Sample(n, 1000 - n, b"k" * (n % 3) or None, b"value" * n if n % 4 else None, ((b"h", b"v"),) * (n % 2)) for n in range(4)]
+    sets = [batch(found[:3])[61:], batch(found), message_set(found, magic=0), message_set(found, magic=1)]
+    sets += [batch(found, codec=codec) for codec in (1, 2, 3, 4)]
+    sets += [wrapper(found, codec, magic=magic) for codec in (1, 2, 3) for magic in (0, 1)]
+    sets.append(message_set(found, magic=1) + wrapper(found, 1, magic=1))
+    return [b"\0" + content for content in sets]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

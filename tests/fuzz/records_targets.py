@@ -1,0 +1,134 @@
+"""What a fuzzer calls with bytes of its choice: every entrance of `compat.records`, and both implementations of the loops side by side.
+
+A target returns nothing and raises only where something is wrong: another exception than RecordsError, or two implementations that differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import zlib
+from collections.abc import Callable
+from struct import pack_into, unpack_from
+from types import ModuleType
+
+import crc32c
+
+from compat.records import (
+    RecordsError,
+    _pure,
+    check_message_set,
+    cut,
+    down_convert,
+    filter_records,
+    first_at_or_after,
+    records,
+    stamp_message_set,
+    up_convert,
+)
+
+LIMIT = 1 << 20
+
+kernel: ModuleType | None
+try:
+    kernel = importlib.import_module("compat.records._kernel")
+except ImportError:
+    kernel = None
+
+
+def check_and_stamp(payload: bytes) -> None:
+    checked = check_message_set(payload, max_decompressed_bytes=LIMIT)
+    stamped = stamp_message_set(bytearray(payload), checked, 1000, None)
+    # What was taken is readable, bears the offsets that were given, and can be converted for everyone.
+    assert [one.offset for one in records(stamped)] == list(range(1000, 1000 + checked.count)) or not checked.count
+    if checked.count:
+        down_convert(stamped, 0)
+        up_convert(stamped)
+
+
+def down_convert_to_0(payload: bytes) -> None:
+    list(records(down_convert(payload, 0, max_decompressed_bytes=LIMIT) or _NOTHING))
+
+
+def down_convert_to_1(payload: bytes) -> None:
+    list(records(down_convert(payload, 1, max_decompressed_bytes=LIMIT) or _NOTHING))
+
+
+ENTRANCES: tuple[Callable[[bytes], object], ...] = (
+    check_and_stamp,
+    down_convert_to_0,
+    down_convert_to_1,
+    lambda payload: up_convert(payload, max_decompressed_bytes=LIMIT),
+    lambda payload: up_convert(payload, base_offset=9, log_append_time=5, max_decompressed_bytes=LIMIT),
+    lambda payload: list(records(payload, max_decompressed_bytes=LIMIT)),
+    lambda payload: first_at_or_after(payload, 1000, max_decompressed_bytes=LIMIT),
+    lambda payload: filter_records(payload, lambda offset, *_: offset % 2 == 0, max_decompressed_bytes=LIMIT),
+    lambda payload: cut(payload, 3, 50),
+)
+
+CALLS: tuple[tuple[str, tuple[object, ...]], ...] = (
+    ("scan", (-1, False)),
+    ("scan", (1, True)),
+    ("plain_run", (0,)),
+    ("cut", (3, 50)),
+    ("stamp", (1000, None)),
+    ("stamp", (1000, 5)),
+    ("down_messages", (0,)),
+    ("down_messages", (2**63 - 5,)),
+    ("up_messages", (0, 0, 0, 5, None)),
+    ("up_messages", (1, 3, 0, -(2**63), 5)),
+    ("down_batch", (2, 10, 100, 1000, None, 1, False)),
+    ("down_batch", (3, 2**62, 2**31 - 1, 2**63 - 9, None, 0, False)),
+    ("down_batch", (1, 0, 0, 0, 7, 1, True)),
+)
+
+
+def entrances(payload: bytes) -> None:
+    """The first byte chooses the entrance, and whether checksums are repaired so that what lies behind them is reached."""
+    if not payload:
+        return
+    entrance = ENTRANCES[payload[0] // 2 % len(ENTRANCES)]
+    content = payload[1:] if payload[0] & 1 else repaired(payload[1:])
+    with contextlib.suppress(RecordsError):
+        entrance(content)
+
+
+def agreement(payload: bytes) -> None:
+    """The first byte chooses the loop, and whether checksums are repaired."""
+    if not payload or kernel is None:
+        return
+    name, arguments = CALLS[payload[0] // 2 % len(CALLS)]
+    content = payload[1:] if payload[0] & 1 else repaired(payload[1:])
+    ours, theirs = (_outcome(getattr(module, name), content, arguments) for module in (_pure, kernel))
+    assert ours == theirs, (name, ours, theirs)
+
+
+def repaired(payload: bytes) -> bytes:
+    """The same bytes with the checksums that they need: each message's whose size fits, and a batch's with its length."""
+    fixed = bytearray(payload)
+    if len(fixed) >= 61 and fixed[16] == 2:
+        pack_into(">i", fixed, 8, len(fixed) - 12)
+        pack_into(">I", fixed, 17, crc32c.crc32c(bytes(fixed[21:])))
+        return bytes(fixed)
+    position = 0
+    while position + 26 <= len(fixed):
+        (size,) = unpack_from(">i", fixed, position + 8)
+        end = position + 12 + size
+        if size < 14 or end > len(fixed):
+            break
+        pack_into(">I", fixed, position + 12, zlib.crc32(fixed[position + 16 : end]))
+        position = end
+    return bytes(fixed)
+
+
+def _outcome(function: Callable[..., object], content: bytes, arguments: tuple[object, ...]) -> object:
+    """What it returned or raised, and what it left in its buffer."""
+    buffer = bytearray(content)
+    try:
+        return function(buffer, *arguments), bytes(buffer)
+    except RecordsError as error:
+        return type(error), str(error), bytes(buffer)
+
+
+_NOTHING = down_convert(bytes(16) + b"\x00" + bytes(20), 0)
+TARGETS: dict[str, Callable[[bytes], None]] = {"entrances": entrances, "agreement": agreement}
