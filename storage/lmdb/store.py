@@ -93,11 +93,7 @@ class LmdbStore:
         assert self._readers
         assert self._writer
         self._is_open = False
-        ended: Task[None] = Task(lambda burst: None)
-        self._queued_operations += 1
-        self._writer.submit(ended)
-        self._writer.stop()
-        await ended.told
+        await self._writer.stop()
         for log in self._logs.made.values():
             log.shut()
         await self._readers.stop(self._environment.close)

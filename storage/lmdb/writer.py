@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import lmdb
+from twisted.internet.defer import Deferred
 
 from storage.lmdb.bridge import Wake
 from storage.lmdb.burst import Append, Burst, Knowledge, Operation, Outcome
@@ -49,7 +50,8 @@ class Writer:
         self._freeing_entries = settings.freeing_entries
         self._freeing_pause = 0.0
         self._is_stopping = threading.Event()
-        self._is_failing = False
+        self._ended: Deferred[None] = Deferred()
+        self._failing: set[str] = set()
         self._thread = threading.Thread(target=self._work, name="lmdb-writer", daemon=True)
         self._thread.start()
 
@@ -57,10 +59,11 @@ class Writer:
         """Queue it; from the reactor's thread. The order of the calls is the order of the writes."""
         self._queue.put(operation)
 
-    def stop(self) -> None:
-        """Write what is queued, then end the thread."""
-        self._queue.put(None)
+    def stop(self) -> Deferred[None]:
+        """Write what is queued, or fail it where the medium is gone; then end the thread. Fires after all outcomes were delivered."""
         self._is_stopping.set()
+        self._queue.put(None)
+        return self._ended
 
     def _work(self) -> None:
         while True:
@@ -69,6 +72,7 @@ class Writer:
                 outcomes = self._write(operations)
                 self._wake.post(lambda outcomes=outcomes: self._deliver(outcomes))  # type: ignore[misc]
             if is_last:
+                self._wake.post(lambda: self._ended.callback(None))
                 return
             if self._knowledge.freeing:
                 self._free_some()
@@ -93,29 +97,33 @@ class Writer:
 
     def _write(self, operations: Sequence[Operation]) -> list[Outcome]:
         """One burst. Where the medium refuses it, its appends fail, and the small rest is tried once more without them."""
+        has_appends = any(isinstance(one, Append) for one in operations)
+        what = "appending" if has_appends else "writing"
         try:
             outcomes = self._commit(operations)
         except Exception as error:  # noqa: BLE001 - a bug here must fail this burst, not end the thread that all the others wait for
-            failure = self._failure(error)
-            if not isinstance(error, lmdb.Error) or not any(isinstance(one, Append) for one in operations):
-                return [(one, None, failure) for one in operations]
+            failure = self._failed(what, error)
             rest = [one for one in operations if not isinstance(one, Append)]
-            written = {id(outcome[0]): outcome for outcome in self._write(rest)} if rest else {}
+            is_retried = has_appends and rest and isinstance(error, lmdb.Error)
+            written = {id(outcome[0]): outcome for outcome in self._write(rest)} if is_retried else {}
             return [written.get(id(one), (one, None, failure)) for one in operations]
-        if self._is_failing:
-            self._is_failing = False
-            log.warning("writes to %s succeed again", self._environment.directory)
+        self._succeeded(what)
         return outcomes
 
-    def _failure(self, error: Exception) -> StorageFailed:
+    def _failed(self, what: str, error: Exception) -> StorageFailed:
+        """The error for those who wait; one line in the log when it begins, not one for each burst of a bad hour."""
+        directory = self._environment.directory
         if not isinstance(error, lmdb.Error):
-            log.exception("a burst could not be written, which is a bug")
-        elif not self._is_failing:
-            log.error(
-                "cannot write to %s: %s; produce is refused, reads go on, and writing is tried again", self._environment.directory, error
-            )
-        self._is_failing = True
-        return StorageFailed(f"cannot write to {self._environment.directory}: {error}")
+            log.exception("%s in %s failed, which is a bug", what, directory)
+        elif what not in self._failing:
+            self._failing.add(what)
+            log.error("%s in %s fails: %s; it is refused until it succeeds again, reads go on", what, directory, error)
+        return StorageFailed(f"cannot write to {directory}: {error}")
+
+    def _succeeded(self, what: str) -> None:
+        if what in self._failing:
+            self._failing.remove(what)
+            log.warning("%s in %s succeeds again", what, self._environment.directory)
 
     def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """All of it in one transaction. Raises lmdb.Error where nothing was stored."""
@@ -182,12 +190,13 @@ class Writer:
                 # LMDB uses pages again from the second commit on after the one that freed them, and the appends that wait for them make none.
                 self._transact(lambda txn: txn.put(b"last_freed", U64.pack(log_id), db=self._environment.databases["meta"]))
         except Exception as error:  # noqa: BLE001 - as in _write
-            self._failure(error)
+            self._failed("freeing", error)
             self._freeing_entries = max(self._freeing_entries // 4, 1)
             self._freeing_pause = RETRY_SECONDS
             return
         self._freeing_entries = min(self._freeing_entries * 2, self._settings.freeing_entries)
         self._freeing_pause = 0.0
+        self._succeeded("freeing")
         if is_done:
             del self._knowledge.freeing[log_id]
 

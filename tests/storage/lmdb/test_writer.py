@@ -1,0 +1,155 @@
+"""The writer's thread: what fails with what, what is told, and that it goes on."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import lmdb
+import pytest
+from pytest_twisted import ensureDeferred
+
+from storage.lmdb import writer as writer_module
+from storage.lmdb.burst import Burst, Task
+from storage.log import StorageFailed
+from tests.contract.benches import no_file_may_grow
+from tests.contract.entries import bases, everything, sized, topic
+from tests.storage.lmdb.conftest import Opener
+
+MORE_THAN_ANY_DISK = 1 << 62
+
+
+@ensureDeferred
+async def test_appends_leave_the_reserve_of_the_disk_alone_and_say_so(open_store: Opener) -> None:
+    store = open_store(reserve_bytes=MORE_THAN_ANY_DISK)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    with pytest.raises(StorageFailed, match=r"the disk is full.*kept for deletions"):
+        await log.append([sized(0, 100_000)])
+
+
+@ensureDeferred
+async def test_what_is_no_append_is_written_though_the_appends_of_its_burst_are_refused(open_store: Opener) -> None:
+    store = open_store(reserve_bytes=MORE_THAN_ANY_DISK)
+    await store.open()
+    await store.create_topic(topic())
+    log, table = await store.log("orders", 0), await store.table("rows")
+    first, append, last = table.put({b"a": b"1"}), log.append([sized(0, 100_000)]), table.put({b"b": b"2" * 100_000})
+    await first
+    with pytest.raises(StorageFailed):
+        await append
+    await last
+    assert [key for key, _ in await table.items()] == [b"a", b"b"]
+
+
+@ensureDeferred
+async def test_a_bad_hour_costs_one_line_when_it_begins_and_one_when_it_ends(open_store: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    with caplog.at_level(logging.INFO):
+        with no_file_may_grow():
+            for _ in range(5):
+                with pytest.raises(StorageFailed):
+                    await log.append([sized(0, 10)])
+        await log.append([sized(0, 10)])
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+    assert str(store.directory) in caplog.text
+
+
+@ensureDeferred
+async def test_a_bug_in_one_write_is_logged_and_the_next_is_written(open_store: Opener, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store()
+    await store.open()
+
+    def broken(burst: Burst) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(StorageFailed):
+        await store.write(Task(broken))
+    assert "RuntimeError: a bug" in caplog.text
+    await store.create_topic(topic())
+
+
+class FailsAfterCommit:
+    """A transaction whose commit is on disk although it raises, as when the answer of the disk is lost."""
+
+    def __init__(self, txn: Any) -> None:
+        self._txn = txn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    def commit(self) -> None:
+        self._txn.commit()
+        raise lmdb.Error("an I/O error after all")
+
+
+@ensureDeferred
+async def test_a_commit_that_raised_but_is_on_disk_counts(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(tail_bytes=0)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    environment = store._environment
+    assert environment
+    begin = environment.begin
+    with monkeypatch.context() as patch:
+        patch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
+        await log.append([sized(0, 10)])
+    await log.append([sized(1, 10)])
+    assert bases(await everything(log)) == [0, 1]
+
+
+@ensureDeferred
+async def test_while_the_outcome_of_a_commit_is_unknown_nothing_is_written_and_reads_go_on(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "RETRY_SECONDS", 0.01)
+    store = open_store(tail_bytes=0)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await log.append([sized(0, 10)])
+    environment = store._environment
+    assert environment
+    begin, has_landed, asked = environment.begin, environment.has_landed, []
+
+    def cannot_tell_at_first(txn_id: int) -> bool:
+        asked.append(txn_id)
+        if len(asked) < 4:
+            raise lmdb.Error("cannot open")
+        monkeypatch.setattr(environment, "begin", begin)
+        return has_landed(txn_id)
+
+    monkeypatch.setattr(environment, "has_landed", cannot_tell_at_first)
+    monkeypatch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
+    first, second = log.append([sized(1, 10)]), log.append([sized(2, 10)])
+    assert bases(await log.read(0, 1)) == [0]
+    await first
+    await second
+    assert len(asked) >= 4
+    assert bases(await everything(log)) == [0, 1, 2]
+
+
+@ensureDeferred
+async def test_closing_does_not_wait_for_ever_for_a_medium_that_is_gone(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    environment = store._environment
+    assert environment
+    begin = environment.begin
+
+    def gone(txn_id: int) -> bool:
+        raise lmdb.Error("no such device")
+
+    monkeypatch.setattr(environment, "has_landed", gone)
+    monkeypatch.setattr(environment, "begin", lambda: FailsAfterCommit(begin()))
+    append = log.append([sized(0, 10)])
+    await store.close()
+    with pytest.raises(StorageFailed):
+        await append
