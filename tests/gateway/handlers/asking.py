@@ -6,8 +6,10 @@ import importlib
 from typing import Any
 
 from gateway import handlers as handlers  # importing them routes them
+from gateway.partition import Partition
 from gateway.routes import ROUTES
-from tests.fakes.broker import House, Started
+from storage.log import Entry
+from tests.fakes.broker import House, Started, ended
 
 
 def asked(house: House, request: Any, version: int) -> Started:
@@ -36,3 +38,12 @@ def answer(request: Any, body: bytes, version: int) -> Any:
 def ask(house: House, request: Any, version: int) -> Any:
     """The reply, decoded."""
     return answer(request, asked(house, request, version).result, version)
+
+
+def store(partition: Partition, *entries: Entry) -> None:
+    """Put entries into a partition's log as they are."""
+
+    async def append() -> None:
+        await partition.log.append(entries)
+
+    ended(append())

@@ -1,0 +1,94 @@
+"""A consumer of any age at the fetch handlers: what it asks, and what it makes of the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import kafka.record.memory_records
+
+from gateway import handlers as handlers  # importing them routes them
+from gateway.routes import ROUTES
+from gateway.wire.api_keys import ApiKey
+from gateway.wire.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionFetched, write_fetch_response
+from storage.log import Entry
+from tests.compat.records import building
+from tests.compat.records.building import Sample
+from tests.fakes.broker import House, Started
+
+LARGE = 1 << 30
+
+
+def request(
+    version: int,
+    partitions: Sequence[FetchPartition] = (),
+    *,
+    topic: str | bytes = "orders",
+    max_wait_ms: int = 0,
+    min_bytes: int = 1,
+    max_bytes: int = LARGE,
+    session: tuple[int, int] = (0, -1),
+    forgotten: Sequence[int] = (),
+    isolation_level: int = 0,
+) -> FetchRequest:
+    topics = [FetchTopic(topic, partitions)] if partitions else []
+    gone = [(topic, forgotten)] if forgotten else []
+    return FetchRequest(version, -1, max_wait_ms, min_bytes, max_bytes, isolation_level, *session, topics, gone)
+
+
+def ask(house: House, asked: FetchRequest) -> Started:
+    """What is under way at the handler of the request's version."""
+    route = ROUTES[ApiKey.FETCH, asked.version]
+    return Started(route.handler(asked, house.caller(asked.version)))
+
+
+def rows(response: FetchResponse) -> dict[tuple[str | bytes, int], PartitionFetched]:
+    return {(topic, row.index): row for topic, partitions in response.topics for row in partitions}
+
+
+def at(offset: int, index: int = 0, max_bytes: int = LARGE) -> FetchPartition:
+    return FetchPartition(index, offset, max_bytes)
+
+
+def payload(row: PartitionFetched) -> bytes:
+    return b"".join(map(bytes, row.records))
+
+
+def wire(response: FetchResponse, version: int) -> bytes:
+    return b"".join(map(bytes, write_fetch_response(response, version)))
+
+
+@dataclass
+class Consumed:
+    """What a consumer finds in one answer, from its offset on, and where it fetches next."""
+
+    records: list[tuple[int, bytes | None, bytes | None]]
+    next_offset: int
+
+
+def consume(records: bytes, offset: int) -> Consumed:
+    """As clients do: records below the offset are passed over, control batches too, and a batch's last offset is believed."""
+    found = []
+    position = offset
+    batches = kafka.record.memory_records.MemoryRecords(records)
+    while batches.has_next():
+        batch: Any = batches.next_batch()
+        assert batch.validate_crc()
+        if not (batch.magic == 2 and batch.is_control_batch):
+            for record in batch:
+                if record.offset >= offset:
+                    found.append((record.offset, record.key, record.value))
+                    position = max(position, record.offset + 1)
+        if batch.magic == 2:
+            position = max(position, batch.base_offset + batch.last_offset_delta + 1)
+    return Consumed(found, position)
+
+
+def entry(base_offset: int, last_offset: int, raw: bytes) -> Entry:
+    return Entry(base_offset, last_offset, 5, raw)
+
+
+def control_batch(offset: int) -> Entry:
+    marker = Sample(offset, 5, b"\0\0\0\1", b"\0\0\0\0\0\0")
+    return entry(offset, offset, building.batch([marker], attributes=0x30, producer=(1, 0, -1)))
