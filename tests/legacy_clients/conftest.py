@@ -1,8 +1,7 @@
-"""One broker for all tests of a worker: the gateway, or with `--reference` (or KOPGATE_REFERENCE=1) Apache Kafka 3.9.2."""
+"""One broker for all tests of a worker: the gateway, or with `--reference` Apache Kafka 3.9.2."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -19,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def is_reference(pytestconfig: pytest.Config) -> bool:
-    return bool(pytestconfig.getoption("--reference") or os.environ.get("KOPGATE_REFERENCE"))
+    return bool(pytestconfig.getoption("--reference"))
 
 
 @pytest.fixture(scope="session")

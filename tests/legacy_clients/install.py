@@ -70,7 +70,7 @@ def _python(client: Client) -> list[str]:
     def build(folder: Path) -> None:
         _copied(client, folder)
         site = folder / "site"
-        words = ["-m", "pip", "install", "-q", "--no-warn-script-location", "--target", site, *client.install]
+        words: list[str | Path] = ["-m", "pip", "install", "-q", "--no-warn-script-location", "--target", site, *client.install]
         if client.python == "3":
             command([interpreter, *words])
             return

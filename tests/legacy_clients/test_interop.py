@@ -20,6 +20,8 @@ CONSUMERS = tuple(row.name for row in table().values() if row.consumes)
 PARTITIONS = 2
 # Small enough that thirty records make several batches in each partition.
 BATCH_BYTES = 2048
+# A broker that answers nobody must not cost a deadline for every topic.
+ENOUGH_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def test_every_consumer_reads_what_every_age_of_producer_wrote(
     name: str, broker: Broker, stored: Mapping[str, Stored], client: Callable[[str], Client]
 ) -> None:
     consumer = able(client(name), broker)
-    topics = {topic: what for topic, what in stored.items() if can_read(consumer, what.codec, broker.is_reference)}
+    topics = {topic: what for topic, what in stored.items() if can_read(consumer, what, broker.is_reference)}
     got = read(consumer, broker.bootstrap, topics)
     wrong = {
         topic: found
@@ -74,9 +76,7 @@ def test_a_consumer_may_begin_inside_a_batch_and_fetch_less_than_one(
     """From offset 3 on with a fetch size that holds every record but the large one, which old clients cannot pass by themselves."""
     consumer = able(client(name), broker)
     topics = {
-        topic: what
-        for topic, what in stored.items()
-        if what.codec in ("none", "gzip") and can_read(consumer, what.codec, broker.is_reference)
+        topic: what for topic, what in stored.items() if what.codec in ("none", "gzip") and can_read(consumer, what, broker.is_reference)
     }
     start, count = 3, 4
     spans = [Span(topic, 0, start, count) for topic in topics]
@@ -91,15 +91,39 @@ def test_a_consumer_may_begin_inside_a_batch_and_fetch_less_than_one(
     assert wrong == {}
 
 
+@pytest.mark.xfail(
+    "not config.getoption('--reference')",
+    reason="Format 0 is served as it is stored, its wrong lz4 header checksum included; Kafka rewrites it on append.",
+    raises=DriverFailed,
+    strict=True,
+)
+@pytest.mark.parametrize("name", [row.name for row in table().values() if row.strict_lz4])
+def test_format_0_lz4_is_read_by_consumers_that_insist_on_its_checksum(
+    name: str, broker: Broker, stored: Mapping[str, Stored], client: Callable[[str], Client]
+) -> None:
+    consumer = client(name)
+    for topic, what in stored.items():
+        if is_strange_lz4(what):
+            assert len(consume(consumer, broker.bootstrap, [Span(topic, 0, 0, len(what.partitions[0]))], timeout=10)) == len(
+                what.partitions[0]
+            )
+
+
+def is_strange_lz4(what: Stored) -> bool:
+    return what.producer.writes == 0 and what.codec == "lz4"
+
+
 def able(consumer: Client, broker: Broker) -> Client:
     if broker.is_reference and consumer.unlike_kafka:
         pytest.skip(consumer.unlike_kafka)
     return consumer
 
 
-def can_read(consumer: Client, codec: str, is_reference: bool) -> bool:
+def can_read(consumer: Client, what: Stored, is_reference: bool) -> bool:
     """Kafka refuses zstd below Fetch 10. The gateway turns it into gzip wherever it converts, so those it converts for can read it."""
-    return codec in consumer.decodes or (codec == "zstd" and consumer.reads < 2 and not is_reference)
+    if is_strange_lz4(what) and consumer.strict_lz4:
+        return False
+    return what.codec in consumer.decodes or (what.codec == "zstd" and consumer.reads < 2 and not is_reference)
 
 
 def read(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> dict[tuple[str, int], list[Record]]:
@@ -110,6 +134,8 @@ def read(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> dict
     except DriverFailed as whole:
         failures = [f"all at once: {whole}"]
         for topic in topics:
+            if len(failures) > ENOUGH_FAILURES:
+                break
             try:
                 consume(consumer, bootstrap, [span for span in spans if span.topic == topic], timeout=8)
             except DriverFailed as one:

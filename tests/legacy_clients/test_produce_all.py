@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.legacy_clients.brokers import Broker
-from tests.legacy_clients.cases import NEAR_MS, PLAIN_HEADERS, create_topics, difference, records, seen, sendable
+from tests.legacy_clients.cases import NEAR_MS, PLAIN_HEADERS, create_where_old_clients_need_it, difference, records, seen, sendable
 from tests.legacy_clients.clients import Client, Record, Span, consume, produce, table
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
@@ -23,9 +23,7 @@ def test_what_a_producer_sent_is_read_back_whole(name: str, broker: Broker, clie
     producer = client(name)
     topics = {f"all-{name}-{codec}": codec for codec in producer.codecs}
     sent = {topic: sendable(producer, codec, records(topic, 0, 7, PLAIN_HEADERS)) for topic, codec in topics.items()}
-    if broker.is_reference:
-        # Kafka answers error 3 while it creates a topic by itself, which confluent-kafka 1.0 takes for final. The gateway creates it first.
-        create_topics(broker.bootstrap, list(sent), 1)
+    create_where_old_clients_need_it(broker, list(sent))
     for topic, given in sent.items():
         answers = produce(producer, broker.bootstrap, given, codec=topics[topic], batch_bytes=2048)
         offsets = list(range(len(given))) if producer.tells_offsets else [None] * len(given)

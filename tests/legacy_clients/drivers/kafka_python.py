@@ -3,6 +3,8 @@ from __future__ import print_function
 
 import base64
 import collections
+import logging
+import os
 import ssl
 import sys
 import threading
@@ -43,6 +45,8 @@ def common(options):
     settings = {"bootstrap_servers": options["bootstrap"], "client_id": "legacy-driver"}
     if "api-version" in options:
         settings["api_version"] = tuple(int(part) for part in options["api-version"].split("."))
+    if VERSION >= (3, 0):
+        settings["bootstrap_timeout_ms"] = int(float(options["timeout"]) * 1000)
     user, ca = options.get("sasl-plain"), options.get("tls-ca")
     if user or ca:
         settings["security_protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")
@@ -181,6 +185,7 @@ def main():
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.ERROR)
     try:
         main()
     except Exception as failure:
@@ -188,6 +193,4 @@ if __name__ == "__main__":
         print("driver: %s: %s" % (type(failure).__name__, failure), file=sys.stderr)
         sys.stderr.flush()
         # Threads of the client may wait for ever for a broker that refuses them.
-        import os
-
         os._exit(1)

@@ -141,7 +141,8 @@ def show(topic, partition, record):
     offset, timestamp, key_size, value_size, rest = record.split(b" ", 4)
     key, rest = cut(rest, int(key_size))
     value, headers = cut(rest, int(value_size))
-    place = [topic, partition, offset.decode(), "-" if int(timestamp) < 0 else timestamp.decode()]
+    # kcat prints the number but not its type: for a record without a timestamp that is -1 or, in format 0, 0.
+    place = [topic, partition, offset.decode(), "-" if int(timestamp) <= 0 else timestamp.decode()]
     print("\t".join(place + [encoded(key), encoded(value), headers_to(headers)]))
 
 

@@ -217,6 +217,8 @@ func consume(config *sarama.Config, opts options) {
 		config.Consumer.Fetch.Default = int32(number)
 	}
 	config.Consumer.Return.Errors = true
+	// The default of half a second is paid once a partition at its end.
+	config.Consumer.MaxWaitTime = 100 * time.Millisecond
 	consumer, err := sarama.NewConsumer([]string{opts.get("bootstrap", "")}, config)
 	must(err)
 	limit := time.After(opts.timeout())

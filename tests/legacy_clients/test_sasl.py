@@ -1,0 +1,87 @@
+"""Real clients log in with SASL/PLAIN over both roads: SaslHandshake v0 with bare tokens, and v1 with SaslAuthenticate; with TLS and without."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.legacy_clients.brokers import Broker, gateway, reference
+from tests.legacy_clients.cases import create_where_old_clients_need_it
+from tests.legacy_clients.certificates import Certificates, make
+from tests.legacy_clients.clients import GRACE_SECONDS, Client, DriverFailed, Record, Security, produce, table
+from tests.peers.kafka import Secured
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
+
+# A colon, since drivers are given `user:password`, and what LDAP passwords are made of.
+USER = ("alice", "pass:word with=signs, and;more")
+WRONG = (USER[0], "password")
+PATIENCE_SECONDS = 6.0
+LISTENERS = ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0", "SASL_SSL://127.0.0.1:0")
+CLIENTS = tuple(row.name for row in table().values() if row.sasl_plain)
+WITH_TLS = tuple(row.name for row in table().values() if row.sasl_plain and row.tls)
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def secured(is_reference: bool, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker with one user, on a listener with TLS and one without."""
+    folder = tmp_path_factory.mktemp("secured")
+    if is_reference:
+        running = reference(Secured((USER,), certificates.key_and_chain))
+    else:
+        files = {"users_file": users_file(folder), "ssl_certificate_file": certificates.chain, "ssl_key_file": certificates.key}
+        running = gateway(folder, LISTENERS, [word for name, file in files.items() for word in ("--set", f"{name}={file}")])
+    with running as broker:
+        yield broker
+
+
+def users_file(folder: Path) -> Path:
+    file = folder / "users"
+    add = [sys.executable, "-m", "gateway", "users", "add", USER[0], "--file", str(file), "--password-file", "-"]
+    subprocess.run(add, input=USER[1] + "\n", text=True, check=True, timeout=30, stdout=subprocess.DEVNULL)
+    return file
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_with_the_right_password_produces(name: str, secured: Broker, client: Callable[[str], Client]) -> None:
+    assert offsets_of_two(client(name), secured, "SASL_PLAINTEXT", Security(USER)) == [0, 1]
+
+
+@pytest.mark.parametrize("name", WITH_TLS)
+def test_a_client_with_the_right_password_produces_over_tls(
+    name: str, secured: Broker, certificates: Certificates, client: Callable[[str], Client]
+) -> None:
+    assert offsets_of_two(client(name), secured, "SASL_SSL", Security(USER, certificates.authority)) == [0, 1]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_with_a_wrong_password_is_refused_and_not_left_hanging(
+    name: str, secured: Broker, client: Callable[[str], Client]
+) -> None:
+    row = client(name)
+    began = time.monotonic()
+    with pytest.raises(DriverFailed, match=r"(?i)authentication|SASL" if row.tells_refusal else "driver: ") as refused:
+        offsets_of_two(row, secured, "SASL_PLAINTEXT", Security(WRONG))
+    # The client gave up by itself; the driver did not have to be killed.
+    assert time.monotonic() - began < PATIENCE_SECONDS + GRACE_SECONDS
+    assert "driver: " in refused.value.errors
+
+
+def offsets_of_two(client: Client, broker: Broker, listener: str, security: Security) -> list[int | None]:
+    """Two records to a topic of their own."""
+    topic = f"sasl-{client.name}-{uuid.uuid4().hex[:6]}"
+    create_where_old_clients_need_it(broker, [topic])
+    records = [Record(topic, 0, b"key", b"value"), Record(topic, 0, None, b"value")]
+    answers = produce(client, broker.listeners[listener], records, timeout=PATIENCE_SECONDS, security=security)
+    return [answer.offset for answer in answers]
