@@ -8,6 +8,7 @@ See mallopt(3).
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 
 #: mallopt's parameters, from malloc.h.
@@ -35,4 +36,11 @@ def tune() -> bool:
         return False
     mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
     wanted = {_M_TRIM_THRESHOLD: KEPT_BYTES, _M_TOP_PAD: STEP_BYTES, _M_MMAP_THRESHOLD: LARGE_BLOCK_BYTES, _M_ARENA_MAX: ARENAS}
-    return all([mallopt(parameter, value) == 1 for parameter, value in wanted.items()])
+    taken = [mallopt(parameter, value) == 1 for parameter, value in wanted.items()]
+    return all(taken)
+
+
+def settle() -> None:
+    """What was made at the start stays: the collector need not walk it again, which would stop everything for tens of milliseconds."""
+    gc.collect()
+    gc.freeze()

@@ -243,6 +243,7 @@ def run(settings: Settings, reactor: Any) -> int:
     outcome = 0
 
     def started(bound: list[Endpoint]) -> None:
+        memory.settle()
         addresses = ",".join(map(str, bound))
         sys.stdout.write(f"ready listeners={addresses} store={settings.store} node={settings.node_id}\n")
         sys.stdout.flush()

@@ -1,5 +1,6 @@
 """The allocator is told on the machines that have one to tell."""
 
+import gc
 import platform
 
 from gateway import memory
@@ -11,3 +12,12 @@ def test_glibc_takes_every_value():
 
 def test_telling_it_twice_does_no_harm():
     assert memory.tune() == memory.tune()
+
+
+def test_what_was_made_at_the_start_is_not_collected_again():
+    kept = [[] for _ in range(1000)]
+    memory.settle()
+    try:
+        assert gc.get_freeze_count() >= len(kept)
+    finally:
+        gc.unfreeze()
