@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -51,31 +52,36 @@ class Environment:
             raise StorageFailed(f"cannot use {directory}: {error}") from error
         try:
             self._open()
-            self._check_format()
             if made:
                 sync_directory(directory.parent)
             sync_directory(directory)
         except BaseException as error:
             self.close()
             if isinstance(error, lmdb.Error | OSError):
-                raise StorageFailed(f"cannot open the store in {directory}: {error}") from error
+                raise StorageFailed(f"cannot open the store in {directory} with map_bytes={map_bytes}: {error}") from error
             raise
 
     def _open(self) -> None:
-        self._env = lmdb.open(str(self.directory), map_size=self._map_bytes, max_dbs=len(DATABASES), max_spare_txns=8)
-        self._map_bytes = self._env.info()["map_size"]
-        # Where all of them exist nothing is written: a full disk does not keep a store from being opened and read.
-        with self._env.begin(write=True) as txn:
-            self.databases = {name: self._env.open_db(name.encode(), txn=txn) for name in DATABASES}
+        # Not for everybody's eyes: tables may hold credentials.
+        env = lmdb.open(str(self.directory), map_size=self._map_bytes, max_dbs=len(DATABASES), max_spare_txns=8, mode=0o600)
+        try:
+            # Where all is there nothing is written: a full disk does not keep a store from being opened and read.
+            with env.begin(write=True) as txn:
+                meta = env.open_db(b"meta", txn=txn)
+                self._check_format(txn, meta)
+                self.databases = {name: env.open_db(name.encode(), txn=txn) for name in DATABASES}
+        except BaseException:
+            env.close()
+            raise
+        self._map_bytes = env.info()["map_size"]
+        self._env = env
 
-    def _check_format(self) -> None:
-        meta = self.databases["meta"]
-        with self._env.begin() as txn:
-            written = txn.get(b"format", db=meta)
+    def _check_format(self, txn: Any, meta: Any) -> None:
+        """Mark a new store with the format; refuse a newer one before anything in it is touched."""
+        written = txn.get(b"format", db=meta)
         if written is None:
-            with self._env.begin(write=True) as txn:
-                txn.put(b"uuid", uuid.uuid4().bytes, db=meta)
-                txn.put(b"format", str(FORMAT).encode(), db=meta)
+            txn.put(b"uuid", uuid.uuid4().bytes, db=meta)
+            txn.put(b"format", str(FORMAT).encode(), db=meta)
         elif int(written) > FORMAT:
             raise StoreTooNew(
                 f"the store in {self.directory} has format {int(written)}, and this version reads formats up to {FORMAT}: "
@@ -107,6 +113,8 @@ class Environment:
         LMDB needs new pages even to delete. On a disk filled to the last page nothing could be deleted, so `reserve_bytes` are left for that;
         appends go on only as far as there are free pages in the file, and end in MapFullError before anything is written.
         """
+        if self._env is None:
+            return
         self.is_tight = self.room() < self._reserve_bytes + 2 * incoming
         if self.is_tight:
             info = self._env.info()
@@ -115,13 +123,15 @@ class Environment:
                 self._resize(used)
 
     def room(self) -> int:
-        """The bytes by which the file may still grow: the volume's, or less by the process's own limit."""
-        volume = os.fstatvfs(self._lock)
+        """The bytes by which the file may still grow: the volume's, or less by the process's own limit. A volume that does not tell has enough."""
+        try:
+            volume = os.fstatvfs(self._lock)
+            written = (self.directory / "data.mdb").stat().st_size
+        except OSError:
+            return sys.maxsize
         room = volume.f_bavail * volume.f_frsize
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if limit != resource.RLIM_INFINITY:
-            room = min(room, limit - (self.directory / "data.mdb").stat().st_size)
-        return room
+        return room if limit == resource.RLIM_INFINITY else min(room, limit - written)
 
     def grow(self, for_appends: bool) -> None:
         """Make the map larger, so that what it was too small for can be tried again. No write transaction may be open.

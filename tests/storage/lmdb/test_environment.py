@@ -17,6 +17,7 @@ from pytest_twisted import ensureDeferred
 from storage.lmdb.environment import SMALLEST_MAP, Environment
 from storage.lmdb.layout import FORMAT
 from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
+from tests.contract.benches import no_file_may_grow
 from tests.contract.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
 
@@ -49,6 +50,22 @@ def test_a_store_of_a_newer_version_is_refused_with_both_versions(directory: Pat
         Environment(directory, 1)
     with pytest.raises(StoreTooNew):
         Environment(directory, 1)
+
+
+def test_nothing_in_a_newer_store_is_touched(directory: Path) -> None:
+    with lmdb.open(str(directory.parent / "newer"), max_dbs=10) as env:
+        with env.begin(write=True) as txn:
+            txn.put(b"format", b"%d" % (FORMAT + 1), db=env.open_db(b"meta", txn=txn))
+        before = env.info()["last_txnid"]
+    with pytest.raises(StoreTooNew):
+        Environment(directory.parent / "newer", 1)
+    with lmdb.open(str(directory.parent / "newer"), max_dbs=10) as env:
+        assert (env.info()["last_txnid"], env.dbs()) == (before, [b"meta"])
+
+
+def test_the_file_is_for_its_owner_alone(directory: Path) -> None:
+    Environment(directory, 1).close()
+    assert (directory / "data.mdb").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -140,8 +157,6 @@ async def test_an_environment_that_lmdb_gave_up_is_opened_again(open_store: Open
 
 @ensureDeferred
 async def test_a_store_opens_and_reads_where_nothing_can_be_written(open_store: Opener, directory: Path) -> None:
-    from tests.contract.benches import no_file_may_grow
-
     store = open_store()
     await store.open()
     await store.create_topic(topic())
