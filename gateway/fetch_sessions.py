@@ -91,8 +91,10 @@ class Round:
             self.pending.pop(interest, None)
 
     def close(self) -> None:
-        """Let go of every log. A request that still uses the round closes it once more at its end, for it may have followed others since."""
+        """Let go of every log: now, or at the end of the request that uses the round, which closes it once more."""
         self.is_closed = True
+        if self.is_in_use:
+            return
         for interest in self.interests.values():
             interest.release()
         self.interests.clear()

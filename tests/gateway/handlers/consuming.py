@@ -92,3 +92,9 @@ def entry(base_offset: int, last_offset: int, raw: bytes) -> Entry:
 def control_batch(offset: int) -> Entry:
     marker = Sample(offset, 5, b"\0\0\0\1", b"\0\0\0\0\0\0")
     return entry(offset, offset, building.batch([marker], attributes=0x30, producer=(1, 0, -1)))
+
+
+def batch_entry(base_offset: int, count: int, size: int = 20) -> Entry:
+    """A stored v2 batch."""
+    records = [Sample(base_offset + n, 5, b"k", b"v" * size) for n in range(count)]
+    return entry(base_offset, base_offset + count - 1, building.batch(records))
