@@ -9,7 +9,7 @@ import struct
 import uuid
 from typing import Any
 
-from kafka.protocol.admin import cluster, configs, topics, transactions
+from kafka.protocol.admin import cluster, configs, groups, topics, transactions
 from kafka.protocol.consumer import fetch, offsets
 from kafka.protocol.metadata import api_versions, find_coordinator, metadata
 from kafka.protocol.producer import produce, transaction
@@ -26,6 +26,7 @@ REQUESTS: dict[ApiKey, Any] = {
     ApiKey.LIST_OFFSETS: offsets.ListOffsetsRequest,
     ApiKey.METADATA: metadata.MetadataRequest,
     ApiKey.FIND_COORDINATOR: find_coordinator.FindCoordinatorRequest,
+    ApiKey.LIST_GROUPS: groups.ListGroupsRequest,
     ApiKey.SASL_HANDSHAKE: SaslHandshakeRequest,
     ApiKey.API_VERSIONS: api_versions.ApiVersionsRequest,
     ApiKey.CREATE_TOPICS: topics.CreateTopicsRequest,
