@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from gateway.config import Settings
 from gateway.config_types import ConfigType
-from gateway.topic_configs import DEFINITIONS, NO_EFFECT, TopicDefinition, setting_text
+from gateway.topic_configs import DEFINITIONS, TopicDefinition, setting_text
 
 
 class ConfigSource(IntEnum):
@@ -123,7 +123,11 @@ def broker_entries(settings: Settings) -> list[ConfigEntry]:
     entries.append(_static("log.dirs", str(settings.store), "Where topics are kept."))
     fixed = [
         *_FIXED,
-        *((one.server_key, one.definition.type, one.default, NO_EFFECT) for one in DEFINITIONS.values() if one.setting is None),
+        *(
+            (one.server_key, one.definition.type, one.default, one.definition.documentation)
+            for one in DEFINITIONS.values()
+            if one.setting is None
+        ),
     ]
     for name, kind, value, documentation in fixed:
         if name is not None:

@@ -57,6 +57,12 @@ def _works(name: str, kind: ConfigType, setting: str, server_key: str, documenta
     return TopicDefinition(Definition(name, kind, documentation, rule), server_key, setting)
 
 
+def _compacting(name: str, kind: ConfigType, default: str, server_key: str | None, documentation: str, rule: Rule) -> TopicDefinition:
+    return TopicDefinition(
+        Definition(name, kind, f"Of a topic whose cleanup.policy has compact: {documentation}", rule), server_key, None, default
+    )
+
+
 def _kept(name: str, kind: ConfigType, default: str, server_key: str | None = None, rule: Rule | None = None) -> TopicDefinition:
     return TopicDefinition(Definition(name, kind, NO_EFFECT, rule), server_key, None, default)
 
@@ -128,10 +134,57 @@ def _definitions() -> Iterator[TopicDefinition]:
         "How long a partition keeps records when cleanup.policy has delete; -1 is for ever.",
         at_least(-1),
     )
+    yield _compacting(
+        "delete.retention.ms",
+        _L,
+        "86400000",
+        "log.cleaner.delete.retention.ms",
+        "how long a record without a value stays after the pass that removed what was before it.",
+        at_least(0),
+    )
+    yield _compacting(
+        "max.compaction.lag.ms",
+        _L,
+        _EVER,
+        "log.cleaner.max.compaction.lag.ms",
+        "records older than this are compacted whatever min.cleanable.dirty.ratio and segment.ms say.",
+        at_least(1),
+    )
+    yield _compacting(
+        "min.cleanable.dirty.ratio",
+        _D,
+        "0.5",
+        "log.cleaner.min.cleanable.ratio",
+        "a pass is made when the bytes not yet compacted exceed this share of all that it would read.",
+        between(0, 1),
+    )
+    yield _compacting(
+        "min.compaction.lag.ms",
+        _L,
+        "0",
+        "log.cleaner.min.compaction.lag.ms",
+        "how long every record stays at least.",
+        at_least(0),
+    )
+    yield _compacting(
+        "segment.bytes",
+        _I,
+        "1073741824",
+        "log.segment.bytes",
+        "the newest bytes of a partition, up to this many, are left alone until they are older than segment.ms.",
+        at_least(14),
+    )
+    yield _compacting(
+        "segment.ms",
+        _L,
+        "604800000",
+        None,
+        "records older than this may be compacted although they are among the newest; the very last batch never is.",
+        at_least(1),
+    )
     yield _kept("compression.gzip.level", _I, "-1", "compression.gzip.level", level_of_gzip)
     yield _kept("compression.lz4.level", _I, "9", "compression.lz4.level", between(1, 17))
     yield _kept("compression.zstd.level", _I, "3", "compression.zstd.level", between(-131072, 22))
-    yield _kept("delete.retention.ms", _L, "86400000", "log.cleaner.delete.retention.ms", at_least(0))
     yield _kept("file.delete.delay.ms", _L, "60000", "log.segment.delete.delay.ms", at_least(0))
     yield _kept("flush.messages", _L, _EVER, "log.flush.interval.messages", at_least(1))
     yield _kept("flush.ms", _L, _EVER, None, at_least(0))
@@ -140,27 +193,34 @@ def _definitions() -> Iterator[TopicDefinition]:
     yield _kept("index.interval.bytes", _I, "4096", "log.index.interval.bytes", at_least(0))
     yield _kept("local.retention.bytes", _L, "-2", "log.local.retention.bytes", at_least(-2))
     yield _kept("local.retention.ms", _L, "-2", "log.local.retention.ms", at_least(-2))
-    yield _kept("max.compaction.lag.ms", _L, _EVER, "log.cleaner.max.compaction.lag.ms", at_least(1))
     yield _kept("message.format.version", _S, "3.0-IV1", "log.message.format.version", version_of_kafka)
     yield _kept("message.timestamp.after.max.ms", _L, _EVER, "log.message.timestamp.after.max.ms", at_least(0))
     yield _kept("message.timestamp.before.max.ms", _L, _EVER, "log.message.timestamp.before.max.ms", at_least(0))
     yield _kept("message.timestamp.difference.max.ms", _L, _EVER, "log.message.timestamp.difference.max.ms", at_least(0))
-    yield _kept("min.cleanable.dirty.ratio", _D, "0.5", "log.cleaner.min.cleanable.ratio", between(0, 1))
-    yield _kept("min.compaction.lag.ms", _L, "0", "log.cleaner.min.compaction.lag.ms", at_least(0))
     yield _kept("min.insync.replicas", _I, "1", "min.insync.replicas", at_least(1))
     yield _kept("preallocate", _B, "false", "log.preallocate")
     yield _kept("remote.log.copy.disable", _B, "false")
     yield _kept("remote.log.delete.on.disable", _B, "false")
     yield _kept("remote.storage.enable", _B, "false")
-    yield _kept("segment.bytes", _I, "1073741824", "log.segment.bytes", at_least(14))
     yield _kept("segment.index.bytes", _I, "10485760", "log.index.size.max.bytes", at_least(4))
     yield _kept("segment.jitter.ms", _L, "0", None, at_least(0))
-    yield _kept("segment.ms", _L, "604800000", None, at_least(1))
     yield _kept("unclean.leader.election.enable", _B, "false", "unclean.leader.election.enable")
 
 
 #: By name, in the order of the names.
 DEFINITIONS: dict[str, TopicDefinition] = {one.name: one for one in sorted(_definitions(), key=lambda one: one.name)}
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionConfig:
+    """When a partition is compacted, and what is left alone. Times in milliseconds; see the documentation of the configs of these names."""
+
+    delete_retention_ms: int = 86_400_000
+    max_compaction_lag_ms: int = LONG_MAX
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 604_800_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +234,7 @@ class TopicConfig:
     may_downconvert: bool
     deletes: bool
     compacts: bool
+    compaction: CompactionConfig = CompactionConfig()
 
 
 def value_of(name: str, overrides: Mapping[str, str], settings: Settings) -> Any:
@@ -202,6 +263,14 @@ def effective(overrides: Mapping[str, str], settings: Settings) -> TopicConfig:
         may_downconvert=value("message.downconversion.enable"),
         deletes="delete" in policies,
         compacts="compact" in policies,
+        compaction=CompactionConfig(
+            delete_retention_ms=value("delete.retention.ms"),
+            max_compaction_lag_ms=value("max.compaction.lag.ms"),
+            min_cleanable_dirty_ratio=value("min.cleanable.dirty.ratio"),
+            min_compaction_lag_ms=value("min.compaction.lag.ms"),
+            segment_bytes=value("segment.bytes"),
+            segment_ms=value("segment.ms"),
+        ),
     )
 
 

@@ -100,9 +100,9 @@ def test_types_are_kafka_s_and_documentation_is_told_when_asked_for(house: House
 
 
 def test_a_config_without_effect_says_so(house: House) -> None:
-    house.topic(segment_ms="5")
-    (result,) = describe(house, (TOPIC, "orders", ["segment.ms", "retention.ms"]), include_documentation=True)
-    assert {row.name: row.documentation == NO_EFFECT for row in result.configs} == {"segment.ms": True, "retention.ms": False}
+    house.topic(segment_jitter_ms="5")
+    (result,) = describe(house, (TOPIC, "orders", ["segment.jitter.ms", "retention.ms"]), include_documentation=True)
+    assert {row.name: row.documentation == NO_EFFECT for row in result.configs} == {"segment.jitter.ms": True, "retention.ms": False}
 
 
 # Codes and messages as Kafka 3.9.2 gave them, for a broker of id 0.
