@@ -34,7 +34,7 @@ class LmdbLog:
         self._size = durable.size
         self._run = Run()
         self._in_flight = 0
-        self._failure: StorageFailed | None = None
+        self._failure = ""
         self._is_closed = False
         self._watchers: list[Callable[[], None]] = []
 
@@ -63,7 +63,7 @@ class LmdbLog:
             self._check_open()
             if self._failure:
                 # Those in flight fail one after the other; until the last has, no offset could be the next.
-                raise self._failure
+                raise StorageFailed(self._failure)
             for entry in entries:
                 if entry.base_offset != expected or entry.last_offset < expected:
                     raise OffsetOutOfRange(f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}")
@@ -90,9 +90,9 @@ class LmdbLog:
                 self._store.tail.add(self._run, entry)
             self._store.has_moved(self)
         elif isinstance(error, StorageFailed):
-            self._failure = error
+            self._failure = str(error)
         if self._in_flight == 0 and self._failure:
-            self._failure = None
+            self._failure = ""
             self._next_offset = self._end_offset
 
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:

@@ -102,23 +102,24 @@ class Writer:
         try:
             outcomes = self._commit(operations)
         except Exception as error:  # noqa: BLE001 - a bug here must fail this burst, not end the thread that all the others wait for
-            failure = self._failed(what, error)
+            reason = self._failed(what, error)
             rest = [one for one in operations if not isinstance(one, Append)]
             is_retried = has_appends and rest and isinstance(error, lmdb.Error)
             written = {id(outcome[0]): outcome for outcome in self._write(rest)} if is_retried else {}
-            return [written.get(id(one), (one, None, failure)) for one in operations]
+            # Each gets an exception of its own: one that thousands raise again grows a traceback through all of them.
+            return [written.get(id(one)) or (one, None, StorageFailed(reason)) for one in operations]
         self._succeeded(what)
         return outcomes
 
-    def _failed(self, what: str, error: Exception) -> StorageFailed:
-        """The error for those who wait; one line in the log when it begins, not one for each burst of a bad hour."""
+    def _failed(self, what: str, error: Exception) -> str:
+        """The reason for those who wait; one line in the log when it begins, not one for each burst of a bad hour."""
         directory = self._environment.directory
         if not isinstance(error, lmdb.Error):
             log.exception("%s in %s failed, which is a bug", what, directory)
         elif what not in self._failing:
             self._failing.add(what)
             log.error("%s in %s fails: %s; it is refused until it succeeds again, reads go on", what, directory, error)
-        return StorageFailed(f"cannot write to {directory}: {error}")
+        return f"cannot write to {directory}: {error}"
 
     def _succeeded(self, what: str) -> None:
         if what in self._failing:

@@ -77,7 +77,7 @@ class MemoryLog:
         self._rows = rows
         self._next_offset = rows.end_offset
         self._pending = 0
-        self._failing: StorageFailed | None = None
+        self._failing = ""
         self._watchers: list[Callable[[], None]] = []
         self._closed = False
 
@@ -102,7 +102,7 @@ class MemoryLog:
         try:
             self._check_open()
             if self._failing:
-                raise self._failing
+                raise StorageFailed(self._failing)
             expected = self._next_offset
             for entry in copies:
                 if entry.base_offset != expected or entry.last_offset < entry.base_offset:
@@ -119,17 +119,17 @@ class MemoryLog:
         try:
             self._check_open()
             if self._failing:
-                raise self._failing
+                raise StorageFailed(self._failing)
             self._store.check_medium()
             if entries:
                 self._rows.entries.extend(entries)
                 self._rows.end_offset = entries[-1].last_offset + 1
         except StorageFailed as error:
-            self._failing = error
+            self._failing = str(error)
             raise
         finally:
             if self._pending == 0:
-                self._failing = None
+                self._failing = ""
                 self._next_offset = self._rows.end_offset
         if entries:
             self.changed()

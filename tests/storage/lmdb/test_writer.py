@@ -60,6 +60,22 @@ async def test_a_bad_hour_costs_one_line_when_it_begins_and_one_when_it_ends(ope
 
 
 @ensureDeferred
+async def test_everyone_who_waits_gets_an_error_of_his_own(open_store: Opener) -> None:
+    store = open_store()
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    errors = []
+    with no_file_may_grow():
+        appends = [log.append([sized(n, 10)]) for n in range(20)]
+        for one in appends:
+            with pytest.raises(StorageFailed) as raised:
+                await one
+            errors.append(raised.value)
+    assert len({id(error) for error in errors}) == 20
+
+
+@ensureDeferred
 async def test_a_bug_in_one_write_is_logged_and_the_next_is_written(open_store: Opener, caplog: pytest.LogCaptureFixture) -> None:
     store = open_store()
     await store.open()
