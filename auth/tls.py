@@ -1,7 +1,7 @@
 """The server's side of TLS: a pyOpenSSL context from files, made anew when they change.
 
-`Tls` has the one method, `getContext`, that Twisted asks of a context factory; nothing else here knows of Twisted. Existing connections keep the
-certificate that they began with.
+`Tls` has the one method, `serverConnectionForTLS`, that Twisted asks of what makes a server's connections; nothing else here knows of Twisted.
+Existing connections keep the certificate that they began with.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class TlsFiles:
 
 
 class Tls:
-    """A context factory. `clock` gives seconds; `on_problem` is told when changed files cannot be used (the old ones then serve on).
+    """Makes the server's side of connections. `clock` gives seconds; `on_problem` is told when changed files cannot be used (the old ones then serve on).
 
     Raises TlsError when the files cannot be used at the start.
     """
@@ -70,7 +70,11 @@ class Tls:
         self._context = context_of(files)
         self._looked = clock()
 
-    def getContext(self) -> SSL.Context:
+    def serverConnectionForTLS(self, _protocol: object) -> SSL.Connection:
+        """A new connection on the newest context (Twisted's IOpenSSLServerConnectionCreator)."""
+        return SSL.Connection(self.context(), None)
+
+    def context(self) -> SSL.Context:
         """The context for a new connection."""
         now = self._clock()
         if now - self._looked >= RECHECK_SECONDS:

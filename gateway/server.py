@@ -9,11 +9,13 @@ from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
 from twisted.internet.protocol import Factory
 from twisted.internet.task import LoopingCall
 from twisted.internet.threads import deferToThreadPool
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.threadpool import ThreadPool
+from zope.interface.declarations import directlyProvides
 
 from auth.mechanism import Mechanism
 from auth.tls import Tls, TlsError
@@ -169,7 +171,8 @@ class Server:
         for endpoint, listener, tls in listeners:
             factory: Any = listener
             if tls is not None:
-                # Twisted means any object with getContext, and says so by zope interfaces, which mypy does not know.
+                # `auth` knows no Twisted, so that its object is what Twisted asks for is said here; mypy does not know such interfaces.
+                directlyProvides(tls, IOpenSSLServerConnectionCreator)
                 factory = TlsListener(cast(Any, tls), False, cast(Any, listener))
             port = Port(endpoint.port, factory, BACKLOG, endpoint.host, self._reactor)
             try:

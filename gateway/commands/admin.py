@@ -24,7 +24,7 @@ _FAILED_ATTEMPT = re.compile(r"Bootstrap \w+ to \S+ failed: (?P<reason>.*?)(?: \
 
 _PREFIXES = re.compile(r"\A(\[Error \d+\] )?([A-Z]\w*[A-Z]\w*(: |\Z))*")
 """Class names and error numbers."""
-_HANG_UP = "socket disconnected"
+_HANG_UP = re.compile("socket disconnected|Connection reset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _listening() -> Iterator[_Reasons]:
 
 
 def _says_little(reason: str) -> bool:
-    return _HANG_UP in reason or "timed out" in reason
+    return bool(_HANG_UP.search(reason)) or "timed out" in reason
 
 
 def _explain(server: Server, reason: str) -> str:
@@ -184,9 +184,9 @@ def _explain(server: Server, reason: str) -> str:
         return "what answers is not Kafka's protocol; does it speak TLS there? (--tls, --tls-ca)"
     if "IllegalSaslState" in reason:
         return "it takes no log-in there; leave --user out"
-    if _HANG_UP in reason and server.user:
+    if _HANG_UP.search(reason) and server.user:
         return "it hung up during the log-in; user or password may be wrong"
-    if _HANG_UP in reason:
+    if _HANG_UP.search(reason):
         return "it hung up; it may ask for a log-in (--user) or " + ("no TLS" if server.has_tls else "TLS (--tls, --tls-ca)")
     return reason
 

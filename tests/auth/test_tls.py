@@ -211,7 +211,7 @@ class Clock:
 
 
 def serial(tls, files):
-    client, _ = shake(tls.getContext(), trusting(files))
+    client, _ = shake(tls.context(), trusting(files))
     return x509.load_der_x509_certificate(client.getpeercert(binary_form=True)).serial_number
 
 
@@ -243,6 +243,17 @@ def test_a_half_renewed_pair_is_told_and_the_old_one_serves_until_it_is_whole(fi
     files.key.write_bytes(new_key)
     clock.now = 2.0
     assert serial(tls, files) == renewed.certificate.serial_number
+
+
+def test_a_connection_is_made_on_the_newest_context(files, authority, tmp_path):
+    clock = Clock()
+    tls = Tls(files, clock, lambda problem: None)
+    before = tls.serverConnectionForTLS(None).get_context()
+    authority.sign("server").write(tmp_path, "server")
+    clock.now = 1.0
+    after = tls.serverConnectionForTLS(None).get_context()
+    assert before is not after
+    assert after is tls.context()
 
 
 def test_files_that_cannot_be_used_stop_the_start(files):
