@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from compat.records import RecordsError, cut
+from compat.records import RecordsError, cut, has_old_lz4, with_right_lz4
 from gateway.broker import Broker
 from gateway.errors import ErrorCode, KafkaError
 from gateway.fetch_sessions import Interest
@@ -144,12 +144,24 @@ class Reader:
     async def _readable(self, interest: Interest, partition: Partition, entries: list[Entry]) -> Sequence[Buffer | KafkaError]:
         """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it."""
         if self._magic is None:
-            if self._request.version >= _FIRST_FETCH_WITH_ZSTD:
-                return [entry.payload for entry in entries]
-            return [KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE) if _is_zstd(entry.payload) else entry.payload for entry in entries]
-        if partition.config.may_downconvert:
-            return await self._broker.converter.convert(interest.topic_id, partition.index, entries, self._magic)
-        return [KafkaError(ErrorCode.UNSUPPORTED_VERSION) if magic_of(entry.payload) > self._magic else entry.payload for entry in entries]
+            readable: Sequence[Buffer | KafkaError] = [entry.payload for entry in entries]
+            if self._request.version < _FIRST_FETCH_WITH_ZSTD:
+                readable = [KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE) if _is_zstd(e.payload) else e.payload for e in entries]
+        elif partition.config.may_downconvert:
+            readable = await self._broker.converter.convert(interest.topic_id, partition.index, entries, self._magic)
+        else:
+            readable = [KafkaError(ErrorCode.UNSUPPORTED_VERSION) if magic_of(e.payload) > self._magic else e.payload for e in entries]
+        return readable if self._magic == 0 else [_modern(payload) for payload in readable]
+
+
+def _modern(payload: Buffer | KafkaError) -> Buffer | KafkaError:
+    """Only consumers of format 0 want the checksum that lz4 frames of that format bear."""
+    if isinstance(payload, KafkaError) or not has_old_lz4(payload):
+        return payload
+    try:
+        return with_right_lz4(payload)
+    except RecordsError as failure:
+        return KafkaError(ErrorCode.CORRUPT_MESSAGE, str(failure))
 
 
 def _is_zstd(payload: Buffer) -> bool:

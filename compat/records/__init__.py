@@ -6,11 +6,12 @@ loops run in a compiled kernel that releases the GIL where there is one (`KERNEL
 
 from compat.records.down import down_convert
 from compat.records.errors import CorruptRecords, InvalidRecords, InvalidTimestamp, RecordsError, RecordsTooLarge, UnsupportedCodec
-from compat.records.filtering import filter_records
+from compat.records.filtering import empty_batch, filter_records, keys, newest
 from compat.records.layout import Codec
 from compat.records.limits import MAX_DECOMPRESSED_BYTES
 from compat.records.loops import KERNEL, KERNEL_REASON
 from compat.records.message_set import MessageSet, check_message_set, stamp_message_set
+from compat.records.old_lz4 import has_old_lz4, with_right_lz4
 from compat.records.reading import Record, cut, first_at_or_after, records
 from compat.records.up import up_convert
 
@@ -30,9 +31,14 @@ __all__ = [
     "check_message_set",
     "cut",
     "down_convert",
+    "empty_batch",
     "filter_records",
     "first_at_or_after",
+    "keys",
+    "newest",
+    "has_old_lz4",
     "records",
     "stamp_message_set",
     "up_convert",
+    "with_right_lz4",
 ]

@@ -48,6 +48,12 @@ def has_historic_checksum(frame: Buffer) -> bool:
     return frame[size - 1] == historic != right
 
 
+def with_right_checksum(frame: Buffer) -> bytes:
+    """The same frame for a reader that knows the specification only. Raises CorruptRecords."""
+    header = read(frame)
+    return b"".join((header, memoryview(frame)[len(header) :]))
+
+
 def refuse_linked_blocks(frame: Buffer) -> None:
     """No Java client reads blocks that depend on each other, so none may be stored. Raises InvalidRecords, CorruptRecords."""
     _size(frame)

@@ -109,20 +109,20 @@ def _open(view: memoryview, start: int, budget: Budget) -> Wrapper:
     codec = codec_of(attributes)
     if codec > Codec.LZ4:
         raise UnsupportedCodec(f"record at byte {start}: magic {magic} has no {codec.name.lower()}")
-    value_at = _value_at(view, start, end, magic)
-    inner = codecs.decompress(codec, view[value_at:end], budget.remaining)
+    begin = value_at(view, start, end, magic)
+    inner = codecs.decompress(codec, view[begin:end], budget.remaining)
     budget.take(len(inner))
     found = loops.scan(inner, magic, True)
     if not found.messages:
         raise InvalidRecords(f"record at byte {start}: the compressed set is empty")
     timestamp = OFFSET.unpack_from(view, start + TIMESTAMP_AT)[0] if magic else -1
-    wrapper = Wrapper(start, end, offset, magic, attributes, timestamp, value_at, inner, found)
+    wrapper = Wrapper(start, end, offset, magic, attributes, timestamp, begin, inner, found)
     if not -MAX_INT64 <= wrapper.shift <= MAX_INT64:
         raise CorruptRecords(f"record at byte {start}: the offset is out of range")
     return wrapper
 
 
-def _value_at(view: memoryview, start: int, end: int, magic: int) -> int:
+def value_at(view: memoryview, start: int, end: int, magic: int) -> int:
     """Where the value of the message begins (it ends with the message), whose size and magic are known to be right."""
     at: int = start + KEY_AT[magic]
     (key_size,) = LENGTH.unpack_from(view, at)
