@@ -1,0 +1,271 @@
+"""The gateway is killed under load, again and again: nothing that a producer was told is stored is lost, nothing of an idempotent one is there twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import kafka
+import pytest
+
+pytestmark = pytest.mark.peer
+
+TOPIC = "load"
+PARTITIONS = 3
+START_SECONDS = 30.0
+RECOVER_SECONDS = 60.0
+DRAIN_SECONDS = 20.0
+#: A producer waits while so many of its records are unanswered; together they keep the gateway busy at every moment.
+UNANSWERED = 400
+#: So many answers must have come before the next blow.
+ANSWERS = 300
+
+Stored = tuple[int, int, bytes]
+"""Partition, offset, value."""
+
+
+class Gateway:
+    """One gateway process at a time, always on the same port and store."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.bootstrap = f"127.0.0.1:{free.getsockname()[1]}"
+        self._process: subprocess.Popen[str] | None = None
+        self._log = (folder / "gateway.log").open("a")
+
+    def start(self) -> None:
+        listener, store = f"PLAINTEXT://{self.bootstrap}", f"lmdb:{self._folder / 'store'}"
+        argv = [sys.executable, "-m", "gateway", "serve", "--listener", listener, "--store", store, "--set", f"num_partitions={PARTITIONS}"]
+        self._process = process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, text=True)
+        assert process.stdout
+        overdue = threading.Timer(START_SECONDS, process.kill)
+        overdue.start()
+        line = process.stdout.readline()
+        overdue.cancel()
+        assert re.match(r"ready listeners=", line), f"{line!r}\n{self.log()}"
+
+    def strike(self, blow: signal.Signals) -> int:
+        """Send it a signal; its exit code."""
+        assert self._process
+        self._process.send_signal(blow)
+        return self._process.wait(DRAIN_SECONDS)
+
+    def close(self) -> None:
+        if self._process and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self._process and self._process.stdout:
+            self._process.stdout.close()
+        self._log.close()
+
+    def log(self) -> str:
+        return (self._folder / "gateway.log").read_text(errors="replace")
+
+
+@dataclass
+class Load:
+    """What a producer has sent and what it was told, and the thread that sends. `client` sends one value and calls back with what became of it."""
+
+    name: str
+    client: Any
+    is_idempotent: bool
+    sent: int = 0
+    stored: list[Stored] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._change = threading.Condition()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name=self.name)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._change:
+                while not self._is_over and self.sent - len(self.stored) - len(self.failures) >= UNANSWERED:
+                    self._change.wait(0.1)
+                if self._is_over:
+                    return
+                value = b"%s %d" % (self.name.encode(), self.sent) + b"." * (self.sent % 700)
+                self.sent += 1
+            self.client.send(value, self)
+
+    def told(self, partition: int, offset: int, value: bytes) -> None:
+        with self._change:
+            self.stored.append((partition, offset, value))
+            self._change.notify_all()
+
+    def failed(self, reason: str) -> None:
+        with self._change:
+            self.failures.append(reason)
+            self._change.notify_all()
+
+    def wait_for_answers(self, count: int) -> None:
+        """Until so many more have come."""
+        with self._change:
+            goal = len(self.stored) + count
+            came = self._change.wait_for(lambda: len(self.stored) >= goal or self.failures, RECOVER_SECONDS)
+            assert came, f"{self.name}: no {count} answers within {RECOVER_SECONDS:.0f} s"
+
+    def stop(self) -> None:
+        """Send no more, and wait until everything is answered."""
+        self._is_over = True
+        self._thread.join()
+        self.client.finish()
+
+
+class KafkaPython:
+    def __init__(self, bootstrap: str, *, is_idempotent: bool) -> None:
+        self._producer = kafka.KafkaProducer(
+            bootstrap_servers=bootstrap,
+            acks="all",
+            enable_idempotence=is_idempotent,
+            linger_ms=2,
+            retry_backoff_ms=50,
+            reconnect_backoff_ms=20,
+            reconnect_backoff_max_ms=200,
+            request_timeout_ms=10_000,
+            delivery_timeout_ms=300_000,
+        )
+
+    def send(self, value: bytes, load: Load) -> None:
+        sending = self._producer.send(TOPIC, value)
+        sending.add_callback(lambda where: load.told(where.partition, where.offset, value))
+        sending.add_errback(lambda failure: load.failed(repr(failure)))
+
+    def finish(self) -> None:
+        self._producer.flush(RECOVER_SECONDS)
+        self._producer.close()
+
+
+class Confluent:
+    def __init__(self, bootstrap: str, *, is_idempotent: bool) -> None:
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": is_idempotent,
+                "acks": "all",
+                "linger.ms": 2,
+                "batch.num.messages": 50,
+                "retry.backoff.ms": 50,
+                "reconnect.backoff.ms": 20,
+                "reconnect.backoff.max.ms": 200,
+                "log_level": 0,
+            }
+        )
+
+    def send(self, value: bytes, load: Load) -> None:
+        def told(failure: Any, message: Any) -> None:
+            if failure is None:
+                load.told(message.partition(), message.offset(), value)
+            else:
+                load.failed(str(failure))
+
+        self._producer.produce(TOPIC, value, on_delivery=told)
+        # Answers come only to those who poll.
+        while self._producer.poll(0) or len(self._producer) >= UNANSWERED:
+            self._producer.poll(0.05)
+
+    def finish(self) -> None:
+        self._producer.flush(RECOVER_SECONDS)
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    gateway = Gateway(tmp_path)
+    gateway.start()
+    yield gateway
+    gateway.close()
+
+
+def loads_on(bootstrap: str) -> list[Load]:
+    return [
+        Load("plain", KafkaPython(bootstrap, is_idempotent=False), is_idempotent=False),
+        Load("python", KafkaPython(bootstrap, is_idempotent=True), is_idempotent=True),
+        Load("librdkafka", Confluent(bootstrap, is_idempotent=True), is_idempotent=True),
+        Load("librdkafka-2", Confluent(bootstrap, is_idempotent=True), is_idempotent=True),
+    ]
+
+
+def read_all(gateway: Gateway) -> list[Stored]:
+    """Every record of the topic; the consumer checks the CRCs."""
+    consumer = kafka.KafkaConsumer(bootstrap_servers=gateway.bootstrap, check_crcs=True, fetch_max_wait_ms=100)
+    partitions = [kafka.TopicPartition(TOPIC, n) for n in range(PARTITIONS)]
+    consumer.assign(partitions)
+    consumer.seek_to_beginning()
+    ends = consumer.end_offsets(partitions)
+    found: list[Stored] = []
+    while any(consumer.position(partition) < ends[partition] for partition in partitions):
+        polled = consumer.poll(timeout_ms=5000)
+        assert polled, f"nothing comes although the end is not reached\n{gateway.log()}"
+        found += [(record.partition, record.offset, record.value) for records in polled.values() for record in records]
+    consumer.close()
+    return found
+
+
+def check(loads: list[Load], found: list[Stored]) -> None:
+    for partition in range(PARTITIONS):
+        offsets = [offset for where, offset, _ in found if where == partition]
+        assert offsets == list(range(len(offsets))), "offsets are not continuous"
+    there = {(partition, offset): value for partition, offset, value in found}
+    times = Counter(value for _, _, value in found)
+    for load in loads:
+        assert not load.failures, f"{load.name}: {load.failures[:3]}"
+        assert len(load.stored) == load.sent
+        lost = [one for one in load.stored if there.get(one[:2]) != one[2]]
+        assert not lost, f"{load.name}: acknowledged and not there: {lost[:3]}"
+        if load.is_idempotent:
+            mine = [value for _, _, value in load.stored]
+            assert all(times[value] == 1 for value in mine), f"{load.name}: there more than once"
+
+
+def survive(gateway: Gateway, rounds: int, blow: signal.Signals, expected_code: int, seed: int) -> None:
+    chance = random.Random(seed)
+    loads = loads_on(gateway.bootstrap)
+    never = threading.Event()
+    try:
+        for load in loads:
+            load.start()
+        for _ in range(rounds):
+            for load in loads:
+                load.wait_for_answers(ANSWERS)
+            never.wait(chance.uniform(0, 0.4))
+            assert gateway.strike(blow) == expected_code, gateway.log()
+            gateway.start()
+        for load in loads:
+            load.wait_for_answers(ANSWERS)
+    finally:
+        for load in loads:
+            load.stop()
+    check(loads, read_all(gateway))
+    assert " error " not in gateway.log()
+
+
+def test_three_killings_lose_nothing_and_double_nothing(gateway: Gateway) -> None:
+    survive(gateway, 3, signal.SIGKILL, -signal.SIGKILL, seed=3)
+
+
+def test_shutdowns_under_load_end_well_and_lose_nothing(gateway: Gateway) -> None:
+    survive(gateway, 3, signal.SIGTERM, 0, seed=5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [11, 12])
+def test_twelve_killings_lose_nothing_and_double_nothing(gateway: Gateway, seed: int) -> None:
+    survive(gateway, 12, signal.SIGKILL, -signal.SIGKILL, seed=int(os.environ.get("KOPGATE_CRASH_SEED", seed)))
