@@ -34,6 +34,9 @@ _SIZE = Struct(">i")
 
 _PRODUCE = ApiKey.PRODUCE.to_bytes(2, "big")
 
+#: Requests that one connection may start in one turn of the reactor, some 5 ms' worth: one read can bring ten thousand, and others wait meanwhile.
+TURN_REQUESTS = 100
+
 
 class Outlet(Protocol):
     """The connection's other half, as the server provides it."""
@@ -79,10 +82,12 @@ class Dispatch:
         self._listener = listener
         self._waiting: deque[bytearray] = deque()
         self._owed: deque[_Owed] = deque()
+        self._unanswered = 0
         self._is_busy = False
         self._is_writing_held = False
         self._is_closed = False
         self._is_advancing = False
+        self._is_going_on = False
         self._has_hung_up = False
 
     @property
@@ -123,16 +128,29 @@ class Dispatch:
             return
         self._is_advancing = True
         try:
-            while self._waiting and self._may_start(self._waiting[0]):
+            for _ in range(TURN_REQUESTS):
+                if not self._waiting or not self._may_start(self._waiting[0]):
+                    break
                 self._start(self._waiting.popleft())
+            else:
+                self._go_on_later()
         finally:
             self._is_advancing = False
         self._send()
 
+    def _go_on_later(self) -> None:
+        if not self._is_going_on:
+            self._is_going_on = True
+            self._broker.clock.callLater(0, self._go_on)
+
+    def _go_on(self) -> None:
+        self._is_going_on = False
+        self._advance()
+
     def _may_start(self, frame: bytearray) -> bool:
         if self._is_busy or self._is_closed or self._is_writing_held or self._session.is_over:
             return False
-        if not self._owed or all(owed.reply is not None for owed in self._owed):
+        if not self._unanswered:
             return True
         # Only appends are under way; another Produce may join them, anything else waits for them.
         return frame[:2] == _PRODUCE and self._session.is_ready
@@ -140,6 +158,7 @@ class Dispatch:
     def _start(self, frame: bytearray) -> None:
         owed = _Owed(len(frame))
         self._owed.append(owed)
+        self._unanswered += 1
         self._is_busy = True
         owed.cancel = start(self._serve(frame, owed), partial(self._served, owed), partial(self._failed, owed))
 
@@ -192,6 +211,7 @@ class Dispatch:
                 self._failed(owed, failure)
                 return
             owed.reply = _reply(body, owed.correlation_id, route.has_tagged_header)
+        self._unanswered -= 1
         self._advance()
 
     def _send(self) -> None:
@@ -222,6 +242,7 @@ class Dispatch:
             # A bare token has no form of refusal: the client learns it from the hang-up.
             _log.warning("login failed", peer=self._peer, listener=self._listener, mechanism=self._session.mechanism, reason=failure.reason)
             owed.reply = []
+            self._unanswered -= 1
             self._send()
             return
         if isinstance(failure, Refused | AuthenticationBusy):

@@ -71,13 +71,18 @@ class Client:
         self.flow = Flow(self.budget, max_bytes=max_bytes, max_requests=max_requests, pause=self._pause, resume=self._resume)
         self.session = Session(None if mechanisms is None else {mechanism.name: mechanism for mechanism in mechanisms})
         self.settings = Settings(connection_failed_authentication_delay_ms=100)
-        broker: Any = SimpleNamespace(settings=self.settings)
+        self.clock = Clock()
+        broker: Any = SimpleNamespace(settings=self.settings, clock=self.clock)
         self.dispatch = Dispatch(broker, self.session, self, self.flow, peer=PEER, listener="SASL_PLAINTEXT")
 
     def says(self, *frames: bytes) -> None:
         """All of them arrive in one chunk."""
         self.dispatch.arrived([bytearray(frame) for frame in frames])
         self.flow.settle()
+
+    def turns(self) -> None:
+        """The reactor turns until it has nothing more to do."""
+        self.clock.advance(0)
 
     def hears(self) -> list[bytes]:
         """The frames that came since last time, without their lengths."""

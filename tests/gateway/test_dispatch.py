@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
+from gateway.dispatch import TURN_REQUESTS
 from gateway.errors import ErrorCode, KafkaError, Refused
 from gateway.flow import Budget
 from gateway.routes import ROUTES, Later, Route
@@ -167,16 +169,45 @@ def test_a_request_without_a_reply_leaves_no_gap(client, behind):
     assert client.dispatch.is_idle
 
 
-def test_a_thousand_requests_in_one_chunk_are_served_without_recursion(client):
-    client.says(*[other(b"m%d" % index) for index in range(5000)])
-    assert len(client.hears()) == 5000
+def test_ten_thousand_requests_in_one_chunk_leave_others_their_turns(client, behind):
+    client.says(*[other(b"m%d" % index) for index in range(10_000)])
+    assert len(behind.started) == TURN_REQUESTS
+    client.turns()
+    assert client.hears() == [reply(b"m%d" % index) for index in range(10_000)]
 
 
-def test_a_thousand_requests_behind_one_that_waits_are_served_without_recursion(client, behind):
+def test_requests_behind_one_that_waits_are_served_in_turns_too(client, behind):
     first = behind.waits(b"m0")
-    client.says(*[other(b"m%d" % index) for index in range(5000)])
+    client.says(*[other(b"m%d" % index) for index in range(10_000)])
+    client.turns()
+    assert behind.started == [b"m0"]
     first.callback(b"m0")
-    assert len(client.hears()) == 5000
+    assert len(behind.started) == 1 + TURN_REQUESTS
+    client.turns()
+    assert len(client.hears()) == 10_000
+
+
+def test_what_was_to_go_on_does_not_when_the_peer_has_gone(client, behind):
+    client.says(*[other(b"m%d" % index) for index in range(1000)])
+    client.goes()
+    client.turns()
+    assert len(behind.started) == TURN_REQUESTS
+    assert client.budget.used == 0
+
+
+def test_the_cost_of_a_request_does_not_grow_with_those_around_it(behind):
+    def seconds(count):
+        client = Client()
+        frames = [other(b"m%d" % index) for index in range(count)]
+        began = time.process_time()
+        client.says(*frames)
+        client.turns()
+        return time.process_time() - began
+
+    few = min(seconds(1000) for _ in range(5))
+    many = min(seconds(16_000) for _ in range(2))
+    # Sixteen times the requests; looking at all that are owed for each takes 256 times as long.
+    assert many < 64 * few
 
 
 # limits
