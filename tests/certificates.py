@@ -14,6 +14,18 @@ from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
 from cryptography.x509.oid import NameOID
 
 DAY = datetime.timedelta(days=1)
+# Clients on Python 3.13 and later take no authority without it (RFC 5280, 4.2.1.3).
+SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 def _name(common_name: str) -> x509.Name:
@@ -42,7 +54,8 @@ class Authority:
         self._key = rsa.generate_private_key(65537, 2048)
         self._name = _name(common_name)
         constraints = x509.BasicConstraints(ca=True, path_length=0)
-        self.certificate = self._builder(self._name, self._key).add_extension(constraints, critical=True).sign(self._key, hashes.SHA256())
+        builder = self._builder(self._name, self._key).add_extension(constraints, critical=True).add_extension(SIGNS, critical=True)
+        self.certificate = builder.sign(self._key, hashes.SHA256())
 
     def write(self, folder: Path, name: str = "ca") -> Path:
         path = folder / f"{name}.crt"
