@@ -1,22 +1,62 @@
-"""Compaction of one stored unit: the same unit with some of its records only.
+"""Compaction of one stored unit: its keys, and the same unit with some of its records only.
 
 Follows Kafka's MemoryRecords.filterTo: offsets do not change, and a batch keeps its first and last offset and its producer's sequence, so that neither
 readers nor sequence checks see a difference.
+
+All records are verified by the loops that convert and scan, compiled where they can be; what is left for Python is a walk over fixed fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from struct import Struct
 
-from compat.records import codecs
-from compat.records.layout import BATCH_OVERHEAD, NO_TIMESTAMP, OFFSET, Batch, Buffer, build_batch, magic_of, read_batch
+from compat.records import codecs, loops
+from compat.records.layout import (
+    BATCH_OVERHEAD,
+    CODEC_MASK,
+    LOG_OVERHEAD,
+    MAGIC_AT,
+    MESSAGE_HEADER,
+    NO_TIMESTAMP,
+    OFFSET,
+    TIMESTAMP_AT,
+    Batch,
+    Buffer,
+    build_batch,
+    magic_of,
+    read_batch,
+)  # fmt: skip
 from compat.records.limits import MAX_DECOMPRESSED_BYTES
-from compat.records.walk import Message, walk_messages, walk_records
 from compat.records.wrappers import Budget, Wrapper, segments, wrap
 
 Keep = Callable[[int, bytes | None, bool], bool]
 """(offset, key, whether the value is null) -> whether the record stays. Called once for each record, in offset order."""
+
+_KEY_SIZE_AND_BEFORE = (Struct(">qi6xi"), Struct(">qi14xi"))
+"""Offset, size and the key's length, by magic."""
+
+_Message = tuple[int, int, int, bytes | None, bool]
+"""Of a verified uncompressed message: start, end, offset, key, whether the value is null."""
+
+
+def keys(payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> Iterator[tuple[int, bytes | None, bool]]:
+    """(offset, key, whether the value is null) of every record of one stored unit, in offset order; a control batch has none.
+
+    Raises, while it is read, CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge.
+    """
+    if magic_of(payload) == 2:
+        batch = read_batch(payload)
+        if batch.is_control:
+            return
+        for _, _, offset, key, is_tombstone in _messages(_as_messages(_content(payload, batch, max_decompressed_bytes), batch)):
+            yield offset, key, is_tombstone
+        return
+    view = memoryview(payload)
+    for segment in segments(payload, Budget(max_decompressed_bytes)):
+        messages, shift = (segment.inner, segment.shift) if isinstance(segment, Wrapper) else (_verified(view[segment]), 0)
+        for _, _, offset, key, is_tombstone in _messages(messages):
+            yield offset + shift, key, is_tombstone
 
 
 def filter_records(payload: Buffer, keep: Keep, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes | None:
@@ -33,59 +73,138 @@ def filter_records(payload: Buffer, keep: Keep, *, max_decompressed_bytes: int =
         if isinstance(segment, Wrapper):
             parts.append(_filter_wrapper(view, segment, keep))
         else:
-            run = view[segment]
-            parts += [run[one.start : one.end] for one in walk_messages(run, -1, is_inner=True) if _stays(run, one, 0, keep)]
+            run = _verified(view[segment])
+            parts += [run[start:end] for start, end, offset, key, is_tombstone in _messages(run) if keep(offset, key, is_tombstone)]
     return b"".join(parts) or None
+
+
+def empty_batch(payload: Buffer) -> bytes:
+    """A magic-2 batch without its records: what is kept of a producer's last one, for the sequence that it bears.
+
+    As DefaultRecordBatch.writeEmptyHeader: offsets, producer, greatest timestamp and its type stay, there is no codec and no first
+    timestamp. Raises CorruptRecords.
+    """
+    batch = read_batch(payload)
+    return build_batch(batch._replace(attributes=batch.attributes & ~CODEC_MASK, base_timestamp=NO_TIMESTAMP, records=0), b"")
+
+
+def newest(payload: Buffer) -> int:
+    """The greatest timestamp that the headers of a stored unit state, which is that of its records; -1 where there is none.
+
+    Raises CorruptRecords, InvalidRecords, UnsupportedCodec.
+    """
+    if magic_of(payload) == 2:
+        batch = read_batch(payload)
+        return batch.max_timestamp if batch.records else NO_TIMESTAMP
+    found = loops.scan(payload, -1, False).max_timestamp
+    at = 0
+    while at < len(payload):
+        _, size, _, magic, _ = MESSAGE_HEADER.unpack_from(payload, at)
+        if magic:
+            found = max(found, _timestamp(payload, at))
+        at += LOG_OVERHEAD + size
+    return found
 
 
 def _filter_batch(payload: Buffer, keep: Keep, limit: int) -> bytes | None:
     batch = read_batch(payload)
     if batch.is_control:
         return bytes(payload)
-    content: Buffer = memoryview(payload)[BATCH_OVERHEAD:]
-    if batch.codec:
-        content = codecs.decompress(batch.codec, content, limit)
-    kept: list[Buffer] = []
+    content = _content(payload, batch, limit)
+    messages = _as_messages(content, batch)
+    kept = bytearray()
+    count = position = 0
     max_timestamp = NO_TIMESTAMP
-    for one in walk_records(content, batch.count, batch.base_offset, batch.last_offset_delta, batch.base_timestamp, batch.append_time):
-        key = None if one.key_size < 0 else bytes(content[one.key_at : one.key_at + one.key_size])
-        if keep(one.offset, key, one.value_size < 0):
-            kept.append(content[one.start : one.end])
-            max_timestamp = max(max_timestamp, one.timestamp)
-    if not kept:
+    for start, _, offset, key, is_tombstone in _messages(messages):
+        end = _record_end(content, position)
+        if keep(offset, key, is_tombstone):
+            kept += content[position:end]
+            count += 1
+            max_timestamp = max(max_timestamp, _timestamp(messages, start))
+        position = end
+    if not count:
         return None
-    if len(kept) == batch.count:
+    if count == batch.records:
         return bytes(payload)
-    return _rebuilt(replace(batch, count=len(kept), max_timestamp=max_timestamp), b"".join(kept))
-
-
-def _rebuilt(batch: Batch, content: bytes) -> bytes:
-    """Records bear their offset and timestamp as distances from the header's, which stay, so that their bytes stay too."""
-    return build_batch(batch, codecs.compress(batch.codec, content, magic=2) if batch.codec else content)
+    # Records bear their offset and timestamp as distances from the header's, which stay, so that their bytes stay too.
+    header = batch._replace(records=count, max_timestamp=max_timestamp)
+    return build_batch(header, codecs.compress(batch.codec, kept, magic=2) if batch.codec else kept)
 
 
 def _filter_wrapper(view: memoryview, wrapper: Wrapper, keep: Keep) -> Buffer:
     """The wrapper with what is left in it; b"" where that is nothing."""
-    inner = wrapper.inner
-    kept = [one for one in walk_messages(inner, wrapper.magic, is_inner=True) if _stays(inner, one, wrapper.shift, keep)]
+    inner, shift = wrapper.inner, wrapper.shift
+    kept = [one for one in _messages(inner) if keep(one[2] + shift, one[3], one[4])]
     if len(kept) == wrapper.scan.messages:
         return view[wrapper.start : wrapper.end]
     if not kept:
         return b""
     # Magic 1 counts the inner offsets from the first record left, magic 0 from 0 (KIP-31).
-    first = kept[0].offset if wrapper.magic else 0
-    content = b"".join(OFFSET.pack(one.offset - first) + inner[one.start + OFFSET.size : one.end] for one in kept)
-    timestamp = max(one.timestamp for one in kept) if wrapper.append_time is None else wrapper.append_time
+    first = kept[0][2] if wrapper.magic else 0
+    content = b"".join(OFFSET.pack(offset - first) + inner[start + OFFSET.size : end] for start, end, offset, *_ in kept)
+    if wrapper.append_time is not None:
+        timestamp = wrapper.append_time
+    else:
+        timestamp = max(_timestamp(inner, start) for start, *_ in kept) if wrapper.magic else NO_TIMESTAMP
     return wrap(
         wrapper.codec,
         content,
         magic=wrapper.magic,
-        offset=kept[-1].offset + wrapper.shift,
+        offset=kept[-1][2] + shift,
         timestamp=timestamp,
         is_append_time=wrapper.append_time is not None,
     )
 
 
-def _stays(messages: Buffer, one: Message, shift: int, keep: Keep) -> bool:
-    key = None if one.key_size < 0 else bytes(messages[one.key_at : one.key_at + one.key_size])
-    return keep(one.offset + shift, key, one.value_size < 0)
+def _content(payload: Buffer, batch: Batch, limit: int) -> Buffer:
+    """The batch's records, uncompressed."""
+    content = memoryview(payload)[BATCH_OVERHEAD:]
+    return codecs.decompress(batch.codec, content, limit) if batch.codec else content
+
+
+def _as_messages(content: Buffer, batch: Batch) -> bytes:
+    """The records as messages of magic 1, one for one: verified on the way, and their fields at fixed places."""
+    made = loops.down_batch(
+        content, batch.records, batch.base_offset, batch.last_offset_delta, batch.base_timestamp, batch.append_time, 1, False
+    )
+    return made.content
+
+
+def _verified(run: memoryview) -> memoryview:
+    loops.scan(run, -1, True)
+    return run
+
+
+def _messages(messages: Buffer) -> Iterator[_Message]:
+    """Every message of a verified set of one magic, in which none is compressed."""
+    if not len(messages):
+        return
+    magic = messages[MAGIC_AT]
+    fields, at = _KEY_SIZE_AND_BEFORE[magic], 0
+    while at < len(messages):
+        offset, size, key_size = fields.unpack_from(messages, at)
+        key_at = at + fields.size
+        value_at = key_at + max(key_size, 0)
+        # The length of a null value, -1, is the only one whose first bit is set.
+        key = None if key_size < 0 else bytes(messages[key_at:value_at])
+        end = at + LOG_OVERHEAD + size
+        yield at, end, offset, key, messages[value_at] > 0x7F
+        at = end
+
+
+def _timestamp(messages: Buffer, start: int) -> int:
+    """That of a message of magic 1."""
+    timestamp: int = OFFSET.unpack_from(messages, start + TIMESTAMP_AT)[0]
+    return timestamp
+
+
+def _record_end(records: Buffer, position: int) -> int:
+    """Where the verified magic-2 record at `position` ends: behind its zigzag length and so many bytes."""
+    raw = shift = 0
+    while True:
+        byte = records[position]
+        position += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return position + (raw >> 1)
+        shift += 7

@@ -1,11 +1,12 @@
 import gzip
+from contextlib import suppress
 from struct import unpack_from
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compat.records import filter_records, records
+from compat.records import RecordsError, empty_batch, filter_records, keys, newest, records
 from tests.compat.records.building import GZIP, NONE, Sample, batch, message, message_set, wrapper
 from tests.compat.records.peers import read_with_kafka_python
 from tests.compat.records.strategies import codecs, legacy_codecs, magics, prop, samples
@@ -82,3 +83,69 @@ def test_peers_read_what_is_left_of_a_message_set(found, magic, codec, data):
     payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
     filtered = filter_records(payload, only(*(s.offset for s in left)))
     assert [(one[0], one[3], one[4]) for one in read_with_kafka_python(filtered)] == [(s.offset, s.key, s.value) for s in left]
+
+
+@prop
+@given(samples(), codecs, st.booleans())
+def test_the_keys_of_a_batch_are_those_that_peers_read(found, codec, is_append_time):
+    payload = batch(found, codec=codec, append_time=5000 if is_append_time else None)
+    assert list(keys(payload)) == [(one[0], one[3], one[4] is None) for one in read_with_kafka_python(payload)]
+
+
+@prop
+@given(samples(), magics, legacy_codecs)
+def test_the_keys_of_a_message_set_are_those_that_peers_read(found, magic, codec):
+    payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
+    assert list(keys(payload)) == [(one[0], one[3], one[4] is None) for one in read_with_kafka_python(payload)]
+
+
+def test_markers_are_no_keys():
+    assert list(keys(batch([Sample(3, 1000, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(4, 0, -1)))) == []
+
+
+@pytest.mark.parametrize("codec", [NONE, GZIP])
+def test_an_emptied_batch_keeps_offsets_producer_and_greatest_timestamp(codec):
+    """The fields of DefaultRecordBatch.writeEmptyHeader, at their places in the protocol guide."""
+    emptied = empty_batch(batch([A, B, C], codec=codec, producer=(5, 1, 20), attributes=0x10))
+    assert len(emptied) == 61
+    base_offset, size, _, magic = unpack_from(">qiib", emptied)
+    attributes, last_delta, base_time, max_time, producer, epoch, sequence, count = unpack_from(">hiqqqhii", emptied, 21)
+    assert (base_offset, size, magic, last_delta, count) == (7, 49, 2, 3, 0)
+    assert (attributes, base_time, max_time) == (0x10, -1, 1000)
+    assert (producer, epoch, sequence) == (5, 1, 20)
+    assert list(records(emptied)) == []
+    assert filter_records(emptied, lambda *_: True) is None
+
+
+@pytest.mark.parametrize(
+    ("payload", "timestamp"),
+    [
+        (batch([A, B]), 1000),
+        (batch([A, B], append_time=5000), 5000),
+        (empty_batch(batch([A])), -1),
+        (message_set([B, A], magic=1), 1000),
+        (message_set([A], magic=0), -1),
+        (message_set([C], magic=1) + wrapper([A, B], GZIP, magic=1), 1000),
+    ],
+)
+def test_the_newest_timestamp_of_a_unit(payload, timestamp):
+    assert newest(payload) == timestamp
+
+
+def damaged(at, byte):
+    payload = bytearray(message_set([A, B], magic=1) + wrapper([C], GZIP, magic=1))
+    payload[at % len(payload)] = byte
+    return bytes(payload)
+
+
+@prop
+@given(st.binary(max_size=120) | st.builds(damaged, st.integers(0, 200), st.integers(0, 255)))
+def test_garbage_is_refused_in_the_words_of_this_package(payload):
+    for read in (
+        lambda: list(keys(payload)),
+        lambda: filter_records(payload, only(7)),
+        lambda: empty_batch(payload),
+        lambda: newest(payload),
+    ):
+        with suppress(RecordsError):
+            read()
