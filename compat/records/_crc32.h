@@ -1,8 +1,8 @@
 /* CRC-32 (IEEE 802.3, reflected polynomial EDB88320), as zlib's crc32() gives it.
  *
  * Carry-less multiplication where the processor has it (V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
- * Instruction", Intel 2009; the constants are those of its appendix for this polynomial), the ARMv8 instructions where the compiler may use them,
- * slicing by 8 elsewhere and for what is left over.
+ * Instruction", Intel 2009; to fold by T bits takes x^(T+32) and x^(T-32) modulo the polynomial, reflected), the ARMv8 instructions where the
+ * compiler may use them, slicing by 8 elsewhere and for the shortest.
  */
 #ifndef KOPGATE_CRC32_H
 #define KOPGATE_CRC32_H
@@ -84,6 +84,8 @@ __attribute__((target("pclmul,sse4.1,ssse3"))) static inline __m128i kopgate_fol
 __attribute__((target("pclmul,sse4.1,ssse3"))) static uint32_t kopgate_crc_folded(uint32_t crc, const uint8_t *at, size_t size)
 {
     const __m128i by_64 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
+    const __m128i by_48 = _mm_set_epi64x(0x0174359406, 0x003db1ecdc);
+    const __m128i by_32 = _mm_set_epi64x(0x015a546366, 0x00f1da05aa);
     const __m128i by_16 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
     const __m128i by_8 = _mm_set_epi64x(0, 0x0163cd6124);
     const __m128i barrett = _mm_set_epi64x(0x01f7011641, 0x01db710641);
@@ -98,9 +100,7 @@ __attribute__((target("pclmul,sse4.1,ssse3"))) static uint32_t kopgate_crc_folde
             third = kopgate_fold(third, by_64, KOPGATE_LOAD(at + 32));
             fourth = kopgate_fold(fourth, by_64, KOPGATE_LOAD(at + 48));
         }
-        lane = kopgate_fold(lane, by_16, second);
-        lane = kopgate_fold(lane, by_16, third);
-        lane = kopgate_fold(lane, by_16, fourth);
+        lane = kopgate_fold(third, by_16, kopgate_fold(second, by_32, kopgate_fold(lane, by_48, fourth)));
     } else {
         at += 16;
         size -= 16;

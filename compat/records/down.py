@@ -32,7 +32,7 @@ def down_convert(payload: Buffer, magic: int, *, max_decompressed_bytes: int = M
 
 def _from_batch(payload: Buffer, magic: int, limit: int) -> bytes:
     batch = read_batch(payload)
-    if batch.is_control or not batch.count:
+    if batch.is_control or not batch.records:
         return b""
     codec = batch.codec
     content: Buffer = memoryview(payload)[BATCH_OVERHEAD:]
@@ -40,7 +40,7 @@ def _from_batch(payload: Buffer, magic: int, limit: int) -> bytes:
         content = codecs.decompress(codec, content, limit)
     is_relative = bool(codec) and magic == 1
     messages = loops.down_batch(
-        content, batch.count, batch.base_offset, batch.last_offset_delta, batch.base_timestamp, batch.append_time, magic, is_relative
+        content, batch.records, batch.base_offset, batch.last_offset_delta, batch.base_timestamp, batch.append_time, magic, is_relative
     )
     if not codec:
         return messages.content

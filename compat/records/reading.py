@@ -111,7 +111,7 @@ def _content(payload: Buffer, batch: Batch, limit: int) -> Buffer:
 
 
 def _walk(content: Buffer, batch: Batch) -> Iterator[BatchRecord]:
-    return walk_records(content, batch.count, batch.base_offset, batch.last_offset_delta, batch.base_timestamp, batch.append_time)
+    return walk_records(content, batch.records, batch.base_offset, batch.last_offset_delta, batch.base_timestamp, batch.append_time)
 
 
 def _part(content: Buffer, at: int, size: int) -> bytes | None:

@@ -77,7 +77,7 @@ def up_convert(
         producer_id=_NO_PRODUCER,
         producer_epoch=_NO_PRODUCER,
         base_sequence=_NO_PRODUCER,
-        count=sum(part.records for part in parts),
+        records=sum(part.records for part in parts),
     )
     return build_batch(batch, codecs.compress(codec, content, magic=2) if codec else content)
 
