@@ -99,10 +99,10 @@ def check_batch(records: memoryview, produce_version: int) -> Batch:
 
     Follows ProduceRequest.validateRecords, DefaultRecordBatch.ensureValid and LogValidator.validateBatch. Raises KafkaError.
     """
+    if len(records) > MAGIC and records[MAGIC] != 2:
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"Produce v{produce_version} carries batches of format 2 only")
     if len(records) < HEADER_BYTES:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a batch of {len(records)} bytes, its header alone has {HEADER_BYTES}")
-    if records[MAGIC] != 2:
-        raise KafkaError(ErrorCode.INVALID_RECORD, f"Produce v{produce_version} carries batches of format 2 only")
     batch = read_batch(records)
     if batch.size != len(records):
         if HEADER_BYTES <= batch.size < len(records):

@@ -1,0 +1,384 @@
+"""Produce at the handler: what each version may send, what it is told, and that order survives whatever has to be waited for."""
+
+from __future__ import annotations
+
+import zlib
+from struct import pack
+from typing import Any
+
+import pytest
+from kafka.protocol.producer import ProduceRequest as CodecRequest
+from kafka.protocol.producer import ProduceResponse as CodecResponse
+from kafka.protocol.producer.transaction import InitProducerIdRequest
+
+from gateway.errors import ErrorCode, Refused
+from gateway.handlers.produce import LARGE_MESSAGE_SET
+from gateway.routes import ROUTES, Later
+from gateway.wire.api_keys import ApiKey
+from gateway.wire.produce import PartitionProduced, PartitionRecords, ProduceRequest, TopicRecords, write_produce_response
+from tests.compat.records import building
+from tests.compat.records.building import Sample
+from tests.compat.records.peers import read_with_kafka_python
+from tests.fakes.broker import NOW, House, Started, ended, open_house
+from tests.fakes.connection import Client
+from tests.gateway.handlers.asking import ask
+from tests.gateway.sets import batch, old_set
+
+NEW = 11
+
+
+@pytest.fixture
+def house() -> House:
+    house = open_house()
+    house.topic("orders", 3)
+    return house
+
+
+def request(
+    version: int, *sent: tuple[int, memoryview | None], topic: str | bytes = "orders", acks: int = -1, transactional_id: str | None = None
+) -> ProduceRequest:
+    partitions = [PartitionRecords(index, records) for index, records in sent]
+    return ProduceRequest(version, transactional_id, acks, 1000, [TopicRecords(topic, partitions)])
+
+
+def start(house: House, asked: ProduceRequest) -> Started:
+    """The whole of a produce: the handler, and what it leaves for later."""
+
+    async def serve() -> Any:
+        reply = await ROUTES[ApiKey.PRODUCE, asked.version].handler(asked, house.caller(asked.version))
+        return await reply.reply if isinstance(reply, Later) else reply
+
+    return Started(serve())
+
+
+def produce(house: House, version: int, *sent: tuple[int, memoryview | None], **more: Any) -> list[PartitionProduced]:
+    ((_, rows),) = start(house, request(version, *sent, **more)).result.topics
+    return list(rows)
+
+
+def code(house: House, version: int, records: memoryview | None, **more: Any) -> int:
+    (row,) = produce(house, version, (0, records), **more)
+    return row.error_code
+
+
+def raw(text: bytes) -> memoryview:
+    return memoryview(bytearray(text))
+
+
+def stored(house: House, index: int = 0) -> list[Any]:
+    partition = house.partition("orders", index)
+    return [found for one in ended(partition.read(0, 1 << 30)) for found in read_with_kafka_python(bytes(one.payload))]
+
+
+def set_for(version: int) -> memoryview:
+    """Two records in the format that goes with the version."""
+    return batch(2) if version >= 3 else old_set(2, magic=1 if version == 2 else 0)
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_every_version_is_stored_and_told_where(house, version):
+    topic = house.broker.topics.require("orders").topic.topic_id if version >= 13 else "orders"
+    for base_offset in (0, 2):
+        response = start(house, request(version, (1, set_for(version)), topic=topic)).result
+        ((named, (row,)),) = response.topics
+        assert (named, row.index, row.error_code, row.base_offset, row.log_append_time, row.log_start_offset) == (
+            topic,
+            1,
+            0,
+            base_offset,
+            -1,
+            0,
+        )
+        if version < 13:
+            # The codec of this library ends below 13's topic ids in the reply.
+            decoded = CodecResponse.decode(write_produce_response(response, version), version=version)
+            assert decoded.responses[0].partition_responses[0].base_offset == base_offset
+    assert [found[0] for found in stored(house, 1)] == [0, 1, 2, 3]
+
+
+def test_partitions_are_answered_in_the_order_of_the_request_and_fail_alone(house):
+    rows = produce(house, NEW, (2, batch(2)), (9, batch(1)), (0, raw(b"nonsense")), (1, batch(3)))
+    assert [(row.index, row.error_code, row.base_offset) for row in rows] == [
+        (2, 0, 0), (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1), (0, ErrorCode.CORRUPT_MESSAGE, -1), (1, 0, 0),
+    ]  # fmt: skip
+
+
+def test_one_partition_named_twice_takes_both_in_order(house):
+    assert [row.base_offset for row in produce(house, NEW, (0, batch(2)), (0, batch(3)))] == [0, 2]
+
+
+def test_the_start_of_the_log_is_told(house):
+    produce(house, NEW, (0, batch(5)))
+
+    async def cut() -> None:
+        await house.partition("orders").log.delete_before(3)
+
+    ended(cut())
+    (row,) = produce(house, NEW, (0, batch(1)))
+    assert (row.base_offset, row.log_start_offset) == (5, 3)
+
+
+def test_log_append_time_is_the_brokers_now(house):
+    house.topic("stamped", message_timestamp_type="LogAppendTime")
+    house.clock.advance(2)
+    (row,) = produce(house, NEW, (0, batch(1)), topic="stamped")
+    assert row.log_append_time == NOW + 2000
+
+
+# acks
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+def test_every_answer_waits_until_the_records_are_durable(house, acks):
+    house.store.hold()
+    producing = start(house, request(NEW, (0, batch(1)), acks=acks))
+    assert not producing.is_done
+    house.store.release()
+    assert producing.result is not None
+
+
+def test_without_acks_there_is_no_answer(house):
+    assert start(house, request(NEW, (0, batch(1)), acks=0)).result is None
+    assert len(stored(house)) == 1
+
+
+@pytest.mark.parametrize("records", [raw(b"nonsense"), None])
+def test_without_acks_a_failure_hangs_up(house, records):
+    assert isinstance(start(house, request(NEW, (0, records), acks=0)).failure, Refused)
+
+
+def test_without_acks_a_failing_store_hangs_up(house):
+    house.store.refuse_writes = True
+    assert isinstance(start(house, request(NEW, (0, batch(1)), acks=0)).failure, Refused)
+
+
+@pytest.mark.parametrize("acks", [2, -2, 32767])
+def test_other_acks_are_refused_and_nothing_is_stored(house, acks):
+    assert code(house, NEW, batch(1), acks=acks) == ErrorCode.INVALID_REQUIRED_ACKS
+    assert stored(house) == []
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(("version", "topic", "expected"), [
+    (0, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (NEW, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    (13, b"x" * 16, ErrorCode.UNKNOWN_TOPIC_ID),
+])  # fmt: skip
+def test_a_topic_that_is_not_there_is_unknown_and_not_made(house, version, topic, expected):
+    assert code(house, version, set_for(version), topic=topic) == expected
+    assert len(house.broker.topics) == 1
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_an_old_set_without_messages_is_taken_as_kafka_takes_it(house, version):
+    (row,) = produce(house, version, (0, raw(b"")))
+    assert (row.error_code, row.base_offset) == (0, -1)
+
+
+@pytest.mark.parametrize(("version", "records", "expected"), [
+    (2, None, ErrorCode.CORRUPT_MESSAGE), (3, None, ErrorCode.INVALID_RECORD), (NEW, raw(b""), ErrorCode.INVALID_RECORD),
+])  # fmt: skip
+def test_no_records_are_refused(house, version, records, expected):
+    assert code(house, version, records) == expected
+
+
+def test_old_formats_do_not_go_into_new_versions_nor_new_ones_into_old(house):
+    assert code(house, 3, old_set(1, magic=1)) == ErrorCode.INVALID_RECORD
+    assert code(house, 2, batch(1)) in (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD)
+
+
+def test_zstd_is_refused_below_7(house):
+    assert code(house, 6, batch(9, codec=4)) == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    assert code(house, 7, batch(9, codec=4)) == 0
+
+
+@pytest.mark.parametrize("version", [2, NEW])
+def test_what_is_larger_than_the_topic_takes_is_too_large(house, version):
+    records = set_for(version)
+    size = len(records) if version == NEW else len(records) // 2
+    house.topic("exact", max_message_bytes=str(size))
+    house.topic("narrow", max_message_bytes=str(size - 1))
+    assert code(house, version, records, topic="exact") == 0
+    assert code(house, version, set_for(version), topic="narrow") == ErrorCode.MESSAGE_TOO_LARGE
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_set_with_a_wrong_crc_is_corrupt(house, magic):
+    records = old_set(3, magic=magic)
+    records[-1] ^= 1
+    assert code(house, magic + 1, records) == ErrorCode.CORRUPT_MESSAGE
+
+
+def test_old_producers_hear_of_no_error_that_is_younger_than_they_are(house):
+    """A set of both formats: INVALID_RECORD to today's producers, unknown to those."""
+    mixed = raw(building.message(0, b"k", b"v", magic=0) + building.message(1, b"k", b"v", magic=1))
+    assert code(house, 2, mixed) == ErrorCode.CORRUPT_MESSAGE
+
+
+def test_an_unknown_codec_in_an_old_set_says_so(house):
+    assert code(house, 2, raw(building.message(0, None, b"v", magic=1, attributes=5))) == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+
+
+def test_an_old_producer_may_not_say_log_append_time(house):
+    assert code(house, 2, raw(building.message(0, None, b"v", magic=1, attributes=8))) == ErrorCode.INVALID_TIMESTAMP
+
+
+def test_a_transaction_is_refused(house):
+    assert code(house, NEW, batch(1), transactional_id="tx") == ErrorCode.INVALID_TXN_STATE
+    assert code(house, NEW, batch(1, producer=(1, 0, 0), is_transactional=True)) == ErrorCode.INVALID_TXN_STATE
+
+
+@pytest.mark.parametrize(("producer", "expected"), [
+    ((7, 0, 5), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), ((7, 1, 5), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+])  # fmt: skip
+def test_a_gap_in_the_sequence_is_told(house, producer, expected):
+    assert code(house, NEW, batch(2, producer=(7, 0, 0))) == 0
+    assert code(house, NEW, batch(1, producer=producer)) == expected
+
+
+def test_an_epoch_that_is_past_is_told(house):
+    assert code(house, NEW, batch(1, producer=(7, 3, 0))) == 0
+    assert code(house, NEW, batch(1, producer=(7, 2, 0))) == ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_a_retry_is_told_the_first_offset(house):
+    offsets = [produce(house, NEW, (0, batch(2, producer=(7, 0, sequence))))[0].base_offset for sequence in (0, 2, 0, 2)]
+    assert offsets == [0, 2, 0, 2]
+
+
+def test_a_failing_store_is_a_storage_error(house):
+    house.store.refuse_writes = True
+    assert code(house, NEW, batch(1)) == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_a_topic_that_is_being_deleted_has_another_leader_or_none(house):
+    house.partition("orders").log.shut()
+    assert code(house, NEW, batch(1)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+# Old sets
+
+
+def test_the_leader_gives_the_inner_offsets_that_sarama_leaves_at_zero(house):
+    """kop#1992."""
+    samples = [Sample(n, 5, b"k%d" % n, b"v") for n in range(4)]
+    for version, magic in ((1, 0), (2, 1)):
+        records = raw(building.wrapper(samples, building.GZIP, magic=magic, inner_offsets=[0] * 4, offset=0))
+        assert code(house, version, records) == 0
+    assert [found[0] for found in stored(house)] == list(range(8))
+
+
+def test_small_sets_are_checked_at_once_and_large_ones_on_a_thread(house):
+    assert code(house, 2, old_set([(b"k", b"v" * 1000)], magic=1)) == 0
+    assert house.threads.calls == 0
+    assert code(house, 2, old_set([(b"k", b"v" * LARGE_MESSAGE_SET)], magic=1)) == 0
+    assert house.threads.calls == 1
+
+
+def test_a_small_set_that_unpacks_to_a_large_one_is_checked_on_a_thread(house):
+    packed = old_set([(b"k", b"v" * 2 * LARGE_MESSAGE_SET)], magic=1, codec=1)
+    assert len(packed) < LARGE_MESSAGE_SET // 10
+    assert code(house, 2, packed) == 0
+    assert house.threads.calls == 1
+
+
+def test_a_bomb_is_too_large():
+    house = open_house(max_decompressed_bytes=1 << 20)
+    house.topic("orders")
+    bomb = building.message(0, None, zlib.compress(bytes(64 << 20), wbits=31), magic=1, attributes=1)
+    assert code(house, 2, raw(bomb)) == ErrorCode.MESSAGE_TOO_LARGE
+
+
+# Order
+
+
+class Connection(Client):
+    """A client's connection to a whole broker."""
+
+    def __init__(self, house: House) -> None:
+        super().__init__()
+        self.dispatch._broker = house.broker
+
+    def produces(self, topic: str, index: int, records: memoryview, version: int, correlation_id: int) -> None:
+        named = CodecRequest.TopicProduceData
+        data = named(name=topic, partition_data=[named.PartitionProduceData(index=index, records=bytes(records))])
+        asked = CodecRequest(version=version, transactional_id=None, acks=-1, timeout_ms=1000, topic_data=[data])
+        self.says(pack(">hhih", 0, version, correlation_id, -1) + bytes(asked.encode(version=version)))
+
+    def answered(self) -> list[int]:
+        return [int.from_bytes(reply[:4], "big") for reply in self.hears()]
+
+
+def test_produces_of_one_connection_keep_their_order_while_the_partition_is_opened(house, monkeypatch):
+    """The first waits for the opening, the second for a check on a thread, the third for nothing: they are stored one, two, three."""
+    real = house.store.log
+
+    async def slow(topic: str, partition: int) -> Any:
+        await house.threads.run(lambda: None)
+        return await real(topic, partition)
+
+    monkeypatch.setattr(house.store, "log", slow)
+    house.threads.hold()
+    connection = Connection(house)
+    connection.produces("orders", 0, old_set([(b"1", b"")], magic=1), 2, 1)
+    connection.produces("orders", 0, old_set([(b"2", b"v" * LARGE_MESSAGE_SET)], magic=1), 2, 2)
+    connection.produces("orders", 0, old_set([(b"3", b"")], magic=1), 2, 3)
+    assert connection.answered() == []
+    while house.threads._waiting:
+        house.threads.release()
+        connection.turns()
+    assert connection.answered() == [1, 2, 3]
+    assert [found[3] for found in stored(house)] == [b"1", b"2", b"3"]
+
+
+def test_produces_of_one_connection_overlap_in_the_store(house):
+    house.partition("orders")
+    house.store.hold()
+    connection = Connection(house)
+    for n in range(1, 6):
+        connection.produces("orders", 0, batch([(b"%d" % n, b"")], producer=(7, 0, n - 1)), 8, n)
+    assert len(house.store._queue) == 5
+    house.store.release()
+    connection.turns()
+    assert connection.answered() == [1, 2, 3, 4, 5]
+    assert [found[3] for found in stored(house)] == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_what_was_queued_is_stored_although_its_connection_has_gone(house):
+    house.partition("orders")
+    house.store.hold()
+    connection = Connection(house)
+    connection.produces("orders", 0, batch(1, producer=(7, 0, 0)), 8, 1)
+    connection.dispatch.close()
+    house.store.release()
+    assert code(house, NEW, batch(1, producer=(7, 0, 0))) == 0
+    assert len(stored(house)) == 1
+
+
+# InitProducerId
+
+
+def test_each_producer_gets_an_id_of_its_own_at_epoch_zero(house):
+    for version in range(6):
+        answer = ask(
+            house, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1), version
+        )
+        assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, version, 0)
+
+
+def test_who_has_an_id_already_gets_another_one_without_transactions(house):
+    """TransactionCoordinator.handleInitProducerId: without a transactional id, always a new one."""
+    answer = ask(house, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1, producer_id=77, producer_epoch=3), 4)
+    assert (answer.producer_id, answer.producer_epoch) == (0, 0)
+
+
+def test_transactions_are_refused(house):
+    answer = ask(house, InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1), 4)
+    assert (answer.error_code, answer.producer_id) == (ErrorCode.INVALID_REQUEST, -1)
+
+
+def test_an_id_that_cannot_be_reserved_is_a_storage_error(house):
+    house.store.refuse_writes = True
+    answer = ask(house, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1), 4)
+    assert (answer.error_code, answer.producer_id) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
