@@ -6,7 +6,7 @@ ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
-SOURCES := gateway auth compat storage tests
+SOURCES := gateway auth compat storage tests bench
 # What an installation depends on; the packages themselves are installed in place.
 INPUTS := pyproject.toml constraints.txt $(wildcard setup.py compat/records/*.pyx compat/records/*.h)
 

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 it did not work, 2 the command or a setting is wrong.
 
 from __future__ import annotations
 
+import resource
 import sys
 from collections.abc import Iterable
 from importlib import metadata
@@ -19,6 +20,8 @@ from gateway.commands.topics import topics
 from gateway.commands.users import users
 from gateway.config import Settings
 from gateway.layers import SettingsError
+
+_log = logs.part(__name__)
 
 
 def _version() -> str:
@@ -79,12 +82,29 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
     sys.exit(code)
 
 
+OWN_FILES = 256
+"""Open files beside connections: the store, the log, listeners, threads' pipes; a few dozen, with room."""
+
+
+def _allow_files(connections: int) -> None:
+    """Raise this process's limit on open files to what the connections need. By default a login shell gives 1,024 and allows far more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OWN_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        _log.warning("too few open files", allowed=allowed, wanted=wanted, remedy="raise the limit (ulimit -Hn) or lower max_connections")
+
+
 def _run(settings: Settings) -> int:
     from twisted.internet import reactor
     from twisted.logger import STDLibLogObserver, globalLogBeginner
 
     from gateway.server import run  # type: ignore[attr-defined,unused-ignore]
 
+    _allow_files(settings.max_connections)
     # What Twisted itself has to say goes the way of every other library.
     globalLogBeginner.beginLoggingTo([cast(Any, STDLibLogObserver())], discardBuffer=True, redirectStandardIO=False)
     code: int = run(settings, reactor)

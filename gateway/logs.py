@@ -35,7 +35,7 @@ MAX_TRACEBACK_CHARS = 16_000
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _BARE = re.compile(r"[A-Za-z0-9_.:/@%+,\[\]()*~^$#!?;&<>|-]+\Z")
-_TERMINAL = re.compile("[\x7f-\x9f\u2028\u2029]")
+_NOT_PLAIN = re.compile(r"[^\x20-\x7e]")
 
 
 class Part:
@@ -203,7 +203,7 @@ class _Json(logging.Formatter):
         row: dict[str, object] = {"time": _time(record), "level": record.levelname.lower(), "part": record.name, "event": _whole(event)}
         for name, value in fields.items():
             row[name if name not in row else f"{name}_"] = value if isinstance(value, int | float | bool | None) else _text_of(name, value)
-        return _TERMINAL.sub(lambda match: f"\\u{ord(match[0]):04x}", msgspec.json.encode(row).decode())
+        return _NOT_PLAIN.sub(_as_escape, msgspec.json.encode(row).decode())
 
 
 _FORMATS = {"text": _Text, "json": _Json}
@@ -219,6 +219,12 @@ def _event_of(record: logging.LogRecord) -> tuple[str, Mapping[str, object]]:
     if record.exc_info and record.exc_info[1]:
         foreign["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
     return "message", foreign
+
+
+def _as_escape(match: re.Match[str]) -> str:
+    """JSON's escape of one character; two of them beyond the first 65,536."""
+    units = match[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -146,6 +147,24 @@ def test_a_gateway_says_when_it_is_ready_and_leaves_with_0_on_sigterm(tmp_path):
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize(("hard", "warns"), [(2000, False), (600, True)])
+def test_a_gateway_takes_the_open_files_that_its_connections_need(tmp_path, hard, warns):
+    serve = (
+        f"{sys.executable} -m gateway serve --listener PLAINTEXT://127.0.0.1:0 --store lmdb:{tmp_path / 'data'} --set max_connections=700"
+    )
+    limited = ["bash", "-c", f"ulimit -Sn 128 && ulimit -Hn {hard} && exec {serve}"]
+    process = subprocess.Popen(limited, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout.readline().startswith("ready ")
+        limits = (Path("/proc") / str(process.pid) / "limits").read_text()
+        soft = int(re.search(r"Max open files\s+(\d+)", limits)[1])
+    finally:
+        process.terminate()
+        _, log = process.communicate()
+    assert soft == min(hard, 700 + cli.OWN_FILES)
+    assert ("too few open files" in log) is warns
 
 
 def test_a_wrong_setting_stops_the_process_with_2_and_no_traceback():
