@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from compat.records import RecordsError, down_convert
-from gateway.errors import ErrorCode, KafkaError
+from gateway.errors import ErrorCode, KafkaError, release
 from gateway.records import ATTRIBUTES, magic_of
 from gateway.waiting import Shared, start
 from storage.log import Buffer, Entry
@@ -107,6 +107,7 @@ def _convert_all(payloads: list[Buffer], magic: int, max_decompressed_bytes: int
         try:
             outcomes.append(down_convert(payload, magic, max_decompressed_bytes=max_decompressed_bytes))
         except RecordsError as failure:
+            release(failure)
             outcomes.append(failure)
     return outcomes
 

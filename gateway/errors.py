@@ -6,6 +6,7 @@ The codes are those of Kafka's `Errors` class; only the ones that the gateway gi
 from __future__ import annotations
 
 from enum import IntEnum
+from traceback import clear_frames
 
 
 class ErrorCode(IntEnum):
@@ -71,3 +72,12 @@ class KafkaError(Exception):
 
 class Refused(Exception):
     """The peer broke the protocol, or there is no way to answer it: log one line and hang up. The reason never quotes a secret."""
+
+
+def release(failure: BaseException) -> None:
+    """Let go of what the functions still hold that `failure` came through. An exception keeps their variables, for example records that were
+    unpacked, until the garbage collector comes by, which may be long after."""
+    link: BaseException | None = failure
+    while link is not None:
+        clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__

@@ -9,7 +9,7 @@ from kafka.protocol.producer.transaction import InitProducerIdResponse
 
 from compat.records import CorruptRecords, InvalidTimestamp, MessageSet, RecordsError, RecordsTooLarge, UnsupportedCodec, check_message_set
 from gateway.caller import Caller
-from gateway.errors import ErrorCode, KafkaError, Refused
+from gateway.errors import ErrorCode, KafkaError, Refused, release
 from gateway.partition import Appended, Partition, storage_error
 from gateway.records import Batch, check_batch
 from gateway.routes import Later, serves
@@ -72,6 +72,7 @@ async def _check_old(records: memoryview, caller: Caller) -> MessageSet:
         checked: MessageSet = await caller.broker.run(_check_message_set, records, limit)
         return checked
     except RecordsError as failure:
+        release(failure)
         raise _records_error(failure) from failure
 
 
@@ -115,6 +116,7 @@ def _append(ready: Ready, now: int) -> Coroutine[Any, Any, Appended]:
 
 
 async def _fail(failure: KafkaError) -> Appended:
+    release(failure)
     raise failure
 
 
