@@ -78,7 +78,11 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
             click.echo(f"kopgate: {problem}", err=True)
         sys.exit(2)
     with logs.Log(sys.stderr, settings.log_format, settings.log_level, settings.log_levels, settings.log_queue_events):
-        code = _run(settings)
+        try:
+            code = _run(settings)
+        except Exception as error:  # noqa: BLE001 - the rim: what nobody foresaw belongs into the log, in one line like all else
+            _log.bug("stopped by a fault of its own", error)
+            code = 1
     sys.exit(code)
 
 

@@ -106,6 +106,18 @@ def test_the_exit_code_is_that_of_the_server(monkeypatch):
     assert kopgate("serve").exit_code == 1
 
 
+def test_a_fault_that_nobody_foresaw_is_one_line_of_the_log(monkeypatch):
+    def fail(settings):
+        raise ZeroDivisionError("by nought")
+
+    monkeypatch.setattr(cli, "_run", fail)
+    result = kopgate("serve")
+    assert result.exit_code == 1
+    assert "error gateway.cli" in result.stderr
+    assert "ZeroDivisionError: by nought" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_the_version_is_that_of_the_package():
     try:
         version = metadata.version("kopgate")
