@@ -20,11 +20,15 @@ from compat.records import (
     check_message_set,
     cut,
     down_convert,
+    empty_batch,
     filter_records,
     first_at_or_after,
+    keys,
+    newest,
     records,
     stamp_message_set,
     up_convert,
+    with_right_lz4,
 )
 
 LIMIT = 1 << 20
@@ -64,6 +68,10 @@ ENTRANCES: tuple[Callable[[bytes], object], ...] = (
     lambda payload: first_at_or_after(payload, 1000, max_decompressed_bytes=LIMIT),
     lambda payload: filter_records(payload, lambda offset, *_: offset % 2 == 0, max_decompressed_bytes=LIMIT),
     lambda payload: cut(payload, 3, 50),
+    lambda payload: list(keys(payload, max_decompressed_bytes=LIMIT)),
+    newest,
+    empty_batch,
+    with_right_lz4,
 )
 
 CALLS: tuple[tuple[str, tuple[object, ...]], ...] = (

@@ -13,11 +13,15 @@ from compat.records import (
     check_message_set,
     cut,
     down_convert,
+    empty_batch,
     filter_records,
     first_at_or_after,
+    keys,
+    newest,
     records,
     stamp_message_set,
     up_convert,
+    with_right_lz4,
 )
 from tests.compat.records.building import Sample, batch, message_set, wrapper
 from tests.compat.records.strategies import prop
@@ -46,6 +50,10 @@ ENTRANCES = {
     "records": lambda payload: list(records(payload, max_decompressed_bytes=LIMIT)),
     "first_at_or_after": lambda payload: first_at_or_after(payload, 2**62, max_decompressed_bytes=LIMIT),
     "filter_records": lambda payload: filter_records(payload, lambda offset, *_: offset % 2 == 0, max_decompressed_bytes=LIMIT),
+    "keys": lambda payload: list(keys(payload, max_decompressed_bytes=LIMIT)),
+    "newest": newest,
+    "empty_batch": empty_batch,
+    "with_right_lz4": with_right_lz4,
     "cut": lambda payload: cut(payload, 3, 50),
 }
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from compat.records import RecordsError, _pure
 from tests.compat.records.building import Sample, batch, message, message_set, record, varint
 from tests.compat.records.strategies import prop, samples
+from tests.fuzz.records import main
 
 kernel = pytest.importorskip("compat.records._kernel", reason="the kernel is not compiled")
 
@@ -177,3 +178,8 @@ def test_no_buffer_stays_exported(name):
         buffer = bytearray(content)
         outcome(lambda *rest, buffer=buffer: getattr(kernel, name)(buffer, *rest), *arguments)
         buffer.append(0)
+
+
+def test_two_seconds_of_mutated_sets_find_no_difference(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["records", "--plain", "--seconds", "2", "--target", "agreement"])
+    assert main() == 0
