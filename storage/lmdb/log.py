@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 
 from storage.lmdb import changes, queries
 from storage.lmdb.burst import Append, Burst, Durable, Task
-from storage.lmdb.layout import Slot
+from storage.lmdb.layout import LogRow, Slot
 from storage.lmdb.tail import Run
 from storage.log import Entry, LogClosed, OffsetOutOfRange, StorageFailed
 
@@ -154,15 +154,8 @@ class LmdbLog:
         self._check_open()
         log_id, start, end, size = self._log_id, self._start_offset, self._end_offset, self._size
 
-        def find(cursor: Any, row: Any) -> int:
-            offset = start
-            if since is not None:
-                slot = queries.slot_for_time(cursor, log_id, start, end, since)
-                offset = slot.base_offset if slot else end
-            if at_most_bytes is not None:
-                slot = queries.slot_within_bytes(cursor, log_id, start, end, row, size, at_most_bytes)
-                offset = max(offset, slot.base_offset if slot else end)
-            return offset
+        def find(cursor: Any, row: LogRow) -> int:
+            return queries.retained_from(cursor, log_id, start, end, row, size, since, at_most_bytes)
 
         return await self.delete_before(await self._store.query_log(log_id, find))
 

@@ -132,6 +132,21 @@ def slot_within_bytes(cursor: Any, log_id: int, start: int, end: int, row: LogRo
     return first_that(cursor, log_id, start, end, lambda slot: slot.position > floor)
 
 
+def retained_from(
+    cursor: Any, log_id: int, start: int, end: int, row: LogRow, size: int, since: int | None, at_most_bytes: int | None
+) -> int:
+    """Where a log of `size` bytes from `start` to `end` starts after `PartitionLog.retain`; `start` where nothing goes."""
+    first = slot_at(cursor, log_id, start)
+    if first is None or first.base_offset >= end:
+        return start
+    kept: list[Slot | None] = []
+    if since is not None:
+        kept.append(slot_for_time(cursor, log_id, start, end, since))
+    if at_most_bytes is not None:
+        kept.append(slot_within_bytes(cursor, log_id, start, end, row, size, at_most_bytes))
+    return max((slot.base_offset if slot else end for slot in kept if slot != first), default=start)
+
+
 def log_row(txn: Any, database: Any, log_id: int) -> LogRow:
     value = txn.get(U64.pack(log_id), db=database)
     return LogRow() if value is None else LogRow._make(LOG_ROW.unpack(value))

@@ -14,7 +14,7 @@ from storage.lmdb import changes
 from storage.lmdb.bridge import Reactor, Readers, Wake
 from storage.lmdb.burst import Append, Durable, Knowledge, Operation, Outcome, Task
 from storage.lmdb.environment import Environment
-from storage.lmdb.layout import U64, TopicRow, decode_topic
+from storage.lmdb.layout import U64, LogRow, TopicRow, decode_topic
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.queries import log_row
 from storage.lmdb.settings import LmdbSettings
@@ -223,7 +223,7 @@ class LmdbStore:
 
         return self._read(read)
 
-    def query_log(self, log_id: int, call: Callable[[Any, Any], T]) -> Deferred[T]:
+    def query_log(self, log_id: int, call: Callable[[Any, LogRow], T]) -> Deferred[T]:
         """What `call` makes of a cursor on the entries and the log's row, in a reader's thread."""
 
         def read(txn: Any, databases: Mapping[str, Any]) -> T:

@@ -77,7 +77,9 @@ class LogMachine(RuleBasedStateMachine):
         if limit is not None:
             while kept and sum(len(one.payload) for one in kept[1:]) >= limit:
                 kept = kept[1:]
-        start = max(self.start, kept[0].base_offset if kept else self.end)
+        start = self.start
+        if len(kept) < len(self.entries):
+            start = kept[0].base_offset if kept else self.end
         assert settle(self.log.retain(since=since, at_most_bytes=limit)) == start
         self.cut(start)
 

@@ -109,6 +109,15 @@ async def test_retention_never_moves_the_start_down(log: PartitionLog) -> None:
     assert await log.retain(since=0, at_most_bytes=1000) == 35
 
 
+@pytest.mark.parametrize(("since", "limit"), [(0, 400), (None, 400), (0, None), (None, None)])
+@ensureDeferred
+async def test_where_nothing_goes_the_start_stays_even_in_front_of_a_hole(log: PartitionLog, since: int | None, limit: int | None) -> None:
+    await log.replace(0, 9, [])
+    assert await log.retain(since=since, at_most_bytes=limit) == 0
+    await log.replace(10, 49, [])
+    assert await log.retain(since=since, at_most_bytes=limit) == 0
+
+
 @ensureDeferred
 async def test_what_was_deleted_does_not_count_against_the_limit(log: PartitionLog) -> None:
     await log.delete_before(20)

@@ -178,8 +178,9 @@ class MemoryLog:
             while kept and excess >= len(kept[0].payload):
                 excess -= len(kept[0].payload)
                 kept = kept[1:]
-        start = kept[0].base_offset if kept else self.end_offset
-        await self._store.write(lambda: self._move_start(start))
+        if len(kept) < len(self._rows.entries):
+            start = kept[0].base_offset if kept else self.end_offset
+            await self._store.write(lambda: self._move_start(start))
         return self.start_offset
 
     def _move_start(self, offset: int) -> None:
