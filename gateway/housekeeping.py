@@ -1,18 +1,22 @@
-"""What is done at intervals: retention, and forgetting producers that have gone. One partition at a time, with the reactor free in between."""
+"""What is done at intervals: retention, forgetting producers that have gone, compaction. One partition at a time, with the reactor free in between."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from gateway import logs
 from gateway.broker import Broker
+from gateway.compaction import Compaction
 from gateway.errors import KafkaError
 from gateway.topics import LiveTopic
 from gateway.waiting import Cancel, call_later
 from storage.log import StorageError
 
 _log = logs.part(__name__)
+
+Round = Callable[[], Awaitable[None]]
 
 
 class Housekeeping:
@@ -21,37 +25,54 @@ class Housekeeping:
     def __init__(self, broker: Broker, start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._broker = broker
         self._start = start
-        self._cancel: Cancel | None = None
+        self._compaction = Compaction(broker)
+        self._cancels: dict[Round, Cancel] = {}
         self._is_stopped = False
 
     def start(self) -> None:
-        self._cancel = call_later(self._broker.clock, self._broker.settings.log_retention_check_interval_ms / 1000, self._round)
+        # Apart from each other: a pass over a large log may take many minutes, and retention does not wait for it.
+        for a_round in (self._retain_all, self._compaction.round):
+            self._later(a_round)
 
     def stop(self) -> None:
         self._is_stopped = True
-        if self._cancel is not None:
-            self._cancel()
+        self._compaction.stop()
+        for cancel in self._cancels.values():
+            cancel()
 
-    def _round(self) -> None:
-        self._start(self._work())
+    def _later(self, a_round: Round) -> None:
+        seconds = self._broker.settings.log_retention_check_interval_ms / 1000
+        self._cancels[a_round] = call_later(self._broker.clock, seconds, partial(self._begin, a_round))
 
-    async def _work(self) -> None:
+    def _begin(self, a_round: Round) -> None:
+        self._start(self._go_round(a_round))
+
+    async def _go_round(self, a_round: Round) -> None:
         try:
-            for live in list(self._broker.topics):
-                await self._look_after(live)
+            await a_round()
         finally:
             # The next round counts from the end of this one: however long it takes, there is never a second.
             if not self._is_stopped:
-                self.start()
+                self._later(a_round)
+
+    async def _retain_all(self) -> None:
+        for live in list(self._broker.topics):
+            await self._look_after(live)
 
     async def _look_after(self, live: LiveTopic) -> None:
         for index in range(live.topic.partitions):
-            if self._is_stopped or self._broker.topics.get(live.name) is not live:
+            if self._is_over(live):
                 return
             try:
                 await self._retain(live, index)
             except (StorageError, KafkaError) as failure:
+                if self._is_over(live):
+                    return
                 _log.warning("retention failed", topic=live.name, partition=index, reason=str(failure))
+
+    def _is_over(self, live: LiveTopic) -> bool:
+        """The topic was deleted, or the gateway is going down."""
+        return self._is_stopped or self._broker.topics.get(live.name) is not live
 
     async def _retain(self, live: LiveTopic, index: int) -> None:
         now, config = self._broker.now(), live.config

@@ -101,15 +101,18 @@ async def _first_record(log: PartitionLog, entry: Entry, timestamp: int, caller:
     return found or (-1, -1)
 
 
-def _first_at_or_after(entry: Entry, timestamp: int, limit: int) -> tuple[int, int] | None:
-    return first_at_or_after(entry.payload, timestamp, max_decompressed_bytes=limit)
+def _first_at_or_after(entry: Entry, timestamp: int, limit: int) -> tuple[int, int]:
+    # Records that do not say when they were written (format 0) count as written when they came, here as in retention.
+    return first_at_or_after(entry.payload, timestamp, max_decompressed_bytes=limit) or (entry.base_offset, entry.max_timestamp)
 
 
 def _first_left(entry: Entry, timestamp: int, start: int, limit: int) -> tuple[int, int] | None:
+    has_times = False
     for record in records(entry.payload, max_decompressed_bytes=limit):
+        has_times = has_times or record.timestamp >= 0
         if record.offset >= start and record.timestamp >= timestamp:
             return record.offset, record.timestamp
-    return None
+    return None if has_times else (start, entry.max_timestamp)
 
 
 @serves(ApiKey.OFFSET_FOR_LEADER_EPOCH, 0, 4)

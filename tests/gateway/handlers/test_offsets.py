@@ -127,12 +127,15 @@ def test_where_all_that_is_left_is_older_there_is_none(house: House) -> None:
     assert found(house, 300) == (-1, -1)
 
 
-def test_records_of_format_0_have_no_time(house: House) -> None:
+def test_records_of_format_0_count_as_written_when_they_came(house: House) -> None:
     records = old_set(3, magic=0)
     partition = house.partition("orders", 1)
     ended(partition.append_message_set(records, check_message_set(records, max_decompressed_bytes=1 << 20), NOW))
-    assert found(house, 0, index=1) == (-1, -1)
+    assert found(house, 0, index=1) == found(house, NOW, index=1) == (0, NOW)
+    assert found(house, NOW + 1, index=1) == (-1, -1)
     assert found(house, LATEST, index=1) == (3, -1)
+    ended(partition.log.delete_before(1))
+    assert found(house, NOW, index=1) == (1, NOW)
 
 
 def test_version_0_answers_in_an_array(house: House) -> None:
