@@ -64,7 +64,9 @@ class Authority:
 
     def sign(self, common_name: str = "localhost") -> Signed:
         key = rsa.generate_private_key(65537, 2048)
-        names = [x509.DNSName("localhost"), *(x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1"))]
+        # Python 2.7 looks for an address among the host names.
+        hosts = [x509.DNSName("localhost"), x509.DNSName("127.0.0.1")]
+        names = [*hosts, *(x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1"))]
         builder = self._builder(_name(common_name), key).add_extension(x509.SubjectAlternativeName(names), critical=False)
         return Signed(builder.sign(self._key, hashes.SHA256()), key)
 

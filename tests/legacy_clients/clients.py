@@ -48,7 +48,6 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sets_timestamps: bool = True
     headers: bool = True
     cannot_send: tuple[str, ...] = ()
-    strict_lz4: bool = False
     unlike_kafka: str = ""
     tells_offsets: bool = True
     tells_refusal: bool = True

@@ -7,13 +7,14 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.certificates import Authority
 from tests.legacy_clients.brokers import Broker, gateway, reference
 from tests.legacy_clients.cases import create_where_old_clients_need_it
-from tests.legacy_clients.certificates import Certificates, make
 from tests.legacy_clients.clients import GRACE_SECONDS, Client, DriverFailed, Record, Security, produce, table
 from tests.peers.kafka import Secured
 
@@ -28,19 +29,34 @@ CLIENTS = tuple(row.name for row in table().values() if row.sasl_plain)
 WITH_TLS = tuple(row.name for row in table().values() if row.sasl_plain and row.tls)
 
 
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make(tmp_path_factory.mktemp("certificates"))
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files: what clients trust, what the server shows, its key, and both of these in one, as Kafka wants them."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+    key_and_certificate: Path
 
 
 @pytest.fixture(scope="session")
-def secured(is_reference: bool, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = Authority()
+    certificate, key = authority.sign("127.0.0.1").write(folder, "server")
+    both = folder / "both.pem"
+    both.write_bytes(key.read_bytes() + certificate.read_bytes())
+    return Tls(authority.write(folder), certificate, key, both)
+
+
+@pytest.fixture(scope="session")
+def secured(is_reference: bool, tls: Tls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker with one user, on a listener with TLS and one without."""
     folder = tmp_path_factory.mktemp("secured")
     if is_reference:
-        running = reference(Secured((USER,), certificates.key_and_chain))
+        running = reference(Secured((USER,), tls.key_and_certificate))
     else:
-        files = {"users_file": users_file(folder), "ssl_certificate_file": certificates.chain, "ssl_key_file": certificates.key}
+        files = {"users_file": users_file(folder), "ssl_certificate_file": tls.certificate, "ssl_key_file": tls.key}
         running = gateway(folder, LISTENERS, [word for name, file in files.items() for word in ("--set", f"{name}={file}")])
     with running as broker:
         yield broker
@@ -59,10 +75,8 @@ def test_a_client_with_the_right_password_produces(name: str, secured: Broker, c
 
 
 @pytest.mark.parametrize("name", WITH_TLS)
-def test_a_client_with_the_right_password_produces_over_tls(
-    name: str, secured: Broker, certificates: Certificates, client: Callable[[str], Client]
-) -> None:
-    assert offsets_of_two(client(name), secured, "SASL_SSL", Security(USER, certificates.authority)) == [0, 1]
+def test_a_client_with_the_right_password_produces_over_tls(name: str, secured: Broker, tls: Tls, client: Callable[[str], Client]) -> None:
+    assert offsets_of_two(client(name), secured, "SASL_SSL", Security(USER, tls.authority)) == [0, 1]
 
 
 @pytest.mark.parametrize("name", CLIENTS)

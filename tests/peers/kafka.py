@@ -47,10 +47,10 @@ class BrokerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Secured:
-    """What the SASL_PLAINTEXT, SSL and SASL_SSL listeners need: PLAIN users, and a PEM file with a PKCS#8 key and its certificates."""
+    """What the SASL_PLAINTEXT, SSL and SASL_SSL listeners need: PLAIN users, and a PEM file with a PKCS#8 key and its certificate."""
 
     users: tuple[tuple[str, str], ...]
-    key_and_chain: Path
+    key_and_certificate: Path
 
 
 def jars(version: str = VERSION) -> Path:
@@ -221,7 +221,7 @@ def _security(secured: Secured) -> dict[str, str]:
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": login,
         "listener.name.sasl_ssl.plain.sasl.jaas.config": login,
         "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(secured.key_and_chain),
+        "ssl.keystore.location": str(secured.key_and_certificate),
     }
 
 
