@@ -61,13 +61,21 @@ class ErrorCode(IntEnum):
     UNSUPPORTED_ENDPOINT_TYPE = 115
 
 
+#: What Kafka says to the codes that its own clients print most.
+_WORDS = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "This server does not host this topic-partition.",
+    ErrorCode.UNKNOWN_TOPIC_ID: "This server does not host this topic ID.",
+    ErrorCode.OFFSET_OUT_OF_RANGE: "The requested offset is not within the range of offsets maintained by the server.",
+}
+
+
 class KafkaError(Exception):
     """A failure that the peer is told of: a code, and a message for the versions that carry one."""
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
         super().__init__(message or code.name)
         self.code = code
-        self.message = message or code.name.replace("_", " ").capitalize()
+        self.message = message or _WORDS.get(code) or code.name.replace("_", " ").capitalize()
 
 
 class Refused(Exception):

@@ -1,0 +1,112 @@
+"""Real admin clients get from the gateway what they get from Kafka 3.9.2."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewPartitions, NewTopic
+from kafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
+
+from tests.legacy_clients.brokers import are_required
+from tests.peers.cache import CannotInstall, cached, command, maven_jars
+from tests.peers.sides import Printed, Sides, side_by_side
+
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("admin clients")]  # one pair of brokers for all of them
+
+PROGRAMS = Path(__file__).parent / "admin"
+CONFLUENT = "confluent-kafka==2.16.1"
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+    with side_by_side(tmp_path_factory.mktemp("gateway")) as both:
+        yield both
+
+
+def java(program: str, clients: str) -> list[str]:
+    """The argv of a program in one file, with kafka-clients of that version."""
+    jars = maven_jars((f"org.apache.kafka:kafka-clients:{clients}", "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36"))
+    quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
+    return ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", quiet, "-cp", f"{jars}/*", str(PROGRAMS / program), "{}"]
+
+
+def installed(argv: Callable[[], Sequence[str]]) -> list[str]:
+    """What a function that may have to install something gives; where it cannot, the test is skipped, or in CI fails."""
+    try:
+        return list(argv())
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+
+
+def agree(ours: Printed, theirs: Printed) -> None:
+    assert theirs.code == 0, theirs.output
+    differences = list(difflib.unified_diff(theirs.output.splitlines(), ours.output.splitlines(), "Kafka", "gateway", n=0))
+    assert not differences, "\n".join(differences)
+    assert ours.code == 0
+
+
+@pytest.mark.parametrize("clients", ["0.11.0.3", "2.8.2"])
+def test_the_old_java_admin_client(sides: Sides, clients: str) -> None:
+    ours, theirs = sides.run(installed(lambda: java("OldAdmin.java", clients)))
+    agree(ours, theirs)
+
+
+@pytest.mark.parametrize("clients", ["3.9.2", "4.4.0"])
+def test_the_new_java_admin_client(sides: Sides, clients: str) -> None:
+    ours, theirs = sides.run(installed(lambda: java("NewAdmin.java", clients)))
+    agree(ours, theirs)
+
+
+def test_the_admin_client_of_confluent_kafka(sides: Sides) -> None:
+    def argv() -> list[str]:
+        build = ["-m", "pip", "install", "-q", "--no-warn-script-location", "--target"]
+        site = cached(f"tools/{CONFLUENT}", lambda folder: _done(command([sys.executable, *build, folder, CONFLUENT])))
+        return ["env", f"PYTHONPATH={site}", "PYTHONDONTWRITEBYTECODE=1", sys.executable, str(PROGRAMS / "confluent.py"), "{}"]
+
+    ours, theirs = sides.run(installed(argv))
+    agree(ours, theirs)
+
+
+def _done(_: str) -> None:
+    return None
+
+
+def test_the_admin_client_of_kafka_python(sides: Sides) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=sides.gateway)
+    topic = ConfigResource(ConfigResourceType.TOPIC, "python", {"max.message.bytes": "2000"})
+    try:
+        admin.create_topics([NewTopic("python", 2, 1, topic_configs={"retention.ms": "5000"})])
+        with pytest.raises(TopicAlreadyExistsError):
+            admin.create_topics([NewTopic("python", 2, 1)])
+        admin.create_partitions({"python": NewPartitions(3)})
+        (described,) = admin.describe_topics(["python"])
+        assert [row["partition_index"] for row in described["partitions"]] == [0, 1, 2]
+        admin.alter_configs([topic])
+        admin.delete_topics(["python"])
+        with pytest.raises(UnknownTopicOrPartitionError):
+            admin.delete_topics(["python"])
+    finally:
+        admin.close()
+
+
+def test_kcat_lists_the_same_cluster(sides: Sides) -> None:
+    kcat = shutil.which("kcat") or shutil.which("kafkacat")
+    if kcat is None:
+        (pytest.fail if are_required() else pytest.skip)("kcat is not on this machine: install Debian's `kafkacat`")
+    for at in (sides.gateway, sides.kafka):
+        admin = KafkaAdminClient(bootstrap_servers=at)
+        admin.create_topics([NewTopic("listed", 3, 1)])
+        admin.close()
+    ours, theirs = sides.run([str(kcat), "-b", "{}", "-L", "-J", "-t", "listed"])
+    assert (ours.code, theirs.code) == (0, 0)
+    lists = [json.loads(one.output) for one in (ours, theirs)]
+    for one in lists:
+        del one["originating_broker"]
+        one["topics"][0]["partitions"].sort(key=lambda row: row["partition"])
+    assert lists[0] == lists[1]
