@@ -28,6 +28,8 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 """The framing of snappy-java: magic, version 1, readable by version 1; then blocks, each behind its 4-byte length."""
 _XERIAL_BLOCK = 32 * 1024
+_XERIAL_BLOCKS_MAX = 100_000
+"""Of one stream: 3 GiB in honest ones, but tiny ones cost as much work each."""
 
 _SNAPPY_EXPANSION = 22
 """A snappy element of three bytes copies at most 64: a block that claims more than this many times its own size lies."""
@@ -125,6 +127,8 @@ def _read_snappy(content: memoryview, limit: int) -> bytes:
         block = _read_snappy_block(content[position : position + size], limit)
         limit -= len(block)
         blocks.append(block)
+        if len(blocks) > _XERIAL_BLOCKS_MAX:
+            raise CorruptRecords(f"snappy: more than {_XERIAL_BLOCKS_MAX} blocks")
         position += size
     return b"".join(blocks)
 

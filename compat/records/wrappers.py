@@ -58,16 +58,24 @@ class Wrapper:
         return self.timestamp if self.magic and self.attributes & APPEND_TIME_BIT else None
 
 
+_WRAPPERS_MAX = 1000
+"""Of one set: producers write one, brokers before 0.11 took several, and each of the smallest costs as much work as a thousand times its bytes."""
+
+
 @dataclass(slots=True)
 class Budget:
-    """How many bytes may still be decompressed for one call."""
+    """How many bytes may still be decompressed for one call, in how many wrappers."""
 
     remaining: int
+    wrappers: int = _WRAPPERS_MAX
 
     def take(self, size: int) -> None:
         self.remaining -= size
+        self.wrappers -= 1
         if self.remaining < 0:
             raise RecordsTooLarge("decompressed records exceed the limit")
+        if self.wrappers < 0:
+            raise InvalidRecords(f"more than {_WRAPPERS_MAX} compressed messages in one set")
 
 
 def segments(messages: Buffer, budget: Budget) -> Iterator[Wrapper | slice]:

@@ -68,6 +68,12 @@ def test_raw_snappy_is_read_too():
     assert decompress(Codec.SNAPPY, cramjam.snappy.compress_raw(b"abc" * 100), 1000) == b"abc" * 100
 
 
+def test_a_snappy_stream_of_very_many_blocks_is_refused():
+    block = bytes(cramjam.snappy.compress_raw(b"x"))
+    with pytest.raises(CorruptRecords):
+        decompress(Codec.SNAPPY, b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1" + (pack(">i", len(block)) + block) * 100_001, 1_000_000)
+
+
 def test_all_members_of_a_gzip_stream_are_read_and_what_follows_is_ignored():
     assert decompress(Codec.GZIP, gzip.compress(b"one ") + gzip.compress(b"two") + b"\0\0", 100) == b"one two"
 

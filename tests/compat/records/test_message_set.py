@@ -244,3 +244,10 @@ def test_a_stamped_set_holds_the_same_records_at_consecutive_offsets(found, magi
 def test_attribute_bits_that_mean_nothing_are_kept(log_append_time):
     stamped = stamp(message(0, b"k", b"v", attributes=0xF0), 0, log_append_time)
     assert stamped[17] == (0xF0 if log_append_time is None else 0xF8)
+
+
+def test_a_set_of_very_many_wrappers_is_refused():
+    one = wrapper([A], GZIP, magic=1)
+    assert check(one * 1000).count == 1000
+    with pytest.raises(InvalidRecords):
+        check(one * 1001)
