@@ -165,7 +165,8 @@ class PartitionLog(Protocol):
         """Compaction: the stored entries with `first <= base_offset` and `last_offset <= last` become `entries`, in one durable step.
 
         `entries` lie within the same range in offset order, overlap none that stays, and bear no later timestamp than those they replace;
-        `end_offset` does not move. Readers see the old or the new, never a mixture. Raises ValueError, LogClosed, StorageFailed.
+        `end_offset` does not move. What lies wholly before `start_offset` by then stays deleted. Readers see the old or the new, never a
+        mixture. Raises ValueError, LogClosed, StorageFailed.
         """
         ...
 

@@ -71,7 +71,13 @@ def replace_entries(burst: Burst, log_id: int, first: int, last: int, entries: S
     log = burst.log(log_id)
     row = log_row(burst.txn, burst.databases["logs"], log_id)
     with burst.txn.cursor(db=burst.databases["entries"]) as cursor:
-        gone = [slot for slot in slots_from(cursor, log_id, first, last + 1) if first <= slot.base_offset and slot.last_offset <= last]
+        # What was deleted after it was read for compaction stays deleted, though it may not be freed yet.
+        gone = [
+            slot
+            for slot in slots_from(cursor, log_id, max(first, log.start_offset), last + 1)
+            if first <= slot.base_offset and slot.last_offset <= last
+        ]
+        entries = [entry for entry in entries if entry.last_offset >= log.start_offset]
         following = slot_at(cursor, log_id, last + 1)
         latest = following.running_timestamp if following else log.running_timestamp
         if any(entry.max_timestamp > latest for entry in entries):

@@ -88,6 +88,14 @@ async def test_sizes_stay_true_when_a_compacted_log_is_cut(log: PartitionLog) ->
 
 
 @ensureDeferred
+async def test_what_was_deleted_meanwhile_is_not_brought_back(log: PartitionLog) -> None:
+    await log.delete_before(25)
+    await log.replace(0, 39, [entry(5, payload=b"gone"), entry(20, 10, payload=b"straddles"), entry(31, payload=b"left")])
+    assert bases(await everything(log)) == [20, 31, 40]
+    assert (log.start_offset, log.end_offset, log.size) == (25, 50, 113)
+
+
+@ensureDeferred
 async def test_a_replacement_that_the_medium_refuses_changes_nothing(log: PartitionLog, bench: Bench) -> None:
     with bench.refusing_writes(), pytest.raises(StorageFailed):
         await log.replace(0, 29, [entry(25)])

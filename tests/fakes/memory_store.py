@@ -201,6 +201,7 @@ class MemoryLog:
         self._check_open()
         self._store.check_medium()
         rows = self._rows.entries
+        entries = [entry for entry in entries if entry.last_offset >= self.start_offset]
         begin, end = bisect_left(rows, first, key=base_offset), bisect_right(rows, last, key=last_offset)
         rows[begin : max(begin, end)] = entries
 
