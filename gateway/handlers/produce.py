@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 from kafka.protocol.producer.transaction import InitProducerIdResponse
 
-from compat.records import CorruptRecords, InvalidTimestamp, MessageSet, RecordsError, RecordsTooLarge, UnsupportedCodec, check_message_set
+from compat.records import (
+    CorruptRecords,
+    InvalidTimestamp,
+    MessageSet,
+    RecordsError,
+    RecordsTooLarge,
+    UnsupportedCodec,
+    check_message_set,
+    keys,
+)
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError, Refused, release
 from gateway.partition import Appended, Partition, storage_error
@@ -20,6 +30,9 @@ from storage.log import StorageError
 
 #: From this size on, or if they unpack to more than this, old message sets are checked on another thread.
 LARGE_MESSAGE_SET = 64 << 10
+
+#: And batches whose keys must be looked at, also from so many records on: they take about a millisecond.
+MANY_RECORDS = 500
 
 #: What stands ready to be appended to one partition, or why it cannot be.
 Ready = tuple[Partition, memoryview, Batch | MessageSet] | KafkaError
@@ -52,9 +65,13 @@ async def _prepare(topic: str | bytes, sent: PartitionRecords, caller: Caller) -
             if batch.is_transactional:
                 raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served")
             _check_size(len(sent.records), partition)
+            if partition.config.compacts and await _lacks_key(sent.records, batch, caller):
+                raise _without_key(partition, ErrorCode.INVALID_RECORD)
             return partition, sent.records, batch
         checked = await _check_old(sent.records, caller)
         _check_size(checked.largest, partition)
+        if partition.config.compacts and checked.has_null_key:
+            raise _without_key(partition, ErrorCode.CORRUPT_MESSAGE)
         return partition, sent.records, checked
     except KafkaError as failure:
         return failure
@@ -78,6 +95,30 @@ async def _check_old(records: memoryview, caller: Caller) -> MessageSet:
 
 def _check_message_set(records: memoryview, limit: int) -> MessageSet:
     return check_message_set(records, max_decompressed_bytes=limit)
+
+
+async def _lacks_key(records: memoryview, batch: Batch, caller: Caller) -> bool:
+    """Whether some record of a batch has no key: compaction would not know what to keep of it (LogValidator.validateKey). Raises KafkaError."""
+    limit = caller.broker.settings.max_decompressed_bytes
+    try:
+        if len(records) < LARGE_MESSAGE_SET and batch.count < MANY_RECORDS:
+            with suppress(RecordsTooLarge):
+                return _has_null_key(records, min(limit, LARGE_MESSAGE_SET))
+        lacks: bool = await caller.broker.run(_has_null_key, records, limit)
+        return lacks
+    except RecordsError as failure:
+        release(failure)
+        code = ErrorCode.MESSAGE_TOO_LARGE if isinstance(failure, RecordsTooLarge) else ErrorCode.INVALID_RECORD
+        raise KafkaError(code, str(failure)) from failure
+
+
+def _has_null_key(records: memoryview, limit: int) -> bool:
+    return any(key is None for _, key, _ in keys(records, max_decompressed_bytes=limit))
+
+
+def _without_key(partition: Partition, code: ErrorCode) -> KafkaError:
+    """As brokers answered message sets until Kafka 2.4; INVALID_RECORD, which today's say to all, is younger than those producers."""
+    return KafkaError(code, f"Compacted topic cannot accept message without key in topic partition {partition.topic}-{partition.index}")
 
 
 def _records_error(failure: RecordsError) -> KafkaError:

@@ -1,0 +1,252 @@
+"""`cleanup.policy=compact`: of each key only the last record stays. When a partition is compacted, how far, and what is remembered of it.
+
+Follows Kafka's LogCleaner. A pass reads the part of a log that no pass has read before into a map of keys, then goes over everything up to there and
+takes away what the map knows a later record of; offsets do not change. There are no segments here: what Kafka leaves alone as the active
+segment are the newest `segment.bytes` that are not older than `segment.ms`, and always the last entry.
+
+Each piece is replaced in one durable step of the store, and only when a pass has ended is it noted how far it came. After a crash at any point the pass
+is made again, over what it had left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from gateway import logs
+from gateway.broker import Broker
+from gateway.compacting import Cleaning, Horizon, LastOffsets, add_horizon
+from gateway.config_types import LONG_MAX
+from gateway.errors import KafkaError
+from gateway.partition import Partition
+from gateway.topic_configs import CompactionConfig
+from gateway.topics import LiveTopic
+from storage.log import Entry, OffsetOutOfRange, PartitionLog, StateTable, StorageError
+
+_log = logs.part(__name__)
+
+#: Keys that one pass remembers, some 100 to 150 bytes each: as much memory as Kafka's log.cleaner.dedupe.buffer.size. A log with more takes more passes.
+MAX_KEYS = 1_000_000
+
+#: What is read, rewritten and replaced at a time: some 50 ms of another thread's work, and little enough to hold.
+PIECE_BYTES = 4 << 20
+
+_TOPIC_ID_BYTES = 16
+
+
+class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where the last pass over a partition ended, how many bytes it left before that, and where the log began then."""
+
+    end: int = 0
+    clean_bytes: int = 0
+    start: int = 0
+    horizons: list[Horizon] = []
+
+    def clean_bytes_from(self, start_offset: int) -> int:
+        """About how many of them are left when the log begins at `start_offset`."""
+        if start_offset <= self.start or self.end <= self.start:
+            return self.clean_bytes
+        return self.clean_bytes * max(0, self.end - start_offset) // (self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far a pass may go: through the entries from `start` on, up to the first that it must leave alone.
+
+    That is one that does not end before `end`, is newer than `newest` (ms), or is neither among the first `old_bytes` bytes nor as old as `old`.
+    """
+
+    start: int
+    end: int
+    old_bytes: int
+    old: int
+    newest: int
+
+    def admits(self, entry: Entry, bytes_so_far: int) -> bool:
+        """`bytes_so_far` are those of the entries from `start` to this one."""
+        if entry.last_offset >= self.end or entry.max_timestamp > self.newest:
+            return False
+        return bytes_so_far <= self.old_bytes or entry.max_timestamp <= self.old
+
+
+async def plan(log: PartitionLog, config: CompactionConfig, progress: Progress, now: int) -> Reach | None:
+    """How far a pass may go, None where none is worth it yet. The bytes that it is decided by are counted, or guessed from the offsets."""
+    end = log.end_offset
+    start = max(progress.end, log.start_offset)
+    clean = progress.clean_bytes_from(log.start_offset)
+    dirty = max(0, log.size - clean)
+    if start >= end or not dirty:
+        return None
+    old = now - min(config.segment_ms, config.max_compaction_lag_ms)
+    newest = now - config.min_compaction_lag_ms if config.min_compaction_lag_ms else LONG_MAX
+
+    async def bytes_up_to(timestamp: int) -> int:
+        entry = await log.entry_for_time(timestamp + 1)
+        return dirty if entry is None else dirty * max(0, entry.base_offset - start) // (end - start)
+
+    cleanable = max(dirty - config.segment_bytes, await bytes_up_to(old))
+    if newest < LONG_MAX:
+        cleanable = min(cleanable, await bytes_up_to(newest))
+    if cleanable <= 0:
+        return None
+    is_worth_it = cleanable / (clean + cleanable) > config.min_cleanable_dirty_ratio
+    if not is_worth_it and not await _is_overdue(log, start, now - config.max_compaction_lag_ms):
+        return None
+    return Reach(start, end - 1, dirty - config.segment_bytes, old, newest)
+
+
+async def _is_overdue(log: PartitionLog, start: int, latest: int) -> bool:
+    """Whether the first record that is not compacted is older than `latest` (ms), which counts from `max.compaction.lag.ms`."""
+    if latest < 0:
+        return False
+    entries = await log.read(start, 1)
+    return bool(entries) and 0 < entries[0].max_timestamp < latest
+
+
+class Compaction:
+    """The compacted topics of one broker. `round` looks after each partition once; `stop` ends it at the next piece."""
+
+    def __init__(self, broker: Broker, *, max_keys: int = MAX_KEYS, piece_bytes: int = PIECE_BYTES) -> None:
+        self._broker = broker
+        self._max_keys = max_keys
+        self._piece_bytes = piece_bytes
+        self._table: StateTable | None = None
+        self._progress: dict[bytes, Progress] = {}
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    async def round(self) -> None:
+        """Compact what is worth it. Failures are logged; the next round tries again."""
+        try:
+            table = await self._open()
+            await self._forget_deleted(table)
+        except StorageError as failure:
+            _log.warning("compaction cannot remember where it was", reason=str(failure))
+            return
+        for live in list(self._broker.topics):
+            for index in range(live.topic.partitions):
+                if self._is_over(live):
+                    break
+                await self._look_after(live, index, table)
+
+    async def _open(self) -> StateTable:
+        if self._table is None:
+            table = await self._broker.store.table("compaction")
+            self._progress = {key: _DECODER.decode(row) for key, row in await table.items()}
+            self._table = table
+        return self._table
+
+    async def _forget_deleted(self, table: StateTable) -> None:
+        gone = [key for key in self._progress if self._broker.topics.get(key[:_TOPIC_ID_BYTES]) is None]
+        if gone:
+            await table.put(dict.fromkeys(gone))
+            for key in gone:
+                del self._progress[key]
+
+    def _is_over(self, live: LiveTopic) -> bool:
+        return self._is_stopped or not live.config.compacts or self._broker.topics.get(live.name) is not live
+
+    async def _look_after(self, live: LiveTopic, index: int, table: StateTable) -> None:
+        try:
+            partition = await self._broker.topics.partition(live.name, index)
+            while await self._pass(live, partition, table):
+                # There were more keys than one pass holds.
+                pass
+        except OffsetOutOfRange:
+            _log.debug("records were deleted while they were compacted", topic=live.name, partition=index)
+        except (StorageError, KafkaError) as failure:
+            if not self._is_over(live):
+                _log.warning("compaction failed", topic=live.name, partition=index, reason=str(failure))
+
+    async def _pass(self, live: LiveTopic, partition: Partition, table: StateTable) -> bool:
+        """One pass where it is worth it; whether another should follow at once. Raises StorageError."""
+        log, config = partition.log, live.config.compaction
+        key = live.topic.topic_id + partition.index.to_bytes(4, "big")
+        progress = self._progress.get(key)
+        if progress is None or progress.end > log.end_offset:
+            # The log may have lost its end, as when only it was restored from a backup.
+            progress = Progress(log.start_offset)
+        reach = await plan(log, config, progress, self._broker.now())
+        if reach is None:
+            return False
+        size, start_offset = log.size, log.start_offset
+        found = await self._read_keys(live, log, reach)
+        clean_bytes = None if found.end == reach.start else await self._clean(live, partition, found, progress.horizons)
+        if clean_bytes is None:
+            return False
+        horizons = progress.horizons
+        if found.unreadable:
+            # A value that a tombstone deletes may be among them: no tombstone of this pass may go.
+            _tell_unreadable(partition, found)
+        else:
+            horizons = add_horizon(horizons, found.end, self._broker.now(), config.delete_retention_ms)
+        done = Progress(found.end, clean_bytes, start_offset, horizons)
+        await table.put({key: _ENCODER.encode(done)})
+        self._progress[key] = done
+        _log.debug("compacted", topic=live.name, partition=partition.index, up_to=found.end, keys=len(found), before=size, after=log.size)
+        return found.is_full
+
+    async def _read_keys(self, live: LiveTopic, log: PartitionLog, reach: Reach) -> LastOffsets:
+        """The keys of what the pass may reach, or of as much of it as there is room for."""
+        found = LastOffsets(reach.start, self._max_keys, self._broker.settings.max_decompressed_bytes)
+        bytes_so_far = 0
+        while not found.is_full and not self._is_over(live):
+            admitted: list[Entry] = []
+            entries = await log.read(found.end, self._piece_bytes)
+            for entry in entries:
+                bytes_so_far += len(entry.payload)
+                if not reach.admits(entry, bytes_so_far):
+                    break
+                admitted.append(entry)
+            if admitted:
+                await self._broker.run(found.add, admitted)
+            if len(admitted) < len(entries) or not entries:
+                break
+        return found
+
+    async def _clean(self, live: LiveTopic, partition: Partition, found: LastOffsets, horizons: Sequence[Horizon]) -> int | None:
+        """Rewrite the log up to the end of `found`; the bytes that are left there, None where it was broken off."""
+        log = partition.log
+        cleaning = Cleaning(found, horizons, self._broker.now(), self._broker.settings.max_decompressed_bytes)
+        offset, left = log.start_offset, 0
+        while offset < found.end:
+            entries = [entry for entry in await log.read(offset, self._piece_bytes) if entry.base_offset < found.end]
+            if not entries:
+                break
+            rewritten = await self._broker.run(cleaning.rewrite, entries, _last_batches(partition))
+            if self._is_over(live):
+                return None
+            await _replace(log, entries, rewritten)
+            left += sum(len(entry.payload) for entry in rewritten if entry is not None)
+            offset = entries[-1].last_offset + 1
+        return left
+
+
+async def _replace(log: PartitionLog, entries: Sequence[Entry], rewritten: Sequence[Entry | None]) -> None:
+    """Store what has become of `entries`, from the first to the last that changed."""
+    changed = [n for n, (before, after) in enumerate(zip(entries, rewritten, strict=True)) if before is not after]
+    if changed:
+        first, last = changed[0], changed[-1]
+        left = [entry for entry in rewritten[first : last + 1] if entry is not None]
+        await log.replace(entries[first].base_offset, entries[last].last_offset, left)
+
+
+def _tell_unreadable(partition: Partition, found: LastOffsets) -> None:
+    offset, reason = next(iter(found.unreadable.items()))
+    count = len(found.unreadable)
+    message = "some records cannot be read and were not compacted"
+    _log.warning(message, topic=partition.topic, partition=partition.index, entries=count, first_offset=offset, reason=reason)
+
+
+def _last_batches(partition: Partition) -> set[int]:
+    """The last offset of each producer's last batch that is durable: those in flight may fail yet."""
+    end = partition.log.end_offset
+    return {max((sent.last_offset for sent in producer.sent if sent.last_offset < end), default=-1) for _, producer in partition.producers}
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Progress)
