@@ -10,6 +10,13 @@ SOURCES := gateway auth compat storage tests bench
 # What an installation depends on; the packages themselves are installed in place.
 INPUTS := pyproject.toml constraints.txt $(wildcard setup.py compat/records/*.pyx compat/records/*.h)
 
+# An environment whose Python has gone (upgraded, or the folder was moved from another machine) is made anew.
+ifneq ($(wildcard $(VENV)/.made),)
+ifneq ($(shell $(PY) -c 'print("here")' 2>/dev/null),here)
+$(shell rm -f $(VENV)/.made)
+endif
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test check lint format bench slow legacy tox clean
 
@@ -17,7 +24,7 @@ help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
 
 serve: $(VENV)/.serve ## start a gateway on 127.0.0.1:9092 with its data under ./data (ARGS: options of `kopgate serve`)
-	@exec $(VENV)/bin/kopgate serve $(ARGS)
+	@exec $(PY) -m gateway serve $(ARGS)
 
 check: lint ## format, lint, types and the fast tests, in under two minutes
 	$(PY) -m pytest -q -n 2 -m "not peer and not slow" $(ARGS)
