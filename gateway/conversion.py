@@ -8,21 +8,26 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from struct import Struct
 from typing import Any
+
+from isal.isal_zlib import crc32
 
 from compat.records import RecordsError, down_convert
 from gateway.errors import ErrorCode, KafkaError, release
-from gateway.records import ATTRIBUTES, magic_of
+from gateway.records import ATTRIBUTES, HEADER_BYTES, magic_of
 from gateway.waiting import Shared, start
 from storage.log import Buffer, Entry
 
-#: (topic id, partition, base offset, size, magic): an entry never changes but by compaction, which also changes its size.
-Key = tuple[bytes, int, int, int, int]
+#: (topic id, partition, base offset, size, checksum, magic). An entry changes by compaction, which may even leave a packed one its size.
+Key = tuple[bytes, int, int, int, int, int]
 
 #: What an entry of the cache takes besides its bytes, about: without it, many small or empty results would not count.
 ENTRY_OVERHEAD = 512
 
 _CONTROL = 0x20
+_CRC = Struct(">I")
+_CRC_AT = 17
 
 
 class Converter:
@@ -51,7 +56,7 @@ class Converter:
             elif stored == 2 and entry.payload[ATTRIBUTES] & _CONTROL:
                 results.append(b"")
             else:
-                key = (topic_id, partition, entry.base_offset, len(entry.payload), magic)
+                key = (topic_id, partition, entry.base_offset, len(entry.payload), _checksum(entry.payload, stored), magic)
                 known = self._known(key)
                 results.append(self._take_off(key, entry, missing) if known is None else known)
         if missing:
@@ -99,6 +104,14 @@ class Converter:
         while self.cached_bytes > self._cache_bytes:
             _, oldest = self._cache.popitem(last=False)
             self.cached_bytes -= len(oldest) + ENTRY_OVERHEAD
+
+
+def _checksum(payload: Buffer, magic: int) -> int:
+    """Over all that compaction may change: a batch bears it, a message set only those of its messages."""
+    if magic == 2 and len(payload) >= HEADER_BYTES:
+        checksum: int = _CRC.unpack_from(payload, _CRC_AT)[0]
+        return checksum
+    return int(crc32(payload))
 
 
 def _convert_all(payloads: list[Buffer], magic: int, max_decompressed_bytes: int) -> list[bytes | RecordsError]:

@@ -95,6 +95,20 @@ def test_another_entry_or_format_is_not_mistaken_for_it(one, topic, partition, b
     assert one.conversions == 2
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: building.batch([Sample(0, TIME, b"k", value)]),
+        lambda value: building.message_set([Sample(0, TIME, b"first", b"same"), Sample(1, TIME, b"k", value)], magic=1),
+    ],
+    ids=["batch", "message set"],
+)
+def test_an_entry_that_compaction_gave_other_content_of_the_same_size_is_not_mistaken_for_it(one, make):
+    for value in (b"before", b"behind"):
+        (converted,) = ended(one.convert(TOPIC, 0, [as_stored(make(value))], 0))
+        assert read_with_kafka_python(bytes(converted))[-1][4] == value
+
+
 def test_consumers_that_ask_at_the_same_time_cost_one_conversion(one, threads):
     threads.hold()
     consumers = [Started(one.convert(TOPIC, 0, [stored()], 1)) for _ in range(5)]
