@@ -90,7 +90,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.entries)
     @rule(draw=st.data())
     def compact(self, draw: Any) -> None:
-        first, last = sorted(draw.draw(st.tuples(st.integers(self.start, self.end), st.integers(self.start, self.end))))
+        first, last = sorted(draw.draw(st.tuples(st.integers(0, self.end), st.integers(0, self.end))))
         gone = [one for one in self.entries if first <= one.base_offset and one.last_offset <= last]
         kept = draw.draw(st.lists(st.sampled_from(gone), unique_by=id)) if gone else []
         kept = sorted(
