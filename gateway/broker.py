@@ -10,6 +10,7 @@ from gateway.cluster import Cluster
 from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
+from gateway.flow import Outgoing
 from gateway.producer_ids import ProducerIds
 from gateway.reply_cache import ReplyCache
 from gateway.topics import Topics
@@ -20,7 +21,7 @@ from storage.log import Store
 @dataclass(frozen=True, slots=True)
 class Broker:
     """`now()` is the time in ms since 1970; `clock` counts waits; `run(function, *args)` runs a function on another thread;
-    `waits` are the long polls under way."""
+    `waits` are the long polls under way; `outgoing` says how large replies may be."""
 
     settings: Settings
     store: Store
@@ -34,3 +35,4 @@ class Broker:
     run: Callable[..., Awaitable[Any]]
     waits: Waits = field(default_factory=Waits)
     metadata_replies: ReplyCache = field(default_factory=ReplyCache)
+    outgoing: Outgoing = field(default_factory=Outgoing)

@@ -34,6 +34,9 @@ _SIZE = Struct(">i")
 
 _PRODUCE = ApiKey.PRODUCE.to_bytes(2, "big")
 
+#: Replies are gathered up to this many bytes before they are sent: then the outlet can say that its peer reads slowly.
+SEND_BYTES = 256 << 10
+
 #: Requests that one connection may start in one turn of the reactor, some 5 ms' worth: one read can bring ten thousand, and others wait meanwhile.
 TURN_REQUESTS = 100
 
@@ -83,6 +86,7 @@ class Dispatch:
         self._waiting: deque[bytearray] = deque()
         self._owed: deque[_Owed] = deque()
         self._unanswered = 0
+        self._ready_bytes = 0
         self._is_busy = False
         self._is_writing_held = False
         self._is_closed = False
@@ -132,6 +136,8 @@ class Dispatch:
                 if not self._waiting or not self._may_start(self._waiting[0]):
                     break
                 self._start(self._waiting.popleft())
+                if self._ready_bytes >= SEND_BYTES:
+                    self._send()
             else:
                 self._go_on_later()
         finally:
@@ -212,6 +218,7 @@ class Dispatch:
                 return
             owed.reply = _reply(body, owed.correlation_id, route.has_tagged_header)
         self._unanswered -= 1
+        self._ready_bytes += sum(map(len, owed.reply))
         self._advance()
 
     def _send(self) -> None:
@@ -222,6 +229,7 @@ class Dispatch:
             freed += self._owed.popleft().size
             answered += 1
             buffers += reply
+        self._ready_bytes = 0
         if buffers and not self._is_closed:
             self._outlet.write(buffers)
         if self._session.is_over and not self._owed and not self._is_closed and not self._has_hung_up:

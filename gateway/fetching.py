@@ -46,11 +46,19 @@ class Reader:
         self._broker = broker
         self._request = request
         self._magic = magic
-        self._limit = min(request.max_bytes, broker.settings.fetch_max_bytes)
+        self._limit = 0
         self._aborted: tuple[()] | None = () if request.isolation_level == 1 else None
 
     async def read(self, interests: list[Interest]) -> Reading:
         """One pass in this order. Failures are told in their rows."""
+        outgoing = self._broker.outgoing
+        self._limit = outgoing.promise(min(self._request.max_bytes, self._broker.settings.fetch_max_bytes))
+        try:
+            return await self._read(interests)
+        finally:
+            outgoing.keep(self._limit)
+
+    async def _read(self, interests: list[Interest]) -> Reading:
         reading = Reading()
         for interest in interests:
             try:

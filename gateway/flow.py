@@ -82,6 +82,32 @@ class Budget:
                 self.wait(flow)
 
 
+class Outgoing:
+    """What is on its way out to all connections together: bytes that peers have yet to take, and those that replies being made may come to.
+
+    Nothing is held back and nobody is cut off: the less room there is, the smaller are the replies that can be smaller. Beyond `limit` each
+    is one whole batch.
+    """
+
+    __slots__ = ("limit", "promised", "unsent")
+
+    def __init__(self, limit: int = 1 << 62) -> None:
+        self.limit = limit
+        self.unsent = 0
+        self.promised = 0
+
+    def promise(self, wanted: int) -> int:
+        """How many bytes of records a reply may have where `wanted` were asked for: a quarter of the room at the most. They are set aside
+        until `keep`."""
+        promised = max(min(wanted, (self.limit - self.unsent - self.promised) // 4), 0)
+        self.promised += promised
+        return promised
+
+    def keep(self, promised: int) -> None:
+        """The reply is made; what it really has counts from when it is sent."""
+        self.promised -= promised
+
+
 class Flow:
     """One connection's share. `pause` and `resume` stop and restart the reading of its socket."""
 

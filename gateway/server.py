@@ -27,7 +27,7 @@ from gateway.addresses import Endpoint
 from gateway.broker import Broker
 from gateway.config import Settings
 from gateway.connection import KafkaConnection, overdue
-from gateway.flow import Budget
+from gateway.flow import Budget, Outgoing
 from gateway.housekeeping import Housekeeping
 from gateway.startup import make_mechanisms, make_store, make_tls, open_broker
 from gateway.transport import Port
@@ -120,6 +120,7 @@ class Server:
         self._reactor = reactor
         self._doors = Doors(settings)
         self._budget = Budget(settings.max_in_flight_bytes, reactor)
+        self._outgoing = Outgoing(settings.max_in_flight_bytes)
         self._store: Store = make_store(settings, reactor)
         self._conversions = ThreadPool(0, settings.conversion_threads, "convert")
         self._checks = ThreadPool(0, settings.sasl_check_threads, "check")
@@ -139,7 +140,9 @@ class Server:
             await self._store.open()
             self._is_store_open = True
             bound, advertised = self._bind(listeners)
-            broker = await open_broker(self._settings, self._store, advertised, self._reactor, self._convert, self._background)
+            broker = await open_broker(
+                self._settings, self._store, advertised, self._reactor, self._convert, self._background, self._outgoing
+            )
         except (StorageError, TlsError, UsersFileError, ValueError) as failure:
             raise StartFailed(str(failure)) from failure
         self._broker = broker
@@ -174,7 +177,7 @@ class Server:
                 # `auth` knows no Twisted, so that its object is what Twisted asks for is said here; mypy does not know such interfaces.
                 directlyProvides(tls, IOpenSSLServerConnectionCreator)
                 factory = TlsListener(cast(Any, tls), False, cast(Any, listener))
-            port = Port(endpoint.port, factory, BACKLOG, endpoint.host, self._reactor)
+            port = Port(endpoint.port, factory, BACKLOG, endpoint.host, self._reactor, self._outgoing)
             try:
                 port.startListening()
             except CannotListenError as failure:

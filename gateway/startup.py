@@ -20,6 +20,7 @@ from gateway.cluster import Cluster
 from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
+from gateway.flow import Outgoing
 from gateway.producer_ids import ProducerIds
 from gateway.topics import Topics
 from gateway.waiting import Clock
@@ -57,6 +58,7 @@ async def open_broker(
     clock: Clock,
     run: Callable[..., Awaitable[Any]],
     start: Callable[[Coroutine[Any, Any, None]], None],
+    outgoing: Outgoing,
 ) -> Broker:
     """Everything behind the sockets, on a store that is open. Raises StorageError."""
     topics = Topics(store, settings, now_ms, start)
@@ -66,7 +68,7 @@ async def open_broker(
     cluster = Cluster(settings.node_id, await _cluster_id(store), advertised)
     sessions = FetchSessions(settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1)
     converter = Converter(run, cache_bytes=settings.conversion_cache_bytes, max_decompressed_bytes=settings.max_decompressed_bytes)
-    return Broker(settings, store, cluster, topics, sessions, producer_ids, converter, clock, now_ms, run)
+    return Broker(settings, store, cluster, topics, sessions, producer_ids, converter, clock, now_ms, run, outgoing=outgoing)
 
 
 async def _cluster_id(store: Store) -> str:

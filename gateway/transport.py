@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from twisted.internet import main, tcp
 
+from gateway.flow import Outgoing
 from storage.log import Buffer
 
 #: One read from a socket: some requests of 16 KiB in one piece, 1 MiB in a few. One buffer serves all connections.
@@ -100,6 +101,7 @@ class Connection(tcp.Server):
             if len(buffer):
                 self._unsent.append(memoryview(buffer))
                 self._unsent_bytes += len(buffer)
+                self.server.outgoing.unsent += len(buffer)
         if self._unsent and not self._is_in_outbox and not self._is_waiting_to_write:
             self._is_in_outbox = True
             self.server.outbox.add(self)
@@ -146,6 +148,7 @@ class Connection(tcp.Server):
     def _drop(self, sent: int) -> bool:
         """Take `sent` bytes off the queue. True where a buffer was sent in part: the socket is full."""
         self._unsent_bytes -= sent
+        self.server.outgoing.unsent -= sent
         while sent:
             first = self._unsent[0]
             if len(first) > sent:
@@ -160,6 +163,7 @@ class Connection(tcp.Server):
 
     def connectionLost(self, reason: Any) -> None:
         self._unsent.clear()
+        self.server.outgoing.unsent -= self._unsent_bytes
         self._unsent_bytes = 0
         super().connectionLost(reason)
 
@@ -169,9 +173,10 @@ class Port(tcp.Port):
 
     transport = Connection
 
-    def __init__(self, port: int, factory: Any, backlog: int, interface: str, reactor: Any) -> None:
+    def __init__(self, port: int, factory: Any, backlog: int, interface: str, reactor: Any, outgoing: Outgoing) -> None:
         super().__init__(port, factory, backlog, interface, reactor)
         self.outbox = Outbox(reactor)
+        self.outgoing = outgoing
 
 
 def no_delay(connection: Any) -> None:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
-from gateway.dispatch import TURN_REQUESTS
+from gateway.dispatch import SEND_BYTES, TURN_REQUESTS
 from gateway.errors import ErrorCode, KafkaError, Refused
 from gateway.flow import Budget
 from gateway.routes import ROUTES, Later, Route
@@ -67,6 +67,19 @@ def read(frame, position, version):
     if body == b"unreadable":
         raise struct.error("too short")
     return body, version
+
+
+class Large:
+    """An outlet that says of every write whether its peer reads slowly."""
+
+    def __init__(self, client):
+        self.client = client
+        self.is_slow = True
+        self.writes = 0
+
+    def write(self, buffers):
+        self.writes += 1
+        self.client.dispatch.hold_writing(self.is_slow)
 
 
 @pytest.fixture
@@ -185,6 +198,18 @@ def test_requests_behind_one_that_waits_are_served_in_turns_too(client, behind):
     assert len(behind.started) == 1 + TURN_REQUESTS
     client.turns()
     assert len(client.hears()) == 10_000
+
+
+def test_large_replies_are_sent_before_more_are_made(client, behind):
+    large = Large(client)
+    client.write = large.write
+    client.says(*[bare(OTHER, 0, b"m%d" % index + bytes(SEND_BYTES), index) for index in range(10)])
+    # The outlet says after the first that its peer reads slowly.
+    assert len(behind.started) == 1
+    large.is_slow = False
+    client.dispatch.hold_writing(False)
+    assert len(behind.started) == 10
+    assert large.writes == 10
 
 
 def test_what_was_to_go_on_does_not_when_the_peer_has_gone(client, behind):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from twisted.internet.task import Clock
 
-from gateway.flow import CHUNK_BYTES, TURN_SECONDS, Budget, Flow
+from gateway.flow import CHUNK_BYTES, TURN_SECONDS, Budget, Flow, Outgoing
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -243,6 +243,29 @@ def test_nobody_waiting_means_nothing_to_do():
     turn(clock, 2)
     assert client.reads
     assert clock.getDelayedCalls() == []
+
+
+def test_a_reply_may_have_a_quarter_of_the_room_that_is_left():
+    outgoing = Outgoing(100 * MIB)
+    assert outgoing.promise(10 * MIB) == 10 * MIB
+    assert outgoing.promise(50 * MIB) == (90 * MIB) // 4
+    outgoing.keep(10 * MIB)
+    outgoing.keep((90 * MIB) // 4)
+    outgoing.unsent = 99 * MIB
+    assert outgoing.promise(50 * MIB) == MIB // 4
+    outgoing.unsent = 200 * MIB
+    assert outgoing.promise(50 * MIB) == 0
+
+
+def test_however_many_ask_together_no_more_is_promised_than_there_is_room_for():
+    outgoing = Outgoing(100 * MIB)
+    assert sum(outgoing.promise(50 * MIB) for _ in range(1000)) <= 100 * MIB
+
+
+def test_a_limit_below_zero_or_of_nothing_promises_nothing():
+    outgoing = Outgoing(100 * MIB)
+    assert [outgoing.promise(wanted) for wanted in (0, -1, -(2**31))] == [0, 0, 0]
+    assert outgoing.promised == 0
 
 
 class House(RuleBasedStateMachine):

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import deferLater
 from twisted.internet.testing import MemoryReactorClock
+from zope.interface import directlyProvides
 
 from auth.tls import Tls, TlsFiles
+from gateway.flow import Outgoing
 from gateway.server import TlsListener
 from gateway.transport import SEND_BUFFERS, UNSENT_BYTES, Connection, Port, no_delay
 from tests.certificates import Authority
@@ -83,8 +86,12 @@ class Bench:
     def __init__(self, tls=None):
         self.peers = Peers()
         self.tls = tls
-        factory = self.peers if tls is None else TlsListener(tls, False, self.peers)
-        self.port = Port(0, factory, 10, "127.0.0.1", reactor)
+        self.outgoing = Outgoing()
+        factory = self.peers
+        if tls is not None:
+            directlyProvides(tls, IOpenSSLServerConnectionCreator)
+            factory = TlsListener(tls, False, self.peers)
+        self.port = Port(0, factory, 10, "127.0.0.1", reactor, self.outgoing)
         self.port.startListening()
         self.sockets = []
 
@@ -105,6 +112,7 @@ class Bench:
             client.close()
         await self.port.stopListening()
         await until(lambda: all(peer.lost for peer in self.peers.made))
+        assert self.outgoing.unsent == 0
 
 
 @pytest.fixture
@@ -453,11 +461,14 @@ def test_however_little_the_socket_takes_at_a_time_the_bytes_are_the_same(writes
     clock = MemoryReactorClock()
     outbox = SimpleNamespace(add=lambda connection: connection.flush())
     scripted = ScriptedSocket(takes)
-    connection = Connection(scripted, Protocol(), ("192.0.2.1", 1), SimpleNamespace(outbox=outbox, _realPortNumber=9092), 1, clock)
+    outgoing = Outgoing()
+    connection = Connection(
+        scripted, Protocol(), ("192.0.2.1", 1), SimpleNamespace(outbox=outbox, outgoing=outgoing, _realPortNumber=9092), 1, clock
+    )
     for buffers in writes:
         connection.writeSequence(buffers)
         connection.doWrite()
     for _ in range(len(takes) + 2):
         connection.doWrite()
     assert scripted.taken == b"".join(map(b"".join, writes))
-    assert connection.unsent_bytes == 0
+    assert connection.unsent_bytes == outgoing.unsent == 0
