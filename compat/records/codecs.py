@@ -34,6 +34,9 @@ _XERIAL_BLOCKS_MAX = 100_000
 _SNAPPY_EXPANSION = 22
 """A snappy element of three bytes copies at most 64: a block that claims more than this many times its own size lies."""
 
+_LZ4_EXPANSION = 256
+"""No lz4 block holds more than 255 times its size: where that is within the limit, the library may do it in one go, at a fifth of the cost."""
+
 _MEMBERS_MAX = 16
 """Gzip members of one stream: producers write one, and each costs a pass over what follows it."""
 
@@ -153,6 +156,9 @@ def _compress_xerial(content: Buffer) -> bytes:
 
 def _read_lz4(content: memoryview, limit: int) -> bytes:
     header = lz4_header.read(content)
+    if len(content) * _LZ4_EXPANSION <= limit and not lz4_header.has_content_size(content):
+        whole = content if content[len(header) - 1] == header[-1] else b"".join((header, content[len(header) :]))
+        return bytes(lz4.frame.decompress(whole))  # type: ignore[attr-defined]
     frame = lz4.frame.LZ4FrameDecompressor()  # type: ignore[no-untyped-call]
     frame.decompress(header, 1)  # type: ignore[no-untyped-call]
     return _drain(frame, content[len(header) :], limit)

@@ -54,6 +54,11 @@ def with_right_checksum(frame: Buffer) -> bytes:
     return b"".join((header, memoryview(frame)[len(header) :]))
 
 
+def has_content_size(frame: Buffer) -> bool:
+    """Whether the header claims how much the frame holds. Only of a frame that `read` has taken."""
+    return bool(frame[4] & _CONTENT_SIZE)
+
+
 def refuse_linked_blocks(frame: Buffer) -> None:
     """No Java client reads blocks that depend on each other, so none may be stored. Raises InvalidRecords, CorruptRecords."""
     _size(frame)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.compat.records.building import Sample
 
-prop = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+prop = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 """The fixture only swaps the implementation, which holds for all examples alike."""
 
 contents = st.none() | st.binary(max_size=40) | st.binary(min_size=1, max_size=3).map(lambda part: part * 700)

@@ -6,6 +6,7 @@ from struct import pack
 import cramjam
 import lz4.frame
 import pytest
+import xxhash
 import zstandard
 from aiokafka.codec import gzip_decode, gzip_encode, lz4_decode, lz4_encode, snappy_decode, snappy_encode, zstd_decode, zstd_encode
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from compat.records import Codec, CorruptRecords, RecordsTooLarge, UnsupportedCodec
 from compat.records.codecs import compress, decompress
+from tests.compat.records.building import lz4_frame
 from tests.compat.records.strategies import prop
 
 COMPRESSING = [Codec.GZIP, Codec.SNAPPY, Codec.LZ4, Codec.ZSTD]
@@ -83,8 +85,29 @@ def test_a_gzip_stream_of_very_many_members_is_refused():
         decompress(Codec.GZIP, gzip.compress(b"") * 10_000, 100)
 
 
-def test_bytes_behind_the_end_of_an_lz4_frame_are_ignored():
-    assert decompress(Codec.LZ4, lz4.frame.compress(b"one") + b"junk", 100) == b"one"
+@pytest.mark.parametrize("limit", [100, 10_000_000])
+@pytest.mark.parametrize("has_size", [False, True])
+def test_bytes_behind_the_end_of_an_lz4_frame_are_ignored(limit, has_size):
+    assert decompress(Codec.LZ4, lz4.frame.compress(b"one", store_size=has_size) + b"junk", limit) == b"one"
+
+
+@pytest.mark.parametrize("limit", [100, 10_000_000])
+@pytest.mark.parametrize("historic", [False, True])
+def test_lz4_with_either_header_checksum_is_read(limit, historic):
+    assert decompress(Codec.LZ4, lz4_frame(b"content", historic=historic), limit) == b"content"
+
+
+def test_a_lying_lz4_content_size_reserves_no_memory():
+    frame = bytearray(lz4.frame.compress(b"one", store_size=True))
+    frame[6:14] = (2**40).to_bytes(8, "little")
+    frame[14] = xxhash.xxh32_intdigest(bytes(frame[4:14])) >> 8 & 0xFF
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptRecords):
+            decompress(Codec.LZ4, bytes(frame), 10_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
@@ -102,6 +125,8 @@ def test_bytes_behind_the_end_of_an_lz4_frame_are_ignored():
         pytest.param(Codec.SNAPPY, b"\xff\xff\xff\xff\x0f" + b"a" * 20, id="snappy claims 4 GiB"),
         pytest.param(Codec.LZ4, b"", id="lz4 of nothing"),
         pytest.param(Codec.LZ4, lz4.frame.compress(b"abc" * 100)[:-4], id="lz4 without end mark"),
+        pytest.param(Codec.LZ4, lz4_frame(b"abc" * 100)[:-4], id="lz4 without end mark, in one go"),
+        pytest.param(Codec.LZ4, lz4_frame(b"abc" * 100)[:-9], id="lz4 cut short, in one go"),
         pytest.param(Codec.ZSTD, b"junk", id="zstd junk"),
     ],
 )
