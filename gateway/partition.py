@@ -6,7 +6,10 @@ durability.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,8 +19,8 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.producers import Producers, Sent
 from gateway.records import Batch, stamp_batch
 from gateway.topic_configs import TopicConfig
-from gateway.waiting import Shared
-from storage.log import Entry, Fenced, LogClosed, OffsetOutOfRange, PartitionLog, StorageError, StorageFailed, UnknownTopic
+from gateway.waiting import Shared, start
+from storage.log import Buffer, Entry, Fenced, LogClosed, OffsetOutOfRange, PartitionLog, StorageError, StorageFailed, UnknownTopic
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
@@ -27,10 +30,25 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     log_append_time: int
 
 
+#: From so many unpacked bytes on, a set that must be packed anew is packed on another thread: some half a millisecond of work.
+LARGE_SET = 64 << 10
+
+#: Runs a function on another thread.
+Run = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """An append that waits for the one before it to be packed. `queue` puts it into the log, and gives the wait for durability."""
+
+    queue: Callable[[], Awaitable[Coroutine[Any, Any, Appended]]]
+    result: Shared[Appended] = field(default_factory=Shared)
+
+
 class Partition:
     """One partition that this gateway leads. `config` is replaced whenever the topic's configs change."""
 
-    __slots__ = ("_in_flight", "_invisible", "config", "index", "log", "producers", "topic", "unsaved_bytes")
+    __slots__ = ("_in_flight", "_invisible", "_turns", "config", "index", "log", "producers", "topic", "unsaved_bytes")
 
     def __init__(self, topic: str, index: int, log: PartitionLog, config: TopicConfig, producers: Producers) -> None:
         self.topic = topic
@@ -42,6 +60,8 @@ class Partition:
         self.unsaved_bytes = 0
         # Appends of idempotent producers that are not durable yet, by base offset: a retry waits for the first try.
         self._in_flight: dict[int, Shared[Appended]] = {}
+        # The large set that is being packed anew, and what came after it: nothing may overtake it, for its offsets are within what is packed.
+        self._turns: deque[_Turn] = deque()
         # By format, the last stretch of offsets found to hold nothing for its consumers: (first, the one after).
         self._invisible: dict[int | None, tuple[int, int]] = {}
 
@@ -56,6 +76,14 @@ class Partition:
 
     def append_batch(self, records: memoryview, batch: Batch, now: int) -> Coroutine[Any, Any, Appended]:
         """Queue a checked v2 batch; the coroutine ends when it is durable. Raises KafkaError at once, or later through the coroutine."""
+        if self._turns:
+            return self._wait_for_turn(partial(self._queue_batch, records, batch, now))
+        return self._append_batch(records, batch, now)
+
+    async def _queue_batch(self, records: memoryview, batch: Batch, now: int) -> Coroutine[Any, Any, Appended]:
+        return self._append_batch(records, batch, now)
+
+    def _append_batch(self, records: memoryview, batch: Batch, now: int) -> Coroutine[Any, Any, Appended]:
         if batch.has_producer:
             twin = self.producers.check(batch)
             if twin is not None:
@@ -75,14 +103,60 @@ class Partition:
         self._in_flight[base_offset] = shared
         return self._finish(waiting, result, len(records), shared)
 
-    def append_message_set(self, records: memoryview, checked: MessageSet, now: int) -> Coroutine[Any, Any, Appended]:
-        """Queue a checked set of format 0 or 1, as `append_batch`. An empty one is taken and comes to nothing, as in Kafka."""
+    def append_message_set(
+        self, records: memoryview, checked: MessageSet, now: int, run: Run | None = None
+    ) -> Coroutine[Any, Any, Appended]:
+        """Queue a checked set of format 0 or 1, as `append_batch`. An empty one is taken and comes to nothing, as in Kafka.
+
+        `run` takes the packing of a large one to another thread.
+        """
         if not checked.count:
             return _nothing()
-        base_offset = self.log.next_offset
+        is_large = run is not None and checked.repack and sum(len(one.inner or b"") for one in checked.compressed) >= LARGE_SET
+        if self._turns or is_large:
+            return self._wait_for_turn(partial(self._queue_set, records, checked, now, run if is_large else None))
+        base_offset, log_append_time = self.log.next_offset, self._append_time(checked, now)
+        return self._append_set(
+            stamp_message_set(records, checked, base_offset, log_append_time), checked, base_offset, log_append_time, now
+        )
+
+    def _append_time(self, checked: MessageSet, now: int) -> int | None:
         # Format 0 has no timestamps to set.
-        log_append_time = now if self.config.is_log_append_time and checked.magic == 1 else None
-        stamped = stamp_message_set(records, checked, base_offset, log_append_time)
+        return now if self.config.is_log_append_time and checked.magic == 1 else None
+
+    async def _queue_set(self, records: memoryview, checked: MessageSet, now: int, run: Run | None) -> Coroutine[Any, Any, Appended]:
+        while True:
+            base_offset, log_append_time = self.log.next_offset, self._append_time(checked, now)
+            if run is None:
+                stamped = stamp_message_set(records, checked, base_offset, log_append_time)
+            else:
+                stamped = await run(stamp_message_set, records, checked, base_offset, log_append_time)
+            if base_offset == self.log.next_offset:
+                return self._append_set(stamped, checked, base_offset, log_append_time, now)
+            # An append that was in flight before it has failed meanwhile, and its offsets are free again.
+
+    def _wait_for_turn(self, queue: Callable[[], Awaitable[Coroutine[Any, Any, Appended]]]) -> Coroutine[Any, Any, Appended]:
+        turn = _Turn(queue)
+        self._turns.append(turn)
+        if len(self._turns) == 1:
+            start(self._take_turns(), _done, _crash)
+        return _result(turn.result)
+
+    async def _take_turns(self) -> None:
+        """Put into the log what waits, in its order, until nothing does."""
+        while self._turns:
+            turn = self._turns[0]
+            try:
+                waiting = await turn.queue()
+            except Exception as failure:  # noqa: BLE001 - it belongs to the one who waits for it, and the others must have their turn
+                turn.result.fail(failure)
+            else:
+                start(waiting, turn.result.succeed, turn.result.fail)
+            self._turns.popleft()
+
+    def _append_set(
+        self, stamped: Buffer, checked: MessageSet, base_offset: int, log_append_time: int | None, now: int
+    ) -> Coroutine[Any, Any, Appended]:
         timestamp = checked.max_timestamp if log_append_time is None else log_append_time
         # Where no record says when it was written, retention counts from now, as Kafka's does from the time of the segment's file.
         entry = Entry(base_offset, base_offset + checked.count - 1, timestamp if timestamp >= 0 else now, stamped)
@@ -135,6 +209,18 @@ async def _again(twin: Sent, first: Shared[Appended] | None) -> Appended:
     if first is not None:
         await first
     return Appended(twin.base_offset, twin.log_append_time)
+
+
+async def _result(result: Shared[Appended]) -> Appended:
+    return await result
+
+
+def _done(_: None) -> None:
+    return
+
+
+def _crash(failure: BaseException) -> None:
+    raise failure
 
 
 async def _nothing() -> Appended:

@@ -50,7 +50,7 @@ async def produce(request: ProduceRequest, caller: Caller) -> Later[ProduceRespo
         return _refuse_all(request, KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served"))
     ready = [[await _prepare(topic.topic, partition, caller) for partition in topic.partitions] for topic in request.topics]
     now = caller.broker.now()
-    works = [_append(one, now) for row in ready for one in row]
+    works = [_append(one, now, caller) for row in ready for one in row]
     return Later(_answer(request, ready, works, caller))
 
 
@@ -144,14 +144,14 @@ def _check_size(size: int, partition: Partition) -> None:
         raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes where the topic takes {limit}")
 
 
-def _append(ready: Ready, now: int) -> Coroutine[Any, Any, Appended]:
+def _append(ready: Ready, now: int, caller: Caller) -> Coroutine[Any, Any, Appended]:
     if isinstance(ready, KafkaError):
         return _fail(ready)
     partition, records, checked = ready
     try:
         if isinstance(checked, Batch):
             return partition.append_batch(records, checked, now)
-        return partition.append_message_set(records, checked, now)
+        return partition.append_message_set(records, checked, now, caller.broker.run)
     except KafkaError as failure:
         return _fail(failure)
 

@@ -251,6 +251,90 @@ def test_a_client_is_told_of_a_stores_failure_in_words_that_it_acts_on(failure, 
     assert storage_error(failure).code is code
 
 
+# Sets that must be packed anew
+
+
+def large_set(mark: bytes, magic: int = 0) -> memoryview:
+    """Compressed, of format 0 and so with absolute offsets within; it unpacks to more than `LARGE_SET`."""
+    return old_set([(mark, b"." * 10_000) for _ in range(8)], magic=magic, codec=1)
+
+
+def send_on_thread(house: House, partition: Partition, records: memoryview) -> Started:
+    checked = check_message_set(records, max_decompressed_bytes=1 << 20)
+    return Started(partition.append_message_set(records, checked, LATER, house.threads.run))
+
+
+def test_a_large_set_is_packed_on_a_thread_and_a_small_one_at_once(house, partition):
+    assert send_on_thread(house, partition, large_set(b"a")).result.base_offset == 0
+    assert house.threads.calls == 1
+    assert send_on_thread(house, partition, old_set(3, magic=0, codec=1)).result.base_offset == 8
+    assert house.threads.calls == 1
+    assert [found[0] for found in stored(partition)] == list(range(11))
+
+
+def test_a_large_set_whose_offsets_are_relative_needs_no_packing(house, partition):
+    assert send_on_thread(house, partition, large_set(b"a", magic=1)).is_done
+    assert house.threads.calls == 0
+
+
+def test_nothing_overtakes_a_set_that_is_being_packed(house, partition):
+    house.threads.hold()
+    under_way = [
+        send_on_thread(house, partition, large_set(b"a")),
+        send(partition, batch(2, producer=(7, 0, 0))),
+        send_on_thread(house, partition, large_set(b"b")),
+        send_old(partition, old_set(3, magic=1)),
+        send(partition, batch(2, producer=(7, 0, 0))),
+    ]
+    assert not any(one.is_done for one in under_way)
+    while house.threads._waiting:
+        house.threads.release()
+    assert [one.result.base_offset for one in under_way] == [0, 8, 10, 18, 8]
+    assert [found[0] for found in stored(partition)] == list(range(21))
+    assert send(partition, batch(1)).result.base_offset == 21
+
+
+def test_a_set_is_packed_again_where_what_was_in_flight_before_it_has_failed(house, partition):
+    house.store.hold()
+    failing = send(partition, batch(5))
+    house.threads.hold()
+    packing = send_on_thread(house, partition, large_set(b"a"))
+    house.store.refuse_writes = True
+    house.store.release()
+    house.store.refuse_writes = False
+    house.threads.release()
+    assert failing.failure.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert packing.result.base_offset == 0
+    assert [found[0] for found in stored(partition)] == list(range(8))
+
+
+def test_what_is_refused_in_its_turn_does_not_hold_up_the_others(house, partition):
+    send(partition, batch(1, producer=(7, 3, 0)))
+    house.threads.hold()
+    send_on_thread(house, partition, large_set(b"a"))
+    fenced, good = send(partition, batch(1, producer=(7, 2, 0))), send(partition, batch(1, producer=(7, 3, 1)))
+    house.threads.release()
+    assert (fenced.failure.code, good.result.base_offset) == (ErrorCode.INVALID_PRODUCER_EPOCH, 9)
+
+
+def test_a_thread_that_breaks_does_not_hold_up_the_others(house, partition):
+    house.threads.hold()
+    records = large_set(b"a")
+    checked = check_message_set(records, max_decompressed_bytes=1 << 20)
+    broken = Started(partition.append_message_set(records, checked, LATER, lambda *_: house.threads.run(lambda: 1 // 0)))
+    good = send(partition, batch(1))
+    house.threads.release()
+    assert (type(broken.failure), good.result.base_offset) == (ZeroDivisionError, 0)
+
+
+def test_a_thousand_appends_may_wait_for_one_set(house, partition):
+    house.threads.hold()
+    send_on_thread(house, partition, large_set(b"a"))
+    waiting = [send(partition, batch(1)) for _ in range(2000)]
+    house.threads.release()
+    assert [one.result.base_offset for one in waiting] == list(range(8, 2008))
+
+
 def test_a_noted_stretch_is_passed_over_from_anywhere_within(partition):
     partition.note_invisible(10, 20, 0)
     assert [partition.visible_from(offset, 0) for offset in (9, 10, 19, 20)] == [9, 20, 20, 20]
