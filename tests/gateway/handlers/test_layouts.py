@@ -1,0 +1,121 @@
+"""The versions that the codec does not announce, byte by byte, written by hand from the message definitions of Kafka 3.9.
+
+Kafka 4 dropped them, and kafka-python's schemas with it, but old clients send them.
+"""
+
+from __future__ import annotations
+
+from struct import pack
+
+import pytest
+
+from gateway.routes import ROUTES
+from gateway.wire.api_keys import ApiKey
+from storage.log import Entry
+from tests.fakes.broker import House, ended, open_house
+from tests.gateway.handlers.asking import store
+
+
+def text(value: str | None) -> bytes:
+    return pack(">h", -1) if value is None else pack(">h", len(value)) + value.encode()
+
+
+def array(*items: bytes) -> bytes:
+    return pack(">i", len(items)) + b"".join(items)
+
+
+@pytest.fixture
+def house() -> House:
+    """A topic `orders` with offsets 0 and 1 in the first of its two partitions."""
+    house = open_house()
+    house.topic("orders", 2, retention_ms="5")
+    store(house.partition(), Entry(0, 1, 1000, b"some records"))
+    return house
+
+
+def answer(house: House, key: ApiKey, version: int, request: bytes) -> bytes:
+    route = ROUTES[key, version]
+    assert not route.has_tagged_header
+    reply = ended(route.handler(route.decode(bytearray(request), 0, version), house.caller(version)))
+    return b"".join(map(bytes, route.encode(reply, version)))
+
+
+# Name, partitions, replication factor, assignments (partition, brokers), configs (name, value).
+NEW = text("new") + pack(">ih", 3, 1) + array() + array(text("retention.ms") + text("7"))
+ASSIGNED = text("assigned") + pack(">ih", -1, -1) + array(pack(">i", 0) + array(pack(">i", 1))) + array()
+BAD = text("bad") + pack(">ih", 0, 1) + array() + array()
+WHY = "Number of partitions was set to an invalid non-positive value."
+
+
+def test_create_topics_0(house: House) -> None:
+    request = array(NEW, ASSIGNED, BAD) + pack(">i", 1000)
+    expected = array(text("new") + pack(">h", 0), text("assigned") + pack(">h", 0), text("bad") + pack(">h", 37))
+    assert answer(house, ApiKey.CREATE_TOPICS, 0, request) == expected
+    made = house.broker.topics.require("new").topic
+    assert (made.partitions, dict(made.configs)) == (3, {"retention.ms": "7"})
+
+
+def test_create_topics_1_validates_only_and_says_why(house: House) -> None:
+    request = array(NEW, BAD) + pack(">i?", 1000, True)
+    expected = array(text("new") + pack(">h", 0) + text(None), text("bad") + pack(">h", 37) + text(WHY))
+    assert answer(house, ApiKey.CREATE_TOPICS, 1, request) == expected
+    assert house.broker.topics.get("new") is None
+
+
+def test_create_topics_2_tells_the_throttle_time_first(house: House) -> None:
+    expected = pack(">i", 0) + array(text("bad") + pack(">h", 37) + text(WHY))
+    assert answer(house, ApiKey.CREATE_TOPICS, 2, array(BAD) + pack(">i?", 1000, False)) == expected
+
+
+def test_delete_topics_0(house: House) -> None:
+    request = array(text("orders")) + pack(">i", 1000)
+    assert answer(house, ApiKey.DELETE_TOPICS, 0, request) == array(text("orders") + pack(">h", 0))
+
+
+def test_describe_configs_0_has_is_default_in_place_of_sources(house: House) -> None:
+    keys = array(text("retention.ms"), text("preallocate"))
+    expected = array(
+        pack(">h", 0)
+        + text("")
+        + pack(">b", 2)
+        + text("orders")
+        # Name, value, read-only, is it the default, sensitive.
+        + array(text("preallocate") + text("false") + b"\0\1\0", text("retention.ms") + text("5") + b"\0\0\0")
+    )
+    assert answer(house, ApiKey.DESCRIBE_CONFIGS, 0, array(pack(">b", 2) + text("orders") + keys)) == pack(">i", 0) + expected
+
+
+def test_describe_configs_1_has_sources_and_synonyms(house: House) -> None:
+    request = array(pack(">b", 2) + text("orders") + array(text("retention.ms"))) + b"\1"
+    synonyms = array(text("retention.ms") + text("5") + b"\1", text("log.retention.ms") + text("604800000") + b"\5")
+    row = text("retention.ms") + text("5") + b"\0\1\0" + synonyms
+    expected = pack(">i", 0) + array(pack(">h", 0) + text("") + pack(">b", 2) + text("orders") + array(row))
+    assert answer(house, ApiKey.DESCRIBE_CONFIGS, 1, request) == expected
+
+
+def test_describe_log_dirs_0(house: House) -> None:
+    request = array(text("orders") + array(pack(">i", 0)))
+    partition = pack(">iqqb", 0, len(b"some records"), 0, 0)
+    expected = pack(">i", 0) + array(pack(">h", 0) + text("memory") + array(text("orders") + array(partition)))
+    assert answer(house, ApiKey.DESCRIBE_LOG_DIRS, 0, request) == expected
+
+
+def test_list_offsets_0_answers_in_arrays(house: House) -> None:
+    # Replica; topic, partition, time, how many.
+    request = pack(">i", -1) + array(text("orders") + array(pack(">iqi", 0, -1, 2)))
+    expected = array(text("orders") + array(pack(">ih", 0, 0) + array(pack(">q", 2), pack(">q", 0))))
+    assert answer(house, ApiKey.LIST_OFFSETS, 0, request) == expected
+
+
+@pytest.mark.parametrize(("version", "epoch"), [(0, b""), (1, pack(">i", 0))])
+def test_offset_for_leader_epoch_0_and_1(house: House, version: int, epoch: bytes) -> None:
+    request = array(text("orders") + array(pack(">ii", 0, 0)))
+    expected = array(text("orders") + array(pack(">hi", 0, 0) + epoch + pack(">q", 2)))
+    assert answer(house, ApiKey.OFFSET_FOR_LEADER_EPOCH, version, request) == expected
+
+
+def test_metadata_0(house: House) -> None:
+    broker = pack(">i", 0) + text("127.0.0.1") + pack(">i", 9092)
+    partitions = [pack(">hii", 0, index, 0) + array(pack(">i", 0)) + array(pack(">i", 0)) for index in (0, 1)]
+    expected = array(broker) + array(pack(">h", 0) + text("orders") + array(*partitions))
+    assert answer(house, ApiKey.METADATA, 0, array()) == expected
