@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -58,8 +60,7 @@ class StoreTooNew(StorageError):
     """The store was written by a newer version. The message names both versions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One stored unit: a Kafka batch or message set, opaque to the store.
 
     `base_offset` and `last_offset` are the first and last offset that it takes (gaps inside it are allowed); `max_timestamp` is the greatest
@@ -70,7 +71,11 @@ class Entry:
     base_offset: int
     last_offset: int
     max_timestamp: int
-    payload: Buffer = field(repr=False)
+    payload: Buffer
+
+    def __repr__(self) -> str:
+        """Without the payload, which is nobody's business in a log."""
+        return f"Entry({self.base_offset}-{self.last_offset}, {len(self.payload)} bytes)"
 
 
 @dataclass(frozen=True, slots=True)
