@@ -221,7 +221,8 @@ class Compaction:
             if self._is_over(live):
                 return None
             await _replace(log, entries, rewritten)
-            left += sum(len(entry.payload) for entry in rewritten if entry is not None)
+            # One that the pass ended in the middle of is where the next begins.
+            left += sum(len(entry.payload) for entry in rewritten if entry is not None and entry.last_offset < found.end)
             offset = entries[-1].last_offset + 1
         return left
 

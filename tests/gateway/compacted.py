@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from compat.records import check_message_set
@@ -62,16 +61,15 @@ def consume(house: House, version: int = 12, offset: int = 0, max_bytes: int = c
     found: Seen = []
     end = house.partition().log.end_offset
     offset = max(offset, house.partition().log.start_offset)
+    fetches_without_records = 0
     while offset < end:
         asked = consuming.request(version, [consuming.at(offset, max_bytes=max_bytes)])
         (row,) = consuming.rows(consuming.ask(house, asked).result).values()
         assert row.error_code == 0
         got = consuming.consume(consuming.payload(row), offset)
-        assert got.next_offset > offset or not got.records
-        if got.next_offset == offset:
-            # What is left has nothing for it, and the gateway passes it over on its own.
-            assert house.partition().visible_from(offset, version // 2 if version < 4 else None) > offset
-            break
+        # Where much has nothing for it, the gateway goes over that in several requests.
+        fetches_without_records = 0 if got.next_offset > offset else fetches_without_records + 1
+        assert fetches_without_records < 5, f"stuck at {offset}"
         found += got.records
         offset = got.next_offset
     return found
@@ -80,10 +78,6 @@ def consume(house: House, version: int = 12, offset: int = 0, max_bytes: int = c
 def values(seen: Seen) -> list[tuple[int, bytes | None]]:
     """Offset and value, without the record that `close` adds."""
     return [(offset, value) for offset, key, value in seen if key != b"the last"]
-
-
-def last_of_each_key(history: Sequence[tuple[int, bytes | None, bytes | None]]) -> dict[bytes | None, tuple[int, bytes | None]]:
-    return {key: (offset, value) for offset, key, value in history}
 
 
 def sizes(partition: Partition) -> list[int]:

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from gateway.compaction import Compaction
-from tests.fakes.broker import House, Started, ended, open_house
+from gateway.errors import ErrorCode
+from gateway.handlers.offsets import find
+from gateway.housekeeping import Housekeeping
+from gateway.records import check_batch
+from gateway.routes import ROUTES, Later
+from gateway.wire.api_keys import ApiKey
+from gateway.wire.produce import PartitionProduced, PartitionRecords, ProduceRequest, TopicRecords
+from storage.log import Entry
+from tests.compat.records import building
+from tests.compat.records.building import Sample
+from tests.compat.records.peers import read_with_kafka_python
+from tests.fakes.broker import NOW, House, Started, ended, open_house
 from tests.gateway.compacted import FETCH_VERSIONS, FORMATS, close, compact, consume, put, sizes, table, values
-from tests.gateway.sets import batch
+from tests.gateway.handlers import asking
+from tests.gateway.sets import Pair, batch, old_set
 
 HOUR = 3_600_000
+TWO_TIMES = [Sample(0, 9_000, b"a", b"1"), Sample(1, 1_000, b"b", b"1")]
 
 
 @pytest.fixture
@@ -231,23 +247,246 @@ def test_a_batch_in_flight_does_not_cost_its_producer_the_one_before(house):
     put(house, (b"a", b"1"), producer=(7, 0, 0))
     put(house, (b"a", b"2"))
     close(house)
-    house.partition()
-    ended(house.broker.store.table("compaction"))
-    records = batch([(b"z", b"1")], producer=(7, 0, 1))
-    from gateway.records import check_batch
-
+    next_batch = batch([(b"z", b"1")], producer=(7, 0, 1))
     house.threads.hold()
     going = Started(Compaction(house.broker).round())
     house.store.hold()
-    waiting = Started(house.partition().append_batch(records, check_batch(records, 11), house.now()))
+    waiting = Started(house.partition().append_batch(next_batch, check_batch(next_batch, 11), house.now()))
     house.threads.release()
     house.store.refuse_writes = True
     house.store.release()
-    assert waiting.failure is not None
     house.store.refuse_writes = False
+    assert waiting.failure is not None
     assert going.is_done
     compact(house)
-    assert house.partition().producers.check(check_batch(batch([(b"z", b"1")], producer=(7, 0, 1)), 11)) is None
     again = open_house(reopened(house))
-    (found,) = list(again.partition().producers)
-    assert found[1].sent[-1].last_sequence == 0
+    ((_, producer),) = again.partition().producers
+    assert producer.sent[-1].last_sequence == 0
+
+
+def test_unreadable_records_stay_as_they_are_and_so_do_the_tombstones(caplog):
+    house = open_house()
+    table(house, delete_retention_ms="0")
+    partition = house.partition()
+    put(house, (b"b", b"1"), (b"c", b"1"))
+    broken = bytearray(batch([(b"a", b"1")]))
+    broken[-1] ^= 1
+    asking.store(partition, Entry(2, 2, 5, bytes(broken)))
+    put(house, (b"a", None), (b"b", b"2"))
+    for _ in range(3):
+        close(house)
+        with caplog.at_level(logging.WARNING):
+            compact(house)
+    entries = ended(partition.log.read(0, 1 << 20))
+    assert bytes(entries[1].payload) == bytes(broken)
+    assert values(consume(house, offset=3)) == [(3, None), (4, b"2")]
+    assert [offset for offset, *_ in consume_only(entries[0])] == [1]
+    assert {record.getMessage() for record in caplog.records} == {"some records cannot be read and were not compacted"}
+
+
+def consume_only(entry: Entry) -> list[Any]:
+    return read_with_kafka_python(bytes(entry.payload))
+
+
+def test_the_time_index_points_at_records_that_are_there(house):
+    put(house, (b"a", b"1"), timestamp=5_000)
+    put(house, (b"b", b"1"), timestamp=1_000)
+    put(house, (b"a", b"2"), timestamp=2_000)
+    put(house, (b"c", b"1"), timestamp=6_000, producer=(7, 0, 0))
+    put(house, (b"c", b"2"), timestamp=3_000)
+    put(house, (b"z", b"1"), timestamp=500)
+    compact(house)
+    caller = house.caller(7)
+    assert [ended(find(house.partition(), time, caller)) for time in (1_000, 1_500, 2_500, -3)] == [
+        (1, 1_000),
+        (2, 2_000),
+        (4, 3_000),
+        (4, 3_000),
+    ]
+    assert ended(find(house.partition(), 4_000, caller)) == (-1, -1)
+
+
+@pytest.mark.parametrize(
+    ("unit", "time"),
+    [
+        (building.message_set(TWO_TIMES, magic=1), 1_000),
+        (building.wrapper(TWO_TIMES, building.GZIP, magic=1), 1_000),
+        (building.batch(TWO_TIMES), 1_000),
+        (building.message_set(TWO_TIMES, magic=0), 9_000),
+    ],
+    ids=["set", "wrapper", "batch", "format 0"],
+)
+def test_a_shrunk_entry_bears_the_time_of_what_is_left_or_else_of_its_arrival(house, unit, time):
+    partition = house.partition()
+    asking.store(partition, Entry(0, 1, 9_000, unit))
+    put(house, (b"a", b"2"))
+    close(house)
+    compact(house)
+    first = ended(partition.log.read(0, 1))[0]
+    assert (first.base_offset, first.last_offset, first.max_timestamp) == (0, 1, time)
+    assert values(consume(house)) == [(1, b"1"), (2, b"2")]
+
+
+def test_records_deleted_while_a_piece_is_rewritten_stay_deleted(house):
+    for value in (b"1", b"2", b"3"):
+        put(house, (b"a", value), (b"b", value))
+    close(house)
+    house.threads.hold()
+    going = Started(Compaction(house.broker).round())
+    ended(house.partition().log.delete_before(5))
+    house.threads.release()
+    assert going.is_done
+    assert house.partition().log.start_offset == 5
+    assert values(consume(house)) == [(5, b"3")]
+    compact(house)
+    assert values(consume(house)) == [(5, b"3")]
+
+
+@pytest.mark.parametrize("end", ["stop", "policy", "delete"])
+def test_a_pass_is_broken_off_at_the_next_piece(house, end, caplog):
+    for value in (b"1", b"2"):
+        put(house, (b"a", value))
+    close(house)
+    before = sizes(house.partition())
+    compaction = Compaction(house.broker, piece_bytes=1)
+    house.threads.hold()
+    going = Started(compaction.round())
+    live = house.broker.topics.require("orders")
+    if end == "stop":
+        compaction.stop()
+    elif end == "policy":
+        ended(house.broker.topics.alter(live, lambda topic: replace(topic, configs={"cleanup.policy": "delete"})))
+    else:
+        ended(house.broker.topics.delete(live))
+    with caplog.at_level(logging.WARNING):
+        house.threads.release()
+    assert going.is_done
+    assert going.failure is None
+    assert caplog.records == []
+    if end != "delete":
+        assert sizes(house.partition()) == before
+
+
+def test_appends_go_on_while_a_pass_is_made(house):
+    put(house, (b"a", b"1"), (b"a", b"2"))
+    close(house)
+    house.threads.hold()
+    going = Started(Compaction(house.broker).round())
+    put(house, (b"a", b"3"))
+    house.threads.release()
+    assert going.is_done
+    assert values(consume(house)) == [(1, b"2"), (3, b"3")]
+
+
+def test_a_store_that_refuses_is_told_and_the_next_round_goes_on(house, caplog):
+    put(house, (b"a", b"1"), (b"a", b"2"))
+    close(house)
+    house.store.refuse_writes = True
+    with caplog.at_level(logging.WARNING):
+        compact(house)
+    assert [record.getMessage() for record in caplog.records] == ["compaction failed"]
+    assert len(values(consume(house))) == 2
+    house.store.refuse_writes = False
+    compact(house)
+    assert values(consume(house)) == [(1, b"2")]
+
+
+def test_a_changed_piece_does_not_rewrite_its_neighbours(house, monkeypatch):
+    for n in range(5):
+        put(house, (b"key %d" % n, b"1"))
+    put(house, (b"key 2", b"2"))
+    close(house)
+    log = house.partition().log
+    real, ranges = log.replace, []
+
+    async def noted(first: int, last: int, entries: Any) -> None:
+        ranges.append((first, last, len(entries)))
+        await real(first, last, entries)
+
+    monkeypatch.setattr(log, "replace", noted)
+    compact(house)
+    assert ranges == [(2, 2, 0)]
+
+
+def test_it_is_done_at_the_interval_of_retention():
+    house = open_house(log_retention_check_interval_ms=1000)
+    table(house)
+    put(house, (b"a", b"1"), (b"a", b"2"))
+    close(house)
+    keeping = Housekeeping(house.broker, house.background)
+    keeping.start()
+    house.clock.advance(1)
+    assert values(consume(house)) == [(1, b"2")]
+    put(house, (b"a", b"3"))
+    close(house)
+    house.clock.advance(1)
+    assert values(consume(house)) == [(3, b"3")]
+    keeping.stop()
+    assert not house.clock.getDelayedCalls()
+
+
+def test_a_policy_of_both_compacts_and_deletes():
+    house = open_house(log_retention_check_interval_ms=1000)
+    table(house, cleanup_policy="compact,delete", retention_ms=str(HOUR))
+    put(house, (b"old", b"1"), timestamp=NOW - 2 * HOUR)
+    put(house, (b"a", b"1"), (b"a", b"2"), timestamp=NOW)
+    put(house, (b"z", b"1"), timestamp=NOW)
+    Housekeeping(house.broker, house.background).start()
+    house.clock.advance(1)
+    assert house.partition().log.start_offset == 1
+    assert values(consume(house)) == [(2, b"2"), (3, b"1")]
+
+
+def produced(house: House, version: int, records: memoryview) -> PartitionProduced:
+    asked = ProduceRequest(version, None, -1, 1000, [TopicRecords("orders", [PartitionRecords(0, records)])])
+
+    async def serve() -> Any:
+        reply = await ROUTES[ApiKey.PRODUCE, version].handler(asked, house.caller(version))
+        return await reply.reply if isinstance(reply, Later) else reply
+
+    (((_, (row,)),),) = (ended(serve()).topics,)
+    return row
+
+
+WITHOUT_KEY: list[Pair] = [(b"a", b"1"), (None, b"2")]
+
+
+@pytest.mark.parametrize("codec", [0, 1, 4])
+def test_a_batch_with_a_record_without_a_key_is_refused(house, codec):
+    row = produced(house, 11, batch(WITHOUT_KEY, codec=codec))
+    assert (row.error_code, row.base_offset) == (ErrorCode.INVALID_RECORD, -1)
+    assert row.error_message == "Compacted topic cannot accept message without key in topic partition orders-0"
+    assert house.partition().log.end_offset == 0
+
+
+@pytest.mark.parametrize("written", [one for one in FORMATS if one[0] < 2], ids=str)
+def test_a_message_set_with_a_message_without_a_key_is_refused(house, written):
+    """In the words of the brokers of its time: InvalidRecordException was a CorruptRecordException until Kafka 2.4."""
+    magic, codec = written
+    row = produced(house, 2, old_set(WITHOUT_KEY, magic=magic, codec=codec))
+    assert (row.error_code, house.partition().log.end_offset) == (ErrorCode.CORRUPT_MESSAGE, 0)
+
+
+@pytest.mark.parametrize("records", [batch([(b"", b"1")]), batch([(b"a", None)], codec=2), batch([(b"k", b"v" * 70_000)], codec=1)])
+def test_a_batch_with_keys_is_taken(house, records):
+    assert produced(house, 11, records).error_code == 0
+
+
+def test_a_topic_that_is_not_compacted_takes_records_without_keys(house):
+    house.topic("log")
+    assert put(house, (None, b"1"), topic="log") == 0
+
+
+@pytest.mark.parametrize("count", [400, 600])
+def test_keys_of_many_records_are_looked_at_on_another_thread(house, count):
+    house.threads.calls = 0
+    assert produced(house, 11, batch(count)).error_code == 0
+    assert house.threads.calls == (count > 500)
+
+
+def test_a_batch_whose_records_are_not_what_the_header_says_is_refused(house):
+    records = batch([(b"a", b"1")])
+    lying = bytearray(records)
+    lying[61] = 0x7F
+    lying[17:21] = crc32c(bytes(lying[21:])).to_bytes(4, "big")
+    assert produced(house, 11, memoryview(lying)).error_code == ErrorCode.INVALID_RECORD
