@@ -213,12 +213,15 @@ def test_the_gateways_own_limit_holds_whatever_is_asked():
     assert len(fetch_one(house, NEW, 0).records) == 1
 
 
-def test_very_old_consumers_get_one_message_of_each_partition_for_nothing_tells_them_that_they_may_be_left_without(house):
+@pytest.mark.parametrize(("version", "expected"), [(0, [[0], [0]]), (1, [[0], [0]]), (2, [[0], [0]]), (3, [[0], []])])
+def test_very_old_consumers_get_one_message_of_each_partition_for_nothing_tells_them_that_they_may_be_left_without(
+    house, version, expected
+):
     house.topic("wide", 2)
     for index in range(2):
         ended(append(house.partition("wide", index).log, [messages(0, 2, 0, size=300)]))
-    response = ask(house, request(1, [at(0, n, 10) for n in range(2)], topic="wide")).result
-    assert [offsets(row) for row in rows(response).values()] == [[0], [0]]
+    response = ask(house, request(version, [at(0, n, 10) for n in range(2)], topic="wide")).result
+    assert [offsets(row) for row in rows(response).values()] == expected
 
 
 # Cutting and converting
