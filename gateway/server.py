@@ -107,6 +107,11 @@ class Listener(Factory):
 class TlsListener(TLSMemoryBIOFactory):
     """A listener behind TLS. Twisted's own factory knows no connection that is not let in."""
 
+    def __init__(self, tls: Tls, *rest: Any) -> None:
+        # `auth` knows no Twisted, so that its object is what Twisted asks for is said here.
+        directlyProvides(tls, IOpenSSLServerConnectionCreator)
+        super().__init__(cast(Any, tls), *rest)
+
     def buildProtocol(self, addr: Any) -> Any:
         connection = self.wrappedFactory.buildProtocol(addr)
         return None if connection is None else self.protocol(self, connection)
@@ -174,9 +179,7 @@ class Server:
         for endpoint, listener, tls in listeners:
             factory: Any = listener
             if tls is not None:
-                # `auth` knows no Twisted, so that its object is what Twisted asks for is said here; mypy does not know such interfaces.
-                directlyProvides(tls, IOpenSSLServerConnectionCreator)
-                factory = TlsListener(cast(Any, tls), False, cast(Any, listener))
+                factory = TlsListener(tls, False, listener)
             port = Port(endpoint.port, factory, BACKLOG, endpoint.host, self._reactor, self._outgoing)
             try:
                 port.startListening()
