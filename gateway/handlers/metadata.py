@@ -23,8 +23,8 @@ CLUSTER_OPERATIONS = {5, 7, 8, 9, 10, 11, 12}
 # The sign bit alone: the client did not ask (MetadataResponse.AUTHORIZED_OPERATIONS_OMITTED).
 NOT_ASKED = {31}
 
-#: Below it a topic has to be asked for by its name.
-FIRST_BY_ID = 12
+#: From the first of these versions on a request has room for ids, from the second on they may be used (KafkaApis.handleTopicMetadataRequest).
+FIRST_WITH_IDS, FIRST_BY_ID = 10, 12
 
 #: A name, or None and an id, as it was asked for.
 _Asked = tuple[str | None, bytes]
@@ -47,7 +47,7 @@ async def describe(request: Any, caller: Caller, asked: list[Any] | None, *, may
     broker = caller.broker
     topics, nodes = broker.topics, broker.cluster.nodes(caller.listener)
     # A dictionary for its order.
-    wanted = None if asked is None else tuple(dict.fromkeys((topic.name, topic_id_of(topic.topic_id)) for topic in asked))
+    wanted = None if asked is None else tuple(dict.fromkeys(_names(asked, caller.api_version)))
     flags = request.include_cluster_authorized_operations, request.include_topic_authorized_operations
     key = (caller.api_version, wanted, flags, tuple(nodes))
     kept = broker.metadata_replies.get(key, topics.version)
@@ -70,6 +70,12 @@ async def describe(request: Any, caller: Caller, asked: list[Any] | None, *, may
     body = messages.encode(reply, caller.api_version)
     broker.metadata_replies.keep(key, topics.version, body)
     return Encoded(body)
+
+
+def _names(asked: list[Any], version: int) -> list[_Asked]:
+    if version < FIRST_WITH_IDS:
+        return [(topic.name, _NO_ID) for topic in asked]
+    return [(topic.name, topic_id_of(topic.topic_id)) for topic in asked]
 
 
 async def _create_missing(wanted: Iterable[_Asked], caller: Caller) -> dict[str, KafkaError]:
