@@ -20,9 +20,9 @@ TURN_SECONDS = 0.01
 class Budget:
     """The bytes in flight of all connections together.
 
-    `limit` may be passed by one chunk of each connection that was being read when it was reached. Where unfinished frames hold half of it or more,
-    answering requests would free too little: then the oldest waiting one of these is let go on to its end, whatever the limit says, and
-    connections between two frames may use an eighth more, so that no unfinished frame keeps small requests out.
+    `limit` may be passed by one chunk of each connection that was being read when it was reached, and by one frame. Where unfinished frames
+    hold half of it or more, answering requests would free too little: then the oldest waiting one of these is let go on to its end, whatever
+    the limit says, and connections between two frames may use an eighth more, so that no unfinished frame keeps small requests out.
     """
 
     __slots__ = ("_clock", "_finishing", "_is_due", "_waiting", "limit", "under_way", "unfinished")
@@ -45,7 +45,10 @@ class Budget:
         used = self.used + promised
         if used < self.limit or flow is self._finishing:
             return True
-        return self._is_clogged and not flow.is_amid_frame and used < self.limit + self.limit // 8
+        if not self._is_clogged or flow.is_amid_frame:
+            return False
+        others = used if self._finishing is None else used - self._finishing.unfinished
+        return others < self.limit + self.limit // 8
 
     def wait(self, flow: Flow) -> None:
         """Let `flow` go on when it is its turn."""
@@ -111,7 +114,7 @@ class Outgoing:
 class Flow:
     """One connection's share. `pause` and `resume` stop and restart the reading of its socket."""
 
-    __slots__ = ("_bytes", "_max_bytes", "_max_requests", "_pause", "_requests", "_resume", "_unfinished", "budget", "is_paused")
+    __slots__ = ("_bytes", "_max_bytes", "_max_requests", "_pause", "_requests", "_resume", "budget", "is_paused", "unfinished")
 
     def __init__(self, budget: Budget, *, max_bytes: int, max_requests: int, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         self.budget = budget
@@ -121,12 +124,12 @@ class Flow:
         self._resume = resume
         self._bytes = 0
         self._requests = 0
-        self._unfinished = 0
+        self.unfinished = 0
         self.is_paused = False
 
     @property
     def is_amid_frame(self) -> bool:
-        return self._unfinished > 0
+        return self.unfinished > 0
 
     def took(self, size: int) -> None:
         """A whole request of this many bytes arrived."""
@@ -149,8 +152,8 @@ class Flow:
 
     def holds(self, size: int) -> None:
         """This many bytes are there of a frame that is not whole yet."""
-        self.budget.unfinished += size - self._unfinished
-        self._unfinished = size
+        self.budget.unfinished += size - self.unfinished
+        self.unfinished = size
 
     def settle(self) -> None:
         """Stop the reading if a limit is passed. Called once for every chunk that arrived."""

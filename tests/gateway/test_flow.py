@@ -154,7 +154,7 @@ def test_unfinished_frames_that_hold_the_budget_end_one_after_the_other():
     clients[1].sends(90 * MIB)
     clients[1].flow.gave(90 * MIB, 1)
     turn(clock)
-    assert [client.reads for client in clients] == [False, False, True]
+    assert [client.reads for client in clients] == [False, True, True]
     clients[2].sends(60 * MIB)
     clients[2].flow.gave(60 * MIB, 1)
     turn(clock)
@@ -183,6 +183,22 @@ def test_small_requests_are_served_while_unfinished_frames_hold_the_budget():
             assert client.reads
             client.sends(1000)
             client.flow.gave(1000, 1)
+
+
+def test_the_frame_that_is_let_go_on_does_not_keep_small_requests_out():
+    budget, clock = house(80 * MIB)
+    hoarders = [Client(budget, max_bytes=200 * MIB) for _ in range(4)]
+    for size in (10, 20, 21):
+        for hoarder in hoarders:
+            hoarder.sends(then=size * MIB)
+    turn(clock)
+    (reading,) = [hoarder for hoarder in hoarders if hoarder.reads]
+    reading.sends(then=79 * MIB)
+    small = Client(budget)
+    for _ in range(10):
+        small.sends(1000)
+        assert small.reads
+        small.flow.gave(1000, 1)
 
 
 def test_of_those_that_begin_large_frames_meanwhile_each_gets_in_one_chunk():

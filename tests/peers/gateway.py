@@ -1,0 +1,247 @@
+"""A gateway of its own process, watched from outside: what it says, what memory it has; and clients that speak to it byte by byte."""
+
+from __future__ import annotations
+
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
+from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
+from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
+
+from tests.compat.records.building import Sample, batch
+
+START_SECONDS = 30.0
+STOP_SECONDS = 20.0
+MIB = 1 << 20
+
+
+@dataclass
+class Gateway:
+    """`addresses` by listener name."""
+
+    process: subprocess.Popen[str]
+    log: Path
+    addresses: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return next(iter(self.addresses.values()))
+
+    def memory(self) -> int:
+        """Bytes of memory of its own; mapped files, which the kernel takes back when it likes, are not among them."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"^RssAnon:\s+(\d+) kB$", status, re.MULTILINE)[1]) << 10
+
+    def open_files(self) -> int:
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def lines(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+    def waits_for_lines(self, count: int, words: str, after: int = 0, seconds: float = 10.0) -> list[str]:
+        """The lines with `words` from line `after` on, once there are `count` of them; what there is after `seconds`."""
+        end = time.monotonic() + seconds
+        while True:
+            found = [line for line in self.lines()[after:] if words in line]
+            if len(found) >= count or time.monotonic() > end:
+                return found
+            time.sleep(0.02)
+
+    def stop(self) -> int:
+        """Its exit code after SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_SECONDS)
+
+
+@contextmanager
+def gateway(folder: Path, *arguments: str, listeners: tuple[str, ...] = ("PLAINTEXT",), **settings: object) -> Iterator[Gateway]:
+    """`python -m gateway serve` on free ports of loopback with its store and log in `folder`."""
+    argv = [sys.executable, "-m", "gateway", "serve", "--store", f"lmdb:{folder / 'store'}", *arguments]
+    argv += [word for name in listeners for word in ("--listener", f"{name}://127.0.0.1:0")]
+    argv += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    log = folder / "gateway.log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        started = Gateway(process, log)
+        try:
+            overdue = threading.Timer(START_SECONDS, process.kill)
+            overdue.start()
+            ready = process.stdout.readline()
+            overdue.cancel()
+            assert ready.startswith("ready "), log.read_text()
+            for name, port in re.findall(r"([A-Z_]+)://127\.0\.0\.1:(\d+)", ready):
+                started.addresses = {**started.addresses, name: ("127.0.0.1", int(port))}
+            yield started
+        finally:
+            process.kill()
+
+
+class Peer:
+    """A socket and what a client says on it. `seconds` bounds every wait."""
+
+    def __init__(self, address: tuple[str, int], *, seconds: float = 20.0, receive_buffer: int | None = None) -> None:
+        self.socket = socket.socket()
+        if receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.settimeout(seconds)
+        self.socket.connect(address)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    @property
+    def name(self) -> str:
+        host, port = self.socket.getsockname()
+        return f"{host}:{port}"
+
+    def sends(self, *frames: bytes) -> None:
+        self.socket.sendall(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
+
+    def raw(self, stream: bytes) -> None:
+        """Bytes as they are; that the gateway has hung up meanwhile is no error of the peer's."""
+        try:
+            self.socket.sendall(stream)
+        except (ConnectionResetError, BrokenPipeError):
+            return
+
+    def hears(self) -> bytes | None:
+        """The next frame, None for a connection that has ended."""
+        head = self._exactly(4)
+        return None if head is None else self._exactly(struct.unpack(">i", head)[0])
+
+    def is_hung_up_on(self, seconds: float = 10.0) -> bool:
+        """Whether the gateway ends the connection in this time. What it says before is thrown away."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if not select.select([self.socket], [], [], left)[0]:
+                return False
+            try:
+                if not self.socket.recv(MIB):
+                    return True
+            except (ConnectionResetError, BrokenPipeError):
+                return True
+        return False
+
+    def vanishes(self) -> None:
+        """Close with a reset, as a machine that is switched off and on again."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+    def asks(self, request: Any, response: Any, version: int) -> Any:
+        """One request and its reply."""
+        self.sends(framed(request, version))
+        frame = self.hears()
+        assert frame is not None, "the gateway hung up"
+        is_flexible = request.flexible_version_q(version)
+        return response.decode(frame[5 if is_flexible else 4 :], version=version)
+
+    def produces(self, topic: str, records: bytes, version: int = 7, acks: int = -1) -> Any:
+        """The reply's only partition."""
+        reply = self.asks(producing(topic, records, version, acks), ProduceResponse, version)
+        return reply.responses[0].partition_responses[0]
+
+    def fetches(self, topic: str, offset: int, version: int = 4, **more: Any) -> Any:
+        """The reply's only partition."""
+        return self.asks(fetching(topic, offset, version, **more), FetchResponse, version).responses[0].partitions[0]
+
+    def makes(self, topic: str) -> None:
+        """The topic, made by asking for it."""
+        asked = MetadataRequest(version=4, topics=[MetadataRequest.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True)
+        assert self.asks(asked, MetadataResponse, 4).topics[0].error_code == 0
+
+    def _exactly(self, size: int) -> bytes | None:
+        got = bytearray()
+        while len(got) < size:
+            try:
+                piece = self.socket.recv(size - len(got))
+            except (ConnectionResetError, BrokenPipeError):
+                return None
+            if not piece:
+                return None
+            got += piece
+        return bytes(got)
+
+
+def framed(request: Any, version: int, correlation_id: int = 1) -> bytes:
+    request.API_VERSION = version
+    request.with_header(correlation_id, "test")
+    return bytes(request.encode(version=version, header=True))
+
+
+def producing(topic: str, records: bytes, version: int = 7, acks: int = -1) -> Any:
+    rows = [
+        ProduceRequest.TopicProduceData(
+            name=topic, partition_data=[ProduceRequest.TopicProduceData.PartitionProduceData(index=0, records=records)]
+        )
+    ]
+    return ProduceRequest(version=version, transactional_id=None, acks=acks, timeout_ms=10_000, topic_data=rows)
+
+
+def fetching(topic: str, offset: int, version: int = 4, *, max_wait_ms: int = 0, min_bytes: int = 1, max_bytes: int = 50 * MIB) -> Any:
+    partition = FetchRequest.FetchTopic.FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=max_bytes)
+    return FetchRequest(
+        version=version,
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        topics=[FetchRequest.FetchTopic(topic=topic, partitions=[partition])],
+    )
+
+
+class Witness:
+    """A well-behaved client, which produces and fetches all the while. `slowest` is the longest that one round took, in seconds."""
+
+    def __init__(self, address: tuple[str, int], topic: str = "witness") -> None:
+        self._address = address
+        self._topic = topic
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.slowest = 0.0
+        self.rounds = 0
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> Witness:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        try:
+            with Peer(self._address, seconds=60) as peer:
+                peer.makes(self._topic)
+                while not self._is_over.is_set():
+                    self._round(peer)
+                    self._is_over.wait(0.02)
+        except BaseException as failure:
+            self.failure = failure
+
+    def _round(self, peer: Peer) -> None:
+        began = time.monotonic()
+        stored = peer.produces(self._topic, batch([Sample(0, 1_700_000_000_000, b"k", b"v" * 100)]))
+        assert stored.error_code == 0
+        read = peer.fetches(self._topic, stored.base_offset)
+        assert read.error_code == 0
+        assert read.records
+        self.slowest = max(self.slowest, time.monotonic() - began)
+        self.rounds += 1
