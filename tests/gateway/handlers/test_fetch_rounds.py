@@ -1,0 +1,175 @@
+"""A consumer that keeps one session through whatever happens misses nothing and sticks nowhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.errors import ErrorCode
+from tests.fakes.broker import Started, ended, open_house
+from tests.gateway.handlers.consuming import ask, at, batch_entry, consume, payload, request, rows
+
+PARTITIONS = 4
+PARTITION = st.integers(0, PARTITIONS - 1)
+LIMIT = st.sampled_from([1, 200, 1 << 20])
+WAIT_MS = 500
+
+
+class Session(RuleBasedStateMachine):
+    """Java's FetchSessionHandler against the gateway: only what has changed is sent, and only what has changed is answered.
+
+    `positions` are where the consumer stands in the partitions that it wants, `sent` what the gateway was told of that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.house = open_house()
+        self.house.topic("orders", PARTITIONS)
+        self.positions: dict[int, int] = {}
+        self.sent: dict[int, int] = {}
+        self.session = (0, 0)
+        self.polling: Started | None = None
+        self.asked: dict[int, int] = {}
+
+    def log(self, index: int) -> Any:
+        return self.house.partition("orders", index).log
+
+    @rule(index=PARTITION, count=st.integers(1, 3))
+    def produce(self, index: int, count: int) -> None:
+        log = self.log(index)
+
+        async def append() -> None:
+            await log.append([batch_entry(log.next_offset, count)])
+
+        ended(append())
+        self._collect()
+
+    @rule(index=PARTITION, part=st.floats(0, 1))
+    def retain(self, index: int, part: float) -> None:
+        log = self.log(index)
+
+        async def cut() -> None:
+            await log.delete_before(log.start_offset + int((log.end_offset - log.start_offset) * part))
+
+        ended(cut())
+        self._collect()
+
+    @rule()
+    def make_the_topic_anew(self) -> None:
+        topics = self.house.broker.topics
+        ended(topics.delete(topics.require("orders")))
+        self.house.topic("orders", PARTITIONS)
+        self._collect()
+        self.positions = dict.fromkeys(self.positions, 0)
+
+    @precondition(lambda self: self.polling is None)
+    @rule(index=PARTITION)
+    def want(self, index: int) -> None:
+        self.positions.setdefault(index, self.log(index).start_offset)
+
+    @precondition(lambda self: self.polling is None)
+    @rule(index=PARTITION)
+    def want_no_more(self, index: int) -> None:
+        self.positions.pop(index, None)
+
+    @precondition(lambda self: self.polling is None)
+    @rule(limit=LIMIT, min_bytes=st.sampled_from([0, 1, 300]), waits=st.booleans())
+    def fetch(self, limit: int, min_bytes: int, waits: bool) -> None:
+        changed = [at(offset, index) for index, offset in self.positions.items() if self.sent.get(index) != offset]
+        forgotten = [index for index in self.sent if index not in self.positions]
+        self.sent = dict(self.positions)
+        self.asked = dict(self.positions)
+        wait = WAIT_MS if waits else 0
+        asked = request(12, changed, max_bytes=limit, min_bytes=min_bytes, max_wait_ms=wait, session=self.session, forgotten=forgotten)
+        self.polling = ask(self.house, asked)
+        self._collect()
+
+    @precondition(lambda self: self.polling is not None)
+    @rule()
+    def time_passes(self) -> None:
+        self.house.clock.advance(WAIT_MS / 1000)
+        self._collect()
+        assert self.polling is None
+
+    @precondition(lambda self: self.polling is not None)
+    @rule()
+    def reconnect(self) -> None:
+        """The answer is lost, and with it the session's epoch."""
+        assert self.polling
+        self.polling.cancel()
+        self.polling = None
+        self.session = (self.session[0], 0)
+        self.sent = {}
+
+    @precondition(lambda self: self.polling is None)
+    @rule()
+    def lose_the_session(self) -> None:
+        self.house.broker.fetch_sessions.remove(self.session[0])
+
+    def _collect(self) -> None:
+        if self.polling is None or not self.polling.is_done:
+            return
+        response, self.polling = self.polling.result, None
+        if response.error_code:
+            assert response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+            self.session, self.sent = (0, 0), {}
+            return
+        is_full = self.session[1] == 0
+        found = {index: row for (_, index), row in rows(response).items()}
+        if is_full:
+            assert set(found) == set(self.asked)
+        self.session = (response.session_id, self.session[1] + 1)
+        for index, row in found.items():
+            assert index in self.asked
+            if row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                self.positions[index] = self.log(index).start_offset
+                # Also where that is where it stood: the gateway must be told again.
+                self.sent.pop(index, None)
+            elif not row.error_code and self.positions.get(index) == self.asked[index]:
+                got = consume(payload(row), self.asked[index])
+                assert [offset for offset, _, _ in got.records] == list(range(self.asked[index], got.next_offset))
+                self.positions[index] = got.next_offset
+
+    @precondition(lambda self: self.polling is None)
+    @rule(limit=LIMIT)
+    def catch_up(self, limit: int) -> None:
+        """However small the answers, the end is reached, and then all is still."""
+        for _ in range(400):
+            if all(offset == self.log(index).end_offset for index, offset in self.positions.items()) and self.sent == self.positions:
+                break
+            self.fetch(limit, 0, False)
+        assert {index: self.log(index).end_offset for index in self.positions} == self.positions
+        self.fetch(limit, 0, False)
+        self.fetch(limit, 1, True)
+        if self.positions:
+            assert self.polling is not None
+            self.time_passes()
+
+    @precondition(lambda self: self.polling is not None)
+    @rule(index=PARTITION)
+    def a_record_for_a_waiting_consumer_is_answered_at_once(self, index: int) -> None:
+        assert self.polling
+        follows = self.asked.get(index) == self.log(index).end_offset
+        self.produce(index, 3)
+        self.produce(index, 3)
+        self.produce(index, 3)
+        self._collect()
+        if follows:
+            assert self.polling is None
+
+    @invariant()
+    def nobody_watches_but_sessions(self) -> None:
+        kept = self.house.broker.fetch_sessions
+        for index in range(PARTITIONS):
+            assert len(self.log(index)._watchers) <= len(kept)
+
+    @invariant()
+    def nothing_is_left_on_the_clock(self) -> None:
+        assert len(self.house.clock.getDelayedCalls()) == (0 if self.polling is None else 1)
+
+
+Session.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+test_session = Session.TestCase
