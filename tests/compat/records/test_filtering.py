@@ -53,7 +53,9 @@ def test_wrappers_that_nothing_is_left_of_vanish():
 
 
 @pytest.mark.parametrize(
-    "payload", [batch([A, B]), batch([A, B], codec=GZIP), message_set([A, B], magic=0), wrapper([A, B], GZIP, magic=0)]
+    "payload",
+    [batch([A, B]), batch([A, B], codec=GZIP), message_set([A, B], magic=0), wrapper([A, B], GZIP, magic=0)],
+    ids=["batch", "gzip batch", "messages", "gzip wrapper"],
 )
 def test_all_or_nothing_changes_nothing_or_leaves_nothing(payload):
     assert filter_records(payload, lambda *_: True) == payload
