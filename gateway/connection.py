@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from OpenSSL import SSL
+from twisted.internet.interfaces import IHandshakeListener
 from twisted.internet.protocol import Protocol
+from zope.interface import implementer  # type: ignore[attr-defined]
 
 from gateway import logs
 from gateway.dispatch import Dispatch
@@ -32,6 +35,7 @@ _IDLE = "idle"
 _GONE = "gone without a goodbye"
 
 
+@implementer(IHandshakeListener)  # type: ignore[no-untyped-call]
 class KafkaConnection(Protocol):
     """Twisted's protocol and push producer, and the outlet of its dispatch."""
 
@@ -59,10 +63,12 @@ class KafkaConnection(Protocol):
         self.opened = self.last_active = self._clock.seconds()
         self._frame_began: float | None = None
         self._left: float | None = None
+        self._awaits_handshake = False
         self._is_leaving = False
         self._is_closed = False
 
     def connectionMade(self) -> None:
+        self._awaits_handshake = self._raw_transport() not in (None, self.transport)
         no_delay(self.transport)
         self.transport.registerProducer(self, True)
         self._listener.opened(self)
@@ -93,8 +99,14 @@ class KafkaConnection(Protocol):
         """Bytes of a TLS connection, decrypted."""
         self.received(memoryview(data))
 
+    def handshakeCompleted(self) -> None:
+        """TLS stands."""
+        self._awaits_handshake = False
+
     def connectionLost(self, reason: Any = None) -> None:
         self._is_closed = True
+        if reason is not None and isinstance(reason.value, SSL.Error):
+            self._dispatch.refuse(f"TLS: {_reason_of(reason.value)}")
         self._dispatch.close()
         self._flow.close()
         self._listener.closed(self)
@@ -128,7 +140,8 @@ class KafkaConnection(Protocol):
         settings = self._settings
         if self._left is not None:
             return _GONE if now - max(self._left, self._last_sent()) > LEAVING_SECONDS else None
-        if not self.session.is_ready and now - self.opened > settings.connection_authentication_timeout_ms / 1000:
+        is_known = self.session.is_ready and not self._awaits_handshake
+        if not is_known and now - self.opened > settings.connection_authentication_timeout_ms / 1000:
             return "not logged in in time"
         if (
             self._frame_began is not None
@@ -200,6 +213,12 @@ class KafkaConnection(Protocol):
             self._is_leaving = True
             self.transport.unregisterProducer()
             self.transport.loseConnection()
+
+
+def _reason_of(error: SSL.Error) -> str:
+    """OpenSSL's own words: plain text on a TLS port, a client that does not trust the certificate, no common version."""
+    told = error.args[0] if error.args else []
+    return "; ".join(str(item[-1]) for item in told) if isinstance(told, list) and told else "the connection broke off"
 
 
 def overdue(connections: Iterable[KafkaConnection], now: float) -> list[tuple[KafkaConnection, str]]:

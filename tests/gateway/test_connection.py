@@ -6,9 +6,12 @@ import struct
 from types import SimpleNamespace
 
 import pytest
+from OpenSSL import SSL
 from twisted.internet.defer import Deferred
+from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
+from twisted.python.failure import Failure
 
 from gateway.config import Settings
 from gateway.connection import LEAVING_SECONDS, STALLED_SECONDS, KafkaConnection, overdue
@@ -259,6 +262,26 @@ def test_a_peer_that_takes_nothing_of_its_reply_has_stopped_reading():
 
 
 # leaving
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (SSL.Error([("SSL routines", "", "http request")]), "TLS: http request"),
+        (SSL.Error(), "TLS: the connection broke off"),
+    ],
+)
+def test_a_tls_connection_that_fails_is_told_of_in_one_line(caplog, failure, told):
+    connection = Door().lets_in()
+    connection.connectionLost(Failure(failure))
+    ((event, fields),) = events(caplog)
+    assert (event, fields["reason"]) == ("refused", told)
+
+
+@pytest.mark.parametrize("failure", [ConnectionDone(), ConnectionLost()])
+def test_a_peer_that_goes_is_no_news(caplog, failure):
+    Door().lets_in().connectionLost(Failure(failure))
+    assert events(caplog) == []
 
 
 def test_a_failed_log_in_waits_and_reads_nothing_meanwhile(caplog):

@@ -1,0 +1,258 @@
+"""The life of a gateway process: it comes up or says why not, and at SIGTERM it answers what it owes and goes, in a bounded time."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import struct
+import threading
+import time
+
+import pytest
+from kafka.protocol.consumer.fetch import FetchResponse
+from kafka.protocol.producer.produce import ProduceResponse
+
+from tests.certificates import Authority
+from tests.compat.records.building import Sample, batch
+from tests.peers.gateway import MIB, Peer, fetching, framed, gateway, producing
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(120)]
+
+RECORDS = batch([Sample(0, 1_700_000_000_000, b"k", b"v" * 100)])
+
+#: Far below the time of a shutdown, which is 8 s by default, and above what two busy cores may need.
+SOON = 4.0
+
+
+def stop(server):
+    """(exit code, seconds) after SIGTERM."""
+    began = time.monotonic()
+    code = server.stop()
+    return code, time.monotonic() - began
+
+
+def test_an_idle_gateway_stops_soon_and_without_a_word(tmp_path):
+    with gateway(tmp_path) as server, Peer(server.address) as idle:
+        idle.makes("t")
+        begun = len(server.lines())
+        code, seconds = stop(server)
+        assert (code, server.lines()[begun:]) == (0, [])
+        assert seconds < SOON
+        assert idle.hears() is None
+
+
+def test_a_long_poll_ends_early_and_is_answered(tmp_path):
+    with gateway(tmp_path) as server, Peer(server.address) as consumer:
+        consumer.makes("t")
+        consumer.sends(framed(fetching("t", 0, max_wait_ms=60_000), 4))
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        frame = consumer.hears()
+        reply = FetchResponse.decode(frame[4:], version=4)
+        assert reply.responses[0].partitions[0].error_code == 0
+        assert consumer.hears() is None
+        code, seconds = stop(server)
+        assert code == 0
+        assert seconds < SOON
+
+
+def test_what_was_acknowledged_is_there_and_what_was_asked_is_answered(tmp_path):
+    count = 50
+    with gateway(tmp_path) as server, Peer(server.address) as producer:
+        producer.makes("t")
+        producer.sends(*[framed(producing("t", RECORDS), 7, index) for index in range(count)])
+        first = producer.hears()
+        server.process.send_signal(signal.SIGTERM)
+        answered = [first]
+        while (frame := producer.hears()) is not None:
+            answered.append(frame)
+        assert server.process.wait(20) == 0
+    offsets = [ProduceResponse.decode(frame[4:], version=7).responses[0].partition_responses[0].base_offset for frame in answered]
+    assert offsets == list(range(len(answered)))
+    assert [int.from_bytes(frame[:4], "big") for frame in answered] == list(range(len(answered)))
+    with gateway(tmp_path) as server, Peer(server.address) as consumer:
+        assert consumer.fetches("t", 0).high_watermark >= len(answered)
+
+
+def test_a_peer_that_does_not_read_its_reply_is_cut_off_at_the_end_of_the_time(tmp_path):
+    with gateway(tmp_path, shutdown_timeout_ms=1000) as server, Peer(server.address, receive_buffer=4096) as slow:
+        slow.makes("t")
+        large = batch([Sample(0, 1_700_000_000_000, None, bytes(MIB - 200))])
+        for _ in range(16):
+            slow.produces("t", large)
+        slow.sends(framed(fetching("t", 0), 4))
+        time.sleep(0.5)
+        code, seconds = stop(server)
+        assert code == 0
+        assert 0.9 < seconds < 1 + SOON
+        assert len([line for line in server.lines() if "connections cut off at the end of the drain" in line]) == 1
+
+
+def test_a_peer_that_reads_slowly_gets_its_whole_reply_before_the_end(tmp_path):
+    with gateway(tmp_path) as server, Peer(server.address, receive_buffer=4096) as slow:
+        slow.makes("t")
+        large = batch([Sample(0, 1_700_000_000_000, None, bytes(MIB - 200))])
+        for _ in range(8):
+            slow.produces("t", large)
+        slow.sends(framed(fetching("t", 0), 4))
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert len(slow.hears()) > 8 * (MIB - 200)
+        assert server.process.wait(20) == 0
+
+
+def test_nobody_is_let_in_once_the_end_has_begun(tmp_path):
+    with gateway(tmp_path, shutdown_timeout_ms=2000) as server, Peer(server.address, receive_buffer=4096) as slow:
+        slow.makes("t")
+        large = batch([Sample(0, 1_700_000_000_000, None, bytes(MIB - 200))])
+        for _ in range(16):
+            slow.produces("t", large)
+        slow.sends(framed(fetching("t", 0), 4))
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(server.address, timeout=5)
+        assert server.process.wait(20) == 0
+
+
+def test_a_second_sigterm_changes_nothing(tmp_path):
+    with gateway(tmp_path) as server, Peer(server.address) as consumer:
+        consumer.makes("t")
+        consumer.sends(framed(fetching("t", 0, max_wait_ms=60_000), 4))
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.stop() == 0
+
+
+def test_one_that_keeps_asking_does_not_keep_the_gateway_alive(tmp_path):
+    with gateway(tmp_path) as server, Peer(server.address) as busy:
+        busy.makes("t")
+        is_over = threading.Event()
+
+        def ask():
+            request = framed(fetching("t", 0), 4)
+            while not is_over.is_set():
+                busy.raw(struct.pack(">i", len(request)) + request)
+
+        def read():
+            while busy.hears() is not None:
+                pass
+
+        threads = [threading.Thread(target=work, daemon=True) for work in (ask, read)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        code, seconds = stop(server)
+        is_over.set()
+        for thread in threads:
+            thread.join(10)
+        assert code == 0
+        assert seconds < SOON
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return Authority()
+
+
+@pytest.fixture
+def files(authority, tmp_path):
+    certificate, key = authority.sign("server").write(tmp_path, "server")
+    return {"ssl_certificate_file": certificate, "ssl_key_file": key}
+
+
+@pytest.fixture
+def trust(authority, tmp_path):
+    return ssl.create_default_context(cafile=str(authority.write(tmp_path)))
+
+
+def test_a_tls_peer_that_never_says_goodbye_is_cut_off_at_the_end_of_the_time(tmp_path, files, trust):
+    with gateway(tmp_path, listeners=("SSL",), shutdown_timeout_ms=1000, **files) as server:
+        peer = Peer(server.address)
+        with trust.wrap_socket(peer.socket, server_hostname="localhost") as silent:
+            silent.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
+            assert silent.recv(8)[4:] == b"\0\0\0\x07"
+            code, seconds = stop(server)
+        assert code == 0
+        assert seconds < 1 + SOON
+
+
+def test_plain_text_on_a_tls_listener_is_told_in_one_line(tmp_path, files):
+    with gateway(tmp_path, listeners=("SSL",), **files) as server, Peer(server.address) as peer:
+        peer.sends(struct.pack(">hhih", 18, 0, 1, -1))
+        assert peer.is_hung_up_on()
+        (line,) = server.waits_for_lines(1, f"peer={peer.name} ")
+        assert "TLS" in line
+
+
+def test_a_tls_client_that_does_not_trust_the_certificate_is_told_of_in_one_line(tmp_path, files):
+    with gateway(tmp_path, listeners=("SSL",), **files) as server, Peer(server.address) as peer:
+        name = peer.name
+        with pytest.raises(ssl.SSLCertVerificationError):
+            ssl.create_default_context().wrap_socket(peer.socket, server_hostname="localhost")
+        (line,) = server.waits_for_lines(1, f"peer={name} ")
+        assert "TLS" in line
+
+
+def test_a_tls_handshake_has_the_time_of_a_log_in(tmp_path, files, trust):
+    with (
+        gateway(tmp_path, listeners=("SSL",), connection_authentication_timeout_ms=1000, **files) as server,
+        Peer(server.address) as silent,
+    ):
+        peer = Peer(server.address)
+        with trust.wrap_socket(peer.socket, server_hostname="localhost") as quick:
+            assert silent.is_hung_up_on(5)
+            assert "in time" in server.waits_for_lines(1, f"peer={silent.name} ")[0]
+            quick.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
+            assert quick.recv(8)[4:] == b"\0\0\0\x07"
+
+
+def test_a_peer_that_only_looks_whether_the_port_is_open_is_no_news(tmp_path, files):
+    with gateway(tmp_path, listeners=("SSL", "PLAINTEXT"), **files) as server:
+        begun = len(server.lines())
+        for address in server.addresses.values():
+            Peer(address).socket.close()
+            Peer(address).vanishes()
+        time.sleep(0.3)
+        assert server.lines()[begun:] == []
+
+
+# limits on connections
+
+
+def test_connections_beyond_the_limit_are_turned_away_with_a_line_and_let_in_when_others_go(tmp_path):
+    with gateway(tmp_path, max_connections=2) as server:
+        inside = [Peer(server.address) for _ in range(2)]
+        for peer in inside:
+            peer.makes("t")
+        with Peer(server.address) as third:
+            assert third.is_hung_up_on()
+            (line,) = server.waits_for_lines(1, f"peer={third.name} ")
+            assert "max_connections=2" in line
+        inside[0].makes("u")
+        inside.pop().vanishes()
+        time.sleep(0.2)
+        with Peer(server.address) as late:
+            late.makes("t")
+
+
+def test_connections_of_one_address_have_their_own_limit(tmp_path):
+    with gateway(tmp_path, max_connections_per_ip=1) as server, Peer(server.address) as first:
+        first.makes("t")
+        with Peer(server.address) as second:
+            assert second.is_hung_up_on()
+            assert "max_connections_per_ip=1" in server.waits_for_lines(1, f"peer={second.name} ")[0]
+
+
+def test_a_silent_connection_is_closed_after_the_idle_time(tmp_path):
+    with gateway(tmp_path, connections_max_idle_ms=1000) as server, Peer(server.address) as peer:
+        peer.makes("t")
+        begun = len(server.lines())
+        assert peer.is_hung_up_on(5)
+        assert server.lines()[begun:] == []
