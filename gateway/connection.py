@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from OpenSSL import SSL
 from twisted.internet.interfaces import IHandshakeListener
 from twisted.internet.protocol import Protocol
-from zope.interface import implementer  # type: ignore[attr-defined]
+from zope.interface.declarations import implementer
 
 from gateway import logs
 from gateway.dispatch import Dispatch
