@@ -55,7 +55,8 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Reach:
     """How far a pass may go: through the entries from `start` on, up to the first that it must leave alone.
 
-    That is one that does not end before `end`, is newer than `newest` (ms), or is neither among the first `old_bytes` bytes nor as old as `old`.
+    That is one that does not end before `end`, is newer than `newest` (ms), or neither begins within the first `old_bytes` bytes nor is as old as
+    `old`.
     """
 
     start: int
@@ -64,11 +65,11 @@ class Reach:
     old: int
     newest: int
 
-    def admits(self, entry: Entry, bytes_so_far: int) -> bool:
-        """`bytes_so_far` are those of the entries from `start` to this one."""
+    def admits(self, entry: Entry, bytes_before: int) -> bool:
+        """`bytes_before` are those of the entries from `start` to before this one."""
         if entry.last_offset >= self.end or entry.max_timestamp > self.newest:
             return False
-        return bytes_so_far <= self.old_bytes or entry.max_timestamp <= self.old
+        return bytes_before < self.old_bytes or entry.max_timestamp <= self.old
 
 
 async def plan(log: PartitionLog, config: CompactionConfig, progress: Progress, now: int) -> Reach | None:
@@ -193,14 +194,14 @@ class Compaction:
     async def _read_keys(self, live: LiveTopic, log: PartitionLog, reach: Reach) -> LastOffsets:
         """The keys of what the pass may reach, or of as much of it as there is room for."""
         found = LastOffsets(reach.start, self._max_keys, self._broker.settings.max_decompressed_bytes)
-        bytes_so_far = 0
+        bytes_before = 0
         while not found.is_full and not self._is_over(live):
             admitted: list[Entry] = []
             entries = await log.read(found.end, self._piece_bytes)
             for entry in entries:
-                bytes_so_far += len(entry.payload)
-                if not reach.admits(entry, bytes_so_far):
+                if not reach.admits(entry, bytes_before):
                     break
+                bytes_before += len(entry.payload)
                 admitted.append(entry)
             if admitted:
                 await self._broker.run(found.add, admitted)

@@ -490,3 +490,14 @@ def test_a_batch_whose_records_are_not_what_the_header_says_is_refused(house):
     lying[61] = 0x7F
     lying[17:21] = crc32c(bytes(lying[21:])).to_bytes(4, "big")
     assert produced(house, 11, memoryview(lying)).error_code == ErrorCode.INVALID_RECORD
+
+
+def test_an_entry_that_the_newest_bytes_begin_in_the_middle_of_is_not_among_them():
+    """As in a segment, which holds no part of a batch."""
+    house = open_house()
+    size = len(batch([(b"a", b"0")]))
+    table(house, segment_bytes=str(2 * size - 1))
+    for n in range(4):
+        put(house, (b"a", b"%d" % n), timestamp=house.now())
+    compact(house)
+    assert [offset for offset, _ in values(consume(house))] == [2, 3]
