@@ -34,7 +34,7 @@ ITSELF = 120 * MIB
 MEMORY = IN_FLIGHT * 9 // 8 + IN_FLIGHT + READERS * 2 * BATCH + 2 * UNPACKED + RESIDENT + ITSELF
 
 #: A round of produce and fetch of the witness, in seconds; two shared cores are busy with the attack itself.
-PATIENCE = 3.0
+PATIENCE = 5.0
 
 IDLE_CONNECTIONS = 5_000
 TOKEN = b"\0alice\0secret"
@@ -72,6 +72,14 @@ def bad_day(server):
     assert server.process.poll() is None
     bugs = [line for line in server.lines()[begun:] if " error " in line or "raceback" in line]
     assert bugs == []
+
+
+def is_served(witness):
+    """Whether the witness gets through some rounds while the attack is on."""
+    wanted, end = witness.rounds + 3, time.monotonic() + PATIENCE
+    while witness.rounds < wanted and time.monotonic() < end:
+        time.sleep(0.01)
+    return witness.rounds >= wanted
 
 
 @pytest.fixture
@@ -143,7 +151,7 @@ def test_many_that_announce_much_and_send_nothing_use_nothing_up(server, bad_day
     liars = [Peer(server.address) for _ in range(200)]
     for liar in liars:
         liar.raw(struct.pack(">i", 32 * MIB) + b"x" * 10)
-    time.sleep(1)
+    assert is_served(bad_day)
     assert server.memory() < before + 10 * MIB
     for liar in liars:
         liar.vanishes()
@@ -158,7 +166,7 @@ def test_many_that_send_most_of_a_large_frame_hold_no_more_than_the_budget(serve
             hoarder.socket.sendall(struct.pack(">i", 32 * MIB) + piece * 31)
         except TimeoutError:
             continue
-    time.sleep(0.5)
+    assert is_served(bad_day)
     assert server.memory() < MEMORY
     for hoarder in hoarders:
         hoarder.vanishes()
@@ -323,6 +331,7 @@ def test_slow_readers_of_a_big_topic_hold_no_more_than_the_limit(server, bad_day
     for reader in readers:
         reader.sends(*[framed(fetching(big, 0), 4)] * 5)
     time.sleep(2)
+    assert is_served(bad_day)
     grown = server.memory() - before
     for reader in readers:
         reader.vanishes()
@@ -372,6 +381,7 @@ def test_a_flood_of_requests_whose_answers_nobody_reads_is_not_read(server, bad_
                 peer.socket.sendall(flood)
         except TimeoutError:
             continue
+    assert is_served(bad_day)
     assert server.memory() < before + 20 * 8 * MIB
     for peer in floods:
         peer.vanishes()
@@ -396,7 +406,8 @@ def test_five_thousand_idle_connections_are_held_and_others_served(server, bad_d
         for client in idle[::50]:
             client.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
             assert client.recv(8)[4:] == b"\0\0\0\x07"
-        # An eighth of what max_connections promises for each.
+        assert is_served(bad_day)
+        # Twice what `max_connections` says of each.
         assert server.memory() - before < IDLE_CONNECTIONS * 20 * 1024
     finally:
         for client in idle:
@@ -420,7 +431,7 @@ def locked(tmp_path_factory):
         listeners=("SASL_PLAINTEXT",),
         users_file=users,
         connection_authentication_timeout_ms=2000,
-        sasl_max_waiting_checks=50,
+        sasl_max_waiting_checks=20,
     ) as started:
         yield started
         assert started.stop() == 0
@@ -502,7 +513,7 @@ def test_a_flood_of_tokens_on_one_connection_ends_with_the_first_that_fails(lock
 
 
 def test_a_storm_of_wrong_passwords_keeps_nobody_out_for_long(locked):
-    storm = [Peer(locked.address) for _ in range(300)]
+    storm = [Peer(locked.address) for _ in range(200)]
     for peer in storm:
         peer.sends(framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0), b"\0alice\0guess")
     began = time.monotonic()
@@ -511,7 +522,7 @@ def test_a_storm_of_wrong_passwords_keeps_nobody_out_for_long(locked):
             # Too many wait: a client that is hung up on comes again.
             if log_in(alice, TOKEN, 0) == b"":
                 break
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 30
     for peer in storm:
         assert peer.is_hung_up_on(20)
         peer.vanishes()
