@@ -20,7 +20,7 @@ import confluent_kafka
 import kafka
 import pytest
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
 
 TOPIC = "load"
 PARTITIONS = 3
