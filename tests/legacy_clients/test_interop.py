@@ -12,7 +12,7 @@ from tests.legacy_clients.cases import create_topics, difference, records, seen
 from tests.legacy_clients.clients import Client, DriverFailed, Record, Span, consume, produce, table
 
 # 300 s: the first run on a machine also downloads and builds the clients.
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(300), pytest.mark.xdist_group("legacy interop")]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
 
 # One for each record format: 0, 1 and 2.
 PRODUCERS = ("java-0.8.2.2", "java-0.10.2.2", "java-3.9.2")
