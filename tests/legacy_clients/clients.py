@@ -46,7 +46,6 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reads: int = -1
     decodes: tuple[str, ...] = ()
     sets_timestamps: bool = True
-    headers: bool = True
     cannot_send: tuple[str, ...] = ()
     unlike_kafka: str = ""
     tells_offsets: bool = True
@@ -172,7 +171,7 @@ def producing(
 ) -> Iterator[subprocess.Popen[str]]:
     """A producer under the caller's hand: lines go into `stdin`, acknowledgements are read from `stdout` while it runs.
 
-    stderr goes to stdout's place in a file, so that nothing blocks on it; the process is killed and reaped at the end.
+    stderr goes to a temporary file, so that nothing blocks on it; the process is killed and reaped at the end.
     """
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
