@@ -93,6 +93,7 @@ class Dispatch:
         self._is_advancing = False
         self._is_going_on = False
         self._has_hung_up = False
+        self._is_waited_for = False
 
     @property
     def is_idle(self) -> bool:
@@ -167,6 +168,9 @@ class Dispatch:
         self._unanswered += 1
         self._is_busy = True
         owed.cancel = start(self._serve(frame, owed), partial(self._served, owed), partial(self._failed, owed))
+        if owed.cancel is not None and owed.api_key != ApiKey.PRODUCE:
+            self._is_waited_for = True
+            self._flow.waits(True)
 
     async def _serve(self, frame: bytearray, owed: _Owed) -> Any:
         """The reply, or `Later`. What it becomes on the wire stands in `owed.route`; without a route it is buffers already."""
@@ -189,6 +193,9 @@ class Dispatch:
 
     def _served(self, owed: _Owed, reply: Any) -> None:
         self._is_busy = False
+        if self._is_waited_for:
+            self._is_waited_for = False
+            self._flow.waits(False)
         if not isinstance(reply, Later):
             self._answered(owed, reply)
             return

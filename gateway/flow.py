@@ -13,6 +13,9 @@ from gateway.waiting import Clock
 #: What one read may bring, at the least: so much is set aside for each connection that is let go on.
 CHUNK_BYTES = 256 << 10
 
+#: What a connection may send behind a request that waits, perhaps for very long: small requests, but nothing that others need the room for.
+BEHIND_BYTES = 64 << 10
+
 #: How often waiting connections are looked at, in seconds: long enough for those let go on to have been read.
 TURN_SECONDS = 0.01
 
@@ -114,7 +117,7 @@ class Outgoing:
 class Flow:
     """One connection's share. `pause` and `resume` stop and restart the reading of its socket."""
 
-    __slots__ = ("_bytes", "_max_bytes", "_max_requests", "_pause", "_requests", "_resume", "budget", "is_paused", "unfinished")
+    __slots__ = ("_bytes", "_max_bytes", "_max_requests", "_pause", "_requests", "_resume", "_waits", "budget", "is_paused", "unfinished")
 
     def __init__(self, budget: Budget, *, max_bytes: int, max_requests: int, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         self.budget = budget
@@ -125,6 +128,7 @@ class Flow:
         self._bytes = 0
         self._requests = 0
         self.unfinished = 0
+        self._waits = False
         self.is_paused = False
 
     @property
@@ -144,11 +148,13 @@ class Flow:
         self._bytes -= size
         self._requests -= requests
         self.budget.under_way -= size
-        if self.is_paused and was_full and not self._is_full:
-            if self.budget.has_room(self):
-                self.go_on()
-            else:
-                self.budget.wait(self)
+        self._emptied(was_full)
+
+    def waits(self, does_it: bool) -> None:
+        """The request that is being served waits for something, or has stopped waiting. Meanwhile little is read of what comes behind it."""
+        was_full = self._is_full
+        self._waits = does_it
+        self._emptied(was_full)
 
     def holds(self, size: int) -> None:
         """This many bytes are there of a frame that is not whole yet."""
@@ -181,7 +187,17 @@ class Flow:
 
     @property
     def _is_full(self) -> bool:
+        if self._waits and self._bytes + self.unfinished >= BEHIND_BYTES:
+            return True
         return self._bytes >= self._max_bytes or self._requests >= self._max_requests
+
+    def _emptied(self, was_full: bool) -> None:
+        if not self.is_paused or not was_full or self._is_full:
+            return
+        if self.budget.has_room(self):
+            self.go_on()
+        else:
+            self.budget.wait(self)
 
 
 def _nothing() -> None:

@@ -14,7 +14,7 @@ from twisted.internet.task import Clock
 
 from gateway.dispatch import SEND_BYTES, TURN_REQUESTS
 from gateway.errors import ErrorCode, KafkaError, Refused
-from gateway.flow import Budget
+from gateway.flow import BEHIND_BYTES, Budget
 from gateway.routes import ROUTES, Later, Route
 from gateway.wire.api_keys import ApiKey
 from tests.fakes.connection import PEER, Client, bare, events
@@ -267,6 +267,27 @@ def test_what_was_under_way_is_answered_all_the_same_when_the_peer_reads_too_slo
     append.callback(b"p1")
     assert client.hears() == [reply(b"p1"), reply(b"p2")]
     assert not client.dispatch.is_idle
+
+
+def test_large_requests_behind_one_that_waits_are_not_read_until_it_is_answered(client, behind):
+    poll = behind.waits(b"m1")
+    client.says(other(b"m1"))
+    client.says(other(b"m2"))
+    assert client.is_read
+    client.says(bare(PRODUCE, 0, b"p3" + bytes(BEHIND_BYTES), 3))
+    assert not client.is_read
+    poll.callback(b"m1")
+    assert client.is_read
+    assert len(client.hears()) == 3
+    client.says(bare(PRODUCE, 0, b"p4" + bytes(BEHIND_BYTES), 4))
+    assert client.is_read
+
+
+def test_large_appends_behind_an_append_are_read(client, behind):
+    behind.waits(b"p1")
+    client.says(produce(b"p1"))
+    client.says(bare(PRODUCE, 0, b"p2" + bytes(BEHIND_BYTES), 2))
+    assert client.is_read
 
 
 # a peer that goes

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 from twisted.internet.task import Clock
 
-from gateway.flow import CHUNK_BYTES, TURN_SECONDS, Budget, Flow, Outgoing
+from gateway.flow import BEHIND_BYTES, CHUNK_BYTES, TURN_SECONDS, Budget, Flow, Outgoing
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -72,6 +72,33 @@ def test_one_request_above_the_limit_of_its_connection_is_taken():
     client.sends(5000)
     assert not client.reads
     client.flow.gave(5000, 1)
+    assert client.reads
+
+
+def test_little_is_read_behind_a_request_that_waits():
+    budget, _ = house()
+    client = Client(budget)
+    client.sends(100)
+    client.flow.waits(True)
+    client.sends(1000)
+    assert client.reads
+    client.sends(then=BEHIND_BYTES)
+    assert not client.reads
+    client.flow.waits(False)
+    assert client.reads
+    client.sends(BEHIND_BYTES)
+    assert client.reads
+
+
+def test_a_large_request_that_waits_stops_the_reading_by_itself():
+    budget, _ = house()
+    client = Client(budget)
+    client.sends(BEHIND_BYTES)
+    client.flow.waits(True)
+    client.sends(1)
+    assert not client.reads
+    client.flow.waits(False)
+    client.flow.gave(BEHIND_BYTES, 1)
     assert client.reads
 
 

@@ -172,6 +172,22 @@ def test_many_that_send_most_of_a_large_frame_hold_no_more_than_the_budget(serve
         hoarder.vanishes()
 
 
+def test_large_requests_behind_endless_polls_use_nothing_up(server, bad_day, topic):
+    poll = framed(fetching(topic, 0, max_wait_ms=2**31 - 1), 4)
+    hoarders = [Peer(server.address) for _ in range(8)]
+    for hoarder in hoarders:
+        hoarder.sends(poll)
+        hoarder.socket.settimeout(0.2)
+        try:
+            hoarder.socket.sendall(struct.pack(">i", 31 * MIB) + bytes(31 * MIB))
+        except TimeoutError:
+            continue
+    assert is_served(bad_day)
+    assert server.memory() < MEMORY
+    for hoarder in hoarders:
+        hoarder.vanishes()
+
+
 @pytest.mark.parametrize(
     ("version", "body"),
     [
