@@ -30,7 +30,10 @@ EMPTY_READ_BYTES = 64 << 10
 @dataclass(slots=True)
 class Reading:
     """One pass over the pending partitions: rows in the order read, the bytes they hold, and whether there is one that cannot wait for more
-    bytes: an error, or a log that diverges from what the consumer knows."""
+    bytes: an error, or a log that diverges from what the consumer knows. `enough` is how many bytes are worth a reply at once: what the
+    consumer asked for, but no more than half of what a reply may have, since whole batches hardly ever fill it to the last byte."""
+
+    enough: int
 
     rows: dict[Interest, PartitionFetched] = field(default_factory=dict)
     size: int = 0
@@ -59,7 +62,7 @@ class Reader:
             outgoing.keep(self._limit)
 
     async def _read(self, interests: list[Interest]) -> Reading:
-        reading = Reading()
+        reading = Reading(min(self._request.min_bytes, self._limit // 2 + 1))
         for interest in interests:
             try:
                 fetched = await self._read_one(interest, reading.size)

@@ -73,7 +73,7 @@ def _begin(request: FetchRequest, caller: Caller) -> Round:
 
 
 def _is_enough(reading: Reading, request: FetchRequest) -> bool:
-    return reading.size >= request.min_bytes or reading.is_urgent or request.max_wait_ms <= 0
+    return reading.size >= reading.enough or reading.is_urgent or request.max_wait_ms <= 0
 
 
 async def _wait(current: Round, reading: Reading, request: FetchRequest, caller: Caller) -> None:
@@ -84,10 +84,10 @@ async def _wait(current: Round, reading: Reading, request: FetchRequest, caller:
     wake = Wake(caller.broker.clock)
 
     def look() -> None:
-        if _has_enough(current, reading.size, request.min_bytes):
+        if _has_enough(current, reading):
             wake.fire()
 
-    if _has_enough(current, reading.size, request.min_bytes):
+    if _has_enough(current, reading):
         # It came while the other partitions were read.
         return
     current.on_change = look
@@ -97,8 +97,9 @@ async def _wait(current: Round, reading: Reading, request: FetchRequest, caller:
         current.on_change = None
 
 
-def _has_enough(current: Round, size: int, min_bytes: int) -> bool:
-    """Whether the `size` bytes read, with those that have come since, are `min_bytes`, or there is something that cannot wait."""
+def _has_enough(current: Round, reading: Reading) -> bool:
+    """Whether the bytes read, with those that have come since, are enough, or there is something that cannot wait."""
+    size = reading.size
     for interest in current.pending:
         partition = interest.partition
         if partition is None or partition.log.start_offset > interest.wanted.fetch_offset or partition.is_closed:
@@ -106,8 +107,8 @@ def _has_enough(current: Round, size: int, min_bytes: int) -> bool:
         if interest.is_behind:
             grown = partition.log.size - interest.known_size
             # A log that has shrunk does not tell how much of it is new.
-            size += grown if grown >= 0 else min_bytes
-    return size >= min_bytes
+            size += grown if grown >= 0 else reading.enough
+    return size >= reading.enough
 
 
 def _reply(current: Round, reading: Reading, *, is_full: bool) -> FetchResponse:

@@ -110,6 +110,13 @@ def test_bytes_that_were_there_already_count_towards_min_bytes(house):
     assert polling.is_done
 
 
+def test_more_bytes_than_a_reply_may_have_are_not_waited_for(house):
+    """fetch.min.bytes above fetch.max.bytes: the consumer would wait its whole time for every reply."""
+    size = put(house)
+    put(house)
+    assert poll(house, at(0), min_bytes=100 * size, max_bytes=2 * size).is_done
+
+
 def test_what_is_there_is_given_when_the_time_is_up_although_it_is_less(house):
     put(house)
     polling = poll(house, at(0), min_bytes=100_000)
