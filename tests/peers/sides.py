@@ -22,6 +22,14 @@ COMMAND_SECONDS = 90.0
 ALIKE = ("--node-id", "1", "--set", "log_retention_ms=-1")
 
 
+PROGRAMS = Path(__file__).parent / "admin"
+
+#: A tool's name and its arguments.
+Command = tuple[str, ...]
+
+_EXIT = re.compile(r"^exit code (\d+)\n", re.MULTILINE)
+
+
 @dataclass(frozen=True, slots=True)
 class Printed:
     """What a command left behind."""
@@ -43,11 +51,19 @@ class Sides:
             ours, theirs = pool.map(lambda at: _run([word.replace("{}", at) for word in argv]), (self.gateway, self.kafka))
         return ours, theirs
 
-    def tool(self, name: str, *arguments: str) -> tuple[Printed, Printed]:
-        """One of Kafka's own tools against both."""
-        # They live for a second: the second compiler would only cost.
-        command, *rest = java(TOOLS[name], "--bootstrap-server", "{}", *arguments, log_level="OFF")
-        return self.run([command, "-XX:TieredStopAtLevel=1", *rest])
+    def tools(self, *commands: Command) -> tuple[list[Printed], list[Printed]]:
+        """Kafka's own tools, one after the other, against both: what each printed, ours and theirs."""
+        lines = ["\t".join([TOOLS[name], "--bootstrap-server", "{}", *arguments]) for name, *arguments in commands]
+        # They live for seconds: the second compiler would only cost.
+        command, *rest = java(str(PROGRAMS / "Tools.java"), *lines, log_level="OFF")
+        ours, theirs = self.run([command, "-XX:TieredStopAtLevel=1", *rest])
+        return _parts(ours, len(lines)), _parts(theirs, len(lines))
+
+
+def _parts(printed: Printed, count: int) -> list[Printed]:
+    found = _EXIT.split(printed.output)
+    assert (printed.code, len(found)) == (0, 2 * count + 1), printed.output
+    return [Printed(int(code), output) for output, code in zip(found[::2], found[1::2], strict=False)]
 
 
 def _run(argv: Sequence[str]) -> Printed:

@@ -7,7 +7,6 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewPartitions, NewTopic
@@ -15,11 +14,10 @@ from kafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall, cached, command, maven_jars
-from tests.peers.sides import Printed, Sides, side_by_side
+from tests.peers.sides import PROGRAMS, Printed, Sides, side_by_side
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("admin clients")]  # one pair of brokers for all of them
 
-PROGRAMS = Path(__file__).parent / "admin"
 CONFLUENT = "confluent-kafka==2.16.1"
 
 

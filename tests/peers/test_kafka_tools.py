@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from tests.peers.sides import Sides, side_by_side
+from tests.peers.sides import Command, Sides, side_by_side
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("kafka tools")]  # one pair of brokers for all of them
 
@@ -36,100 +36,121 @@ def prepare(sides: Sides, name: str, partitions: int, records: int = 0) -> None:
         producer.close()
 
 
-def same(sides: Sides, tool: str, *arguments: str, code: int = 0) -> str:
-    """What both sides print, which must be the same, with this exit code."""
-    ours, theirs = sides.tool(tool, *arguments)
-    assert theirs.code == code, theirs.output
+def same(sides: Sides, *commands: Command, codes: Sequence[int] = ()) -> str:
+    """What both sides print, which must be the same, with these exit codes (by default 0)."""
+    ours, theirs = sides.tools(*commands)
+    assert [one.code for one in theirs] == list(codes or [0] * len(commands)), theirs
     assert ours == theirs
-    return ours.output
+    return "".join(one.output for one in ours)
+
+
+def topics(*arguments: str) -> Command:
+    return ("kafka-topics", *arguments)
+
+
+def configs(*arguments: str) -> Command:
+    return ("kafka-configs", *arguments)
 
 
 def test_kafka_topics_creates_describes_extends_and_deletes(sides: Sides) -> None:
-    configs = ("--config", "retention.ms=5000", "--config", "cleanup.policy=compact")
-    same(sides, "kafka-topics", "--create", "--topic", "orders", "--partitions", "3", "--replication-factor", "1", *configs)
-    same(sides, "kafka-topics", "--alter", "--topic", "orders", "--partitions", "5")
-    described = same(sides, "kafka-topics", "--describe", "--topic", "orders")
-    assert "PartitionCount: 5\tReplicationFactor: 1\tConfigs: cleanup.policy=compact,retention.ms=5000" in described
-    same(sides, "kafka-topics", "--delete", "--topic", "orders")
-    assert "orders" not in same(sides, "kafka-topics", "--list")
+    settings = ("--config", "retention.ms=5000", "--config", "cleanup.policy=compact")
+    same(
+        sides,
+        topics("--create", "--topic", "orders", "--partitions", "3", "--replication-factor", "1", *settings),
+        topics("--create", "--topic", "assigned", "--replica-assignment", "1,1,1"),
+        topics("--create", "--topic", "default"),
+    )
+    # Kafka takes a moment until all of it knows of a change; a new process takes longer.
+    output = same(
+        sides,
+        topics("--describe", "--topic", "assigned"),
+        topics("--describe", "--topic", "default"),
+        topics("--alter", "--topic", "orders", "--partitions", "5"),
+    )
+    assert "PartitionCount: 3" in output
+    output = same(sides, topics("--describe", "--topic", "orders"), topics("--delete", "--topic", "orders"))
+    assert "PartitionCount: 5\tReplicationFactor: 1\tConfigs: cleanup.policy=compact,retention.ms=5000" in output
+    assert "orders" not in same(sides, topics("--list"))
 
 
 def test_kafka_topics_fails_in_the_same_words(sides: Sides) -> None:
     prepare(sides, "failing", 2)
-    same(sides, "kafka-topics", "--create", "--topic", "failing", code=1)
-    same(sides, "kafka-topics", "--alter", "--topic", "failing", "--partitions", "1", code=1)
-    same(sides, "kafka-topics", "--describe", "--topic", "never", code=1)
-
-
-def test_kafka_topics_creates_with_a_manual_assignment_and_without_any_number(sides: Sides) -> None:
-    same(sides, "kafka-topics", "--create", "--topic", "assigned", "--replica-assignment", "1,1,1")
-    same(sides, "kafka-topics", "--create", "--topic", "default")
-    assert "PartitionCount: 3" in same(sides, "kafka-topics", "--describe", "--topic", "assigned")
+    same(
+        sides,
+        topics("--create", "--topic", "failing"),
+        topics("--alter", "--topic", "failing", "--partitions", "1"),
+        topics("--describe", "--topic", "never"),
+        topics("--delete", "--topic", "never"),
+        codes=[1, 1, 1, 1],
+    )
 
 
 def test_kafka_topics_asks_for_any_replication_factor_and_gets_one(sides: Sides) -> None:
-    ours, theirs = sides.tool("kafka-topics", "--create", "--topic", "three", "--partitions", "1", "--replication-factor", "3")
-    assert (ours.code, theirs.code) == (0, 1)
-    described, _ = sides.tool("kafka-topics", "--describe", "--topic", "three")
-    assert "ReplicationFactor: 1" in described.output
+    ours, theirs = sides.tools(
+        topics("--create", "--topic", "three", "--partitions", "1", "--replication-factor", "3"), topics("--describe", "--topic", "three")
+    )
+    assert (ours[0].code, theirs[0].code) == (0, 1)
+    assert "ReplicationFactor: 1" in ours[1].output
 
 
-def test_kafka_configs_shows_all_configs_of_a_topic(sides: Sides) -> None:
-    prepare(sides, "configured", 1)
-    ours, theirs = sides.tool("kafka-configs", "--describe", "--entity-type", "topics", "--entity-name", "configured", "--all")
-    # Kafka reads its default retention from another config, of hours.
-    their_own = theirs.output.replace("DEFAULT_CONFIG:log.retention.hours=168", "DEFAULT_CONFIG:log.retention.ms=604800000")
-    assert (ours.code, sorted(ours.output.splitlines())) == (0, sorted(their_own.splitlines()))
-
-
-def test_kafka_configs_alters_the_configs_of_a_topic(sides: Sides) -> None:
+def test_kafka_configs_shows_and_alters_the_configs_of_a_topic(sides: Sides) -> None:
     prepare(sides, "altered", 1)
     topic = ("--entity-type", "topics", "--entity-name", "altered")
-    same(sides, "kafka-configs", "--alter", *topic, "--add-config", "max.message.bytes=2000,cleanup.policy=[compact,delete]")
-    same(sides, "kafka-configs", "--alter", *topic, "--delete-config", "max.message.bytes")
-    assert "cleanup.policy=compact,delete" in same(sides, "kafka-configs", "--describe", *topic)
-    wrong = [one for one in sides.tool("kafka-configs", "--alter", *topic, "--add-config", "retention.ms=x") if one.code == 1]
-    assert [re.findall("Invalid value.*", one.output)[0] for one in wrong] == [
-        "Invalid value x for configuration retention.ms: Not a number of type LONG"
-    ] * 2
+    ours, theirs = sides.tools(
+        configs("--describe", *topic, "--all"),
+        configs("--alter", *topic, "--add-config", "max.message.bytes=2000,cleanup.policy=[compact,delete]"),
+        configs("--alter", *topic, "--delete-config", "max.message.bytes"),
+        configs("--alter", *topic, "--add-config", "retention.ms=x"),
+    )
+    # Kafka reads its default retention from another config, of hours.
+    their_own = theirs[0].output.replace("DEFAULT_CONFIG:log.retention.hours=168", "DEFAULT_CONFIG:log.retention.ms=604800000")
+    assert sorted(ours[0].output.splitlines()) == sorted(their_own.splitlines())
+    assert ours[1:3] == theirs[1:3]
+    wrong = "Invalid value x for configuration retention.ms: Not a number of type LONG"
+    assert [(one.code, wrong in one.output) for one in (ours[3], theirs[3])] == [(1, True)] * 2
+    assert "cleanup.policy=compact,delete" in same(sides, configs("--describe", *topic))
 
 
 def test_kafka_configs_shows_a_broker_with_kafka_s_names_and_defaults(sides: Sides) -> None:
-    outputs = sides.tool("kafka-configs", "--describe", "--entity-type", "brokers", "--entity-name", "1", "--all")
-    ours, theirs = [dict(re.findall(r"^  (\S+?)=(.*?) sensitive=", one.output, re.MULTILINE)) for one in outputs]
+    broker = ("--entity-type", "brokers", "--entity-name", "1")
+    outputs = [found[0].output for found in sides.tools(configs("--describe", *broker, "--all"))]
+    ours, theirs = [dict(re.findall(r"^  (\S+?)=(.*?) sensitive=", output, re.MULTILINE)) for output in outputs]
     assert set(ours) < set(theirs)
     assert {name: ours[name] for name in ours if name not in OF_ITS_OWN} == {name: theirs[name] for name in ours if name not in OF_ITS_OWN}
 
 
 def test_kafka_configs_is_told_that_a_broker_is_not_altered_while_it_runs(sides: Sides) -> None:
-    ours, _ = sides.tool(
-        "kafka-configs", "--alter", "--entity-type", "brokers", "--entity-name", "1", "--add-config", "log.cleaner.threads=1"
-    )
-    assert ours.code == 1
-    assert "cannot be altered while it runs" in ours.output
+    broker = ("--entity-type", "brokers", "--entity-name", "1")
+    ours, _ = sides.tools(configs("--alter", *broker, "--add-config", "log.cleaner.threads=1"))
+    assert ours[0].code == 1
+    assert "cannot be altered while it runs" in ours[0].output
 
 
-@pytest.mark.parametrize("time", ["latest", "max-timestamp", "2500"])
-def test_kafka_get_offsets_finds_the_same_offsets(sides: Sides, time: str) -> None:
-    if time == "latest":
-        prepare(sides, "dated", 2, records=4)
-    same(sides, "kafka-get-offsets", "--topic", "dated", "--time", time)
-
-
-def test_kafka_delete_records_moves_the_start(sides: Sides, tmp_path_factory: pytest.TempPathFactory) -> None:
-    prepare(sides, "trimmed", 2, records=4)
+def test_kafka_get_offsets_delete_records_and_log_dirs_tell_the_same(sides: Sides, tmp_path_factory: pytest.TempPathFactory) -> None:
+    prepare(sides, "dated", 2, records=4)
     file = tmp_path_factory.mktemp("records") / "offsets.json"
-    offsets = [{"topic": "trimmed", "partition": 0, "offset": 3}, {"topic": "trimmed", "partition": 1, "offset": -1}]
+    offsets = [{"topic": "dated", "partition": 0, "offset": 3}, {"topic": "dated", "partition": 1, "offset": -1}]
     file.write_text(json.dumps({"version": 1, "partitions": offsets}))
-    assert "trimmed-0\tlow_watermark: 3" in same(sides, "kafka-delete-records", "--offset-json-file", str(file))
-    assert "trimmed:0:3" in same(sides, "kafka-get-offsets", "--topic", "trimmed", "--time", "earliest")
 
+    def offsets_at(time: str) -> Command:
+        return "kafka-get-offsets", "--topic", "dated", "--time", time
 
-def test_kafka_log_dirs_tells_the_same_sizes(sides: Sides) -> None:
-    prepare(sides, "sized", 2, records=3)
-    outputs = sides.tool("kafka-log-dirs", "--describe", "--topic-list", "sized")
-    ours, theirs = [json.loads(one.output.splitlines()[-1])["brokers"][0]["logDirs"][0] for one in outputs]
-    assert ours["error"] is None
-    assert sorted((row["partition"], row["size"]) for row in ours["partitions"]) == sorted(
-        (row["partition"], row["size"]) for row in theirs["partitions"]
+    sizes = "kafka-log-dirs", "--describe", "--topic-list", "dated"
+    ours, theirs = [[rows_of(one.output) for one in found] for found in sides.tools(sizes)]
+    assert ours == theirs
+    output = same(
+        sides,
+        *(offsets_at(time) for time in ("latest", "earliest", "max-timestamp", "2500", "99999")),
+        ("kafka-delete-records", "--offset-json-file", str(file)),
+        offsets_at("earliest"),
+        offsets_at("1000"),
     )
+    assert "dated-0\tlow_watermark: 3" in output
+    assert output.endswith("dated:0:3\n")
+
+
+def rows_of(output: str) -> list[tuple[str, int]]:
+    """Partitions and their bytes, of what kafka-log-dirs printed."""
+    (directory,) = json.loads(output.splitlines()[-1])["brokers"][0]["logDirs"]
+    assert directory["error"] is None
+    return sorted((row["partition"], row["size"]) for row in directory["partitions"])
