@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway import compacting
 from gateway.compacting import Horizon, LastOffsets, add_horizon
 from gateway.records import stamp_batch
 from storage.log import Entry
@@ -46,6 +47,15 @@ def test_records_before_the_start_are_not_its_business():
     found = LastOffsets(1, 10, 1 << 20)
     found.add([entry(0, b"a", b"b")])
     assert len(found) == 1
+
+
+def test_other_threads_get_their_turn_every_so_many_bytes(monkeypatch):
+    pauses: list[float] = []
+    monkeypatch.setattr(compacting, "sleep", pauses.append)
+    large = batch([(b"a", bytes(40_000))])
+    LastOffsets(0, 10, 1 << 20).add([Entry(n, n, TIME, bytes(large)) for n in range(8)])
+    assert len(pauses) == 4
+    assert max(pauses) < 0.001
 
 
 def test_a_horizon_is_never_before_the_retention_time_and_a_64th_later_at_most():
