@@ -36,7 +36,7 @@ lint: $(VENV)/.dev ## format, lint and types alone
 
 test: $(VENV)/.test ## every test but the slow ones, real clients and brokers included
 	$(PY) -m pytest -q -n 2 -m "not peer and not slow" $(ARGS)
-	$(PY) -m pytest -q -n 2 --dist loadgroup -m "peer and not slow" $(ARGS)
+	$(PY) -m pytest -q -n 2 --dist loadfile -m "peer and not slow" $(ARGS)
 
 slow: $(VENV)/.test ## the tests that take minutes
 	$(PY) -m pytest -q -m slow $(ARGS)

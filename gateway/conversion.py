@@ -13,7 +13,7 @@ from typing import Any
 
 from isal.isal_zlib import crc32
 
-from compat.records import RecordsError, down_convert
+from compat.records import RecordsError, down_convert, gzip_for_zstd
 from gateway.errors import ErrorCode, KafkaError, release
 from gateway.records import ATTRIBUTES, HEADER_BYTES, magic_of
 from gateway.waiting import Shared, start
@@ -26,6 +26,10 @@ Key = tuple[bytes, int, int, int, int, int]
 ENTRY_OVERHEAD = 512
 
 _CONTROL = 0x20
+_ZSTD = 4
+
+#: As a consumer's format: all of them, but no zstd.
+WITHOUT_ZSTD = 2
 _CRC = Struct(">I")
 _CRC_AT = 17
 
@@ -51,9 +55,9 @@ class Converter:
         missing: list[tuple[Key, Entry]] = []
         for entry in entries:
             stored = magic_of(entry.payload)
-            if stored <= magic:
+            if stored <= magic and not (magic == WITHOUT_ZSTD and is_zstd(entry.payload)):
                 results.append(entry.payload)
-            elif stored == 2 and entry.payload[ATTRIBUTES] & _CONTROL:
+            elif magic < 2 and stored == 2 and entry.payload[ATTRIBUTES] & _CONTROL:
                 results.append(b"")
             else:
                 key = (topic_id, partition, entry.base_offset, len(entry.payload), _checksum(entry.payload, stored), magic)
@@ -114,11 +118,19 @@ def _checksum(payload: Buffer, magic: int) -> int:
     return int(crc32(payload))
 
 
+def is_zstd(payload: Buffer) -> bool:
+    """Whether a payload is a batch that needs a consumer of Fetch 10."""
+    return magic_of(payload) >= 2 and payload[ATTRIBUTES] & 7 == _ZSTD
+
+
 def _convert_all(payloads: list[Buffer], magic: int, max_decompressed_bytes: int) -> list[bytes | RecordsError]:
     outcomes: list[bytes | RecordsError] = []
     for payload in payloads:
         try:
-            outcomes.append(down_convert(payload, magic, max_decompressed_bytes=max_decompressed_bytes))
+            if magic == WITHOUT_ZSTD:
+                outcomes.append(gzip_for_zstd(payload, max_decompressed_bytes=max_decompressed_bytes))
+            else:
+                outcomes.append(down_convert(payload, magic, max_decompressed_bytes=max_decompressed_bytes))
         except RecordsError as failure:
             release(failure)
             outcomes.append(failure)

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 
 from compat.records import RecordsError, cut, has_old_lz4, with_right_lz4
 from gateway.broker import Broker
+from gateway.conversion import WITHOUT_ZSTD, is_zstd
 from gateway.errors import ErrorCode, KafkaError
 from gateway.fetch_sessions import Interest
 from gateway.partition import Partition
-from gateway.records import ATTRIBUTES, magic_of
+from gateway.records import magic_of
 from gateway.wire.fetch import FetchRequest, PartitionFetched
 from storage.log import Buffer, Entry
 
-#: A consumer without zstd (Fetch below 10, KIP-110) is told so, as Kafka does.
+#: Consumers of an older Fetch may not know zstd (KIP-110).
 _FIRST_FETCH_WITH_ZSTD = 10
-_ZSTD = 4
 
 #: Entries that an old consumer cannot see are passed over, at most this many reads of this size in one request; the next one goes on from there.
 MAX_EMPTY_READS = 64
@@ -48,7 +48,8 @@ class Reader:
     def __init__(self, broker: Broker, request: FetchRequest, magic: int | None) -> None:
         self._broker = broker
         self._request = request
-        self._magic = magic
+        #: The newest format that the consumer reads, None for whatever there is.
+        self._magic = WITHOUT_ZSTD if magic is None and request.version < _FIRST_FETCH_WITH_ZSTD else magic
         self._limit = 0
         self._aborted: tuple[()] | None = () if request.isolation_level == 1 else None
 
@@ -154,15 +155,23 @@ class Reader:
 
     async def _readable(self, interest: Interest, partition: Partition, entries: list[Entry]) -> Sequence[Buffer | KafkaError]:
         """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it."""
-        if self._magic is None:
+        newest = self._magic
+        if newest is None:
             readable: Sequence[Buffer | KafkaError] = [entry.payload for entry in entries]
-            if self._request.version < _FIRST_FETCH_WITH_ZSTD:
-                readable = [KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE) if _is_zstd(e.payload) else e.payload for e in entries]
         elif partition.config.may_downconvert:
-            readable = await self._broker.converter.convert(interest.topic_id, partition.index, entries, self._magic)
+            readable = await self._broker.converter.convert(interest.topic_id, partition.index, entries, newest)
         else:
-            readable = [KafkaError(ErrorCode.UNSUPPORTED_VERSION) if magic_of(e.payload) > self._magic else e.payload for e in entries]
-        return readable if self._magic == 0 else [_modern(payload) for payload in readable]
+            readable = [_as_it_is(entry.payload, newest) for entry in entries]
+        return readable if newest == 0 else [_modern(payload) for payload in readable]
+
+
+def _as_it_is(payload: Buffer, newest: int) -> Buffer | KafkaError:
+    """For a topic that converts nothing."""
+    if magic_of(payload) > newest:
+        return KafkaError(ErrorCode.UNSUPPORTED_VERSION)
+    if newest == WITHOUT_ZSTD and is_zstd(payload):
+        return KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+    return payload
 
 
 def _modern(payload: Buffer | KafkaError) -> Buffer | KafkaError:
@@ -173,10 +182,6 @@ def _modern(payload: Buffer | KafkaError) -> Buffer | KafkaError:
         return with_right_lz4(payload)
     except RecordsError as failure:
         return KafkaError(ErrorCode.CORRUPT_MESSAGE, str(failure))
-
-
-def _is_zstd(payload: Buffer) -> bool:
-    return magic_of(payload) >= 2 and payload[ATTRIBUTES] & 7 == _ZSTD
 
 
 def _cut(payload: Buffer, offset: int, limit: int) -> Buffer:

@@ -4,7 +4,7 @@ Pure functions over buffers: no I/O, no clock, nothing shared, any thread. Whate
 loops run in a compiled kernel that releases the GIL where there is one (`KERNEL` is then "cython"), in plain Python elsewhere.
 """
 
-from compat.records.down import down_convert
+from compat.records.down import down_convert, gzip_for_zstd
 from compat.records.errors import CorruptRecords, InvalidRecords, InvalidTimestamp, RecordsError, RecordsTooLarge, UnsupportedCodec
 from compat.records.filtering import empty_batch, filter_records, keys, newest
 from compat.records.layout import Codec
@@ -34,6 +34,7 @@ __all__ = [
     "empty_batch",
     "filter_records",
     "first_at_or_after",
+    "gzip_for_zstd",
     "has_old_lz4",
     "keys",
     "newest",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from compat.records import codecs, loops
 from compat.records.errors import CorruptRecords
-from compat.records.layout import BATCH_OVERHEAD, NO_TIMESTAMP, Buffer, Codec, magic_of, read_batch
+from compat.records.layout import BATCH_OVERHEAD, CODEC_MASK, NO_TIMESTAMP, Buffer, Codec, build_batch, magic_of, read_batch
 from compat.records.limits import MAX_DECOMPRESSED_BYTES
 from compat.records.wrappers import Budget, Wrapper, segments, wrap
 
@@ -28,6 +28,19 @@ def down_convert(payload: Buffer, magic: int, *, max_decompressed_bytes: int = M
     if stored == 2:
         return _from_batch(payload, magic, max_decompressed_bytes)
     return _from_messages(payload, max_decompressed_bytes)
+
+
+def gzip_for_zstd(payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
+    """A magic-2 batch in zstd as the same batch in gzip, for consumers that know the format and not the codec (Fetch 4 to 9, KIP-110).
+
+    Raises CorruptRecords, UnsupportedCodec, RecordsTooLarge.
+    """
+    batch = read_batch(payload)
+    if not batch.records:
+        return build_batch(batch._replace(attributes=batch.attributes & ~CODEC_MASK), b"")
+    content = codecs.decompress(Codec.ZSTD, memoryview(payload)[BATCH_OVERHEAD:], max_decompressed_bytes)
+    attributes = batch.attributes & ~CODEC_MASK | Codec.GZIP
+    return build_batch(batch._replace(attributes=attributes), codecs.compress(Codec.GZIP, content, magic=2))
 
 
 def _from_batch(payload: Buffer, magic: int, limit: int) -> bytes:

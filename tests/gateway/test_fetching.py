@@ -294,18 +294,21 @@ def test_where_down_conversion_is_forbidden_newer_records_are_an_unsupported_ver
     assert (offsets(good), bad.error_code) == ([0], ErrorCode.UNSUPPORTED_VERSION)
 
 
-@pytest.mark.parametrize(
-    ("version", "code"), [(4, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), (9, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), (10, 0)]
-)
-def test_zstd_needs_fetch_10(house, version, code):
-    put(house, batched(0, 3, codec=ZSTD))
-    assert fetch_one(house, version, 0).error_code == code
+@pytest.mark.parametrize(("version", "codec"), [(4, GZIP), (9, GZIP), (10, ZSTD)])
+def test_zstd_becomes_gzip_below_fetch_10(house, version, codec):
+    stored = batched(0, 3, codec=ZSTD)
+    put(house, stored)
+    row = fetch_one(house, version, 0)
+    assert (row.error_code, offsets(row), row.records[0][22] & 7) == (0, [0, 1, 2], codec)
 
 
-def test_what_stands_before_a_batch_that_cannot_be_served_is_served(house):
-    put(house, batched(0, 3), batched(3, 3, codec=ZSTD))
-    assert offsets(fetch_one(house, 4, 0)) == [0, 1, 2]
-    assert fetch_one(house, 4, 3).error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+def test_where_conversion_is_forbidden_zstd_needs_fetch_10(house):
+    house.topic("modern", message_downconversion_enable="false")
+    ended(append(house.partition("modern").log, [batched(0, 3), batched(3, 3, codec=ZSTD)]))
+    good = rows(ask(house, request(9, [at(0)], topic="modern")).result)["modern", 0]
+    bad = rows(ask(house, request(9, [at(3)], topic="modern")).result)["modern", 0]
+    assert (offsets(good), bad.error_code) == ([0, 1, 2], ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+    assert rows(ask(house, request(10, [at(3)], topic="modern")).result)["modern", 0].error_code == 0
 
 
 def test_a_batch_that_cannot_be_converted_is_corrupt(house):
