@@ -82,4 +82,4 @@ def _tail(log: Path) -> str:
 
 def are_required() -> bool:
     """In CI a peer that cannot run is a failure; elsewhere its tests are skipped with the reason."""
-    return bool(os.environ.get("CI") or os.environ.get("KOPGATE_REQUIRE_PEERS"))
+    return bool(os.environ.get("CI") or os.environ.get("TESTS_REQUIRE_PEERS"))

@@ -25,8 +25,8 @@ class CannotInstall(Exception):
 
 
 def cache_root() -> Path:
-    """`$KOPGATE_CACHE`, else `kopgate` under the user's cache folder; it is created."""
-    explicit = os.environ.get("KOPGATE_CACHE")
+    """`$TESTS_CACHE`, else `kopgate` under the user's cache folder; it is created."""
+    explicit = os.environ.get("TESTS_CACHE")
     user = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = Path(explicit) if explicit else Path(user) / "kopgate"
     root.mkdir(parents=True, exist_ok=True)

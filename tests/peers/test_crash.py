@@ -268,4 +268,4 @@ def test_shutdowns_under_load_end_well_and_lose_nothing(gateway: Gateway) -> Non
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [11, 12])
 def test_twelve_killings_lose_nothing_and_double_nothing(gateway: Gateway, seed: int) -> None:
-    survive(gateway, 12, signal.SIGKILL, -signal.SIGKILL, seed=int(os.environ.get("KOPGATE_CRASH_SEED", seed)))
+    survive(gateway, 12, signal.SIGKILL, -signal.SIGKILL, seed=int(os.environ.get("TESTS_CRASH_SEED", seed)))
