@@ -137,7 +137,12 @@ class Compaction:
     async def _open(self) -> StateTable:
         if self._table is None:
             table = await self._broker.store.table("compaction")
-            self._progress = {key: _DECODER.decode(row) for key, row in await table.items()}
+            for key, row in await table.items():
+                try:
+                    self._progress[key] = _DECODER.decode(row)
+                except msgspec.MsgspecError:
+                    # Nothing is lost by it: the next pass begins at the start of the log.
+                    _log.warning("unreadable note of how far compaction came", key=key)
             self._table = table
         return self._table
 
