@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
+from typing import Protocol as Interface
 
 from OpenSSL import SSL
 from twisted.internet.interfaces import IHandshakeListener
 from twisted.internet.protocol import Protocol
 from zope.interface.declarations import implementer
 
+from auth.mechanism import Mechanism
 from gateway import logs
+from gateway.broker import Broker
 from gateway.dispatch import Dispatch
 from gateway.errors import Refused
-from gateway.flow import Flow
+from gateway.flow import Budget, Flow
 from gateway.framing import Splitter
 from gateway.session import Session
 from gateway.transport import Connection, no_delay
 from gateway.waiting import call_later
 from storage.log import Buffer
-
-if TYPE_CHECKING:
-    from gateway.server import Listener
 
 _log = logs.part(__name__)
 
@@ -35,6 +35,18 @@ _IDLE = "idle"
 _GONE = "gone without a goodbye"
 
 
+class Home(Interface):
+    """The listener that a connection came through: what it is served with, and who is told of it."""
+
+    name: str
+    broker: Broker
+    budget: Budget
+    mechanisms: Mapping[str, Mechanism] | None
+
+    def opened(self, connection: Any, /) -> None: ...
+    def closed(self, connection: Any, /) -> None: ...
+
+
 @implementer(IHandshakeListener)  # type: ignore[no-untyped-call]
 class KafkaConnection(Protocol):
     """Twisted's protocol and push producer, and the outlet of its dispatch."""
@@ -42,7 +54,7 @@ class KafkaConnection(Protocol):
     # Twisted types its transports by zope interfaces, which mypy does not know.
     transport: Any
 
-    def __init__(self, listener: Listener, host: str, port: int) -> None:
+    def __init__(self, listener: Home, host: str, port: int) -> None:
         broker = listener.broker
         settings = broker.settings
         self._listener = listener

@@ -24,6 +24,7 @@ MAY_IMPORT = {
 BELONGS_TO = {
     "twisted": (
         "gateway/cli.py",
+        "gateway/listeners.py",
         "gateway/server.py",
         "gateway/transport.py",
         "gateway/connection.py",
@@ -35,7 +36,7 @@ BELONGS_TO = {
     "click": ("gateway/cli.py", "gateway/commands/"),
     "pydantic": ("gateway/config.py", "gateway/layers.py"),
     "pydantic_settings": ("gateway/config.py", "gateway/layers.py"),
-    "OpenSSL": ("auth/tls.py",),
+    "OpenSSL": ("auth/tls.py", "gateway/connection.py"),
 }
 
 #: The one module that names the reactor; everything else is given it.

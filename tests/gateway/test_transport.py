@@ -22,7 +22,7 @@ from zope.interface import directlyProvides
 
 from auth.tls import Tls, TlsFiles
 from gateway.flow import Outgoing
-from gateway.server import TlsListener
+from gateway.listeners import TlsListener
 from gateway.transport import SEND_BUFFERS, UNSENT_BYTES, Connection, Port, no_delay
 from tests.certificates import Authority
 from tests.contract.waiting import settle
