@@ -64,7 +64,10 @@ def test_the_new_java_admin_client(sides: Sides, clients: str) -> None:
 def test_the_admin_client_of_confluent_kafka(sides: Sides) -> None:
     def argv() -> list[str]:
         build = ["-m", "pip", "install", "-q", "--no-warn-script-location", "--target"]
-        site = cached(f"tools/{CONFLUENT}", lambda folder: _done(command([sys.executable, *build, folder, CONFLUENT])))
+        site = cached(
+            f"tools/{CONFLUENT}-py{sys.version_info.major}.{sys.version_info.minor}",
+            lambda folder: _done(command([sys.executable, *build, folder, CONFLUENT])),
+        )
         return ["env", f"PYTHONPATH={site}", "PYTHONDONTWRITEBYTECODE=1", sys.executable, str(PROGRAMS / "confluent.py"), "{}"]
 
     ours, theirs = sides.run(installed(argv))
