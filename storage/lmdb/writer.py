@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -67,6 +68,7 @@ class Writer:
 
     def _work(self) -> None:
         while True:
+            self._gather()
             operations, is_last = self._take()
             if operations:
                 outcomes = self._write(operations)
@@ -76,6 +78,11 @@ class Writer:
                 return
             if self._knowledge.freeing:
                 self._free_some()
+
+    def _gather(self) -> None:
+        """Let more come where something waits already: it came while the last burst was written, so there is probably more on its way."""
+        if not self._queue.empty() and not self._is_stopping.is_set():
+            time.sleep(self._settings.gathering_seconds)
 
     def _take(self) -> tuple[list[Operation], bool]:
         """What is queued, up to one burst's limits; waits for the first unless there is something to free. And whether it was the last."""
