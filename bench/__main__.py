@@ -24,7 +24,7 @@ CODECS = ("none", "lz4", "gzip", "snappy", "zstd")
 READERS = {"fetch, as stored": "3.9.2", "fetch, to format 1": "0.10.2.2", "fetch, to format 0": "0.9.0.1"}
 LATENCY_RATE = 2000
 LATENCY_SECONDS = 15
-WARM_UP_MIB = 32
+WARM_UP_MIB = 64
 
 
 class Figure(msgspec.Struct, frozen=True):
