@@ -46,37 +46,36 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks.md"), help="the table is written into this file")
     options = parser.parse_args()
     figures: list[Figure] = []
-    for number in range(options.rounds):
-        figures += _round(number, options.mib, options.codecs.split(","))
+    servers: list[Server] = [Gateway.start(), Reference.start()]
+    try:
+        for server in servers:
+            _warm_up(server)
+        for number in range(options.rounds):
+            figures += _round(number, servers if number % 2 == 0 else servers[::-1], options.mib, options.codecs.split(","))
+        for server in servers:
+            print(f"# {server.name}: at most {server.memory_bytes() >> 20} MiB resident", file=sys.stderr)
+    finally:
+        for server in servers:
+            server.stop()
     table = _table(figures)
     print(table)
     _write(options.out, table, f'make bench ARGS="--rounds {options.rounds} --mib {options.mib} --codecs {options.codecs}"')
     return 0
 
 
-def _round(number: int, mib: int, codecs: list[str]) -> Iterator[Figure]:
-    """One round: both servers are started anew, and every step is done on one and then on the other, in turns which goes first."""
-    servers: list[Server] = [Gateway.start(), Reference.start()]
-    if number % 2:
-        servers.reverse()
-    try:
+def _round(number: int, servers: list[Server], mib: int, codecs: list[str]) -> Iterator[Figure]:
+    """One round: every step is done on one server and then on the other. Both go on running from round to round, as servers do."""
+    for codec in codecs:
+        topic = f"bench-{number}-{codec}"
         for server in servers:
-            _warm_up(server)
-        for codec in codecs:
+            yield _produce(server, topic, mib, codec)
+        for row, client in READERS.items():
+            if codec == "zstd" and client != "3.9.2":
+                continue
             for server in servers:
-                yield _produce(server, f"bench-{codec}", mib, codec)
-            for row, client in READERS.items():
-                if codec == "zstd" and client != "3.9.2":
-                    continue
-                for server in servers:
-                    yield _fetch(server, row, f"bench-{codec}", mib, codec, client)
-        for server in servers:
-            yield _latency(server)
-        for server in servers:
-            print(f"# round {number + 1}: {server.name} at most {server.memory_bytes() >> 20} MiB resident", file=sys.stderr)
-    finally:
-        for server in servers:
-            server.stop()
+                yield _fetch(server, row, topic, mib, codec, client)
+    for server in servers:
+        yield _latency(server, f"latency-{number}")
 
 
 def _records(mib: int) -> int:
@@ -114,12 +113,12 @@ def _fetch(server: Server, row: str, topic: str, mib: int, codec: str, client: s
     return _said(Figure(row, codec, server.name, rate, cpu, -1))
 
 
-def _latency(server: Server) -> Figure:
+def _latency(server: Server, topic: str) -> Figure:
     """At a steady 2,000 records/s, where p99 is the server's and not the producer's own queue."""
     count = LATENCY_RATE * LATENCY_SECONDS
     mib = count * RECORD_BYTES / (1 << 20)
     before = server.cpu_seconds()
-    outcome = produce(server.bootstrap, "latency", count, "none", LATENCY_RATE)
+    outcome = produce(server.bootstrap, topic, count, "none", LATENCY_RATE)
     cpu = (server.cpu_seconds() - before) * 1024 / mib
     return _said(Figure(f"produce at {LATENCY_RATE} records/s", "none", server.name, outcome.rate, cpu, outcome.p99))
 
