@@ -68,21 +68,21 @@ class Writer:
 
     def _work(self) -> None:
         while True:
-            self._gather()
             operations, is_last = self._take()
+            is_followed = False
             if operations:
                 outcomes = self._write(operations)
+                # Asked before anyone is told: whoever writes again because of that was not waiting yet.
+                is_followed = not self._queue.empty()
                 self._wake.post(lambda outcomes=outcomes: self._deliver(outcomes))  # type: ignore[misc]
             if is_last:
                 self._wake.post(lambda: self._ended.callback(None))
                 return
             if self._knowledge.freeing:
                 self._free_some()
-
-    def _gather(self) -> None:
-        """Let more come where something waits already: it came while the last burst was written, so there is probably more on its way."""
-        if not self._queue.empty() and not self._is_stopping.is_set():
-            time.sleep(self._settings.gathering_seconds)
+            if is_followed and not self._is_stopping.is_set():
+                # It came while this burst was written, so there is probably more on its way.
+                time.sleep(self._settings.gathering_seconds)
 
     def _take(self) -> tuple[list[Operation], bool]:
         """What is queued, up to one burst's limits; waits for the first unless there is something to free. And whether it was the last."""
