@@ -106,7 +106,7 @@ def _run(settings: Settings) -> int:
     from twisted.internet import reactor
     from twisted.logger import STDLibLogObserver, globalLogBeginner
 
-    from gateway.server import run  # type: ignore[attr-defined,unused-ignore]
+    from gateway.server import run
 
     _allow_files(settings.max_connections)
     # What Twisted itself has to say goes the way of every other library.

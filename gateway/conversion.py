@@ -66,7 +66,7 @@ class Converter:
         if missing:
             # On its own: the consumer that asked first may go away, and the others still want it.
             flights = [self._flights[key] for key, _ in missing]
-            start(self._fly(missing, magic), _nothing, partial(_crash, flights))
+            start(self._fly(missing, flights, magic), _nothing, partial(_crash, flights))
         return [await result if isinstance(result, Shared) else result for result in results]
 
     def _known(self, key: Key) -> bytes | Shared[Buffer | KafkaError] | None:
@@ -81,9 +81,8 @@ class Converter:
         missing.append((key, entry))
         return flight
 
-    async def _fly(self, missing: list[tuple[Key, Entry]], magic: int) -> None:
+    async def _fly(self, missing: list[tuple[Key, Entry]], flights: list[Shared[Buffer | KafkaError]], magic: int) -> None:
         """Convert these in one go on another thread: for small batches the way there costs more than the work."""
-        flights = [self._flights[key] for key, _ in missing]
         try:
             payloads = [entry.payload for _, entry in missing]
             outcomes: list[bytes | RecordsError] = await self._run(_convert_all, payloads, magic, self._max_decompressed_bytes)
