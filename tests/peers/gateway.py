@@ -60,6 +60,10 @@ class Gateway:
                 return found
             time.sleep(0.02)
 
+    def peer(self, *, receive_buffer: int | None = None) -> Peer:
+        """A new connection. Ports come again, so lines of log count as a peer's from its beginning on."""
+        return Peer(self.address, receive_buffer=receive_buffer, lines_before=len(self.lines()))
+
     def stop(self) -> int:
         """Its exit code after SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
@@ -92,9 +96,12 @@ def gateway(folder: Path, *arguments: str, listeners: tuple[str, ...] = ("PLAINT
 
 
 class Peer:
-    """A socket and what a client says on it. `seconds` bounds every wait."""
+    """A socket and what a client says on it. `seconds` bounds every wait; `lines_before` is how long the gateway's log was at its beginning."""
 
-    def __init__(self, address: tuple[str, int], *, seconds: float = 20.0, receive_buffer: int | None = None) -> None:
+    def __init__(
+        self, address: tuple[str, int], *, seconds: float = 20.0, receive_buffer: int | None = None, lines_before: int = 0
+    ) -> None:
+        self.lines_before = lines_before
         self.socket = socket.socket()
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)

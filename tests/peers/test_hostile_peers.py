@@ -19,7 +19,7 @@ from kafka.protocol.metadata.api_versions import ApiVersionsResponse
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse
 
 from tests.compat.records.building import GZIP, LZ4, SNAPPY, ZSTD, Sample, batch, compress, message
-from tests.peers.gateway import MIB, Peer, Witness, fetching, framed, gateway, producing
+from tests.peers.gateway import MIB, Witness, fetching, framed, gateway, producing
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile"), pytest.mark.timeout(120)]
 
@@ -84,7 +84,7 @@ def is_served(witness):
 
 @pytest.fixture
 def peer(server):
-    with Peer(server.address) as made:
+    with server.peer() as made:
         yield made
 
 
@@ -92,28 +92,29 @@ def peer(server):
 def topic(server, request):
     name = request.node.name.replace("[", ".").replace("]", "")[:200]
     name = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)
-    with Peer(server.address) as made:
+    with server.peer() as made:
         made.makes(name)
     return name
 
 
-def refused(server, name, after=0):
-    """The reasons for which the peer of that name was refused."""
-    server.waits_for_lines(1, f"peer={name} ", after)
-    return [line for line in server.lines()[after:] if f"peer={name} " in line]
+def refused(server, peer):
+    """The reasons for which this peer was refused."""
+    words = f"peer={peer.name} "
+    server.waits_for_lines(1, words, peer.lines_before)
+    return [line for line in server.lines()[peer.lines_before :] if words in line]
 
 
 def test_random_bytes_are_hung_up_on_or_wait_for_the_rest_of_their_frame(server, bad_day):
     noise = random.Random(1)
     for _ in range(200):
-        with Peer(server.address) as peer:
+        with server.peer() as peer:
             stream = noise.randbytes(noise.randint(1, 3000))
             peer.raw(stream)
             announced = int.from_bytes(stream[:4], "big", signed=True)
             may_wait = len(stream) < 4 or 0 <= announced <= 32 * MIB
             if not may_wait:
                 assert peer.is_hung_up_on()
-                assert len(refused(server, peer.name)) == 1
+                assert len(refused(server, peer)) == 1
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_random_bytes_are_hung_up_on_or_wait_for_the_rest_of_their_frame(server,
 def test_another_protocol_is_hung_up_on_with_one_line(server, bad_day, peer, words):
     peer.raw(words)
     assert peer.is_hung_up_on()
-    (line,) = refused(server, peer.name)
+    (line,) = refused(server, peer)
     assert "refused" in line
 
 
@@ -132,9 +133,9 @@ def test_frames_cut_short_anywhere_cost_nothing(server, bad_day, topic):
     request = framed(producing(topic, batch([Sample(0, 1, b"k", b"v" * 50)])), 7)
     whole = struct.pack(">i", len(request)) + request
     for length in range(len(whole)):
-        with Peer(server.address) as peer:
+        with server.peer() as peer:
             peer.raw(whole[:length])
-    with Peer(server.address) as peer:
+    with server.peer() as peer:
         assert peer.fetches(topic, 0).high_watermark == 0
 
 
@@ -142,13 +143,13 @@ def test_frames_cut_short_anywhere_cost_nothing(server, bad_day, topic):
 def test_a_frame_of_an_impossible_length_is_hung_up_on_with_one_line(server, bad_day, peer, length):
     peer.raw(struct.pack(">i", length) + b"x" * 100)
     assert peer.is_hung_up_on()
-    (line,) = refused(server, peer.name)
+    (line,) = refused(server, peer)
     assert str(length) in line
 
 
 def test_many_that_announce_much_and_send_nothing_use_nothing_up(server, bad_day):
     before = server.memory()
-    liars = [Peer(server.address) for _ in range(200)]
+    liars = [server.peer() for _ in range(200)]
     for liar in liars:
         liar.raw(struct.pack(">i", 32 * MIB) + b"x" * 10)
     assert is_served(bad_day)
@@ -158,7 +159,7 @@ def test_many_that_announce_much_and_send_nothing_use_nothing_up(server, bad_day
 
 
 def test_many_that_send_most_of_a_large_frame_hold_no_more_than_the_budget(server, bad_day):
-    hoarders = [Peer(server.address) for _ in range(8)]
+    hoarders = [server.peer() for _ in range(8)]
     piece = bytes(MIB)
     for hoarder in hoarders:
         hoarder.socket.settimeout(0.5)
@@ -174,7 +175,7 @@ def test_many_that_send_most_of_a_large_frame_hold_no_more_than_the_budget(serve
 
 def test_large_requests_behind_endless_polls_use_nothing_up(server, bad_day, topic):
     poll = framed(fetching(topic, 0, max_wait_ms=2**31 - 1), 4)
-    hoarders = [Peer(server.address) for _ in range(8)]
+    hoarders = [server.peer() for _ in range(8)]
     for hoarder in hoarders:
         hoarder.sends(poll)
         hoarder.socket.settimeout(0.2)
@@ -205,7 +206,7 @@ def test_lying_lengths_and_counts_are_refused_with_one_line(server, bad_day, pee
     # The header of a flexible request ends in tags, which is the first byte of those bodies.
     peer.sends(struct.pack(">hhih", 3, version, 1, -1) + body)
     assert peer.is_hung_up_on()
-    (line,) = refused(server, peer.name)
+    (line,) = refused(server, peer)
     assert "api_key=3" in line
     assert f"version={version}" in line
 
@@ -214,14 +215,14 @@ def test_a_produce_request_of_a_million_partitions_is_refused(server, bad_day, p
     body = struct.pack(">hii", 1, 1000, 1) + b"\0\x01t" + struct.pack(">i", MIB) + struct.pack(">ii", 0, -1) * MIB
     peer.sends(struct.pack(">hhih", 0, 0, 1, -1) + body)
     assert peer.is_hung_up_on()
-    assert len(refused(server, peer.name)) == 1
+    assert len(refused(server, peer)) == 1
 
 
 @pytest.mark.parametrize(("api_key", "version"), [(0, 99), (3, -1), (4, 0), (999, 0), (-1, 0), (32767, 32767)])
 def test_what_is_not_served_is_refused_with_one_line(server, bad_day, peer, api_key, version):
     peer.sends(struct.pack(">hhih", api_key, version, 1, -1) + bytes(20))
     assert peer.is_hung_up_on()
-    (line,) = refused(server, peer.name)
+    (line,) = refused(server, peer)
     assert f"api_key={api_key} " in line
 
 
@@ -305,7 +306,7 @@ def test_a_bomb_that_was_stored_opaque_does_not_go_off_when_it_is_converted(serv
 
 def test_many_bombs_at_a_time_go_off_one_after_the_other(server, bad_day, topic):
     records = message(0, None, compress(GZIP, bytes(150 * MIB), magic=1), magic=1, attributes=GZIP)
-    peers = [Peer(server.address) for _ in range(20)]
+    peers = [server.peer() for _ in range(20)]
     most = 0
     for peer in peers:
         peer.sends(framed(producing(topic, records, 2), 2))
@@ -333,7 +334,7 @@ def test_an_impossible_fetch_size_is_answered(bad_day, peer, topic, size):
 @pytest.fixture(scope="module")
 def big(server):
     """A topic of 64 MiB."""
-    with Peer(server.address) as peer:
+    with server.peer() as peer:
         peer.makes("big")
         records = batch([Sample(0, 1_700_000_000_000, None, os.urandom(BATCH))])
         for _ in range(64):
@@ -343,7 +344,7 @@ def big(server):
 
 def test_slow_readers_of_a_big_topic_hold_no_more_than_the_limit(server, bad_day, big):
     before = server.memory()
-    readers = [Peer(server.address, receive_buffer=4096) for _ in range(READERS)]
+    readers = [server.peer(receive_buffer=4096) for _ in range(READERS)]
     for reader in readers:
         reader.sends(*[framed(fetching(big, 0), 4)] * 5)
     time.sleep(2)
@@ -356,7 +357,7 @@ def test_slow_readers_of_a_big_topic_hold_no_more_than_the_limit(server, bad_day
 
 
 def test_one_that_reads_slowly_gets_all_in_the_end(server, bad_day, big):
-    with Peer(server.address, receive_buffer=4096) as reader:
+    with server.peer(receive_buffer=4096) as reader:
         reader.sends(framed(fetching(big, 0), 4), framed(fetching(big, 1), 4))
         time.sleep(0.5)
         assert len(reader.hears()) > BATCH
@@ -368,7 +369,7 @@ def test_clients_that_vanish_amid_a_request_leave_nothing_behind(server, bad_day
     poll = framed(fetching(topic, 0, max_wait_ms=2**31 - 1), 4)
     append = framed(producing(topic, batch([Sample(0, 1, None, os.urandom(100_000))])), 7)
     for index in range(300):
-        peer = Peer(server.address)
+        peer = server.peer()
         match index % 4:
             case 0:
                 peer.sends(poll)
@@ -389,7 +390,7 @@ def test_a_flood_of_requests_whose_answers_nobody_reads_is_not_read(server, bad_
     request = struct.pack(">hhih", 18, 0, 1, -1)
     flood = (struct.pack(">i", len(request)) + request) * 20_000
     before = server.memory()
-    floods = [Peer(server.address, receive_buffer=4096) for _ in range(20)]
+    floods = [server.peer(receive_buffer=4096) for _ in range(20)]
     for peer in floods:
         peer.socket.settimeout(0.2)
         try:
@@ -467,7 +468,7 @@ def log_in(peer, token, version):
 
 
 def test_the_right_password_is_let_in_on_both_roads(locked):
-    with Peer(locked.address) as bare, Peer(locked.address) as wrapped:
+    with locked.peer() as bare, locked.peer() as wrapped:
         assert log_in(bare, TOKEN, 0) == b""
         assert log_in(wrapped, TOKEN, 1) == 0
         bare.makes("let-in")
@@ -476,16 +477,16 @@ def test_the_right_password_is_let_in_on_both_roads(locked):
 
 def test_a_wrong_password_is_told_or_hung_up_on_and_never_left_hanging(locked):
     for version, told in ((0, None), (1, 58)):
-        with Peer(locked.address) as peer:
+        with locked.peer() as peer:
             assert log_in(peer, b"\0alice\0wrong-password", version) == told
             assert peer.is_hung_up_on(2)
-            (line,) = refused(locked, peer.name)
+            (line,) = refused(locked, peer)
             assert "login failed" in line
     assert "wrong-password" not in locked.log.read_text()
 
 
 def test_requests_behind_a_wrong_password_are_not_served(locked):
-    with Peer(locked.address) as peer:
+    with locked.peer() as peer:
         handshake = framed(SaslHandshakeRequest(version=1, mechanism="PLAIN"), 1)
         wrong = framed(SaslAuthenticateRequest(version=0, auth_bytes=b"\0alice\0no"), 0)
         peer.sends(handshake, wrong, framed(fetching("let-in", 0), 4), framed(SaslAuthenticateRequest(version=0, auth_bytes=TOKEN), 0))
@@ -497,28 +498,28 @@ def test_requests_behind_a_wrong_password_are_not_served(locked):
 def test_silence_is_hung_up_on_wherever_it_falls(locked):
     handshake = framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0)
     silences = [b"", b"\0\0", struct.pack(">i", len(handshake)) + handshake, struct.pack(">i", 1000) + b"x"]
-    peers = [Peer(locked.address) for _ in silences]
+    peers = [locked.peer() for _ in silences]
     for peer, said in zip(peers, silences, strict=True):
         peer.raw(said)
     for peer in peers:
         assert peer.is_hung_up_on(5)
-        assert len(refused(locked, peer.name)) == 1
+        assert len(refused(locked, peer)) == 1
         peer.vanishes()
 
 
 def test_a_token_of_more_than_its_limit_is_hung_up_on(locked):
     for version in (0, 1):
-        with Peer(locked.address) as peer:
+        with locked.peer() as peer:
             peer.sends(framed(SaslHandshakeRequest(version=version, mechanism="PLAIN"), version))
             peer.hears()
             peer.raw(struct.pack(">i", 600 << 10) + b"x" * 1000)
             assert peer.is_hung_up_on()
-            assert len(refused(locked, peer.name)) == 1
+            assert len(refused(locked, peer)) == 1
 
 
 def test_a_flood_of_tokens_on_one_connection_ends_with_the_first_that_fails(locked):
     before = locked.memory()
-    with Peer(locked.address) as peer:
+    with locked.peer() as peer:
         peer.sends(framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0))
         peer.hears()
         flood = b"".join(struct.pack(">i", 20) + b"\0alice\0" + b"x" * 13 for _ in range(5000))
@@ -529,12 +530,12 @@ def test_a_flood_of_tokens_on_one_connection_ends_with_the_first_that_fails(lock
 
 
 def test_a_storm_of_wrong_passwords_keeps_nobody_out_for_long(locked):
-    storm = [Peer(locked.address) for _ in range(200)]
+    storm = [locked.peer() for _ in range(200)]
     for peer in storm:
         peer.sends(framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0), b"\0alice\0guess")
     began = time.monotonic()
     while True:
-        with Peer(locked.address) as alice:
+        with locked.peer() as alice:
             # Too many wait: a client that is hung up on comes again.
             if log_in(alice, TOKEN, 0) == b"":
                 break
@@ -546,10 +547,10 @@ def test_a_storm_of_wrong_passwords_keeps_nobody_out_for_long(locked):
 
 
 def test_a_raw_gssapi_token_is_refused_by_name(locked):
-    with Peer(locked.address) as peer:
+    with locked.peer() as peer:
         peer.sends(bytes.fromhex("6082024b06092a864886f71201020201006e") + bytes(500))
         assert peer.is_hung_up_on()
-        (line,) = refused(locked, peer.name)
+        (line,) = refused(locked, peer)
         assert "GSSAPI" in line
 
 
@@ -578,20 +579,20 @@ def secure(tmp_path_factory):
 
 
 def test_plain_text_on_a_tls_listener_is_hung_up_on(secure):
-    with Peer(secure.address) as peer:
+    with secure.peer() as peer:
         peer.sends(struct.pack(">hhih", 18, 0, 1, -1))
         assert peer.is_hung_up_on()
 
 
 def test_a_tls_listener_turns_away_what_is_too_much(secure):
-    inside = [Peer(secure.address) for _ in range(3)]
+    inside = [secure.peer() for _ in range(3)]
     time.sleep(0.2)
-    with Peer(secure.address) as fourth:
+    with secure.peer() as fourth:
         assert fourth.is_hung_up_on(3)
-        assert "max_connections=3" in refused(secure, fourth.name)[0]
+        assert "max_connections=3" in refused(secure, fourth)[0]
     for peer in inside:
         peer.vanishes()
     time.sleep(0.2)
-    with Peer(secure.address) as late, secure.trust.wrap_socket(late.socket, server_hostname="localhost") as wrapped:
+    with secure.peer() as late, secure.trust.wrap_socket(late.socket, server_hostname="localhost") as wrapped:
         wrapped.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
         assert wrapped.recv(8)[4:] == b"\0\0\0\x07"
