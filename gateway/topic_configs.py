@@ -6,7 +6,7 @@ refused as Kafka refuses it; one that it knows and that means nothing here is ke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,18 +53,41 @@ def setting_text(value: Any) -> str:
     return show(list(map(str, value)) if isinstance(value, tuple) else value)
 
 
-def _works(name: str, kind: ConfigType, setting: str, server_key: str, documentation: str, rule: Rule | None = None) -> TopicDefinition:
-    return TopicDefinition(Definition(name, kind, documentation, rule), server_key, setting)
+#: The configs that mean something here, and what.
+_EFFECTS = {
+    "cleanup.policy": "delete: old records go by time and size. compact: of each key the last record is kept. Neither: everything is kept.",
+    "compression.type": "Records keep their producer's codec, whatever is set here; other values are kept and shown.",
+    "max.message.bytes": "The largest batch (or, of old formats, message) that is taken, as sent, with its header.",
+    "message.downconversion.enable": "Whether consumers older than the stored format are served. Otherwise they get UNSUPPORTED_VERSION.",
+    "message.timestamp.type": "Whose clock a record's timestamp is from: the producer's or the gateway's.",
+    "retention.bytes": "How many bytes a partition keeps when cleanup.policy has delete; -1 is no limit.",
+    "retention.ms": "How long a partition keeps records when cleanup.policy has delete; -1 is for ever.",
+}
+
+#: Those that mean something where cleanup.policy has compact.
+_EFFECTS_ON_COMPACTION = {
+    "delete.retention.ms": "how long a record without a value stays after the pass that removed what was before it.",
+    "max.compaction.lag.ms": "records older than this are compacted whatever min.cleanable.dirty.ratio and segment.ms say.",
+    "min.cleanable.dirty.ratio": "a pass is made when the bytes not yet compacted exceed this share of all that it would read.",
+    "min.compaction.lag.ms": "how long every record stays at least.",
+    "segment.bytes": "the newest bytes of a partition, up to this many, are left alone until they are older than segment.ms.",
+    "segment.ms": "records older than this may be compacted although they are among the newest; the very last batch never is.",
+}
 
 
-def _compacting(name: str, kind: ConfigType, default: str, server_key: str | None, documentation: str, rule: Rule) -> TopicDefinition:
-    return TopicDefinition(
-        Definition(name, kind, f"Of a topic whose cleanup.policy has compact: {documentation}", rule), server_key, None, default
-    )
+def _documentation(name: str) -> str:
+    if name in _EFFECTS_ON_COMPACTION:
+        return f"Of a topic whose cleanup.policy has compact: {_EFFECTS_ON_COMPACTION[name]}"
+    return _EFFECTS.get(name, NO_EFFECT)
 
 
-def _kept(name: str, kind: ConfigType, default: str, server_key: str | None = None, rule: Rule | None = None) -> TopicDefinition:
-    return TopicDefinition(Definition(name, kind, NO_EFFECT, rule), server_key, None, default)
+def _set(name: str, kind: ConfigType, setting: str, rule: Rule | None = None) -> TopicDefinition:
+    """A config whose default is a setting, which bears the name of the broker's config."""
+    return TopicDefinition(Definition(name, kind, _documentation(name), rule), setting.replace("_", "."), setting)
+
+
+def _row(name: str, kind: ConfigType, default: str, server_key: str | None, rule: Rule | None = None) -> TopicDefinition:
+    return TopicDefinition(Definition(name, kind, _documentation(name), rule), server_key, None, default)
 
 
 _B, _S, _I, _L, _D, _X = (
@@ -77,138 +100,51 @@ _B, _S, _I, _L, _D, _X = (
 )
 _EVER = str(LONG_MAX)
 _CODECS = one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
+_FOLLOWERS, _LEADERS = "follower.replication.throttled.replicas", "leader.replication.throttled.replicas"
 
-
-def _definitions() -> Iterator[TopicDefinition]:
-    yield _works(
-        "cleanup.policy",
-        _X,
-        "log_cleanup_policy",
-        "log.cleanup.policy",
-        "delete: old records go by time and size. compact: of each key the last record is kept. Neither: everything is kept.",
-        one_of("compact", "delete"),
-    )
-    yield TopicDefinition(
-        Definition(
-            "compression.type", _S, "Records keep their producer's codec, whatever is set here; other values are kept and shown.", _CODECS
-        ),
-        "compression.type",
-        None,
-        "producer",
-    )
-    yield _works(
-        "max.message.bytes",
-        _I,
-        "message_max_bytes",
-        "message.max.bytes",
-        "The largest batch (or, of old formats, message) that is taken, as sent, with its header.",
-        at_least(0),
-    )
-    yield _works(
-        "message.downconversion.enable",
-        _B,
-        "log_message_downconversion_enable",
-        "log.message.downconversion.enable",
-        "Whether consumers older than the stored format are served. Otherwise they get UNSUPPORTED_VERSION.",
-    )
-    yield _works(
-        "message.timestamp.type",
-        _S,
-        "log_message_timestamp_type",
-        "log.message.timestamp.type",
-        "Whose clock a record's timestamp is from: the producer's or the gateway's.",
-        one_of("CreateTime", "LogAppendTime"),
-    )
-    yield _works(
-        "retention.bytes",
-        _L,
-        "log_retention_bytes",
-        "log.retention.bytes",
-        "How many bytes a partition keeps when cleanup.policy has delete; -1 is no limit.",
-    )
-    yield _works(
-        "retention.ms",
-        _L,
-        "log_retention_ms",
-        "log.retention.ms",
-        "How long a partition keeps records when cleanup.policy has delete; -1 is for ever.",
-        at_least(-1),
-    )
-    yield _compacting(
-        "delete.retention.ms",
-        _L,
-        "86400000",
-        "log.cleaner.delete.retention.ms",
-        "how long a record without a value stays after the pass that removed what was before it.",
-        at_least(0),
-    )
-    yield _compacting(
-        "max.compaction.lag.ms",
-        _L,
-        _EVER,
-        "log.cleaner.max.compaction.lag.ms",
-        "records older than this are compacted whatever min.cleanable.dirty.ratio and segment.ms say.",
-        at_least(1),
-    )
-    yield _compacting(
-        "min.cleanable.dirty.ratio",
-        _D,
-        "0.5",
-        "log.cleaner.min.cleanable.ratio",
-        "a pass is made when the bytes not yet compacted exceed this share of all that it would read.",
-        between(0, 1),
-    )
-    yield _compacting(
-        "min.compaction.lag.ms",
-        _L,
-        "0",
-        "log.cleaner.min.compaction.lag.ms",
-        "how long every record stays at least.",
-        at_least(0),
-    )
-    yield _compacting(
-        "segment.bytes",
-        _I,
-        "1073741824",
-        "log.segment.bytes",
-        "the newest bytes of a partition, up to this many, are left alone until they are older than segment.ms.",
-        at_least(14),
-    )
-    yield _compacting(
-        "segment.ms",
-        _L,
-        "604800000",
-        None,
-        "records older than this may be compacted although they are among the newest; the very last batch never is.",
-        at_least(1),
-    )
-    yield _kept("compression.gzip.level", _I, "-1", "compression.gzip.level", level_of_gzip)
-    yield _kept("compression.lz4.level", _I, "9", "compression.lz4.level", between(1, 17))
-    yield _kept("compression.zstd.level", _I, "3", "compression.zstd.level", between(-131072, 22))
-    yield _kept("file.delete.delay.ms", _L, "60000", "log.segment.delete.delay.ms", at_least(0))
-    yield _kept("flush.messages", _L, _EVER, "log.flush.interval.messages", at_least(1))
-    yield _kept("flush.ms", _L, _EVER, None, at_least(0))
-    for name in ("follower.replication.throttled.replicas", "leader.replication.throttled.replicas"):
-        yield _kept(name, _X, "", None, replicas_to_throttle(name))
-    yield _kept("index.interval.bytes", _I, "4096", "log.index.interval.bytes", at_least(0))
-    yield _kept("local.retention.bytes", _L, "-2", "log.local.retention.bytes", at_least(-2))
-    yield _kept("local.retention.ms", _L, "-2", "log.local.retention.ms", at_least(-2))
-    yield _kept("message.format.version", _S, "3.0-IV1", "log.message.format.version", version_of_kafka)
-    yield _kept("message.timestamp.after.max.ms", _L, _EVER, "log.message.timestamp.after.max.ms", at_least(0))
-    yield _kept("message.timestamp.before.max.ms", _L, _EVER, "log.message.timestamp.before.max.ms", at_least(0))
-    yield _kept("message.timestamp.difference.max.ms", _L, _EVER, "log.message.timestamp.difference.max.ms", at_least(0))
-    yield _kept("min.insync.replicas", _I, "1", "min.insync.replicas", at_least(1))
-    yield _kept("preallocate", _B, "false", "log.preallocate")
-    yield _kept("remote.log.copy.disable", _B, "false")
-    yield _kept("remote.log.delete.on.disable", _B, "false")
-    yield _kept("remote.storage.enable", _B, "false")
-    yield _kept("segment.index.bytes", _I, "10485760", "log.index.size.max.bytes", at_least(4))
-    yield _kept("segment.jitter.ms", _L, "0", None, at_least(0))
-    yield _kept("unclean.leader.election.enable", _B, "false", "unclean.leader.election.enable")
-
+#: In the order of the names: the name, the type, the default (or, in `_set`, the setting that it is), the broker's config where there is
+#: one, and what else a value must be.
+_TABLE = (
+    _set("cleanup.policy", _X, "log_cleanup_policy", one_of("compact", "delete")),
+    _row("compression.gzip.level", _I, "-1", "compression.gzip.level", level_of_gzip),
+    _row("compression.lz4.level", _I, "9", "compression.lz4.level", between(1, 17)),
+    _row("compression.type", _S, "producer", "compression.type", _CODECS),
+    _row("compression.zstd.level", _I, "3", "compression.zstd.level", between(-131072, 22)),
+    _row("delete.retention.ms", _L, "86400000", "log.cleaner.delete.retention.ms", at_least(0)),
+    _row("file.delete.delay.ms", _L, "60000", "log.segment.delete.delay.ms", at_least(0)),
+    _row("flush.messages", _L, _EVER, "log.flush.interval.messages", at_least(1)),
+    _row("flush.ms", _L, _EVER, None, at_least(0)),
+    _row(_FOLLOWERS, _X, "", None, replicas_to_throttle(_FOLLOWERS)),
+    _row("index.interval.bytes", _I, "4096", "log.index.interval.bytes", at_least(0)),
+    _row(_LEADERS, _X, "", None, replicas_to_throttle(_LEADERS)),
+    _row("local.retention.bytes", _L, "-2", "log.local.retention.bytes", at_least(-2)),
+    _row("local.retention.ms", _L, "-2", "log.local.retention.ms", at_least(-2)),
+    _row("max.compaction.lag.ms", _L, _EVER, "log.cleaner.max.compaction.lag.ms", at_least(1)),
+    _set("max.message.bytes", _I, "message_max_bytes", at_least(0)),
+    _set("message.downconversion.enable", _B, "log_message_downconversion_enable"),
+    _row("message.format.version", _S, "3.0-IV1", "log.message.format.version", version_of_kafka),
+    _row("message.timestamp.after.max.ms", _L, _EVER, "log.message.timestamp.after.max.ms", at_least(0)),
+    _row("message.timestamp.before.max.ms", _L, _EVER, "log.message.timestamp.before.max.ms", at_least(0)),
+    _row("message.timestamp.difference.max.ms", _L, _EVER, "log.message.timestamp.difference.max.ms", at_least(0)),
+    _set("message.timestamp.type", _S, "log_message_timestamp_type", one_of("CreateTime", "LogAppendTime")),
+    _row("min.cleanable.dirty.ratio", _D, "0.5", "log.cleaner.min.cleanable.ratio", between(0, 1)),
+    _row("min.compaction.lag.ms", _L, "0", "log.cleaner.min.compaction.lag.ms", at_least(0)),
+    _row("min.insync.replicas", _I, "1", "min.insync.replicas", at_least(1)),
+    _row("preallocate", _B, "false", "log.preallocate"),
+    _row("remote.log.copy.disable", _B, "false", None),
+    _row("remote.log.delete.on.disable", _B, "false", None),
+    _row("remote.storage.enable", _B, "false", None),
+    _set("retention.bytes", _L, "log_retention_bytes"),
+    _set("retention.ms", _L, "log_retention_ms", at_least(-1)),
+    _row("segment.bytes", _I, "1073741824", "log.segment.bytes", at_least(14)),
+    _row("segment.index.bytes", _I, "10485760", "log.index.size.max.bytes", at_least(4)),
+    _row("segment.jitter.ms", _L, "0", None, at_least(0)),
+    _row("segment.ms", _L, "604800000", None, at_least(1)),
+    _row("unclean.leader.election.enable", _B, "false", "unclean.leader.election.enable"),
+)
 
 #: By name, in the order of the names.
-DEFINITIONS: dict[str, TopicDefinition] = {one.name: one for one in sorted(_definitions(), key=lambda one: one.name)}
+DEFINITIONS: dict[str, TopicDefinition] = {one.name: one for one in _TABLE}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
-from gateway.topic_configs import DEFINITIONS, TopicConfig, check, effective
+from gateway.topic_configs import DEFINITIONS, NO_EFFECT, TopicConfig, check, effective
 
 SETTINGS = Settings()
 
@@ -20,6 +20,24 @@ def test_the_names_are_those_of_kafka_3_9_in_their_order() -> None:
     # As many as Kafka 3.9.2 tells of a topic.
     assert len(DEFINITIONS) == 36
     assert list(DEFINITIONS) == sorted(DEFINITIONS)
+
+
+def test_a_config_that_means_something_here_says_what() -> None:
+    assert {name for name, one in DEFINITIONS.items() if one.definition.documentation != NO_EFFECT} == {
+        "cleanup.policy",
+        "compression.type",
+        "delete.retention.ms",
+        "max.compaction.lag.ms",
+        "max.message.bytes",
+        "message.downconversion.enable",
+        "message.timestamp.type",
+        "min.cleanable.dirty.ratio",
+        "min.compaction.lag.ms",
+        "retention.bytes",
+        "retention.ms",
+        "segment.bytes",
+        "segment.ms",
+    }
 
 
 def test_every_default_passes_its_own_check() -> None:
