@@ -8,26 +8,13 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
-from gateway import logs
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
 from gateway.partition import Partition, storage_error
-from gateway.producers import Producers
-from gateway.records import HEADER_BYTES, magic_of, read_batch
+from gateway.producer_snapshots import ProducerSnapshots
 from gateway.topic_configs import TopicConfig, effective
 from gateway.waiting import Shared, start, unbroken
-from storage.log import PartitionLog, StateTable, StorageError, Store, Topic, TopicExists, UnknownTopic
-
-_log = logs.part(__name__)
-
-#: The producers' state of a partition is saved after so many bytes: what a restart may have to read again, some 50 ms a partition.
-SNAPSHOT_BYTES = 64 << 20
-_REPLAY_BYTES = 4 << 20
-
-#: Snapshots written together at the end: so few writes that a shutdown is quick, so few bytes that they do not matter.
-_SAVE_BYTES = 16 << 20
+from storage.log import StorageError, Store, Topic, TopicExists, UnknownTopic
 
 MAX_NAME_LENGTH = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
@@ -58,22 +45,18 @@ class Topics:
     ) -> None:
         self._store = store
         self._settings = settings
-        self._now = now
         self._start = start
         self._by_name: dict[str, LiveTopic] = {}
         self._by_id: dict[bytes, LiveTopic] = {}
         self._by_unified_name: dict[str, str] = {}
-        self._snapshots: dict[bytes, bytes] = {}
-        self._table: StateTable | None = None
-        self._saving: set[Partition] = set()
+        self._snapshots = ProducerSnapshots(settings.max_producer_ids_per_partition, now, start)
         self._creating: dict[str, Shared[LiveTopic]] = {}
         #: Goes up with every change of any topic, for caches.
         self.version = 0
 
     async def open(self) -> None:
         """Read what the store has. Raises StorageError."""
-        self._table = await self._store.table("producers")
-        self._snapshots = dict(await self._table.items())
+        await self._snapshots.open(self._store)
         for topic in self._store.topics.values():
             self._adopt(topic)
 
@@ -116,7 +99,7 @@ class Topics:
     async def _open_partition(self, live: LiveTopic, index: int, opening: Shared[Partition]) -> None:
         try:
             log = await self._store.log(live.name, index)
-            producers, replayed = await self._recover(live.topic, index, log)
+            producers, replayed = await self._snapshots.recover(live.topic, index, log)
             if self._by_name.get(live.name) is not live:
                 # Deleted meanwhile; the log may even be that of a new topic of the same name.
                 raise UnknownTopic(live.name)
@@ -130,74 +113,29 @@ class Topics:
             del live.opening[index]
             opening.fail(failure)
             raise
-        self._snapshots.pop(_snapshot_key(live.topic.topic_id, index), None)
+        self._snapshots.let_go(live.topic.topic_id, index)
         live.partitions[index] = partition
         del live.opening[index]
         opening.succeed(partition)
 
-    async def _recover(self, topic: Topic, index: int, log: PartitionLog) -> tuple[Producers, int]:
-        """The producers' state: the last snapshot, and after it what the log says. And how many bytes of the log had to be read."""
-        producers = Producers(self._settings.max_producer_ids_per_partition)
-        offset, replayed = log.start_offset, 0
-        row = self._snapshots.get(_snapshot_key(topic.topic_id, index))
-        if row is not None:
-            try:
-                offset = max(offset, producers.load(row))
-            except msgspec.MsgspecError:
-                _log.warning("producer snapshot unreadable, reading the log", topic=topic.name, partition=index)
-        now = self._now()
-        while offset < log.end_offset:
-            entries = await log.read(offset, _REPLAY_BYTES)
-            if not entries:
-                # Compaction has left nothing up to the end.
-                break
-            for entry in entries:
-                if magic_of(entry.payload) == 2 and len(entry.payload) >= HEADER_BYTES:
-                    producers.replay(read_batch(entry.payload), now)
-                offset = entry.last_offset + 1
-                replayed += len(entry.payload)
-        return producers, replayed
-
     def save_if_due(self, partition: Partition) -> None:
         """Save the producers' state of a partition that has grown enough since the last time. In the background, one at a time."""
-        if partition.unsaved_bytes < SNAPSHOT_BYTES or partition in self._saving:
-            return
-        self._saving.add(partition)
-        self._start(self._save(partition))
-
-    async def _save(self, partition: Partition) -> None:
-        try:
-            await self.save(partition)
-        except StorageError as failure:
-            # Only the next start pays for it, with a longer replay.
-            _log.warning("producer snapshot not written", topic=partition.topic, partition=partition.index, reason=str(failure))
-        finally:
-            self._saving.discard(partition)
+        if self._snapshots.is_due(partition) and (live := self._holder(partition)):
+            self._snapshots.save_soon(live.topic.topic_id, partition)
 
     async def save(self, partition: Partition) -> None:
         """Save the producers' state now. Raises StorageError."""
+        if live := self._holder(partition):
+            await self._snapshots.save(live.topic.topic_id, partition)
+
+    def _holder(self, partition: Partition) -> LiveTopic | None:
+        """The topic of a partition, unless it was deleted."""
         live = self._by_name.get(partition.topic)
-        if live is not None and live.partitions.get(partition.index) is partition:
-            await self._put({_snapshot_key(live.topic.topic_id, partition.index): _snapshot(partition)})
+        return live if live is not None and live.partitions.get(partition.index) is partition else None
 
     async def save_all(self) -> None:
         """Save every producers' state that has changed, before a shutdown. Raises StorageError."""
-        rows: dict[bytes, bytes | None] = {}
-        size = 0
-        for live in list(self):
-            for index, partition in list(live.partitions.items()):
-                if not partition.unsaved_bytes:
-                    continue
-                row = rows[_snapshot_key(live.topic.topic_id, index)] = _snapshot(partition)
-                size += len(row)
-                if size >= _SAVE_BYTES:
-                    await self._put(rows)
-                    rows, size = {}, 0
-        await self._put(rows)
-
-    async def _put(self, rows: Mapping[bytes, bytes | None]) -> None:
-        if rows and self._table is not None:
-            await self._table.put(rows)
+        await self._snapshots.save_all([(live.topic.topic_id, partition) for live in self for partition in live.partitions.values()])
 
     def check_new(self, name: str) -> None:
         """Raises KafkaError for a name that no new topic can have: INVALID_TOPIC_EXCEPTION or TOPIC_ALREADY_EXISTS."""
@@ -283,15 +221,7 @@ class Topics:
         self._by_unified_name.pop(_unified(live.name), None)
         self._by_id.pop(live.topic.topic_id, None)
         self.version += 1
-        keys = [_snapshot_key(live.topic.topic_id, index) for index in range(live.topic.partitions)]
-        for key in keys:
-            self._snapshots.pop(key, None)
-        if self._table is not None:
-            try:
-                await self._table.put(dict.fromkeys(keys))
-            except StorageError as failure:
-                # The rows are small and their topic id never comes again: they only take room.
-                _log.warning("producer snapshots not deleted", topic=live.name, reason=str(failure))
+        await self._snapshots.delete(live.topic)
 
     def _adopt(self, topic: Topic) -> LiveTopic:
         live = LiveTopic(topic, effective(topic.configs, self._settings))
@@ -320,12 +250,3 @@ def check_name(name: str) -> None:
 def _unified(name: str) -> str:
     """What two names have in common that would collide in the names of metrics, where '.' and '_' are the same (Topic.unifyCollisionChars)."""
     return name.replace(".", "_")
-
-
-def _snapshot_key(topic_id: bytes, index: int) -> bytes:
-    return topic_id + index.to_bytes(4, "big")
-
-
-def _snapshot(partition: Partition) -> bytes:
-    partition.unsaved_bytes = 0
-    return partition.producers.snapshot(partition.log.end_offset)
