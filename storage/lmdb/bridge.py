@@ -17,10 +17,17 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
+class Timer(Protocol):
+    """A call that is still to come."""
+
+    def cancel(self) -> None: ...
+
+
 class Reactor(Protocol):
     """What the store needs of Twisted's reactor."""
 
     def callFromThread(self, call: Callable[..., object], *arguments: object) -> object: ...
+    def callLater(self, delay: float, call: Callable[..., object], *arguments: object) -> Timer: ...
 
 
 class Wake:

@@ -34,8 +34,8 @@ class LmdbSettings:
     """Writes of one commit, so that the first of a flood of small ones does not wait for all."""
 
     gathering_seconds: float = 0.001
-    """How long a burst waits for company when writes came during the one before it. Each sync costs as much as a dozen appends, and those who
-    write without a pause gain more from the fewer of them than they lose. Who writes one at a time, waiting for each, waits no longer."""
+    """How long after a burst the next one waits to have as many writes. Each sync costs as much as a dozen appends, and those who write without a
+    pause gain more from the fewer of them than they lose. Who writes one at a time, waiting for each, waits no longer."""
 
     freeing_entries: int = 500
     """Deleted entries freed in one commit: some milliseconds that an append may have to wait."""

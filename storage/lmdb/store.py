@@ -38,6 +38,7 @@ class LmdbStore:
         self.settings = settings or LmdbSettings()
         self.tail = Tail(self.settings.tail_bytes)
         self.uuid = b""
+        self._reactor = reactor
         self._wake = Wake(reactor)
         self._environment: Environment | None = None
         self._readers: Readers | None = None
@@ -74,7 +75,7 @@ class LmdbStore:
         for row in rows:
             self._keep(row)
         self._environment, self._readers = environment, readers
-        self._writer = Writer(environment, self.settings, self._wake, knowledge, self._deliver)
+        self._writer = Writer(environment, self.settings, self._reactor, self._wake, knowledge, self._deliver)
         self._is_open = True
 
     def _load(self, txn: Any, environment: Environment, knowledge: Knowledge) -> list[TopicRow]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -16,9 +15,10 @@ from typing import Any, TypeVar
 import lmdb
 from twisted.internet.defer import Deferred
 
-from storage.lmdb.bridge import Wake
+from storage.lmdb.bridge import Reactor, Wake
 from storage.lmdb.burst import Append, Burst, Knowledge, Operation, Outcome
 from storage.lmdb.environment import Environment
+from storage.lmdb.gathering import Gathering
 from storage.lmdb.layout import PLACE, U64, slot_of
 from storage.lmdb.settings import LmdbSettings
 from storage.log import StorageFailed
@@ -40,14 +40,21 @@ class Writer:
     """The only thread that writes. `deliver` gets each burst's outcomes in the reactor's thread."""
 
     def __init__(
-        self, environment: Environment, settings: LmdbSettings, wake: Wake, knowledge: Knowledge, deliver: Callable[[list[Outcome]], None]
+        self,
+        environment: Environment,
+        settings: LmdbSettings,
+        reactor: Reactor,
+        wake: Wake,
+        knowledge: Knowledge,
+        deliver: Callable[[list[Outcome]], None],
     ) -> None:
         self._environment = environment
         self._settings = settings
         self._wake = wake
         self._knowledge = knowledge
         self._deliver = deliver
-        self._queue: SimpleQueue[Operation | None] = SimpleQueue()
+        self._bursts: SimpleQueue[list[Operation] | None] = SimpleQueue()
+        self._gathering = Gathering(reactor, settings, self._bursts.put)
         self._freeing_entries = settings.freeing_entries
         self._freeing_pause = 0.0
         self._is_stopping = threading.Event()
@@ -58,49 +65,35 @@ class Writer:
 
     def submit(self, operation: Operation) -> None:
         """Queue it; from the reactor's thread. The order of the calls is the order of the writes."""
-        self._queue.put(operation)
+        self._gathering.add(operation)
 
     def stop(self) -> Deferred[None]:
         """Write what is queued, or fail it where the medium is gone; then end the thread. Fires after all outcomes were delivered."""
         self._is_stopping.set()
-        self._queue.put(None)
+        self._gathering.end(lambda: self._bursts.put(None))
         return self._ended
 
     def _work(self) -> None:
         while True:
-            operations, is_last = self._take()
-            is_followed = False
-            if operations:
-                outcomes = self._write(operations)
-                # Asked before anyone is told: whoever writes again because of that was not waiting yet.
-                is_followed = not self._queue.empty()
-                self._wake.post(lambda outcomes=outcomes: self._deliver(outcomes))  # type: ignore[misc]
-            if is_last:
+            try:
+                # Without a burst to write there is time to free something, unless the medium refused that just now.
+                operations = self._bursts.get(timeout=self._freeing_pause) if self._knowledge.freeing else self._bursts.get()
+            except Empty:
+                self._free_some()
+                continue
+            if operations is None:
                 self._wake.post(lambda: self._ended.callback(None))
                 return
+            outcomes = self._write(operations)
+            self._wake.post(lambda outcomes=outcomes: self._tell(outcomes))  # type: ignore[misc]
             if self._knowledge.freeing:
                 self._free_some()
-            if is_followed and not self._is_stopping.is_set():
-                # It came while this burst was written, so there is probably more on its way.
-                time.sleep(self._settings.gathering_seconds)
 
-    def _take(self) -> tuple[list[Operation], bool]:
-        """What is queued, up to one burst's limits; waits for the first unless there is something to free. And whether it was the last."""
-        settings = self._settings
-        operations: list[Operation] = []
-        size = 0
-        timeout = self._freeing_pause if self._knowledge.freeing else None
+    def _tell(self, outcomes: list[Outcome]) -> None:
         try:
-            while len(operations) < settings.burst_operations and size < settings.burst_bytes:
-                operation = self._queue.get(timeout != 0, timeout)
-                if operation is None:
-                    return operations, True
-                operations.append(operation)
-                size += operation.size
-                timeout = 0
-        except Empty:
-            pass
-        return operations, False
+            self._deliver(outcomes)
+        finally:
+            self._gathering.written(len(outcomes))
 
     def _write(self, operations: Sequence[Operation]) -> list[Outcome]:
         """One burst. Where the medium refuses it, its appends fail, and the small rest is tried once more without them."""

@@ -169,33 +169,3 @@ async def test_closing_does_not_wait_for_ever_for_a_medium_that_is_gone(open_sto
     await store.close()
     with pytest.raises(StorageFailed):
         await append
-
-
-@ensureDeferred
-async def test_a_burst_waits_for_company_only_where_writes_came_during_the_one_before(
-    open_store: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store(gathering_seconds=0.125)
-    await store.open()
-    await store.create_topic(topic())
-    log = await store.log("orders", 0)
-    waits: list[float] = []
-    monkeypatch.setattr(writer_module.time, "sleep", waits.append)
-
-    await log.append([sized(0, 10)])
-    await log.append([sized(1, 10)])
-    assert waits == []
-
-    commit, following = writer_module.Writer._commit, []
-
-    def commit_while_more_comes(self: Any, operations: Any) -> Any:
-        # The queue is filled by the reactor's thread; here it is the writer's own, at the moment that matters.
-        monkeypatch.setattr(writer_module.Writer, "_commit", commit)
-        following.append(Task(lambda burst: None))
-        self.submit(following[0])
-        return commit(self, operations)
-
-    monkeypatch.setattr(writer_module.Writer, "_commit", commit_while_more_comes)
-    await log.append([sized(2, 10)])
-    await following[0].told
-    assert waits == [0.125]
