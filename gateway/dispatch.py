@@ -102,8 +102,7 @@ class Dispatch:
 
     def arrived(self, frames: list[bytearray]) -> None:
         """Take these frames; what they allow is started before this returns."""
-        for frame in frames:
-            self._flow.took(len(frame))
+        self._flow.took(sum(map(len, frames)), len(frames))
         self._waiting.extend(frames)
         self._advance()
 
@@ -175,13 +174,16 @@ class Dispatch:
     async def _serve(self, frame: bytearray, owed: _Owed) -> Any:
         """The reply, or `Later`. What it becomes on the wire stands in `owed.route`; without a route it is buffers already."""
         session = self._session
-        if session.expects_token():
-            answer, _ = await session.token(bytes(frame))
-            return [_SIZE.pack(len(answer)), answer]
-        session.check_token(frame)
+        is_ready = session.is_ready
+        if not is_ready:
+            if session.expects_token():
+                answer, _ = await session.token(bytes(frame))
+                return [_SIZE.pack(len(answer)), answer]
+            session.check_token(frame)
         header = read_header(frame, FIRST_FLEXIBLE_VERSION)
         owed.api_key, owed.version, owed.correlation_id = header.api_key, header.api_version, header.correlation_id
-        session.admit(header.api_key)
+        if not is_ready:
+            session.admit(header.api_key)
         route = ROUTES.get((header.api_key, header.api_version))
         if route is None:
             if header.api_key == ApiKey.API_VERSIONS:
@@ -202,15 +204,24 @@ class Dispatch:
         # What is queued to be stored is stored: such a wait is never cancelled, its end is only of no interest when the peer is gone.
         owed.cancel = None
         owed.is_storing = not self._is_closed
-        start(reply.reply, partial(self._answered, owed), partial(self._failed, owed))
-        if owed.reply is None:
-            self._advance()
+        start(reply.reply, partial(self._answered_later, owed), partial(self._failed, owed))
+        self._advance()
 
     def _answered(self, owed: _Owed, reply: Any) -> None:
+        if self._keeps(owed, reply):
+            self._advance()
+
+    def _answered_later(self, owed: _Owed, reply: Any) -> None:
+        """What is stored together is answered together: the store is still telling the others."""
+        if self._keeps(owed, reply) and not self._is_advancing:
+            self._go_on_later()
+
+    def _keeps(self, owed: _Owed, reply: Any) -> bool:
+        """Whether `reply` is now to be sent in its turn."""
         owed.cancel = None
         if self._is_closed:
             self._give_back(owed)
-            return
+            return False
         owed.is_storing = False
         route = owed.route
         if route is None:
@@ -222,11 +233,11 @@ class Dispatch:
                 body = route.encode(reply, owed.version)
             except Exception as failure:  # noqa: BLE001 - a reply that cannot be written is a bug of its handler
                 self._failed(owed, failure)
-                return
+                return False
             owed.reply = _reply(body, owed.correlation_id, route.has_tagged_header)
         self._unanswered -= 1
         self._ready_bytes += sum(map(len, owed.reply))
-        self._advance()
+        return True
 
     def _send(self) -> None:
         """One write for all replies that are ready, in the order of their requests."""

@@ -135,26 +135,28 @@ class Flow:
     def is_amid_frame(self) -> bool:
         return self.unfinished > 0
 
-    def took(self, size: int) -> None:
-        """A whole request of this many bytes arrived."""
+    def took(self, size: int, requests: int) -> None:
+        """Whole requests of this many bytes together arrived."""
         self._bytes += size
-        self._requests += 1
+        self._requests += requests
         self.budget.under_way += size
         self.budget.completed(self)
 
     def gave(self, size: int, requests: int) -> None:
         """This many bytes of `requests` requests have been answered."""
-        was_full = self._is_full
+        was_full = self.is_paused and self._is_full
         self._bytes -= size
         self._requests -= requests
         self.budget.under_way -= size
-        self._emptied(was_full)
+        if was_full:
+            self._emptied()
 
     def waits(self, does_it: bool) -> None:
         """The request that is being served waits for something, or has stopped waiting. Meanwhile little is read of what comes behind it."""
-        was_full = self._is_full
+        was_full = self.is_paused and self._is_full
         self._waits = does_it
-        self._emptied(was_full)
+        if was_full:
+            self._emptied()
 
     def holds(self, size: int) -> None:
         """This many bytes are there of a frame that is not whole yet."""
@@ -191,8 +193,8 @@ class Flow:
             return True
         return self._bytes >= self._max_bytes or self._requests >= self._max_requests
 
-    def _emptied(self, was_full: bool) -> None:
-        if not self.is_paused or not was_full or self._is_full:
+    def _emptied(self) -> None:
+        if self._is_full:
             return
         if self.budget.has_room(self):
             self.go_on()

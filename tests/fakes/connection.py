@@ -82,10 +82,11 @@ class Client:
 
     def turns(self) -> None:
         """The reactor turns until it has nothing more to do."""
-        self.clock.advance(0)
+        self.dispatch._broker.clock.advance(0)
 
     def hears(self) -> list[bytes]:
         """The frames that came since last time, without their lengths."""
+        self.turns()
         stream, self.written = b"".join(self.written), []
         frames = []
         while stream:

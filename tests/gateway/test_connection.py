@@ -331,11 +331,13 @@ def test_a_drain_ends_an_idle_connection_at_once():
 
 
 def test_a_drain_sends_what_is_owed_first_and_takes_nothing_more(waiting):
-    connection = Door(max_in_flight_requests_per_connection=1).lets_in()
+    door = Door(max_in_flight_requests_per_connection=1)
+    connection = door.lets_in()
     says(connection, PRODUCE)
     connection.drain()
     assert not connection.transport.disconnecting
     waiting.callback(b"stored")
+    door.clock.advance(0)
     # The answer has made room for another request; a drain leaves no time for it.
     assert not connection.transport.is_read
     assert connection.transport.value().endswith(b"stored")

@@ -160,6 +160,7 @@ def test_any_other_request_waits_for_the_appends_before_it(client, behind):
     client.says(produce(b"p1"), other(b"m2"), produce(b"p3"))
     assert behind.started == [b"p1"]
     append.callback(b"p1")
+    client.turns()
     assert behind.started == [b"p1", b"m2", b"p3"]
     assert client.hears() == [reply(b"p1"), reply(b"m2"), reply(b"p3")]
 
@@ -485,6 +486,7 @@ class Traffic(RuleBasedStateMachine):
             for body, answer in list(self.behind.answers.items()):
                 if body in self.behind.started and not answer.called:
                     answer.callback(body)
+            self.client.turns()
         self.replies_come_in_the_order_of_requests()
         assert self.is_gone or self.heard == self.sent
         assert self.client.dispatch.is_idle

@@ -25,7 +25,7 @@ class Client:
         """One chunk: these requests, and `then` bytes of an unfinished frame."""
         self.flow.holds(then)
         for size in requests:
-            self.flow.took(size)
+            self.flow.took(size, 1)
         self.flow.settle()
 
     def _pause(self):
