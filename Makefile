@@ -44,7 +44,7 @@ slow: $(VENV)/.test ## the tests that take minutes
 legacy: $(VENV)/.test ## the real clients alone (ARGS: for example `-k java`, or --reference for Kafka itself)
 	$(PY) -m pytest -q tests/legacy_clients -m "peer and not slow" $(ARGS)
 
-bench: $(VENV)/.test ## side by side with Apache Kafka; the results go to bench/results
+bench: $(VENV)/.test ## side by side with Apache Kafka, in some 20 minutes; a table and a chart go to docs/ (ARGS: for example --help)
 	$(PY) -m bench $(ARGS)
 
 format: $(VENV)/.dev ## put the sources into shape

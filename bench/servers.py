@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Protocol, Self
 
-from tests.peers.kafka import Kafka
+from tests.peers.kafka import G1, SERIAL, VERSION, Kafka
 
 READY = "ready listeners=PLAINTEXT://"
+
+#: The JVM's collectors that Kafka can be run with.
+COLLECTORS = {"g1": G1, "serial": SERIAL}
 
 
 class Server(Protocol):
     """`cpu_seconds` is user and system time of all threads since the start."""
 
-    name: str
-    bootstrap: str
-
+    @property
+    def name(self) -> str: ...
+    @property
+    def bootstrap(self) -> str: ...
     def cpu_seconds(self) -> float: ...
     def memory_bytes(self) -> int: ...
     def stop(self) -> None: ...
+
+
+def _cpu_seconds(pid: int) -> float:
+    """A process's own clock, in nanoseconds, where /proc counts hundredths of a second (Linux: MAKE_PROCESS_CPUCLOCK of CPUCLOCK_SCHED)."""
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def _memory_bytes(pid: int) -> int:
@@ -46,28 +55,24 @@ class Gateway:
         self.bootstrap = bootstrap
 
     @classmethod
-    def start(cls, *arguments: str) -> Self:
+    def start(cls) -> Self:
         folder = Path(tempfile.mkdtemp(prefix="kopgate-bench-"))
-        argv = [sys.executable, "-m", "gateway", "serve", "--listener", "PLAINTEXT://127.0.0.1:0", "--store", f"lmdb:{folder}", *arguments]
+        argv = [sys.executable, "-m", "gateway", "serve", "--listener", "PLAINTEXT://127.0.0.1:0", "--store", f"lmdb:{folder}"]
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line.startswith(READY):
             process.kill()
             process.wait()
+            shutil.rmtree(folder, ignore_errors=True)
             raise RuntimeError(f"the gateway did not start: {line!r}")
         return cls(process, folder, line.removeprefix(READY).split(" ")[0])
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return _cpu_seconds(self._process.pid)
 
     def memory_bytes(self) -> int:
-        return _memory_bytes(self.pid)
+        return _memory_bytes(self._process.pid)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -80,20 +85,20 @@ class Gateway:
 
 
 class Reference:
-    """Apache Kafka 3.9.2 with the collector that its own scripts choose."""
+    """Apache Kafka with the heap of kafka-server-start.sh, and, where `collector` is g1, with the flags of kafka-run-class.sh."""
 
-    name = "Kafka 3.9.2"
+    name = f"Kafka {VERSION}"
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
         self.bootstrap = kafka.bootstrap
 
     @classmethod
-    def start(cls) -> Self:
-        return cls(Kafka.start(heap="-Xmx1g", message_max_bytes="1048588"))
+    def start(cls, collector: str) -> Self:
+        return cls(Kafka.start(heap="-Xmx1g", collector=("-Xms1g", *COLLECTORS[collector]), message_max_bytes="1048588"))
 
     def cpu_seconds(self) -> float:
-        return self._kafka.cpu_seconds()
+        return _cpu_seconds(self._kafka.pid)
 
     def memory_bytes(self) -> int:
         return _memory_bytes(self._kafka.pid)

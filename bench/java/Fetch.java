@@ -8,9 +8,12 @@ import org.apache.kafka.common.TopicPartition;
 
 /**
  * Reads COUNT records of one partition from its beginning, without a group, and prints how many record bytes and seconds that took.
+ * It gives up when nothing arrives for a minute.
  * Compiled once against every client version that it is run with.
  */
 public class Fetch {
+    private static final long SILENCE_NANOS = 60_000_000_000L;
+
     public static void main(String[] args) throws Exception {
         String bootstrap = args[0], topic = args[1];
         long count = Long.parseLong(args[2]);
@@ -23,9 +26,12 @@ public class Fetch {
         TopicPartition partition = new TopicPartition(topic, 0);
         consumer.assign(Collections.singletonList(partition));
         consumer.seek(partition, 0);
-        long seen = 0, bytes = 0, last = -1, began = System.nanoTime(), deadline = began + 120_000_000_000L;
-        while (seen < count && System.nanoTime() < deadline) {
+        long seen = 0, bytes = 0, last = -1, began = System.nanoTime(), arrived = began;
+        while (seen < count && System.nanoTime() - arrived < SILENCE_NANOS) {
             ConsumerRecords<byte[], byte[]> records = poll(consumer);
+            if (!records.isEmpty()) {
+                arrived = System.nanoTime();
+            }
             for (ConsumerRecord<byte[], byte[]> record : records) {
                 if (record.offset() != last + 1) {
                     throw new IllegalStateException("offset " + record.offset() + " after " + last);

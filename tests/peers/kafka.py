@@ -15,6 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,18 @@ START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 TOOL_SECONDS = 60.0
 START_ATTEMPTS = 3
+
+#: JVM flags of short-lived or small processes on few cores, where parallel collectors would fight over them.
+SERIAL = ("-XX:+UseSerialGC",)
+#: Those with which Kafka's own scripts start a broker: KAFKA_JVM_PERFORMANCE_OPTS of kafka-run-class.sh (3.9).
+G1 = (
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-XX:MaxInlineLevel=15",
+)
 
 TOOLS = {
     "kafka-topics": "org.apache.kafka.tools.TopicCommand",
@@ -58,12 +71,13 @@ def jars(version: str = VERSION) -> Path:
     return maven_jars((f"org.apache.kafka:kafka_2.13:{version}", f"org.apache.kafka:kafka-tools:{version}"))
 
 
-def java(main: str, *arguments: str, version: str = VERSION, heap: str = "-Xmx256m", log_level: str = "WARN") -> list[str]:
+def java(
+    main: str, *arguments: str, version: str = VERSION, heap: str = "-Xmx256m", collector: Sequence[str] = SERIAL, log_level: str = "WARN"
+) -> list[str]:
     """The argv of a main class from the broker's jars, logging to stderr."""
     if not shutil.which("java"):
         raise CannotInstall("`java` is not on this machine: Kafka needs a JDK of version 17 or later")
-    # Serial GC: these are short-lived or small processes on few cores, and parallel collectors would fight over them.
-    flags = [heap, "-XX:+UseSerialGC", "-Djava.awt.headless=true", f"-Dlog4j.configuration=file:{_log4j(log_level)}"]
+    flags = [heap, *collector, "-Djava.awt.headless=true", f"-Dlog4j.configuration=file:{_log4j(log_level)}"]
     return ["java", *flags, "-cp", f"{jars(version)}/*", main, *arguments]
 
 
@@ -98,13 +112,22 @@ class Kafka:
         """Listener name -> host:port."""
 
     @classmethod
-    def start(cls, *, version: str = VERSION, secured: Secured | None = None, heap: str = "-Xmx512m", **settings: str) -> Self:
+    def start(
+        cls,
+        *,
+        version: str = VERSION,
+        secured: Secured | None = None,
+        heap: str = "-Xmx512m",
+        collector: Sequence[str] = SERIAL,
+        **settings: str,
+    ) -> Self:
         """Boots a broker and waits until its listener accepts; `settings` are broker settings with `_` for `.`.
 
         Free ports are chosen before Kafka binds them, so another process can take one in between: that is tried again.
         """
         for attempt in range(START_ATTEMPTS):
-            broker = cls._launch(version, secured, heap, {name.replace("_", "."): value for name, value in settings.items()})
+            server = java("kafka.Kafka", version=version, heap=heap, collector=collector)
+            broker = cls._launch(server, version, secured, {name.replace("_", "."): value for name, value in settings.items()})
             try:
                 broker._wait_until_ready()
             except BrokerFailed as failure:
@@ -119,7 +142,7 @@ class Kafka:
         raise AssertionError("the last attempt returns or raises")
 
     @classmethod
-    def _launch(cls, version: str, secured: Secured | None, heap: str, settings: dict[str, str]) -> Self:
+    def _launch(cls, server: list[str], version: str, secured: Secured | None, settings: dict[str, str]) -> Self:
         names = ["PLAINTEXT", *(["SASL_PLAINTEXT", "SSL", "SASL_SSL"] if secured else [])]
         *ports, controller = _free_ports(len(names) + 1)
         listeners = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
@@ -134,12 +157,7 @@ class Kafka:
                 subprocess.run(
                     java("kafka.tools.StorageTool", *form, version=version), stdout=output, stderr=output, timeout=60, check=True
                 )
-                process = subprocess.Popen(
-                    java("kafka.Kafka", str(file), version=version, heap=heap),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                )
+                process = subprocess.Popen([*server, str(file)], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -154,11 +172,6 @@ class Kafka:
     def pid(self) -> int:
         """The process id of the JVM."""
         return self._process.pid
-
-    def cpu_seconds(self) -> float:
-        """User and system time that the broker has used so far, all threads (Linux: fields 14 and 15 of /proc/PID/stat)."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def log(self) -> str:
         """The tail of what the broker logged."""

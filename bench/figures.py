@@ -1,0 +1,92 @@
+"""What was measured, the two servers beside each other, and the table of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One measurement of one server: CPU seconds per GiB of record values, MiB/s, and latencies in ms where the step has any."""
+
+    row: str
+    codec: str
+    server: str
+    cpu_per_gib: float
+    rate: float
+    p50: float | None = None
+    p99: float | None = None
+
+    def __str__(self) -> str:
+        latency = "" if self.p99 is None else f", p50 {self.p50:.1f} ms, p99 {self.p99:.1f} ms"
+        return f"{self.row}, {self.codec}, {self.server}: {self.cpu_per_gib:.2f} CPU s/GiB, {self.rate:.0f} MiB/s{latency}"
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One row: the figures of both servers, in the order of the rounds."""
+
+    row: str
+    codec: str
+    ours: list[Figure]
+    theirs: list[Figure]
+
+    @property
+    def ratios(self) -> list[float]:
+        """Our CPU seconds for one of theirs, round by round, the smallest first."""
+        return sorted(a.cpu_per_gib / b.cpu_per_gib for a, b in zip(self.ours, self.theirs, strict=True))
+
+    @property
+    def ratio(self) -> float:
+        return median(self.ratios)
+
+
+def compare(figures: Sequence[Figure], ours: str, theirs: str) -> list[Comparison]:
+    """The rows in the order in which they were first measured. `ours` and `theirs` are the servers' names."""
+    rows = dict.fromkeys((figure.row, figure.codec) for figure in figures)
+
+    def of(row: str, codec: str, server: str) -> list[Figure]:
+        return [figure for figure in figures if (figure.row, figure.codec, figure.server) == (row, codec, server)]
+
+    return [Comparison(row, codec, of(row, codec, ours), of(row, codec, theirs)) for row, codec in rows]
+
+
+_HEADS = (
+    "step",
+    "codec",
+    "kopgate CPU s/GiB",
+    "Kafka CPU s/GiB",
+    "ratio (min-max)",
+    "kopgate MiB/s",
+    "Kafka MiB/s",
+    "kopgate p50 / p99 ms",
+    "Kafka p50 / p99 ms",
+)
+
+
+def table(comparisons: Sequence[Comparison]) -> str:
+    """In Markdown: medians over the rounds; the ratio is the median of the rounds' ratios."""
+    return "\n".join(_line(cells) for cells in (_HEADS, ["---"] * len(_HEADS), *map(_cells, comparisons)))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cells(one: Comparison) -> list[str]:
+    sides = (one.ours, one.theirs)
+    return [
+        one.row,
+        one.codec,
+        *(f"{median(figure.cpu_per_gib for figure in side):.2f}" for side in sides),
+        f"**{one.ratio:.2f}** ({one.ratios[0]:.2f}-{one.ratios[-1]:.2f})",
+        *(f"{median(figure.rate for figure in side):.0f}" for side in sides),
+        *(_latency(side) for side in sides),
+    ]
+
+
+def _latency(side: Sequence[Figure]) -> str:
+    p50 = [figure.p50 for figure in side if figure.p50 is not None]
+    p99 = [figure.p99 for figure in side if figure.p99 is not None]
+    return f"{median(p50):.1f} / {median(p99):.1f}" if p50 and p99 else "-"

@@ -1,0 +1,157 @@
+"""What is run: the warm-up, and the steps of the rounds, each on one server and then on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from bench import clients
+from bench.clients import RECORD_BYTES, records_of
+from bench.figures import Figure
+from bench.servers import Server
+from tests.peers.kafka import VERSION
+
+T = TypeVar("T")
+
+CODECS = ("none", "lz4", "gzip", "snappy", "zstd")
+
+#: What a consumer of these versions is served; those below 2.1 know no zstd.
+READERS = {"fetch, as stored": VERSION, "fetch, to format 1": "0.10.2.2", "fetch, to format 0": "0.9.0.1"}
+
+PACED = f"produce at {clients.PACE} records/s"
+
+#: Guesses for the line that says how long it still takes: seconds for a client to start, and MiB/s on two cores that client and server share.
+_START_SECONDS, _PRODUCED, _FETCHED, _FETCHED_PACKED = 2.0, 17.0, 70.0, 25.0
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """When a warm-up ends: once two passes after each other differ by less than `share`, or after `limit` passes."""
+
+    mib: int = 64
+    share: float = 0.1
+    limit: int = 6
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What each round does: topics of so many MiB of record values, of each of these codecs and numbers of partitions."""
+
+    mib: int
+    codecs: tuple[str, ...]
+    partitions: tuple[int, ...]
+
+    def mib_a_round(self) -> int:
+        """What one server stores, before a codec makes it less."""
+        return self.mib * len(self.codecs) * len(self.partitions) + records_of_pace() * RECORD_BYTES // (1 << 20)
+
+
+def records_of_pace() -> int:
+    return clients.PACE * (clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS)
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One measurement to be made. `seconds` is what it may take, roughly."""
+
+    name: str
+    seconds: float
+    run: Callable[[], Figure]
+
+
+def plan(servers: Sequence[Server], rounds: int, load: Load) -> list[Step]:
+    """The steps of all rounds. The servers take turns at every step, and from round to round in who goes first. Both go on running, as servers do."""
+    return [step for number in range(rounds) for step in _round(number, servers if number % 2 == 0 else servers[::-1], load)]
+
+
+def _round(number: int, servers: Sequence[Server], load: Load) -> Iterator[Step]:
+    for codec in load.codecs:
+        for partitions in load.partitions:
+            for server in servers:
+                yield _produce(server, _topic(number, codec, partitions), partitions, load.mib, codec)
+        # The fetches are of the topic of one partition.
+        for row, client in readers(codec).items() if 1 in load.partitions else ():
+            for server in servers:
+                yield _fetch(server, row, _topic(number, codec, 1), load.mib, codec, client)
+    for server in servers:
+        yield _paced(server, f"bench-{number}-paced")
+
+
+def _topic(number: int, codec: str, partitions: int) -> str:
+    return f"bench-{number}-{codec}-{partitions}"
+
+
+def readers(codec: str) -> dict[str, str]:
+    return {row: client for row, client in READERS.items() if codec != "zstd" or client == VERSION}
+
+
+def _produce(server: Server, topic: str, partitions: int, mib: int, codec: str) -> Step:
+    row = f"produce, {partitions} partition{'s' if partitions > 1 else ''}"
+
+    def run() -> Figure:
+        clients.create(server.bootstrap, topic, partitions)
+        rate, seconds = _cpu_of(server, lambda: clients.produce(server.bootstrap, topic, records_of(mib), codec))
+        return Figure(row, codec, server.name, seconds * 1024 / mib, rate)
+
+    return Step(f"{row}, {codec}, {server.name}", _START_SECONDS + mib / _PRODUCED, run)
+
+
+def _fetch(server: Server, row: str, topic: str, mib: int, codec: str, client: str) -> Step:
+    def run() -> Figure:
+        rate, seconds = _cpu_of(server, lambda: clients.fetch(server.bootstrap, topic, records_of(mib), client))
+        return Figure(row, codec, server.name, seconds * 1024 / mib, rate)
+
+    is_slow = codec == "gzip" and client != VERSION
+    return Step(f"{row}, {codec}, {server.name}", _START_SECONDS + mib / (_FETCHED_PACKED if is_slow else _FETCHED), run)
+
+
+def _paced(server: Server, topic: str) -> Step:
+    def run() -> Figure:
+        marks: list[float] = []
+        clients.create(server.bootstrap, topic, 1)
+        latencies = clients.produce_steadily(server.bootstrap, topic, lambda: marks.append(server.cpu_seconds()))
+        began, ended = marks
+        mib = clients.PACE * clients.PACE_SECONDS * RECORD_BYTES / (1 << 20)
+        return Figure(PACED, "none", server.name, (ended - began) * 1024 / mib, mib / clients.PACE_SECONDS, latencies.p50, latencies.p99)
+
+    return Step(f"{PACED}, none, {server.name}", _START_SECONDS + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS, run)
+
+
+def _cpu_of(server: Server, work: Callable[[], T]) -> tuple[T, float]:
+    """What the work came to, and the CPU seconds that the server took meanwhile."""
+    before = server.cpu_seconds()
+    result = work()
+    return result, server.cpu_seconds() - before
+
+
+def warm_up(server: Server, load: Load, settled: Settled, say: Callable[[str], None]) -> None:
+    """Do what the rounds do until it costs the server the same twice. Kafka's code is compiled while it runs: without this it would be measured cold."""
+    mib = min(settled.mib, load.mib)
+    passes = iter(range(settled.limit))
+
+    def one() -> float:
+        number = next(passes)
+        before = server.cpu_seconds()
+        for codec in load.codecs:
+            _pass(server, f"warm-{number}-{codec}", mib, codec)
+        return (server.cpu_seconds() - before) * 1024 / mib / len(load.codecs)
+
+    until_settled(one, settled, lambda line: say(f"warm-up, {server.name}, {line}"))
+
+
+def _pass(server: Server, topic: str, mib: int, codec: str) -> None:
+    clients.create(server.bootstrap, topic, 1)
+    clients.produce(server.bootstrap, topic, records_of(mib), codec)
+    for client in readers(codec).values():
+        clients.fetch(server.bootstrap, topic, records_of(mib), client)
+
+
+def until_settled(one: Callable[[], float], settled: Settled, say: Callable[[str], None]) -> None:
+    """Repeat `one`, which says what it cost, until that settles."""
+    before = None
+    for number in range(1, settled.limit + 1):
+        cost = one()
+        say(f"pass {number} of at most {settled.limit}: {cost:.2f} CPU s/GiB")
+        if before is not None and abs(cost - before) < settled.share * before:
+            return
+        before = cost
+    say(f"not settled after {settled.limit} passes")

@@ -1,0 +1,56 @@
+"""The picture: it is well-formed, nothing is outside, and lengths say what the numbers say."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from bench.chart import LESS, MORE, svg
+from bench.figures import Comparison, Figure
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def comparison(*ratios: float, row: str = "produce") -> Comparison:
+    return Comparison(
+        row, "none", [Figure(row, "none", "a", ratio * 8, 1) for ratio in ratios], [Figure(row, "none", "b", 8, 1)] * len(ratios)
+    )
+
+
+def bars(picture: str) -> list[ElementTree.Element]:
+    return [one for one in ElementTree.fromstring(picture).iter(f"{SVG}rect") if one.get("x")]
+
+
+def test_a_bar_is_as_long_as_its_ratio() -> None:
+    half, two = bars(svg([comparison(0.5), comparison(2)], "CPU"))
+    assert float(two.get("width", "")) == pytest.approx(4 * float(half.get("width", "")), abs=0.5)
+
+
+def test_what_takes_more_has_another_colour() -> None:
+    assert [one.get("fill") for one in bars(svg([comparison(0.99), comparison(1), comparison(1.01)], "CPU"))] == [LESS, LESS, MORE]
+
+
+def test_whiskers_reach_from_the_smallest_to_the_greatest_round() -> None:
+    picture = svg([comparison(0.5, 1, 1.5)], "CPU")
+    (bar,) = bars(picture)
+    zero, middle = float(bar.get("x", "")), float(bar.get("width", ""))
+    (whisker,) = (line for line in ElementTree.fromstring(picture).iter(f"{SVG}line") if line.get("y1") == line.get("y2"))
+    assert float(whisker.get("x1", "")) - zero == pytest.approx(middle / 2, abs=0.5)
+    assert float(whisker.get("x2", "")) - zero == pytest.approx(middle * 1.5, abs=0.5)
+
+
+@pytest.mark.parametrize("ratios", [(0.01,), (0.9, 1.1), (3.9, 4.0), (9.9,), (42.0,)])
+def test_nothing_is_outside_the_picture(ratios: tuple[float, ...]) -> None:
+    picture = ElementTree.fromstring(svg([comparison(*ratios)], "CPU"))
+    _, _, width, height = map(float, picture.get("viewBox", "").split())
+    for one in picture.iter():
+        assert all(0 <= float(one.get(name, 0)) <= width for name in ("x", "x1", "x2"))
+        assert all(0 <= float(one.get(name, 0)) <= height for name in ("y", "y1", "y2"))
+
+
+def test_words_are_words_and_not_markup() -> None:
+    picture = ElementTree.fromstring(svg([comparison(1, row="a <b> & c")], "Kafka's & <ours>"))
+    words = [one.text for one in picture.iter(f"{SVG}text")]
+    assert "a <b> & c, none" in words
+    assert "Kafka's & <ours>" in words

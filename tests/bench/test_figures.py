@@ -1,0 +1,47 @@
+"""The table: medians, ratios of the same round, and latencies where there are any."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.figures import Comparison, Figure, compare, table
+
+
+def figures(server: str, *costs: float, row: str = "produce", codec: str = "none") -> list[Figure]:
+    return [Figure(row, codec, server, cost, cost * 10) for cost in costs]
+
+
+def test_a_ratio_is_that_of_two_figures_of_one_round() -> None:
+    # The medians alone, 20 and 10, would say 2.
+    one = Comparison("produce", "none", figures("a", 10, 20, 60), figures("b", 10, 40, 8))
+    assert one.ratios == [0.5, 1.0, 7.5]
+    assert one.ratio == 1.0
+
+
+def test_rows_keep_the_order_in_which_they_were_measured_and_each_server_the_order_of_the_rounds() -> None:
+    measured = [
+        *figures("a", 1),
+        *figures("b", 2),
+        *figures("b", 3, codec="lz4"),
+        *figures("a", 4, codec="lz4"),
+        *figures("b", 5),
+        *figures("a", 6),
+    ]
+    first, second = compare(measured, "a", "b")
+    assert (first.codec, [one.cpu_per_gib for one in first.ours], [one.cpu_per_gib for one in first.theirs]) == ("none", [1, 6], [2, 5])
+    assert (second.codec, [one.cpu_per_gib for one in second.ours], [one.cpu_per_gib for one in second.theirs]) == ("lz4", [4], [3])
+
+
+def test_a_figure_without_its_pair_is_refused() -> None:
+    with pytest.raises(ValueError):
+        table(compare([*figures("a", 1, 2), *figures("b", 1)], "a", "b"))
+
+
+def test_the_table_has_medians_and_the_span_of_the_ratios() -> None:
+    last = table(compare([*figures("a", 1, 3, 2), *figures("b", 4, 4, 4)], "a", "b")).splitlines()[-1]
+    assert last == "| produce | none | 2.00 | 4.00 | **0.50** (0.25-0.75) | 20 | 40 | - | - |"
+
+
+def test_latencies_are_shown_where_there_are_any() -> None:
+    both = [Figure("paced", "none", server, 1.0, 2.0, p50, p99) for server in "ab" for p50, p99 in ((5, 9), (6, 30), (7, 10))]
+    assert table(compare(both, "a", "b")).splitlines()[-1].endswith("| 6.0 / 10.0 | 6.0 / 10.0 |")

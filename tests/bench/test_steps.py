@@ -1,0 +1,107 @@
+"""What is run in which order, and when a warm-up has done enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bench import clients
+from bench.servers import Gateway
+from bench.steps import PACED, Load, Settled, plan, until_settled, warm_up
+from tests.legacy_clients.brokers import are_required
+from tests.peers.cache import CannotInstall
+
+
+class Idle:
+    """A server of which nothing is asked."""
+
+    bootstrap = "127.0.0.1:1"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def cpu_seconds(self) -> float:
+        return 0.0
+
+    def memory_bytes(self) -> int:
+        return 0
+
+    def stop(self) -> None:
+        pass
+
+
+def names(rounds: int, *codecs: str, partitions: tuple[int, ...] = (1, 6)) -> list[str]:
+    return [step.name for step in plan([Idle("a"), Idle("b")], rounds, Load(100, codecs, partitions))]
+
+
+def test_each_step_is_made_on_one_server_and_then_on_the_other() -> None:
+    assert names(1, "lz4") == [
+        "produce, 1 partition, lz4, a",
+        "produce, 1 partition, lz4, b",
+        "produce, 6 partitions, lz4, a",
+        "produce, 6 partitions, lz4, b",
+        "fetch, as stored, lz4, a",
+        "fetch, as stored, lz4, b",
+        "fetch, to format 1, lz4, a",
+        "fetch, to format 1, lz4, b",
+        "fetch, to format 0, lz4, a",
+        "fetch, to format 0, lz4, b",
+        f"{PACED}, none, a",
+        f"{PACED}, none, b",
+    ]
+
+
+def test_the_servers_take_turns_in_who_goes_first() -> None:
+    assert [name[-1] for name in names(3, "none", partitions=(1,))[::10]] == ["a", "b", "a"]
+
+
+def test_zstd_is_read_by_those_who_know_it() -> None:
+    assert [name for name in names(1, "zstd") if name.startswith("fetch")] == ["fetch, as stored, zstd, a", "fetch, as stored, zstd, b"]
+
+
+def test_without_a_topic_of_one_partition_nothing_is_fetched() -> None:
+    assert not [name for name in names(1, "none", partitions=(6,)) if name.startswith("fetch")]
+
+
+def test_a_round_stores_every_topic_and_the_paced_records() -> None:
+    # 2,000 records a second of 1 KiB for 25 seconds: 48.8 MiB.
+    assert Load(100, ("none", "lz4"), (1, 6)).mib_a_round() == 448
+
+
+def costs(*values: float) -> tuple[Iterator[float], list[str]]:
+    return iter(values), []
+
+
+def test_a_warm_up_ends_when_two_passes_cost_about_the_same() -> None:
+    left, said = costs(10, 5, 4.6, 99)
+    until_settled(lambda: next(left), Settled(share=0.1, limit=6), said.append)
+    assert list(left) == [99]
+    assert said == [f"pass {number} of at most 6: {cost} CPU s/GiB" for number, cost in ((1, "10.00"), (2, "5.00"), (3, "4.60"))]
+
+
+def test_a_warm_up_that_does_not_settle_ends_at_its_limit_and_says_so() -> None:
+    left, said = costs(10, 5, 10, 5, 10)
+    until_settled(lambda: next(left), Settled(share=0.1, limit=4), said.append)
+    assert list(left) == [10]
+    assert said[-1] == "not settled after 4 passes"
+
+
+@pytest.mark.peer
+def test_every_step_is_made_by_real_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "PACE_WARM_UP_SECONDS", 1)
+    monkeypatch.setattr(clients, "PACE_SECONDS", 2)
+    load = Load(1, ("none",), (1, 2))
+    server = Gateway.start()
+    try:
+        warm_up(server, load, Settled(limit=1), lambda line: None)
+        figures = [step.run() for step in plan([server], 1, load)]
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+    finally:
+        server.stop()
+    assert all(figure.cpu_per_gib > 0 and figure.rate > 0 for figure in figures)
+    paced = figures[-1]
+    assert paced.p50 is not None
+    assert paced.p99 is not None
+    assert 0 < paced.p50 <= paced.p99 < 10_000
