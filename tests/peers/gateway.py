@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import select
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,15 +72,26 @@ class Gateway:
 
 
 @contextmanager
-def gateway(folder: Path, *arguments: str, listeners: tuple[str, ...] = ("PLAINTEXT",), **settings: object) -> Iterator[Gateway]:
-    """`python -m gateway serve` on free ports of loopback with its store and log in `folder`."""
-    argv = [sys.executable, "-m", "gateway", "serve", "--store", f"lmdb:{folder / 'store'}", *arguments]
+def gateway(
+    folder: Path,
+    *arguments: str,
+    listeners: tuple[str, ...] = ("PLAINTEXT",),
+    environment: Mapping[str, str] | None = None,
+    within: Sequence[str] = (),
+    **settings: object,
+) -> Iterator[Gateway]:
+    """`python -m gateway serve` on free ports of loopback with its store and log in `folder`; at the end it is killed without warning.
+
+    `environment` is what it has beside the tests' own; `within` is a command that becomes the one behind it.
+    """
+    argv = [*within, sys.executable, "-m", "gateway", "serve", "--store", f"lmdb:{folder / 'store'}", *arguments]
     argv += [word for name in listeners for word in ("--listener", f"{name}://127.0.0.1:0")]
     argv += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     log = folder / "gateway.log"
+    variables = {**os.environ, **(environment or {})}
     with (
         log.open("w") as errors,
-        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables) as process,
     ):
         started = Gateway(process, log)
         try:
@@ -185,6 +197,11 @@ class Peer:
                 return None
             got += piece
         return bytes(got)
+
+
+def one_record(value: bytes, producer: tuple[int, int, int] = (-1, -1, -1)) -> bytes:
+    """A batch of it; `producer` is an idempotent one's id, epoch and sequence."""
+    return batch([Sample(0, 1_700_000_000_000, None, value)], producer=producer)
 
 
 def framed(request: Any, version: int, correlation_id: int = 1) -> bytes:

@@ -1,0 +1,315 @@
+"""A gateway of its own process whose disk fails under the embedded store, at each place where a commit can fail.
+
+What the disk refuses is answered so and seen by nobody; what was acknowledged is there, also after the process was killed; and when the disk is
+well again everything goes on by itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from kafka.protocol.producer.produce import ProduceResponse
+from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProducerIdResponse
+from kafka.record import MemoryRecords
+
+from tests.legacy_clients.brokers import are_required
+from tests.peers.cache import CannotInstall, cached, command, fingerprint
+from tests.peers.gateway import Gateway, framed, gateway, one_record, producing
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(120)]
+
+SHIM = Path(__file__).with_name("failing_disk.c")
+TOPIC = "orders"
+KAFKA_STORAGE_ERROR = 56
+
+#: What a commit consists of, each failing alone; see failing_disk.c.
+FAILURES = ["data", "data full", "sync", "meta", "meta-undone"]
+
+
+@dataclass
+class Disk:
+    """A disk that fails while the file `orders` is there, as that says; and the failure that a test is about."""
+
+    orders: Path
+    shim: Path
+    failure: str
+
+    @property
+    def environment(self):
+        return {"LD_PRELOAD": str(self.shim), "FAILING_DISK": str(self.orders)}
+
+    @contextmanager
+    def failing(self):
+        unfinished = self.orders.with_suffix(".unfinished")
+        unfinished.write_text(self.failure)
+        unfinished.rename(self.orders)
+        try:
+            yield
+        finally:
+            self.orders.unlink()
+
+
+@pytest.fixture(scope="session")
+def shim():
+    """The library that fails; built once."""
+    library = SHIM.with_suffix(".so").name
+
+    def build(folder):
+        command(["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", folder / library, SHIM, "-ldl"])
+
+    try:
+        return cached(f"failing-disk/{fingerprint([SHIM.read_bytes()])}", build) / library
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+
+
+@pytest.fixture
+def disk(tmp_path, shim, request):
+    return Disk(tmp_path / "orders", shim, request.param)
+
+
+def starting(folder, disk):
+    """A gateway on that disk. It keeps nothing in memory, so that every read is one of the store."""
+    return gateway(folder, environment=disk.environment, lmdb_resident_bytes=0)
+
+
+@pytest.fixture(scope="module", params=FAILURES)
+def standing(request, shim, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("failing")
+    disk = Disk(folder / "orders", shim, request.param)
+    with starting(folder, disk) as server:
+        yield server, disk
+
+
+@dataclass
+class House:
+    server: Gateway
+    disk: Disk
+    topic: str
+
+
+@pytest.fixture
+def house(standing, request):
+    """A topic with one record on a gateway whose disk is to fail."""
+    server, disk = standing
+    topic = request.function.__name__
+    with server.peer() as peer:
+        peer.makes(topic)
+        assert produced(peer, topic, "first") == 0
+    yield House(server, disk, topic)
+    assert server.process.poll() is None
+
+
+def produced(peer, topic, value, producer=(-1, -1, -1)):
+    """The offset at which it was stored, None where it was refused."""
+    reply = peer.produces(topic, one_record(value.encode(), producer))
+    assert reply.error_code in (0, KAFKA_STORAGE_ERROR)
+    return None if reply.error_code else reply.base_offset
+
+
+def producer_of(peer):
+    """A new one's id and epoch."""
+    asked = InitProducerIdRequest(version=0, transactional_id=None, transaction_timeout_ms=1000)
+    identity = peer.asks(asked, InitProducerIdResponse, 0)
+    assert identity.error_code == 0
+    return identity.producer_id, identity.producer_epoch
+
+
+def visible(server, topic):
+    """All that a consumer sees; offsets are continuous from 0 to the end."""
+    found = []
+    with server.peer() as peer:
+        while True:
+            reply = peer.fetches(topic, len(found))
+            assert reply.error_code == 0
+            if len(found) == reply.high_watermark:
+                return found
+            for one in batches(reply.records):
+                for record in one:
+                    assert record.offset == len(found)
+                    found.append(record.value.decode())
+
+
+def batches(raw):
+    stored = MemoryRecords(raw)
+    while one := stored.next_batch():
+        assert one.validate_crc()
+        yield one
+
+
+def answer_in(frame):
+    return ProduceResponse.decode(frame[4:], version=7).responses[0].partition_responses[0]
+
+
+def test_what_the_disk_refuses_is_refused_and_seen_by_nobody_and_then_it_goes_on_without_a_gap(house):
+    server, topic = house.server, house.topic
+    with server.peer() as peer:
+        with house.disk.failing():
+            for _ in range(10):
+                assert produced(peer, topic, "lost") is None
+                assert visible(server, topic) == ["first"]
+        assert [produced(peer, topic, value) for value in ("second", "third")] == [1, 2]
+    assert visible(server, topic) == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("disk", FAILURES, indirect=True)
+def test_a_bad_hour_is_one_line_of_log_when_it_begins_and_one_when_it_ends(disk, tmp_path):
+    with starting(tmp_path, disk) as server, server.peer() as peer:
+        peer.makes(TOPIC)
+        with disk.failing():
+            for _ in range(20):
+                assert produced(peer, TOPIC, "lost") is None
+        assert produced(peer, TOPIC, "first") == 0
+        began, ended = server.waits_for_lines(2, " storage.lmdb")
+        assert complaints(server) == [began, ended]
+    reason = os.strerror(errno.ENOSPC if "full" in disk.failure else errno.EIO)
+    assert f' error storage.lmdb.writer message text="appending in {tmp_path / "store"} fails: mdb_txn_commit: {reason}; ' in began
+    assert f' warning storage.lmdb.writer message text="appending in {tmp_path / "store"} succeeds again"' in ended
+
+
+def complaints(server):
+    return [line for line in server.lines() if " warning " in line or " error " in line]
+
+
+def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_when_they_are_tried_again(house):
+    server, topic = house.server, house.topic
+    with server.peer() as peer:
+        who = producer_of(peer)
+        assert produced(peer, topic, "number 0", (*who, 0)) == 1
+        frames = [framed(producing(topic, one_record(b"number %d" % n, (*who, n))), 7) for n in range(1, 5)]
+        with house.disk.failing():
+            for _ in range(3):
+                peer.sends(*frames)
+                assert [answer_in(peer.hears()).error_code for _ in frames] == [KAFKA_STORAGE_ERROR] * 4
+        for _ in range(2):
+            peer.sends(*frames)
+            assert [answer_in(peer.hears()).base_offset for _ in frames] == [2, 3, 4, 5]
+    assert visible(server, topic) == ["first", *(f"number {n}" for n in range(5))]
+
+
+@pytest.mark.parametrize("disk", [*FAILURES, "meta-kept"], indirect=True)
+def test_after_a_killing_while_the_disk_fails_exactly_what_was_acknowledged_is_there(disk, tmp_path):
+    told = []
+    with starting(tmp_path, disk) as server, server.peer() as peer:
+        peer.makes(TOPIC)
+        who = producer_of(peer)
+        for _ in range(5):
+            assert tell(told, peer, who)
+            with disk.failing():
+                for _ in range(2):
+                    tell(told, peer, who)
+                    assert visible(server, TOPIC) == told
+        with disk.failing():
+            last = tell(told, peer, who)
+            server.process.kill()
+            server.process.wait()
+    with gateway(tmp_path) as again, again.peer() as peer:
+        assert visible(again, TOPIC) == told
+        if not last:
+            assert tell(told, peer, who)
+        assert produced(peer, TOPIC, told[-1], (*who, len(told) - 1)) == len(told) - 1
+        assert visible(again, TOPIC) == told
+
+
+def tell(told, peer, who):
+    """Produce the next number; whether it was acknowledged, in which case it is added to what was told."""
+    number = len(told)
+    offset = produced(peer, TOPIC, str(number), (*who, number))
+    if offset is None:
+        return False
+    assert offset == number
+    told.append(str(number))
+    return True
+
+
+@pytest.mark.parametrize("disk", ["meta-kept"], indirect=True)
+def test_a_commit_that_stands_although_its_write_failed_is_acknowledged(disk, tmp_path):
+    with starting(tmp_path, disk) as server, server.peer() as peer:
+        peer.makes(TOPIC)
+        with disk.failing():
+            assert produced(peer, TOPIC, "first") == 0
+        assert visible(server, TOPIC) == ["first"]
+
+
+@pytest.mark.parametrize("disk", ["meta-kept unsynced"], indirect=True)
+def test_nobody_is_told_of_a_commit_that_stands_before_it_is_synced(disk, tmp_path):
+    with starting(tmp_path, disk) as server, server.peer() as peer:
+        peer.makes(TOPIC)
+        with disk.failing():
+            peer.sends(framed(producing(TOPIC, one_record(b"first")), 7))
+            assert server.waits_for_lines(1, " error storage.lmdb")
+            assert visible(server, TOPIC) == []
+            assert not select.select([peer.socket], [], [], 0)[0]
+        answer = answer_in(peer.hears())
+        assert (answer.error_code, answer.base_offset) == (0, 0)
+        assert visible(server, TOPIC) == ["first"]
+
+
+@pytest.mark.parametrize("disk", [""], indirect=True)
+def test_an_idempotent_client_gets_each_record_stored_once_and_in_order_whatever_fails(disk, tmp_path):
+    with starting(tmp_path, disk) as server:
+        with Load(server) as load:
+            for count, disk.failure in enumerate(FAILURES * 2, start=1):
+                load.waits_for_answers(50)
+                with disk.failing():
+                    assert len(server.waits_for_lines(count, " error storage.lmdb")) == count
+                assert len(server.waits_for_lines(count, " warning storage.lmdb")) == count
+        assert load.failures == []
+        assert visible(server, TOPIC) == [str(number) for number in range(load.sent)]
+
+
+class Load:
+    """librdkafka's idempotent producer, which sends numbers for as long as it lasts; at its end all are answered."""
+
+    def __init__(self, server):
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": "{}:{}".format(*server.address),
+                "enable.idempotence": True,
+                "linger.ms": 1,
+                "batch.num.messages": 10,
+                "retry.backoff.ms": 10,
+                "log_level": 0,
+            }
+        )
+        self._is_over = threading.Event()
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.sent = self._answers = 0
+        self.failures = []
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._is_over.set()
+        self._thread.join(60)
+
+    def waits_for_answers(self, more):
+        with self._change:
+            wanted = self._answers + more
+            assert self._change.wait_for(lambda: self._answers >= wanted, 60)
+
+    def _told(self, failure, _):
+        with self._change:
+            self._answers += 1
+            if failure:
+                self.failures.append(failure)
+            self._change.notify_all()
+
+    def _run(self):
+        while not self._is_over.is_set():
+            self._producer.produce(TOPIC, str(self.sent).encode(), on_delivery=self._told)
+            self.sent += 1
+            while self._producer.poll(0) or len(self._producer) >= 100:
+                self._producer.poll(0.05)
+        self._producer.flush(50)

@@ -1,0 +1,166 @@
+"""A gateway of its own process on a small volume that fills up: produce is refused, reads go on, and room that comes again is used at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+import warnings
+from pathlib import Path
+from resource import RLIM_INFINITY, RLIMIT_FSIZE, prlimit
+
+import pytest
+from kafka.protocol.admin.topics import DeleteRecordsRequest, DeleteRecordsResponse, DeleteTopicsRequest, DeleteTopicsResponse
+
+from tests.peers.gateway import MIB, gateway, one_record
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(120)]
+
+#: The store leaves 64 MiB of it to deletions.
+VOLUME = 96 * MIB
+VALUE = 1_000_000
+TOPIC = "orders"
+OTHERS = "others"
+KAFKA_STORAGE_ERROR = 56
+
+#: A command on a volume of its own, which goes with it: `sh` is told the size, the place, and the command. As root, or as anybody who may.
+NAMESPACES = [["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]]
+MOUNTED = ["sh", "-c", 'mount -t tmpfs -o size="$0" none "$1" && shift && exec "$@"']
+
+
+class Volume:
+    """What the store's folder lies on. Where no tmpfs can be mounted it is a limit on how large the files of the gateway may be."""
+
+    def __init__(self, folder):
+        self._store = folder / "store"
+        self._store.mkdir()
+        self._pid = 0
+        self.within = next((found for found in map(self._command, NAMESPACES) if succeeds([*found, "true"])), [])
+        if not self.within:
+            warnings.warn("no tmpfs can be mounted here, so a limit on the size of files stands for the full disk", stacklevel=2)
+
+    def _command(self, namespace):
+        return [*namespace, *MOUNTED, str(VOLUME), str(self._store)]
+
+    def holds(self, server):
+        self._pid = server.process.pid
+        self.others_leave()
+
+    def others_fill_it(self):
+        """To the last byte."""
+        if not self.within:
+            prlimit(self._pid, RLIMIT_FSIZE, (self._inside("data.mdb").stat().st_size, RLIM_INFINITY))
+            return
+        with self._inside("of others").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            write_for_ever(file)
+
+    def others_leave(self):
+        if not self.within:
+            prlimit(self._pid, RLIMIT_FSIZE, (VOLUME, RLIM_INFINITY))
+            return
+        self._inside("of others").unlink(missing_ok=True)
+
+    def _inside(self, name):
+        return Path(f"/proc/{self._pid}/root{self._store / name}")
+
+
+def write_for_ever(file):
+    while True:
+        file.write(bytes(MIB))
+
+
+def succeeds(argv):
+    try:
+        return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def volume(tmp_path):
+    return Volume(tmp_path)
+
+
+@pytest.fixture
+def server(volume, tmp_path):
+    """A gateway on that volume. It keeps nothing in memory, so that every read is one of the store."""
+    with gateway(tmp_path, within=volume.within, lmdb_resident_bytes=0) as started:
+        volume.holds(started)
+        with started.peer() as peer:
+            peer.makes(TOPIC)
+            peer.makes(OTHERS)
+        yield started
+        assert started.process.poll() is None
+
+
+def fill(peer, topic, at_most=1000):
+    """Produce until it is refused; how many records were stored."""
+    for number in range(at_most):
+        stored = peer.produces(topic, one_record(os.urandom(VALUE)))
+        if stored.error_code:
+            assert stored.error_code == KAFKA_STORAGE_ERROR
+            return number
+    return at_most
+
+
+def deletes_records(peer):
+    """The first half of them."""
+    topic = DeleteRecordsRequest.DeleteRecordsTopic
+    half = peer.fetches(TOPIC, 0).high_watermark // 2
+    rows = [topic(name=TOPIC, partitions=[topic.DeleteRecordsPartition(partition_index=0, offset=half)])]
+    reply = peer.asks(DeleteRecordsRequest(version=1, topics=rows, timeout_ms=10_000), DeleteRecordsResponse, 1)
+    assert reply.topics[0].partitions[0].error_code == 0
+
+
+def deletes_the_other_topic(peer):
+    asked = DeleteTopicsRequest(version=3, topic_names=[OTHERS], timeout_ms=10_000)
+    assert peer.asks(asked, DeleteTopicsResponse, 3).responses[0].error_code == 0
+
+
+def goes_on(peer, seconds=20.0):
+    """Whether produce works within this time, for what was deleted is freed bit by bit."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if fill(peer, TOPIC, 1):
+            return True
+    return False
+
+
+def is_read(peer, offsets):
+    return all(len(peer.fetches(TOPIC, offset, max_bytes=1).records) > VALUE for offset in offsets)
+
+
+def one_line_each(server):
+    """The line with which the store said that writing fails, and the one that it succeeds again; there are no others."""
+    began, ended = server.waits_for_lines(2, "storage.lmdb")
+    assert [line for line in server.lines() if " warning " in line or " error " in line] == [began, ended]
+    return began, ended
+
+
+@pytest.mark.parametrize("deletes", [deletes_records, deletes_the_other_topic])
+def test_a_full_volume_refuses_produce_and_serves_reads_until_something_is_deleted(server, deletes):
+    with server.peer() as peer:
+        assert fill(peer, OTHERS, 15) == 15
+        stored = fill(peer, TOPIC)
+        assert stored > 10
+        assert fill(peer, TOPIC) == fill(peer, OTHERS) == 0
+        assert is_read(peer, range(stored))
+        deletes(peer)
+        assert goes_on(peer)
+        assert "the disk is full" in one_line_each(server)[0]
+        more = fill(peer, TOPIC)
+        assert more > 3
+        assert is_read(peer, range(stored // 2, stored + 1 + more))
+
+
+def test_a_volume_that_others_fill_to_the_last_byte_refuses_writes_and_serves_reads_until_they_leave(server, volume):
+    with server.peer() as peer:
+        assert fill(peer, TOPIC, 10) == 10
+        volume.others_fill_it()
+        assert fill(peer, TOPIC) == fill(peer, OTHERS) == 0
+        assert is_read(peer, range(10))
+        volume.others_leave()
+        assert goes_on(peer)
+        one_line_each(server)
+        assert fill(peer, TOPIC, 5) == 5
+        assert is_read(peer, range(16))
