@@ -4,7 +4,7 @@ Pure functions over buffers: no I/O, no clock, nothing shared, any thread. Whate
 loops run in a compiled kernel that releases the GIL where there is one (`KERNEL` is then "cython"), in plain Python elsewhere.
 """
 
-from compat.records.down import down_convert, gzip_for_zstd
+from compat.records.down import down_convert, down_convert_all, gzip_for_zstd
 from compat.records.errors import CorruptRecords, InvalidRecords, InvalidTimestamp, RecordsError, RecordsTooLarge, UnsupportedCodec
 from compat.records.filtering import empty_batch, filter_records, keys, newest
 from compat.records.layout import Codec
@@ -31,6 +31,7 @@ __all__ = [
     "check_message_set",
     "cut",
     "down_convert",
+    "down_convert_all",
     "empty_batch",
     "filter_records",
     "first_at_or_after",

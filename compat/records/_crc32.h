@@ -1,4 +1,4 @@
-/* CRC-32 (IEEE 802.3, reflected polynomial EDB88320), as zlib's crc32() gives it.
+/* CRC-32 (IEEE 802.3, reflected polynomial EDB88320), as zlib's crc32() gives it, and CRC-32C (Castagnoli, 82F63B78).
  *
  * Carry-less multiplication where the processor has it (V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
  * Instruction", Intel 2009; to fold by T bits takes x^(T+32) and x^(T-32) modulo the polynomial, reflected), the ARMv8 instructions where the
@@ -19,23 +19,55 @@
 #include <arm_acle.h>
 #endif
 
-static uint32_t kopgate_crc_table[8][256];
+/* A polynomial: itself, what it takes to fold by so many bytes (for the upper and the lower half), to reduce in the end, and the slices. */
+struct kopgate_polynomial {
+    uint32_t reflected;
+    uint64_t by_64[2], by_48[2], by_32[2], by_16[2], by_8, barrett[2];
+    uint32_t table[8][256];
+};
+
+static struct kopgate_polynomial kopgate_ieee = {
+    .reflected = 0xEDB88320u,
+    .by_64 = {0x01c6e41596, 0x0154442bd4},
+    .by_48 = {0x0174359406, 0x003db1ecdc},
+    .by_32 = {0x015a546366, 0x00f1da05aa},
+    .by_16 = {0x00ccaa009e, 0x01751997d0},
+    .by_8 = 0x0163cd6124,
+    .barrett = {0x01f7011641, 0x01db710641},
+};
+
+static struct kopgate_polynomial kopgate_castagnoli = {
+    .reflected = 0x82F63B78u,
+    .by_64 = {0x009e4addf8, 0x00740eef02},
+    .by_48 = {0x01d82c63da, 0x001c291d04},
+    .by_32 = {0x00ba4fc28e, 0x01384aa63a},
+    .by_16 = {0x014cd00bd6, 0x00f20c0dfe},
+    .by_8 = 0x00dd45aab8,
+    .barrett = {0x00dea713f1, 0x0105ec76f1},
+};
+
 static int kopgate_has_clmul = 0;
 
-/* Once, before any other thread may call the rest. */
-static void kopgate_crc32_init(void)
+static void kopgate_slice(struct kopgate_polynomial *by)
 {
     for (uint32_t n = 0; n < 256; n++) {
         uint32_t crc = n;
         for (int bit = 0; bit < 8; bit++)
-            crc = crc & 1 ? crc >> 1 ^ 0xEDB88320u : crc >> 1;
-        kopgate_crc_table[0][n] = crc;
+            crc = crc & 1 ? crc >> 1 ^ by->reflected : crc >> 1;
+        by->table[0][n] = crc;
     }
     for (uint32_t n = 0; n < 256; n++)
         for (int slice = 1; slice < 8; slice++) {
-            uint32_t before = kopgate_crc_table[slice - 1][n];
-            kopgate_crc_table[slice][n] = before >> 8 ^ kopgate_crc_table[0][before & 0xFF];
+            uint32_t before = by->table[slice - 1][n];
+            by->table[slice][n] = before >> 8 ^ by->table[0][before & 0xFF];
         }
+}
+
+/* Once, before any other thread may call the rest. */
+static void kopgate_crc32_init(void)
+{
+    kopgate_slice(&kopgate_ieee);
+    kopgate_slice(&kopgate_castagnoli);
 #ifdef KOPGATE_CLMUL
     __builtin_cpu_init();
     kopgate_has_clmul = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
@@ -44,24 +76,23 @@ static void kopgate_crc32_init(void)
 
 /* All functions below work on the inverted register, as the definition of the CRC has it. */
 
-static inline uint32_t kopgate_crc_bytes(uint32_t crc, const uint8_t *at, size_t size)
+static inline uint32_t kopgate_crc_bytes(const struct kopgate_polynomial *by, uint32_t crc, const uint8_t *at, size_t size)
 {
 #ifdef KOPGATE_ARM
     for (; size >= 8; at += 8, size -= 8) {
         uint64_t word;
         memcpy(&word, at, 8);
-        crc = __crc32d(crc, word);
+        crc = by == &kopgate_ieee ? __crc32d(crc, word) : __crc32cd(crc, word);
     }
 #else
     for (; size >= 8; at += 8, size -= 8) {
         uint32_t low = crc ^ ((uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24);
-        crc = kopgate_crc_table[7][low & 0xFF] ^ kopgate_crc_table[6][low >> 8 & 0xFF] ^ kopgate_crc_table[5][low >> 16 & 0xFF] ^
-              kopgate_crc_table[4][low >> 24] ^ kopgate_crc_table[3][at[4]] ^ kopgate_crc_table[2][at[5]] ^ kopgate_crc_table[1][at[6]] ^
-              kopgate_crc_table[0][at[7]];
+        crc = by->table[7][low & 0xFF] ^ by->table[6][low >> 8 & 0xFF] ^ by->table[5][low >> 16 & 0xFF] ^ by->table[4][low >> 24] ^
+              by->table[3][at[4]] ^ by->table[2][at[5]] ^ by->table[1][at[6]] ^ by->table[0][at[7]];
     }
 #endif
     while (size--)
-        crc = crc >> 8 ^ kopgate_crc_table[0][(crc ^ *at++) & 0xFF];
+        crc = crc >> 8 ^ by->table[0][(crc ^ *at++) & 0xFF];
     return crc;
 }
 
@@ -81,14 +112,15 @@ __attribute__((target("pclmul,sse4.1,ssse3"))) static inline __m128i kopgate_fol
 }
 
 /* `size` is at least 16. */
-__attribute__((target("pclmul,sse4.1,ssse3"))) static uint32_t kopgate_crc_folded(uint32_t crc, const uint8_t *at, size_t size)
+__attribute__((target("pclmul,sse4.1,ssse3"))) static uint32_t kopgate_crc_folded(
+    const struct kopgate_polynomial *by, uint32_t crc, const uint8_t *at, size_t size)
 {
-    const __m128i by_64 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
-    const __m128i by_48 = _mm_set_epi64x(0x0174359406, 0x003db1ecdc);
-    const __m128i by_32 = _mm_set_epi64x(0x015a546366, 0x00f1da05aa);
-    const __m128i by_16 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
-    const __m128i by_8 = _mm_set_epi64x(0, 0x0163cd6124);
-    const __m128i barrett = _mm_set_epi64x(0x01f7011641, 0x01db710641);
+    const __m128i by_64 = _mm_set_epi64x((int64_t)by->by_64[0], (int64_t)by->by_64[1]);
+    const __m128i by_48 = _mm_set_epi64x((int64_t)by->by_48[0], (int64_t)by->by_48[1]);
+    const __m128i by_32 = _mm_set_epi64x((int64_t)by->by_32[0], (int64_t)by->by_32[1]);
+    const __m128i by_16 = _mm_set_epi64x((int64_t)by->by_16[0], (int64_t)by->by_16[1]);
+    const __m128i by_8 = _mm_set_epi64x(0, (int64_t)by->by_8);
+    const __m128i barrett = _mm_set_epi64x((int64_t)by->barrett[0], (int64_t)by->barrett[1]);
     const __m128i low_words = _mm_setr_epi32(~0, 0, ~0, 0);
     __m128i lane = _mm_xor_si128(KOPGATE_LOAD(at), _mm_cvtsi32_si128((int)crc));
 
@@ -124,14 +156,24 @@ __attribute__((target("pclmul,sse4.1,ssse3"))) static uint32_t kopgate_crc_folde
 }
 #endif
 
-static inline uint32_t kopgate_crc32(const uint8_t *at, size_t size)
+static inline uint32_t kopgate_crc(const struct kopgate_polynomial *by, const uint8_t *at, size_t size)
 {
     uint32_t crc = 0xFFFFFFFFu;
 #ifdef KOPGATE_CLMUL
     if (kopgate_has_clmul && size >= 16)
-        return ~kopgate_crc_folded(crc, at, size);
+        return ~kopgate_crc_folded(by, crc, at, size);
 #endif
-    return ~kopgate_crc_bytes(crc, at, size);
+    return ~kopgate_crc_bytes(by, crc, at, size);
+}
+
+static inline uint32_t kopgate_crc32(const uint8_t *at, size_t size)
+{
+    return kopgate_crc(&kopgate_ieee, at, size);
+}
+
+static inline uint32_t kopgate_crc32c(const uint8_t *at, size_t size)
+{
+    return kopgate_crc(&kopgate_castagnoli, at, size);
 }
 
 #endif

@@ -7,8 +7,9 @@ stranger's: every length is read once, checked against what is left (never added
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.ref cimport PyObject
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcmp, memcpy
 
 from compat.records.errors import Fault, error_of
 from compat.records.layout import Converted, Scan
@@ -16,6 +17,7 @@ from compat.records.layout import Converted, Scan
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
     uint32_t kopgate_crc32(const uint8_t *at, size_t size) noexcept nogil
+    uint32_t kopgate_crc32c(const uint8_t *at, size_t size) noexcept nogil
 
 cdef extern from *:
     """
@@ -34,6 +36,14 @@ cdef extern from *:
     static inline void kopgate_put64(uint8_t *at, uint64_t value)
     {
         kopgate_put32(at, (uint32_t)(value >> 32)); kopgate_put32(at + 4, (uint32_t)value);
+    }
+    static inline uint32_t kopgate_get32_little(const uint8_t *at)
+    {
+        return (uint32_t)at[3] << 24 | (uint32_t)at[2] << 16 | (uint32_t)at[1] << 8 | (uint32_t)at[0];
+    }
+    static inline void kopgate_put32_little(uint8_t *at, uint32_t value)
+    {
+        at[3] = (uint8_t)(value >> 24); at[2] = (uint8_t)(value >> 16); at[1] = (uint8_t)(value >> 8); at[0] = (uint8_t)value;
     }
     /* 1 where the sum does not fit, and then nothing is stored */
     static inline int kopgate_add(int64_t left, int64_t right, int64_t *sum)
@@ -54,11 +64,14 @@ cdef extern from *:
     uint64_t get64 "kopgate_get64"(const uint8_t *at) noexcept nogil
     void put32 "kopgate_put32"(uint8_t *at, uint32_t value) noexcept nogil
     void put64 "kopgate_put64"(uint8_t *at, uint64_t value) noexcept nogil
+    uint32_t get32_little "kopgate_get32_little"(const uint8_t *at) noexcept nogil
+    void put32_little "kopgate_put32_little"(uint8_t *at, uint32_t value) noexcept nogil
     bint sum_overflows "kopgate_add"(int64_t left, int64_t right, int64_t *sum) noexcept nogil
     bint difference_overflows "kopgate_subtract"(int64_t left, int64_t right, int64_t *difference) noexcept nogil
 
 cdef extern from "Python.h":
     PyObject *PyBytes_FromStringAndSize(const char *content, Py_ssize_t size) except NULL
+    bytes copied "PyBytes_FromStringAndSize"(const char *content, Py_ssize_t size)
     char *PyBytes_AS_STRING(PyObject *content) noexcept nogil
     void Py_DecRef(PyObject *owned)
     int _PyBytes_Resize(PyObject **content, Py_ssize_t size) except -1
@@ -108,6 +121,7 @@ if [one.value for one in Fault] != [TRUNCATED, SIZE, MAGIC, MIXED, CHECKSUM, FIE
 
 include "_messages.pxi"
 include "_batches.pxi"
+include "_jobs.pxi"
 
 cdef object converted(int fault, PyObject *content, Summary *found):
     """What a conversion returns or raises; `content` is taken over."""
@@ -212,6 +226,48 @@ def down_batch(
     finally:
         PyBuffer_Release(&view)
     return converted(fault, content, &found)
+
+
+def use_lz4(unpack: int, pack: int, state_bytes: int):
+    """Where LZ4_decompress_safe and LZ4_compress_fast_extState are, and what LZ4_sizeofState says; before any `down_all`."""
+    global lz4_unpack, lz4_pack, lz4_state_bytes
+    lz4_state_bytes = state_bytes
+    lz4_pack = <Pack><uintptr_t>pack
+    lz4_unpack = <Unpack><uintptr_t>unpack
+
+
+def down_all(payloads, int magic, int64_t limit):
+    cdef Py_ssize_t count = len(payloads), held = 0, done = 0, taken = 0, at
+    cdef list results = []
+    cdef Desk desk
+    cdef Task *tasks = <Task *>calloc(count + 1, sizeof(Task))
+    if tasks == NULL:
+        raise MemoryError
+    try:
+        desk = idle.pop()
+    except IndexError:
+        desk = Desk()
+    try:
+        for payload in payloads:
+            PyObject_GetBuffer(payload, &tasks[held].view, PyBUF_SIMPLE)
+            held += 1
+        while done < count:
+            with nogil:
+                done += convert_some(&desk.on, tasks + done, count - done, magic, limit)
+            at = 0
+            while taken < done:
+                results.append(None if tasks[taken].made < 0 else copied(<const char *>desk.on.results.bytes + at, tasks[taken].made))
+                at += max(tasks[taken].made, 0)
+                taken += 1
+    finally:
+        while held > 0:
+            held -= 1
+            PyBuffer_Release(&tasks[held].view)
+        free(tasks)
+        tidy(&desk.on)
+        if len(idle) < DESKS_KEPT:
+            idle.append(desk)
+    return results
 
 
 def down_messages(messages, int64_t shift):

@@ -6,8 +6,10 @@ the fetch offset is cut off afterwards (`cut`), so that one conversion serves ev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from compat.records import codecs, loops
-from compat.records.errors import CorruptRecords
+from compat.records.errors import CorruptRecords, RecordsError
 from compat.records.layout import BATCH_OVERHEAD, CODEC_MASK, NO_TIMESTAMP, Buffer, Codec, build_batch, magic_of, read_batch
 from compat.records.limits import MAX_DECOMPRESSED_BYTES
 from compat.records.wrappers import Budget, Wrapper, segments, wrap
@@ -22,6 +24,25 @@ def down_convert(payload: Buffer, magic: int, *, max_decompressed_bytes: int = M
     """
     if magic not in (0, 1):
         raise ValueError(f"magic {magic} is no message set's")
+    (made,) = loops.down_all((payload,), magic, max_decompressed_bytes)
+    return by_itself(payload, magic, max_decompressed_bytes) if made is None else made
+
+
+def down_convert_all(
+    payloads: Sequence[Buffer], magic: int, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> list[bytes | RecordsError]:
+    """What `down_convert` returns or raises for each of `payloads`: in one call, outside the interpreter's lock, as far as that goes."""
+    outcomes: list[bytes | RecordsError] = []
+    for payload, made in zip(payloads, loops.down_all(payloads, magic, max_decompressed_bytes), strict=True):
+        try:
+            outcomes.append(by_itself(payload, magic, max_decompressed_bytes) if made is None else made)
+        except RecordsError as failure:
+            outcomes.append(failure)
+    return outcomes
+
+
+def by_itself(payload: Buffer, magic: int, max_decompressed_bytes: int) -> bytes:
+    """The ordinary road, for every unit that `loops.down_all` leaves to it."""
     stored = magic_of(payload)
     if stored <= magic:
         return bytes(payload)

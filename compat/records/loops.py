@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from compat.records import _pure
+from compat.records import _pure, lz4_library
 
 KERNEL = "python"
 """Which one runs: "cython" or "python"."""
@@ -18,6 +18,7 @@ cut = _pure.cut
 stamp = _pure.stamp
 down_batch = _pure.down_batch
 down_messages = _pure.down_messages
+down_all = _pure.down_all
 up_messages = _pure.up_messages
 
 if os.environ.get("KOPGATE_PURE_PYTHON", "") not in ("", "0"):
@@ -29,10 +30,14 @@ else:
         KERNEL_REASON = f"the compiled kernel is missing (was there a C compiler at installation?): {error}"
     else:
         KERNEL = "cython"
+        lz4 = lz4_library.find()
+        if lz4 is not None:
+            _kernel.use_lz4(*lz4)
         scan = _kernel.scan
         plain_run = _kernel.plain_run
         cut = _kernel.cut
         stamp = _kernel.stamp
         down_batch = _kernel.down_batch
         down_messages = _kernel.down_messages
+        down_all = _kernel.down_all
         up_messages = _kernel.up_messages

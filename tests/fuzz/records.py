@@ -21,7 +21,7 @@ _EDGES = (0, 1, 0x7F, 0x80, 0xFF)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="agreement", choices=("agreement", "entrances"))
+    parser.add_argument("--target", default="agreement", choices=("agreement", "entrances", "whole"))
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plain", action="store_true", help="do without atheris")

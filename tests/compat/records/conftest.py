@@ -8,7 +8,7 @@ import pytest
 
 from compat.records import loops
 
-LOOPS = ("scan", "plain_run", "cut", "stamp", "down_batch", "down_messages", "up_messages")
+LOOPS = ("scan", "plain_run", "cut", "stamp", "down_batch", "down_all", "down_messages", "up_messages")
 
 
 @pytest.fixture(params=("_pure", "_kernel"), autouse=True)

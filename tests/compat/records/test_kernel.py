@@ -180,6 +180,7 @@ def test_no_buffer_stays_exported(name):
         buffer.append(0)
 
 
-def test_two_seconds_of_mutated_sets_find_no_difference(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["records", "--plain", "--seconds", "2", "--target", "agreement"])
+@pytest.mark.parametrize("target", ["agreement", "whole"])
+def test_two_seconds_of_mutated_sets_find_no_difference(monkeypatch, target):
+    monkeypatch.setattr("sys.argv", ["records", "--plain", "--seconds", "2", "--target", target])
     assert main() == 0

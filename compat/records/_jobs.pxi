@@ -1,0 +1,228 @@
+# Whole batches of magic 2, many in one call: unpacked, converted and packed without the GIL; part of _kernel.pyx.
+#
+# Only what is as it should be, in the codecs none and lz4, is done here. Whatever else there is, and whatever is wrong, is left to the ordinary road, which
+# has the words for it. So nothing is said here, and there is nothing for a twin to say otherwise.
+
+ctypedef int (*Unpack)(const char *packed, char *into, int packed_bytes, int most) noexcept nogil
+ctypedef int (*Pack)(void *state, const char *content, char *into, int content_bytes, int most, int acceleration) noexcept nogil
+
+cdef Unpack lz4_unpack = NULL
+cdef Pack lz4_pack = NULL
+cdef int lz4_state_bytes = 0
+
+cdef enum:
+    BATCH_OVERHEAD = 61
+    BATCH_CRC_AT = 17
+    BATCH_CRC_FROM = 21
+    CONTROL_BIT = 0x20
+
+    FRAME_HEADER = 7
+    FRAME_BLOCK = 64 * 1024
+    LZ4_EXPANSION = 255
+
+    # As many results are made before they are copied out: with what is kept for the next job that is what stays in the processor's cache.
+    RESULTS_AT_A_TIME = 256 * 1024
+    # Of each of its three pieces of memory a desk keeps so much from job to job, and so many desks are kept.
+    DESK_KEEPS = 1024 * 1024
+    DESKS_KEPT = 4
+
+cdef struct Room:
+    # Memory that grows: `used` of `size` bytes mean something.
+    uint8_t *bytes
+    size_t size
+    size_t used
+
+cdef struct Places:
+    Room records
+    Room messages
+    Room results
+    void *pack_state
+
+cdef struct Task:
+    # `made` bytes of result; -1: the ordinary road has to do it.
+    Py_buffer view
+    Py_ssize_t made
+
+cdef list idle = []
+
+cdef class Desk:
+    """What a job works with. Memory that is new costs more than the work done in it, so it goes from job to job."""
+
+    cdef Places on
+
+    def __dealloc__(self):
+        free(self.on.records.bytes)
+        free(self.on.messages.bytes)
+        free(self.on.results.bytes)
+        free(self.on.pack_state)
+
+cdef bint widen(Room *room, size_t more) noexcept nogil:
+    """Room for `more` bytes behind those used; False where there is no memory."""
+    cdef size_t size = room.used + more
+    cdef void *bytes
+    if size <= room.size:
+        return True
+    if size < 2 * room.size:
+        size = 2 * room.size
+    bytes = realloc(room.bytes, size)
+    if bytes == NULL:
+        return False
+    room.bytes = <uint8_t *>bytes
+    room.size = size
+    return True
+
+cdef void empty(Room *room) noexcept nogil:
+    room.used = 0
+    if room.size > DESK_KEEPS:
+        free(room.bytes)
+        room.bytes = NULL
+        room.size = 0
+
+cdef void tidy(Places *on) noexcept nogil:
+    empty(&on.records)
+    empty(&on.messages)
+    empty(&on.results)
+
+cdef Py_ssize_t convert_some(Places *on, Task *tasks, Py_ssize_t count, int magic, int64_t limit) noexcept nogil:
+    """The first tasks, at least one, until there are results enough to be copied out; how many."""
+    cdef Py_ssize_t done = 0
+    on.results.used = 0
+    while done < count and on.results.used < RESULTS_AT_A_TIME:
+        tasks[done].made = convert_batch(on, <const uint8_t *>tasks[done].view.buf, tasks[done].view.len, magic, limit)
+        if tasks[done].made > 0:
+            on.results.used += tasks[done].made
+        done += 1
+    return done
+
+cdef Py_ssize_t convert_batch(Places *on, const uint8_t *data, Py_ssize_t size, int magic, int64_t limit) noexcept nogil:
+    """A stored batch as a message set behind the results so far; how many bytes, or -1."""
+    cdef int attributes, codec
+    cdef int64_t base_offset, last_delta, count
+    cdef Py_ssize_t records = size - BATCH_OVERHEAD
+    cdef const uint8_t *content = data + BATCH_OVERHEAD
+    cdef bint has_time, is_plain = False
+    cdef Room *into = &on.results
+    cdef Summary found
+    if records < 0 or data[MAGIC_AT] != 2 or <int32_t>get32(data + 8) != size - LOG_OVERHEAD:
+        return -1
+    attributes = data[BATCH_CRC_FROM + 1]
+    codec = attributes & CODEC_MASK
+    if attributes & CONTROL_BIT or (codec and (codec != LZ4 or lz4_unpack == NULL)):
+        return -1
+    base_offset = <int64_t>get64(data)
+    last_delta = <int32_t>get32(data + 23)
+    count = <int32_t>get32(data + 57)
+    if base_offset < 0 or last_delta < 0 or base_offset > INT64_MAX - last_delta or count <= 0:
+        return -1
+    if kopgate_crc32c(data + BATCH_CRC_FROM, size - BATCH_CRC_FROM) != get32(data + BATCH_CRC_AT):
+        return -1
+    if codec:
+        if not unpack_lz4(content, records, limit, &on.records, &is_plain):
+            return -1
+        content = on.records.bytes
+        records = on.records.used
+        into = &on.messages
+    if count > records // SMALLEST_RECORD or not widen(into, records + count * (GROWTH_V1 if magic else GROWTH_V0)):
+        return -1
+    has_time = (attributes & APPEND_TIME_BIT) != 0
+    if down_records(
+        content, records, count, base_offset, last_delta, <int64_t>get64(data + 27), has_time, <int64_t>get64(data + 35), magic,
+        codec and magic, into.bytes + into.used, &found,
+    ):
+        return -1
+    if not codec:
+        return found.written
+    # What the producer could not pack will not pack now, unless much was added to it.
+    return wrap_lz4(on, &found, magic, has_time, is_plain and found.written <= records + records // 8)
+
+cdef bint unpack_lz4(const uint8_t *data, Py_ssize_t size, int64_t limit, Room *into, bint *is_plain) noexcept nogil:
+    """The content of a frame as Kafka's clients write it, at most `limit` bytes, and whether none of its blocks was packed. False for another frame."""
+    cdef Py_ssize_t at = FRAME_HEADER
+    cdef int64_t most, room
+    cdef uint32_t block
+    cdef int made
+    into.used = 0
+    is_plain[0] = True
+    if size < FRAME_HEADER:
+        return False
+    # Blocks that stand alone, of 64 KiB, 256 KiB, 1 MiB or 4 MiB, and nothing else; with the checksum that belongs to it.
+    if not (
+        memcmp(data, b"\x04\x22\x4d\x18\x60\x40\x82", 7) == 0
+        or memcmp(data, b"\x04\x22\x4d\x18\x60\x50\xfb", 7) == 0
+        or memcmp(data, b"\x04\x22\x4d\x18\x60\x60\x51", 7) == 0
+        or memcmp(data, b"\x04\x22\x4d\x18\x60\x70\x73", 7) == 0
+    ):
+        return False
+    most = 1 << (8 + 2 * (data[5] >> 4))
+    while size - at >= 4:
+        block = get32_little(data + at)
+        at += 4
+        if block == 0:
+            return True
+        made = block & INT32_MAX
+        if made > size - at or made > most:
+            return False
+        room = limit - <int64_t>into.used
+        if block > INT32_MAX:
+            if made > room or not widen(into, made):
+                return False
+            memcpy(into.bytes + into.used, data + at, made)
+            into.used += made
+            at += made
+        else:
+            is_plain[0] = False
+            room = min(room, most, <int64_t>made * LZ4_EXPANSION)
+            if not widen(into, room + 1):
+                return False
+            at += made
+            made = lz4_unpack(<const char *>data + at - made, <char *>into.bytes + into.used, made, <int>room)
+            if made < 0:
+                return False
+            into.used += made
+    return False
+
+cdef Py_ssize_t wrap_lz4(Places *on, Summary *found, int magic, bint has_time, bint is_plain) noexcept nogil:
+    """The messages made as one that holds them packed, behind the results so far; how many bytes, or -1."""
+    cdef Py_ssize_t left = found.written, piece
+    cdef const uint8_t *data = on.messages.bytes
+    cdef uint8_t *message
+    cdef uint8_t *to
+    cdef uint8_t *frame
+    cdef int made
+    if on.pack_state == NULL:
+        on.pack_state = malloc(lz4_state_bytes)
+    if on.pack_state == NULL or not widen(&on.results, TIMESTAMP_AT + 16 + FRAME_HEADER + left + 4 * (left // FRAME_BLOCK + 2)):
+        return -1
+    message = on.results.bytes + on.results.used
+    put64(message, <uint64_t>found.last_offset)
+    message[MAGIC_AT] = <uint8_t>magic
+    message[ATTRIBUTES_AT] = LZ4 | (APPEND_TIME_BIT if has_time and magic else 0)
+    to = message + TIMESTAMP_AT
+    if magic:
+        put64(to, <uint64_t>found.max_timestamp)
+        to += 8
+    put32(to, 0xFFFFFFFFU)
+    frame = to + 8
+    # Consumers of format 0 expect another checksum of the header: lz4_header.py.
+    memcpy(frame, b"\x04\x22\x4d\x18\x60\x40\x82" if magic else b"\x04\x22\x4d\x18\x60\x40\x1a", FRAME_HEADER)
+    to = frame + FRAME_HEADER
+    while left > 0:
+        piece = min(left, FRAME_BLOCK)
+        made = 0 if is_plain else lz4_pack(on.pack_state, <const char *>data, <char *>to + 4, <int>piece, <int>piece - 1, 1)
+        if made > 0:
+            put32_little(to, made)
+        else:
+            made = <int>piece
+            put32_little(to, <uint32_t>made | 0x80000000U)
+            memcpy(to + 4, data, made)
+        to += 4 + made
+        data += piece
+        left -= piece
+    put32_little(to, 0)
+    to += 4
+    if to - message > INT32_MAX:
+        return -1
+    put32(frame - 4, <uint32_t>(to - frame))
+    put32(message + 8, <uint32_t>(to - message - LOG_OVERHEAD))
+    put32(message + CRC_AT, kopgate_crc32(message + CRC_FROM, to - message - CRC_FROM))
+    return to - message
