@@ -6,9 +6,13 @@
  *   sync         fsync, fdatasync, msync
  *   meta         writes of a meta page; LMDB makes the one that counts through a descriptor opened with O_DSYNC
  *   meta-undone  that write fails although it is made; LMDB then puts the old page back, and may
- *   meta-kept    that write fails although it is made, and LMDB may not put the old page back: the commit stands
+ *   meta-kept    the first such write fails although it is made, and LMDB may not put the old page back: the commit stands
  *   unsynced     fsync and fdatasync, once a meta page was kept
  *   full         the error is ENOSPC and not EIO
+ *
+ * The file that POWER_CUT names, where it does, is made what data.mdb would be after a power cut: it gets what is written with O_DSYNC, and the
+ * rest when that is synced. What was written before a sync that failed, or by a write that failed, never reaches it, for Linux then takes the
+ * pages for clean, and the next sync has nothing to do.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -22,7 +26,12 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+/* Since this was ordered. */
 static int meta_was_kept;
+
+/* Written, but not synced. LMDB has one writer. */
+static struct range { off_t offset; size_t size; } *unsynced;
+static size_t unsynced_count;
 
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 
@@ -63,6 +72,44 @@ static int error_of(const char *orders)
     return is_ordered(orders, "full") ? ENOSPC : EIO;
 }
 
+static void put_into_medium(int fd, off_t offset, size_t size)
+{
+    char link[64], *bytes = malloc(size);
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    /* The descriptor itself may be for writing only. */
+    int readable = open(link, O_RDONLY | O_CLOEXEC);
+    int medium = open(getenv("POWER_CUT"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (medium < 0 || !bytes || readable < 0 || pread(readable, bytes, size, offset) != (ssize_t)size ||
+        REAL(pwrite)(medium, bytes, size, offset) != (ssize_t)size)
+        abort();
+    close(readable);
+    close(medium);
+    free(bytes);
+}
+
+static void note_write(int fd, off_t offset, size_t size)
+{
+    if (!getenv("POWER_CUT") || !is_store(fd))
+        return;
+    if (fcntl(fd, F_GETFL) & O_DSYNC) {
+        put_into_medium(fd, offset, size);
+        return;
+    }
+    unsynced = realloc(unsynced, (unsynced_count + 1) * sizeof *unsynced);
+    if (!unsynced)
+        abort();
+    unsynced[unsynced_count++] = (struct range){offset, size};
+}
+
+static void note_sync(int fd, int is_done)
+{
+    if (!getenv("POWER_CUT") || !is_store(fd))
+        return;
+    for (size_t n = 0; is_done && n < unsynced_count; n++)
+        put_into_medium(fd, unsynced[n].offset, unsynced[n].size);
+    unsynced_count = 0;
+}
+
 enum outcome { IS_MADE, FAILS, FAILS_THOUGH_MADE };
 
 static enum outcome outcome_of_write(int fd, off_t offset, int *error)
@@ -74,13 +121,14 @@ static enum outcome outcome_of_write(int fd, off_t offset, int *error)
     if (orders[2] && is_store(fd)) {
         if (is_ordered(orders, is_meta ? "meta" : "data"))
             outcome = FAILS;
-        else if (counts && (is_ordered(orders, "meta-undone") || is_ordered(orders, "meta-kept")))
+        else if (counts && is_ordered(orders, "meta-undone"))
             outcome = FAILS_THOUGH_MADE;
-        else if (is_meta && !counts && is_ordered(orders, "meta-kept"))
-            outcome = FAILS;
-        if (outcome == FAILS_THOUGH_MADE && is_ordered(orders, "meta-kept"))
+        else if (is_meta && is_ordered(orders, "meta-kept")) {
+            outcome = !counts ? FAILS : meta_was_kept ? IS_MADE : FAILS_THOUGH_MADE;
             meta_was_kept = 1;
-    }
+        }
+    } else if (!orders[2])
+        meta_was_kept = 0;
     *error = error_of(orders);
     errno = saved;
     return outcome;
@@ -98,13 +146,16 @@ static int sync_fails(int is_of_store)
 
 #define WRITE(name, fd, offset, ...)                                                                                                       \
     do {                                                                                                                                   \
+        off_t at = offset;                                                                                                                 \
         int error;                                                                                                                         \
-        enum outcome outcome = outcome_of_write(fd, offset, &error);                                                                       \
+        enum outcome outcome = outcome_of_write(fd, at, &error);                                                                           \
         ssize_t written = outcome == FAILS ? -1 : REAL(name)(fd, __VA_ARGS__);                                                             \
         if (outcome != IS_MADE) {                                                                                                          \
             errno = error;                                                                                                                 \
             return -1;                                                                                                                     \
         }                                                                                                                                  \
+        if (written > 0)                                                                                                                   \
+            note_write(fd, at, written);                                                                                                   \
         return written;                                                                                                                    \
     } while (0)
 
@@ -113,6 +164,15 @@ ssize_t pwrite64(int fd, const void *bytes, size_t size, off64_t offset) { WRITE
 ssize_t pwritev(int fd, const struct iovec *parts, int count, off_t offset) { WRITE(pwritev, fd, offset, parts, count, offset); }
 ssize_t pwritev64(int fd, const struct iovec *parts, int count, off64_t offset) { WRITE(pwritev64, fd, offset, parts, count, offset); }
 ssize_t writev(int fd, const struct iovec *parts, int count) { WRITE(writev, fd, lseek(fd, 0, SEEK_CUR), parts, count); }
-int fsync(int fd) { return sync_fails(is_store(fd)) ? -1 : REAL(fsync)(fd); }
-int fdatasync(int fd) { return sync_fails(is_store(fd)) ? -1 : REAL(fdatasync)(fd); }
+
+#define SYNC(name, fd)                                                                                                                     \
+    do {                                                                                                                                   \
+        int fails = sync_fails(is_store(fd)), result = fails ? -1 : REAL(name)(fd), saved = errno;                                         \
+        note_sync(fd, result == 0);                                                                                                        \
+        errno = saved;                                                                                                                     \
+        return result;                                                                                                                     \
+    } while (0)
+
+int fsync(int fd) { SYNC(fsync, fd); }
+int fdatasync(int fd) { SYNC(fdatasync, fd); }
 int msync(void *start, size_t size, int flags) { return sync_fails(1) ? -1 : REAL(msync)(start, size, flags); }

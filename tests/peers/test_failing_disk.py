@@ -1,14 +1,16 @@
 """A gateway of its own process whose disk fails under the embedded store, at each place where a commit can fail.
 
-What the disk refuses is answered so and seen by nobody; what was acknowledged is there, also after the process was killed; and when the disk is
-well again everything goes on by itself.
+What the disk refuses is answered so and seen by nobody; what was acknowledged is there, also after the process was killed or the power cut; and
+when the disk is well again everything goes on by itself.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import random
 import select
+import shutil
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,13 +32,13 @@ SHIM = Path(__file__).with_name("failing_disk.c")
 TOPIC = "orders"
 KAFKA_STORAGE_ERROR = 56
 
-#: What a commit consists of, each failing alone; see failing_disk.c.
+#: What a commit consists of, each failing alone.
 FAILURES = ["data", "data full", "sync", "meta", "meta-undone"]
 
 
 @dataclass
 class Disk:
-    """A disk that fails while the file `orders` is there, as that says; and the failure that a test is about."""
+    """A disk that fails while the file `orders` is there, as that says, and what a power cut would leave; see failing_disk.c."""
 
     orders: Path
     shim: Path
@@ -44,7 +46,15 @@ class Disk:
 
     @property
     def environment(self):
-        return {"LD_PRELOAD": str(self.shim), "FAILING_DISK": str(self.orders)}
+        return {"LD_PRELOAD": str(self.shim), "FAILING_DISK": str(self.orders), "POWER_CUT": str(self.medium)}
+
+    @property
+    def medium(self):
+        return self.orders.with_name("medium")
+
+    def loses_power(self, folder):
+        """The gateway on it is dead: its store becomes what the medium has."""
+        shutil.copy(self.medium, folder / "store" / "data.mdb")
 
     @contextmanager
     def failing(self):
@@ -197,8 +207,27 @@ def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_whe
 
 @pytest.mark.parametrize("disk", [*FAILURES, "meta-kept"], indirect=True)
 def test_after_a_killing_while_the_disk_fails_exactly_what_was_acknowledged_is_there(disk, tmp_path):
+    who, told, last = told_until_it_was_killed(disk, tmp_path)
+    with gateway(tmp_path) as again, again.peer() as peer:
+        assert visible(again, TOPIC) == told
+        if not last:
+            assert tell(told, peer, who)
+        assert produced(peer, TOPIC, told[-1], (*who, len(told) - 1)) == len(told) - 1
+        assert visible(again, TOPIC) == told
+
+
+@pytest.mark.parametrize("disk", FAILURES, indirect=True)
+def test_after_a_power_cut_while_the_disk_fails_exactly_what_was_acknowledged_is_there(disk, tmp_path):
+    _, told, _ = told_until_it_was_killed(disk, tmp_path)
+    disk.loses_power(tmp_path)
+    with gateway(tmp_path) as again:
+        assert visible(again, TOPIC) == told
+
+
+def told_until_it_was_killed(disk, folder):
+    """An idempotent producer through bad hours of the disk: who it is, what was acknowledged, and whether the last was."""
     told = []
-    with starting(tmp_path, disk) as server, server.peer() as peer:
+    with starting(folder, disk) as server, server.peer() as peer:
         peer.makes(TOPIC)
         who = producer_of(peer)
         for _ in range(5):
@@ -211,12 +240,7 @@ def test_after_a_killing_while_the_disk_fails_exactly_what_was_acknowledged_is_t
             last = tell(told, peer, who)
             server.process.kill()
             server.process.wait()
-    with gateway(tmp_path) as again, again.peer() as peer:
-        assert visible(again, TOPIC) == told
-        if not last:
-            assert tell(told, peer, who)
-        assert produced(peer, TOPIC, told[-1], (*who, len(told) - 1)) == len(told) - 1
-        assert visible(again, TOPIC) == told
+    return who, told, last
 
 
 def tell(told, peer, who):
@@ -251,6 +275,27 @@ def test_nobody_is_told_of_a_commit_that_stands_before_it_is_synced(disk, tmp_pa
         answer = answer_in(peer.hears())
         assert (answer.error_code, answer.base_offset) == (0, 0)
         assert visible(server, TOPIC) == ["first"]
+
+
+@pytest.mark.parametrize("disk", [""], indirect=True)
+def test_a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged(disk, tmp_path):
+    moments = random.Random(7)
+    told = []
+    for _ in range(4):
+        with starting(tmp_path, disk) as server, server.peer() as peer:
+            peer.makes(TOPIC)
+            found = visible(server, TOPIC)
+            assert found[: len(told)] == told
+            told = found
+            peer.sends(*(framed(producing(TOPIC, one_record(str(number).encode())), 7) for number in range(len(told), len(told) + 300)))
+            for _ in range(moments.randint(1, 250)):
+                told.append(str(answer_in(peer.hears()).base_offset))
+            server.process.kill()
+            while (frame := peer.hears()) is not None:
+                told.append(str(answer_in(frame).base_offset))
+        disk.loses_power(tmp_path)
+    with gateway(tmp_path) as again:
+        assert visible(again, TOPIC)[: len(told)] == told
 
 
 @pytest.mark.parametrize("disk", [""], indirect=True)
