@@ -8,7 +8,7 @@ COPY . .
 # The pinned versions, the record kernel compiled.
 RUN python -m venv /opt/kopgate \
     && /opt/kopgate/bin/pip install --no-cache-dir --constraint constraints.txt . \
-    && /opt/kopgate/bin/python -c "import compat.records._kernel"
+    && /opt/kopgate/bin/python -c "import compat.records._kernel, gateway.wire._plain"
 
 FROM python:3.13-slim
 RUN useradd --system --uid 10001 --user-group --no-create-home kopgate \

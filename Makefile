@@ -56,7 +56,7 @@ tox: $(VENV)/.dev ## the fast tests on each Python that is here
 
 clean: ## remove what was built; data stays
 	rm -rf $(VENV) .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
-	rm -f compat/records/_kernel.c compat/records/_kernel*.so
+	rm -f compat/records/_kernel.c compat/records/_kernel*.so gateway/wire/_plain.c gateway/wire/_plain*.so
 
 # One environment in three sizes; a larger one holds all of a smaller.
 $(VENV)/.made:

@@ -1,4 +1,4 @@
-"""The one thing that pyproject.toml cannot say: the record kernel is compiled where that is possible, and done without where it is not."""
+"""The one thing that pyproject.toml cannot say: what is compiled where that is possible, and done without where it is not."""
 
 from setuptools import Extension, setup
 
@@ -11,6 +11,7 @@ setup(
             include_dirs=["compat/records"],
             extra_compile_args=["-O3"],
             optional=True,
-        )
+        ),
+        Extension("gateway.wire._plain", ["gateway/wire/_plain.pyx"], extra_compile_args=["-O3"], optional=True),
     ]
 )

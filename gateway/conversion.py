@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from compat.records import RecordsError, down_convert, gzip_for_zstd
+from compat.records import NoMemory, RecordsError, RecordsTooLarge, down_convert_all, gzip_for_zstd
+from gateway import logs
 from gateway.errors import ErrorCode, KafkaError, release
 from gateway.records import ATTRIBUTES, HEADER_BYTES, magic_of
 from gateway.waiting import Shared, start
@@ -22,8 +22,14 @@ from storage.log import Buffer, Entry
 #: (topic id, partition, base offset, size, checksum, magic). An entry changes by compaction, which may even leave a packed one its size.
 Key = tuple[bytes, int, int, int, int, int]
 
+#: A job under way: what each of its entries came to is there when all are.
+Flight = Shared[dict[Key, Buffer | KafkaError]]
+
 #: What an entry of the cache takes besides its bytes, about: without it, many small or empty results would not count.
 ENTRY_OVERHEAD = 512
+
+#: Unreadable entries that are remembered to have been told of, some 300 bytes each; beyond it the log may be told of one again.
+TOLD_MAX = 1_000
 
 _CONTROL = 0x20
 _ZSTD = 4
@@ -32,6 +38,16 @@ _ZSTD = 4
 WITHOUT_ZSTD = 2
 _CRC = Struct(">I")
 _CRC_AT = 17
+
+_log = logs.part(__name__)
+
+
+class Source(NamedTuple):
+    """The partition that entries come from."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
 
 
 class Converter:
@@ -42,46 +58,51 @@ class Converter:
         self._cache_bytes = cache_bytes
         self._max_decompressed_bytes = max_decompressed_bytes
         self._cache: OrderedDict[Key, bytes] = OrderedDict()
-        self._flights: dict[Key, Shared[Buffer | KafkaError]] = {}
+        self._flights: dict[Key, Flight] = {}
+        # Of the unreadable entries those that the log has been told of, as keys without the format.
+        self._told: OrderedDict[tuple[object, ...], None] = OrderedDict()
         self.cached_bytes = 0
         self.conversions = 0
 
-    async def convert(self, topic_id: bytes, partition: int, entries: Sequence[Entry], magic: int) -> list[Buffer | KafkaError]:
+    async def convert(self, source: Source, entries: Sequence[Entry], magic: int) -> list[Buffer | KafkaError]:
         """Each entry's payload in a format that a consumer of `magic` reads; the payload itself where that is as old already.
 
-        Empty where nothing in it exists for such a consumer (control batches); KafkaError(CORRUPT_MESSAGE) where it cannot be converted.
+        Empty where nothing in it exists for such a consumer (control batches) or it cannot be read at all, which is then in the log;
+        KafkaError(UNKNOWN_SERVER_ERROR) where there was no memory to convert it.
         """
-        results: list[Buffer | KafkaError | Shared[Buffer | KafkaError]] = []
+        results: list[Buffer | KafkaError] = []
+        coming: list[tuple[int, Key, Flight]] = []
         missing: list[tuple[Key, Entry]] = []
+        own: Flight = Shared()
         for entry in entries:
-            stored = magic_of(entry.payload)
-            if stored <= magic and not (magic == WITHOUT_ZSTD and is_zstd(entry.payload)):
-                results.append(entry.payload)
-            elif magic < 2 and stored == 2 and entry.payload[ATTRIBUTES] & _CONTROL:
+            payload = entry.payload
+            stored = magic_of(payload)
+            if stored <= magic and not (magic == WITHOUT_ZSTD and is_zstd(payload)):
+                results.append(payload)
+                continue
+            if magic < 2 and stored == 2 and payload[ATTRIBUTES] & _CONTROL:
                 results.append(b"")
-            else:
-                key = (topic_id, partition, entry.base_offset, len(entry.payload), _checksum(entry.payload, stored), magic)
-                known = self._known(key)
-                results.append(self._take_off(key, entry, missing) if known is None else known)
+                continue
+            key = (source.topic_id, source.partition, entry.base_offset, len(payload), _checksum(payload, stored), magic)
+            kept = self._cache.get(key)
+            if kept is not None:
+                self._cache.move_to_end(key)
+                results.append(kept)
+                continue
+            flight = self._flights.get(key)
+            if flight is None:
+                flight = self._flights[key] = own
+                missing.append((key, entry))
+            coming.append((len(results), key, flight))
+            results.append(b"")
         if missing:
             # On its own: the consumer that asked first may go away, and the others still want it.
-            flights = [self._flights[key] for key, _ in missing]
-            start(self._fly(missing, flights, magic), _nothing, partial(_crash, flights))
-        return [await result if isinstance(result, Shared) else result for result in results]
+            start(self._fly(source, missing, own, magic), _nothing, own.fail)
+        for index, key, flight in coming:
+            results[index] = (await flight)[key]
+        return results
 
-    def _known(self, key: Key) -> bytes | Shared[Buffer | KafkaError] | None:
-        kept = self._cache.get(key)
-        if kept is None:
-            return self._flights.get(key)
-        self._cache.move_to_end(key)
-        return kept
-
-    def _take_off(self, key: Key, entry: Entry, missing: list[tuple[Key, Entry]]) -> Shared[Buffer | KafkaError]:
-        flight = self._flights[key] = Shared()
-        missing.append((key, entry))
-        return flight
-
-    async def _fly(self, missing: list[tuple[Key, Entry]], flights: list[Shared[Buffer | KafkaError]], magic: int) -> None:
+    async def _fly(self, source: Source, missing: list[tuple[Key, Entry]], flight: Flight, magic: int) -> None:
         """Convert these in one go on another thread: for small batches the way there costs more than the work."""
         try:
             payloads = [entry.payload for _, entry in missing]
@@ -89,14 +110,37 @@ class Converter:
         finally:
             for key, _ in missing:
                 del self._flights[key]
-        for (key, entry), flight, outcome in zip(missing, flights, outcomes, strict=True):
+        results: dict[Key, Buffer | KafkaError] = {}
+        for (key, entry), outcome in zip(missing, outcomes, strict=True):
+            if isinstance(outcome, NoMemory):
+                # Clients before 0.11 know few codes; after this one they ask again.
+                results[key] = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"offset {entry.base_offset} is not converted: {outcome}")
+                continue
             if isinstance(outcome, RecordsError):
-                message = f"offset {entry.base_offset} cannot be converted: {outcome}"
-                flight.succeed(KafkaError(ErrorCode.CORRUPT_MESSAGE, message))
+                self._tell(source, key, entry, outcome)
+                outcome = b""
             else:
                 self.conversions += 1
-                self._keep(key, outcome)
-                flight.succeed(outcome)
+            self._keep(key, outcome)
+            results[key] = outcome
+        flight.succeed(results)
+
+    def _tell(self, source: Source, key: Key, entry: Entry, failure: RecordsError) -> None:
+        """Say once that old consumers miss an entry, and why."""
+        unit = key[:-1]
+        if unit in self._told:
+            return
+        self._told[unit] = None
+        if len(self._told) > TOLD_MAX:
+            self._told.popitem(last=False)
+        if isinstance(failure, RecordsTooLarge):
+            event = (
+                "records unpack to more than max_decompressed_bytes, old consumers do not get them; a greater one and a restart would help"
+            )
+        else:
+            event = "records cannot be read, old consumers do not get them"
+        first, last = entry.base_offset, entry.last_offset
+        _log.warning(event, topic=source.topic, partition=source.partition, first_offset=first, last_offset=last, reason=str(failure))
 
     def _keep(self, key: Key, converted: bytes) -> None:
         size = len(converted) + ENTRY_OVERHEAD
@@ -123,24 +167,22 @@ def is_zstd(payload: Buffer) -> bool:
 
 
 def _convert_all(payloads: list[Buffer], magic: int, max_decompressed_bytes: int) -> list[bytes | RecordsError]:
-    outcomes: list[bytes | RecordsError] = []
-    for payload in payloads:
-        try:
-            if magic == WITHOUT_ZSTD:
-                outcomes.append(gzip_for_zstd(payload, max_decompressed_bytes=max_decompressed_bytes))
-            else:
-                outcomes.append(down_convert(payload, magic, max_decompressed_bytes=max_decompressed_bytes))
-        except RecordsError as failure:
-            release(failure)
-            outcomes.append(failure)
+    if magic < WITHOUT_ZSTD:
+        outcomes = down_convert_all(payloads, magic, max_decompressed_bytes=max_decompressed_bytes)
+    else:
+        outcomes = [_without_zstd(payload, max_decompressed_bytes) for payload in payloads]
+    for outcome in outcomes:
+        if isinstance(outcome, RecordsError):
+            release(outcome)
     return outcomes
+
+
+def _without_zstd(payload: Buffer, max_decompressed_bytes: int) -> bytes | RecordsError:
+    try:
+        return gzip_for_zstd(payload, max_decompressed_bytes=max_decompressed_bytes)
+    except RecordsError as failure:
+        return failure
 
 
 def _nothing(_: object) -> None:
     return
-
-
-def _crash(flights: list[Shared[Buffer | KafkaError]], failure: BaseException) -> None:
-    """A bug in a conversion: everyone who waits for it is told."""
-    for flight in flights:
-        flight.fail(failure)

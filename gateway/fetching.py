@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from compat.records import RecordsError, cut, has_old_lz4, with_right_lz4
 from gateway.broker import Broker
-from gateway.conversion import WITHOUT_ZSTD, is_zstd
+from gateway.conversion import WITHOUT_ZSTD, Source, is_zstd
 from gateway.errors import ErrorCode, KafkaError
 from gateway.fetch_sessions import Interest
 from gateway.partition import Partition
@@ -159,7 +159,7 @@ class Reader:
         if newest is None:
             readable: Sequence[Buffer | KafkaError] = [entry.payload for entry in entries]
         elif partition.config.may_downconvert:
-            readable = await self._broker.converter.convert(interest.topic_id, partition.index, entries, newest)
+            readable = await self._broker.converter.convert(Source(partition.topic, interest.topic_id, partition.index), entries, newest)
         else:
             readable = [_as_it_is(entry.payload, newest) for entry in entries]
         return readable if newest == 0 else [_modern(payload) for payload in readable]

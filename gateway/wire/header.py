@@ -12,6 +12,7 @@ from struct import Struct, error
 import msgspec
 
 from gateway.errors import Refused
+from gateway.wire import plain
 from gateway.wire.primitives import skip_tags
 
 _FIXED = Struct(">hhih")
@@ -30,6 +31,9 @@ class RequestHeader(msgspec.Struct, frozen=True, gc=False):
 
 def read_header(frame: bytes | bytearray, first_flexible_version: Mapping[int, int]) -> RequestHeader:
     """Read the header at the start of `frame`; `first_flexible_version` is by api key. Raises Refused where it is cut short or no UTF-8."""
+    found: RequestHeader | None = plain.header(frame, first_flexible_version, RequestHeader)
+    if found is not None:
+        return found
     try:
         api_key, api_version, correlation_id, length = _FIXED.unpack_from(frame)
         position = 10

@@ -12,6 +12,7 @@ from struct import Struct
 import msgspec
 
 from gateway.errors import ErrorCode
+from gateway.wire import plain
 from gateway.wire.primitives import INT16, INT32, MAX_ELEMENTS, read_count, read_string, read_uvarint, skip_tags, string, uvarint
 
 FIRST_FLEXIBLE = 9
@@ -68,6 +69,9 @@ class ProduceResponse(msgspec.Struct, frozen=True, gc=False):
 
 def read_produce(frame: bytearray, position: int, version: int) -> ProduceRequest:
     """Read the request whose body begins at `position`. Raises ValueError, IndexError or struct.error on bytes that make no sense."""
+    found: ProduceRequest | None = plain.request(frame, position, version, ProduceRequest, TopicRecords, PartitionRecords)
+    if found is not None:
+        return found
     compact = version >= FIRST_FLEXIBLE
     transactional_id = None
     if version >= 3:
@@ -119,6 +123,9 @@ def _read_partitions(view: memoryview, frame: bytearray, position: int, compact:
 
 def write_produce_response(response: ProduceResponse, version: int) -> bytes:
     """The reply's body, without header."""
+    body: bytes | None = plain.reply(response.topics, response.throttle_time_ms, version)
+    if body is not None:
+        return body
     compact = version >= FIRST_FLEXIBLE
     out = [_count(len(response.topics), compact)]
     for topic, partitions in response.topics:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
-from gateway.conversion import ENTRY_OVERHEAD, Converter
+from compat.records import NoMemory
+from gateway import conversion
+from gateway.conversion import ENTRY_OVERHEAD, Converter, Source
 from gateway.errors import ErrorCode
 from gateway.records import read_batch, stamp_batch
 from storage.log import Entry
@@ -14,7 +18,7 @@ from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import Started, Threads, ended
 from tests.gateway.sets import TIME, batch, old_set
 
-TOPIC = b"t" * 16
+SOURCE = Source("t", b"t" * 16, 0)
 
 
 @pytest.fixture
@@ -43,14 +47,14 @@ def as_stored(payload: bytes) -> Entry:
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_a_batch_becomes_messages_of_the_consumers_format(one, magic):
-    (converted,) = ended(one.convert(TOPIC, 0, [stored(7)], magic))
+    (converted,) = ended(one.convert(SOURCE, [stored(7)], magic))
     assert converted[16] == magic
     assert [(found[0], found[3]) for found in read_with_kafka_python(bytes(converted))] == [(7 + n, b"k%d" % n) for n in range(3)]
 
 
 def test_what_is_old_enough_is_handed_back_itself(one, threads):
     entry = as_stored(bytes(old_set(3, magic=0)))
-    (same,) = ended(one.convert(TOPIC, 0, [entry], 1))
+    (same,) = ended(one.convert(SOURCE, [entry], 1))
     assert same is entry.payload
     assert threads.calls == 0
 
@@ -58,20 +62,20 @@ def test_what_is_old_enough_is_handed_back_itself(one, threads):
 def test_a_control_batch_is_nothing_and_costs_nothing(one, threads):
     control = building.batch([Sample(0, TIME, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(1, 0, -1))
     assert read_batch(control).is_control
-    assert ended(one.convert(TOPIC, 0, [as_stored(control)], 0)) == [b""]
+    assert ended(one.convert(SOURCE, [as_stored(control)], 0)) == [b""]
     assert threads.calls == 0
 
 
 def test_all_entries_of_a_call_go_to_the_thread_together_and_come_back_in_order(one, threads):
     entries = [stored(0), as_stored(bytes(old_set(1, magic=0))), stored(3), stored(6)]
-    results = ended(one.convert(TOPIC, 0, entries, 0))
+    results = ended(one.convert(SOURCE, entries, 0))
     assert [read_with_kafka_python(bytes(result))[0][0] for result in results] == [0, 0, 3, 6]
     assert threads.calls == 1
 
 
 def test_a_second_consumer_gets_the_kept_one(one, threads):
-    first = ended(one.convert(TOPIC, 0, [stored()], 1))
-    assert ended(one.convert(TOPIC, 0, [stored()], 1))[0] is first[0]
+    first = ended(one.convert(SOURCE, [stored()], 1))
+    assert ended(one.convert(SOURCE, [stored()], 1))[0] is first[0]
     assert (threads.calls, one.conversions) == (1, 1)
 
 
@@ -79,19 +83,19 @@ def test_what_has_nothing_to_convert_is_kept_as_well(one, threads):
     """A batch that compaction has emptied."""
     empty = building.batch([], base_offset=5, last_offset=9)
     for _ in range(3):
-        assert ended(one.convert(TOPIC, 0, [Entry(5, 9, TIME, empty)], 1)) == [b""]
+        assert ended(one.convert(SOURCE, [Entry(5, 9, TIME, empty)], 1)) == [b""]
     assert threads.calls == 1
     assert one.cached_bytes == ENTRY_OVERHEAD
 
 
 @pytest.mark.parametrize(
     ("topic", "partition", "base_offset", "records", "magic"),
-    [(b"u" * 16, 0, 0, 3, 1), (TOPIC, 1, 0, 3, 1), (TOPIC, 0, 9, 3, 1), (TOPIC, 0, 0, 4, 1), (TOPIC, 0, 0, 3, 0)],
+    [(b"u" * 16, 0, 0, 3, 1), (b"t" * 16, 1, 0, 3, 1), (b"t" * 16, 0, 9, 3, 1), (b"t" * 16, 0, 0, 4, 1), (b"t" * 16, 0, 0, 3, 0)],
     ids=["topic", "partition", "offset", "size", "format"],
 )
 def test_another_entry_or_format_is_not_mistaken_for_it(one, topic, partition, base_offset, records, magic):
-    ended(one.convert(TOPIC, 0, [stored()], 1))
-    ended(one.convert(topic, partition, [stored(base_offset, records)], magic))
+    ended(one.convert(SOURCE, [stored()], 1))
+    ended(one.convert(Source("t", topic, partition), [stored(base_offset, records)], magic))
     assert one.conversions == 2
 
 
@@ -105,13 +109,13 @@ def test_another_entry_or_format_is_not_mistaken_for_it(one, topic, partition, b
 )
 def test_an_entry_that_compaction_gave_other_content_of_the_same_size_is_not_mistaken_for_it(one, make):
     for value in (b"before", b"behind"):
-        (converted,) = ended(one.convert(TOPIC, 0, [as_stored(make(value))], 0))
+        (converted,) = ended(one.convert(SOURCE, [as_stored(make(value))], 0))
         assert read_with_kafka_python(bytes(converted))[-1][4] == value
 
 
 def test_consumers_that_ask_at_the_same_time_cost_one_conversion(one, threads):
     threads.hold()
-    consumers = [Started(one.convert(TOPIC, 0, [stored()], 1)) for _ in range(5)]
+    consumers = [Started(one.convert(SOURCE, [stored()], 1)) for _ in range(5)]
     threads.release()
     assert len({id(consumer.result[0]) for consumer in consumers}) == 1
     assert one.conversions == 1
@@ -119,8 +123,8 @@ def test_consumers_that_ask_at_the_same_time_cost_one_conversion(one, threads):
 
 def test_consumers_whose_entries_overlap_share_what_they_have_in_common(one, threads):
     threads.hold()
-    one_to_two = Started(one.convert(TOPIC, 0, [stored(0), stored(3)], 1))
-    two_to_three = Started(one.convert(TOPIC, 0, [stored(3), stored(6)], 1))
+    one_to_two = Started(one.convert(SOURCE, [stored(0), stored(3)], 1))
+    two_to_three = Started(one.convert(SOURCE, [stored(3), stored(6)], 1))
     threads.release()
     assert one_to_two.result[1] is two_to_three.result[0]
     assert one.conversions == 3
@@ -129,7 +133,7 @@ def test_consumers_whose_entries_overlap_share_what_they_have_in_common(one, thr
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_consumer_that_goes_away_takes_the_conversion_from_nobody(one, threads, who):
     threads.hold()
-    consumers = [Started(one.convert(TOPIC, 0, [stored()], 1)) for _ in range(2)]
+    consumers = [Started(one.convert(SOURCE, [stored()], 1)) for _ in range(2)]
     consumers[who].cancel()
     threads.release()
     assert consumers[1 - who].result[0][16] == 1
@@ -138,27 +142,80 @@ def test_a_consumer_that_goes_away_takes_the_conversion_from_nobody(one, threads
 
 def test_a_conversion_that_nobody_waits_for_any_more_is_kept_all_the_same(one, threads):
     threads.hold()
-    Started(one.convert(TOPIC, 0, [stored()], 1)).cancel()
+    Started(one.convert(SOURCE, [stored()], 1)).cancel()
     threads.release()
-    ended(one.convert(TOPIC, 0, [stored()], 1))
+    ended(one.convert(SOURCE, [stored()], 1))
     assert threads.calls == 1
 
 
-def test_an_entry_that_cannot_be_converted_says_so_alone_and_is_not_kept(one, threads):
-    broken = bytearray(stored(3).payload)
-    broken[-1] ^= 1
-    for _ in range(2):
-        good, bad, also_good = ended(one.convert(TOPIC, 0, [stored(0), Entry(3, 5, TIME, bytes(broken)), stored(6)], 0))
-        assert (good[16], also_good[16]) == (0, 0)
-        assert bad.code is ErrorCode.CORRUPT_MESSAGE
-        assert "offset 3" in bad.message
-    assert threads.calls == 2
+def broken(base_offset: int = 3) -> Entry:
+    payload = bytearray(stored(base_offset).payload)
+    payload[-1] ^= 1
+    return Entry(base_offset, base_offset + 2, TIME, bytes(payload))
 
 
-def test_a_bomb_is_refused(threads):
-    bomb = building.batch([Sample(0, TIME, None, bytes(2 << 20))], codec=building.GZIP)
-    (refused,) = ended(converter(threads).convert(TOPIC, 0, [as_stored(bomb)], 1))
-    assert refused.code is ErrorCode.CORRUPT_MESSAGE
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_an_entry_that_cannot_be_read_is_nothing_and_the_others_are_converted(one):
+    good, bad, also_good = ended(one.convert(SOURCE, [stored(0), broken(), stored(6)], 0))
+    assert (good[16], bad, also_good[16]) == (0, b"", 0)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_of_an_entry_that_cannot_be_read_the_log_is_told_once(threads, caplog, cache_bytes):
+    one = converter(threads, cache_bytes)
+    with caplog.at_level(logging.WARNING):
+        for magic in (0, 1, 0):
+            ended(one.convert(SOURCE, [broken()], magic))
+    (record,) = caplog.records
+    assert told(caplog) == ["records cannot be read, old consumers do not get them"]
+    assert record.fields == {
+        "topic": "t",
+        "partition": 0,
+        "first_offset": 3,
+        "last_offset": 5,
+        "reason": "the checksum of the record batch does not match",
+    }
+
+
+def test_what_the_log_was_told_of_is_remembered_within_a_bound(threads, caplog, monkeypatch):
+    monkeypatch.setattr(conversion, "TOLD_MAX", 2)
+    one = converter(threads, 0)
+    with caplog.at_level(logging.WARNING):
+        for base_offset in (0, 10, 20, 20, 0):
+            ended(one.convert(SOURCE, [broken(base_offset)], 1))
+    assert len(told(caplog)) == 4
+
+
+@pytest.mark.parametrize("codec", [building.GZIP, building.LZ4])
+def test_a_bomb_is_nothing_and_the_log_names_the_setting(threads, caplog, codec):
+    bomb = building.batch([Sample(0, TIME, None, bytes(2 << 20))], codec=codec)
+    with caplog.at_level(logging.WARNING):
+        assert ended(converter(threads).convert(SOURCE, [as_stored(bomb)], 1)) == [b""]
+    (event,) = told(caplog)
+    assert "max_decompressed_bytes" in event
+
+
+def test_zstd_that_cannot_be_read_is_nothing_to_those_who_need_another_codec(one):
+    bad = bytearray(building.batch([Sample(0, TIME, None, b"v" * 100)], codec=building.ZSTD))
+    bad[-1] ^= 1
+    assert ended(one.convert(SOURCE, [as_stored(bytes(bad))], 2)) == [b""]
+
+
+def test_without_memory_an_entry_is_not_passed_over_but_asked_for_again(threads, caplog):
+    failures = [NoMemory("no memory to decompress gzip")]
+
+    def run(function, *arguments):
+        return threads.run(lambda: [failures.pop()]) if failures else threads.run(function, *arguments)
+
+    one = Converter(run, cache_bytes=1 << 20, max_decompressed_bytes=1 << 20)
+    with caplog.at_level(logging.WARNING):
+        (refused,) = ended(one.convert(SOURCE, [stored()], 1))
+    assert refused.code is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert told(caplog) == []
+    assert ended(one.convert(SOURCE, [stored()], 1))[0][16] == 1
 
 
 def test_a_bug_in_a_conversion_is_told_to_all_who_wait_and_the_next_one_tries_again(threads):
@@ -169,18 +226,18 @@ def test_a_bug_in_a_conversion_is_told_to_all_who_wait_and_the_next_one_tries_ag
 
     one = Converter(run, cache_bytes=1 << 20, max_decompressed_bytes=1 << 20)
     threads.hold()
-    consumers = [Started(one.convert(TOPIC, 0, [stored()], 1)) for _ in range(2)]
+    consumers = [Started(one.convert(SOURCE, [stored()], 1)) for _ in range(2)]
     threads.release()
     assert [type(consumer.failure) for consumer in consumers] == [ZeroDivisionError] * 2
     broken[0] = False
-    assert ended(one.convert(TOPIC, 0, [stored()], 1))[0][16] == 1
+    assert ended(one.convert(SOURCE, [stored()], 1))[0][16] == 1
 
 
 def test_the_cache_keeps_those_used_last_within_its_bytes(threads):
-    size = len(ended(converter(threads).convert(TOPIC, 0, [stored()], 1))[0]) + ENTRY_OVERHEAD
+    size = len(ended(converter(threads).convert(SOURCE, [stored()], 1))[0]) + ENTRY_OVERHEAD
     one = converter(threads, cache_bytes=2 * size)
     for base_offset in (0, 10, 0, 20, 0, 10):
-        ended(one.convert(TOPIC, 0, [stored(base_offset)], 1))
+        ended(one.convert(SOURCE, [stored(base_offset)], 1))
         assert one.cached_bytes <= 2 * size
     # 0 was always used lately; 10 had to make room for 20.
     assert one.conversions == 4
@@ -189,5 +246,5 @@ def test_the_cache_keeps_those_used_last_within_its_bytes(threads):
 def test_without_a_cache_every_conversion_is_made_anew(threads):
     one = converter(threads, cache_bytes=0)
     for _ in range(2):
-        ended(one.convert(TOPIC, 0, [stored()], 1))
+        ended(one.convert(SOURCE, [stored()], 1))
     assert (one.conversions, one.cached_bytes) == (2, 0)

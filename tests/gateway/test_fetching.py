@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import fetching
+from compat.records import NoMemory
+from gateway import conversion, fetching
 from gateway.errors import ErrorCode
 from gateway.fetching import check_epoch
 from gateway.wire.fetch import FetchPartition
@@ -311,9 +312,39 @@ def test_where_conversion_is_forbidden_zstd_needs_fetch_10(house):
     assert rows(ask(house, request(10, [at(3)], topic="modern")).result)["modern", 0].error_code == 0
 
 
-def test_a_batch_that_cannot_be_converted_is_corrupt(house):
-    put(house, entry(0, 2, building.batch(samples(0, 3), content=b"nonsense", count=3)))
-    assert fetch_one(house, OLDER, 0).error_code == ErrorCode.CORRUPT_MESSAGE
+def unreadable(first, count=3, **more):
+    """What is stored of a batch whose header and checksum are right, and whose records are not."""
+    return entry(first, first + count - 1, building.batch(samples(first, count), content=b"nonsense", count=count, **more))
+
+
+@pytest.mark.parametrize("version", [OLD, OLDER])
+@pytest.mark.parametrize("codec", [NONE, LZ4])
+def test_old_consumers_are_carried_past_a_batch_that_cannot_be_read(house, version, codec):
+    put(house, batched(0, 3), unreadable(3, codec=codec), batched(6, 1))
+    assert offsets(fetch_one(house, version, 0)) == [0, 1, 2, 6]
+    for offset in (3, 5):
+        assert offsets(fetch_one(house, version, offset, 1), offset) == [6]
+
+
+def test_a_consumer_of_today_gets_an_unreadable_batch_as_it_is_stored(house):
+    stored = unreadable(0)
+    put(house, stored)
+    assert list(fetch_one(house, NEW, 0).records) == [stored.payload]
+
+
+def test_an_old_consumer_behind_which_there_is_only_an_unreadable_batch_gets_nothing_and_no_error_until_more_comes(house):
+    put(house, batched(0, 1), unreadable(1))
+    row = fetch_one(house, OLDER, 1)
+    assert (row.error_code, list(row.records), row.high_watermark) == (0, [], 4)
+    put(house, batched(4, 1))
+    assert offsets(fetch_one(house, OLDER, 1), 1) == [4]
+
+
+def test_without_memory_to_convert_it_an_old_consumer_stays_where_it_is(house, monkeypatch):
+    put(house, batched(0, 3))
+    failing = [NoMemory("no memory to decompress lz4")]
+    monkeypatch.setattr(conversion, "_convert_all", lambda payloads, *_: failing)
+    assert fetch_one(house, OLDER, 0).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 def test_a_deleted_topic_is_told_of_before_the_registry_knows(house):

@@ -13,8 +13,15 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.records import check_batch, magic_of, read_batch, stamp_batch
 from tests.compat.records.peers import read_with_aiokafka, read_with_kafka_python
 from tests.gateway.sets import TIME, batch, batch_of_aiokafka, old_set, pairs
+from tests.gateway.wire.roads import ROADS, take
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
+
+
+@pytest.fixture(params=ROADS, autouse=True)
+def road(request, monkeypatch):
+    """With the compiled road for the plain case, and without it."""
+    take(request.param, monkeypatch)
 
 
 def sealed(records: memoryview) -> memoryview:

@@ -20,15 +20,3 @@ def implementation(request, monkeypatch):
     for name in LOOPS:
         monkeypatch.setattr(loops, name, getattr(module, name))
     return module
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem):
-    """pytest-twisted wraps a property's inner test anew for each parameter, the wrapped one too, and then refuses to run it: unwrap in between."""
-    handle = getattr(pyfuncitem.obj, "hypothesis", None)
-    inner = handle.inner_test if handle else None
-    try:
-        return (yield)
-    finally:
-        if handle:
-            handle.inner_test = inner

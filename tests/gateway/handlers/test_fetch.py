@@ -197,6 +197,34 @@ def test_a_diverging_log_is_told_at_once(house):
     assert poll(house, FetchPartition(0, 5, 1000, -1, 0)).is_done
 
 
+@pytest.mark.parametrize("version", [1, 3])
+def test_an_old_consumer_waits_at_a_batch_that_cannot_be_read_until_something_follows(house, version):
+    log = house.partition("orders").log
+    broken = entry(0, 2, batch([Sample(n, 5, b"k", b"v") for n in range(3)], content=b"nonsense"))
+
+    async def append() -> None:
+        await log.append([broken])
+
+    ended(append())
+    polling = poll(house, at(0), version=version)
+    assert not polling.is_done
+    put(house)
+    row = rows(polling.result)["orders", 0]
+    assert (row.error_code, consume(payload(row), 0).records[0][0]) == (0, 3)
+    assert nothing_left(house)
+
+
+def test_the_longest_wait_there_is_costs_one_timer_and_ends_like_any_other(house):
+    """Kafka has no bound for it either; idle time does not count meanwhile."""
+    polling = ask(house, request(NEW, [at(0)], max_wait_ms=2**31 - 1))
+    assert len(house.clock.getDelayedCalls()) == 1
+    house.clock.advance(3_600)
+    assert not polling.is_done
+    put(house)
+    assert polling.is_done
+    assert nothing_left(house)
+
+
 def test_a_fetch_of_nothing_is_answered_at_once(house):
     assert poll(house).is_done
 
