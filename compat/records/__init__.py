@@ -5,7 +5,15 @@ loops run in a compiled kernel that releases the GIL where there is one (`KERNEL
 """
 
 from compat.records.down import down_convert, down_convert_all, gzip_for_zstd
-from compat.records.errors import CorruptRecords, InvalidRecords, InvalidTimestamp, RecordsError, RecordsTooLarge, UnsupportedCodec
+from compat.records.errors import (
+    CorruptRecords,
+    InvalidRecords,
+    InvalidTimestamp,
+    NoMemory,
+    RecordsError,
+    RecordsTooLarge,
+    UnsupportedCodec,
+)
 from compat.records.filtering import empty_batch, filter_records, keys, newest
 from compat.records.layout import Codec
 from compat.records.limits import MAX_DECOMPRESSED_BYTES
@@ -24,6 +32,7 @@ __all__ = [
     "InvalidRecords",
     "InvalidTimestamp",
     "MessageSet",
+    "NoMemory",
     "Record",
     "RecordsError",
     "RecordsTooLarge",

@@ -17,7 +17,7 @@ import zstandard
 from isal import igzip_lib
 
 from compat.records import lz4_header
-from compat.records.errors import CorruptRecords, RecordsTooLarge, UnsupportedCodec
+from compat.records.errors import CorruptRecords, NoMemory, RecordsTooLarge, UnsupportedCodec
 from compat.records.layout import LENGTH, Buffer, Codec
 
 _GZIP_LEVEL = 1
@@ -93,7 +93,7 @@ def decompress(codec: Codec, content: Buffer, limit: int) -> bytes:
     except (CorruptRecords, RecordsTooLarge):
         raise
     except MemoryError as error:
-        raise RecordsTooLarge(f"no memory to decompress {codec.name.lower()}") from error
+        raise NoMemory(f"no memory to decompress {codec.name.lower()}") from error
     except _LIBRARY_ERRORS as error:
         raise CorruptRecords(f"{codec.name.lower()}: {error}") from error
 

@@ -29,6 +29,10 @@ class RecordsTooLarge(RecordsError):
     """Decompressed, the records exceed the limit: a compression bomb, or a limit that is too small. Kafka: MESSAGE_TOO_LARGE."""
 
 
+class NoMemory(RecordsTooLarge):
+    """There was no memory to decompress them: another time there may be."""
+
+
 class Fault(IntEnum):
     """What an inner loop found. Both implementations report faults by these numbers, so that they also agree in words."""
 

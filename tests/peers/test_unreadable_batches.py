@@ -1,0 +1,78 @@
+"""A batch whose header and checksum are right, and whose records are not: old clients get past it, and wait behind it as behind any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.compat.records.building import GZIP, NONE, Sample, batch
+from tests.legacy_clients.brokers import are_required
+from tests.legacy_clients.clients import Record, Span, consume, table
+from tests.peers.cache import CannotInstall
+from tests.peers.gateway import Gateway, gateway
+
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("unreadable")]
+
+OLD_CLIENTS = ["java-0.9.0.1", "java-0.10.2.2", "kafka-python-1.0.2", "franz-go-1.22.2-as-0.9"]
+TOLD = "records cannot be read"
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway(tmp_path_factory.mktemp("gateway")) as started:
+        yield started
+
+
+def stores(running: Gateway, topic: str, *batches: bytes) -> None:
+    with running.peer() as peer:
+        peer.makes(topic)
+        for one in batches:
+            assert peer.produces(topic, one).error_code == 0
+
+
+def readable() -> bytes:
+    return batch([Sample(n, 1000, b"key", b"value") for n in range(3)])
+
+
+def unreadable(codec: int = NONE) -> bytes:
+    return batch([Sample(n, 1000, b"key", b"value") for n in range(3)], codec=codec, content=b"nonsense")
+
+
+def reads(client: str, running: Gateway, topic: str, count: int) -> list[Record]:
+    host, port = running.address
+    try:
+        return consume(table()[client], f"{host}:{port}", [Span(topic, 0, 0, count)])
+    except CannotInstall as reason:
+        (pytest.fail if are_required() else pytest.skip)(str(reason))
+        raise
+
+
+@pytest.mark.parametrize("client", OLD_CLIENTS)
+@pytest.mark.parametrize("codec", [NONE, GZIP])
+def test_an_old_client_gets_what_is_before_and_behind_it(running, client, codec):
+    topic = f"between-{client}-{codec}"
+    stores(running, topic, readable(), unreadable(codec), readable())
+    assert [record.offset for record in reads(client, running, topic, 6)] == [0, 1, 2, 6, 7, 8]
+
+
+@pytest.mark.parametrize("client", OLD_CLIENTS)
+def test_an_old_client_waits_at_it_and_goes_on_when_more_comes(running, client):
+    topic = f"last-{client}"
+    stores(running, topic, readable(), unreadable())
+    with ThreadPoolExecutor(1) as consumer:
+        read = consumer.submit(reads, client, running, topic, 6)
+        told = running.waits_for_lines(1, f"topic={topic}", seconds=40)
+        stores(running, topic, readable())
+        assert [record.offset for record in read.result()] == [0, 1, 2, 6, 7, 8]
+    assert [TOLD in line for line in told] == [True]
+
+
+def test_what_it_was_is_in_the_log_once(running):
+    stores(running, "told", unreadable())
+    with running.peer() as peer:
+        for version in (0, 2, 3):
+            peer.fetches("told", 0, version=version)
+    (line,) = running.waits_for_lines(1, "topic=told")
+    assert "first_offset=0 last_offset=2" in line
