@@ -32,7 +32,7 @@ _arrived_view = memoryview(_arrived)
 
 
 class Outbox:
-    """Connections with something to send at the end of this turn of the reactor: what comes together leaves in one call."""
+    """TLS connections with something to send at the end of this turn of the reactor: they write a piece at a time, which then leaves in one call."""
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
@@ -94,7 +94,7 @@ class Connection(tcp.Server):
         self.send(iovec)
 
     def send(self, buffers: Iterable[Buffer]) -> None:
-        """Send these bytes at the end of this turn, or when the socket can take them. They must not change meanwhile."""
+        """Send these bytes now, or when the socket can take them. They must not change meanwhile."""
         if not self.connected or self.disconnecting or self._aborting:
             return
         for buffer in buffers:
@@ -103,8 +103,11 @@ class Connection(tcp.Server):
                 self._unsent_bytes += len(buffer)
                 self.server.outgoing.unsent += len(buffer)
         if self._unsent and not self._is_in_outbox and not self._is_waiting_to_write:
-            self._is_in_outbox = True
-            self.server.outbox.add(self)
+            if self._receive is not None:
+                self.flush()
+            else:
+                self._is_in_outbox = True
+                self.server.outbox.add(self)
         self._maybePauseProducer()
 
     def flush(self) -> None:

@@ -218,8 +218,7 @@ async def test_a_reader_that_keeps_up_leaves_nothing_paused(bench):
     for _ in range(20):
         peer.transport.write(bytes(UNSENT_BYTES + 1))
         await read(client, UNSENT_BYTES + 1)
-    await until(lambda: peer.told[-1] == "resume")
-    assert peer.told[0] == "pause"
+    await until(lambda: peer.told[-1:] != ["pause"])
     peer.transport.unregisterProducer()
 
 
