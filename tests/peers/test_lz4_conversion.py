@@ -1,0 +1,49 @@
+"""What conversion makes of lz4 batches is read by real clients of formats 0 and 1, whether their content shrinks or not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.compat.records.building import LZ4, Sample, batch
+from tests.legacy_clients.brokers import are_required
+from tests.legacy_clients.clients import Span, consume, table
+from tests.peers.cache import CannotInstall
+from tests.peers.gateway import Gateway, gateway
+
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("lz4")]
+
+OLD_CLIENTS = ["java-0.9.0.1", "java-0.10.0.1", "java-0.10.2.2", "kafka-python-1.3.5"]
+TOPIC = "packed"
+
+
+def contents() -> list[list[bytes]]:
+    """The values of each batch: letters that do not shrink, some that do, and more than one block of 64 KiB of either kind."""
+    chance = random.Random(1)
+    noise = [chance.randbytes(1024) for _ in range(15)]
+    words = [b"the same words, number %d, again and again " % n * 25 for n in range(15)]
+    return [noise, words, [*noise, *words] * 8, [chance.randbytes(70_000), b"x" * 70_000, chance.randbytes(70_000)], [b""]]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway(tmp_path_factory.mktemp("gateway")) as started, started.peer() as peer:
+        peer.makes(TOPIC)
+        for values in contents():
+            records = [Sample(n, 1000 + n, b"k%d" % n, value) for n, value in enumerate(values)]
+            assert peer.produces(TOPIC, batch(records, codec=LZ4)).error_code == 0
+        yield started
+
+
+@pytest.mark.parametrize("client", OLD_CLIENTS)
+def test_an_old_client_reads_every_record(running, client):
+    host, port = running.address
+    expected = [(b"k%d" % n, value) for values in contents() for n, value in enumerate(values)]
+    try:
+        got = consume(table()[client], f"{host}:{port}", [Span(TOPIC, 0, 0, len(expected))])
+    except CannotInstall as reason:
+        (pytest.fail if are_required() else pytest.skip)(str(reason))
+    assert [(record.key, record.value) for record in got] == expected
+    assert [record.offset for record in got] == list(range(len(expected)))
