@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compat.records import RecordsError, down_convert, down_convert_all, lz4_library, records
+from compat.records import RecordsError, down_convert, down_convert_all, records
 from compat.records.down import by_itself
 from tests.compat.records.building import GZIP, LZ4, LZ4_HISTORIC, NONE, SNAPPY, ZSTD, Sample, batch, lz4_frame, message_set, record
 from tests.compat.records.strategies import prop, samples
@@ -51,10 +51,6 @@ def made(payload: bytes, magic: int = 1, limit: int = LIMIT) -> bytes | None:
 def inner(message: bytes) -> bytes:
     """What a wrapper holds."""
     return lz4.frame.decompress(message[18 + 8 * message[16] + 8 :])
-
-
-def test_the_functions_of_liblz4_are_found():
-    assert lz4_library.find() is not None
 
 
 @prop
