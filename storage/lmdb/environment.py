@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,10 @@ SMALL_STEP = MIB
 """What a deletion on a full disk is given at a time; it needs some pages of the tree."""
 
 
+REOPEN_SECONDS = 5.0
+"""How long a read waits for an environment that LMDB gave up to be opened again, some milliseconds where the medium is there."""
+
+
 class Environment:
     """An open LMDB environment and the lock on its directory. Write transactions belong to one thread, the writer's."""
 
@@ -42,6 +47,8 @@ class Environment:
         self.databases: dict[str, Any] = {}
         self._map_bytes = max(map_bytes, SMALLEST_MAP)
         self._gate = Gate()
+        self._reopened = threading.Condition()
+        self._is_put_back = False
         self._env: Any = None
         self._closed = False
         try:
@@ -96,16 +103,24 @@ class Environment:
 
     def read(self, call: Callable[[Any], T]) -> T:
         """What `call` makes of a read transaction, which ends with it; blocks. Raises LogClosed, StorageFailed."""
-        with self._gate.shared():
-            if self._closed:
-                raise LogClosed("the store is closed")
-            if self._env is None:
-                raise StorageFailed(f"the store in {self.directory} is being opened again after an I/O error")
-            try:
-                with self._env.begin() as txn:
-                    return call(txn)
-            except lmdb.Error as error:
-                raise StorageFailed(f"cannot read the store in {self.directory}: {error}") from error
+        while True:
+            with self._gate.shared():
+                if self._closed:
+                    raise LogClosed("the store is closed")
+                env = self._env
+                if env is None:
+                    raise StorageFailed(f"the store in {self.directory} is being opened again after an I/O error")
+                try:
+                    with env.begin() as txn:
+                        return call(txn)
+                except lmdb.PanicError as error:
+                    given_up = error
+                except lmdb.Error as error:
+                    raise StorageFailed(f"cannot read the store in {self.directory}: {error}") from error
+            with self._reopened:
+                # The commit that LMDB gave up over is the writer's, who opens the environment again as the next thing it does.
+                if not self._reopened.wait_for(lambda env=env: self._env is not env, REOPEN_SECONDS):  # type: ignore[misc]
+                    raise StorageFailed(f"cannot read the store in {self.directory}: {given_up}") from given_up
 
     def confine(self, incoming: int) -> None:
         """To be called before appends of `incoming` bytes: where they would take the disk's last room, the file may not grow for them.
@@ -157,20 +172,48 @@ class Environment:
 
         Raises lmdb.Error while it cannot be opened. LMDB gives an environment up when it could not write a meta page (MDB_PANIC).
         """
-        if self._env is not None:
-            try:
-                self._env.begin(write=True).abort()
-            except lmdb.Error:
-                with self._gate.alone():
-                    self._env.close()
-                    self._env = None
-        if self._env is None:
-            with self._gate.alone():
-                self._open()
+        if not self._is_usable():
+            self._is_put_back = True
+            self._open_again()
         landed = bool(self._env.info()["last_txnid"] >= txn_id)
         if landed:
+            self._commit_once_more()
+        elif self._is_put_back:
+            # LMDB has put the old meta page back, and nothing may be written over what the refused one names before that is on the medium.
             self._env.sync(True)
+        self._is_put_back = False
         return landed
+
+    def _commit_once_more(self) -> None:
+        """A commit on top of the one whose meta page failed to be written and yet is there: it writes the other meta page.
+
+        A sync would not do. After a failed write Linux takes the page for clean, so the next sync succeeds and writes nothing.
+        """
+        while True:
+            try:
+                with self._env.begin(write=True) as txn:
+                    txn.put(b"settled", uuid.uuid4().bytes, db=self.databases["meta"])
+                return
+            except lmdb.MapFullError:
+                self._resize(self._map_bytes + SMALL_STEP)
+
+    def _is_usable(self) -> bool:
+        try:
+            self.begin().abort()
+        except lmdb.Error:
+            return False
+        return True
+
+    def _open_again(self) -> None:
+        try:
+            with self._gate.alone():
+                if self._env is not None:
+                    self._env.close()
+                    self._env = None
+                self._open()
+        finally:
+            with self._reopened:
+                self._reopened.notify_all()
 
     def close(self) -> None:
         """Close and let the directory go; blocks until the reads under way are through."""

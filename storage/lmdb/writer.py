@@ -108,7 +108,9 @@ class Writer:
             written = {id(outcome[0]): outcome for outcome in self._write(rest)} if is_retried else {}
             # Each gets an exception of its own: one that thousands raise again grows a traceback through all of them.
             return [written.get(id(one)) or (one, None, StorageFailed(reason)) for one in operations]
-        self._succeeded(what)
+        # Appends that only follow a refused one are refused without a try, and an empty transaction succeeds on any medium.
+        if any(error is None and isinstance(one, Append) is has_appends for one, _, error in outcomes):
+            self._succeeded(what)
         return outcomes
 
     def _failed(self, what: str, error: Exception) -> str:
@@ -178,7 +180,7 @@ class Writer:
             try:
                 return self._environment.has_landed(txn_id)
             except lmdb.Error as error:
-                log.error("cannot open %s again: %s; trying again", self._environment.directory, error)
+                log.error("%s cannot be used again yet: %s; trying again", self._environment.directory, error)
                 if self._is_stopping.wait(RETRY_SECONDS):
                     raise
 

@@ -170,6 +170,53 @@ def test_what_the_disk_refuses_is_refused_and_seen_by_nobody_and_then_it_goes_on
     assert visible(server, topic) == ["first", "second", "third"]
 
 
+def test_whoever_reads_is_served_all_the_while(house):
+    with house.server.peer() as peer, Reader(house.server, house.topic) as reader:
+        with house.disk.failing():
+            for _ in range(100):
+                assert produced(peer, house.topic, "lost") is None
+            assert reader.waits_for_answers(20)
+        assert produced(peer, house.topic, "second") == 1
+    assert not reader.failures
+
+
+class Reader:
+    """A consumer that reads the beginning of the topic again and again. `failures` are the answers without records."""
+
+    def __init__(self, server, topic):
+        self._server = server
+        self._topic = topic
+        self._is_over = threading.Event()
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.answers = 0
+        self.failures = []
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._is_over.set()
+        self._thread.join(30)
+
+    def waits_for_answers(self, more):
+        """Whether so many come from now on."""
+        with self._change:
+            wanted = self.answers + more
+            return self._change.wait_for(lambda: self.answers >= wanted, 30)
+
+    def _run(self):
+        with self._server.peer() as peer:
+            while not self._is_over.is_set():
+                reply = peer.fetches(self._topic, 0)
+                with self._change:
+                    self.answers += 1
+                    if not reply.records:
+                        self.failures.append(reply)
+                    self._change.notify_all()
+
+
 @pytest.mark.parametrize("disk", FAILURES, indirect=True)
 def test_a_bad_hour_is_one_line_of_log_when_it_begins_and_one_when_it_ends(disk, tmp_path):
     with starting(tmp_path, disk) as server, server.peer() as peer:
@@ -183,6 +230,20 @@ def test_a_bad_hour_is_one_line_of_log_when_it_begins_and_one_when_it_ends(disk,
     reason = os.strerror(errno.ENOSPC if "full" in disk.failure else errno.EIO)
     assert f' error storage.lmdb.writer message text="appending in {tmp_path / "store"} fails: mdb_txn_commit: {reason}; ' in began
     assert f' warning storage.lmdb.writer message text="appending in {tmp_path / "store"} succeeds again"' in ended
+
+
+@pytest.mark.parametrize("disk", ["sync"], indirect=True)
+def test_appends_that_only_follow_a_refused_one_do_not_end_a_bad_hour(disk, tmp_path):
+    with starting(tmp_path, disk) as server, server.peer() as peer:
+        peer.makes(TOPIC)
+        frames = [framed(producing(TOPIC, one_record(b"lost")), 7)] * 50
+        with disk.failing():
+            for _ in range(20):
+                peer.sends(*frames)
+                assert [answer_in(peer.hears()).error_code for _ in frames] == [KAFKA_STORAGE_ERROR] * 50
+        assert produced(peer, TOPIC, "first") == 0
+        began, ended = server.waits_for_lines(2, " storage.lmdb")
+        assert complaints(server) == [began, ended]
 
 
 def complaints(server):
@@ -296,6 +357,17 @@ def test_a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged(disk, tmp
         disk.loses_power(tmp_path)
     with gateway(tmp_path) as again:
         assert visible(again, TOPIC)[: len(told)] == told
+
+
+@pytest.mark.parametrize("disk", ["meta-kept"], indirect=True)
+def test_a_power_cut_after_a_commit_that_stands_although_its_write_failed_loses_nothing(disk, tmp_path):
+    with starting(tmp_path, disk) as server, server.peer() as peer:
+        peer.makes(TOPIC)
+        with disk.failing():
+            assert produced(peer, TOPIC, "first") == 0
+    disk.loses_power(tmp_path)
+    with gateway(tmp_path) as again:
+        assert visible(again, TOPIC) == ["first"]
 
 
 @pytest.mark.parametrize("disk", [""], indirect=True)
