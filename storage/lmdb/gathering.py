@@ -17,8 +17,8 @@ from storage.lmdb.settings import LmdbSettings
 class Gathering:
     """Hands bursts to `write`, one after the other; for the reactor's thread only.
 
-    After each burst the next one waits until it has as many operations as that one had, for `gathering_seconds` at most. So those who write
-    without a pause are written together, and who writes one at a time, waiting for each, waits for nobody.
+    After each burst the next one waits for `gathering_seconds` at most: until there are as many operations as that one had and as came while it
+    was written. So all who write without a pause are written together, and who writes alone, one at a time, waits for nobody.
     """
 
     def __init__(self, reactor: Reactor, settings: LmdbSettings, write: Callable[[list[Operation]], None]) -> None:
@@ -38,10 +38,12 @@ class Gathering:
             self._hand_over()
 
     def written(self, operations: int) -> None:
-        """The burst under way has ended, and its outcomes have been told: it had so many operations."""
+        """The burst under way, of so many operations, is written, and nobody has been told yet: who is may write again, besides those who wait."""
+        self._expected = operations + len(self._waiting)
+
+    def told(self) -> None:
+        """All outcomes of that burst have been told."""
         self._is_writing = False
-        # What has come meanwhile was not waiting for this burst: so many more can be had together with those who were.
-        self._expected = max(operations, len(self._waiting), 1)
         if self._end is not None or len(self._waiting) >= self._expected:
             self._hand_over()
         elif self._expected > 1:

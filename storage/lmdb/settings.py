@@ -34,7 +34,7 @@ class LmdbSettings:
     """Writes of one commit, so that the first of a flood of small ones does not wait for all."""
 
     gathering_seconds: float = 0.001
-    """How long after a burst the next one waits to have as many writes. Each sync costs as much as a dozen appends, and those who write without a
+    """How long after a burst the next one waits for those who may write again. Each sync costs as much as a dozen appends, and those who write without a
     pause gain more from the fewer of them than they lose. Who writes one at a time, waiting for each, waits no longer."""
 
     freeing_entries: int = 500

@@ -90,10 +90,11 @@ class Writer:
                 self._free_some()
 
     def _tell(self, outcomes: list[Outcome]) -> None:
+        self._gathering.written(len(outcomes))
         try:
             self._deliver(outcomes)
         finally:
-            self._gathering.written(len(outcomes))
+            self._gathering.told()
 
     def _write(self, operations: Sequence[Operation]) -> list[Outcome]:
         """One burst. Where the medium refuses it, its appends fail, and the small rest is tried once more without them."""
