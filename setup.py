@@ -7,7 +7,7 @@ setup(
         Extension(
             "compat.records._kernel",
             ["compat/records/_kernel.pyx"],
-            depends=["compat/records/_crc32.h", "compat/records/_messages.pxi", "compat/records/_batches.pxi"],
+            depends=["compat/records/_crc32.h", "compat/records/_messages.pxi", "compat/records/_batches.pxi", "compat/records/_jobs.pxi"],
             include_dirs=["compat/records"],
             extra_compile_args=["-O3"],
             optional=True,
