@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 SOURCES := gateway auth compat storage tests bench
 # What an installation depends on; the packages themselves are installed in place.
-INPUTS := pyproject.toml constraints.txt $(wildcard setup.py compat/records/*.pyx compat/records/*.h)
+INPUTS := pyproject.toml constraints.txt $(wildcard setup.py compat/records/*.p[yx][xi] compat/records/*.h gateway/wire/*.pyx)
 
 # An environment whose Python has gone (upgraded, or the folder was moved from another machine) is made anew.
 ifneq ($(wildcard $(VENV)/.made),)

@@ -14,6 +14,9 @@ from libc.string cimport memcmp, memcpy
 from compat.records.errors import Fault, error_of
 from compat.records.layout import Converted, Scan
 
+#: Which functions there are and what they take: `loops` wants the same number.
+INTERFACE = 2
+
 cdef extern from "_crc32.h":
     void kopgate_crc32_init() noexcept nogil
     uint32_t kopgate_crc32(const uint8_t *at, size_t size) noexcept nogil

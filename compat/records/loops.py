@@ -12,6 +12,9 @@ KERNEL = "python"
 KERNEL_REASON = ""
 """Why it is not the fast one; empty where it is. For the server to log once."""
 
+_INTERFACE = 2
+"""What this file expects of the kernel; it changes with any function that the two share."""
+
 scan = _pure.scan
 plain_run = _pure.plain_run
 cut = _pure.cut
@@ -29,15 +32,18 @@ else:
     except ImportError as error:
         KERNEL_REASON = f"the compiled kernel is missing (was there a C compiler at installation?): {error}"
     else:
-        KERNEL = "cython"
-        lz4 = lz4_library.find()
-        if lz4 is not None:
-            _kernel.use_lz4(*lz4)
-        scan = _kernel.scan
-        plain_run = _kernel.plain_run
-        cut = _kernel.cut
-        stamp = _kernel.stamp
-        down_batch = _kernel.down_batch
-        down_messages = _kernel.down_messages
-        down_all = _kernel.down_all
-        up_messages = _kernel.up_messages
+        if getattr(_kernel, "INTERFACE", 1) != _INTERFACE:
+            KERNEL_REASON = "the compiled kernel is not of this version: install again (in a checkout: make clean)"
+        else:
+            KERNEL = "cython"
+            lz4 = lz4_library.find()
+            if lz4 is not None:
+                _kernel.use_lz4(*lz4)
+            scan = _kernel.scan
+            plain_run = _kernel.plain_run
+            cut = _kernel.cut
+            stamp = _kernel.stamp
+            down_batch = _kernel.down_batch
+            down_messages = _kernel.down_messages
+            down_all = _kernel.down_all
+            up_messages = _kernel.up_messages
