@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -95,6 +96,27 @@ def connected(server: Server) -> Iterator[KafkaAdminClient]:
             raise click.ClickException(f"{server}: {describe(error)}") from None
         finally:
             client.close()
+
+
+def with_client(act: Callable[..., None]) -> Callable[..., None]:
+    """Gives `act` a client of the server that the options name, and whether to answer in JSON."""
+
+    @server_options
+    @wraps(act)
+    def run(
+        bootstrap: str,
+        user: str | None,
+        password_file: BinaryIO | None,
+        tls: bool,
+        tls_ca: Path | None,
+        timeout: float,
+        as_json: bool,
+        **arguments: Any,
+    ) -> None:
+        with connected(server_of(bootstrap, user, password_file, tls, tls_ca, timeout)) as client:
+            act(client, as_json, **arguments)
+
+    return run
 
 
 def describe(error: KafkaError) -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
-from pathlib import Path
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import click
 from kafka import errors
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, KafkaAdminClient
 
-from gateway.commands.admin import connected, server_of, server_options
+from gateway.commands.admin import with_client
+from gateway.commands.answers import complaints, fail_if, report, say_json, say_table, table
 
 
 @click.group()
@@ -24,39 +21,18 @@ def topics() -> None:
     """
 
 
-def _with_client(act: Callable[..., None]) -> Callable[..., None]:
-    """Gives `act` a client of the server that the options name, and whether to answer in JSON."""
-
-    @server_options
-    @wraps(act)
-    def run(
-        bootstrap: str,
-        user: str | None,
-        password_file: BinaryIO | None,
-        tls: bool,
-        tls_ca: Path | None,
-        timeout: float,
-        as_json: bool,
-        **arguments: Any,
-    ) -> None:
-        with connected(server_of(bootstrap, user, password_file, tls, tls_ca, timeout)) as client:
-            act(client, as_json, **arguments)
-
-    return run
-
-
 @topics.command("list")
 @click.option("--internal", is_flag=True, help="Those too that the server keeps for itself.")
-@_with_client
+@with_client
 def list_topics(client: KafkaAdminClient, as_json: bool, internal: bool) -> None:
     """List the topics and how many partitions each has."""
     found = sorted(
         (topic for topic in client.describe_topics() if internal or not topic["is_internal"]), key=lambda topic: str(topic["name"])
     )
     if as_json:
-        _say_json([{"name": topic["name"], "partitions": len(topic["partitions"]), "internal": topic["is_internal"]} for topic in found])
+        say_json([{"name": topic["name"], "partitions": len(topic["partitions"]), "internal": topic["is_internal"]} for topic in found])
     elif found:
-        _say_table(["TOPIC", "PARTITIONS"], [[topic["name"], len(topic["partitions"])] for topic in found])
+        say_table(["TOPIC", "PARTITIONS"], [[topic["name"], len(topic["partitions"])] for topic in found])
 
 
 @topics.command()
@@ -72,7 +48,7 @@ def list_topics(client: KafkaAdminClient, as_json: bool, internal: bool) -> None
 )
 @click.option("--if-not-exists", is_flag=True, help="A topic that is there already is no failure.")
 @click.option("--validate-only", is_flag=True, help="Only ask whether it would work.")
-@_with_client
+@with_client
 def create(
     client: KafkaAdminClient,
     as_json: bool,
@@ -87,12 +63,12 @@ def create(
     wanted = {"num_partitions": partitions or -1, "replication_factor": replication_factor or -1, "configs": _assignments(configs)}
     answer = client.create_topics(dict.fromkeys(names, wanted), raise_errors=False, validate_only=validate_only)
     allowed = {errors.TopicAlreadyExistsError.errno} if if_not_exists else set()
-    _report(answer["topics"], "could be created" if validate_only else "created", as_json, allowed)
+    report(answer["topics"], "could be created" if validate_only else "created", as_json, allowed)
 
 
 @topics.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@_with_client
+@with_client
 def describe(client: KafkaAdminClient, as_json: bool, names: Sequence[str]) -> None:
     """Describe topics (all where none is named): partitions, and the configs that are not the default."""
     found = sorted(client.describe_topics(list(names) or None), key=lambda topic: str(topic["name"]))
@@ -100,10 +76,10 @@ def describe(client: KafkaAdminClient, as_json: bool, names: Sequence[str]) -> N
     configs = _configs_of(client, [topic["name"] for topic in present])
     rows = [_description(topic, configs.get(topic["name"], {})) for topic in present]
     if as_json:
-        _say_json(rows)
+        say_json(rows)
     else:
         click.echo("\n\n".join(_as_text(row) for row in rows), nl=bool(rows))
-    _fail_if(_complaints(found))
+    fail_if(complaints(found))
 
 
 @topics.command()
@@ -111,7 +87,7 @@ def describe(client: KafkaAdminClient, as_json: bool, names: Sequence[str]) -> N
 @click.option("--partitions", type=click.IntRange(1), metavar="N", help="How many partitions it shall have; never fewer than now.")
 @click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set a topic config; may be given again.")
 @click.option("--unset", multiple=True, metavar="NAME", help="Return a topic config to its default; may be given again.")
-@_with_client
+@with_client
 def alter(client: KafkaAdminClient, as_json: bool, name: str, partitions: int | None, configs: Sequence[str], unset: Sequence[str]) -> None:
     """Give a topic more partitions, or other configs."""
     changes: dict[str, tuple[AlterConfigOp, str | None]] = {key: (AlterConfigOp.SET, value) for key, value in _assignments(configs).items()}
@@ -120,7 +96,7 @@ def alter(client: KafkaAdminClient, as_json: bool, name: str, partitions: int | 
     changes |= dict.fromkeys(unset, (AlterConfigOp.DELETE, None))
     if partitions is None and not changes:
         raise click.UsageError("nothing to change: give --partitions, --config or --unset")
-    _fail_if(_complaints(client.describe_topics([name])))
+    fail_if(complaints(client.describe_topics([name])))
     if changes:
         resource = ConfigResource(ConfigResourceType.TOPIC, name, changes)
         outcome = client.alter_configs([resource], raise_on_unknown=False)["topic"][name]
@@ -128,19 +104,19 @@ def alter(client: KafkaAdminClient, as_json: bool, name: str, partitions: int | 
             raise click.ClickException(f"{name}: {outcome.partition(': ')[2] or outcome}")
     if partitions is not None:
         results = client.create_partitions({name: partitions}, raise_errors=False).results
-        _fail_if(_complaints([{"name": row.name, "error_code": row.error_code, "error_message": row.error_message} for row in results]))
-    _report([{"name": name, "error_code": 0}], "changed", as_json)
+        fail_if(complaints([{"name": row.name, "error_code": row.error_code, "error_message": row.error_message} for row in results]))
+    report([{"name": name, "error_code": 0}], "changed", as_json)
 
 
 @topics.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--if-exists", is_flag=True, help="A topic that is not there is no failure.")
 @click.confirmation_option("--yes", prompt="Delete the topics with all their records?", help="Do not ask.")
-@_with_client
+@with_client
 def delete(client: KafkaAdminClient, as_json: bool, names: Sequence[str], if_exists: bool) -> None:
     """Delete topics and all their records."""
     allowed = {errors.UnknownTopicOrPartitionError.errno} if if_exists else set()
-    _report(client.delete_topics(list(names), raise_errors=False)["topics"], "deleted", as_json, allowed)
+    report(client.delete_topics(list(names), raise_errors=False)["topics"], "deleted", as_json, allowed)
 
 
 def _configs_of(client: KafkaAdminClient, names: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
@@ -173,38 +149,8 @@ def _description(topic: Mapping[str, Any], configs: Mapping[str, str]) -> dict[s
 def _as_text(row: Mapping[str, Any]) -> str:
     lines = [f"{row['name']}: {len(row['partitions'])} partitions" + (f", id {row['topic_id']}" if row["topic_id"] else "")]
     lines += [f"  {key}={value}" for key, value in row["configs"].items()]
-    table = [[part["partition"], part["leader"], _joined(part["replicas"]), _joined(part["isr"])] for part in row["partitions"]]
-    return "\n".join([*lines, *(f"  {line}" for line in _table(["PARTITION", "LEADER", "REPLICAS", "IN SYNC"], table))])
-
-
-def _report(rows: Iterable[Mapping[str, Any]], done: str, as_json: bool, allowed: Iterable[int] = ()) -> None:
-    """Says what became of each topic; exits with 1 when an error is left that is not `allowed`."""
-    found = sorted(rows, key=lambda row: str(row["name"]))
-    if as_json:
-        _say_json(
-            [{"name": row["name"], "error_code": row["error_code"], "error": _reason(row) if row["error_code"] else None} for row in found]
-        )
-    else:
-        for row in found:
-            if row["error_code"] == 0:
-                click.echo(f"{row['name']} {done}")
-    _fail_if(_complaints(row for row in found if row["error_code"] not in allowed))
-
-
-def _complaints(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [f"{row['name']}: {_reason(row)}" for row in rows if row["error_code"]]
-
-
-def _reason(row: Mapping[str, Any]) -> str:
-    error = errors.for_code(row["error_code"])
-    return str(row.get("error_message") or error.description or error.__name__)
-
-
-def _fail_if(complaints: Sequence[str]) -> None:
-    for complaint in complaints:
-        click.echo(f"Error: {complaint}", err=True)
-    if complaints:
-        sys.exit(1)
+    cells = [[part["partition"], part["leader"], _joined(part["replicas"]), _joined(part["isr"])] for part in row["partitions"]]
+    return "\n".join([*lines, *(f"  {line}" for line in table(["PARTITION", "LEADER", "REPLICAS", "IN SYNC"], cells))])
 
 
 def _assignments(pairs: Iterable[str]) -> dict[str, str]:
@@ -219,17 +165,3 @@ def _assignments(pairs: Iterable[str]) -> dict[str, str]:
 
 def _joined(ids: Iterable[int]) -> str:
     return ",".join(str(one) for one in ids)
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    cells = [list(head), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-
-
-def _say_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    click.echo("\n".join(_table(head, rows)))
-
-
-def _say_json(value: Any) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False))

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from kafka.errors import IncompatibleBrokerVersion
 
 from gateway.cli import main
-from gateway.commands import topics
+from gateway.commands import admin
 
 UNKNOWN, INVALID, EXISTS, INVALID_PARTITIONS = 3, 17, 36, 37
 
@@ -91,7 +91,7 @@ def server(monkeypatch):
     def connected(_):
         yield server
 
-    monkeypatch.setattr(topics, "connected", connected)
+    monkeypatch.setattr(admin, "connected", connected)
     return server
 
 

@@ -1,0 +1,58 @@
+"""How a command answers: tables and JSON on stdout, what did not work on stderr with exit code 1."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+from kafka import errors
+
+
+def say_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    click.echo("\n".join(table(head, rows)))
+
+
+def say_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Lines with columns as wide as they need to be; what is None is a dash."""
+    cells = [list(head), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def report(rows: Iterable[Mapping[str, Any]], done: str, as_json: bool, allowed: Iterable[int] = ()) -> None:
+    """Says what became of each thing of that `name`; exits with 1 when an `error_code` is left that is not `allowed`."""
+    found = sorted(rows, key=lambda row: str(row["name"]))
+    if as_json:
+        say_json(
+            [{"name": row["name"], "error_code": row["error_code"], "error": _reason(row) if row["error_code"] else None} for row in found]
+        )
+    else:
+        for row in found:
+            if row["error_code"] == 0:
+                click.echo(f"{row['name']} {done}")
+    fail_if(complaints(row for row in found if row["error_code"] not in allowed))
+
+
+def complaints(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One for each row with an `error_code`."""
+    return [f"{row['name']}: {_reason(row)}" for row in rows if row["error_code"]]
+
+
+def fail_if(reasons: Sequence[str]) -> None:
+    """Exits with 1 where there are any."""
+    for reason in reasons:
+        click.echo(f"Error: {reason}", err=True)
+    if reasons:
+        sys.exit(1)
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    error = errors.for_code(row["error_code"])
+    return str(row.get("error_message") or error.description or error.__name__)
