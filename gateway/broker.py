@@ -11,6 +11,7 @@ from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
 from gateway.flow import Outgoing
+from gateway.groups.offsets import CommittedOffsets
 from gateway.producer_ids import ProducerIds
 from gateway.reply_cache import ReplyCache
 from gateway.topics import Topics
@@ -29,6 +30,7 @@ class Broker:
     topics: Topics
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
+    offsets: CommittedOffsets
     converter: Converter
     clock: Clock
     now: Callable[[], int]

@@ -16,7 +16,10 @@ from gateway.addresses import Endpoint, SecurityProtocol, StoreAddress, parse_en
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
-INT32_MAX = (1 << 31) - 1
+INT16_MAX, INT32_MAX = (1 << 15) - 1, (1 << 31) - 1
+
+#: A row of the store has a key of at most 480 bytes; 20 of them name the partition.
+LONGEST_GROUP_ID = 460
 
 Level = Literal["debug", "info", "warning", "error"]
 TlsVersion = Literal["TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"]
@@ -236,6 +239,32 @@ class Settings(BaseSettings):
         ge=1 * MIB,
         le=INT32_MAX,
         description="What one batch may unpack to; the guard against bombs. As much as a client could have sent unpacked.",
+    )
+
+    # Committed offsets
+    group_id_max_bytes: int = Field(
+        LONGEST_GROUP_ID, ge=1, le=LONGEST_GROUP_ID, description="Longest name of a group. What the store has room for in a row's key."
+    )
+    offset_metadata_max_bytes: int = Field(
+        4 * KIB, ge=0, le=INT16_MAX, description="Longest note that a client may put beside an offset. Kafka's default."
+    )
+    max_offsets_per_group: int = Field(
+        100_000, ge=1, description="Partitions that one group may have committed, some 300 bytes of memory each without their notes."
+    )
+    max_committed_offsets: int = Field(
+        1_000_000,
+        ge=1,
+        description="The same over all groups: what clients with ever new group names can make the gateway hold, some 300 MB.",
+    )
+    offsets_retention_minutes: int = Field(
+        7 * 24 * 60,
+        ge=1,
+        le=INT32_MAX,
+        description="How long the offsets of a group without members are kept, and those of topics that its members no longer read "
+        "(KIP-211). Minutes, as in Kafka; its default, a week.",
+    )
+    offsets_retention_check_interval_ms: int = Field(
+        10 * MINUTE, ge=1, le=24 * HOUR, description="How often offsets are looked at for that. Kafka's default."
     )
 
     # The embedded store

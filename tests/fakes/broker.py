@@ -15,6 +15,7 @@ from gateway.cluster import Cluster
 from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
+from gateway.groups.offsets import CommittedOffsets
 from gateway.producer_ids import ProducerIds
 from gateway.session import Session
 from gateway.topics import Topics
@@ -139,6 +140,8 @@ def open_house(medium: Medium | None = None, **settings: Any) -> House:
     ended(topics.open())
     producer_ids = ProducerIds(ended(store.table("producer-ids")))
     ended(producer_ids.open())
+    offsets = CommittedOffsets(ended(store.table("offsets")), topics, values)
+    ended(offsets.open())
     ids = iter(range(1, 1 << 31))
     broker = Broker(
         values,
@@ -147,6 +150,7 @@ def open_house(medium: Medium | None = None, **settings: Any) -> House:
         topics,
         FetchSessions(values.max_incremental_fetch_session_cache_slots, lambda: next(ids)),
         producer_ids,
+        offsets,
         Converter(threads.run, cache_bytes=values.conversion_cache_bytes, max_decompressed_bytes=values.max_decompressed_bytes),
         clock,
         now,

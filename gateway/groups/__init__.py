@@ -1,0 +1,1 @@
+"""Consumer groups: who is a member of which, and what they have committed."""

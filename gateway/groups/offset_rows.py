@@ -1,0 +1,58 @@
+"""How a committed offset is stored: one row of the table `offsets` for each group and partition.
+
+The key names the topic by its id: what was committed for a topic never becomes another one's, even if that has the same name.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+import msgspec
+
+#: Topic id and partition, and after them the group's name.
+_PLACE = Struct(">16sI")
+
+
+class Committed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a group stands in a partition. `leader_epoch` is -1 where the client said none; `committed_at` is in ms since 1970, as is
+    `expires_at`, which only OffsetCommit 2-4 with a retention time of their own set."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    committed_at: int
+    expires_at: int | None = None
+
+
+class Place(NamedTuple):
+    """Whose offset of which partition it is."""
+
+    group_id: str
+    topic_id: bytes
+    partition: int
+
+
+def key_of(place: Place) -> bytes:
+    return _PLACE.pack(place.topic_id, place.partition) + place.group_id.encode()
+
+
+def place_of(key: bytes) -> Place:
+    """Raises ValueError for what is no such key."""
+    if len(key) < _PLACE.size:
+        raise ValueError(f"a key of {len(key)} bytes is too short")
+    topic_id, partition = _PLACE.unpack_from(key)
+    return Place(key[_PLACE.size :].decode(), topic_id, partition)
+
+
+def value_of(committed: Committed) -> bytes:
+    return _ENCODER.encode(committed)
+
+
+def committed_of(value: bytes) -> Committed:
+    """Raises ValueError for what is no such value."""
+    return _DECODER.decode(value)
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Committed)

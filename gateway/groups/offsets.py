@@ -1,0 +1,187 @@
+"""What groups have committed: in memory for those who ask, in a table of the store before it is acknowledged.
+
+Rows belong to a topic's id. So a topic that is deleted takes its offsets with it, whatever else fails or crosses its way: without their topic
+they are found by nobody, and what is still stored of them goes at the next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gateway import logs
+from gateway.config import Settings
+from gateway.errors import ErrorCode, KafkaError
+from gateway.groups.offset_rows import Committed, Place, committed_of, key_of, place_of, value_of
+from gateway.topics import Topics
+from gateway.waiting import unbroken
+from storage.log import StateTable, StorageError, Topic
+
+_log = logs.part(__name__)
+
+#: A group's offsets by topic id and partition.
+Rows = dict[bytes, dict[int, Committed]]
+
+
+class CommittedOffsets:
+    """`open` it before use. What was refused by the store is not seen: readers see only what is durable."""
+
+    def __init__(self, table: StateTable, topics: Topics, settings: Settings) -> None:
+        self._table = table
+        self._topics = topics
+        self._settings = settings
+        self._groups: dict[str, Rows] = {}
+        self._count = 0
+
+    async def open(self) -> None:
+        """Read what the store has; of topics that have gone meanwhile it is deleted. Raises StorageError."""
+        orphans: list[bytes] = []
+        for key, value in await self._table.items():
+            try:
+                place, committed = place_of(key), committed_of(value)
+            except ValueError as failure:
+                _log.error("committed offset unreadable: its group begins as if it were not there", key=key.hex(), reason=str(failure))
+                continue
+            if self._topics.get(place.topic_id) is None:
+                orphans.append(key)
+            else:
+                self._keep(place, committed)
+        if orphans:
+            await self._table.put(dict.fromkeys(orphans))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def groups(self) -> Iterable[str]:
+        """Every group that has committed anything."""
+        return list(self._groups)
+
+    def get(self, group_id: str, topic: str, partition: int) -> Committed | None:
+        """One offset, of the topic that has this name now."""
+        rows, live = self._groups.get(group_id), self._topics.get(topic)
+        if rows is None or live is None:
+            return None
+        return rows.get(live.topic.topic_id, {}).get(partition)
+
+    def of_group(self, group_id: str) -> Mapping[tuple[str, int], Committed]:
+        """All that the group has committed, by topic and partition, as it is now."""
+        return {
+            (live.name, partition): committed
+            for topic_id, rows in self._groups.get(group_id, {}).items()
+            if (live := self._topics.get(topic_id)) is not None
+            for partition, committed in rows.items()
+        }
+
+    async def commit(self, group_id: str, rows: Mapping[tuple[str, int], Committed]) -> None:
+        """Set these offsets, all or none; durable when it returns.
+
+        Raises KafkaError: INVALID_GROUP_ID, UNKNOWN_TOPIC_OR_PARTITION, INVALID_COMMIT_OFFSET_SIZE beyond the limits, COORDINATOR_NOT_AVAILABLE
+        where the store fails.
+        """
+        placed = {self._place(group_id, topic, partition): committed for (topic, partition), committed in rows.items()}
+        self._check(group_id, placed)
+        if placed:
+            # On its own: what is on its way to the disk must reach the memory, too, when its client has gone.
+            await unbroken(self._commit(placed))
+
+    def _place(self, group_id: str, topic: str, partition: int) -> Place:
+        live = self._topics.require(topic)
+        if not 0 <= partition < live.topic.partitions:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return Place(group_id, live.topic.topic_id, partition)
+
+    def _check(self, group_id: str, placed: Mapping[Place, Committed]) -> None:
+        settings = self._settings
+        if len(group_id.encode()) > settings.group_id_max_bytes:
+            raise KafkaError(ErrorCode.INVALID_GROUP_ID, f"the group's name has more than group_id_max_bytes={settings.group_id_max_bytes}")
+        known = self._groups.get(group_id, {})
+        added = sum(place.partition not in known.get(place.topic_id, ()) for place in placed)
+        if not added:
+            return
+        if sum(map(len, known.values())) + added > settings.max_offsets_per_group:
+            raise KafkaError(
+                ErrorCode.INVALID_COMMIT_OFFSET_SIZE, f"more offsets than max_offsets_per_group={settings.max_offsets_per_group}"
+            )
+        if self._count + added > settings.max_committed_offsets:
+            raise KafkaError(
+                ErrorCode.INVALID_COMMIT_OFFSET_SIZE, f"more offsets than max_committed_offsets={settings.max_committed_offsets}"
+            )
+
+    async def _commit(self, placed: Mapping[Place, Committed]) -> None:
+        await self._put({key_of(place): value_of(committed) for place, committed in placed.items()})
+        orphans = []
+        for place, committed in placed.items():
+            if self._topics.get(place.topic_id) is None:
+                orphans.append(place)
+            else:
+                self._keep(place, committed)
+        if orphans:
+            await self._clear(orphans)
+
+    async def delete(self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None) -> None:
+        """Forget these offsets of a group, or all of them; durable when it returns. Those that are not there are no error.
+
+        Raises KafkaError: COORDINATOR_NOT_AVAILABLE where the store fails.
+        """
+        places = self._all_of(group_id) if partitions is None else self._those_of(group_id, partitions)
+        if places:
+            await unbroken(self._delete(places))
+
+    def _all_of(self, group_id: str) -> list[Place]:
+        return [Place(group_id, topic_id, partition) for topic_id, rows in self._groups.get(group_id, {}).items() for partition in rows]
+
+    def _those_of(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> list[Place]:
+        known = self._groups.get(group_id, {})
+        found = []
+        for topic, partition in partitions:
+            live = self._topics.get(topic)
+            if live is not None and partition in known.get(live.topic.topic_id, ()):
+                found.append(Place(group_id, live.topic.topic_id, partition))
+        return found
+
+    async def _delete(self, places: list[Place]) -> None:
+        await self._put(dict.fromkeys(map(key_of, places)))
+        for place in places:
+            self._drop(place)
+
+    async def delete_topic(self, topic: Topic) -> None:
+        """Forget what all groups have committed for a topic that has been deleted."""
+        places = [
+            Place(group_id, topic.topic_id, partition)
+            for group_id, rows in self._groups.items()
+            for partition in rows.get(topic.topic_id, ())
+        ]
+        for place in places:
+            self._drop(place)
+        await self._clear(places)
+
+    async def _clear(self, places: list[Place]) -> None:
+        """Free the room of rows that nobody finds any more."""
+        try:
+            if places:
+                await self._table.put(dict.fromkeys(map(key_of, places)))
+        except StorageError as failure:
+            # Their topic's id never comes again, and the next start deletes them.
+            _log.warning("offsets of a deleted topic are still stored", rows=len(places), reason=str(failure))
+
+    async def _put(self, rows: Mapping[bytes, bytes | None]) -> None:
+        try:
+            await self._table.put(rows)
+        except StorageError as failure:
+            # What clients take as a reason to ask again, as Kafka answers while its offsets topic cannot be written.
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
+
+    def _keep(self, place: Place, committed: Committed) -> None:
+        rows = self._groups.setdefault(place.group_id, {}).setdefault(place.topic_id, {})
+        self._count += place.partition not in rows
+        rows[place.partition] = committed
+
+    def _drop(self, place: Place) -> None:
+        group = self._groups.get(place.group_id, {})
+        rows = group.get(place.topic_id, {})
+        if rows.pop(place.partition, None) is None:
+            return
+        self._count -= 1
+        if not rows:
+            del group[place.topic_id]
+        if not group:
+            del self._groups[place.group_id]
