@@ -16,7 +16,7 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.routes import serves
 from gateway.topic_configs import check
 from gateway.topics import LiveTopic, Topics
-from gateway.waiting import gather
+from gateway.waiting import gather, unbroken
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import topic_id_of, uuid_of
 from storage.log import Topic
@@ -193,10 +193,16 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
             found[live.name] = live
         except KafkaError as failure:
             rows.append(_deleted(name, topic_id, failure))
-    outcomes = await gather([topics.delete(live) for live in found.values()])
+    outcomes = await gather([unbroken(_delete(live, caller)) for live in found.values()])
     for live, outcome in zip(found.values(), outcomes, strict=True):
         rows.append(_deleted(live.name, live.topic.topic_id, outcome))
     return DeleteTopicsResponse(responses=rows)
+
+
+async def _delete(live: LiveTopic, caller: Caller) -> None:
+    """The topic, and then what groups have committed for it, also when the client goes away in between."""
+    await caller.broker.topics.delete(live)
+    await caller.broker.offsets.delete_topic(live.topic)
 
 
 def _find(name: str | None, topic_id: bytes, count: int, topics: Topics) -> LiveTopic:

@@ -7,7 +7,8 @@ import pytest
 from kafka.protocol.admin.topics import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
 
 from gateway.errors import ErrorCode
-from tests.fakes.broker import House, open_house
+from gateway.groups.offset_rows import Committed
+from tests.fakes.broker import House, ended, open_house
 from tests.fakes.memory_store import Medium
 from tests.gateway.handlers.asking import answer, ask, asked
 
@@ -218,6 +219,26 @@ def test_topics_are_deleted_by_name(house: House, version: int) -> None:
     create(house, new("orders"), new("kept"))
     assert sorted(delete(house, "orders", "never", version=version)) == [("never", 3), ("orders", 0)]
     assert names(house) == {"kept"}
+
+
+def test_a_deleted_topic_takes_with_it_what_groups_have_committed(house: House) -> None:
+    create(house, new("orders", 2), new("kept"))
+    at = {("orders", 0): Committed(1, -1, "", 1), ("orders", 1): Committed(2, -1, "", 1)}
+    ended(house.broker.offsets.commit("first", at))
+    ended(house.broker.offsets.commit("second", {**at, ("kept", 0): Committed(3, -1, "", 1)}))
+    delete(house, "orders")
+    assert list(house.broker.offsets.groups()) == ["second"]
+    assert list(house.broker.offsets.of_group("second")) == [("kept", 0)]
+
+
+def test_a_client_that_goes_away_leaves_no_topic_half_deleted(house: House) -> None:
+    create(house, new("orders"))
+    ended(house.broker.offsets.commit("g", {("orders", 0): Committed(1, -1, "", 1)}))
+    house.store.hold()
+    asked(house, DeleteTopicsRequest(topic_names=["orders"], timeout_ms=1000), 5).cancel()
+    house.store.release()
+    assert names(house) == set()
+    assert list(house.broker.offsets.groups()) == []
 
 
 def test_topics_are_deleted_by_id(house: House) -> None:
