@@ -246,15 +246,19 @@ class Settings(BaseSettings):
         LONGEST_GROUP_ID, ge=1, le=LONGEST_GROUP_ID, description="Longest name of a group. What the store has room for in a row's key."
     )
     offset_metadata_max_bytes: int = Field(
-        4 * KIB, ge=0, le=INT16_MAX, description="Longest note that a client may put beside an offset. Kafka's default."
+        4 * KIB,
+        ge=0,
+        le=INT16_MAX,
+        description="Longest note that a client may put beside an offset, in characters, as Kafka counts them. Kafka's default.",
     )
     max_offsets_per_group: int = Field(
-        100_000, ge=1, description="Partitions that one group may have committed, some 300 bytes of memory each without their notes."
+        100_000, ge=1, description="Partitions that one group may have committed. As many as ten topics of the largest size have."
     )
-    max_committed_offsets: int = Field(
-        1_000_000,
-        ge=1,
-        description="The same over all groups: what clients with ever new group names can make the gateway hold, some 300 MB.",
+    committed_offsets_max_bytes: int = Field(
+        512 * MIB,
+        ge=1 * MIB,
+        description="Memory for the offsets of all groups, 600 bytes each and their notes: what clients with ever new group names can make "
+        "the gateway hold. Some 900,000.",
     )
     offsets_retention_minutes: int = Field(
         7 * 24 * 60,

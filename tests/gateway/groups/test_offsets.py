@@ -217,15 +217,37 @@ def test_a_group_commits_no_more_partitions_than_it_may():
     commit(house, "g", {("orders", 2): 1})
 
 
-def test_all_groups_together_commit_no_more_than_they_may():
-    house = open_house(max_committed_offsets=2)
+def test_all_groups_together_take_no_more_memory_than_they_may():
+    house = open_house(committed_offsets_max_bytes=1 << 20)
     house.topic("orders", 2)
-    commit(house, "a", {("orders", 0): 1})
-    commit(house, "b", {("orders", 0): 1})
-    assert refusal(house, "c", {("orders", 0): 1}) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-    commit(house, "b", {("orders", 0): 2})
-    ended(house.broker.offsets.delete("a"))
-    commit(house, "c", {("orders", 0): 1})
+    room = 0
+    while True:
+        try:
+            commit(house, f"group-{room}", {("orders", 0): 1})
+        except KafkaError as failure:
+            assert failure.code == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+            break
+        room += 1
+    # At 600 bytes each and an empty note.
+    assert 1_500 < room < 1_748
+    # Those that are there move on, but not to longer notes, and when one goes there is room for another.
+    commit(house, "group-0", {("orders", 0): 2})
+    with pytest.raises(KafkaError):
+        ended(house.broker.offsets.commit("group-0", {("orders", 0): at(2, "x" * 600)}))
+    ended(house.broker.offsets.delete("group-0"))
+    commit(house, "another", {("orders", 0): 1})
+    assert refusal(house, "a third", {("orders", 0): 1}) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+
+
+def test_room_is_counted_from_what_a_restart_found():
+    house = open_house(committed_offsets_max_bytes=1 << 20)
+    house.topic("orders", 100)
+    rows = {("orders", index): at(1, "x" * 4096) for index in range(100)}
+    ended(house.broker.offsets.commit("a", rows))
+    reopened = again(house, committed_offsets_max_bytes=1 << 20)
+    ended(reopened.broker.offsets.commit("b", rows))
+    with pytest.raises(KafkaError):
+        ended(reopened.broker.offsets.commit("c", rows))
 
 
 def test_a_group_s_name_is_as_long_as_a_key_has_room_for():
