@@ -15,6 +15,7 @@ from typing import Any, NoReturn, cast
 import click
 
 from gateway import layers, logs
+from gateway.commands.groups import groups
 from gateway.commands.settings import settings as settings_command
 from gateway.commands.topics import topics
 from gateway.commands.users import users
@@ -39,6 +40,7 @@ def main() -> None:
     \b
     kopgate serve                     start a broker on 127.0.0.1:9092
     kopgate topics list               what topics there are
+    kopgate groups describe           how far consumer groups are behind
     kopgate users add alice --file F  who may log in
     """
 
@@ -128,5 +130,6 @@ def _assignments(pairs: Iterable[str]) -> dict[str, str]:
 
 
 main.add_command(topics)
+main.add_command(groups)
 main.add_command(users)
 main.add_command(settings_command)

@@ -19,6 +19,8 @@ from gateway.commands.settings import as_markdown
 from gateway.config import Settings
 
 ROOT = Path(__file__).parent.parent
+COMMAND = r"kopgate ([a-z]+) ?((?:[a-z]+(?:-[a-z]+)*)?)"
+"""A command and, where it has one, its own."""
 PINNED = re.compile(r"([A-Za-z0-9_.-]+)==(\S+)")
 
 
@@ -154,15 +156,15 @@ def shell_lines(path):
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_a_kopgate_command_in_a_document_is_one(path):
-    for command, sub in re.findall(r"\bkopgate ([a-z]+) ?([a-z]*)", shell_lines(path)):
-        words = [command, sub] if command in ("topics", "users") else [command]
+    for command, sub in re.findall(rf"\b{COMMAND}", shell_lines(path)):
+        words = [command, sub] if command in ("topics", "groups", "users") else [command]
         assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0, words
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_an_option_of_kopgate_in_a_document_is_one(path):
-    for command, sub, rest in re.findall(r"\bkopgate ([a-z]+) ?([a-z]*)(.*)", shell_lines(path)):
-        words = [command, sub] if command in ("topics", "users") else [command]
+    for command, sub, rest in re.findall(rf"\b{COMMAND}(.*)", shell_lines(path)):
+        words = [command, sub] if command in ("topics", "groups", "users") else [command]
         options = set(re.findall(r"--[a-z-]+", CliRunner().invoke(main, [*words, "--help"]).stdout))
         assert set(re.findall(r"--[a-z-]+", rest)) - options == set(), words
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import click
-from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
 from gateway.commands import passwords
+from gateway.commands.client import Client
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -85,7 +85,7 @@ def server_of(bootstrap: str, user: str | None, password_file: BinaryIO | None, 
 
 
 @contextmanager
-def connected(server: Server) -> Iterator[KafkaAdminClient]:
+def connected(server: Server) -> Iterator[Client]:
     """A client of that server. What fails inside, on this side or that, comes out as a ClickException with the reason."""
     _knock(server)
     with _listening() as reasons:
@@ -125,9 +125,9 @@ def describe(error: KafkaError) -> str:
     return text or getattr(type(error), "description", "") or type(error).__name__
 
 
-def _connect(server: Server, reasons: _Reasons) -> KafkaAdminClient:
+def _connect(server: Server, reasons: _Reasons) -> Client:
     try:
-        return KafkaAdminClient(
+        return Client(
             bootstrap_servers=[f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in server.bootstrap],
             bootstrap_timeout_ms=int(server.timeout * 1000),
             request_timeout_ms=int(server.timeout * 1000),

@@ -127,7 +127,9 @@ def test_the_version_is_that_of_the_package():
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["serve"], ["topics"], ["topics", "create"], ["users"], ["users", "add"], ["settings"]], ids=" ".join
+    "command",
+    [[], ["serve"], ["topics"], ["topics", "create"], ["groups"], ["groups", "reset-offsets"], ["users"], ["users", "add"], ["settings"]],
+    ids=" ".join,
 )
 def test_every_command_explains_itself(command):
     result = kopgate(*command, "--help")
