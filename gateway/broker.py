@@ -11,6 +11,7 @@ from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
 from gateway.flow import Outgoing
+from gateway.groups.coordinator import Coordinator
 from gateway.groups.offsets import CommittedOffsets
 from gateway.producer_ids import ProducerIds
 from gateway.reply_cache import ReplyCache
@@ -31,6 +32,7 @@ class Broker:
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
     offsets: CommittedOffsets
+    groups: Coordinator
     converter: Converter
     clock: Clock
     now: Callable[[], int]

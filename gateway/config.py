@@ -241,6 +241,42 @@ class Settings(BaseSettings):
         description="What one batch may unpack to; the guard against bombs. As much as a client could have sent unpacked.",
     )
 
+    # Consumer groups
+    group_min_session_timeout_ms: int = Field(
+        6 * SECOND, ge=0, le=INT32_MAX, description="Shortest session that a member may ask for. Kafka's default."
+    )
+    group_max_session_timeout_ms: int = Field(
+        30 * MINUTE, ge=1, le=INT32_MAX, description="Longest session that a member may ask for. Kafka's default."
+    )
+    group_initial_rebalance_delay_ms: int = Field(
+        3 * SECOND,
+        ge=0,
+        le=1 * HOUR,
+        description="How long a group that was empty waits for more members, so that an application that starts is assigned once. Kafka's default.",
+    )
+    group_max_size: int = Field(
+        10_000,
+        ge=1,
+        le=INT32_MAX,
+        description="Most members of one group. As many as partitions of a topic: more would have nothing to read.",
+    )
+    group_max_pending_members: int = Field(
+        10_000,
+        ge=1,
+        description="Newcomers of one group that were told an id and have not come back with it, some 300 bytes each. As many as members.",
+    )
+    group_member_max_bytes: int = Field(
+        1 * MIB,
+        ge=1 * KIB,
+        le=100 * MIB,
+        description="What one member may tell its group in JoinGroup, and what it may be assigned. Kafka has room for that much in a whole group.",
+    )
+    max_group_bytes: int = Field(
+        256 * MIB,
+        ge=1 * MIB,
+        description="What all groups and their members may take in memory, some 2 KiB each and what they say; beyond it nobody new is let in.",
+    )
+
     # Committed offsets
     group_id_max_bytes: int = Field(
         LONGEST_GROUP_ID, ge=1, le=LONGEST_GROUP_ID, description="Longest name of a group. What the store has room for in a row's key."
@@ -364,6 +400,8 @@ class Settings(BaseSettings):
             yield "message_max_bytes: more than socket_request_max_bytes, so the largest batch could never be sent"
         if self.num_partitions > self.max_partitions_per_topic:
             yield "num_partitions: more than max_partitions_per_topic"
+        if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
+            yield "group_min_session_timeout_ms: more than group_max_session_timeout_ms, so nobody could join a group"
 
 
 def _twice(items: list[Any]) -> list[Any]:

@@ -133,6 +133,7 @@ class Server:
             self._housekeeping.stop()
         if self._broker is not None:
             self._broker.waits.end()
+            self._broker.groups.end()
             await self._drain_connections()
             try:
                 await self._broker.topics.save_all()

@@ -21,6 +21,7 @@ from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
 from gateway.flow import Outgoing
+from gateway.groups.coordinator import Coordinator
 from gateway.groups.offsets import CommittedOffsets
 from gateway.producer_ids import ProducerIds
 from gateway.topics import Topics
@@ -68,10 +69,14 @@ async def open_broker(
     await producer_ids.open()
     offsets = CommittedOffsets(await store.table("offsets"), topics, settings)
     await offsets.open()
+    groups = Coordinator(await store.table("groups"), settings, clock, now_ms, lambda: str(uuid.uuid4()), start)
+    await groups.open()
     cluster = Cluster(settings.node_id, await _cluster_id(store), advertised)
     sessions = FetchSessions(settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1)
     converter = Converter(run, cache_bytes=settings.conversion_cache_bytes, max_decompressed_bytes=settings.max_decompressed_bytes)
-    return Broker(settings, store, cluster, topics, sessions, producer_ids, offsets, converter, clock, now_ms, run, outgoing=outgoing)
+    return Broker(
+        settings, store, cluster, topics, sessions, producer_ids, offsets, groups, converter, clock, now_ms, run, outgoing=outgoing
+    )
 
 
 async def _cluster_id(store: Store) -> str:

@@ -15,6 +15,7 @@ from gateway.cluster import Cluster
 from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
+from gateway.groups.coordinator import Coordinator
 from gateway.groups.offsets import CommittedOffsets
 from gateway.producer_ids import ProducerIds
 from gateway.session import Session
@@ -143,6 +144,9 @@ def open_house(medium: Medium | None = None, **settings: Any) -> House:
     offsets = CommittedOffsets(ended(store.table("offsets")), topics, values)
     ended(offsets.open())
     ids = iter(range(1, 1 << 31))
+    member_ids = (f"id-{number}" for number in range(1, 1 << 31))
+    groups = Coordinator(ended(store.table("groups")), values, clock, now, lambda: next(member_ids), background)
+    ended(groups.open())
     broker = Broker(
         values,
         store,
@@ -151,6 +155,7 @@ def open_house(medium: Medium | None = None, **settings: Any) -> House:
         FetchSessions(values.max_incremental_fetch_session_cache_slots, lambda: next(ids)),
         producer_ids,
         offsets,
+        groups,
         Converter(threads.run, cache_bytes=values.conversion_cache_bytes, max_decompressed_bytes=values.max_decompressed_bytes),
         clock,
         now,
