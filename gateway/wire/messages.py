@@ -10,7 +10,7 @@ import uuid
 from typing import Any
 
 from kafka.protocol.admin import cluster, configs, groups, topics, transactions
-from kafka.protocol.consumer import fetch, offsets
+from kafka.protocol.consumer import fetch, group, offsets
 from kafka.protocol.metadata import api_versions, find_coordinator, metadata
 from kafka.protocol.producer import produce, transaction
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
@@ -25,6 +25,8 @@ REQUESTS: dict[ApiKey, Any] = {
     ApiKey.FETCH: fetch.FetchRequest,
     ApiKey.LIST_OFFSETS: offsets.ListOffsetsRequest,
     ApiKey.METADATA: metadata.MetadataRequest,
+    ApiKey.OFFSET_COMMIT: group.OffsetCommitRequest,
+    ApiKey.OFFSET_FETCH: group.OffsetFetchRequest,
     ApiKey.FIND_COORDINATOR: find_coordinator.FindCoordinatorRequest,
     ApiKey.LIST_GROUPS: groups.ListGroupsRequest,
     ApiKey.SASL_HANDSHAKE: SaslHandshakeRequest,
@@ -40,6 +42,7 @@ REQUESTS: dict[ApiKey, Any] = {
     ApiKey.SASL_AUTHENTICATE: SaslAuthenticateRequest,
     ApiKey.CREATE_PARTITIONS: topics.CreatePartitionsRequest,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.IncrementalAlterConfigsRequest,
+    ApiKey.OFFSET_DELETE: group.OffsetDeleteRequest,
     ApiKey.DESCRIBE_CLUSTER: cluster.DescribeClusterRequest,
     ApiKey.DESCRIBE_PRODUCERS: transactions.DescribeProducersRequest,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: topics.DescribeTopicPartitionsRequest,
