@@ -6,6 +6,7 @@ they are found by nobody, and what is still stored of them goes at the next star
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from sys import getsizeof
 
@@ -35,6 +36,7 @@ class CommittedOffsets:
         self._settings = settings
         self._groups: dict[str, Rows] = {}
         self._bytes = 0
+        self._committing: Counter[str] = Counter()
 
     async def open(self) -> None:
         """Read what the store has; of topics that have gone meanwhile it is deleted. Raises StorageError."""
@@ -63,6 +65,10 @@ class CommittedOffsets:
         """Whether the group has committed anything."""
         return group_id in self._groups
 
+    def is_committing(self, group_id: str) -> bool:
+        """Whether an offset of the group is on its way to the disk."""
+        return group_id in self._committing
+
     def get(self, group_id: str, topic: str, partition: int) -> Committed | None:
         """One offset, of the topic that has this name now."""
         rows, live = self._groups.get(group_id), self._topics.get(topic)
@@ -89,7 +95,7 @@ class CommittedOffsets:
         self._check(group_id, placed)
         if placed:
             # On its own: what is on its way to the disk must reach the memory, too, when its client has gone.
-            await unbroken(self._commit(placed))
+            await unbroken(self._commit(group_id, placed))
 
     def _place(self, group_id: str, topic: str, partition: int) -> Place:
         live = self._topics.require(topic)
@@ -116,8 +122,14 @@ class CommittedOffsets:
                 ErrorCode.INVALID_COMMIT_OFFSET_SIZE, f"no room within committed_offsets_max_bytes={settings.committed_offsets_max_bytes}"
             )
 
-    async def _commit(self, placed: Mapping[Place, Committed]) -> None:
-        await self._put({key_of(place): value_of(committed) for place, committed in placed.items()})
+    async def _commit(self, group_id: str, placed: Mapping[Place, Committed]) -> None:
+        self._committing[group_id] += 1
+        try:
+            await self._put({key_of(place): value_of(committed) for place, committed in placed.items()})
+        finally:
+            self._committing[group_id] -= 1
+            if not self._committing[group_id]:
+                del self._committing[group_id]
         orphans = []
         for place, committed in placed.items():
             if self._topics.get(place.topic_id) is None:
