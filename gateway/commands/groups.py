@@ -15,7 +15,7 @@ from gateway.commands.answers import complaints, fail_if, report, say_json, say_
 from gateway.commands.client import Client, patiently
 from gateway.commands.lag import NOT_FOUND, Group, Member, Position, committed, find_groups, positions, total
 from gateway.commands.reset_options import with_target
-from gateway.commands.resetting import CannotReset, Change, Scope, Target, plan
+from gateway.commands.resetting import CannotReset, Change, Scope, Target, name_of, plan
 
 _STATES = [state.value for state in GroupState if state is not GroupState.UNKNOWN]
 
@@ -90,8 +90,10 @@ def describe(client: Client, as_json: bool, names: Sequence[str], with_members: 
 @with_client
 def delete(client: Client, as_json: bool, names: Sequence[str], if_exists: bool) -> None:
     """Delete groups and all their committed offsets. One that has members is not deleted: stop them first."""
-    outcomes = patiently(client, lambda: client.delete_groups(list(dict.fromkeys(names))))
-    rows = [{"name": name, "error_code": _code(outcome)} for name, outcome in outcomes.items()]
+    wanted = list(dict.fromkeys(names))
+    patiently(client, lambda: client.coordinators(wanted))
+    # Asked once: what was deleted before an answer was lost would not be found again.
+    rows = [{"name": name, "error_code": _code(outcome)} for name, outcome in client.delete_groups(wanted).items()]
     report(rows, "deleted", as_json, {NOT_FOUND} if if_exists else set())
 
 
@@ -124,7 +126,7 @@ def reset_offsets(client: Client, as_json: bool, name: str, target: Target, scop
         say_json({"group": name, "executed": execute, "partitions": [_change(change, failures) for change in changes]})
     else:
         click.echo(_changes_as_text(name, changes, execute, failures))
-    fail_if([f"{_name(partition)}: {reason}" for partition, reason in failures.items()])
+    fail_if([f"{name_of(partition)}: {reason}" for partition, reason in failures.items()])
 
 
 def _refuse_members(client: Client, name: str) -> None:
@@ -152,8 +154,8 @@ def _commit(client: Client, name: str, changes: Iterable[Change]) -> dict[TopicP
 
 
 def _code(outcome: str) -> int:
-    """The library gives errors by the names of their classes."""
-    return 0 if outcome == "OK" else int(getattr(errors, outcome).errno)
+    """The library gives errors by the names of their classes, of which it makes new ones for codes that it does not know."""
+    return 0 if outcome == "OK" else int(getattr(errors, outcome, errors.UnknownError).errno)
 
 
 def _description(group: Group, rows: Sequence[Position]) -> dict[str, Any]:
@@ -240,10 +242,6 @@ def _changes_as_text(name: str, changes: Iterable[Change], executed: bool, failu
     return "\n".join(
         [f"{name}: {said}", *(f"  {line}" for line in table(["TOPIC", "PARTITION", "OLD", "NEW", "DIFFERENCE", "NOTE"], rows))]
     )
-
-
-def _name(partition: TopicPartition) -> str:
-    return f"{partition.topic}-{partition.partition}"
 
 
 def _count(number: int, noun: str) -> str:

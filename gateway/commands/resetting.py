@@ -66,10 +66,10 @@ def plan(client: Client, target: Target, scopes: Sequence[Scope] | None, commits
     led = led_partitions(client, [scope.topic for scope in scopes] if scopes is not None else [part.topic for part in commits])
     wanted = sorted(commits) if scopes is None else _chosen(scopes, led)
     there = [part for part in wanted if part.partition in led.get(part.topic, {})]
-    reasons = [f"{_name(part)}: it has no leader just now; try again" for part in there if not led[part.topic][part.partition]]
+    reasons = [f"{name_of(part)}: it has no leader just now; try again" for part in there if not led[part.topic][part.partition]]
     if target.kind is Kind.SHIFT:
         reasons += [
-            f"{_name(part)}: nothing is committed there that could be shifted; leave it out, or name an offset"
+            f"{name_of(part)}: nothing is committed there that could be shifted; leave it out, or name an offset"
             for part in there
             if part not in commits
         ]
@@ -102,6 +102,11 @@ def moved(target: Target, old: int, first: int, end: int, dated: int) -> tuple[i
     return asked, None
 
 
+def name_of(partition: TopicPartition) -> str:
+    """As Kafka writes it."""
+    return f"{partition.topic}-{partition.partition}"
+
+
 def _chosen(scopes: Iterable[Scope], led: Mapping[str, Mapping[int, bool]]) -> list[TopicPartition]:
     reasons, chosen = [], set()
     for scope in scopes:
@@ -118,7 +123,3 @@ def _chosen(scopes: Iterable[Scope], led: Mapping[str, Mapping[int, bool]]) -> l
     if reasons:
         raise CannotReset(reasons)
     return sorted(chosen)
-
-
-def _name(partition: TopicPartition) -> str:
-    return f"{partition.topic}-{partition.partition}"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 from kafka import OffsetAndMetadata, TopicPartition
-from kafka.errors import IncompatibleBrokerVersion
+from kafka.errors import IncompatibleBrokerVersion, for_code
 
 from gateway.cli import main
 from gateway.commands import admin
@@ -168,6 +168,13 @@ def test_a_group_with_members_stays_and_the_others_are_deleted(server):
 def test_deleting_what_is_not_there_is_a_failure_unless_it_may_be(server):
     assert kopgate("delete", "a", "--yes").stderr == "Error: a: The group id does not exist.\n"
     assert kopgate("delete", "a", "--yes", "--if-exists").exit_code == 0
+
+
+def test_an_error_that_nobody_knows_is_still_one(server, monkeypatch):
+    monkeypatch.setattr(server, "delete_groups", lambda names: dict.fromkeys(names, for_code(9999).__name__))
+    result = kopgate("delete", "a", "--yes")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("Error: a: ")
 
 
 def test_a_reset_is_only_shown_until_it_is_to_be_executed(server):
