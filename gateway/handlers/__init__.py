@@ -3,6 +3,7 @@
 from gateway.handlers import (
     alter_configs,
     cluster,
+    committed,
     configs,
     coordinators,
     fetch,
@@ -19,6 +20,7 @@ from gateway.handlers import (
 __all__ = [
     "alter_configs",
     "cluster",
+    "committed",
     "configs",
     "coordinators",
     "fetch",

@@ -7,8 +7,10 @@ from typing import Any
 from kafka.protocol.consumer.offsets import ListOffsetsResponse
 
 from compat.handlers.list_offsets import offsets_before
+from compat.handlers.offset_commit import committed_at, expires_at
 from gateway.caller import Caller
-from gateway.errors import KafkaError
+from gateway.errors import ErrorCode, KafkaError
+from gateway.handlers.committed import commit, fetched_by_name, standing
 from gateway.handlers.fetch import answer
 from gateway.handlers.metadata import describe
 from gateway.handlers.offsets import find
@@ -63,3 +65,32 @@ async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
     except KafkaError as failure:
         return row(partition_index=asked.partition_index, error_code=failure.code, old_style_offsets=[])
     return row(partition_index=asked.partition_index, error_code=0, old_style_offsets=offsets)
+
+
+@serves(ApiKey.OFFSET_COMMIT, 0, 0)
+async def offset_commit_to_zookeeper(request: Any, caller: Caller) -> Any:
+    """Kafka 0.8.0 to 0.8.1, kafka-node, Sarama below 0.8.2: it knew no members, and Kafka kept it in ZooKeeper. Here it is like all others."""
+    now = caller.broker.now()
+    return await commit(request, caller, lambda _: (now, None))
+
+
+@serves(ApiKey.OFFSET_COMMIT, 1, 1)
+async def offset_commit_with_timestamps(request: Any, caller: Caller) -> Any:
+    """Kafka 0.8.2, kafka-python 1.0 to 1.3: each partition says when it was committed."""
+    now = caller.broker.now()
+    return await commit(request, caller, lambda asked: (committed_at(asked.commit_timestamp, now), None))
+
+
+@serves(ApiKey.OFFSET_COMMIT, 2, 4)
+async def offset_commit_with_retention(request: Any, caller: Caller) -> Any:
+    """Kafka 0.9 to 2.0: the client may say how long the offsets are to be kept."""
+    now = caller.broker.now()
+    until = expires_at(request.retention_time_ms, now)
+    return await commit(request, caller, lambda _: (now, until))
+
+
+@serves(ApiKey.OFFSET_FETCH, 0, 0)
+async def offset_fetch_from_zookeeper(request: Any, caller: Caller) -> Any:
+    """As with OffsetCommit v0; a partition without an offset is an error, as it was where ZooKeeper had no node for it."""
+    found = standing(request.group_id, request.topics, caller)
+    return fetched_by_name(one._replace(missing=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for one in found)

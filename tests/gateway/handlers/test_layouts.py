@@ -9,10 +9,11 @@ from struct import pack
 
 import pytest
 
+from gateway.groups.offset_rows import Committed
 from gateway.routes import ROUTES
 from gateway.wire.api_keys import ApiKey
 from storage.log import Entry
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import NOW, House, ended, open_house
 from tests.gateway.handlers.asking import store
 
 
@@ -119,3 +120,26 @@ def test_metadata_0(house: House) -> None:
     partitions = [pack(">hii", 0, index, 0) + array(pack(">i", 0)) + array(pack(">i", 0)) for index in (0, 1)]
     expected = array(broker) + array(pack(">h", 0) + text("orders") + array(*partitions))
     assert answer(house, ApiKey.METADATA, 0, array()) == expected
+
+
+def test_offset_commit_0_has_no_member(house: House) -> None:
+    # Group; topic, partition, offset, metadata.
+    request = text("g") + array(text("orders") + array(pack(">iq", 1, 7) + text("mine")))
+    expected = array(text("orders") + array(pack(">ih", 1, 0)))
+    assert answer(house, ApiKey.OFFSET_COMMIT, 0, request) == expected
+    assert house.broker.offsets.get("g", "orders", 1) == Committed(7, -1, "mine", NOW)
+
+
+def test_offset_commit_1_has_a_member_and_a_timestamp_a_partition(house: House) -> None:
+    rows = array(pack(">iqq", 1, 7, 1234) + text(None), pack(">iqq", 2, 7, 1234) + text(None))
+    request = text("g") + pack(">i", -1) + text("") + array(text("orders") + rows)
+    expected = array(text("orders") + array(pack(">ih", 1, 0), pack(">ih", 2, 3)))
+    assert answer(house, ApiKey.OFFSET_COMMIT, 1, request) == expected
+    assert house.broker.offsets.get("g", "orders", 1) == Committed(7, -1, "", 1234)
+
+
+def test_offset_fetch_0(house: House) -> None:
+    answer(house, ApiKey.OFFSET_COMMIT, 0, text("g") + array(text("orders") + array(pack(">iq", 1, 7) + text("mine"))))
+    request = text("g") + array(text("orders") + array(pack(">i", 0), pack(">i", 1)))
+    rows = array(pack(">iq", 0, -1) + text("") + pack(">h", 3), pack(">iq", 1, 7) + text("mine") + pack(">h", 0))
+    assert answer(house, ApiKey.OFFSET_FETCH, 0, request) == array(text("orders") + rows)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kafka.protocol.consumer.group import OffsetCommitRequest, OffsetFetchRequest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
 from compat.records import check_message_set
 from gateway.errors import ErrorCode
+from gateway.groups.offset_rows import Committed
 from gateway.records import check_batch
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import NOW, House, ended, open_house
 from tests.gateway.handlers.asking import ask
 from tests.gateway.sets import batch, old_set
 
@@ -74,3 +76,53 @@ def test_an_empty_list_of_topics_means_all(house):
 def test_a_topic_that_is_asked_for_is_made_before_the_answer(house):
     assert metadata(house, "new") == {"new": 0}
     assert house.broker.topics.get("new") is not None
+
+
+CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
+FetchTopic = OffsetFetchRequest.OffsetFetchRequestTopic
+
+
+def commit(house: House, version: int, *, topic: str = "orders", timestamp: int = -1, retention: int = -1) -> int:
+    """The error of a commit of offset 2."""
+    row = CommitTopic.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=2, commit_timestamp=timestamp, committed_metadata="mine"
+    )
+    request = OffsetCommitRequest(group_id="g", retention_time_ms=retention, topics=[CommitTopic(name=topic, partitions=[row])])
+    ((answer,),) = [found.partitions for found in ask(house, request, version).topics]
+    return answer.error_code
+
+
+def offset(house: House, version: int, topic: str = "orders", index: int = 0, group: str = "g") -> tuple[int, str, int]:
+    request = OffsetFetchRequest(group_id=group, topics=[FetchTopic(name=topic, partition_indexes=[index])])
+    ((row,),) = [found.partitions for found in ask(house, request, version).topics]
+    return row.committed_offset, row.metadata, row.error_code
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_old_commits_go_where_all_others_go(house, version):
+    assert commit(house, version) == 0
+    assert house.broker.offsets.get("g", "orders", 0) == Committed(2, -1, "mine", NOW, None)
+    assert [offset(house, fetching) for fetching in (0, 1, 7)] == [(2, "mine", 0)] * 3
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_an_old_commit_for_what_is_not_there_is_refused(house, version):
+    assert commit(house, version, topic="other") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_commit_of_version_1_brings_its_time(house):
+    commit(house, 1, timestamp=1234)
+    assert house.broker.offsets.get("g", "orders", 0) == Committed(2, -1, "mine", 1234, None)
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_a_commit_of_version_2_to_4_may_bring_its_retention_time(house, version):
+    commit(house, version, retention=60_000)
+    assert house.broker.offsets.get("g", "orders", 0) == Committed(2, -1, "mine", NOW, NOW + 60_000)
+
+
+@pytest.mark.parametrize(("topic", "index", "group"), [("orders", 0, "nobody's"), ("orders", 1, "g"), ("other", 0, "g")])
+def test_where_zookeeper_had_nothing_version_0_says_that_the_partition_is_unknown(house, topic, index, group):
+    commit(house, 0)
+    assert offset(house, 0, topic, index, group) == (-1, "", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    assert offset(house, 1, topic, index, group) == (-1, "", 0)

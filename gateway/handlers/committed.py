@@ -1,0 +1,228 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete: where groups stand, as Kafka's KafkaApis and GroupCoordinator have it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from kafka.protocol.consumer.group import OffsetCommitResponse, OffsetDeleteResponse, OffsetFetchResponse
+
+from gateway.caller import Caller
+from gateway.errors import ErrorCode, KafkaError
+from gateway.groups.offset_rows import Committed
+from gateway.routes import serves
+from gateway.topics import LiveTopic
+from gateway.wire.api_keys import ApiKey
+from gateway.wire.messages import topic_id_of, uuid_of
+
+#: When the offset in a partition's part of the request counts as committed, and when it expires by itself, if ever; in ms.
+Times = Callable[[Any], tuple[int, int | None]]
+
+_CommittedTopic = OffsetCommitResponse.OffsetCommitResponseTopic
+_FetchedTopic = OffsetFetchResponse.OffsetFetchResponseTopic
+_FetchedGroup = OffsetFetchResponse.OffsetFetchResponseGroup
+_DeletedTopic = OffsetDeleteResponse.OffsetDeleteResponseTopic
+
+#: The first version that names topics by id instead of by name.
+BY_ID = 10
+
+_NO_ID = bytes(16)
+
+#: What is told of a partition that the group has committed nothing for.
+NOTHING = Committed(-1, -1, "", -1)
+
+
+@serves(ApiKey.OFFSET_COMMIT, 5, 10)
+async def offset_commit(request: Any, caller: Caller) -> Any:
+    """Where a group stands from now on. v6 leader epochs, v7 static members (KIP-345), v9 members of the new protocol, v10 topic ids."""
+    now = caller.broker.now()
+    return await commit(request, caller, lambda _: (now, None))
+
+
+async def commit(request: Any, caller: Caller, times: Times) -> Any:
+    """The reply: what is wrong with a partition is said there, what is wrong with the group or the member at each partition that is right."""
+    codes: dict[tuple[str | bytes, int], ErrorCode] = {}
+    known: dict[tuple[str, int], Any] = {}
+    keys: dict[tuple[str, int], tuple[str | bytes, int]] = {}
+    for topic in request.topics:
+        topic_key = _key_of(topic, caller)
+        for asked in topic.partitions:
+            key = (topic_key, asked.partition_index)
+            try:
+                place = (_require(topic_key, asked.partition_index, caller).name, asked.partition_index)
+                known[place], keys[place] = asked, key
+            except KafkaError as failure:
+                codes[key] = failure.code
+    for place, code in (await _commit_known(request, known, caller, times)).items():
+        codes[keys[place]] = code
+    return OffsetCommitResponse(topics=[_committed(topic, codes, caller) for topic in request.topics])
+
+
+def _key_of(topic: Any, caller: Caller) -> str | bytes:
+    """What the topic is named by: its id or its name."""
+    return topic_id_of(topic.topic_id) if caller.api_version >= BY_ID else str(topic.name)
+
+
+def _require(topic: str | bytes, partition: int, caller: Caller) -> LiveTopic:
+    """The topic. Raises KafkaError where there is none, or no such partition of it."""
+    live = caller.broker.topics.require(topic)
+    if not 0 <= partition < live.topic.partitions:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return live
+
+
+async def _commit_known(request: Any, known: dict[tuple[str, int], Any], caller: Caller, times: Times) -> dict[tuple[str, int], ErrorCode]:
+    """What became of each of these partitions, which are there."""
+    if not known:
+        return {}
+    broker = caller.broker
+    try:
+        broker.groups.check_commit(
+            request.group_id, request.member_id, request.generation_id_or_member_epoch, request.group_instance_id, broker.now()
+        )
+        limit = broker.settings.offset_metadata_max_bytes
+        rows = {place: row for place, asked in known.items() if len((row := _row(asked, times)).metadata) <= limit}
+        await broker.offsets.commit(request.group_id, rows)
+    except KafkaError as failure:
+        return dict.fromkeys(known, failure.code)
+    return {place: ErrorCode.NONE if place in rows else ErrorCode.OFFSET_METADATA_TOO_LARGE for place in known}
+
+
+def _row(asked: Any, times: Times) -> Committed:
+    committed_at, expires_at = times(asked)
+    return Committed(asked.committed_offset, asked.committed_leader_epoch, asked.committed_metadata or "", committed_at, expires_at)
+
+
+def _committed(topic: Any, codes: dict[tuple[str | bytes, int], ErrorCode], caller: Caller) -> Any:
+    key = _key_of(topic, caller)
+    rows = [
+        _CommittedTopic.OffsetCommitResponsePartition(partition_index=asked.partition_index, error_code=codes[key, asked.partition_index])
+        for asked in topic.partitions
+    ]
+    return _CommittedTopic(name=topic.name, topic_id=topic.topic_id, partitions=rows)
+
+
+@serves(ApiKey.OFFSET_FETCH, 1, 7)
+async def offset_fetch(request: Any, caller: Caller) -> Any:
+    """Where a group stands; offset -1 where it has committed nothing. v2 takes null for all topics, v5 tells leader epochs, v7 asks for what
+    no open transaction may still change, which is everything."""
+    return fetched_by_name(standing(request.group_id, request.topics, caller))
+
+
+@serves(ApiKey.OFFSET_FETCH, 8, 10)
+async def offset_fetch_of_groups(request: Any, caller: Caller) -> Any:
+    """The same for several groups, each named once. v9 has members of the new protocol, v10 topic ids."""
+    counts = Counter(asked.group_id for asked in request.groups)
+    groups = []
+    for asked in request.groups:
+        code, topics = ErrorCode.NONE, []
+        if counts[asked.group_id] > 1:
+            # A few bytes a group, and all topics of it each time: such a reply has no bound.
+            code = ErrorCode.INVALID_REQUEST
+        else:
+            topics = [_fetched(_FetchedGroup.OffsetFetchResponseTopics, one) for one in standing(asked.group_id, asked.topics, caller)]
+        groups.append(_FetchedGroup(group_id=asked.group_id, topics=topics, error_code=code))
+    return OffsetFetchResponse(groups=groups)
+
+
+class Standing(NamedTuple):
+    """Where a group stands in a topic: an offset a partition, or NOTHING, which is told with the code `missing`."""
+
+    name: str
+    topic_id: bytes
+    rows: Mapping[int, Committed]
+    missing: ErrorCode = ErrorCode.NONE
+
+
+def standing(group_id: str, asked: Iterable[Any] | None, caller: Caller) -> Iterator[Standing]:
+    """What is asked for, None for everything. Each partition comes once however often it is asked for: a small request makes no huge reply."""
+    offsets, topics = caller.broker.offsets, caller.broker.topics
+    if asked is None:
+        whole: dict[str, dict[int, Committed]] = {}
+        for (name, partition), committed in sorted(offsets.of_group(group_id).items()):
+            whole.setdefault(name, {})[partition] = committed
+        for name, rows in whole.items():
+            yield Standing(name, topics.require(name).topic.topic_id, rows)
+        return
+    seen: set[tuple[str | bytes, int]] = set()
+    for topic in asked:
+        key = _key_of(topic, caller)
+        partitions = [index for index in dict.fromkeys(topic.partition_indexes) if (key, index) not in seen]
+        seen.update((key, index) for index in partitions)
+        live = topics.get(key)
+        if live is not None:
+            rows = {index: offsets.get(group_id, live.name, index) or NOTHING for index in partitions}
+            yield Standing(live.name, live.topic.topic_id, rows)
+        elif isinstance(key, bytes):
+            yield Standing("", key, dict.fromkeys(partitions, NOTHING), ErrorCode.UNKNOWN_TOPIC_ID)
+        else:
+            yield Standing(key, _NO_ID, dict.fromkeys(partitions, NOTHING))
+
+
+def fetched_by_name(found: Iterable[Standing]) -> Any:
+    """The reply of the versions for one group."""
+    return OffsetFetchResponse(topics=[_fetched(_FetchedTopic, one) for one in found], error_code=ErrorCode.NONE)
+
+
+def _fetched(kind: Any, found: Standing) -> Any:
+    make = kind.OffsetFetchResponsePartition if kind is _FetchedTopic else kind.OffsetFetchResponsePartitions
+    rows: list[Any] = [
+        make(
+            partition_index=index,
+            committed_offset=committed.offset,
+            committed_leader_epoch=committed.leader_epoch,
+            metadata=committed.metadata,
+            error_code=found.missing if committed is NOTHING else ErrorCode.NONE,
+        )
+        for index, committed in found.rows.items()
+    ]
+    if kind is _FetchedTopic:
+        return kind(name=found.name, partitions=rows)
+    return kind(name=found.name, topic_id=uuid_of(found.topic_id), partitions=rows)
+
+
+@serves(ApiKey.OFFSET_DELETE, 0, 0)
+async def offset_delete(request: Any, caller: Caller) -> Any:
+    """Forget single partitions (KIP-496), but none of a topic that a member of the group still reads."""
+    codes: dict[tuple[str, int], ErrorCode] = {}
+    for topic in request.topics:
+        for asked in topic.partitions:
+            try:
+                _require(topic.name, asked.partition_index, caller)
+                codes[topic.name, asked.partition_index] = ErrorCode.NONE
+            except KafkaError as failure:
+                codes[topic.name, asked.partition_index] = failure.code
+    try:
+        await _delete_known(request.group_id, codes, caller)
+    except KafkaError as failure:
+        return OffsetDeleteResponse(error_code=failure.code, topics=[])
+    topics = []
+    for topic in request.topics:
+        rows = [
+            _DeletedTopic.OffsetDeleteResponsePartition(
+                partition_index=asked.partition_index, error_code=codes[topic.name, asked.partition_index]
+            )
+            for asked in topic.partitions
+        ]
+        topics.append(_DeletedTopic(name=topic.name, partitions=rows))
+    return OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics)
+
+
+async def _delete_known(group_id: str, codes: dict[tuple[str, int], ErrorCode], caller: Caller) -> None:
+    """Delete where there is no error yet, and put down where there is one now. Raises KafkaError for what is wrong with the group."""
+    known = [place for place, code in codes.items() if code is ErrorCode.NONE]
+    if not known:
+        return
+    broker = caller.broker
+    if not group_id:
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID)
+    if not broker.groups.is_empty(group_id):
+        subscribed = broker.groups.subscribed(group_id)
+        if subscribed is None:
+            # Connect's workers, for example: what they read is their own business.
+            raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
+        codes.update((place, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC) for place in known if place[0] in subscribed)
+    elif not broker.offsets.has(group_id) and not broker.groups.emptied_at(group_id):
+        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+    await broker.offsets.delete(group_id, [place for place in known if codes[place] is ErrorCode.NONE])
