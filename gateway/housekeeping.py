@@ -1,4 +1,7 @@
-"""What is done at intervals: retention, forgetting producers that have gone, compaction. One partition at a time, with the reactor free in between."""
+"""What is done at intervals: retention, forgetting producers that have gone, compaction, expiry of committed offsets.
+
+Piece by piece, with the reactor free in between.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from gateway import logs
 from gateway.broker import Broker
 from gateway.compaction import Compaction
 from gateway.errors import KafkaError
+from gateway.groups.expiry import Expiry
 from gateway.topics import LiveTopic
 from gateway.waiting import Cancel, call_later
 from storage.log import StorageError
 
 _log = logs.part(__name__)
+
+_MINUTE_MS = 60_000
 
 Round = Callable[[], Awaitable[None]]
 
@@ -26,34 +32,41 @@ class Housekeeping:
         self._broker = broker
         self._start = start
         self._compaction = Compaction(broker)
+        retention_ms = broker.settings.offsets_retention_minutes * _MINUTE_MS
+        self._expiry = Expiry(broker.offsets, broker.groups, retention_ms, broker.clock)
         self._cancels: dict[Round, Cancel] = {}
         self._is_stopped = False
 
     def start(self) -> None:
+        settings = self._broker.settings
         # Apart from each other: a pass over a large log may take many minutes, and retention does not wait for it.
         for a_round in (self._retain_all, self._compaction.round):
-            self._later(a_round)
+            self._later(a_round, settings.log_retention_check_interval_ms)
+        self._later(self._expire_offsets, settings.offsets_retention_check_interval_ms)
 
     def stop(self) -> None:
         self._is_stopped = True
         self._compaction.stop()
+        self._expiry.stop()
         for cancel in self._cancels.values():
             cancel()
 
-    def _later(self, a_round: Round) -> None:
-        seconds = self._broker.settings.log_retention_check_interval_ms / 1000
-        self._cancels[a_round] = call_later(self._broker.clock, seconds, partial(self._begin, a_round))
+    def _later(self, a_round: Round, interval_ms: int) -> None:
+        self._cancels[a_round] = call_later(self._broker.clock, interval_ms / 1000, partial(self._begin, a_round, interval_ms))
 
-    def _begin(self, a_round: Round) -> None:
-        self._start(self._go_round(a_round))
+    def _begin(self, a_round: Round, interval_ms: int) -> None:
+        self._start(self._go_round(a_round, interval_ms))
 
-    async def _go_round(self, a_round: Round) -> None:
+    async def _go_round(self, a_round: Round, interval_ms: int) -> None:
         try:
             await a_round()
         finally:
             # The next round counts from the end of this one: however long it takes, there is never a second.
             if not self._is_stopped:
-                self._later(a_round)
+                self._later(a_round, interval_ms)
+
+    async def _expire_offsets(self) -> None:
+        await self._expiry.round(self._broker.now())
 
     async def _retain_all(self) -> None:
         for live in list(self._broker.topics):

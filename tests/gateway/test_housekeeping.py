@@ -1,4 +1,4 @@
-"""What is done at intervals: retention, and forgetting idempotent producers that have gone."""
+"""What is done at intervals: retention, forgetting idempotent producers that have gone, expiry of committed offsets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from compat.records import check_message_set
+from gateway.groups.offset_rows import Committed
 from gateway.housekeeping import Housekeeping
 from gateway.records import check_batch
 from storage.log import StorageFailed
@@ -123,6 +124,24 @@ def test_idempotent_producers_that_have_gone_are_forgotten():
     assert [producer for producer, _ in house.partition().producers] == [1, 2]
     house.clock.advance(INTERVAL)
     assert [producer for producer, _ in house.partition().producers] == [2]
+
+
+def test_offsets_expire_at_intervals_of_their_own():
+    """A minute of retention, looked at every 40 seconds: gone at the second look."""
+    house = open_house(offsets_retention_minutes=1, offsets_retention_check_interval_ms=40_000)
+    house.topic("orders")
+    keeping = Housekeeping(house.broker, house.background)
+    keeping.start()
+    ended(house.broker.offsets.commit("g", {("orders", 0): Committed(1, -1, "", house.now())}))
+    house.clock.advance(40)
+    assert house.broker.offsets.has("g")
+    house.clock.advance(40)
+    assert not house.broker.offsets.has("g")
+    keeping.stop()
+    ended(house.broker.offsets.commit("g", {("orders", 0): Committed(1, -1, "", 0)}))
+    house.clock.advance(400)
+    assert house.broker.offsets.has("g")
+    assert house.bugs == []
 
 
 def test_rounds_follow_one_another_and_never_overlap(house, keeping, monkeypatch):
