@@ -193,9 +193,10 @@ class CommittedOffsets:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
 
     def _keep(self, place: Place, committed: Committed) -> None:
-        self._drop(place)
-        self._groups.setdefault(place.group_id, {}).setdefault(place.topic_id, {})[place.partition] = committed
-        self._bytes += _size(committed)
+        rows = self._groups.setdefault(place.group_id, {}).setdefault(place.topic_id, {})
+        before = rows.get(place.partition)
+        rows[place.partition] = committed
+        self._bytes += _size(committed) - (0 if before is None else _size(before))
 
     def _drop(self, place: Place) -> None:
         group = self._groups.get(place.group_id, {})
