@@ -21,6 +21,9 @@ NEVER = float("inf")
 _GROUP_BYTES = 2048
 _PENDING_BYTES = 300
 
+#: A wait that is begun anew until somebody comes must not spin, whatever the members allow.
+_SHORTEST_WAIT_MS = 1000
+
 _MAY_REBALANCE = frozenset(state for state, moves in MOVES.items() if GroupState.PREPARING_REBALANCE in moves)
 
 
@@ -114,7 +117,7 @@ class Generations:
             self._effects.append(Note("member removed", "did not join again", member.member_id))
         if len(self.roster) and not self._elect_leader():
             # Only static members are left, and none of them is there: until one comes or their sessions end.
-            self._rebalance_ends, self._patience = now + self.roster.rebalance_timeout_ms, None
+            self._rebalance_ends, self._patience = now + max(self.roster.rebalance_timeout_ms, _SHORTEST_WAIT_MS), None
             self._wake_by(self._rebalance_ends)
             return
         self.generation += 1

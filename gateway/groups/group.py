@@ -175,6 +175,7 @@ class Group(Generations):
                 self.roster.remove(member)
                 self._effects.append(Note("member removed", "did not ask for its assignment", member_id))
         self._prepare("members did not ask for their assignments", now)
+        self._complete_if_all_joined(now)
 
     # Joining
 

@@ -1,13 +1,9 @@
-"""FindCoordinator and ListGroups: what clients ask about groups even when they use none.
-
-Java consumers of 0.9 to 0.10.2 want a coordinator before every poll, and kafka-python 1.0 tells a broker's age by whether it knows ListGroups.
-"""
+"""FindCoordinator: who looks after a group. Java consumers of 0.9 to 0.10.2 want to know before every poll, even when they use none."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kafka.protocol.admin.groups import ListGroupsResponse
 from kafka.protocol.metadata.find_coordinator import FindCoordinatorResponse
 
 from gateway.caller import Caller
@@ -33,9 +29,3 @@ async def find_coordinator(request: Any, caller: Caller) -> Any:
         for key in request.coordinator_keys
     ]
     return FindCoordinatorResponse(coordinators=rows)
-
-
-@serves(ApiKey.LIST_GROUPS, 0, 5)
-async def list_groups(request: Any, caller: Caller) -> Any:
-    """The groups that this gateway coordinates. v4 filters by state, v5 by type. There are none yet."""
-    return ListGroupsResponse(error_code=ErrorCode.NONE, groups=[])

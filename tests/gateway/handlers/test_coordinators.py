@@ -1,7 +1,6 @@
-"""What clients ask about groups even when they use none."""
+"""Who looks after a group."""
 
 import pytest
-from kafka.protocol.admin.groups import ListGroupsRequest
 from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest
 
 from gateway.errors import ErrorCode
@@ -24,9 +23,3 @@ def test_many_keys_are_answered_one_by_one(version):
 def test_transactions_have_no_coordinator():
     reply = ask(open_house(), FindCoordinatorRequest(key="t", key_type=1), 2)
     assert (reply.error_code, reply.node_id) == (ErrorCode.INVALID_REQUEST, -1)
-
-
-@pytest.mark.parametrize("version", range(6))
-def test_there_are_no_groups(version):
-    reply = ask(open_house(), ListGroupsRequest(), version)
-    assert (reply.error_code, reply.groups) == (0, [])

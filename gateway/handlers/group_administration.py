@@ -1,0 +1,147 @@
+"""ListGroups, DescribeGroups and DeleteGroups: what those ask who look after groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kafka.protocol.admin.groups import DeleteGroupsResponse, DescribeGroupsResponse, ListGroupsResponse
+
+from gateway.caller import Caller
+from gateway.errors import ErrorCode, KafkaError
+from gateway.groups.group import Group
+from gateway.groups.member import Member
+from gateway.groups.states import GroupState
+from gateway.handlers.metadata import NOT_ASKED
+from gateway.routes import serves
+from gateway.wire.api_keys import ApiKey
+
+#: AclOperation's numbers for what can be done with a group: read, delete, describe. Without ACLs everybody may.
+OPERATIONS = {3, 6, 8}
+
+#: Of the two kinds that there are (KIP-848), the one whose members agree among themselves.
+_CLASSIC = "classic"
+
+_Listed = ListGroupsResponse.ListedGroup
+_Described = DescribeGroupsResponse.DescribedGroup
+_Deleted = DeleteGroupsResponse.DeletableGroupResult
+
+
+@serves(ApiKey.LIST_GROUPS, 0, 5)
+async def list_groups(request: Any, caller: Caller) -> Any:
+    """All groups: those with members, those that had some, and those that have only committed offsets. v4 filters by state (KIP-518),
+    v5 by type (KIP-848)."""
+    states = {state.lower() for state in request.states_filter or ()}
+    types = {kind.lower() for kind in request.types_filter or ()}
+    rows = [
+        _Listed(group_id=group_id, protocol_type=protocol_type, group_state=state.value, group_type=_CLASSIC)
+        for group_id, protocol_type, state in _all_groups(caller)
+        if (not states or state.value.lower() in states) and (not types or _CLASSIC in types)
+    ]
+    return ListGroupsResponse(error_code=ErrorCode.NONE, groups=rows)
+
+
+def _all_groups(caller: Caller) -> Iterable[tuple[str, str, GroupState]]:
+    """Group, protocol type, state."""
+    groups = caller.broker.groups
+    for group in groups:
+        yield group.group_id, group.protocol_type, group.state
+    for group_id in caller.broker.offsets.groups():
+        if groups.get(group_id) is None:
+            yield group_id, "", GroupState.EMPTY
+
+
+@serves(ApiKey.DESCRIBE_GROUPS, 6, 6)
+async def describe_groups(request: Any, caller: Caller) -> Any:
+    """Each group's state and members; one that is not there is an error (KIP-1043)."""
+    return describe(request, caller, lambda group_id: not_found(group_id, ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found."))
+
+
+def describe(request: Any, caller: Caller, missing: Callable[[str], Any]) -> Any:
+    """The reply to a DescribeGroups. A group that is named twice is described once; `missing` makes the row of one that is not there."""
+    operations = OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    rows = []
+    for group_id in dict.fromkeys(request.groups):
+        group = caller.broker.groups.get(group_id)
+        if group is not None:
+            row = _described(group)
+        elif _has_offsets(group_id, caller):
+            row = _empty(group_id)
+        else:
+            row = missing(group_id)
+        row.authorized_operations = operations
+        rows.append(row)
+    return DescribeGroupsResponse(groups=rows)
+
+
+def _has_offsets(group_id: str, caller: Caller) -> bool:
+    return bool(caller.broker.offsets.of_group(group_id))
+
+
+def not_found(group_id: str, code: ErrorCode, message: str | None) -> Any:
+    """The row of a group that is not there."""
+    return _Described(
+        error_code=code,
+        error_message=message,
+        group_id=group_id,
+        group_state=GroupState.DEAD.value,
+        protocol_type="",
+        protocol_data="",
+        members=[],
+    )
+
+
+def _empty(group_id: str) -> Any:
+    return _Described(
+        error_code=ErrorCode.NONE, group_id=group_id, group_state=GroupState.EMPTY.value, protocol_type="", protocol_data="", members=[]
+    )
+
+
+def _described(group: Group) -> Any:
+    """What members say to each other and are assigned is of this moment only while the group is stable."""
+    protocol = group.protocol or "" if group.state is GroupState.STABLE else ""
+    return _Described(
+        error_code=ErrorCode.NONE,
+        group_id=group.group_id,
+        group_state=group.state.value,
+        protocol_type=group.protocol_type,
+        protocol_data=protocol,
+        members=[_described_member(member, protocol) for member in group.roster],
+    )
+
+
+def _described_member(member: Member, protocol: str) -> Any:
+    return _Described.DescribedGroupMember(
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        member_metadata=member.metadata(protocol) if protocol else b"",
+        member_assignment=member.assignment if protocol else b"",
+    )
+
+
+@serves(ApiKey.DELETE_GROUPS, 0, 2)
+async def delete_groups(request: Any, caller: Caller) -> Any:
+    """Delete groups that have no members, with their offsets. A group that is named twice is deleted once."""
+    rows = []
+    for group_id in dict.fromkeys(request.groups_names):
+        code = ErrorCode.NONE
+        try:
+            await _delete(group_id, caller)
+        except KafkaError as failure:
+            code = failure.code
+        rows.append(_Deleted(group_id=group_id, error_code=code))
+    return DeleteGroupsResponse(results=rows)
+
+
+async def _delete(group_id: str, caller: Caller) -> None:
+    """Raises KafkaError: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, COORDINATOR_NOT_AVAILABLE."""
+    group = caller.broker.groups.get(group_id)
+    if group is None and not _has_offsets(group_id, caller):
+        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+    if group is not None:
+        group.check_empty()
+    # The offsets first: what is left where the second step fails is an empty group, which can be deleted again.
+    await caller.broker.offsets.delete(group_id)
+    await caller.broker.groups.delete(group_id)

@@ -1,0 +1,69 @@
+"""Members of a group as their clients are: what they send, version by version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka.protocol.consumer.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
+
+from tests.fakes.broker import House
+from tests.gateway.handlers.asking import answer, ask, asked
+
+#: Past the wait of a group that was empty.
+INITIAL_DELAY = 3
+
+
+def subscription(*topics: str) -> bytes:
+    return bytes(ConsumerProtocolSubscription(version=0, topics=list(topics), user_data=b"").encode(version=0))
+
+
+def join_request(
+    member_id: str = "", *, group: str = "g", instance: str | None = None, metadata: bytes | None = None, **fields: Any
+) -> Any:
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=subscription("orders") if metadata is None else metadata)
+    values: dict[str, Any] = {"session_timeout_ms": 10_000, "rebalance_timeout_ms": 60_000, "protocol_type": "consumer"}
+    return JoinGroupRequest(
+        group_id=group, member_id=member_id, group_instance_id=instance, **{"protocols": [protocol], "reason": None} | values | fields
+    )
+
+
+def sync_request(member_id: str, generation: int, assignments: dict[str, bytes] | None = None, **fields: Any) -> Any:
+    rows = [SyncGroupRequest.SyncGroupRequestAssignment(member_id=name, assignment=word) for name, word in (assignments or {}).items()]
+    values = {"group_id": "g", "group_instance_id": None, "protocol_type": "consumer", "protocol_name": "range"} | fields
+    return SyncGroupRequest(member_id=member_id, generation_id=generation, assignments=rows, **values)
+
+
+def heartbeat(house: House, member_id: str, generation: int, version: int = 4, instance: str | None = None) -> int:
+    request = HeartbeatRequest(group_id="g", generation_id=generation, member_id=member_id, group_instance_id=instance)
+    return int(ask(house, request, version).error_code)
+
+
+def leave(house: House, *members: tuple[str, str | None], version: int = 5) -> list[int]:
+    rows = [LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=instance, reason="done") for name, instance in members]
+    return [row.error_code for row in ask(house, LeaveGroupRequest(group_id="g", members=rows), version).members]
+
+
+def joined(house: House, version: int = 9, **fields: Any) -> Any:
+    """A newcomer, after both steps and the wait of a group that was empty; its rebalance must be waiting for nobody else."""
+    request = join_request(**fields)
+    waiting = asked(house, request, version)
+    if version >= 4 and fields.get("instance") is None:
+        told = answer(request, waiting.result, version)
+        assert told.error_code == 79
+        request = join_request(told.member_id, **fields)
+        waiting = asked(house, request, version)
+    house.clock.advance(INITIAL_DELAY)
+    return answer(request, waiting.result, version)
+
+
+def stable(house: House, version: int = 9, **fields: Any) -> Any:
+    """A group of one member, which has its assignment: `mine`."""
+    member = joined(house, version, **fields)
+    synced = ask(house, sync_request(member.member_id, member.generation_id, {member.member_id: b"mine"}, **_instance(fields)), 5)
+    assert (synced.error_code, synced.assignment) == (0, b"mine")
+    return member
+
+
+def _instance(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"group_instance_id": fields["instance"]} if "instance" in fields else {}
