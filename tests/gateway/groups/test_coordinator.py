@@ -1,0 +1,349 @@
+"""Time, the store, connections and restarts, as groups feel them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.errors import ErrorCode, KafkaError
+from gateway.groups.member import Joined, Joining, Syncing
+from gateway.groups.states import GroupState
+from tests.fakes.broker import House, Started, ended, open_house
+from tests.fakes.memory_store import Medium
+
+SESSION = 10
+INITIAL_DELAY = 3
+
+
+@pytest.fixture
+def house() -> House:
+    return open_house()
+
+
+def joining(member_id: str = "", instance: str | None = None, *, first: bool = False, metadata: bytes = b"m") -> Joining:
+    return Joining(member_id, instance, "c", "/h", "consumer", (("range", metadata),), SESSION * 1000, 60_000, first)
+
+
+def join(house: House, member_id: str = "", instance: str | None = None, group: str = "g", **fields: Any) -> Started:
+    return Started(house.broker.groups.join(group, joining(member_id, instance, **fields)))
+
+
+def sync(house: House, member_id: str, generation: int, **assignments: bytes) -> Started:
+    words = tuple((name.replace("_", "-"), word) for name, word in assignments.items())
+    return Started(house.broker.groups.sync("g", Syncing(member_id, None, generation, assignments=words)))
+
+
+def alone(house: House, instance: str | None = None) -> Joined:
+    """A stable group of one member, `c-id-1`."""
+    waiting = join(house, instance=instance)
+    house.clock.advance(INITIAL_DELAY)
+    member = waiting.result
+    assert sync(house, member.member_id, 1, **{member.member_id.replace("-", "_"): b"mine"}).result.code is ErrorCode.NONE
+    return member
+
+
+def two(house: House) -> tuple[Joined, Joined]:
+    """The leader and the follower of a generation whose assignment is still to come, `c-id-1` and `c-id-2`."""
+    waiting = join(house), join(house)
+    for _ in range(2):
+        house.clock.advance(INITIAL_DELAY)
+    return waiting[0].result, waiting[1].result
+
+
+def state(house: House) -> GroupState:
+    return house.broker.groups.get("g").state
+
+
+def heartbeat(house: House, member_id: str, generation: int) -> None:
+    house.broker.groups.heartbeat("g", member_id, generation, None)
+
+
+def again(house: House, **settings: Any) -> House:
+    """The gateway after a restart."""
+    medium = house.store.medium
+    medium.held_by = None
+    return open_house(medium, **settings)
+
+
+def test_members_that_start_together_are_in_one_generation(house):
+    first = join(house)
+    house.clock.advance(2)
+    second = join(house)
+    house.clock.advance(1)
+    assert not first.is_done
+    house.clock.advance(INITIAL_DELAY)
+    assert (first.result.generation, second.result.generation) == (1, 1)
+    assert [fellow.member_id for fellow in first.result.fellows] == ["c-id-1", "c-id-2"]
+
+
+def test_an_assignment_is_told_once_it_is_stored(house):
+    waiting = join(house)
+    house.clock.advance(INITIAL_DELAY)
+    house.store.hold()
+    synced = sync(house, waiting.result.member_id, 1, c_id_1=b"mine")
+    assert not synced.is_done
+    assert state(house) is GroupState.COMPLETING_REBALANCE
+    house.store.release()
+    assert synced.result.assignment == b"mine"
+    assert state(house) is GroupState.STABLE
+
+
+def test_a_store_that_fails_makes_the_members_join_again(house):
+    waiting = join(house)
+    house.clock.advance(INITIAL_DELAY)
+    house.store.refuse_writes = True
+    assert sync(house, waiting.result.member_id, 1, c_id_1=b"mine").result.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert state(house) is GroupState.PREPARING_REBALANCE
+    house.store.refuse_writes = False
+    assert join(house, "c-id-1").result.generation == 2
+    assert sync(house, "c-id-1", 2, c_id_1=b"mine").result.assignment == b"mine"
+
+
+def test_a_member_goes_on_after_a_restart_as_if_nothing_had_been(house):
+    member = alone(house)
+    house = again(house)
+    heartbeat(house, member.member_id, 1)
+    assert sync(house, member.member_id, 1).result.assignment == b"mine"
+    assert state(house) is GroupState.STABLE
+
+
+def test_a_static_member_comes_back_after_a_restart_without_a_rebalance(house):
+    alone(house, "one")
+    house = again(house)
+    back = join(house, instance="one").result
+    assert (back.code, back.generation) == (ErrorCode.NONE, 1)
+    assert sync(house, back.member_id, 1).result.assignment == b"mine"
+
+
+def test_what_a_static_member_is_called_now_outlives_a_restart(house):
+    alone(house, "one")
+    back = join(house, instance="one").result
+    house = again(house)
+    heartbeat(house, back.member_id, 1)
+
+
+def test_a_member_that_does_not_come_back_after_a_restart_is_gone_when_its_session_ends(house):
+    alone(house)
+    house = again(house)
+    house.clock.advance(SESSION - 1)
+    assert state(house) is GroupState.STABLE
+    house.clock.advance(1)
+    assert state(house) is GroupState.EMPTY
+
+
+def test_a_generation_is_never_used_twice_over_restarts(house):
+    member = alone(house)
+    house.broker.groups.leave("g", member.member_id, None, "")
+    house = again(house)
+    waiting = join(house)
+    house.clock.advance(INITIAL_DELAY)
+    # The second was the empty one.
+    assert waiting.result.generation == 3
+
+
+def test_a_group_that_shrank_by_its_settings_joins_again(house):
+    first, second = two(house)
+    waiting = sync(house, second.member_id, 1)
+    sync(house, first.member_id, 1)
+    assert waiting.result.code is ErrorCode.NONE
+    house = again(house, group_max_size=1)
+    assert state(house) is GroupState.PREPARING_REBALANCE
+
+
+def test_a_row_that_nobody_can_read_is_a_group_that_begins_anew(house, caplog):
+    ended_rows = {b"g": b"\xff", b"\xff": b"\xff"}
+    medium = Medium(tables={"groups": ended_rows})
+    house = open_house(medium)
+    assert caplog.text.count("group unreadable") == 2
+    assert alone(house).generation == 1
+
+
+def test_heartbeats_keep_a_member_and_silence_ends_it(house):
+    member = alone(house)
+    for _ in range(5):
+        house.clock.advance(SESSION - 1)
+        heartbeat(house, member.member_id, 1)
+    house.clock.advance(SESSION - 1)
+    assert state(house) is GroupState.STABLE
+    house.clock.advance(1)
+    assert state(house) is GroupState.EMPTY
+    with pytest.raises(KafkaError, match="UNKNOWN_MEMBER_ID"):
+        heartbeat(house, member.member_id, 1)
+
+
+def test_a_commit_is_a_sign_of_life(house):
+    member = alone(house)
+    house.clock.advance(SESSION - 1)
+    house.broker.groups.check_commit("g", member.member_id, 1, None, house.now())
+    house.clock.advance(SESSION - 1)
+    assert state(house) is GroupState.STABLE
+
+
+def test_a_rebalance_does_not_wait_for_a_member_beyond_its_session(house):
+    alone(house)
+    waiting = join(house)
+    with pytest.raises(KafkaError, match="REBALANCE_IN_PROGRESS"):
+        heartbeat(house, "c-id-1", 1)
+    house.clock.advance(SESSION)
+    assert [fellow.member_id for fellow in waiting.result.fellows] == ["c-id-2"]
+
+
+def test_a_join_whose_connection_goes_waits_no_longer(house):
+    alone(house)
+    waiting = join(house, first=True)
+    known = join(house, waiting.result.member_id)
+    known.cancel()
+    assert [member.member_id for member in house.broker.groups.get("g").roster] == ["c-id-1", "c-id-2"]
+    # It knows its id and could still come; its session says how long.
+    leader = join(house, "c-id-1")
+    assert not leader.is_done
+    house.clock.advance(SESSION)
+    assert [fellow.member_id for fellow in leader.result.fellows] == ["c-id-1"]
+
+
+def test_a_newcomer_whose_connection_goes_before_it_knows_its_id_holds_nobody_up(house):
+    alone(house)
+    join(house).cancel()
+    assert join(house, "c-id-1").result.generation == 2
+
+
+def test_a_sync_whose_connection_goes_waits_no_longer(house):
+    first, second = two(house)
+    sync(house, second.member_id, 1).cancel()
+    assert sync(house, first.member_id, 1, c_id_2=b"yours").result.code is ErrorCode.NONE
+    assert sync(house, second.member_id, 1).result.assignment == b"yours"
+
+
+def test_a_member_that_joins_and_then_says_nothing_is_removed(house):
+    first, second = two(house)
+    waiting = sync(house, second.member_id, 1)
+    house.clock.advance(SESSION)
+    # The leader was silent, and the follower begins again.
+    assert waiting.result.code is ErrorCode.REBALANCE_IN_PROGRESS
+    assert join(house, second.member_id).result.leader == second.member_id
+    assert first.leader == first.member_id
+
+
+def test_an_answer_may_bring_the_next_request_at_once(house):
+    async def member() -> bytes:
+        joined = await house.broker.groups.join("g", joining())
+        words = tuple((fellow.member_id, fellow.member_id.encode()) for fellow in joined.fellows)
+        return (await house.broker.groups.sync("g", Syncing(joined.member_id, None, joined.generation, assignments=words))).assignment
+
+    members = [Started(member()) for _ in range(4)]
+    house.clock.advance(INITIAL_DELAY)
+    house.clock.advance(INITIAL_DELAY)
+    assert [one.result for one in members] == [b"c-id-1", b"c-id-2", b"c-id-3", b"c-id-4"]
+    assert house.bugs == []
+
+
+def test_a_shutdown_answers_everybody_who_waits(house):
+    alone(house)
+    waiting = join(house)
+    house.broker.groups.end()
+    assert waiting.result.code is ErrorCode.NOT_COORDINATOR
+    assert join(house).result.code is ErrorCode.NOT_COORDINATOR
+    assert house.clock.getDelayedCalls() == []
+
+
+def test_a_group_that_nobody_came_to_be_in_is_not_kept(house):
+    assert join(house, first=True).result.code is ErrorCode.MEMBER_ID_REQUIRED
+    assert [group.group_id for group in house.broker.groups] == ["g"]
+    house.clock.advance(SESSION)
+    assert list(house.broker.groups) == []
+    assert house.clock.getDelayedCalls() == []
+    assert join(house, "nobody").result.code is ErrorCode.UNKNOWN_MEMBER_ID
+    assert list(house.broker.groups) == []
+
+
+def test_ten_thousand_joins_without_a_sync_stay_within_the_limit():
+    house = open_house(group_max_pending_members=1_000)
+    codes = [join(house, first=True).result.code for _ in range(10_000)]
+    assert codes == [ErrorCode.MEMBER_ID_REQUIRED] * 1_000 + [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 9_000
+    house.clock.advance(SESSION)
+    assert list(house.broker.groups) == []
+
+
+def test_all_groups_together_are_bounded(caplog):
+    house = open_house(max_group_bytes=1 << 20)
+    groups = 0
+    while join(house, group=f"g{groups}", metadata=bytes(100_000)).failure is None and house.broker.groups.get(f"g{groups}") is not None:
+        groups += 1
+    assert groups == 10
+    assert "max_group_bytes" in caplog.text
+    house.clock.advance(INITIAL_DELAY)
+    for number in range(groups):
+        house.broker.groups.leave(f"g{number}", f"c-id-{number + 1}", None, "")
+    assert not join(house, group="another", metadata=bytes(100_000)).is_done
+
+
+def test_a_group_is_forgotten_when_it_is_asked_for_and_empty(house):
+    member = alone(house)
+    groups = house.broker.groups
+    groups.forget("g")
+    assert groups.get("g") is not None
+    assert groups.emptied_at("g") is None
+    groups.leave("g", member.member_id, None, "")
+    assert groups.emptied_at("g") == house.now()
+    groups.forget("g")
+    assert groups.get("g") is None
+    assert list(again(house).broker.groups) == []
+
+
+def test_a_group_that_could_not_be_forgotten_stays(house, caplog):
+    member = alone(house)
+    house.broker.groups.leave("g", member.member_id, None, "")
+    house.store.refuse_writes = True
+    house.broker.groups.forget("g")
+    assert "group not forgotten" in caplog.text
+    with pytest.raises(KafkaError, match="refuses writes"):
+        ended(house.broker.groups.delete("g"))
+    assert state(house) is GroupState.EMPTY
+
+
+def test_who_joins_while_its_group_is_being_deleted_is_in_it(house):
+    member = alone(house)
+    house.broker.groups.leave("g", member.member_id, None, "")
+    house.store.hold()
+    deleting = Started(house.broker.groups.delete("g"))
+    waiting = join(house)
+    house.store.release()
+    assert deleting.result is None
+    house.clock.advance(INITIAL_DELAY)
+    assert waiting.result.generation == 3
+
+
+def test_only_members_of_this_generation_commit(house):
+    groups = house.broker.groups
+
+    def code(member_id: str, generation: int, instance: str | None = None) -> ErrorCode:
+        try:
+            groups.check_commit("g", member_id, generation, instance, house.now())
+        except KafkaError as failure:
+            return failure.code
+        return ErrorCode.NONE
+
+    # A group that nobody has joined is one of simple consumers.
+    assert (code("", -1), code("m", 1)) == (ErrorCode.NONE, ErrorCode.ILLEGAL_GENERATION)
+    waiting = join(house, instance="one")
+    assert code("", -1) is ErrorCode.UNKNOWN_MEMBER_ID
+    house.clock.advance(INITIAL_DELAY)
+    member = waiting.result.member_id
+    assert code(member, 1) is ErrorCode.REBALANCE_IN_PROGRESS
+    sync(house, member, 1)
+    assert (code(member, 1), code(member, 1, "one")) == (ErrorCode.NONE, ErrorCode.NONE)
+    assert (code(member, 0), code(member, -1)) == (ErrorCode.ILLEGAL_GENERATION, ErrorCode.ILLEGAL_GENERATION)
+    assert (code("other", 1), code("other", 1, "one")) == (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
+    groups.leave("g", "", "one", "")
+    assert (code("", -1), code(member, 1)) == (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID)
+
+
+def test_a_group_reads_what_its_members_subscribe_to(house):
+    groups = house.broker.groups
+    assert (groups.subscribed("g"), groups.is_empty("g")) == (None, True)
+    waiting = join(house, metadata=b"\0\1\0\0\0\1\0\6orders\xff\xff\xff\xff")
+    house.clock.advance(INITIAL_DELAY)
+    assert (groups.subscribed("g"), groups.is_empty("g")) == (frozenset({"orders"}), False)
+    groups.leave("g", waiting.result.member_id, None, "")
+    assert (groups.subscribed("g"), groups.is_empty("g")) == (frozenset(), True)
