@@ -1,0 +1,253 @@
+"""Real clients commit and go on where they stood, also when the gateway is killed: what was acknowledged never goes back."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import kafka
+import pytest
+from kafka.protocol.consumer.group import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest, OffsetFetchResponse
+from kafka.structs import OffsetAndMetadata
+
+from tests.peers.gateway import Gateway, Peer, framed, gateway
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(180)]
+
+TOPIC = "orders"
+RECORDS = 40
+SECONDS = 30.0
+
+#: A member that leaves just before a kill may be in its group again, until its session has ended. Kafka's shortest.
+SESSION_MS = 6_000
+
+
+def bootstrap(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+def committing(group: str, offset: int) -> OffsetCommitRequest:
+    topic = OffsetCommitRequest.OffsetCommitRequestTopic
+    row = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset, commit_timestamp=-1, committed_metadata="mine")
+    return OffsetCommitRequest(group_id=group, topics=[topic(name=TOPIC, partitions=[row])])
+
+
+def commits(peer: Peer, group: str, offset: int, version: int) -> int:
+    """The error."""
+    return peer.asks(committing(group, offset), OffsetCommitResponse, version).topics[0].partitions[0].error_code
+
+
+def stands(peer: Peer, group: str, version: int = 1, topic: str = TOPIC) -> tuple[int, int]:
+    """Offset and error of the partition."""
+    asked = OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=[0])
+    row = peer.asks(OffsetFetchRequest(group_id=group, topics=[asked]), OffsetFetchResponse, version).topics[0].partitions[0]
+    return row.committed_offset, row.error_code
+
+
+def fill(address: tuple[str, int]) -> None:
+    """Records 0, 1, 2 ... in one partition."""
+    producer = kafka.KafkaProducer(bootstrap_servers=bootstrap(address))
+    for number in range(RECORDS):
+        producer.send(TOPIC, b"%d" % number, partition=0)
+    producer.flush(SECONDS)
+    producer.close()
+
+
+# Clients of Kafka 0.8, byte by byte
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_commits_of_old_clients_survive_a_kill(tmp_path: Path, version: int) -> None:
+    with gateway(tmp_path) as first, first.peer() as peer:
+        peer.makes(TOPIC)
+        assert stands(peer, "g", 0) == (-1, 3)
+        assert [commits(peer, "g", offset, version) for offset in (3, 7)] == [0, 0]
+    with gateway(tmp_path) as second, second.peer() as peer:
+        assert [stands(peer, "g", fetching) for fetching in (0, 1, 5)] == [(7, 0)] * 3
+        assert stands(peer, "g", 0, topic="nothing") == (-1, 3)
+
+
+def test_a_deleted_topic_s_offsets_stay_away_through_a_kill(tmp_path: Path) -> None:
+    with gateway(tmp_path) as first, first.peer() as peer:
+        peer.makes(TOPIC)
+        assert commits(peer, "g", 7, 1) == 0
+        admin = kafka.KafkaAdminClient(bootstrap_servers=bootstrap(first.address))
+        admin.delete_topics([TOPIC])
+        assert commits(peer, "g", 8, 1) == 3
+        admin.close()
+    with gateway(tmp_path) as second, second.peer() as peer:
+        peer.makes(TOPIC)
+        assert stands(peer, "g") == (-1, 0)
+
+
+# Kills
+
+
+class Committer(threading.Thread):
+    """Commits 1, 2, 3 ... for a group of its own, a few of them on the way at a time, until its connection breaks."""
+
+    def __init__(self, address: tuple[str, int], group: str, first: int) -> None:
+        super().__init__(daemon=True)
+        self.peer = Peer(address)
+        self.group = group
+        self.acknowledged = first - 1
+        self.sent = first - 1
+        self.wrong: list[int] = []
+
+    def run(self) -> None:
+        try:
+            while True:
+                for _ in range(4):
+                    self.sent += 1
+                    self.peer.sends(framed(committing(self.group, self.sent), 2))
+                for _ in range(4):
+                    frame = self.peer.hears()
+                    if frame is None:
+                        return
+                    # Correlation id; one topic, its name, one partition: index and error.
+                    (error,) = struct.unpack(">h", frame[-2:])
+                    if error:
+                        self.wrong.append(error)
+                    self.acknowledged += 1
+        except OSError:
+            return
+
+
+def test_acknowledged_commits_never_go_back_however_often_the_gateway_is_killed(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    stood = {f"g{number}": 0 for number in range(8)}
+    committers: list[Committer] = []
+    for _ in range(3):
+        with gateway(tmp_path) as running:
+            check(running, committers, stood)
+            committers = [Committer(running.address, group, offset + 1) for group, offset in stood.items()]
+            for one in committers:
+                one.start()
+            committers[0].join(chance.uniform(0.3, 0.6))
+            running.process.kill()
+            for one in committers:
+                one.join(SECONDS)
+    with gateway(tmp_path) as running:
+        check(running, committers, stood)
+
+
+def check(running: Gateway, committers: list[Committer], stood: dict[str, int]) -> None:
+    """Each group stands at the last commit that was acknowledged, or at one that was on its way; `stood` is brought up to it."""
+    with running.peer() as peer:
+        peer.makes(TOPIC)
+        for one in committers:
+            assert one.wrong == []
+            assert one.acknowledged > stood[one.group], "nothing was committed between two kills"
+            offset, error = stands(peer, one.group)
+            assert error == 0
+            assert one.acknowledged <= offset <= one.sent
+            stood[one.group] = offset
+
+
+# Today's clients
+
+
+def librdkafka(address: tuple[str, int], **more: object) -> confluent_kafka.Consumer:
+    settings = {
+        "bootstrap.servers": bootstrap(address),
+        "group.id": "g",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "session.timeout.ms": SESSION_MS,
+    }
+    return confluent_kafka.Consumer({**settings, **more})
+
+
+def kafka_python(address: tuple[str, int]) -> kafka.KafkaConsumer:
+    return kafka.KafkaConsumer(
+        bootstrap_servers=bootstrap(address),
+        group_id="g",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        session_timeout_ms=SESSION_MS,
+        heartbeat_interval_ms=SESSION_MS // 3,
+    )
+
+
+def numbers(values: Iterable[bytes]) -> list[int]:
+    return [int(value) for value in values]
+
+
+def consume_librdkafka(address: tuple[str, int], *, is_member: bool) -> list[int]:
+    """Ten records, and a commit behind them."""
+    consumer = librdkafka(address)
+    if is_member:
+        consumer.subscribe([TOPIC])
+    else:
+        consumer.assign([confluent_kafka.TopicPartition(TOPIC, 0)])
+    messages = consumer.consume(10, SECONDS)
+    assert not any(message.error() for message in messages)
+    consumer.commit(offsets=[confluent_kafka.TopicPartition(TOPIC, 0, messages[-1].offset() + 1)], asynchronous=False)
+    consumer.close()
+    return numbers(message.value() for message in messages)
+
+
+def consume_kafka_python(address: tuple[str, int], *, is_member: bool) -> list[int]:
+    consumer = kafka_python(address)
+    partition = kafka.TopicPartition(TOPIC, 0)
+    if is_member:
+        consumer.subscribe([TOPIC])
+    else:
+        consumer.assign([partition])
+    found: list[Any] = []
+    while len(found) < 10:
+        found += consumer.poll(timeout_ms=1000, max_records=10 - len(found)).get(partition, [])
+    consumer.commit({partition: OffsetAndMetadata(found[-1].offset + 1, "mine", -1)})
+    consumer.close()
+    return numbers(record.value for record in found)
+
+
+@pytest.mark.parametrize("consume", [consume_librdkafka, consume_kafka_python])
+@pytest.mark.parametrize("is_member", [False, True], ids=["alone", "in-a-group"])
+def test_a_consumer_goes_on_where_the_one_before_it_stood(tmp_path: Path, consume: Callable[..., list[int]], is_member: bool) -> None:
+    with gateway(tmp_path, group_initial_rebalance_delay_ms=0) as first:
+        fill(first.address)
+        assert consume(first.address, is_member=is_member) == list(range(10))
+        assert consume(first.address, is_member=is_member) == list(range(10, 20))
+    with gateway(tmp_path, group_initial_rebalance_delay_ms=0) as second:
+        assert consume(second.address, is_member=is_member) == list(range(20, 30))
+
+
+def test_clients_of_different_libraries_take_over_from_each_other(tmp_path: Path) -> None:
+    with gateway(tmp_path, group_initial_rebalance_delay_ms=0) as running, running.peer() as peer:
+        fill(running.address)
+        assert consume_librdkafka(running.address, is_member=True) == list(range(10))
+        assert consume_kafka_python(running.address, is_member=False) == list(range(10, 20))
+        assert stands(peer, "g", 0) == (20, 0)
+        assert commits(peer, "g", 25, 0) == 0
+        assert consume_kafka_python(running.address, is_member=True) == list(range(25, 35))
+
+
+def test_a_consumer_that_stays_commits_on_through_kills(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    arguments = ("--listener", f"PLAINTEXT://127.0.0.1:{port}")
+    consumer = None
+    stood = -1
+    for _ in range(3):
+        with gateway(tmp_path, *arguments, listeners=()) as running:
+            if consumer is None:
+                fill(running.address)
+                consumer = librdkafka(running.address, **{"reconnect.backoff.max.ms": 200, "log_level": 0})
+                consumer.assign([confluent_kafka.TopicPartition(TOPIC, 0)])
+            for message in consumer.consume(10, SECONDS):
+                assert message.error() is None
+                assert message.offset() == stood + 1
+                stood = message.offset()
+                consumer.commit(message, asynchronous=False)
+    assert consumer is not None
+    consumer.close()
+    with gateway(tmp_path) as last, last.peer() as peer:
+        assert stands(peer, "g") == (stood + 1, 0)
+    assert stood == 29
