@@ -25,7 +25,7 @@ from tests.peers.gateway import Gateway, gateway
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(240)]
 
-PROGRAMS = Path(__file__).parent / "groups"
+PROGRAMS = Path(__file__).parent / "members"
 TOPIC, GROUP = "orders", "billing"
 PARTITIONS = [0, 1, 2, 3]
 #: Sessions are 3 s; a Java client on a busy machine starts in a few.
