@@ -42,21 +42,25 @@ async def offset_commit(request: Any, caller: Caller) -> Any:
 
 async def commit(request: Any, caller: Caller, times: Times) -> Any:
     """The reply: what is wrong with a partition is said there, what is wrong with the group or the member at each partition that is right."""
-    codes: dict[tuple[str | bytes, int], ErrorCode] = {}
+    codes: dict[str | bytes, dict[int, ErrorCode]] = {}
     known: dict[tuple[str, int], Any] = {}
-    keys: dict[tuple[str, int], tuple[str | bytes, int]] = {}
+    keys: dict[str, str | bytes] = {}
     for topic in request.topics:
-        topic_key = _key_of(topic, caller)
+        key = _key_of(topic, caller)
+        told = codes.setdefault(key, {})
         for asked in topic.partitions:
-            key = (topic_key, asked.partition_index)
             try:
-                place = (_require(topic_key, asked.partition_index, caller).name, asked.partition_index)
-                known[place], keys[place] = asked, key
+                name = _require(key, asked.partition_index, caller).name
             except KafkaError as failure:
-                codes[key] = failure.code
-    for place, code in (await _commit_known(request, known, caller, times)).items():
-        codes[keys[place]] = code
-    return OffsetCommitResponse(topics=[_committed(topic, codes, caller) for topic in request.topics])
+                told[asked.partition_index] = failure.code
+            else:
+                keys[name] = key
+                # In the order of the request; what it comes to is put down below.
+                told[asked.partition_index] = ErrorCode.NONE
+                known[name, asked.partition_index] = asked
+    for (name, index), code in (await _commit_known(request, known, caller, times)).items():
+        codes[keys[name]][index] = code
+    return OffsetCommitResponse(topics=[_committed(key, told) for key, told in codes.items()])
 
 
 def _key_of(topic: Any, caller: Caller) -> str | bytes:
@@ -94,13 +98,10 @@ def _row(asked: Any, times: Times) -> Committed:
     return Committed(asked.committed_offset, asked.committed_leader_epoch, asked.committed_metadata or "", committed_at, expires_at)
 
 
-def _committed(topic: Any, codes: dict[tuple[str | bytes, int], ErrorCode], caller: Caller) -> Any:
-    key = _key_of(topic, caller)
-    rows = [
-        _CommittedTopic.OffsetCommitResponsePartition(partition_index=asked.partition_index, error_code=codes[key, asked.partition_index])
-        for asked in topic.partitions
-    ]
-    return _CommittedTopic(name=topic.name, topic_id=topic.topic_id, partitions=rows)
+def _committed(key: str | bytes, codes: Mapping[int, ErrorCode]) -> Any:
+    rows = [_CommittedTopic.OffsetCommitResponsePartition(partition_index=index, error_code=code) for index, code in codes.items()]
+    name, topic_id = ("", key) if isinstance(key, bytes) else (key, _NO_ID)
+    return _CommittedTopic(name=name, topic_id=uuid_of(topic_id), partitions=rows)
 
 
 @serves(ApiKey.OFFSET_FETCH, 1, 7)
@@ -185,44 +186,44 @@ def _fetched(kind: Any, found: Standing) -> Any:
 @serves(ApiKey.OFFSET_DELETE, 0, 0)
 async def offset_delete(request: Any, caller: Caller) -> Any:
     """Forget single partitions (KIP-496), but none of a topic that a member of the group still reads."""
-    codes: dict[tuple[str, int], ErrorCode] = {}
-    for topic in request.topics:
-        for asked in topic.partitions:
-            try:
-                _require(topic.name, asked.partition_index, caller)
-                codes[topic.name, asked.partition_index] = ErrorCode.NONE
-            except KafkaError as failure:
-                codes[topic.name, asked.partition_index] = failure.code
+    codes: dict[str, dict[int, ErrorCode]] = {}
     try:
-        await _delete_known(request.group_id, codes, caller)
+        read = _topics_read(request.group_id, caller)
+        for topic in request.topics:
+            codes.setdefault(topic.name, {}).update((asked.partition_index, ErrorCode.NONE) for asked in topic.partitions)
+        for name, told in codes.items():
+            for index in told:
+                told[index] = _deletion(name, index, read, caller)
+        gone = [(name, index) for name, told in codes.items() for index, code in told.items() if code is ErrorCode.NONE]
+        await caller.broker.offsets.delete(request.group_id, gone)
     except KafkaError as failure:
         return OffsetDeleteResponse(error_code=failure.code, topics=[])
     topics = []
-    for topic in request.topics:
-        rows = [
-            _DeletedTopic.OffsetDeleteResponsePartition(
-                partition_index=asked.partition_index, error_code=codes[topic.name, asked.partition_index]
-            )
-            for asked in topic.partitions
-        ]
-        topics.append(_DeletedTopic(name=topic.name, partitions=rows))
+    for name, told in codes.items():
+        rows = [_DeletedTopic.OffsetDeleteResponsePartition(partition_index=index, error_code=code) for index, code in told.items()]
+        topics.append(_DeletedTopic(name=name, partitions=rows))
     return OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics)
 
 
-async def _delete_known(group_id: str, codes: dict[tuple[str, int], ErrorCode], caller: Caller) -> None:
-    """Delete where there is no error yet, and put down where there is one now. Raises KafkaError for what is wrong with the group."""
-    known = [place for place, code in codes.items() if code is ErrorCode.NONE]
-    if not known:
-        return
+def _topics_read(group_id: str, caller: Caller) -> frozenset[str]:
+    """What the group's members read, who may be none. Raises KafkaError where there is no such group, or nobody can tell."""
     broker = caller.broker
     if not group_id:
         raise KafkaError(ErrorCode.INVALID_GROUP_ID)
-    if not broker.groups.is_empty(group_id):
-        subscribed = broker.groups.subscribed(group_id)
-        if subscribed is None:
-            # Connect's workers, for example: what they read is their own business.
-            raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
-        codes.update((place, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC) for place in known if place[0] in subscribed)
-    elif not broker.offsets.has(group_id) and not broker.groups.emptied_at(group_id):
-        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
-    await broker.offsets.delete(group_id, [place for place in known if codes[place] is ErrorCode.NONE])
+    if broker.groups.is_empty(group_id):
+        if not broker.offsets.has(group_id) and broker.groups.emptied_at(group_id) is None:
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+        return frozenset()
+    subscribed = broker.groups.subscribed(group_id)
+    if subscribed is None:
+        # Connect's workers, for example: what they read is their own business.
+        raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
+    return subscribed
+
+
+def _deletion(topic: str, index: int, read: frozenset[str], caller: Caller) -> ErrorCode:
+    try:
+        _require(topic, index, caller)
+    except KafkaError as failure:
+        return failure.code
+    return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic in read else ErrorCode.NONE

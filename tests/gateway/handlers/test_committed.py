@@ -75,7 +75,13 @@ def committing(
 def commit(house: House, *rows: tuple[str, int, int], version: int = 9, **more: Any) -> list[int]:
     """The error of each row."""
     reply = ask(house, committing(house, *rows, version=version, **more), version)
-    return [row.error_code for topic in reply.topics for row in topic.partitions]
+    codes = {
+        (topic.topic_id if version >= 10 else topic.name, row.partition_index): row.error_code
+        for topic in reply.topics
+        for row in topic.partitions
+    }
+    assert len(codes) == sum(len(topic.partitions) for topic in reply.topics), "a partition is answered twice"
+    return [codes[id_of(house, topic) if version >= 10 else topic, partition] for topic, partition, _ in rows]
 
 
 def fetch(house: House, *wanted: tuple[str, int], version: int = 7, group: str = "g", everything: bool = False) -> list[tuple[Any, ...]]:
@@ -153,7 +159,7 @@ def test_null_metadata_is_none(house):
     assert stored(house).metadata == ""
 
 
-def test_of_a_partition_that_is_there_twice_the_last_counts(house):
+def test_a_partition_that_is_there_twice_is_answered_once_and_the_last_counts(house):
     assert commit(house, ("orders", 0, 1), ("orders", 0, 2)) == [0, 0]
     assert stored(house).offset == 2
 

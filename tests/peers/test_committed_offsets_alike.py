@@ -1,0 +1,229 @@
+"""What Apache Kafka 3.9.2 answers to requests of committed offsets, the gateway answers, field by field."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kafka.protocol.consumer.group import (
+    JoinGroupRequest,
+    JoinGroupResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+
+from tests.peers.gateway import Peer
+from tests.peers.groups import makes_topic
+from tests.peers.sides import side_by_side
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(180), pytest.mark.xdist_group("committed offsets")]
+
+SECONDS = 60.0
+COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, LOADING = 15, 16, 14
+
+#: The newest versions that 3.9.2 knows.
+COMMITS, FETCHES = range(1, 10), range(1, 10)
+
+Commit = OffsetCommitRequest.OffsetCommitRequestTopic
+Fetch = OffsetFetchRequest.OffsetFetchRequestTopic
+Group = OffsetFetchRequest.OffsetFetchRequestGroup
+Delete = OffsetDeleteRequest.OffsetDeleteRequestTopic
+
+
+def in_order(reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply with its partitions in one list by topic and index: Kafka gathers those of a topic, and puts what it refuses first."""
+    groups = [in_order(group) for group in reply.get("groups", [])]
+    rows = [(topic["name"], *row.values()) for topic in reply["topics"] for row in topic["partitions"]] if "topics" in reply else []
+    return {**reply, "groups": groups, "topics": sorted(rows)}
+
+
+class Both:
+    """A connection to each: what the one answers, the other must."""
+
+    def __init__(self, ours: Peer, theirs: Peer) -> None:
+        self.peers = (ours, theirs)
+
+    def ask(self, request: Any, response: Any, version: int) -> dict[str, Any]:
+        ours, theirs = (in_order(peer.asks(request, response, version).to_dict()) for peer in self.peers)
+        assert ours == theirs, f"{type(request).__name__} v{version}"
+        return theirs
+
+    def commits(self, rows: list[tuple[str, int, int]], version: int = 9, group: str = "g", metadata: str | None = "", **more: Any) -> Any:
+        topics = [
+            Commit(
+                name=topic,
+                partitions=[
+                    Commit.OffsetCommitRequestPartition(partition_index=index, committed_offset=offset, committed_metadata=metadata)
+                ],
+            )
+            for topic, index, offset in rows
+        ]
+        return self.ask(OffsetCommitRequest(group_id=group, topics=topics, **more), OffsetCommitResponse, version)
+
+    def fetches(self, wanted: list[tuple[str, list[int]]] | None, version: int = 7, group: str = "g") -> Any:
+        if version < 8:
+            topics = None if wanted is None else [Fetch(name=topic, partition_indexes=indexes) for topic, indexes in wanted]
+            return self.ask(OffsetFetchRequest(group_id=group, topics=topics, require_stable=False), OffsetFetchResponse, version)
+        kind = Group.OffsetFetchRequestTopics
+        asked = None if wanted is None else [kind(name=topic, partition_indexes=indexes) for topic, indexes in wanted]
+        groups = [Group(group_id=group, member_id=None, member_epoch=-1, topics=asked)]
+        return self.ask(OffsetFetchRequest(groups=groups, require_stable=True), OffsetFetchResponse, version)
+
+    def deletes(self, wanted: list[tuple[str, int]], group: str = "g") -> Any:
+        topics = [Delete(name=topic, partitions=[Delete.OffsetDeleteRequestPartition(partition_index=index)]) for topic, index in wanted]
+        return self.ask(OffsetDeleteRequest(group_id=group, topics=topics), OffsetDeleteResponse, 0)
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    with side_by_side(tmp_path_factory.mktemp("gateway")) as sides:
+        both = (sides.gateway, sides.kafka)
+        for at in both:
+            makes_topic(at, "orders", 0, 0)
+            makes_topic(at, "bills", 0)
+        yield both
+
+
+@pytest.fixture
+def both(addresses: tuple[str, str]) -> Iterator[Both]:
+    with _peer(addresses[0]) as ours, _peer(addresses[1]) as theirs:
+        for peer in (ours, theirs):
+            _wait_for_coordinator(peer)
+        yield Both(ours, theirs)
+
+
+def _peer(address: str) -> Peer:
+    host, _, port = address.partition(":")
+    return Peer((host, int(port)))
+
+
+def _wait_for_coordinator(peer: Peer) -> None:
+    """Kafka makes the topic that it keeps offsets in when it is first asked for a coordinator, and takes its time to read it."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        found = peer.asks(FindCoordinatorRequest(key="g", key_type=0), FindCoordinatorResponse, 1)
+        if not found.error_code:
+            asked = [Fetch(name="orders", partition_indexes=[0])]
+            reply = peer.asks(OffsetFetchRequest(group_id="g", topics=asked, require_stable=False), OffsetFetchResponse, 7)
+            if reply.error_code not in (COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, LOADING):
+                return
+        time.sleep(0.2)
+    raise AssertionError("there is no coordinator")
+
+
+@pytest.mark.parametrize("version", COMMITS)
+def test_every_version_of_a_commit_is_answered_alike(both: Both, version: int) -> None:
+    rows = [("orders", 0, 5), ("nowhere", 0, 1), ("orders", 7, 1), ("orders", 1, 6), ("bills", 0, 7)]
+    both.commits(rows, version, group=f"commit-{version}", metadata="mine")
+    both.commits([("orders", 0, -1)], version, group=f"commit-{version}", metadata=None)
+    both.commits([("orders", 0, 1), ("orders", 0, 2)], version, group=f"commit-{version}")
+    both.commits([], version, group="nobody's")
+    both.commits([("nowhere", 0, 1)], version, group="nobody's")
+    for fetching in FETCHES:
+        both.fetches([("orders", [0, 1]), ("bills", [0]), ("nowhere", [0])], fetching, group=f"commit-{version}")
+
+
+@pytest.mark.parametrize("version", FETCHES)
+def test_every_version_of_a_fetch_is_answered_alike(both: Both, version: int) -> None:
+    both.commits([("bills", 0, 7)], group=f"fetch-{version}", metadata="mine")
+    both.fetches([("bills", [0]), ("orders", [1, 0]), ("orders", [9]), ("nowhere", [0])], version, group=f"fetch-{version}")
+    both.fetches([], version, group=f"fetch-{version}")
+    both.fetches([("orders", [0])], version, group="nobody's")
+    both.fetches([("orders", [0])], version, group="")
+    if version >= 2:
+        both.fetches(None, version, group=f"fetch-{version}")
+        both.fetches(None, version, group="nobody's")
+
+
+def test_leader_epochs_and_retention_times_are_taken_alike(both: Both) -> None:
+    both.commits([("orders", 0, 5)], 2, group="times", retention_time_ms=60_000)
+    topics = [
+        Commit(
+            name="orders", partitions=[Commit.OffsetCommitRequestPartition(partition_index=0, committed_offset=5, committed_leader_epoch=0)]
+        )
+    ]
+    both.ask(OffsetCommitRequest(group_id="times", topics=topics), OffsetCommitResponse, 8)
+    both.fetches([("orders", [0, 1])], 6, group="times")
+
+
+@pytest.mark.parametrize("metadata", ["x" * 4096, "x" * 4097, "ü" * 4096, "ü" * 4097], ids=["most", "more", "most-wide", "more-wide"])
+def test_metadata_has_the_same_bounds(both: Both, metadata: str) -> None:
+    both.commits([("orders", 0, 1)], group="metadata", metadata=metadata)
+
+
+def test_groups_that_are_not_there_or_have_no_name_are_answered_alike(both: Both) -> None:
+    both.commits([("orders", 0, 1)], group="")
+    both.fetches([("orders", [0])], group="")
+    both.commits([("orders", 0, 1)], group="not there", generation_id_or_member_epoch=3, member_id="me")
+    both.commits([("orders", 0, 1)], group="not there", generation_id_or_member_epoch=-1, member_id="me")
+    for group in ("", "never there"):
+        both.deletes([("orders", 0)], group=group)
+        both.deletes([("nowhere", 0)], group=group)
+        both.deletes([], group=group)
+
+
+def test_deletions_are_answered_alike(both: Both) -> None:
+    both.commits([("orders", 0, 1), ("orders", 1, 2), ("bills", 0, 3)], group="deletes")
+    both.deletes([("orders", 0), ("nowhere", 0), ("orders", 9), ("bills", 0)], group="deletes")
+    both.fetches(None, group="deletes")
+    both.deletes([("orders", 0)], group="deletes")
+
+
+def test_members_are_answered_alike(both: Both) -> None:
+    members = [_joins(peer) for peer in both.peers]
+    assert {generation for _, generation in members} == {1}
+    rows = [("orders", 0, 4), ("nowhere", 0, 1), ("bills", 0, 5)]
+    for known, generation, instance in (
+        (True, 1, None),
+        (True, 2, None),
+        (True, 0, None),
+        (False, 1, None),
+        (True, 1, "static"),
+        (False, -1, None),
+    ):
+        replies = []
+        for peer, (member_id, _) in zip(both.peers, members, strict=True):
+            one = Both(peer, peer)
+            said = {
+                "member_id": member_id if known else "somebody",
+                "generation_id_or_member_epoch": generation,
+                "group_instance_id": instance,
+            }
+            replies.append(one.commits(rows, group="members", **said))
+        assert replies[0] == replies[1], (known, generation, instance)
+    both.commits(rows, group="members")
+    both.deletes([("orders", 0), ("bills", 0)], group="members")
+    both.fetches(None, group="members")
+
+
+def _joins(peer: Peer) -> tuple[str, int]:
+    """Its id and generation, as the only member of a group of consumers, subscribed to orders."""
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0\0\0\0\1\0\6orders\xff\xff\xff\xff")
+    asked = JoinGroupRequest(
+        group_id="members",
+        session_timeout_ms=30_000,
+        rebalance_timeout_ms=30_000,
+        member_id="",
+        protocol_type="consumer",
+        protocols=[protocol],
+    )
+    joined = peer.asks(asked, JoinGroupResponse, 3)
+    assert joined.error_code == 0
+    kind = SyncGroupRequest.SyncGroupRequestAssignment
+    brought = SyncGroupRequest(
+        group_id="members",
+        generation_id=joined.generation_id,
+        member_id=joined.member_id,
+        assignments=[kind(member_id=joined.member_id, assignment=b"")],
+    )
+    assert peer.asks(brought, SyncGroupResponse, 2).error_code == 0
+    return joined.member_id, joined.generation_id
