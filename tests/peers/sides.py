@@ -27,7 +27,7 @@ PROGRAMS = Path(__file__).parent / "admin"
 #: A tool's name and its arguments.
 Command = tuple[str, ...]
 
-_EXIT = re.compile(r"^exit code (\d+)\n", re.MULTILINE)
+_EXIT = re.compile(r"\nexit code (\d+)\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import org.apache.kafka.common.utils.Exit;
 
 /**
  * Runs Kafka's tools one after the other in one process, which spares most of their time: each argument is a main class and its arguments with
- * tabs between them. After what a tool printed stands a line with its exit code.
+ * tabs between them. After what a tool printed, which need not end a line, stands a line with its exit code.
  */
 public class Tools {
     public static void main(String[] commands) throws Exception {
@@ -25,7 +25,7 @@ public class Tools {
                 }
             }
             System.err.flush();
-            System.out.println("exit code " + (exits.isEmpty() ? 0 : exits.get(0)));
+            System.out.println("\nexit code " + (exits.isEmpty() ? 0 : exits.get(0)));
             System.out.flush();
         }
         // Some tools leave threads behind.

@@ -1,0 +1,180 @@
+"""kafka-consumer-groups, of Kafka 3.9.2, prints about the gateway's groups what it prints about Kafka's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.peers import groups
+from tests.peers.sides import Command, Printed, Sides, side_by_side
+
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("kafka groups tool")]  # one pair of brokers for all of them
+
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+    with side_by_side(tmp_path_factory.mktemp("gateway")) as both:
+        yield both
+
+
+def prepare(sides: Sides, topic: str, *records: int, group: str = "", committed: Mapping[int, int] | None = None) -> None:
+    """A topic on both sides with so many records in each partition, and what a group has committed in which."""
+    for at in (sides.gateway, sides.kafka):
+        groups.makes_topic(at, topic, *records)
+        if committed:
+            groups.commits(at, group, {(topic, partition): offset for partition, offset in committed.items()})
+
+
+@contextmanager
+def members(sides: Sides, group: str, topic: str, *names: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        for at in (sides.gateway, sides.kafka):
+            stack.enter_context(groups.members(at, group, topic, *names))
+        yield
+
+
+def tool(*arguments: str) -> Command:
+    return ("kafka-consumer-groups", *arguments)
+
+
+def same(sides: Sides, *commands: Command, codes: Sequence[int] = ()) -> list[str]:
+    """What each command prints on both sides, which must be the same, with these exit codes (by default 0).
+
+    Members are in no order on either side, and the ids that they are given are random.
+    """
+    ours, theirs = sides.tools(*commands)
+    assert [one.code for one in theirs] == list(codes or [0] * len(commands)), theirs
+    assert [_lines(one) for one in ours] == [_lines(one) for one in theirs]
+    assert [one.code for one in ours] == [one.code for one in theirs]
+    return [one.output for one in ours]
+
+
+def _lines(printed: Printed) -> list[str]:
+    return sorted(_UUID.sub("UUID", printed.output).splitlines())
+
+
+def committed(sides: Sides, group: str, topic: str, *partitions: int) -> list[int | None]:
+    """What the group has committed, which must be the same on both sides."""
+    ours, theirs = (groups.committed(at, group, *((topic, one) for one in partitions)) for at in (sides.gateway, sides.kafka))
+    assert ours == theirs
+    return ours
+
+
+def test_groups_are_listed_by_state_and_type(sides: Sides) -> None:
+    prepare(sides, "listed", 1, group="listed-empty", committed={0: 1})
+    with members(sides, "listed-stable", "listed", "x"):
+        every, states, empty, types, _ = same(
+            sides,
+            tool("--list"),
+            tool("--list", "--state"),
+            tool("--list", "--state", "Empty"),
+            tool("--list", "--type"),
+            tool("--list", "--state", "sleepy"),
+            codes=[0, 0, 0, 0, 1],
+        )
+    assert {"listed-empty", "listed-stable"} <= set(every.split())
+    assert re.search(r"^listed-stable +Stable *$", states, re.MULTILINE)
+    assert "listed-stable" not in empty
+    assert re.search(r"^listed-empty +Classic *$", types, re.MULTILINE)
+
+
+def test_a_group_with_members_is_described(sides: Sides) -> None:
+    prepare(sides, "described", 4, 2, 0, group="described-app", committed={0: 1, 2: 0})
+    prepare(sides, "left", 3, group="described-app", committed={0: 2})
+    group = ("--describe", "--group", "described-app")
+    with members(sides, "described-app", "described", "x", "static-y"):
+        lag, who, verbose, state = same(
+            sides, tool(*group), tool(*group, "--members"), tool(*group, "--members", "--verbose"), tool(*group, "--state")
+        )
+    assert re.search(r"^described-app +described +0 +1 +4 +3 +static-y-", lag, re.MULTILINE)
+    assert re.search(r"^described-app +left +0 +2 +3 +1 +- +- +- *$", lag, re.MULTILINE)
+    assert re.search(r" static-y +/127\.0\.0\.1 +static-y +2 *$", who, re.MULTILINE)
+    assert re.search(r" x +1 +\(2\)$", verbose, re.MULTILINE)
+    assert re.search(r" range +Stable +2$", state, re.MULTILINE)
+
+
+def test_groups_without_members_and_those_that_are_not_there_are_described(sides: Sides) -> None:
+    prepare(sides, "quiet", 3, group="quiet-app", committed={0: 1})
+    group = ("--describe", "--group", "quiet-app")
+    outputs = same(
+        sides,
+        tool(*group),
+        tool(*group, "--members"),
+        tool(*group, "--state"),
+        tool("--describe", "--group", "never"),
+        tool("--describe", "--group", "never", "--members"),
+    )
+    assert "Consumer group 'quiet-app' has no active members." in outputs[0]
+    assert "Consumer group 'never' does not exist." in outputs[3]
+
+
+def test_offsets_are_reset_once_it_is_executed(sides: Sides, tmp_path: Path) -> None:
+    prepare(sides, "reset", 4, 2, group="reset-app", committed={0: 3, 1: 1})
+    file = tmp_path / "offsets.csv"
+    file.write_text("reset,0,2\nreset,1,9\n")
+    targets = {
+        ("--to-earliest", "--all-topics"): [0, 0],
+        ("--to-datetime", "1970-01-01T00:00:02.000", "--topic", "reset"): [1, 1],
+        ("--shift-by", "2", "--topic", "reset:0"): [3, 1],
+        ("--to-offset", "9", "--topic", "reset:0,1"): [4, 2],
+        ("--to-current", "--all-topics"): [4, 2],
+        ("--from-file", str(file)): [2, 2],
+        ("--by-duration", "PT1H", "--all-topics"): [4, 2],
+        ("--shift-by", "-9", "--all-topics"): [0, 0],
+        ("--to-latest", "--all-topics"): [4, 2],
+    }
+    reset = [("--reset-offsets", "--group", "reset-app", *arguments) for arguments in targets]
+    *_, plan = same(sides, *(tool(*arguments, "--dry-run") for arguments in reset), tool(*reset[0], "--dry-run", "--export"))
+    assert "reset,0,0" in plan.replace('"', "")
+    assert committed(sides, "reset-app", "reset", 0, 1) == [3, 1]
+    describe = tool("--describe", "--group", "reset-app")
+    outputs = same(sides, *(command for arguments in reset for command in (tool(*arguments, "--execute"), describe)))
+    row = re.compile(r"^reset-app +reset +\d +(\d+)", re.MULTILINE)
+    assert [[int(offset) for offset in row.findall(described)] for described in outputs[1::2]] == list(targets.values())
+
+
+def test_a_group_with_members_keeps_its_offsets_and_itself(sides: Sides) -> None:
+    prepare(sides, "busy", 4, group="busy-app", committed={0: 3})
+    with members(sides, "busy-app", "busy", "x"):
+        reset, offsets, deleted = same(
+            sides,
+            tool("--reset-offsets", "--group", "busy-app", "--to-earliest", "--all-topics", "--execute"),
+            tool("--delete-offsets", "--group", "busy-app", "--topic", "busy"),
+            tool("--delete", "--group", "busy-app"),
+        )
+    assert "the current state is Stable" in reset
+    assert "actively subscribed" in offsets
+    assert "The group is not empty" in deleted
+    assert committed(sides, "busy-app", "busy", 0) == [3]
+
+
+def test_offsets_of_some_partitions_are_deleted(sides: Sides) -> None:
+    prepare(sides, "partly", 1, 1, group="partly-app", committed={0: 1, 1: 1})
+    outputs = same(
+        sides,
+        tool("--delete-offsets", "--group", "partly-app", "--topic", "partly:1"),
+        tool("--delete-offsets", "--group", "partly-app", "--topic", "never:0"),
+        tool("--delete-offsets", "--group", "never", "--topic", "partly:0"),
+    )
+    assert "Successful" in outputs[0]
+    assert committed(sides, "partly-app", "partly", 0, 1) == [1, None]
+
+
+def test_groups_are_deleted_with_their_offsets(sides: Sides) -> None:
+    prepare(sides, "deleted", 1, group="deleted-a", committed={0: 1})
+    prepare(sides, "deleted-too", 1, group="deleted-b", committed={0: 1})
+    outputs = same(
+        sides,
+        tool("--delete", "--group", "deleted-a", "--group", "deleted-b"),
+        tool("--delete", "--group", "deleted-a"),
+        tool("--describe", "--group", "deleted-b"),
+    )
+    assert "was successful" in outputs[0]
+    assert "does not exist" in outputs[2]
+    assert committed(sides, "deleted-a", "deleted", 0) == [None]
