@@ -114,13 +114,9 @@ class CommittedOffsets:
             added += before is None
             grown += _size(committed) - (0 if before is None else _size(before))
         if added and sum(map(len, known.values())) + added > settings.max_offsets_per_group:
-            raise KafkaError(
-                ErrorCode.INVALID_COMMIT_OFFSET_SIZE, f"more offsets than max_offsets_per_group={settings.max_offsets_per_group}"
-            )
+            raise _no_room(group_id, f"more offsets than max_offsets_per_group={settings.max_offsets_per_group}")
         if grown > 0 and self._bytes + grown > settings.committed_offsets_max_bytes:
-            raise KafkaError(
-                ErrorCode.INVALID_COMMIT_OFFSET_SIZE, f"no room within committed_offsets_max_bytes={settings.committed_offsets_max_bytes}"
-            )
+            raise _no_room(group_id, f"all offsets together take committed_offsets_max_bytes={settings.committed_offsets_max_bytes}")
 
     async def _commit(self, group_id: str, placed: Mapping[Place, Committed]) -> None:
         self._committing[group_id] += 1
@@ -214,3 +210,9 @@ class CommittedOffsets:
 def _size(committed: Committed) -> int:
     """Bytes of memory."""
     return ROW_BYTES + getsizeof(committed.metadata)
+
+
+def _no_room(group_id: str, reason: str) -> KafkaError:
+    """The reply has no words, so the log says them."""
+    _log.warning("commit refused", group=group_id, reason=reason)
+    return KafkaError(ErrorCode.INVALID_COMMIT_OFFSET_SIZE, reason)

@@ -211,11 +211,12 @@ def refusal(house: House, group: str, rows: Mapping[tuple[str, int], int]) -> Er
     return refused.value.code
 
 
-def test_a_group_commits_no_more_partitions_than_it_may():
+def test_a_group_commits_no_more_partitions_than_it_may(caplog):
     house = open_house(max_offsets_per_group=2)
     house.topic("orders", 3)
     commit(house, "g", {("orders", 0): 1, ("orders", 1): 1})
     assert refusal(house, "g", {("orders", 2): 1}) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    assert [record.getMessage() for record in caplog.records] == ["commit refused"]
     # Those that are there move on, and when one goes there is room for another.
     commit(house, "g", {("orders", 0): 2, ("orders", 1): 2})
     ended(house.broker.offsets.delete("g", [("orders", 0)]))
