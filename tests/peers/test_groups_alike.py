@@ -1,0 +1,290 @@
+"""What Apache Kafka 3.9.2 answers to the members of a group and to those who look after it, the gateway answers, field by field."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from kafka.protocol.admin.groups import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
+from kafka.protocol.consumer.group import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+
+from tests.peers.gateway import Peer, framed
+from tests.peers.sides import side_by_side
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(180), pytest.mark.xdist_group("groups alike")]
+
+SECONDS = 60.0
+MEMBER_ID_REQUIRED = 79
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+Answer = dict[str, Any]
+
+
+class Side:
+    """One of the two, and all that it answered. Random parts of ids are numbered as they come."""
+
+    def __init__(self, address: str, stack: ExitStack) -> None:
+        self._address = address
+        self._stack = stack
+        self._numbers: dict[str, str] = {}
+        self.answers: list[tuple[str, Any]] = []
+        self.peer = self.connects()
+
+    def connects(self) -> Peer:
+        host, _, port = self._address.partition(":")
+        return self._stack.enter_context(Peer((host, int(port)), seconds=SECONDS))
+
+    def asks(self, request: Any, response: Any, version: int, peer: Peer | None = None) -> Any:
+        reply = (peer or self.peer).asks(request, response, version)
+        self.notes(f"{type(request).__name__} v{version}", reply)
+        return reply
+
+    def hears(self, peer: Peer, request: Any, response: Any, version: int) -> Any:
+        """The reply to what was sent on this connection before."""
+        frame = peer.hears()
+        assert frame is not None, "the other side hung up"
+        reply = response.decode(frame[5 if request.flexible_version_q(version) else 4 :], version=version)
+        self.notes(f"{type(request).__name__} v{version}", reply)
+        return reply
+
+    def notes(self, what: str, reply: Any) -> None:
+        self.answers.append((what, self._plain(reply.to_dict())))
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._plain(one) for key, one in value.items()}
+        if isinstance(value, list):
+            # Kafka keeps members in no order.
+            return sorted((self._plain(one) for one in value), key=repr)
+        if isinstance(value, str):
+            return UUID.sub(lambda found: self._numbers.setdefault(found[0], f"#{len(self._numbers) + 1}"), value)
+        return value
+
+
+def join(member_id: str = "", *, group: str, instance: str | None = None, **fields: Any) -> Any:
+    kind = JoinGroupRequest.JoinGroupRequestProtocol
+    values: dict[str, Any] = {
+        "session_timeout_ms": 30_000,
+        "rebalance_timeout_ms": 30_000,
+        "protocol_type": "consumer",
+        "protocols": [kind(name="range", metadata=b"\0\0\0\0\0\0\xff\xff\xff\xff"), kind(name="sticky", metadata=b"two")],
+        "reason": None,
+    }
+    return JoinGroupRequest(group_id=group, member_id=member_id, group_instance_id=instance, **values | fields)
+
+
+def sync(
+    member_id: str, generation: int, *, group: str, instance: str | None = None, words: dict[str, bytes] | None = None, **fields: Any
+) -> Any:
+    rows = [SyncGroupRequest.SyncGroupRequestAssignment(member_id=name, assignment=word) for name, word in (words or {}).items()]
+    values = {"protocol_type": "consumer", "protocol_name": "range"} | fields
+    return SyncGroupRequest(
+        group_id=group, member_id=member_id, generation_id=generation, group_instance_id=instance, assignments=rows, **values
+    )
+
+
+def beat(member_id: str, generation: int, *, group: str, instance: str | None = None) -> Any:
+    return HeartbeatRequest(group_id=group, member_id=member_id, generation_id=generation, group_instance_id=instance)
+
+
+def leave(*members: tuple[str, str | None], group: str) -> Any:
+    rows = [LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=instance, reason="over") for name, instance in members]
+    return LeaveGroupRequest(group_id=group, members=rows, member_id=members[0][0])
+
+
+def joins(side: Side, version: int, group: str, **fields: Any) -> Any:
+    """A newcomer's generation, after one step or two."""
+    reply = side.asks(join(group=group, **fields), JoinGroupResponse, version)
+    if reply.error_code == MEMBER_ID_REQUIRED:
+        reply = side.asks(join(reply.member_id, group=group, **fields), JoinGroupResponse, version)
+    return reply
+
+
+def looks(side: Side, *groups: str) -> None:
+    """What those see who look after these groups."""
+    for version in range(6):
+        side.asks(
+            DescribeGroupsRequest(groups=list(groups), include_authorized_operations=version % 2 == 1), DescribeGroupsResponse, version
+        )
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    with side_by_side(tmp_path_factory.mktemp("gateway")) as sides:
+        yield sides.gateway, sides.kafka
+
+
+def play(addresses: tuple[str, str], scene: Callable[[Side], None]) -> None:
+    """The same before both of them."""
+    with ExitStack() as stack:
+        ours, theirs = (Side(address, stack) for address in addresses)
+        for side in (ours, theirs):
+            _wait_for_coordinator(side.peer)
+            scene(side)
+        for our, their in zip(ours.answers, theirs.answers, strict=True):
+            assert our == their
+
+
+def _wait_for_coordinator(peer: Peer) -> None:
+    """Kafka makes the topic that it keeps groups in when it is first asked for a coordinator, and takes its time to read it."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        found = peer.asks(FindCoordinatorRequest(key="g", key_type=0), FindCoordinatorResponse, 1)
+        if not found.error_code and not peer.asks(ListGroupsRequest(states_filter=[], types_filter=[]), ListGroupsResponse, 5).error_code:
+            reply = peer.asks(leave(("m", None), group="nobody's"), LeaveGroupResponse, 3)
+            if not reply.error_code:
+                return
+        time.sleep(0.2)
+    raise AssertionError("there is no coordinator")
+
+
+def test_who_is_unknown_is_told_so_alike(addresses: tuple[str, str]) -> None:
+    def scene(side: Side) -> None:
+        for group in ("nobody's", ""):
+            for version in range(10):
+                side.asks(join("m", group=group), JoinGroupResponse, version)
+            for version in range(6):
+                side.asks(sync("m", 1, group=group), SyncGroupResponse, version)
+                side.asks(leave(("m", None), group=group), LeaveGroupResponse, version)
+            for version in range(5):
+                side.asks(beat("m", 1, group=group), HeartbeatResponse, version)
+            for version in range(3):
+                side.asks(DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, version)
+            looks(side, group)
+
+    play(addresses, scene)
+
+
+def test_what_nobody_may_ask_for_is_refused_alike(addresses: tuple[str, str]) -> None:
+    def scene(side: Side) -> None:
+        for version in range(10):
+            for fields in (
+                {"session_timeout_ms": 1},
+                {"session_timeout_ms": 1_800_001},
+                {"protocols": []},
+                {"protocol_type": ""},
+                {"group": ""},
+            ):
+                side.asks(join(**{"group": "refused"} | fields), JoinGroupResponse, version)
+
+    play(addresses, scene)
+
+
+@pytest.mark.parametrize("version", range(10))
+def test_a_group_of_one_lives_and_ends_alike(addresses: tuple[str, str], version: int) -> None:
+    def scene(side: Side) -> None:
+        group = f"one-{version}"
+        member = joins(side, version, group)
+        name = member.member_id
+        looks(side, group)
+        for generation in (member.generation_id, 0, -1):
+            side.asks(beat(name, generation, group=group), HeartbeatResponse, min(version, 4))
+        side.asks(sync(name, 7, group=group), SyncGroupResponse, min(version, 5))
+        side.asks(sync(name, 1, group=group, protocol_name="sticky"), SyncGroupResponse, min(version, 5))
+        for fields in ({"protocol_type": None}, {"protocol_name": None}):
+            side.asks(sync(name, 1, group=group, **fields), SyncGroupResponse, 5)
+        side.asks(sync(name, 1, group=group, words={name: b"mine", "nobody": b"lost"}), SyncGroupResponse, min(version, 5))
+        looks(side, group)
+        side.asks(sync(name, 1, group=group, words={name: b"another"}), SyncGroupResponse, min(version, 5))
+        side.asks(join(group=group, protocol_type="connect"), JoinGroupResponse, version)
+        side.asks(DeleteGroupsRequest(groups_names=[group, "nobody's"]), DeleteGroupsResponse, 2)
+        side.asks(join(name, group=group), JoinGroupResponse, version)
+        side.asks(sync(name, 2, group=group, words={}), SyncGroupResponse, min(version, 5))
+        side.asks(leave((name, None), ("nobody", None), group=group), LeaveGroupResponse, min(version, 5))
+        side.asks(leave((name, None), group=group), LeaveGroupResponse, min(version, 5))
+        side.asks(beat(name, 2, group=group), HeartbeatResponse, min(version, 4))
+        looks(side, group)
+        side.asks(DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, min(version, 2))
+        looks(side, group)
+
+    play(addresses, scene)
+
+
+@pytest.mark.parametrize("version", [0, 3, 4, 9])
+def test_two_members_rebalance_alike(addresses: tuple[str, str], version: int) -> None:
+    def scene(side: Side) -> None:
+        group, syncs, beats = f"two-{version}", min(version, 5), min(version, 4)
+        first = joins(side, version, group).member_id
+        side.asks(sync(first, 1, group=group, words={first: b"all"}), SyncGroupResponse, syncs)
+        other = side.connects()
+        coming = join(group=group)
+        if version >= 4:
+            coming = join(side.asks(coming, JoinGroupResponse, version).member_id, group=group)
+        other.sends(framed(coming, version))
+        # Once its join is there, the first is told.
+        while side.peer.asks(beat(first, 1, group=group), HeartbeatResponse, beats).error_code == 0:
+            time.sleep(0.05)
+        looks_at_states(side, group)
+        side.asks(sync(first, 1, group=group), SyncGroupResponse, syncs)
+        side.asks(join(first, group=group), JoinGroupResponse, version)
+        second = side.hears(other, coming, JoinGroupResponse, version).member_id
+        for name in (first, second):
+            side.asks(beat(name, 2, group=group), HeartbeatResponse, beats)
+        # A follower that did not hear its answer asks again.
+        side.asks(join(second, group=group), JoinGroupResponse, version, other)
+        waiting = sync(second, 2, group=group)
+        other.sends(framed(waiting, syncs))
+        side.asks(sync(first, 2, group=group, words={first: b"half", second: b"rest"}), SyncGroupResponse, syncs)
+        side.hears(other, waiting, SyncGroupResponse, syncs)
+        looks(side, group)
+        side.asks(join(second, group=group), JoinGroupResponse, version, other)
+        side.asks(leave((first, None), group=group), LeaveGroupResponse, syncs)
+        side.asks(beat(second, 2, group=group), HeartbeatResponse, beats)
+        side.asks(join(second, group=group), JoinGroupResponse, version)
+        side.asks(leave((second, None), group=group), LeaveGroupResponse, syncs)
+
+    play(addresses, scene)
+
+
+def looks_at_states(side: Side, group: str) -> None:
+    for state in ("PreparingRebalance", "stable", "nonsense"):
+        reply = side.peer.asks(ListGroupsRequest(states_filter=[state], types_filter=[]), ListGroupsResponse, 5)
+        reply.groups = [one for one in reply.groups if one.group_id == group]
+        side.notes(f"in state {state}", reply)
+    for kind in ("classic", "Classic", "consumer"):
+        reply = side.peer.asks(ListGroupsRequest(states_filter=[], types_filter=[kind]), ListGroupsResponse, 5)
+        reply.groups = [one for one in reply.groups if one.group_id == group]
+        side.notes(f"of type {kind}", reply)
+
+
+@pytest.mark.parametrize("version", range(5, 10))
+def test_static_members_come_back_and_are_fenced_alike(addresses: tuple[str, str], version: int) -> None:
+    def scene(side: Side) -> None:
+        group, instance = f"static-{version}", "one"
+        old = joins(side, version, group, instance=instance).member_id
+        side.asks(sync(old, 1, group=group, instance=instance, words={old: b"mine"}), SyncGroupResponse, 5)
+        new = joins(side, version, group, instance=instance).member_id
+        for name in (old, new):
+            side.asks(beat(name, 1, group=group, instance=instance), HeartbeatResponse, 4)
+            side.asks(sync(name, 1, group=group, instance=instance), SyncGroupResponse, 5)
+            side.asks(beat(name, 1, group=group, instance="another"), HeartbeatResponse, 4)
+        side.asks(join(old, group=group, instance=instance), JoinGroupResponse, version)
+        side.asks(join(new, group=group, instance="another"), JoinGroupResponse, version)
+        looks(side, group)
+        side.asks(join(new, group=group, instance=instance), JoinGroupResponse, version)
+        side.asks(leave((old, instance), ("", "another"), group=group), LeaveGroupResponse, 5)
+        side.asks(leave(("", instance), ("", instance), group=group), LeaveGroupResponse, 4)
+        looks(side, group)
+
+    play(addresses, scene)
