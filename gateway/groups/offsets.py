@@ -39,7 +39,7 @@ class CommittedOffsets:
         self._committing: Counter[str] = Counter()
 
     async def open(self) -> None:
-        """Read what the store has; of topics that have gone meanwhile it is deleted. Raises StorageError."""
+        """Read what the store has; of topics that have gone meanwhile it is deleted. Raises StorageError where it cannot be read."""
         orphans: list[bytes] = []
         for key, value in await self._table.items():
             try:
@@ -51,8 +51,7 @@ class CommittedOffsets:
                 orphans.append(key)
             else:
                 self._keep(place, committed)
-        if orphans:
-            await self._table.put(dict.fromkeys(orphans))
+        await self._clear(orphans)
 
     def __len__(self) -> int:
         return sum(len(rows) for group in self._groups.values() for rows in group.values())
@@ -132,8 +131,7 @@ class CommittedOffsets:
                 orphans.append(place)
             else:
                 self._keep(place, committed)
-        if orphans:
-            await self._clear(orphans)
+        await self._clear([key_of(place) for place in orphans])
 
     async def delete(self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None) -> None:
         """Forget these offsets of a group, or all of them; durable when it returns. Those that are not there are no error.
@@ -170,16 +168,16 @@ class CommittedOffsets:
         ]
         for place in places:
             self._drop(place)
-        await self._clear(places)
+        await self._clear([key_of(place) for place in places])
 
-    async def _clear(self, places: list[Place]) -> None:
+    async def _clear(self, orphans: list[bytes]) -> None:
         """Free the room of rows that nobody finds any more."""
         try:
-            if places:
-                await self._table.put(dict.fromkeys(map(key_of, places)))
+            if orphans:
+                await self._table.put(dict.fromkeys(orphans))
         except StorageError as failure:
             # Their topic's id never comes again, and the next start deletes them.
-            _log.warning("offsets of a deleted topic are still stored", rows=len(places), reason=str(failure))
+            _log.warning("offsets of a deleted topic are still stored", rows=len(orphans), reason=str(failure))
 
     async def _put(self, rows: Mapping[bytes, bytes | None]) -> None:
         try:

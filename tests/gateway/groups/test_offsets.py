@@ -159,6 +159,16 @@ def test_what_a_crash_left_of_a_deleted_topic_goes_at_the_next_start(house):
     assert len(reopened.broker.offsets) == rows_stored(reopened) == 1
 
 
+def test_a_disk_that_takes_nothing_is_no_reason_not_to_start(house, caplog):
+    commit(house, "g", {("orders", 0): 7, ("bills", 0): 1})
+    ended(house.broker.topics.delete(house.broker.topics.require("orders")))
+    house.store.refuse_writes = True
+    started = CommittedOffsets(ended(house.store.table("offsets")), house.broker.topics, house.broker.settings)
+    ended(started.open())
+    assert list(started.of_group("g")) == [("bills", 0)]
+    assert [record.getMessage() for record in caplog.records] == ["offsets of a deleted topic are still stored"]
+
+
 def test_a_store_that_fails_keeps_no_offset_of_a_deleted_topic_alive(house, caplog):
     commit(house, "g", {("orders", 0): 7})
     topic = house.broker.topics.require("orders")
