@@ -178,3 +178,17 @@ def test_groups_are_deleted_with_their_offsets(sides: Sides) -> None:
     assert "was successful" in outputs[0]
     assert "does not exist" in outputs[2]
     assert committed(sides, "deleted-a", "deleted", 0) == [None]
+
+
+def test_a_topic_that_is_deleted_leaves_no_trace_in_a_group(sides: Sides) -> None:
+    prepare(sides, "staying", 1, group="traced-app", committed={0: 1})
+    prepare(sides, "going", 1, group="traced-app", committed={0: 1})
+    # With a commit in a topic that is gone the tool would wait for its end until its time is up.
+    _, described, offsets = same(
+        sides,
+        ("kafka-topics", "--delete", "--topic", "going"),
+        tool("--describe", "--group", "traced-app"),
+        tool("--reset-offsets", "--group", "traced-app", "--to-earliest", "--all-topics"),
+    )
+    assert "staying" in described
+    assert "going" not in described + offsets
