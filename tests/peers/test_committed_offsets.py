@@ -32,15 +32,15 @@ def bootstrap(address: tuple[str, int]) -> str:
     return f"{address[0]}:{address[1]}"
 
 
-def committing(group: str, offset: int) -> OffsetCommitRequest:
+def committing(group: str, offset: int, retention_ms: int = -1) -> OffsetCommitRequest:
     topic = OffsetCommitRequest.OffsetCommitRequestTopic
     row = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset, commit_timestamp=-1, committed_metadata="mine")
-    return OffsetCommitRequest(group_id=group, topics=[topic(name=TOPIC, partitions=[row])])
+    return OffsetCommitRequest(group_id=group, retention_time_ms=retention_ms, topics=[topic(name=TOPIC, partitions=[row])])
 
 
-def commits(peer: Peer, group: str, offset: int, version: int) -> int:
+def commits(peer: Peer, group: str, offset: int, version: int, retention_ms: int = -1) -> int:
     """The error."""
-    return peer.asks(committing(group, offset), OffsetCommitResponse, version).topics[0].partitions[0].error_code
+    return peer.asks(committing(group, offset, retention_ms), OffsetCommitResponse, version).topics[0].partitions[0].error_code
 
 
 def stands(peer: Peer, group: str, version: int = 1, topic: str = TOPIC) -> tuple[int, int]:
@@ -84,6 +84,17 @@ def test_a_deleted_topic_s_offsets_stay_away_through_a_kill(tmp_path: Path) -> N
     with gateway(tmp_path) as second, second.peer() as peer:
         peer.makes(TOPIC)
         assert stands(peer, "g") == (-1, 0)
+
+
+def test_an_offset_expires_when_its_client_said_and_stays_away_through_a_kill(tmp_path: Path) -> None:
+    with gateway(tmp_path, offsets_retention_check_interval_ms=50) as first, first.peer() as peer:
+        peer.makes(TOPIC)
+        assert commits(peer, "kept", 7, 2, retention_ms=600_000) == 0
+        assert commits(peer, "g", 7, 2, retention_ms=1) == 0
+        assert first.waits_for_lines(1, "offsets expired")
+        assert [stands(peer, group) for group in ("g", "kept")] == [(-1, 0), (7, 0)]
+    with gateway(tmp_path) as second, second.peer() as peer:
+        assert [stands(peer, group) for group in ("g", "kept")] == [(-1, 0), (7, 0)]
 
 
 # Kills
