@@ -30,6 +30,9 @@ from gateway.groups.states import GroupState
 START = 1_700_000_000_000
 LONGEST = 30_000
 
+WHICH = st.integers(0, 1_000)
+INSTANCES = st.sampled_from([None, None, None, "i1", "i2"])
+FITTING = st.sampled_from([(("range", b"a"),), (("range", b"a"), ("sticky", b"b")), (("range", b"b"),)])
 PROTOCOLS = st.sampled_from(
     [(("range", b"a"),), (("range", b"a"), ("sticky", b"b")), (("sticky", b"b"), ("range", b"c")), (("other", b""),), ()]
 )
@@ -37,20 +40,24 @@ TIMEOUTS = st.sampled_from([1_000, 5_000, LONGEST])
 
 
 class GroupModel(RuleBasedStateMachine):
-    @initialize(delay=st.sampled_from([0, 3_000]), size=st.sampled_from([2, 100]))
-    def begin(self, delay, size):
+    @initialize(
+        delay=st.sampled_from([0, 3_000]), size=st.sampled_from([2, 100]), instances=st.lists(st.sampled_from(["i1", None]), max_size=3)
+    )
+    def begin(self, delay, size, instances):
         self.settings = Settings(group_initial_rebalance_delay_ms=delay, group_max_size=size, group_max_pending_members=3)
         self.now = START
         self.group = Group("g", self.settings, self.now)
         self.handles = 0
         self.waiting: dict[int, str] = {}
         self.ids = [""]
-        self.latest: dict[str, str] = {}
         self.stored = None
         self.saves: list[Save] = []
         self.leaders: dict[int, str] = {}
         self.words: dict[int, set[bytes]] = {}
         self.generation = 0
+        for instance in instances:
+            self._join("", instance, (("range", b"a"),), LONGEST, LONGEST, False, False)
+        self.a_rebalance_goes_its_way()
 
     def _handle(self, member_id):
         self.handles += 1
@@ -83,17 +90,18 @@ class GroupModel(RuleBasedStateMachine):
             assert {one.member_id: one.assignment for one in row.members}[member_id] == reply.assignment, "told before it was stored (5)"
             assert reply.assignment in {b"", *self.words.get(row.generation, ())}, "not the leader's word (5)"
 
-    @rule(
-        which=st.integers(0, 40),
-        instance=st.sampled_from([None, None, "i1", "i2"]),
-        protocols=PROTOCOLS,
-        session=TIMEOUTS,
-        rebalance=TIMEOUTS,
-        first=st.booleans(),
-        skip=st.booleans(),
-    )
-    def join(self, which, instance, protocols, session, rebalance, first, skip):
-        member_id = self.ids[which % len(self.ids)]
+    def _member(self, which):
+        """A member, or an id that was given out, and its instance id."""
+        candidates = [(member.member_id, member.instance_id) for member in self.group.roster] + [
+            (name, None) for name in self.group.pending
+        ]
+        return candidates[which % len(candidates)] if candidates else ("nobody", None)
+
+    def _stranger(self, which):
+        """Any id that there ever was."""
+        return self.ids[which % len(self.ids)]
+
+    def _join(self, member_id, instance, protocols, session, rebalance, first, skip):
         new_id = member_id or f"{instance or 'm'}-{self.handles}"
         if not member_id:
             self.ids.append(new_id)
@@ -102,10 +110,7 @@ class GroupModel(RuleBasedStateMachine):
         self.group.join(joining, new_id, handle, self.now)
         self._take()
 
-    @rule(which=st.integers(0, 40), instance=st.sampled_from([None, None, "i1", "i2"]), older=st.sampled_from([0, 0, 0, 1]))
-    def sync(self, which, instance, older):
-        member_id = self.ids[which % len(self.ids)]
-        generation = self.group.generation - older
+    def _sync(self, member_id, instance, generation):
         assignments = {one.member_id: f"{generation}-{one.member_id}-{self.handles}".encode() for one in self.group.roster}
         if self.group.roster.leader == member_id:
             self.words.setdefault(generation, set()).update(assignments.values())
@@ -113,23 +118,65 @@ class GroupModel(RuleBasedStateMachine):
         self.group.sync(Syncing(member_id, instance, generation, assignments=tuple(assignments.items())), handle, self.now)
         self._take()
 
-    @rule(which=st.integers(0, 40), instance=st.sampled_from([None, None, "i1", "i2"]), older=st.sampled_from([0, 0, 1]))
-    def heartbeat_and_commit(self, which, instance, older):
-        member_id = self.ids[which % len(self.ids)]
+    @rule(instance=INSTANCES, protocols=FITTING, session=TIMEOUTS, rebalance=TIMEOUTS, first=st.booleans(), skip=st.booleans())
+    def somebody_new_joins(self, instance, protocols, session, rebalance, first, skip):
+        self._join("", instance, protocols, session, rebalance, first, skip)
+
+    @rule(which=WHICH, protocols=FITTING, session=TIMEOUTS, rebalance=TIMEOUTS)
+    def a_member_joins_again(self, which, protocols, session, rebalance):
+        self._join(*self._member(which), protocols, session, rebalance, True, False)
+
+    @rule()
+    def all_join_again(self):
+        """As their clients do, told of a rebalance."""
+        for member in list(self.group.roster):
+            if self.group.roster.get(member.member_id) is member and not self.group._parked.joins_of(member.member_id):
+                self._join(member.member_id, member.instance_id, member.protocols, 5_000, 5_000, True, True)
+
+    @rule()
+    def a_rebalance_goes_its_way(self):
+        self.all_join_again()
+        self.now += self.settings.group_initial_rebalance_delay_ms
+        self._expire()
+        self.all_sync()
+        while self.saves:
+            self.store_answers(True)
+
+    @rule(which=WHICH)
+    def a_member_syncs(self, which):
+        self._sync(*self._member(which), self.group.generation)
+
+    @rule()
+    def all_sync(self):
+        for member in list(self.group.roster):
+            self._sync(member.member_id, member.instance_id, self.group.generation)
+
+    @rule(which=WHICH, instance=INSTANCES, protocols=PROTOCOLS, older=st.integers(0, 1), first=st.booleans())
+    def somebody_is_confused(self, which, instance, protocols, older, first):
+        self._join(self._stranger(which), instance, protocols, 1_000, 1_000, first, False)
+        self._sync(self._stranger(which), instance, self.group.generation - older)
+        with suppress(KafkaError):
+            self.group.leave(self._stranger(which), instance, "", self.now)
+        self._take()
+
+    @rule(which=WHICH, older=st.sampled_from([0, 0, 1]))
+    def heartbeat_and_commit(self, which, older):
+        member_id, instance = self._member(which)
         for ask in (self.group.heartbeat, self.group.check_commit):
             with suppress(KafkaError):
                 ask(member_id, self.group.generation - older, instance, self.now)
                 assert self.group.state is GroupState.EMPTY or (not older and member_id in self.group.roster)
         self._take()
 
-    @rule(which=st.integers(0, 40), instance=st.sampled_from([None, "i1", "i2"]))
-    def leave(self, which, instance):
+    @rule(which=WHICH, by_instance_alone=st.booleans())
+    def leave(self, which, by_instance_alone):
+        member_id, instance = self._member(which)
         with suppress(KafkaError):
-            self.group.leave(self.ids[which % len(self.ids)], instance, "", self.now)
+            self.group.leave("" if by_instance_alone else member_id, instance, "", self.now)
         self._take()
 
     @precondition(lambda self: self.waiting)
-    @rule(which=st.integers(0, 40))
+    @rule(which=WHICH)
     def connection_goes(self, which):
         handle = sorted(self.waiting)[which % len(self.waiting)]
         self.group.let_go(self.waiting.pop(handle), handle, self.now)
@@ -149,7 +196,7 @@ class GroupModel(RuleBasedStateMachine):
             self.group.save_failed(save, self.now)
         self._take()
 
-    @rule(ms=st.sampled_from([1, 500, 3_000, 10_000, LONGEST, 400_000]))
+    @rule(ms=st.sampled_from([1, 500, 1_000, 3_000, 3_000, 3_000, 10_000, LONGEST, 400_000]))
     def time_passes(self, ms):
         self.now += ms
         self._expire()
@@ -219,5 +266,5 @@ class GroupModel(RuleBasedStateMachine):
         assert self.group.due == NEVER
 
 
-GroupModel.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+GroupModel.TestCase.settings = settings(deadline=None, max_examples=100, stateful_step_count=30)
 test_a_group_keeps_its_word = GroupModel.TestCase
