@@ -7,11 +7,14 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gateway.config import INT32_MAX
+from gateway.groups.group import NEWCOMER_MS
 from gateway.routes import ROUTES
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import REQUESTS
 from tests.fakes.broker import House, open_house
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import answer, ask
+from tests.gateway.handlers.asking import asked as asked_of
 from tests.gateway.wire.values import int8s, int16s, int32s, int64s, texts
 
 KEYS = (
@@ -21,6 +24,13 @@ KEYS = (
     ApiKey.OFFSET_COMMIT,
     ApiKey.OFFSET_FETCH,
     ApiKey.OFFSET_DELETE,
+    ApiKey.JOIN_GROUP,
+    ApiKey.SYNC_GROUP,
+    ApiKey.HEARTBEAT,
+    ApiKey.LEAVE_GROUP,
+    ApiKey.LIST_GROUPS,
+    ApiKey.DESCRIBE_GROUPS,
+    ApiKey.DELETE_GROUPS,
     ApiKey.CREATE_TOPICS,
     ApiKey.DELETE_TOPICS,
     ApiKey.CREATE_PARTITIONS,
@@ -39,6 +49,7 @@ ASKED = sorted((key, version) for key, version in ROUTES if key in KEYS)
 WORDS = st.sampled_from(
     ["orders", "or.ders", "or_ders", "", "0", "1", "-1", "retention.ms", "cleanup.policy", "compact,delete", "min.cleanable.dirty.ratio"]
 )
+LONGEST_WAIT = NEWCOMER_MS / 1000
 SMALL = st.integers(-7, 12)
 
 
@@ -65,6 +76,7 @@ def structs(struct: Any, make: Any, version: int) -> st.SearchStrategy[Any]:
 
 _PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
+    "bytes": st.binary(max_size=20),
     "int8": SMALL | int8s,
     "int16": SMALL | int16s,
     "int32": SMALL | int32s,
@@ -75,7 +87,7 @@ _PLAIN: dict[str, st.SearchStrategy[Any]] = {
 
 
 def a_house() -> House:
-    house = open_house(max_partitions_per_topic=20)
+    house = open_house(max_partitions_per_topic=20, group_min_session_timeout_ms=0, group_max_session_timeout_ms=INT32_MAX)
     house.topic("orders", 2, cleanup_policy="compact,delete")
     return house
 
@@ -88,7 +100,10 @@ def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject)
     house = a_house()
     for _ in range(2):
         body = data.draw(structs(request._struct, request, version))
-        assert ask(house, body, version) is not None
+        waiting = asked_of(house, body, version)
+        # Past every wait for other members of a group.
+        house.clock.advance(LONGEST_WAIT)
+        assert answer(body, waiting.result, version) is not None
     assert house.bugs == []
 
 
