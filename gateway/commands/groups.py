@@ -112,6 +112,8 @@ def reset_offsets(client: Client, as_json: bool, name: str, target: Target, scop
     kopgate groups reset-offsets orders-app --to-datetime 2026-11-21T10:00:00+01:00 --all-topics
     kopgate groups reset-offsets orders-app --shift-by -100 --topic orders:0,3 --execute
     """
+    if not name:  # of a variable that is not set, more often than not
+        raise click.BadParameter("it is empty", param_hint="GROUP")
     _refuse_members(client, name)
     commits = committed(client, [name])[name]
     if scopes is None and not commits:
@@ -143,13 +145,12 @@ def _refuse_members(client: Client, name: str) -> None:
 def _commit(client: Client, name: str, changes: Iterable[Change]) -> dict[TopicPartition, str]:
     """Commits what is planned; the reasons of what the server refused."""
     offsets = {change.partition: OffsetAndMetadata(change.new, "", None) for change in changes if change.new is not None}
-    outcomes = client.alter_group_offsets(name, offsets)
-    failures = {partition: error for partition, error in outcomes.items() if error is not errors.NoError}
     return {
         partition: "a consumer has joined the group meanwhile; stop it and try again"
         if error is errors.UnknownMemberIdError
         else error.description or error.__name__
-        for partition, error in failures.items()
+        for partition, error in client.alter_group_offsets(name, offsets).items()
+        if error is not errors.NoError
     }
 
 
@@ -197,7 +198,7 @@ def _as_text(group: Group, rows: Sequence[Position], with_members: bool) -> str:
         head = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "MEMBER", "CLIENT", "HOST"]
         cells = [[*row.partition, row.committed, row.end, row.lag, *_who(row.member)] for row in rows]
         lines += [f"  {line}" for line in table(head, cells)]
-        lines.append(f"  total lag {total(rows)} in {_count(len(rows), 'partition')}{_without(rows)}")
+        lines.append(f"  {_total_line(rows)}")
     if with_members and group.members:
         head = ["MEMBER", "INSTANCE", "CLIENT", "HOST", "PARTITIONS"]
         cells = [[one.member_id, one.instance_id, one.client_id, one.host, _joined(one.partitions) or None] for one in group.members]
@@ -209,9 +210,10 @@ def _who(member: Member | None) -> list[str | None]:
     return [member.member_id, member.client_id, member.host] if member else [None, None, None]
 
 
-def _without(rows: Iterable[Position]) -> str:
+def _total_line(rows: Sequence[Position]) -> str:
     unknown = sum(row.lag is None for row in rows)
-    return f", of which {unknown} cannot be told" if unknown else ""
+    more = f"; that of {unknown} more cannot be told" if unknown else ""
+    return f"total lag {total(rows)} in {_count(len(rows) - unknown, 'partition')}{more}"
 
 
 def _joined(partitions: Iterable[TopicPartition]) -> str:

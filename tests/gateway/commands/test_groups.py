@@ -84,7 +84,7 @@ def test_a_description_has_the_lag_of_each_partition_and_the_total(server):
         "  gone   0          1          -    -    -       -       -\n"
         "  t      0          4          10   6    -       -       -\n"
         "  t      1          -          20   -    x-1     x       /10.0.0.1\n"
-        "  total lag 6 in 3 partitions, of which 2 cannot be told\n"
+        "  total lag 6 in 1 partition; that of 2 more cannot be told\n"
     )
     assert result.exit_code == 0
 
@@ -243,6 +243,11 @@ def test_a_group_without_commits_has_no_topics_to_reset(server):
     server.group("a")
     result = kopgate("reset-offsets", "a", "--to-earliest", "--all-topics")
     assert (result.stderr, result.exit_code) == ("Error: a: it has committed nothing; name topics with --topic\n", 1)
+
+
+def test_a_name_that_is_empty_makes_no_group(server):
+    assert kopgate("reset-offsets", "", "--to-earliest", "--topic", "t", "--execute").exit_code == 2
+    assert server.commits == {}
 
 
 def test_one_partition_in_the_way_stops_all_of_them(server):
