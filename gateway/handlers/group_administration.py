@@ -65,17 +65,13 @@ def describe(request: Any, caller: Caller, missing: Callable[[str], Any]) -> Any
         group = caller.broker.groups.get(group_id)
         if group is not None:
             row = _described(group)
-        elif _has_offsets(group_id, caller):
+        elif caller.broker.offsets.has(group_id):
             row = _empty(group_id)
         else:
             row = missing(group_id)
         row.authorized_operations = operations
         rows.append(row)
     return DescribeGroupsResponse(groups=rows)
-
-
-def _has_offsets(group_id: str, caller: Caller) -> bool:
-    return bool(caller.broker.offsets.of_group(group_id))
 
 
 def not_found(group_id: str, code: ErrorCode, message: str | None) -> Any:
@@ -138,7 +134,7 @@ async def delete_groups(request: Any, caller: Caller) -> Any:
 async def _delete(group_id: str, caller: Caller) -> None:
     """Raises KafkaError: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, COORDINATOR_NOT_AVAILABLE."""
     group = caller.broker.groups.get(group_id)
-    if group is None and not _has_offsets(group_id, caller):
+    if group is None and not caller.broker.offsets.has(group_id):
         raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
     if group is not None:
         group.check_empty()

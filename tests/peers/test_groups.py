@@ -30,6 +30,8 @@ TOPIC, GROUP = "orders", "billing"
 PARTITIONS = [0, 1, 2, 3]
 #: Sessions are 3 s; a Java client on a busy machine starts in a few.
 EVENT_SECONDS = 60.0
+#: Below the shutdown's own limit, which it must not need.
+DRAIN_SECONDS = 6.0
 
 
 def python(program: str) -> Callable[[], list[str]]:
@@ -126,6 +128,14 @@ class Scene:
     def is_killed(self) -> None:
         self._gateway.__exit__(None, None, None)
 
+    def stops(self) -> None:
+        """As at an upgrade: whoever waits in a group is answered, so that nobody holds it up."""
+        assert self.gateway is not None
+        began = time.monotonic()
+        assert self.gateway.stop() == 0
+        assert time.monotonic() - began < DRAIN_SECONDS
+        self.is_killed()
+
     def joins(self) -> Member:
         member = self._stack.enter_context(Member(self._argv, self.bootstrap))
         self.members.append(member)
@@ -205,6 +215,8 @@ def test_members_share_a_topic_whoever_leaves_or_is_killed_and_whatever_becomes_
 
         fourth = here.joins()
         here.until_shared_by(first, fourth)
+        here.stops()
+        here.starts()
         here.sends(40)
         here.until_all_is_read()
 
