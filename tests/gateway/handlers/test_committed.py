@@ -258,6 +258,13 @@ def test_what_is_wrong_with_the_member_is_said_at_each_partition_that_is_right(h
     assert codes(member_id, generation, "static") == each(ErrorCode.NONE)
 
 
+@pytest.mark.parametrize("version", [0, 1, 2, 9])
+def test_who_is_no_member_moves_no_members_about(house, version):
+    member_of(house, "orders")
+    assert commit(house, ("orders", 0, 1), version=version) == [ErrorCode.UNKNOWN_MEMBER_ID]
+    assert stored(house) is None
+
+
 def test_a_generation_of_a_group_that_is_not_there_is_illegal(house):
     assert commit(house, ("orders", 0, 1), member=("me", 3, None)) == [ErrorCode.ILLEGAL_GENERATION]
 
