@@ -54,11 +54,12 @@ class Coordinator:
         """Go on with the groups that the store has. Raises StorageError."""
         for key, value in await self._table.items():
             try:
-                group_id, row = group_id_of(key), row_of(value)
+                group_id = group_id_of(key)
+                group = Group.restored(group_id, row_of(value), self._settings, self._now())
             except ValueError as failure:
                 _log.error("group unreadable: its members join anew", key=key.hex(), reason=str(failure))
                 continue
-            self._groups[group_id] = group = Group.restored(group_id, row, self._settings, self._now())
+            self._groups[group_id] = group
             self._act(group)
 
     def end(self) -> None:
@@ -247,8 +248,8 @@ class Coordinator:
             case Save():
                 self._start(self._save(group, effect))
             case Note(event, reason, member_id):
-                members = len(group.roster)
-                _log.info(event, group=group.group_id, generation=group.generation, members=members, member=member_id, reason=reason)
+                told = {name: value for name, value in (("member", member_id), ("reason", reason)) if value}
+                _log.info(event, group=group.group_id, generation=group.generation, members=len(group.roster), **told)
 
     async def _save(self, group: Group, save: Save) -> None:
         try:

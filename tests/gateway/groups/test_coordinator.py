@@ -8,6 +8,7 @@ import pytest
 
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.member import Joined, Joining, Syncing
+from gateway.groups.rows import GroupRow, MemberRow, value_of
 from gateway.groups.states import GroupState
 from tests.fakes.broker import House, Started, ended, open_house
 from tests.fakes.memory_store import Medium
@@ -151,11 +152,11 @@ def test_a_group_that_shrank_by_its_settings_joins_again(house):
     assert state(house) is GroupState.PREPARING_REBALANCE
 
 
-def test_a_row_that_nobody_can_read_is_a_group_that_begins_anew(house, caplog):
-    ended_rows = {b"g": b"\xff", b"\xff": b"\xff"}
-    medium = Medium(tables={"groups": ended_rows})
-    house = open_house(medium)
-    assert caplog.text.count("group unreadable") == 2
+def test_a_row_that_nobody_can_read_is_a_group_that_begins_anew(caplog):
+    twice = MemberRow("m", None, "c", "/h", 1, 1, (("range", b""),), b"")
+    row = value_of(GroupRow(1, "consumer", "range", "m", 0, (twice, twice)))
+    house = open_house(Medium(tables={"groups": {b"g": b"\xff", b"\xff": b"\xff", b"h": row}}))
+    assert caplog.text.count("group unreadable") == 3
     assert alone(house).generation == 1
 
 
