@@ -41,8 +41,8 @@ test: $(VENV)/.test ## every test but the slow ones, real clients and brokers in
 slow: $(VENV)/.test ## the tests that take minutes
 	$(PY) -m pytest -q -m slow $(ARGS)
 
-legacy: $(VENV)/.test ## the real clients alone (ARGS: for example `-k java`, or --reference for Kafka itself)
-	$(PY) -m pytest -q tests/legacy_clients -m "peer and not slow" $(ARGS)
+legacy: $(VENV)/.test ## the real clients alone, side by side, and a grid of them (ARGS: `--client NAME`, or --reference for Kafka itself)
+	$(PY) -m pytest -q -n auto --dist loadfile tests/legacy_clients -m "peer and not slow" --grid $(ARGS)
 
 bench: $(VENV)/.test ## side by side with Apache Kafka, in some 20 minutes; a table and a chart go to docs/ (ARGS: for example --help)
 	$(PY) -m bench $(ARGS)

@@ -39,9 +39,14 @@ def image_environment():
     return dict(pair.split("=", 1) for pair in block.replace("\\\n", " ").split())
 
 
-def test_compose_has_the_gateway_alone_with_its_data_in_a_volume(compose):
-    assert set(compose) == {"services", "volumes"}
-    (gateway,) = compose["services"].values()
+@pytest.fixture
+def gateway(compose):
+    """The service that comes up unless a profile is asked for."""
+    (alone,) = [service for service in compose["services"].values() if "profiles" not in service]
+    return alone
+
+
+def test_compose_has_the_gateway_alone_with_its_data_in_a_volume(gateway):
     known = {
         "build",
         "image",
@@ -57,7 +62,14 @@ def test_compose_has_the_gateway_alone_with_its_data_in_a_volume(compose):
     }
     assert set(gateway) <= known
     assert gateway["volumes"] == ["data:/data"]
-    assert list(compose["volumes"]) == ["data"]
+
+
+def test_what_compose_names_in_a_service_is_there(compose):
+    assert set(compose) - {"x-legacy"} == {"services", "volumes"}
+    assert {volume.split(":")[0] for service in compose["services"].values() for volume in service["volumes"]} == set(compose["volumes"])
+    builds = [service["build"] for service in compose["services"].values()]
+    files = {build if build == "." else build["dockerfile"] for build in builds}
+    assert [name for name in files if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.skipif(
@@ -71,10 +83,9 @@ def test_compose_is_what_docker_takes():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_image_starts_with_settings_that_hold(image_environment, compose, monkeypatch):
+def test_the_image_starts_with_settings_that_hold(image_environment, gateway, monkeypatch):
     for name in [name for name in os.environ if name.startswith("KOPGATE_")]:
         monkeypatch.delenv(name)
-    (gateway,) = compose["services"].values()
     for name, value in {**image_environment, **gateway["environment"]}.items():
         if name.startswith("KOPGATE_"):
             monkeypatch.setenv(name, value)
@@ -83,14 +94,12 @@ def test_the_image_starts_with_settings_that_hold(image_environment, compose, mo
     assert str(settings.store) == "lmdb:/data"
 
 
-def test_the_published_port_is_the_one_that_the_gateway_advertises(compose):
-    (gateway,) = compose["services"].values()
+def test_the_published_port_is_the_one_that_the_gateway_advertises(gateway):
     (port,) = gateway["ports"]
     assert gateway["environment"]["KOPGATE_ADVERTISED"].rsplit(":", 1)[1] == port.split(":")[1]
 
 
-def test_the_container_is_given_time_to_drain(compose):
-    (gateway,) = compose["services"].values()
+def test_the_container_is_given_time_to_drain(gateway):
     assert int(gateway["stop_grace_period"].removesuffix("s")) * 1000 > Settings().shutdown_timeout_ms
 
 

@@ -36,8 +36,9 @@ class GatewayFailed(Exception):
 
 
 @contextmanager
-def reference(secured: Secured | None = None) -> Iterator[Broker]:
-    with Kafka.start(secured=secured) as kafka:
+def reference(secured: Secured | None = None, advertised: str | None = None) -> Iterator[Broker]:
+    """`advertised` is an endpoint, NAME://host:port, that clients are told instead of the listener's own."""
+    with Kafka.start(secured=secured, **({"advertised_listeners": advertised} if advertised else {})) as kafka:
         yield Broker(dict(kafka.listeners), is_reference=True)
 
 

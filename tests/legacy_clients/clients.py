@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
@@ -24,6 +25,8 @@ from tests.legacy_clients.install import install
 # What a driver may take beyond its own timeout: a JVM or an old interpreter on a busy machine needs seconds to start.
 GRACE_SECONDS = 20.0
 TAIL_CHARACTERS = 3000
+# The shortest that Kafka allows by default: what a member that vanished costs a test.
+SESSION_MS = 6000
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,11 +46,14 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     options: tuple[str, ...] = ()
     produces: bool = True
     consumes: bool = True
+    groups: Literal["member", "offsets", "none"] = "member"
     reads: int = -1
     decodes: tuple[str, ...] = ()
     sets_timestamps: bool = True
     cannot_send: tuple[str, ...] = ()
+    cannot_read: tuple[str, ...] = ()
     unlike_kafka: str = ""
+    needs: str = ""
     tells_offsets: bool = True
     tells_refusal: bool = True
     notes: str = ""
@@ -165,6 +171,15 @@ def consume(
     return [record_from(line) for line in printed.splitlines()]
 
 
+def consume_in_group(client: Client, bootstrap: str, group: str, topic: str, count: int, *, timeout: float = 30.0) -> list[Record]:
+    """One member's life: it joins, reads `count` records from the commit or the beginning on, commits what follows them, and leaves.
+
+    Whose `groups` is "offsets" takes all partitions without joining. Ordered within a partition. Raises DriverFailed when some do not come.
+    """
+    words = ["--group", group, "--session", str(SESSION_MS), f"{topic}:{count}"]
+    return [record_from(line) for line in _run(client, "group", bootstrap, words, "", timeout, OPEN).splitlines()]
+
+
 @contextmanager
 def producing(
     client: Client, bootstrap: str, *arguments: str, timeout: float = 30.0, security: Security = OPEN
@@ -225,7 +240,7 @@ def _bytes(text: str) -> bytes | None:
 
 
 def _argv(client: Client, verb: str, bootstrap: str, words: Sequence[str], timeout: float, security: Security) -> list[str]:
-    named = ["--bootstrap", bootstrap, "--timeout", str(timeout), *client.options, *security.arguments()]
+    named = ["--bootstrap", bootstrap, "--client-id", client.name, "--timeout", str(timeout), *client.options, *security.arguments()]
     return [*install(client), verb, *named, *words]
 
 

@@ -8,12 +8,34 @@ import pytest
 
 from tests.legacy_clients.brokers import Broker, are_required, gateway, reference
 from tests.legacy_clients.clients import Client, table
+from tests.legacy_clients.grid import drawn, gathered
 from tests.legacy_clients.install import install
 from tests.peers.cache import CannotInstall
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reference", action="store_true", help="run the real clients against Apache Kafka 3.9.2 instead of the gateway")
+    parser.addoption(
+        "--client", action="append", default=[], metavar="NAME", help="of the real clients this one alone (or legacy-NAME); may be repeated"
+    )
+    parser.addoption("--grid", action="store_true", help="print what became of each real client")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = {name.removeprefix("legacy-") for name in config.getoption("--client")}
+    if unknown := wanted - set(table()):
+        raise pytest.UsageError(f"--client: clients.toml has no {', '.join(sorted(unknown))}")
+    if wanted:
+        kept = [item for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.callspec.id in wanted]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--grid"):
+        terminalreporter.section("real clients")
+        reports = (one for kind in terminalreporter.stats.values() for one in kind if isinstance(one, pytest.TestReport))
+        terminalreporter.write_line(drawn(table(), gathered(reports)))
 
 
 @pytest.fixture(scope="session")

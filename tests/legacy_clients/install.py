@@ -119,7 +119,7 @@ def _pyenv_roots() -> list[Path]:
 def _node(client: Client) -> list[str]:
     def build(folder: Path) -> None:
         _copied(client, folder)
-        quiet = ["--no-save", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+        quiet = ["--no-save", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--omit=optional", "--loglevel=error"]
         command(["npm", "install", *quiet, *client.install], cwd=folder)
 
     folder = cached(_place(client), build)
@@ -177,7 +177,9 @@ INSTALLERS: dict[str, Callable[[Client], list[str]]] = {
     "java": _java,
     "kafka_python": _python,
     "confluent": _python,
+    "aio": _python,
     "kafkajs": _node,
+    "kafka_node": _node,
     "sarama": _go,
     "franz": _go,
     "kcat": _kcat,

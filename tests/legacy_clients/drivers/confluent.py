@@ -38,7 +38,7 @@ def common(options, failures):
         if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
             failures.append(error)
 
-    settings = {"bootstrap.servers": options["bootstrap"], "client.id": "legacy-driver", "error_cb": on_error}
+    settings = {"bootstrap.servers": options["bootstrap"], "client.id": options["client-id"], "error_cb": on_error}
     for name in options.get("config", "").split(","):
         if name:
             key, _, value = name.partition("=")
@@ -98,6 +98,9 @@ def produce(options):
     )
     if "idempotent" in options:
         settings["enable.idempotence"] = True
+    if version() < (1, 0):
+        # Otherwise only the last record of a batch is told its offset.
+        settings["produce.offset.report"] = True
     batch = int(options.get("batch-bytes", 16384))
     # batch.size came with librdkafka 1.5; before it only the number of messages bounds a batch.
     settings.update({"batch.size": batch} if hasattr(Producer, "list_topics") and version() >= (1, 5) else {"batch.num.messages": max(1, batch // 512)})
@@ -187,6 +190,42 @@ def consume(options, spans):
         sys.stdout.flush()
 
 
+def group(options, spans):
+    failures = []
+    settings = common(options, failures)
+    settings.update({"group.id": options["group"], "enable.auto.commit": False, "enable.partition.eof": False, "auto.offset.reset": "earliest"})
+    settings.update({"session.timeout.ms": int(options["session"]), "heartbeat.interval.ms": 500, "fetch.wait.max.ms": 100})
+    topic, _, count = spans[0].partition(":")
+    consumer = Consumer(settings)
+    consumer.subscribe([topic])
+    missing, following = int(count), {}
+    deadline = time.time() + float(options["timeout"])
+    while missing:
+        if time.time() > deadline:
+            raise RuntimeError("timed out, records still missing: %d" % missing)
+        if failures:
+            raise RuntimeError(str(failures[0]))
+        # No more than are wanted: what was taken counts as read.
+        for record in consumer.consume(missing, 0.2):
+            if record.error():
+                raise RuntimeError(str(record.error()))
+            following[record.partition()] = record.offset() + 1
+            show(record)
+            missing -= 1
+    # `async` became a word of the language.
+    waits = "asynchronous" if wrapper_version() >= (1, 0) else "async"
+    consumer.commit(offsets=[TopicPartition(topic, partition, offset) for partition, offset in following.items()], **{waits: False})
+    sys.stdout.flush()
+    # Leaves the group.
+    consumer.close()
+
+
+def wrapper_version():
+    import confluent_kafka
+
+    return tuple(int(part) for part in confluent_kafka.version()[0].split(".")[:2])
+
+
 def show(record):
     kind, timestamp = record.timestamp()
     place = "%s\t%d\t%d\t%s" % (record.topic(), record.partition(), record.offset(), timestamp if kind and timestamp >= 0 else "-")
@@ -198,6 +237,8 @@ def main():
     options, spans = parse(sys.argv[2:])
     if verb == "produce":
         produce(options)
+    elif verb == "group":
+        group(options, spans)
     else:
         consume(options, spans)
 

@@ -17,6 +17,11 @@ except ImportError:
 
 import kafka
 
+try:
+    from kafka.structs import OffsetAndMetadata
+except ImportError:
+    from kafka.common import OffsetAndMetadata
+
 VERSION = tuple(int(part) for part in kafka.__version__.split(".")[:2])
 
 
@@ -42,7 +47,7 @@ def parse(words):
 
 
 def common(options):
-    settings = {"bootstrap_servers": options["bootstrap"], "client_id": "legacy-driver"}
+    settings = {"bootstrap_servers": options["bootstrap"], "client_id": options["client-id"]}
     if "api-version" in options:
         settings["api_version"] = tuple(int(part) for part in options["api-version"].split("."))
     if VERSION >= (3, 0):
@@ -67,15 +72,21 @@ def headers_to(headers):
     return ",".join(quote(name, safe="") + "=" + encoded(value) for name, value in headers or ()) or "-"
 
 
+def carries_headers(options):
+    """Format 2 came with Kafka 0.11; a client told to speak to an older one asserts that there are none."""
+    return VERSION >= (1, 4) and tuple(int(part) for part in options.get("api-version", "9").split(".")) >= (0, 11)
+
+
 class Feed(threading.Thread):
     """Reads stdin and sends; what was sent stands in `sent`, bounded so that an unanswered producer stops reading."""
 
     LIMIT = 10000
 
-    def __init__(self, producer):
+    def __init__(self, producer, carries_headers):
         threading.Thread.__init__(self)
         self.daemon = True
         self.producer = producer
+        self.carries_headers = carries_headers
         self.sent = collections.deque()
         self.failure = None
         self.is_over = False
@@ -89,7 +100,7 @@ class Feed(threading.Thread):
                 more = {}
                 if VERSION >= (1, 3) and timestamp != "-":
                     more["timestamp_ms"] = int(timestamp)
-                if VERSION >= (1, 4) and headers != "-":
+                if self.carries_headers and headers != "-":
                     more["headers"] = headers_from(headers)
                 future = self.producer.send(topic, decoded(value), key=decoded(key), partition=int(partition), **more)
                 self.sent.append((topic, partition, future))
@@ -115,7 +126,7 @@ def produce(options):
         max_block_ms=patience,
         **settings
     )
-    feed = Feed(producer)
+    feed = Feed(producer, carries_headers(options))
     feed.start()
     while True:
         if feed.failure:
@@ -167,6 +178,34 @@ def consume(options, spans):
         sys.stdout.flush()
 
 
+def group(options, spans):
+    topic, _, count = spans[0].partition(":")
+    consumer = kafka.KafkaConsumer(
+        topic,
+        group_id=options["group"],
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        session_timeout_ms=int(options["session"]),
+        heartbeat_interval_ms=500,
+        **common(options)
+    )
+    missing, following = int(count), {}
+    deadline = time.time() + float(options["timeout"])
+    while missing:
+        if time.time() > deadline:
+            raise RuntimeError("timed out, records still missing: %d" % missing)
+        for where, records in consumer.poll(200).items():
+            for record in records[:missing]:
+                following[where] = record.offset + 1
+                show(record)
+            missing -= min(missing, len(records))
+    # (offset, metadata), and in newer versions the leader's epoch, which -1 leaves out.
+    consumer.commit({where: OffsetAndMetadata(*(offset, "", -1)[: len(OffsetAndMetadata._fields)]) for where, offset in following.items()})
+    sys.stdout.flush()
+    # Leaves the group.
+    consumer.close()
+
+
 def show(record):
     timestamp = getattr(record, "timestamp", None)
     if timestamp is None or timestamp < 0:
@@ -180,6 +219,8 @@ def main():
     options, spans = parse(sys.argv[2:])
     if verb == "produce":
         produce(options)
+    elif verb == "group":
+        group(options, spans)
     else:
         consume(options, spans)
 

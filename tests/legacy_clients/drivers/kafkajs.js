@@ -1,4 +1,4 @@
-// Drives KafkaJS by the command line described in README.md. The group consumer, its only one, is not driven yet.
+// Drives KafkaJS (1.0 ... 2.2) by the command line described in README.md. It consumes in groups only.
 'use strict'
 
 const fs = require('fs')
@@ -11,13 +11,15 @@ CompressionCodecs[CompressionTypes.LZ4] = () => {
   const lz4 = require('lz4js')
   return { compress: async encoder => asIndependent(Buffer.from(lz4.compress(encoder.buffer))), decompress: async buffer => Buffer.from(lz4.decompress(buffer)) }
 }
-const zstd = require('@bokuweb/zstd-wasm')
-// Once: a second init would give the module another heap under a running compression.
-const zstdReady = zstd.init()
-CompressionCodecs[CompressionTypes.ZSTD] = () => ({
-  compress: async encoder => (await zstdReady, Buffer.from(zstd.compress(encoder.buffer, 3))),
-  decompress: async buffer => (await zstdReady, Buffer.from(zstd.decompress(buffer))),
-})
+if (CompressionTypes.ZSTD) {
+  const zstd = require('@bokuweb/zstd-wasm')
+  // Once: a second init would give the module another heap under a running compression.
+  const zstdReady = zstd.init()
+  CompressionCodecs[CompressionTypes.ZSTD] = () => ({
+    compress: async encoder => (await zstdReady, Buffer.from(zstd.compress(encoder.buffer, 3))),
+    decompress: async buffer => (await zstdReady, Buffer.from(zstd.decompress(buffer))),
+  })
+}
 
 // lz4js leaves the bit for independent blocks unset, which Kafka refuses; a frame below its block size of 4 MiB is one block and may say so.
 // 0x73 is the checksum of the two header bytes before it (second byte of their xxh32), as liblz4 writes it.
@@ -30,10 +32,15 @@ function asIndependent(frame) {
 
 const CODECS = { none: CompressionTypes.None, gzip: CompressionTypes.GZIP, snappy: CompressionTypes.Snappy, lz4: CompressionTypes.LZ4, zstd: CompressionTypes.ZSTD }
 const decoded = text => (text === '-' ? null : Buffer.from(text, 'base64'))
+const encoded = raw => (raw === null || raw === undefined ? '-' : raw.toString('base64'))
 
 function parse(words) {
-  const options = { timeout: '30' }
+  const options = { timeout: '30', spans: [] }
   for (let i = 0; i < words.length; i++) {
+    if (!words[i].startsWith('--')) {
+      options.spans.push(words[i])
+      continue
+    }
     const name = words[i].replace(/^--/, '')
     options[name] = name === 'idempotent' ? true : words[++i]
   }
@@ -42,7 +49,7 @@ function parse(words) {
 
 function connect(options) {
   const settings = {
-    clientId: 'legacy-driver',
+    clientId: options['client-id'],
     brokers: [options.bootstrap],
     logLevel: logLevel.ERROR,
     logCreator: () => entry => process.stderr.write(`${entry.log.message} ${entry.log.error || ''}\n`),
@@ -68,7 +75,7 @@ function headersFrom(text) {
 
 // KafkaJS makes one request of each send, so the batches are made here: consecutive records up to --batch-bytes.
 async function produce(options) {
-  const producer = connect(options).producer({ idempotent: !!options.idempotent, createPartitioner: Partitioners.DefaultPartitioner })
+  const producer = connect(options).producer({ idempotent: !!options.idempotent, createPartitioner: Partitioners && Partitioners.DefaultPartitioner })
   await producer.connect()
   const limit = Number(options['batch-bytes'] || 16384)
   let batch = []
@@ -97,11 +104,11 @@ async function sendBatch(producer, options, lines) {
     if (timestamp !== '-') message.timestamp = timestamp
     topics.get(topic).push(message)
   }
-  const answers = await producer.sendBatch({
-    topicMessages: [...topics].map(([topic, messages]) => ({ topic, messages })),
-    acks: { 0: 0, 1: 1 }[options.acks] ?? -1,
-    compression: CODECS[options.codec || 'none'],
-  })
+  const answers = []
+  for (const [topic, messages] of topics) {
+    const settings = { acks: { 0: 0, 1: 1 }[options.acks] ?? -1, compression: CODECS[options.codec || 'none'] }
+    answers.push(...(await producer.send({ topic, messages, ...settings })))
+  }
   const next = new Map(answers.map(a => [`${a.topicName}:${a.partition}`, BigInt(a.baseOffset ?? a.offset)]))
   let text = ''
   for (const [topic, partition] of lines) {
@@ -113,12 +120,53 @@ async function sendBatch(producer, options, lines) {
   fs.writeSync(1, text)
 }
 
+function headersTo(headers) {
+  const pairs = Object.entries(headers || {}).flatMap(([name, values]) => [].concat(values).map(value => [name, value]))
+  return pairs.map(([name, value]) => `${encodeURIComponent(name)}=${encoded(value)}`).join(',') || '-'
+}
+
+function show(topic, partition, { offset, timestamp, key, value, headers }) {
+  // Format 0 has no timestamp, format 1 may have none.
+  const at = timestamp === undefined || Number(timestamp) <= 0 ? '-' : timestamp
+  fs.writeSync(1, [topic, partition, offset, at, encoded(key), encoded(value), headersTo(headers)].join('\t') + '\n')
+}
+
+async function group(options) {
+  const [topic, count] = options.spans[0].split(':')
+  const consumer = connect(options).consumer({
+    groupId: options.group,
+    sessionTimeout: Number(options.session),
+    heartbeatInterval: 500,
+    maxWaitTimeInMs: 100,
+  })
+  await consumer.connect()
+  await consumer.subscribe({ topic, fromBeginning: true })
+  let missing = Number(count)
+  const enough = new Promise((resolve, reject) => {
+    // Whatever is resolved is committed at the end of the fetch, and the rest of it is not.
+    const eachBatch = async ({ batch, resolveOffset }) => {
+      for (const message of batch.messages) {
+        if (!missing) break
+        show(topic, batch.partition, message)
+        resolveOffset(message.offset)
+        missing -= 1
+      }
+      if (!missing) resolve()
+    }
+    consumer.run({ eachBatchAutoResolve: false, eachBatch }).catch(reject)
+  })
+  await enough
+  // Ends the fetch, commits and leaves the group.
+  await consumer.disconnect()
+}
+
 async function main() {
   const [verb, ...words] = process.argv.slice(2)
-  if (verb !== 'produce') throw new Error(`${verb} is not driven: KafkaJS consumes in groups only`)
+  const driven = { produce, group }[verb]
+  if (!driven) throw new Error(`${verb} is not driven: KafkaJS consumes in groups only`)
   const options = parse(words)
   const timer = setTimeout(() => fail(new Error('timed out')), 1000 * Number(options.timeout))
-  await produce(options)
+  await driven(options)
   clearTimeout(timer)
 }
 

@@ -1,4 +1,4 @@
-"""Drives kcat by the command line described in README.md: `kcat.py KCAT-BINARY produce|consume ...`.
+"""Drives kcat by the command line described in README.md: `kcat.py KCAT-BINARY produce|consume|group ...`.
 
 kcat takes one partition, one set of headers and one meaning of "empty" per process, so consecutive records that share those make one run of it.
 It cannot set timestamps, and two records it cannot say at all: a null key with an empty value, and an empty key with a null value.
@@ -43,7 +43,7 @@ def parse(words):
 
 
 def common(options):
-    settings = {"client.id": "legacy-driver"}
+    settings = {"client.id": options["client-id"]}
     user, ca = options.get("sasl-plain"), options.get("tls-ca")
     if user or ca:
         settings["security.protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")
@@ -123,26 +123,38 @@ def consume(kcat, options, spans):
         topic, partition, start, count = span.split(":")
         if count == "0":
             continue
-        form = "%o %T %K %S %k%s%h" + escaped(RECORD_END)
-        words = argv(kcat, options, settings, "-C", "-q", "-u", "-t", topic, "-p", partition, "-o", start, "-c", count, "-f", form)
-        try:
-            done = run_bounded(words, b"", options)
-        except subprocess.TimeoutExpired as late:
-            raise RuntimeError("timed out, %s still missing after: %r" % (span, (late.stdout or b"")[-100:]))
-        records = done.stdout.split(RECORD_END)[:-1]
-        for record in records:
-            show(topic, partition, record)
-        sys.stdout.flush()
-        if done.returncode or len(records) != int(count):
-            raise RuntimeError("%d of %s records read, exit code %d\n%s" % (len(records), span, done.returncode, tail(done.stderr)))
+        read(argv(kcat, options, settings, "-C", "-t", topic, "-p", partition, "-o", start), topic, int(count), options)
 
 
-def show(topic, partition, record):
-    offset, timestamp, key_size, value_size, rest = record.split(b" ", 4)
+def group(kcat, options, spans):
+    settings = common(options)
+    settings.update({"session.timeout.ms": options["session"], "heartbeat.interval.ms": "500", "fetch.wait.max.ms": "100", "auto.offset.reset": "earliest"})
+    topic, _, count = spans[0].partition(":")
+    # The topic stands last. kcat commits by itself, when it leaves, what it has printed.
+    words = argv(kcat, options, settings, "-G", options["group"])
+    read(words, topic, int(count), options, [topic])
+
+
+def read(words, topic, count, options, last=()):
+    form = "%p %o %T %K %S %k%s%h" + escaped(RECORD_END)
+    try:
+        done = run_bounded(words + ["-q", "-u", "-c", str(count), "-f", form] + list(last), b"", options)
+    except subprocess.TimeoutExpired as late:
+        raise RuntimeError("timed out, %d records of %s still missing after: %r" % (count, topic, (late.stdout or b"")[-100:]))
+    records = done.stdout.split(RECORD_END)[:-1]
+    for record in records:
+        show(topic, record)
+    sys.stdout.flush()
+    if done.returncode or len(records) != count:
+        raise RuntimeError("%d of %d records of %s read, exit code %d\n%s" % (len(records), count, topic, done.returncode, tail(done.stderr)))
+
+
+def show(topic, record):
+    partition, offset, timestamp, key_size, value_size, rest = record.split(b" ", 5)
     key, rest = cut(rest, int(key_size))
     value, headers = cut(rest, int(value_size))
     # kcat prints the number but not its type: for a record without a timestamp that is -1 or, in format 0, 0.
-    place = [topic, partition, offset.decode(), "-" if int(timestamp) <= 0 else timestamp.decode()]
+    place = [topic, partition.decode(), offset.decode(), "-" if int(timestamp) <= 0 else timestamp.decode()]
     print("\t".join(place + [encoded(key), encoded(value), headers_to(headers)]))
 
 
@@ -161,6 +173,8 @@ if __name__ == "__main__":
         options, spans = parse(sys.argv[3:])
         if sys.argv[2] == "produce":
             produce(sys.argv[1], options)
+        elif sys.argv[2] == "group":
+            group(sys.argv[1], options, spans)
         else:
             consume(sys.argv[1], options, spans)
     except Exception as failure:

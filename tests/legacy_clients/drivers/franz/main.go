@@ -52,9 +52,12 @@ func main() {
 			opts.named[word[2:]] = os.Args[i]
 		}
 	}
-	if os.Args[1] == "produce" {
+	switch os.Args[1] {
+	case "produce":
 		produce(opts)
-	} else {
+	case "group":
+		group(opts)
+	default:
 		consume(opts)
 	}
 }
@@ -73,7 +76,7 @@ func must(err error) {
 func common(opts options) []kgo.Opt {
 	settings := []kgo.Opt{
 		kgo.SeedBrokers(opts.get("bootstrap", "")),
-		kgo.ClientID("legacy-driver"),
+		kgo.ClientID(opts.get("client-id", "")),
 		kgo.RetryTimeout(opts.timeout()),
 	}
 	if name := opts.get("max-version", ""); name != "" {
@@ -247,11 +250,47 @@ func consume(opts options) {
 			if missing[where] == 0 {
 				delete(missing, where)
 			}
-			stamp := "-"
-			if one.Timestamp.UnixMilli() >= 0 {
-				stamp = strconv.FormatInt(one.Timestamp.UnixMilli(), 10)
-			}
-			fmt.Printf("%s\t%d\t%d\t%s\t%s\t%s\t%s\n", one.Topic, one.Partition, one.Offset, stamp, encoded(one.Key), encoded(one.Value), headersTo(one.Headers))
+			show(one)
 		})
 	}
+}
+
+func group(opts options) {
+	topic, wanted, _ := strings.Cut(opts.spans[0], ":")
+	count, err := strconv.Atoi(wanted)
+	must(err)
+	session, err := strconv.Atoi(opts.get("session", ""))
+	must(err)
+	client, err := kgo.NewClient(append(common(opts),
+		kgo.ConsumerGroup(opts.get("group", "")), kgo.ConsumeTopics(topic), kgo.DisableAutoCommit(), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.SessionTimeout(time.Duration(session)*time.Millisecond), kgo.HeartbeatInterval(500*time.Millisecond), kgo.FetchMaxWait(100*time.Millisecond))...)
+	must(err)
+	within, cancel := context.WithTimeout(context.Background(), opts.timeout())
+	defer cancel()
+	var read []*kgo.Record
+	for len(read) < count {
+		// No more than are wanted: what was polled counts as read.
+		fetches := client.PollRecords(within, count-len(read))
+		if within.Err() != nil {
+			fail(fmt.Sprintf("timed out with %d of %d records", len(read), count))
+		}
+		for _, failure := range fetches.Errors() {
+			must(fmt.Errorf("%s:%d: %w", failure.Topic, failure.Partition, failure.Err))
+		}
+		read = append(read, fetches.Records()...)
+	}
+	must(client.CommitRecords(within, read...))
+	for _, one := range read {
+		show(one)
+	}
+	// Leaves the group.
+	client.Close()
+}
+
+func show(one *kgo.Record) {
+	stamp := "-"
+	if one.Timestamp.UnixMilli() >= 0 {
+		stamp = strconv.FormatInt(one.Timestamp.UnixMilli(), 10)
+	}
+	fmt.Printf("%s\t%d\t%d\t%s\t%s\t%s\t%s\n", one.Topic, one.Partition, one.Offset, stamp, encoded(one.Key), encoded(one.Value), headersTo(one.Headers))
 }

@@ -17,14 +17,9 @@ public final class Consume {
     private static final long POLL_MS = 200;
 
     public static void run(Map<String, String> options, List<String> spans) throws Exception {
-        Properties settings = Driver.common(options);
-        String bytes = "org.apache.kafka.common.serialization.ByteArrayDeserializer";
-        settings.put("key.deserializer", bytes);
-        settings.put("value.deserializer", bytes);
-        settings.put("enable.auto.commit", "false");
+        Properties settings = settings(options);
         // A wrong offset must be an error, not a silent jump.
         settings.put("auto.offset.reset", "none");
-        if (options.containsKey("fetch-bytes")) settings.put("max.partition.fetch.bytes", options.get("fetch-bytes"));
         KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(settings);
         Map<TopicPartition, Long> missing = new HashMap<>();
         Map<TopicPartition, Long> starts = new HashMap<>();
@@ -39,9 +34,17 @@ public final class Consume {
         read(consumer, missing, System.nanoTime() + Driver.timeoutMs(options) * 1_000_000L);
     }
 
+    static Properties settings(Map<String, String> options) throws Exception {
+        Properties settings = Driver.common(options);
+        String bytes = "org.apache.kafka.common.serialization.ByteArrayDeserializer";
+        settings.put("key.deserializer", bytes);
+        settings.put("value.deserializer", bytes);
+        settings.put("enable.auto.commit", "false");
+        if (options.containsKey("fetch-bytes")) settings.put("max.partition.fetch.bytes", options.get("fetch-bytes"));
+        return settings;
+    }
+
     private static void read(KafkaConsumer<byte[], byte[]> consumer, Map<TopicPartition, Long> missing, long deadline) throws Exception {
-        Method timestamp = method("timestamp");
-        Method headers = method("headers");
         missing.values().removeIf(count -> count == 0);
         while (!missing.isEmpty()) {
             if (System.nanoTime() > deadline) throw new IllegalStateException("timed out, records still missing: " + missing);
@@ -51,19 +54,23 @@ public final class Consume {
                 if (count == null) continue;
                 if (count == 1) missing.remove(where);
                 else missing.put(where, count - 1);
-                print(one, timestamp, headers);
+                print(one);
             }
             Driver.OUT.flush();
         }
     }
 
-    private static void print(ConsumerRecord<byte[], byte[]> one, Method timestamp, Method headers) throws Exception {
-        Long at = timestamp == null ? -1L : (Long) timestamp.invoke(one);
+    // Timestamps came with 0.10, headers with 0.11.
+    private static final Method TIMESTAMP = method("timestamp");
+    private static final Method HEADERS = method("headers");
+
+    static void print(ConsumerRecord<byte[], byte[]> one) throws Exception {
+        Long at = TIMESTAMP == null ? -1L : (Long) TIMESTAMP.invoke(one);
         StringBuilder line = new StringBuilder();
         line.append(one.topic()).append('\t').append(one.partition()).append('\t').append(one.offset()).append('\t');
         line.append(at < 0 ? "-" : at.toString()).append('\t');
         line.append(Driver.encoded(one.key())).append('\t').append(Driver.encoded(one.value())).append('\t');
-        line.append(headers == null ? "-" : headersOf((Iterable<?>) headers.invoke(one)));
+        line.append(HEADERS == null ? "-" : headersOf((Iterable<?>) HEADERS.invoke(one)));
         Driver.OUT.print(line.append('\n'));
     }
 
@@ -77,7 +84,6 @@ public final class Consume {
         return texts.isEmpty() ? "-" : String.join(",", texts);
     }
 
-    // Timestamps came with 0.10, headers with 0.11.
     private static Method method(String name) {
         try {
             return ConsumerRecord.class.getMethod(name);
@@ -88,7 +94,7 @@ public final class Consume {
 
     // poll(long) until 3.x, poll(Duration) since 2.0: the newer one where there is a choice.
     @SuppressWarnings("unchecked")
-    private static ConsumerRecords<byte[], byte[]> poll(KafkaConsumer<byte[], byte[]> consumer) throws Exception {
+    static ConsumerRecords<byte[], byte[]> poll(KafkaConsumer<byte[], byte[]> consumer) throws Exception {
         try {
             return (ConsumerRecords<byte[], byte[]>) KafkaConsumer.class.getMethod("poll", Duration.class).invoke(consumer, Duration.ofMillis(POLL_MS));
         } catch (NoSuchMethodException older) {

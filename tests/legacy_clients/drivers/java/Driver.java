@@ -40,8 +40,8 @@ public final class Driver {
             if (words[0].equals("produce")) {
                 produce(options);
             } else {
-                // Absent from the build for 0.8.2, whose consumer was never finished.
-                Class.forName("Consume").getMethod("run", Map.class, List.class).invoke(null, options, spans);
+                // Both are absent from the build for 0.8.2, whose consumer was never finished.
+                Class.forName(words[0].equals("group") ? "Group" : "Consume").getMethod("run", Map.class, List.class).invoke(null, options, spans);
             }
             OUT.flush();
             // A hung close() must not turn success into a timeout: everything owed has been printed.
@@ -69,7 +69,7 @@ public final class Driver {
     static Properties common(Map<String, String> options) throws Exception {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", options.get("bootstrap"));
-        settings.put("client.id", "legacy-driver");
+        settings.put("client.id", options.get("client-id"));
         String user = options.get("sasl-plain");
         String ca = options.get("tls-ca");
         if (user != null || ca != null) settings.put("security.protocol", (user == null ? "" : "SASL_") + (ca == null ? "PLAINTEXT" : "SSL"));

@@ -1,5 +1,6 @@
 // Drives Sarama by the command line described in ../README.md. The import path is the newest one; an old version takes its
-// place by a replace directive. What differs between versions stands in modern.go and ancient.go, of which one is built.
+// place by a replace directive. What differs between versions stands in modern.go and ancient.go, of which one is built; so do the two ways of
+// a group, a member's (members.go) and that of Kafka 0.8 (offsets.go).
 package main
 
 import (
@@ -56,12 +57,20 @@ func main() {
 	}
 	time.AfterFunc(2*opts.timeout(), func() { fail("timed out") })
 	config := sarama.NewConfig()
-	config.ClientID = "legacy-driver"
+	config.ClientID = opts.get("client-id", "")
 	secure(config, opts)
 	setup(config, opts)
-	if os.Args[1] == "produce" {
+	switch os.Args[1] {
+	case "produce":
 		produce(config, opts)
-	} else {
+	case "group":
+		topic, count, _ := strings.Cut(opts.spans[0], ":")
+		number, err := strconv.Atoi(count)
+		must(err)
+		config.Consumer.Offsets.Initial = sarama.OffsetOldest
+		config.Consumer.MaxWaitTime = 100 * time.Millisecond
+		group(config, opts, topic, number)
+	default:
 		consume(config, opts)
 	}
 }
@@ -243,7 +252,7 @@ func read(consumer sarama.Consumer, topic string, partition int32, start int64, 
 	for ; count > 0; count-- {
 		select {
 		case one := <-stream.Messages():
-			fmt.Printf("%s\t%d\t%d\t%s\t%s\t%s\t%s\n", one.Topic, one.Partition, one.Offset, stampOf(one), encoded(one.Key), encoded(one.Value), headersTo(labelsOf(one)))
+			show(one)
 		case failure := <-stream.Errors():
 			must(failure)
 		case <-limit:
@@ -251,4 +260,8 @@ func read(consumer sarama.Consumer, topic string, partition int32, start int64, 
 		}
 	}
 	stream.AsyncClose()
+}
+
+func show(one *sarama.ConsumerMessage) {
+	fmt.Printf("%s\t%d\t%d\t%s\t%s\t%s\t%s\n", one.Topic, one.Partition, one.Offset, stampOf(one), encoded(one.Key), encoded(one.Value), headersTo(labelsOf(one)))
 }

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"reflect"
 	"strconv"
 	"time"
 
@@ -15,14 +16,26 @@ func setup(config *sarama.Config, opts options) {
 		config.Version = version
 	}
 	if opts.get("idempotent", "") != "" {
-		config.Producer.Idempotent = true
+		// Since 1.20.
+		field := reflect.ValueOf(&config.Producer).Elem().FieldByName("Idempotent")
+		if !field.IsValid() {
+			fail("this Sarama has no idempotent producer")
+		}
+		field.SetBool(true)
 		config.Net.MaxOpenRequests = 1
 	}
+	canLabel = config.Version.IsAtLeast(sarama.V0_11_0_0)
 }
+
+// Whoever is told to write an older format may not give headers.
+var canLabel bool
 
 func stamp(message *sarama.ProducerMessage, ms int64) { message.Timestamp = time.UnixMilli(ms) }
 
 func label(message *sarama.ProducerMessage, headers []header) {
+	if !canLabel {
+		return
+	}
 	for _, one := range headers {
 		message.Headers = append(message.Headers, sarama.RecordHeader{Key: []byte(one.name), Value: one.value})
 	}

@@ -1,0 +1,151 @@
+// Drives kafka-node (2.0 ... 5.0) by the command line described in README.md.
+'use strict'
+
+const fs = require('fs')
+const readline = require('readline')
+const kafka = require('kafka-node')
+
+// snappy needs a compiler, and nothing else is known.
+const CODECS = { none: 0, gzip: 1 }
+const decoded = text => (text === '-' ? null : Buffer.from(text, 'base64'))
+const encoded = raw => (raw === null || raw === undefined ? '-' : Buffer.from(raw).toString('base64'))
+const done = (resolve, reject) => (error, answer) => (error ? reject(error) : resolve(answer))
+
+function parse(words) {
+  const options = { timeout: '30', spans: [] }
+  for (let i = 0; i < words.length; i++) {
+    const name = words[i].replace(/^--/, '')
+    if (name === words[i]) options.spans.push(name)
+    else options[name] = name === 'idempotent' ? true : words[++i]
+  }
+  return options
+}
+
+function common(options) {
+  const settings = { kafkaHost: options.bootstrap, clientId: options['client-id'], connectTimeout: 5000, requestTimeout: 1000 * Number(options.timeout) }
+  if (options['tls-ca']) settings.sslOptions = { ca: [fs.readFileSync(options['tls-ca'], 'utf8')] }
+  if (options['sasl-plain']) {
+    const [username, ...password] = options['sasl-plain'].split(':')
+    settings.sasl = { mechanism: 'plain', username, password: password.join(':') }
+  }
+  return settings
+}
+
+async function connected(options) {
+  const client = new kafka.KafkaClient(common(options))
+  await new Promise((resolve, reject) => client.once('ready', resolve).on('error', reject))
+  return client
+}
+
+// kafka-node makes one request of each send, so the batches are made here: consecutive records up to --batch-bytes.
+async function produce(options) {
+  const client = await connected(options)
+  const producer = new kafka.Producer(client, { requireAcks: { 0: 0, 1: 1 }[options.acks] ?? -1, ackTimeoutMs: 1000 * Number(options.timeout) })
+  const limit = Number(options['batch-bytes'] || 16384)
+  let batch = []
+  let size = 0
+  const send = async () => {
+    const sent = batch
+    batch = []
+    size = 0
+    if (sent.length) await sendBatch(client, producer, options, sent)
+  }
+  for await (const line of readline.createInterface({ input: process.stdin, crlfDelay: Infinity })) {
+    batch.push(line.split('\t'))
+    size += line.length
+    if (size >= limit) await send()
+  }
+  await send()
+}
+
+async function sendBatch(client, producer, options, lines) {
+  await new Promise((resolve, reject) => client.refreshMetadata([...new Set(lines.map(line => line[0]))], done(resolve, reject)))
+  const payloads = lines.map(([topic, partition, timestamp, key, value]) => {
+    const message = new kafka.KeyedMessage(decoded(key), decoded(value))
+    if (timestamp !== '-') message.timestamp = Number(timestamp)
+    return { topic, partition: Number(partition), messages: [message], attributes: CODECS[options.codec || 'none'] }
+  })
+  const answer = await new Promise((resolve, reject) => producer.send(payloads, done(resolve, reject)))
+  const next = new Map()
+  let text = ''
+  for (const [topic, partition] of lines) {
+    const place = `${topic}:${partition}`
+    const offset = next.has(place) ? next.get(place) + 1 : answer[topic][partition]
+    next.set(place, offset)
+    text += `${topic}\t${partition}\t${offset}\n`
+  }
+  process.stdout.write(text)
+}
+
+const BYTES = { encoding: 'buffer', keyEncoding: 'buffer', autoCommit: false, fetchMaxWaitMs: 100 }
+
+function line({ topic, partition, offset, timestamp, key, value }) {
+  // Format 0 has no timestamp, format 1 may have none.
+  const at = timestamp === undefined || timestamp === null || Number(timestamp) <= 0 ? '-' : Number(timestamp)
+  return [topic, partition, offset, at, encoded(key), encoded(value), '-'].join('\t') + '\n'
+}
+
+async function consume(options) {
+  const missing = new Map()
+  const payloads = []
+  for (const span of options.spans) {
+    const [topic, partition, start, count] = span.split(':')
+    if (count === '0') continue
+    missing.set(`${topic}:${partition}`, { from: Number(start), end: Number(start) + Number(count), seen: new Map() })
+    payloads.push({ topic, partition: Number(partition), offset: Number(start) })
+  }
+  if (!payloads.length) return
+  const settings = { ...BYTES, fromOffset: true }
+  if (options['fetch-bytes']) settings.fetchMaxBytes = Number(options['fetch-bytes'])
+  const consumer = new kafka.Consumer(await connected(options), payloads, settings)
+  let left = missing.size
+  await new Promise((resolve, reject) => {
+    consumer.on('error', reject).on('offsetOutOfRange', where => reject(new Error(`out of range: ${JSON.stringify(where)}`)))
+    consumer.on('message', message => {
+      const span = missing.get(`${message.topic}:${message.partition}`)
+      if (message.offset < span.from || message.offset >= span.end || span.seen.has(message.offset)) return
+      span.seen.set(message.offset, line(message))
+      if (span.seen.size === span.end - span.from && !--left) resolve()
+    })
+  })
+  // Compressed sets are unpacked in threads, so that they come in any order.
+  for (const { seen } of missing.values()) process.stdout.write([...seen].sort(([a], [b]) => a - b).map(([, text]) => text).join(''))
+}
+
+async function group(options) {
+  const [topic, count] = options.spans[0].split(':')
+  const own = { groupId: options.group, id: options['client-id'], sessionTimeout: Number(options.session), heartbeatInterval: 500, fromOffset: 'earliest' }
+  const member = new kafka.ConsumerGroup({ ...common(options), ...BYTES, ...own }, [topic])
+  const following = new Map()
+  let missing = Number(count)
+  await new Promise((resolve, reject) => {
+    member.on('error', reject).on('message', message => {
+      if (!missing) return
+      process.stdout.write(line(message))
+      following.set(message.partition, message.offset + 1)
+      missing -= 1
+      if (!missing) resolve()
+    })
+  })
+  member.pause()
+  const commits = [...following].map(([partition, offset]) => ({ topic, partition, offset, metadata: '' }))
+  await new Promise((resolve, reject) => member.sendOffsetCommitRequest(commits, done(resolve, reject)))
+  // Leaves the group.
+  await new Promise((resolve, reject) => member.close(false, done(resolve, reject)))
+}
+
+async function main() {
+  const [verb, ...words] = process.argv.slice(2)
+  const options = parse(words)
+  const timer = setTimeout(() => fail(new Error('timed out')), 1000 * Number(options.timeout))
+  await { produce, consume, group }[verb](options)
+  clearTimeout(timer)
+}
+
+function fail(error) {
+  fs.writeSync(2, `driver: ${error.name}: ${error.message}\n`)
+  process.exit(1)
+}
+
+// Not before all is written: a pipe takes 64 KiB at a time.
+main().then(() => process.stdout.write('', () => process.exit(0)), fail)

@@ -1,0 +1,62 @@
+// A member of a group, as Sarama has it since 1.19.
+package main
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/IBM/sarama"
+)
+
+type member struct {
+	lock    sync.Mutex
+	missing int
+}
+
+func (m *member) Setup(sarama.ConsumerGroupSession) error   { return nil }
+func (m *member) Cleanup(sarama.ConsumerGroupSession) error { return nil }
+
+// One claim that ends ends the session, which commits what was marked.
+func (m *member) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.ConsumerGroupClaim) error {
+	for one := range claim.Messages() {
+		if !m.take(session, one) {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (m *member) take(session sarama.ConsumerGroupSession, one *sarama.ConsumerMessage) bool {
+	m.lock.Lock()
+	defer m.lock.Unlock()
+	if m.missing == 0 {
+		return false
+	}
+	m.missing--
+	show(one)
+	session.MarkOffset(one.Topic, one.Partition, one.Offset+1, "")
+	return m.missing > 0
+}
+
+func group(config *sarama.Config, opts options, topic string, count int) {
+	session, err := strconv.Atoi(opts.get("session", ""))
+	must(err)
+	config.Consumer.Group.Session.Timeout = time.Duration(session) * time.Millisecond
+	config.Consumer.Group.Heartbeat.Interval = 500 * time.Millisecond
+	joined, err := sarama.NewConsumerGroup([]string{opts.get("bootstrap", "")}, opts.get("group", ""), config)
+	must(err)
+	within, cancel := context.WithTimeout(context.Background(), opts.timeout())
+	defer cancel()
+	reader := &member{missing: count}
+	for reader.missing > 0 {
+		must(joined.Consume(within, []string{topic}, reader))
+		if within.Err() != nil {
+			fail(fmt.Sprintf("timed out, %d records still missing", reader.missing))
+		}
+	}
+	// Leaves the group.
+	must(joined.Close())
+}

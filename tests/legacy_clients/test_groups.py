@@ -1,0 +1,126 @@
+"""Every client in a group of its own: it produces, one member reads some of it, commits and leaves, and a second goes on at the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kafka.admin import KafkaAdminClient
+
+from tests.legacy_clients.brokers import Broker, gateway, reference
+from tests.legacy_clients.cases import create_topics
+from tests.legacy_clients.clients import Client, Record, consume_in_group, produce, table
+from tests.legacy_clients.install import install
+from tests.legacy_clients.relay import Relay, Versions, relay
+
+# 300 s: the first run on a machine also downloads and builds the clients.
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
+
+CLIENTS = tuple(row.name for row in table().values() if row.groups != "none")
+PARTITIONS = 2
+EACH = 10
+# Neither a partition's worth nor all of it, so that a commit stands in the middle of one.
+FIRST_READS = 13
+# They wait more than they work.
+AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What two members of one group, one after the other, read; and what was committed, by partition, when each had left."""
+
+    sent: list[Record]
+    read: tuple[list[Record], list[Record]]
+    committed: tuple[Mapping[int, int], Mapping[int, int]]
+    spoken: Versions
+
+
+@pytest.fixture(scope="module")
+def rounds(
+    request: pytest.FixtureRequest, is_reference: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, Future[Round]]]:
+    """The rounds of all clients that are to be tested, under way side by side."""
+    names = {
+        item.callspec.params["name"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.module is request.module
+    }
+    rows = [table()[name] for name in CLIENTS if name in names]
+    with overheard(is_reference, tmp_path_factory.mktemp("groups")) as between, ThreadPoolExecutor(AT_ONCE) as pool:
+        create_topics(between.address, [topic_of(row) for row in rows], PARTITIONS)
+        yield {row.name: pool.submit(carried_out, row, between) for row in rows}
+
+
+@contextmanager
+def overheard(is_reference: bool, folder: Path) -> Iterator[Relay]:
+    """A broker behind a relay, where clients connect."""
+    with relay() as between, broker_behind(between, is_reference, folder) as broker:
+        between.target = broker.bootstrap
+        yield between
+
+
+def broker_behind(between: Relay, is_reference: bool, folder: Path) -> AbstractContextManager[Broker]:
+    advertised = f"PLAINTEXT://{between.address}"
+    if is_reference:
+        return reference(advertised=advertised)
+    # As the reference is set, too: nobody else is coming.
+    return gateway(folder, arguments=("--advertised", advertised, "--set", "group_initial_rebalance_delay_ms=0"))
+
+
+def topic_of(row: Client) -> str:
+    return f"group-{row.name}"
+
+
+def carried_out(row: Client, between: Relay) -> Round:
+    install(row)
+    topic = topic_of(row)
+    sent = [Record(topic, partition, b"key", b"%d" % number) for partition in range(PARTITIONS) for number in range(EACH)]
+    produce(row, between.address, sent)
+    read, committed = [], []
+    for count in (FIRST_READS, len(sent) - FIRST_READS):
+        read.append(consume_in_group(row, between.address, topic, topic, count))
+        committed.append(commits(between.address, topic))
+    return Round(sent, (read[0], read[1]), (committed[0], committed[1]), between.spoken[row.name])
+
+
+def commits(bootstrap: str, group: str) -> Mapping[int, int]:
+    """What the broker says, whatever the members say of themselves."""
+    with closing(KafkaAdminClient(bootstrap_servers=bootstrap, client_id="observer")) as admin:
+        return {where.partition: what.offset for where, what in admin.list_group_offsets(group)[group].items()}
+
+
+@pytest.fixture
+def outcome(name: str, rounds: Mapping[str, Future[Round]], client: Callable[[str], Client]) -> Round:
+    client(name)
+    return rounds[name].result()
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_second_member_goes_on_where_the_first_one_committed(outcome: Round, record_property: Callable[[str, object], None]) -> None:
+    record_property("spoken", outcome.spoken)
+    first, second = outcome.read
+    assert (len(first), len(second)) == (FIRST_READS, len(outcome.sent) - FIRST_READS)
+    in_order = [
+        (one.partition, one.offset, one.key, one.value)
+        for partition in range(PARTITIONS)
+        for one in [*first, *second]
+        if one.partition == partition
+    ]
+    assert in_order == [(one.partition, index % EACH, one.key, one.value) for index, one in enumerate(outcome.sent)]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_member_commits_what_follows_the_records_that_it_read(outcome: Round) -> None:
+    first, second = outcome.read
+    assert [dict.fromkeys(range(PARTITIONS), 0) | dict(committed) for committed in outcome.committed] == [
+        following(first),
+        following([*first, *second]),
+    ]
+
+
+def following(read: list[Record]) -> Mapping[int, int]:
+    return {partition: sum(one.partition == partition for one in read) for partition in range(PARTITIONS)}

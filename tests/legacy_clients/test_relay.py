@@ -1,0 +1,27 @@
+"""The relay hears every request, however its bytes arrive."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from tests.legacy_clients.relay import Requests
+
+# Metadata v1 of a client with a name, Fetch v0 of one without, by hand: size, key, version, correlation id, client id, the rest.
+NAMED = bytes.fromhex("00000011 0003 0001 00000007 0003") + b"old" + bytes(4)
+UNNAMED = bytes.fromhex("0000000c 0001 0000 00000008 ffff 0000")
+
+
+@pytest.mark.parametrize("step", [1, 5, 1000])
+def test_requests_are_heard_whatever_pieces_they_come_in(step: int) -> None:
+    heard: list[tuple[str, int, int]] = []
+    requests = Requests(lambda *one: heard.append(one))
+    wire = NAMED + UNNAMED + NAMED[:-1]
+    for at in range(0, len(wire), step):
+        requests.feed(wire[at : at + step])
+    assert heard == [("old", 3, 1), ("", 1, 0)]
+
+
+def test_the_examples_are_as_long_as_they_say() -> None:
+    assert [struct.unpack(">i", one[:4])[0] for one in (NAMED, UNNAMED)] == [len(NAMED) - 4, len(UNNAMED) - 4]
