@@ -71,11 +71,11 @@ class Generations:
 
     # From a generation to the wait for the next
 
-    def _rebalance(self, reason: str, now: float) -> None:
+    def _rebalance(self, reason: str, now: float, member_id: str) -> None:
         if self.state in _MAY_REBALANCE:
-            self._prepare(reason, now)
+            self._prepare(reason, now, member_id)
 
-    def _prepare(self, reason: str, now: float) -> None:
+    def _prepare(self, reason: str, now: float, member_id: str = "") -> None:
         """Expect everybody to join again (GroupCoordinator.prepareRebalance)."""
         if self.state is GroupState.COMPLETING_REBALANCE:
             self._drop_assignment(ErrorCode.REBALANCE_IN_PROGRESS, now)
@@ -88,7 +88,7 @@ class Generations:
             self._rebalance_ends, self._patience = now + timeout, None
         self._move(GroupState.PREPARING_REBALANCE, now)
         self._wake_by(self._rebalance_ends)
-        self._effects.append(Note("rebalance begins", reason))
+        self._effects.append(Note("rebalance begins", reason, member_id))
 
     def _complete_if_all_joined(self, now: float) -> None:
         """The first rebalance of all always waits its time: members that start together shall be in one generation."""

@@ -96,7 +96,7 @@ class Group(Generations):
             return
         if not member_id and instance_id is not None:
             member_id = self.roster.id_of(instance_id) or ""
-        self._remove(self._known(member_id, instance_id), f"left: {reason or 'no reason given'}", now)
+        self._remove(self._known(member_id, instance_id), _because("left", reason), now)
 
     def check_commit(self, member_id: str, generation: int, instance_id: str | None, now: float) -> None:
         """Whether this member may commit offsets; to do so is a sign of life. Raises KafkaError (GroupCoordinator.validateOffsetCommit)."""
@@ -142,11 +142,12 @@ class Group(Generations):
             # To remove one may end the wait of the others.
             if self._is_overdue(member, now):
                 self._remove(member, "not heard of", now)
-        self._complete_if_all_joined(now)
-        if self.state is GroupState.PREPARING_REBALANCE and self._rebalance_ends <= now:
-            self._end_waiting(now)
         if self._unsynced and self._sync_ends <= now:
             self._remove_unsynced(now)
+        self._complete_if_all_joined(now)
+        if self.state is GroupState.PREPARING_REBALANCE and self._rebalance_ends <= now:
+            # Last, for without members there is nobody to wait for.
+            self._end_waiting(now)
         self.due = self._next_due()
 
     def _is_awaited(self, member: Member) -> bool:
@@ -175,7 +176,6 @@ class Group(Generations):
                 self.roster.remove(member)
                 self._effects.append(Note("member removed", "did not ask for its assignment", member_id))
         self._prepare("members did not ask for their assignments", now)
-        self._complete_if_all_joined(now)
 
     # Joining
 
@@ -253,7 +253,7 @@ class Group(Generations):
         self.roster.add(member)
         self._parked.park_join(member_id, handle)
         self._wake_by(member.deadline)
-        self._rebalance(f"a member came: {joining.reason or 'no reason given'}", now)
+        self._rebalance(_because("a member came", joining.reason), now, member_id)
 
     def _join_again(self, member: Member, joining: Joining, handle: Handle, now: float) -> None:
         """A follower that says nothing new is told again what is; otherwise everybody joins (GroupCoordinator.doCurrentMemberJoinGroup)."""
@@ -266,7 +266,7 @@ class Group(Generations):
             return
         self.roster.update(member, joining)
         self._parked.park_join(member.member_id, handle)
-        self._rebalance(f"a member joins again: {joining.reason or 'no reason given'}", now)
+        self._rebalance(_because("a member joins again", joining.reason), now, member.member_id)
 
     def _replace(self, member: Member, joining: Joining, new_id: str, handle: Handle, now: float) -> None:
         """A static member is back under a new id, and whoever used the old one is fenced (GroupCoordinator.updateStaticMemberAndRebalance)."""
@@ -281,7 +281,7 @@ class Group(Generations):
         self._hear_of(member, now)
         if self.state is not GroupState.STABLE or self.protocol != self.roster.elected_protocol():
             self._parked.park_join(new_id, handle)
-            self._rebalance(f"a static member came back: {joining.reason or 'no reason given'}", now)
+            self._rebalance(_because("a static member came back", joining.reason), now, new_id)
             return
         joined = self._joined(member, skips_assignment=self.roster.leader == new_id)
         if not joining.may_skip_assignment:
@@ -315,7 +315,7 @@ class Group(Generations):
         self._unsynced.discard(member.member_id)
         self.roster.remove(member)
         self._effects.append(Note("member removed", reason, member.member_id))
-        self._rebalance(f"a member went: {reason}", now)
+        self._rebalance(_because("a member went", reason), now, member.member_id)
         self._complete_if_all_joined(now)
 
     def _known(self, member_id: str, instance_id: str | None) -> Member:
@@ -330,3 +330,8 @@ class Group(Generations):
     def _check_generation(self, generation: int) -> None:
         if generation != self.generation:
             raise KafkaError(ErrorCode.ILLEGAL_GENERATION)
+
+
+def _because(what: str, reason: str) -> str:
+    """What happened, and why where the client says it (KIP-800)."""
+    return f"{what}: {reason}" if reason else what

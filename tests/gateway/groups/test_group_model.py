@@ -87,8 +87,14 @@ class GroupModel(RuleBasedStateMachine):
             assert self.stored is not None
             row = row_of(self.stored)
             assert row.generation == self.group.generation, "an assignment of a generation that is not stored (5)"
-            assert {one.member_id: one.assignment for one in row.members}[member_id] == reply.assignment, "told before it was stored (5)"
+            assert self._stored_for(member_id, row) == reply.assignment, "told before it was stored (5)"
             assert reply.assignment in {b"", *self.words.get(row.generation, ())}, "not the leader's word (5)"
+
+    def _stored_for(self, member_id, row):
+        """Its assignment; a static member may have another id than the one that is stored, which its client is told once that is stored, too."""
+        instance_id = self.group.roster.get(member_id).instance_id
+        is_it = [one for one in row.members if one.member_id == member_id or (instance_id is not None and one.instance_id == instance_id)]
+        return is_it[0].assignment if is_it else None
 
     def _member(self, which):
         """A member, or an id that was given out, and its instance id."""
