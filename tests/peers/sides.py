@@ -18,8 +18,8 @@ from tests.peers.kafka import TOOLS, java
 
 COMMAND_SECONDS = 90.0
 
-#: What the reference broker is set to, too: its id, and that it keeps records for ever.
-ALIKE = ("--node-id", "1", "--set", "log_retention_ms=-1")
+#: What the reference broker is set to, too: its id, that it keeps records for ever, and that groups that were empty wait for nobody.
+ALIKE = ("--node-id", "1", "--set", "log_retention_ms=-1", "--set", "group_initial_rebalance_delay_ms=0")
 
 
 PROGRAMS = Path(__file__).parent / "admin"
