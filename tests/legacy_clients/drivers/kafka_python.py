@@ -181,7 +181,6 @@ def consume(options, spans):
 def group(options, spans):
     topic, _, count = spans[0].partition(":")
     consumer = kafka.KafkaConsumer(
-        topic,
         group_id=options["group"],
         enable_auto_commit=False,
         auto_offset_reset="earliest",
@@ -189,6 +188,9 @@ def group(options, spans):
         heartbeat_interval_ms=500,
         **common(options)
     )
+    # Before it joins: 3.0 may spin for ever when the partitions of its topic become known while it joins.
+    consumer.partitions_for_topic(topic)
+    consumer.subscribe([topic])
     missing, following = int(count), {}
     deadline = time.time() + float(options["timeout"])
     while missing:
