@@ -1,6 +1,8 @@
 """The settings: one typed, immutable model. A name is Kafka's where Kafka has the notion; every limit says why it is what it is.
 
 A value made in code (`Settings(node_id=1)`) reads nothing but its arguments; `gateway.layers.load` puts flags, environment and file together.
+
+Longer than a module should be, for it is one table: a setting is a row with its limits and the reason for its default, and all of them read as one model.
 """
 
 from __future__ import annotations
