@@ -1,4 +1,4 @@
-"""The codec: kafka-python's schemas, for every message that carries no records.
+"""The codec: kafka-python's schemas, and a few in its form, for every message that carries no records.
 
 Its classes come from Kafka's own definitions. They decode and encode from version 0 although they announce Kafka 4's minimums.
 """
@@ -16,10 +16,11 @@ from kafka.protocol.producer import produce, transaction
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from gateway.errors import Refused
+from gateway.wire import consumer_groups
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.shape import Shape
 
-#: The request of each key. Handlers take the classes of their replies from kafka-python themselves.
+#: The request of each key. Handlers take the classes of their replies from where the request's is.
 REQUESTS: dict[ApiKey, Any] = {
     ApiKey.PRODUCE: produce.ProduceRequest,
     ApiKey.FETCH: fetch.FetchRequest,
@@ -51,6 +52,8 @@ REQUESTS: dict[ApiKey, Any] = {
     ApiKey.OFFSET_DELETE: group.OffsetDeleteRequest,
     ApiKey.DESCRIBE_CLUSTER: cluster.DescribeClusterRequest,
     ApiKey.DESCRIBE_PRODUCERS: transactions.DescribeProducersRequest,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_groups.ConsumerGroupHeartbeatRequest,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: consumer_groups.ConsumerGroupDescribeRequest,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: topics.DescribeTopicPartitionsRequest,
 }
 

@@ -1,0 +1,66 @@
+"""Our definitions of messages, which kafka-python lacks, say what Kafka's own do, which its jar of clients brings along."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gateway.wire import schemas
+from tests.peers.cache import CannotInstall, maven_jars
+
+pytestmark = pytest.mark.peer
+
+KAFKA = "4.4.0"
+OURS = sorted(Path(*schemas.__path__).glob("*.json"))
+
+#: What says how bytes are laid out; the rest is for people and for Kafka's own checks.
+LAYOUT = ("name", "type", "versions", "nullableVersions", "default", "tag", "taggedVersions")
+
+#: kafka-python's name for an int32 whose bits are read one by one.
+BITFIELD = "bitfield"
+
+
+@pytest.fixture(scope="module")
+def jar():
+    try:
+        jars = maven_jars((f"org.apache.kafka:kafka-clients:{KAFKA}", "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36"))
+    except CannotInstall as reason:
+        pytest.skip(str(reason))
+    with zipfile.ZipFile(jars / f"kafka-clients-{KAFKA}.jar") as opened:
+        yield opened
+
+
+def parse(text):
+    return json.loads(re.sub(r"(?m)^\s*//.*$", "", text))
+
+
+def laid_out(message):
+    """Everything of a definition that reaches the wire, structures that are shared put in their places."""
+    shared = {struct["name"]: struct["fields"] for struct in message.get("commonStructs", ())}
+
+    def rows(fields):
+        return [row(field) for field in fields]
+
+    def row(field):
+        said = {key: str(field[key]) for key in LAYOUT if key in field}
+        said["type"] = said["type"].replace(BITFIELD, "int32")
+        inner = field.get("fields") or shared.get(field["type"].removeprefix("[]"))
+        return said | ({"fields": rows(inner)} if inner else {})
+
+    return {key: message[key] for key in ("apiKey", "type", "name", "validVersions", "flexibleVersions")} | {
+        "fields": rows(message["fields"])
+    }
+
+
+@pytest.mark.parametrize("ours", OURS, ids=[path.stem for path in OURS])
+def test_a_definition_of_ours_lays_a_message_out_as_kafka_s_does(ours, jar):
+    kafka = jar.read(f"common/message/{ours.name}").decode()
+    assert laid_out(parse(ours.read_text("utf-8"))) == laid_out(parse(kafka))
+
+
+def test_there_are_definitions_to_hold():
+    assert OURS
