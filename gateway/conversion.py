@@ -117,7 +117,7 @@ class Converter:
                 results[key] = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"offset {entry.base_offset} is not converted: {outcome}")
                 continue
             if isinstance(outcome, RecordsError):
-                self._tell(source, key, entry, outcome)
+                self.tell(source, entry, outcome)
                 outcome = b""
             else:
                 self.conversions += 1
@@ -125,9 +125,10 @@ class Converter:
             results[key] = outcome
         flight.succeed(results)
 
-    def _tell(self, source: Source, key: Key, entry: Entry, failure: RecordsError) -> None:
-        """Say once that old consumers miss an entry, and why."""
-        unit = key[:-1]
+    def tell(self, source: Source, entry: Entry, failure: RecordsError) -> None:
+        """Say once that an entry cannot be read, so that old consumers miss it, and why."""
+        payload = entry.payload
+        unit = (source.topic_id, source.partition, entry.base_offset, len(payload), _checksum(payload, magic_of(payload)))
         if unit in self._told:
             return
         self._told[unit] = None

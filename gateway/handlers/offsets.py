@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from kafka.protocol.consumer.offsets import ListOffsetsResponse, OffsetForLeaderEpochResponse
 
-from compat.records import RecordsError, first_at_or_after, records
+from compat.records import NoMemory, RecordsError, first_at_or_after, records
 from gateway.caller import Caller
-from gateway.errors import ErrorCode, KafkaError
+from gateway.conversion import Source
+from gateway.errors import ErrorCode, KafkaError, release
 from gateway.fetching import check_epoch
 from gateway.partition import Partition, storage_error
 from gateway.routes import serves
 from gateway.wire.api_keys import ApiKey
-from storage.log import Entry, PartitionLog, StorageError
+from storage.log import Entry, StorageError
 
 LATEST = -1
 EARLIEST = -2
@@ -73,22 +75,16 @@ async def find(partition: Partition, timestamp: int, caller: Caller) -> tuple[in
         entry = await (log.latest_by_time() if timestamp == MAX_TIMESTAMP else log.entry_for_time(timestamp))
         if entry is None:
             return -1, -1
-        return await _first_record(log, entry, entry.max_timestamp if timestamp == MAX_TIMESTAMP else timestamp, caller)
+        return await _first_record(partition, entry, entry.max_timestamp if timestamp == MAX_TIMESTAMP else timestamp, caller)
     except StorageError as failure:
         raise storage_error(failure) from failure
-    except RecordsError as failure:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(failure)) from failure
 
 
-async def _first_record(log: PartitionLog, entry: Entry, timestamp: int, caller: Caller) -> tuple[int, int]:
-    """The first readable record from `entry` on that is not older than `timestamp`."""
-    limit = caller.broker.settings.max_decompressed_bytes
-    # Unpacking may take a while: not on the reactor thread.
-    if entry.base_offset >= log.start_offset:
-        found = await caller.broker.run(_first_at_or_after, entry, timestamp, limit)
-        return found or (-1, -1)
-    # Records were deleted up to the middle of this entry. Those that are left may all be older, and then the search goes on behind them.
-    found = await caller.broker.run(_first_left, entry, timestamp, log.start_offset, limit)
+async def _first_record(partition: Partition, entry: Entry, timestamp: int, caller: Caller) -> tuple[int, int]:
+    """The first record from `entry` on that is not older than `timestamp`."""
+    log = partition.log
+    found = await _look_into(partition, entry, timestamp, caller)
+    # Where records were deleted up to the middle of this entry, those that are left may all be older: then the search goes on behind them.
     offset = entry.last_offset + 1
     while found is None and offset < log.end_offset:
         entries = await log.read(offset, _READ_BYTES)
@@ -96,9 +92,32 @@ async def _first_record(log: PartitionLog, entry: Entry, timestamp: int, caller:
             break
         later = next((one for one in entries if one.max_timestamp >= timestamp), None)
         if later is not None:
-            found = await caller.broker.run(_first_at_or_after, later, timestamp, limit)
+            found = await _look_into(partition, later, timestamp, caller)
         offset = (later or entries[-1]).last_offset + 1
     return found or (-1, -1)
+
+
+async def _look_into(partition: Partition, entry: Entry, timestamp: int, caller: Caller) -> tuple[int, int] | None:
+    """The first of its records that is still there and not older than `timestamp`.
+
+    Where they cannot be read, it is as if the first were: whoever begins there misses nothing. Kafka answers INVALID_RECORD or
+    UNKNOWN_SERVER_ERROR, and its consumers ask again until their time is up.
+    """
+    broker, start = caller.broker, partition.log.start_offset
+    limit = broker.settings.max_decompressed_bytes
+    is_whole = entry.base_offset >= start
+    search = partial(_first_at_or_after, entry, timestamp, limit) if is_whole else partial(_first_left, entry, timestamp, start, limit)
+    try:
+        # Unpacking may take a while: not on the reactor thread.
+        found: tuple[int, int] | None = await broker.run(search)
+        return found
+    except NoMemory as failure:
+        raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(failure)) from failure
+    except RecordsError as failure:
+        release(failure)
+        source = Source(partition.topic, broker.topics.require(partition.topic).topic.topic_id, partition.index)
+        broker.converter.tell(source, entry, failure)
+        return max(entry.base_offset, start), entry.max_timestamp
 
 
 def _first_at_or_after(entry: Entry, timestamp: int, limit: int) -> tuple[int, int]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
 from tests.compat.records.building import GZIP, NONE, Sample, batch
 from tests.legacy_clients.brokers import are_required
 from tests.legacy_clients.clients import Record, Span, consume, table
+from tests.legacy_clients.install import install
 from tests.peers.cache import CannotInstall
 from tests.peers.gateway import Gateway, gateway
 
@@ -32,21 +35,25 @@ def stores(running: Gateway, topic: str, *batches: bytes) -> None:
             assert peer.produces(topic, one).error_code == 0
 
 
-def readable() -> bytes:
-    return batch([Sample(n, 1000, b"key", b"value") for n in range(3)])
+def readable(timestamp: int = 1000) -> bytes:
+    return batch([Sample(n, timestamp, b"key", b"value") for n in range(3)])
 
 
-def unreadable(codec: int = NONE) -> bytes:
-    return batch([Sample(n, 1000, b"key", b"value") for n in range(3)], codec=codec, content=b"nonsense")
+def unreadable(codec: int = NONE, timestamp: int = 1000) -> bytes:
+    return batch([Sample(n, timestamp, b"key", b"value") for n in range(3)], codec=codec, content=b"nonsense")
 
 
 def reads(client: str, running: Gateway, topic: str, count: int) -> list[Record]:
-    host, port = running.address
+    with unless_it_is_missing():
+        return consume(table()[client], "{}:{}".format(*running.address), [Span(topic, 0, 0, count)])
+
+
+@contextmanager
+def unless_it_is_missing() -> Iterator[None]:
     try:
-        return consume(table()[client], f"{host}:{port}", [Span(topic, 0, 0, count)])
+        yield
     except CannotInstall as reason:
         (pytest.fail if are_required() else pytest.skip)(str(reason))
-        raise
 
 
 @pytest.mark.parametrize("client", OLD_CLIENTS)
@@ -67,6 +74,18 @@ def test_an_old_client_waits_at_it_and_goes_on_when_more_comes(running, client):
         stores(running, topic, readable())
         assert [record.offset for record in read.result()] == [0, 1, 2, 6, 7, 8]
     assert [TOLD in line for line in told] == [True]
+
+
+def test_a_client_that_asks_by_time_is_sent_to_its_begin(running):
+    with unless_it_is_missing():
+        kcat = install(table()["kcat-1.7.1"])[-1]
+    stores(running, "by-time", readable(1000), unreadable(timestamp=2000), readable(3000))
+    command = [kcat, "-b", "{}:{}".format(*running.address), "-Q", "-t"]
+    found = [
+        subprocess.run([*command, f"by-time:0:{timestamp}"], capture_output=True, text=True, timeout=30, check=True).stdout
+        for timestamp in (1000, 1500, 2500)
+    ]
+    assert found == ["by-time [0] offset 0\n", "by-time [0] offset 3\n", "by-time [0] offset 6\n"]
 
 
 def test_what_it_was_is_in_the_log_once(running):

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import kafka.record.default_records
 import pytest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
-from compat.records import check_message_set
+from compat.records import NoMemory, check_message_set
 from gateway.errors import ErrorCode
 from gateway.records import check_batch
+from tests.compat.records import building
+from tests.compat.records.building import Sample
 from tests.fakes.broker import NOW, House, ended, open_house
+from tests.fakes.connection import events
 from tests.gateway.handlers.asking import ask
 from tests.gateway.sets import old_set
 
@@ -136,6 +140,70 @@ def test_records_of_format_0_count_as_written_when_they_came(house: House) -> No
     assert found(house, LATEST, index=1) == (3, -1)
     ended(partition.log.delete_before(1))
     assert found(house, NOW, index=1) == (1, NOW)
+
+
+# Batches whose header and checksum hold and whose records nobody can read (decision 009).
+
+
+def append_unreadable(house: House, *timestamps: int, codec: int = 0, content: bytes = b"nonsense") -> None:
+    """A batch in partition 0 whose header speaks of a record at each of these times."""
+    samples = [Sample(offset, timestamp, b"k", b"v") for offset, timestamp in enumerate(timestamps)]
+    records = memoryview(bytearray(building.batch(samples, codec=codec, content=content)))
+    ended(house.partition().append_batch(records, check_batch(records, 11), NOW))
+
+
+@pytest.mark.parametrize("codec", [building.NONE, building.GZIP, building.ZSTD])
+def test_a_time_within_what_cannot_be_read_finds_its_begin_so_that_nothing_is_missed(house: House, codec: int) -> None:
+    append_unreadable(house, 500, 600, codec=codec)
+    append(house, 700)
+    assert found(house, 450) == found(house, 600) == (5, 600)
+    assert (found(house, 400), found(house, 601)) == ((3, 400), (7, 700))
+
+
+def test_the_greatest_timestamp_may_be_in_what_cannot_be_read(house: House) -> None:
+    append_unreadable(house, 500, 600)
+    append(house, 550)
+    assert found(house, MAX_TIMESTAMP) == (5, 600)
+
+
+def test_of_what_cannot_be_read_the_part_that_was_deleted_is_not_found(house: House) -> None:
+    append_unreadable(house, 500, 600, 500)
+    ended(house.partition().log.delete_before(6))
+    assert found(house, 450) == found(house, MAX_TIMESTAMP) == (6, 600)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_an_old_client_that_asks_by_time_gets_past_what_cannot_be_read(house: House, version: int) -> None:
+    append_unreadable(house, 500, 600)
+    asked = Topic.ListOffsetsPartition(partition_index=0, timestamp=450, max_num_offsets=1)
+    reply = ask(house, ListOffsetsRequest(replica_id=-1, topics=[Topic(name="orders", partitions=[asked])]), version)
+    (row,) = reply.topics[0].partitions
+    assert (row.error_code, row.old_style_offsets[0] if version == 0 else row.offset) == (0, 5)
+
+
+def test_a_bomb_is_found_by_its_begin_and_not_unpacked() -> None:
+    house = open_house(max_decompressed_bytes=1 << 20)
+    house.topic("orders")
+    append_unreadable(house, 500, codec=building.GZIP, content=bytes(2 << 20))
+    assert found(house, 450) == (0, 500)
+
+
+def test_what_cannot_be_read_is_in_the_log_once(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    append_unreadable(house, 500, 600)
+    for timestamp in (450, 450, MAX_TIMESTAMP):
+        found(house, timestamp)
+    ((event, fields),) = events(caplog)
+    assert event.startswith("records cannot be read")
+    assert (fields["topic"], fields["partition"], fields["first_offset"], fields["last_offset"]) == ("orders", 0, 5, 6)
+
+
+def test_without_memory_to_look_into_it_a_batch_is_asked_for_again(house: House) -> None:
+    def run(*_: object) -> Any:
+        raise NoMemory("no memory to decompress gzip")
+
+    house.broker = replace(house.broker, run=run)
+    (row,) = list_offsets(house, ("orders", 0, 350))
+    assert row.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
 def test_version_0_answers_in_an_array(house: House) -> None:
