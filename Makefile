@@ -18,10 +18,10 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check lint format bench slow legacy tox clean
+.PHONY: help serve test check lint format bench bench-groups slow legacy tox clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 serve: $(VENV)/.serve ## start a gateway on 127.0.0.1:9092 with its data under ./data (ARGS: options of `kopgate serve`)
 	@exec $(PY) -m gateway serve $(ARGS)
@@ -46,6 +46,9 @@ legacy: $(VENV)/.test ## the real clients alone, side by side, and a grid of the
 
 bench: $(VENV)/.test ## side by side with Apache Kafka, in some 20 minutes; a table and a chart go to docs/ (ARGS: for example --help)
 	$(PY) -m bench $(ARGS)
+
+bench-groups: $(VENV)/.test ## 1,000 consumer groups of 4 members on one gateway, in some two minutes (ARGS: for example --help)
+	$(PY) -m bench.groups $(ARGS)
 
 format: $(VENV)/.dev ## put the sources into shape
 	$(PY) -m ruff format $(SOURCES)

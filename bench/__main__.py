@@ -125,11 +125,11 @@ def _write(out: Path, comparisons: list[Comparison], said: str) -> None:
     out.write_text(between_marks(text, f"{said}\n\n![{title}]({chart.name})\n\n{table(comparisons)}"))
 
 
-def between_marks(text: str, block: str) -> str:
+def between_marks(text: str, block: str, begin: str = BEGIN, end: str = END) -> str:
     """The text with the block between its marks, which are put at its end where they are missing; what people wrote around them is kept."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{block}\n{END}{after}"
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{block}\n{end}{after}"
 
 
 if __name__ == "__main__":

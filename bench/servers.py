@@ -20,7 +20,8 @@ COLLECTORS = {"g1": G1, "serial": SERIAL}
 
 
 class Server(Protocol):
-    """`cpu_seconds` is user and system time of all threads since the start."""
+    """`cpu_seconds` is user and system time of all threads since the start; `memory_bytes` the greatest resident size so far, mapped files and all;
+    `own_memory_bytes` what is resident now without them."""
 
     @property
     def name(self) -> str: ...
@@ -28,18 +29,19 @@ class Server(Protocol):
     def bootstrap(self) -> str: ...
     def cpu_seconds(self) -> float: ...
     def memory_bytes(self) -> int: ...
+    def own_memory_bytes(self) -> int: ...
     def stop(self) -> None: ...
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """A process's own clock, in nanoseconds, where /proc counts hundredths of a second (Linux: MAKE_PROCESS_CPUCLOCK of CPUCLOCK_SCHED)."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
-def _memory_bytes(pid: int) -> int:
-    """The greatest resident size so far (Linux)."""
+def _memory_bytes(pid: int, field: str) -> int:
+    """What the kernel counts under this name (Linux)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return 0
 
@@ -55,10 +57,11 @@ class Gateway:
         self.bootstrap = bootstrap
 
     @classmethod
-    def start(cls) -> Self:
+    def start(cls, log: int | None = None) -> Self:
+        """`log` is where its log goes, if not where that of this process does: a file descriptor, or subprocess.DEVNULL."""
         folder = Path(tempfile.mkdtemp(prefix="kopgate-bench-"))
         argv = [sys.executable, "-m", "gateway", "serve", "--listener", "PLAINTEXT://127.0.0.1:0", "--store", f"lmdb:{folder}"]
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line.startswith(READY):
@@ -69,10 +72,13 @@ class Gateway:
         return cls(process, folder, line.removeprefix(READY).split(" ")[0])
 
     def cpu_seconds(self) -> float:
-        return _cpu_seconds(self._process.pid)
+        return cpu_seconds(self._process.pid)
 
     def memory_bytes(self) -> int:
-        return _memory_bytes(self._process.pid)
+        return _memory_bytes(self._process.pid, "VmHWM")
+
+    def own_memory_bytes(self) -> int:
+        return _memory_bytes(self._process.pid, "RssAnon")
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
@@ -98,10 +104,13 @@ class Reference:
         return cls(Kafka.start(heap="-Xmx1g", collector=("-Xms1g", *COLLECTORS[collector]), message_max_bytes="1048588"))
 
     def cpu_seconds(self) -> float:
-        return _cpu_seconds(self._kafka.pid)
+        return cpu_seconds(self._kafka.pid)
 
     def memory_bytes(self) -> int:
-        return _memory_bytes(self._kafka.pid)
+        return _memory_bytes(self._kafka.pid, "VmHWM")
+
+    def own_memory_bytes(self) -> int:
+        return _memory_bytes(self._kafka.pid, "RssAnon")
 
     def stop(self) -> None:
         self._kafka.stop()

@@ -1,0 +1,265 @@
+"""`make bench-groups`: many consumer groups on one gateway, and how long their heartbeats and commits take.
+
+All members connect, all join at the same moment, and then they stay: each heartbeats every 3 s and commits its partitions every 5 s, as Java's
+consumers do by default, in Java 3.9's versions. They are one small program in Go (bench/go/members.go). Latencies are from just before a
+request is written until the kernel has the last byte of its reply, so that they are the server's and not those of the program.
+
+With 1,000 groups of 4 members that is 1,333 heartbeats and 800 commits a second on 4,000 connections. It takes some two minutes a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.__main__ import between_marks
+from bench.clients import ClientFailed, create
+from bench.servers import COLLECTORS, Gateway, Reference, Server, cpu_seconds
+from tests.peers.cache import cached, command, fingerprint
+from tests.peers.kafka import Kafka
+
+BEGIN, END = "<!-- groups: begin -->", "<!-- groups: end -->"
+
+SOURCE = Path(__file__).parent / "go" / "members.go"
+TOPIC = "bench-groups"
+HEARTBEAT_SECONDS, COMMIT_SECONDS = 3, 5
+"""The pace of a member, as it stands in members.go."""
+
+STEP_SECONDS = 180
+"""What a step may take besides the time that it is given."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Groups of so many members each, which share the partitions of one topic, measured for so long."""
+
+    groups: int
+    members: int
+    partitions: int
+    seconds: int
+    warm_up_seconds: int = 10
+
+    @property
+    def all_members(self) -> int:
+        return self.groups * self.members
+
+    def __str__(self) -> str:
+        heartbeats, commits = self.all_members / HEARTBEAT_SECONDS, self.all_members / COMMIT_SECONDS
+        return (
+            f"{self.groups:,} groups of {self.members}, each member on a connection of its own, each group on the {self.partitions} partitions of "
+            f"one topic; {heartbeats:,.0f} heartbeats and {commits:,.0f} commits a second for {self.seconds} s"
+        )
+
+
+class Took(msgspec.Struct, frozen=True):
+    """Of so many, in ms."""
+
+    count: int
+    p50: float
+    p99: float
+    max: float
+
+    def __str__(self) -> str:
+        return f"{self.p50:.1f} / {self.p99:.1f} / {self.max:.0f}"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One server's figures. Memory is the process's own, in bytes, from before the first connection to the end; cores are CPU seconds a second."""
+
+    server: str
+    connected_seconds: float
+    joined_seconds: float
+    heartbeat: Took
+    commit: Took
+    cores: float
+    load_cores: float
+    late: Took
+    rejoined: int
+    idle_bytes: int
+    connected_bytes: int
+    end_bytes: int
+
+
+class Members:
+    """The program that is all members. It does a step when it is told to and says what came of it."""
+
+    def __init__(self, bootstrap: str, load: Load) -> None:
+        words = ["-at", bootstrap, "-topic", TOPIC, "-partitions", str(load.partitions), "-groups", str(load.groups)]
+        words += ["-members", str(load.members), "-warm", f"{load.warm_up_seconds}s", "-window", f"{load.seconds}s"]
+        self._process = subprocess.Popen([str(program()), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def begins(self) -> None:
+        """The next step."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def says(self, seconds: float) -> dict[str, Any]:
+        """The next line. Raises ClientFailed where none comes in this time, or the program has ended; it says why on stderr."""
+        assert self._process.stdout is not None
+        overdue = threading.Timer(seconds, self._process.kill)
+        overdue.start()
+        line = self._process.stdout.readline()
+        overdue.cancel()
+        if not line:
+            raise ClientFailed(f"the members ended with {self._process.wait()} (their time is {seconds:.0f} s)")
+        said: dict[str, Any] = msgspec.json.decode(line)
+        return said
+
+    def cpu_seconds(self) -> float:
+        return cpu_seconds(self._process.pid)
+
+    def __enter__(self) -> Members:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def program() -> Path:
+    """The members' program, built from its only file."""
+
+    def build(folder: Path) -> None:
+        command(["go", "build", "-o", str(folder / "members"), str(SOURCE)], env={"CGO_ENABLED": "0"})
+
+    return cached(f"bench/{fingerprint((SOURCE.read_bytes(),))}", build) / "members"
+
+
+def measure(server: Server, load: Load, say: Callable[[str], None]) -> Outcome:
+    """All of it on one server. Raises ClientFailed."""
+    create(server.bootstrap, TOPIC, load.partitions)
+    idle = server.own_memory_bytes()
+    with Members(server.bootstrap, load) as members:
+        members.begins()
+        connected = members.says(STEP_SECONDS)["connected"]
+        connected_bytes = server.own_memory_bytes()
+        say(f"{server.name}: {load.all_members} connected after {connected:.1f} s")
+        members.begins()
+        joined = members.says(STEP_SECONDS)
+        say(f"{server.name}: all joined after {joined['joined']:.1f} s; p50 / p99 / max ms: {msgspec.convert(joined['join'], Took)}")
+        members.begins()
+        members.says(STEP_SECONDS + load.warm_up_seconds)
+        before = server.cpu_seconds(), members.cpu_seconds()
+        members.says(STEP_SECONDS + load.seconds)
+        after = server.cpu_seconds(), members.cpu_seconds()
+        end_bytes = server.own_memory_bytes()
+        found = members.says(STEP_SECONDS)
+    cores, load_cores = ((end - begin) / found["seconds"] for begin, end in zip(before, after, strict=True))
+    heartbeat, commit, late = (msgspec.convert(found[name], Took) for name in ("heartbeat", "commit", "late"))
+    rejoined = found["joinings"] - load.all_members
+    return Outcome(
+        server.name, connected, joined["joined"], heartbeat, commit, cores, load_cores, late, rejoined, idle, connected_bytes, end_bytes
+    )
+
+
+_HEADS = ("server", "heartbeats p50 / p99 / max ms", "commits p50 / p99 / max ms", "cores", "all connected", "all joined", "KiB a member")
+
+
+def table(outcomes: list[Outcome], load: Load) -> str:
+    """In Markdown."""
+    rows = [_HEADS, ["---"] * len(_HEADS), *(_cells(one, load) for one in outcomes)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def _cells(one: Outcome, load: Load) -> list[str]:
+    memory = f"{kib(one.end_bytes - one.idle_bytes, load):.1f}, {kib(one.connected_bytes - one.idle_bytes, load):.1f} of it the connection"
+    return [
+        one.server,
+        str(one.heartbeat),
+        str(one.commit),
+        f"{one.cores:.2f}",
+        f"{one.connected_seconds:.1f} s",
+        f"{one.joined_seconds:.1f} s",
+        # A JVM's memory is its heap's, whatever is in it.
+        memory if one.server == Gateway.name else "-",
+    ]
+
+
+def kib(size: int, load: Load) -> float:
+    """For each member, in KiB."""
+    return size / load.all_members / 1024
+
+
+@contextmanager
+def servers(options: argparse.Namespace) -> Iterator[Iterator[Server]]:
+    """One after the other, each gone before the next one comes."""
+    running: list[Server] = []
+
+    def each() -> Iterator[Server]:
+        for start in (_gateway, *([_kafka] if options.kafka else [])):
+            running.append(start())
+            yield running[-1]
+            running.pop().stop()
+
+    try:
+        yield each()
+    finally:
+        for server in running:
+            server.stop()
+
+
+def _gateway() -> Server:
+    """Its log has lines for every group."""
+    return Gateway.start(subprocess.DEVNULL)
+
+
+def _kafka() -> Server:
+    """With its defaults where tests have others: the wait for a group's first members, and the partitions of its offsets."""
+    g1 = ("-Xms1g", *COLLECTORS["g1"])
+    return Reference(Kafka.start(heap="-Xmx1g", collector=g1, group_initial_rebalance_delay_ms="3000", offsets_topic_num_partitions="50"))
+
+
+def main() -> int:
+    options = _options()
+    load = Load(options.groups, options.members, options.partitions, options.seconds)
+    busy = " ".join(f"{average:.2f}" for average in os.getloadavg())
+    outcomes = []
+    with servers(options) as each:
+        for server in each:
+            outcomes.append(measure(server, load, _say))
+            one = outcomes[-1]
+            _say(f"the load itself: {one.load_cores:.2f} cores, requests {one.late} ms late (p50 / p99 / max), {one.rejoined} joined again")
+    text = f"{_made_by(options, busy)} {load}.\n\n{table(outcomes, load)}"
+    print(text)
+    if options.out is not None:
+        options.out.write_text(between_marks(options.out.read_text(), text, BEGIN, END))
+    return 0
+
+
+def _say(line: str) -> None:
+    print(f"# {line}", file=sys.stderr)
+
+
+def _made_by(options: argparse.Namespace, busy: str) -> str:
+    arguments = f"--groups {options.groups} --members {options.members} --partitions {options.partitions} --seconds {options.seconds}"
+    arguments += " --kafka" if options.kafka else ""
+    return (
+        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-groups ARGS="{arguments}"`, Python {platform.python_version()}, '
+        f"{os.cpu_count()} cores of {platform.machine()}, load average before it {busy}."
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench-groups", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=1000, help="how many (1000)")
+    parser.add_argument("--members", type=int, default=4, help="of each group (4)")
+    parser.add_argument("--partitions", type=int, default=8, help="of the topic that all groups read (8)")
+    parser.add_argument("--seconds", type=int, default=60, help="measured, after a warm-up of 10 (60)")
+    parser.add_argument("--kafka", action="store_true", help="Apache Kafka as well, after the gateway")
+    parser.add_argument("--out", type=Path, help="the table goes into this file, between its marks; without it, it is only printed")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
