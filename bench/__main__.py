@@ -1,12 +1,13 @@
 """`make bench`: the gateway beside Apache Kafka, alternating between them, medians of several rounds, as ratios.
 
-For every codec fresh topics of one partition and of several are produced into; the one of one partition is then read three times: by today's
-client as it is stored, by 0.10.2.2, which gets format 1, and by 0.9.0.1, which gets format 0. At last one producer sends at a steady pace. What
-is compared is the server's CPU seconds per GiB of record values: on a shared machine that says more than speed does, and the ratio of two
-servers in one run says more than either figure.
+For every codec fresh topics of one partition and of several are produced into. The one of one partition is then read three times: by today's
+client as it is stored, by 0.10.2.2, which gets format 1, and by 0.9.0.1, which gets format 0. At last one producer sends at a steady pace. Where a
+row says "both sync", Kafka has the topic config flush.messages=1: it too acknowledges only what is on disk, as the gateway always does. What is
+compared is the server's CPU seconds per GiB of record values: on a shared machine that says more than speed does, and the ratio of two servers in
+one run says more than either figure.
 
-As it is, it takes some 20 minutes on two cores, and up to 9 GiB under $TMPDIR until it ends; both grow with --rounds, --mib, the codecs and the
-partitions (--rounds 1 --mib 1024: 25 minutes). What is being run, and how many minutes are left, goes to stderr.
+As it is, it takes some 25 minutes on two cores, and up to 9 GiB under $TMPDIR until it ends; both grow with --rounds, --mib, the codecs and the
+partitions (--rounds 1 --mib 1024: 35 minutes). What is being run, and how many minutes are left, goes to stderr.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -49,11 +49,13 @@ def records_of(mib: float) -> int:
     return int(mib * (1 << 20)) // RECORD_BYTES
 
 
-def create(bootstrap: str, topic: str, partitions: int) -> None:
+def create(bootstrap: str, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
     """Make a topic; returns when every partition of it has a leader."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
-        admin.create_topics({topic: {"num_partitions": partitions, "replication_factor": 1}}, wait_for_metadata=True)
+        admin.create_topics(
+            {topic: {"num_partitions": partitions, "replication_factor": 1, "configs": dict(configs or {})}}, wait_for_metadata=True
+        )
     finally:
         admin.close()
 

@@ -20,6 +20,10 @@ CODECS = ("none", "lz4", "gzip", "snappy", "zstd")
 #: What a consumer of these versions is served; those below 2.1 know no zstd.
 READERS = {"fetch, as stored": VERSION, "fetch, to format 1": "0.10.2.2", "fetch, to format 0": "0.9.0.1"}
 
+#: With it Kafka acknowledges what it has synced, as the gateway always does: the same work for both.
+SYNCED = {"flush.messages": "1"}
+BOTH_SYNC = ", both sync"
+
 PACED = f"produce at {clients.PACE} records/s"
 
 #: Guesses for the line that says how long it still takes: seconds for a client to start, and MiB/s on two cores that client and server share.
@@ -43,7 +47,8 @@ class Load(msgspec.Struct, frozen=True):
 
     def mib_a_round(self) -> int:
         """What one server stores, before a codec makes it less."""
-        return self.mib * len(self.codecs) * len(self.partitions) + records_of_pace() * RECORD_BYTES // (1 << 20)
+        topics = len(self.partitions) + (1 in self.partitions)
+        return self.mib * len(self.codecs) * topics + 2 * records_of_pace() * RECORD_BYTES // (1 << 20)
 
 
 def records_of_pace() -> int:
@@ -68,12 +73,16 @@ def _round(number: int, servers: Sequence[Server], load: Load) -> Iterator[Step]
         for partitions in load.partitions:
             for server in servers:
                 yield _produce(server, _topic(number, codec, partitions), partitions, load.mib, codec)
+        for server in servers if 1 in load.partitions else ():
+            yield _produce(server, f"{_topic(number, codec, 1)}-synced", 1, load.mib, codec, is_synced=True)
         # The fetches are of the topic of one partition.
         for row, client in readers(codec).items() if 1 in load.partitions else ():
             for server in servers:
                 yield _fetch(server, row, _topic(number, codec, 1), load.mib, codec, client)
     for server in servers:
         yield _paced(server, f"bench-{number}-paced")
+    for server in servers:
+        yield _paced(server, f"bench-{number}-paced-synced", is_synced=True)
 
 
 def _topic(number: int, codec: str, partitions: int) -> str:
@@ -84,11 +93,11 @@ def readers(codec: str) -> dict[str, str]:
     return {row: client for row, client in READERS.items() if codec != "zstd" or client == VERSION}
 
 
-def _produce(server: Server, topic: str, partitions: int, mib: int, codec: str) -> Step:
-    row = f"produce, {partitions} partition{'s' if partitions > 1 else ''}"
+def _produce(server: Server, topic: str, partitions: int, mib: int, codec: str, *, is_synced: bool = False) -> Step:
+    row = f"produce, {partitions} partition{'s' if partitions > 1 else ''}{BOTH_SYNC * is_synced}"
 
     def run() -> Figure:
-        clients.create(server.bootstrap, topic, partitions)
+        clients.create(server.bootstrap, topic, partitions, SYNCED if is_synced else None)
         rate, seconds = _cpu_of(server, lambda: clients.produce(server.bootstrap, topic, records_of(mib), codec))
         return Figure(row, codec, server.name, seconds * 1024 / mib, rate)
 
@@ -104,16 +113,18 @@ def _fetch(server: Server, row: str, topic: str, mib: int, codec: str, client: s
     return Step(f"{row}, {codec}, {server.name}", _START_SECONDS + mib / (_FETCHED_PACKED if is_slow else _FETCHED), run)
 
 
-def _paced(server: Server, topic: str) -> Step:
+def _paced(server: Server, topic: str, *, is_synced: bool = False) -> Step:
+    row = PACED + BOTH_SYNC * is_synced
+
     def run() -> Figure:
         marks: list[float] = []
-        clients.create(server.bootstrap, topic, 1)
+        clients.create(server.bootstrap, topic, 1, SYNCED if is_synced else None)
         latencies = clients.produce_steadily(server.bootstrap, topic, lambda: marks.append(server.cpu_seconds()))
         began, ended = marks
         mib = clients.PACE * clients.PACE_SECONDS * RECORD_BYTES / (1 << 20)
-        return Figure(PACED, "none", server.name, (ended - began) * 1024 / mib, mib / clients.PACE_SECONDS, latencies.p50, latencies.p99)
+        return Figure(row, "none", server.name, (ended - began) * 1024 / mib, mib / clients.PACE_SECONDS, latencies.p50, latencies.p99)
 
-    return Step(f"{PACED}, none, {server.name}", _START_SECONDS + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS, run)
+    return Step(f"{row}, none, {server.name}", _START_SECONDS + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS, run)
 
 
 def _cpu_of(server: Server, work: Callable[[], T]) -> tuple[T, float]:

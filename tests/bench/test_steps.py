@@ -41,6 +41,8 @@ def test_each_step_is_made_on_one_server_and_then_on_the_other() -> None:
         "produce, 1 partition, lz4, b",
         "produce, 6 partitions, lz4, a",
         "produce, 6 partitions, lz4, b",
+        "produce, 1 partition, both sync, lz4, a",
+        "produce, 1 partition, both sync, lz4, b",
         "fetch, as stored, lz4, a",
         "fetch, as stored, lz4, b",
         "fetch, to format 1, lz4, a",
@@ -49,24 +51,26 @@ def test_each_step_is_made_on_one_server_and_then_on_the_other() -> None:
         "fetch, to format 0, lz4, b",
         f"{PACED}, none, a",
         f"{PACED}, none, b",
+        f"{PACED}, both sync, none, a",
+        f"{PACED}, both sync, none, b",
     ]
 
 
 def test_the_servers_take_turns_in_who_goes_first() -> None:
-    assert [name[-1] for name in names(3, "none", partitions=(1,))[::10]] == ["a", "b", "a"]
+    assert [name[-1] for name in names(3, "none", partitions=(1,))[::14]] == ["a", "b", "a"]
 
 
 def test_zstd_is_read_by_those_who_know_it() -> None:
     assert [name for name in names(1, "zstd") if name.startswith("fetch")] == ["fetch, as stored, zstd, a", "fetch, as stored, zstd, b"]
 
 
-def test_without_a_topic_of_one_partition_nothing_is_fetched() -> None:
-    assert not [name for name in names(1, "none", partitions=(6,)) if name.startswith("fetch")]
+def test_without_a_topic_of_one_partition_nothing_is_fetched_or_synced_by_both() -> None:
+    assert not [name for name in names(1, "none", partitions=(6,)) if name.startswith("fetch") or "partition, both sync" in name]
 
 
 def test_a_round_stores_every_topic_and_the_paced_records() -> None:
-    # 2,000 records a second of 1 KiB for 25 seconds: 48.8 MiB.
-    assert Load(100, ("none", "lz4"), (1, 6)).mib_a_round() == 448
+    # 2,000 records a second of 1 KiB for 25 seconds are 48.8 MiB, and that twice.
+    assert Load(100, ("none", "lz4"), (1, 6)).mib_a_round() == 697
 
 
 def costs(*values: float) -> tuple[Iterator[float], list[str]]:
