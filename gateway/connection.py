@@ -75,18 +75,20 @@ class KafkaConnection(Protocol):
         self.opened = self.last_active = self._clock.seconds()
         self._frame_began: float | None = None
         self._left: float | None = None
-        self._awaits_handshake = False
+        self._is_tls = self._awaits_handshake = False
         self._is_leaving = False
         self._is_closed = False
 
     def connectionMade(self) -> None:
-        self._awaits_handshake = self._raw_transport() not in (None, self.transport)
+        self._is_tls = self._awaits_handshake = self._raw_transport() not in (None, self.transport)
         no_delay(self.transport)
         self.transport.registerProducer(self, True)
         self._listener.opened(self)
 
     def received(self, chunk: memoryview) -> None:
         """Bytes of a plain connection."""
+        if self._is_leaving:
+            return
         self.last_active = self._clock.seconds()
         try:
             frames = self._splitter.feed(chunk)
@@ -216,8 +218,9 @@ class KafkaConnection(Protocol):
 
     def _stop_reading(self) -> None:
         """For good: what is owed is still sent."""
-        self._is_leaving = True
-        self._pause()
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._pause()
 
     def _lose(self) -> None:
         if not self._is_closed and self._left is None:
@@ -225,6 +228,9 @@ class KafkaConnection(Protocol):
             self._is_leaving = True
             self.transport.unregisterProducer()
             self.transport.loseConnection()
+            if self._is_tls:
+                # Its goodbye is of two parts, and the peer's must be read.
+                self.transport.resumeProducing()
 
 
 def _reason_of(error: SSL.Error) -> str:

@@ -9,11 +9,14 @@ from collections import deque
 from collections.abc import Iterable
 from errno import EAGAIN, EINTR, ENOBUFS, EWOULDBLOCK
 from itertools import islice
+from socket import SHUT_WR
 from typing import Any, Protocol
 
 from twisted.internet import main, tcp
+from twisted.python.failure import Failure
 
 from gateway.flow import Outgoing
+from gateway.waiting import Cancel, call_later
 from storage.log import Buffer
 
 #: One read from a socket: some requests of 16 KiB in one piece, 1 MiB in a few. One buffer serves all connections.
@@ -24,6 +27,10 @@ SEND_BUFFERS = 1024
 
 #: From so many unsent bytes on nothing new is started for the connection.
 UNSENT_BYTES = 1 << 20
+
+#: How long a peer may take to hang up too, once all that it gets is on its way. Most do at once; what does not look at its socket just now is not
+#: waited for: it finds its replies and the end behind them.
+GOODBYE_SECONDS = 1.0
 
 _AGAIN = frozenset({EAGAIN, EWOULDBLOCK, EINTR, ENOBUFS})
 
@@ -70,6 +77,8 @@ class Connection(tcp.Server):
         self._receive = getattr(self.protocol, "received", None)
         self._is_in_outbox = False
         self._is_waiting_to_write = False
+        # Set once all is said and the peer is heard out.
+        self._parting: Cancel | None = None
 
     @property
     def unsent_bytes(self) -> int:
@@ -164,11 +173,40 @@ class Connection(tcp.Server):
     def _isSendBufferFull(self) -> bool:
         return self._unsent_bytes > self.bufferSize
 
+    def _postLoseConnection(self) -> Any:
+        """All is sent. Say so, and read away what still comes until the peer hangs up too: to close over bytes that nobody has read is a reset,
+        which takes from the peer what has not reached it yet."""
+        self.stopWriting()
+        try:
+            self.socket.shutdown(SHUT_WR)
+        except OSError:
+            return main.CONNECTION_LOST
+        self._receive = _ignore
+        self.startReading()
+        self._parting = call_later(self.reactor, GOODBYE_SECONDS, self._part)
+        return None
+
+    def _part(self) -> None:
+        self.connectionLost(Failure(main.CONNECTION_DONE))
+
+    def abortConnection(self) -> None:
+        if self._parting is None:
+            super().abortConnection()
+        else:
+            # It is all on its way, and the kernel brings it there.
+            self.reactor.callLater(0, self._part)
+
     def connectionLost(self, reason: Any) -> None:
+        if self._parting is not None:
+            self._parting()
         self._unsent.clear()
         self.server.outgoing.unsent -= self._unsent_bytes
         self._unsent_bytes = 0
         super().connectionLost(reason)
+
+
+def _ignore(_: memoryview) -> None:
+    return
 
 
 class Port(tcp.Port):

@@ -345,6 +345,13 @@ def test_a_drain_sends_what_is_owed_first_and_takes_nothing_more(waiting):
     assert connection.transport.disconnecting
 
 
+def test_what_comes_after_the_last_word_is_not_served():
+    connection = Door().lets_in()
+    connection.drain()
+    says(connection, framed(versions()))
+    assert connection.transport.value() == b""
+
+
 def test_a_drained_connection_that_is_gone_is_done():
     connection = Door().lets_in()
     connection.drain()

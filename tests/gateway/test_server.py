@@ -8,6 +8,7 @@ import ssl
 import struct
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from kafka.protocol.consumer.fetch import FetchResponse
@@ -73,6 +74,33 @@ def test_what_was_acknowledged_is_there_and_what_was_asked_is_answered(tmp_path)
     assert [int.from_bytes(frame[:4], "big") for frame in answered] == list(range(len(answered)))
     with gateway(tmp_path) as server, Peer(server.address) as consumer:
         assert consumer.fetches("t", 0).high_watermark >= len(answered)
+
+
+def test_the_end_under_load_is_an_end_and_not_a_reset(tmp_path):
+    """A reset takes from a client the replies that it has not read yet."""
+    asked = framed(producing("t", RECORDS), 7)
+    with gateway(tmp_path) as server, Peer(server.address) as busy:
+        busy.makes("t")
+        is_over = threading.Event()
+
+        def ask():
+            while not is_over.is_set():
+                busy.raw((struct.pack(">i", len(asked)) + asked) * 100)
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        try:
+            assert busy.hears() is not None
+            server.process.send_signal(signal.SIGTERM)
+            # A reset is raised here.
+            while busy.socket.recv(MIB):
+                pass
+        finally:
+            is_over.set()
+            with suppress(OSError):
+                busy.socket.shutdown(socket.SHUT_RDWR)
+            asking.join(10)
+        assert server.process.wait(20) == 0
 
 
 def test_a_peer_that_does_not_read_its_reply_is_cut_off_at_the_end_of_the_time(tmp_path):
@@ -181,6 +209,18 @@ def test_a_tls_peer_that_never_says_goodbye_is_cut_off_at_the_end_of_the_time(tm
             code, seconds = stop(server)
         assert code == 0
         assert seconds < 1 + SOON
+
+
+def test_a_tls_peer_that_says_goodbye_is_not_waited_for(tmp_path, files, trust):
+    with gateway(tmp_path, listeners=("SSL",), **files) as server:
+        with trust.wrap_socket(Peer(server.address).socket, server_hostname="localhost") as polite:
+            polite.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
+            assert polite.recv(MIB)[4:8] == b"\0\0\0\x07"
+            server.process.send_signal(signal.SIGTERM)
+            assert polite.recv(1) == b""
+            polite.unwrap()
+        assert server.process.wait(SOON) == 0
+        assert server.lines() == []
 
 
 def test_plain_text_on_a_tls_listener_is_told_in_one_line(tmp_path, files):

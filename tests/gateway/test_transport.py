@@ -21,6 +21,7 @@ from twisted.internet.testing import MemoryReactorClock
 from zope.interface import directlyProvides
 
 from auth.tls import Tls, TlsFiles
+from gateway import transport
 from gateway.flow import Outgoing
 from gateway.listeners import TlsListener
 from gateway.transport import SEND_BUFFERS, UNSENT_BYTES, Connection, Port, no_delay
@@ -242,6 +243,44 @@ async def test_an_end_right_after_a_paused_write_still_comes(bench):
     peer.transport.loseConnection()
     assert len(await read(client, 9 * MIB)) == 8 * MIB
     await until(lambda: peer.lost)
+
+
+@ensureDeferred
+async def test_the_end_is_no_reset_for_a_peer_that_is_still_talking(bench):
+    client, peer = await bench.connect(receive_buffer=4096)
+    peer.transport.pauseProducing()
+    client.send(bytes(100_000))
+    peer.transport.write(bytes(4 * MIB))
+    peer.transport.loseConnection()
+    assert await read(client, 4 * MIB) == bytes(4 * MIB)
+    client.send(b"more")
+    await deferLater(reactor, 0.01)
+    client.send(b"and more")
+    assert await read(client, 1) == b""
+    assert (peer.got, peer.lost) == (b"", [])
+    client.close()
+    await until(lambda: peer.lost == [ConnectionDone])
+
+
+@ensureDeferred
+async def test_a_peer_that_does_not_hang_up_too_is_not_waited_for_long(bench, monkeypatch):
+    monkeypatch.setattr(transport, "GOODBYE_SECONDS", 0.05)
+    client, peer = await bench.connect()
+    peer.transport.write(b"last words")
+    peer.transport.loseConnection()
+    await until(lambda: peer.lost == [ConnectionDone])
+    assert await read(client, 100) == b"last words"
+
+
+@ensureDeferred
+async def test_an_abort_after_all_is_said_is_no_reset(bench):
+    client, peer = await bench.connect()
+    peer.transport.write(b"last words")
+    peer.transport.loseConnection()
+    assert await read(client, 100) == b"last words"
+    peer.transport.abortConnection()
+    await until(lambda: peer.lost == [ConnectionDone])
+    assert await read(client, 1) == b""
 
 
 @ensureDeferred
