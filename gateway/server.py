@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Coroutine
 from typing import Any
@@ -195,6 +196,9 @@ def run(settings: Settings, reactor: Any) -> int:
         reactor.stop()
 
     def drain() -> Deferred[None]:
+        # The reactor would complain of a second one.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         done: Deferred[None] = Deferred()
 
         def broken(failure: BaseException) -> None:

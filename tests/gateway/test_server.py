@@ -151,8 +151,12 @@ def test_a_second_sigterm_changes_nothing(tmp_path):
         consumer.makes("t")
         consumer.sends(framed(fetching("t", 0, max_wait_ms=60_000), 4))
         time.sleep(0.2)
+        begun = len(server.lines())
         server.process.send_signal(signal.SIGTERM)
+        assert consumer.hears() is not None
+        server.process.send_signal(signal.SIGINT)
         assert server.stop() == 0
+        assert server.lines()[begun:] == []
 
 
 def test_one_that_keeps_asking_does_not_keep_the_gateway_alive(tmp_path):
