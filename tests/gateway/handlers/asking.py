@@ -7,19 +7,21 @@ from typing import Any
 
 from gateway import handlers as handlers  # importing them routes them
 from gateway.partition import Partition
-from gateway.routes import ROUTES
+from gateway.routes import ROUTES, Later
 from storage.log import Entry
 from tests.fakes.broker import House, Started, ended
 
 
 def asked(house: House, request: Any, version: int) -> Started:
-    """The request under way; its result is the reply's body in bytes."""
+    """The request under way; its result is the reply's body in bytes, none where no reply is wanted."""
     route = ROUTES[request.API_KEY, version]
     body = route.decode(bytearray(request.encode(version=version)), 0, version)
 
     async def serve() -> bytes:
         reply = await route.handler(body, house.caller(version))
-        return b"".join(map(bytes, route.encode(reply, version)))
+        if isinstance(reply, Later):
+            reply = await reply.reply
+        return b"" if reply is None else b"".join(map(bytes, route.encode(reply, version)))
 
     return Started(serve())
 

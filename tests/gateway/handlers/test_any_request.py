@@ -8,48 +8,23 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.config import INT32_MAX
-from gateway.groups.group import NEWCOMER_MS
+from gateway.errors import Refused
 from gateway.routes import ROUTES
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import REQUESTS
 from tests.fakes.broker import House, open_house
 from tests.gateway.handlers.asking import answer, ask
 from tests.gateway.handlers.asking import asked as asked_of
+from tests.gateway.sets import batch, old_set
 from tests.gateway.wire.values import int8s, int16s, int32s, int64s, texts
 
-KEYS = (
-    ApiKey.METADATA,
-    ApiKey.LIST_OFFSETS,
-    ApiKey.OFFSET_FOR_LEADER_EPOCH,
-    ApiKey.OFFSET_COMMIT,
-    ApiKey.OFFSET_FETCH,
-    ApiKey.OFFSET_DELETE,
-    ApiKey.JOIN_GROUP,
-    ApiKey.SYNC_GROUP,
-    ApiKey.HEARTBEAT,
-    ApiKey.LEAVE_GROUP,
-    ApiKey.LIST_GROUPS,
-    ApiKey.DESCRIBE_GROUPS,
-    ApiKey.DELETE_GROUPS,
-    ApiKey.CREATE_TOPICS,
-    ApiKey.DELETE_TOPICS,
-    ApiKey.CREATE_PARTITIONS,
-    ApiKey.DELETE_RECORDS,
-    ApiKey.DESCRIBE_CONFIGS,
-    ApiKey.ALTER_CONFIGS,
-    ApiKey.INCREMENTAL_ALTER_CONFIGS,
-    ApiKey.DESCRIBE_CLUSTER,
-    ApiKey.DESCRIBE_LOG_DIRS,
-    ApiKey.DESCRIBE_PRODUCERS,
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS,
-)
-ASKED = sorted((key, version) for key, version in ROUTES if key in KEYS)
+ASKED = sorted(ROUTES)
 
 #: Words that mean something, among any others, so that requests get past the first check.
 WORDS = st.sampled_from(
     ["orders", "or.ders", "or_ders", "", "0", "1", "-1", "retention.ms", "cleanup.policy", "compact,delete", "min.cleanable.dirty.ratio"]
 )
-LONGEST_WAIT = NEWCOMER_MS / 1000
+LONGEST_WAIT = INT32_MAX / 1000 + 1
 SMALL = st.integers(-7, 12)
 
 
@@ -77,6 +52,7 @@ def structs(struct: Any, make: Any, version: int) -> st.SearchStrategy[Any]:
 _PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "bytes": st.binary(max_size=20),
+    "records": st.sampled_from([bytes(batch(2)), bytes(old_set(2, magic=0)), bytes(old_set(2, magic=1, codec=1))]) | st.binary(max_size=80),
     "int8": SMALL | int8s,
     "int16": SMALL | int16s,
     "int32": SMALL | int32s,
@@ -92,7 +68,7 @@ def a_house() -> House:
     return house
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(asked=st.sampled_from(ASKED), data=st.data())
 def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject) -> None:
     key, version = asked
@@ -100,10 +76,19 @@ def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject)
     house = a_house()
     for _ in range(2):
         body = data.draw(structs(request._struct, request, version))
-        waiting = asked_of(house, body, version)
-        # Past every wait for other members of a group.
+        try:
+            waiting = asked_of(house, body, version)
+        except ValueError:
+            # A topic without a name; the codec's own decoders let it through.
+            assert key in (ApiKey.PRODUCE, ApiKey.FETCH)
+            continue
+        # Past every wait for records and for other members of a group.
         house.clock.advance(LONGEST_WAIT)
-        assert answer(body, waiting.result, version) is not None
+        if key == ApiKey.PRODUCE and body.acks == 0:
+            # Nothing is answered, and a failure hangs up.
+            assert isinstance(waiting.failure, Refused) or waiting.result == b""
+        else:
+            assert answer(body, waiting.result, version) is not None
     assert house.bugs == []
 
 
