@@ -33,6 +33,7 @@ BELONGS_TO = {
     ),
     "lmdb": ("storage/lmdb/",),
     "kafka": ("gateway/wire/", "gateway/handlers/", "gateway/commands/"),
+    "re2": ("gateway/groups/expressions.py",),
     "click": ("gateway/cli.py", "gateway/commands/"),
     "pydantic": ("gateway/config.py", "gateway/layers.py"),
     "pydantic_settings": ("gateway/config.py", "gateway/layers.py"),

@@ -1,0 +1,94 @@
+"""Which topics the regular expression of a subscription names (KIP-848). RE2's syntax, as Kafka's brokers read it, and RE2's promise: it never goes back
+in a name, so no expression takes exponential time. What still takes long is refused like one that is wrong (docs/decisions/013)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import re2
+
+from gateway.errors import ErrorCode, KafkaError
+
+#: Longest expression, in bytes. Sixty names of topics fit; the most costly one of this length takes 0.1 s to refuse.
+MAX_EXPRESSION_BYTES = 2048
+
+#: Instructions of a compiled expression: one for each letter of the longest and some more. Each may cost 1 us for a name of 249 characters.
+MAX_INSTRUCTIONS = 2500
+
+#: Expressions that are remembered, each with half a megabyte at the most and some kilobytes as a rule. One more is compiled anew when it is needed.
+MAX_REMEMBERED = 128
+
+#: What looking at topics may take: so much, and so much for each, in seconds of the processor. A usual expression takes 2 us a name.
+ALLOWANCE = 0.05
+ALLOWANCE_PER_NAME = 20e-6
+
+_MAX_MEMORY = 1 << 19
+
+
+class Expressions:
+    """Expressions and what was found by them. A name is looked at once, so a new topic costs one look by each expression."""
+
+    __slots__ = ("_cpu_time", "_known")
+
+    def __init__(self, cpu_time: Callable[[], float] = time.thread_time) -> None:
+        """`cpu_time()` says how long this thread has worked, in seconds."""
+        self._cpu_time = cpu_time
+        self._known: dict[str, _Expression] = {}
+
+    def matching(self, expression: str, names: frozenset[str]) -> frozenset[str]:
+        """Those of `names`, all names that there are, which the expression matches whole. Raises KafkaError: INVALID_REGULAR_EXPRESSION."""
+        known = self._known.pop(expression, None) or _Expression(expression)
+        found = known.among(names, self._cpu_time)
+        self._known[expression] = known
+        if len(self._known) > MAX_REMEMBERED:
+            del self._known[next(iter(self._known))]
+        return found
+
+
+class _Expression:
+    __slots__ = ("_compiled", "_found", "_seen", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._compiled = _compile(text)
+        self._seen: frozenset[str] = frozenset()
+        self._found: frozenset[str] = frozenset()
+
+    def among(self, names: frozenset[str], cpu_time: Callable[[], float]) -> frozenset[str]:
+        if names is not self._seen:
+            new = names - self._seen
+            until = cpu_time() + ALLOWANCE + ALLOWANCE_PER_NAME * len(new)
+            found = set()
+            for name in new:
+                if self._compiled.fullmatch(name.encode()) is not None:
+                    found.add(name)
+                if cpu_time() > until:
+                    raise _invalid(self._text, "it takes too long to evaluate")
+            self._found = (self._found & names) | found
+            self._seen = names
+        return self._found
+
+
+def _compile(text: str) -> Any:
+    raw = text.encode()
+    if len(raw) > MAX_EXPRESSION_BYTES:
+        raise _invalid(f"{text[:40]}...", f"it has more than {MAX_EXPRESSION_BYTES} bytes")
+    options = re2.Options()
+    options.max_mem = _MAX_MEMORY
+    options.never_capture = True
+    # To stderr, past the log, with what a stranger wrote.
+    options.log_errors = False
+    try:
+        compiled = re2.compile(raw, options)
+    except re2.error as wrong:
+        raise _invalid(text, wrong.args[0].decode(errors="replace")) from None
+    if compiled.programsize > MAX_INSTRUCTIONS:
+        raise _invalid(text, "it is too large")
+    return compiled
+
+
+def _invalid(text: str, reason: str) -> KafkaError:
+    """In Kafka's words, but for the reason."""
+    return KafkaError(ErrorCode.INVALID_REGULAR_EXPRESSION, f"SubscribedTopicRegex `{text}` is not a valid regular expression: {reason}.")

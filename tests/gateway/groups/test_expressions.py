@@ -1,0 +1,143 @@
+"""A subscription's regular expression names topics as RE2 says, and no expression costs more than it may."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import ErrorCode, KafkaError
+from gateway.groups import expressions
+from gateway.groups.expressions import ALLOWANCE, MAX_EXPRESSION_BYTES, MAX_REMEMBERED, Expressions
+
+NAMES = frozenset({"orders", "orders-eu", "orders.v2", "Orders", "bills", "bill", "a_1"})
+
+
+def found(expression, names=NAMES):
+    return sorted(Expressions().matching(expression, frozenset(names)))
+
+
+def refusal(expression, names=NAMES, **settings):
+    with pytest.raises(KafkaError) as refused:
+        Expressions(**settings).matching(expression, frozenset(names))
+    assert refused.value.code is ErrorCode.INVALID_REGULAR_EXPRESSION
+    return refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("orders", ["orders"]),
+        ("orders.*", ["orders", "orders-eu", "orders.v2"]),
+        ("^orders$", ["orders"]),
+        ("bills?", ["bill", "bills"]),
+        ("bill|a_1", ["a_1", "bill"]),
+        ("(?i)orders", ["Orders", "orders"]),
+        (r"orders\.v\d", ["orders.v2"]),
+        (r"\Qorders.v2\E", ["orders.v2"]),
+        (r"[[:lower:]]+", ["bill", "bills", "orders"]),
+        (r"\p{Lu}\w+", ["Orders"]),
+        ("(?P<what>bill).", ["bills"]),
+        ("[^ö]{4}", ["bill"]),
+        ("ö?bill", ["bill"]),
+        ("nothing", []),
+        (".", []),
+    ],
+)
+def test_a_topic_is_named_where_its_whole_name_matches(expression, expected):
+    assert found(expression) == expected
+
+
+@pytest.mark.parametrize(
+    "expression", ["[a", "(a", "a)", "*", "a**", r"\8", r"(a)\1", "(?=a)", "(?!a)", "(?<=a)b", "a{1001}", "((a{100}){100}){2}", "\\"]
+)
+def test_what_re2_does_not_know_is_refused(expression):
+    assert refusal(expression).startswith(f"SubscribedTopicRegex `{expression}` is not a valid regular expression: ")
+
+
+def test_a_topic_that_comes_or_goes_is_seen():
+    kept = Expressions()
+    assert kept.matching("orders.*", frozenset({"orders", "bills"})) == {"orders"}
+    assert kept.matching("orders.*", frozenset({"orders", "orders-eu"})) == {"orders", "orders-eu"}
+    assert kept.matching("orders.*", frozenset({"orders-eu"})) == {"orders-eu"}
+    assert kept.matching("orders.*", frozenset({"orders-eu", "orders"})) == {"orders-eu", "orders"}
+
+
+@given(st.lists(st.frozensets(st.sampled_from(sorted(NAMES))), max_size=6), st.sampled_from(["orders.*", "b.*", ".*s", "bill"]))
+def test_what_is_remembered_changes_nothing(moments, expression):
+    kept = Expressions()
+    for names in moments:
+        assert sorted(kept.matching(expression, names)) == found(expression, names)
+
+
+def test_a_name_is_looked_at_once(monkeypatch):
+    looks = []
+    compiled = expressions._compile("orders")
+
+    class Counted:
+        def fullmatch(self, name):
+            looks.append(name)
+            return compiled.fullmatch(name)
+
+    monkeypatch.setattr(expressions, "_compile", lambda text: Counted())
+    kept = Expressions()
+    kept.matching("orders", frozenset({"orders", "bills"}))
+    kept.matching("orders", frozenset({"orders", "bills", "bill"}))
+    assert sorted(looks) == [b"bill", b"bills", b"orders"]
+
+
+def test_expressions_that_nobody_asked_for_longest_are_forgotten():
+    kept = Expressions()
+    for number in range(MAX_REMEMBERED + 10):
+        kept.matching("orders", NAMES)
+        kept.matching(f"orders{number}", NAMES)
+    assert len(kept._known) == MAX_REMEMBERED
+    assert "orders" in kept._known
+
+
+def test_one_of_more_bytes_than_allowed_is_refused_and_not_quoted():
+    assert found("a" * MAX_EXPRESSION_BYTES) == []
+    assert len(refusal("ö" * (MAX_EXPRESSION_BYTES // 2 + 1))) < 200
+
+
+def test_one_that_takes_too_long_is_refused():
+    ticks = count(0, ALLOWANCE / 4)
+    assert "too long" in refusal("bills", cpu_time=lambda: next(ticks))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "((a|b)?){1000}",
+        "(?:(?:(?:(?:a|b)?){30}){30})",
+        "(?i)" + r"\pL" * 600,
+        "(a{1000})" * 200,
+        r"(?i)[^\pL]" * 200,
+        ".*a.{200}b.*|.*b.{200}a.*",
+        "(a*)*" * 400 + "c",
+        "(" * 1000 + ")" * 1000,
+    ],
+)
+def test_no_expression_holds_everybody_up(expression):
+    names = frozenset(("ab" * 125)[number % 40 :] + str(number) for number in range(500))
+    began = time.process_time()
+    with suppress(KafkaError):
+        Expressions().matching(expression, names)
+    assert time.process_time() - began < 1.0
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text("ab.*+?(){}[]|^$\\1,-", max_size=20))
+def test_any_text_is_evaluated_or_refused(text):
+    with suppress(KafkaError):
+        assert Expressions().matching(text, NAMES) <= NAMES
+
+
+def test_ten_thousand_topics_are_looked_at_in_no_time():
+    names = frozenset(f"team-{number % 17}.orders.region-{number}" for number in range(10_000))
+    began = time.process_time()
+    assert len(Expressions().matching("team-3\\.orders\\..*", names)) == 589
+    assert time.process_time() - began < 0.2
