@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -105,8 +108,26 @@ def test_the_container_is_given_time_to_drain(gateway):
 
 def test_the_image_runs_as_nobody_of_importance():
     lines = read("Dockerfile").splitlines()
-    assert "USER kopgate" in lines
-    assert lines.index("USER kopgate") < lines.index('ENTRYPOINT ["kopgate"]')
+    assert "--uid 10001" in read("Dockerfile")
+    assert "--gid 10001" in read("Dockerfile")
+    assert lines.index("USER 10001:10001") < lines.index('ENTRYPOINT ["kopgate"]')
+
+
+def test_the_image_is_healthy_while_its_first_listener_is_open():
+    command = json.loads(re.search(r"^HEALTHCHECK (?:.*\\\n)*.*CMD (.*)$", read("Dockerfile"), re.MULTILINE)[1])
+    assert command[0] == "python"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listeners = f"PLAINTEXT://0.0.0.0:{listening.getsockname()[1]},SSL://0.0.0.0:9093"
+        check = [sys.executable, *command[1:]]
+        open_ = subprocess.run(check, env={"KOPGATE_LISTENERS": listeners}, check=False)
+    closed = subprocess.run(check, env={"KOPGATE_LISTENERS": listeners}, capture_output=True, check=False)
+    assert (open_.returncode, closed.returncode) == (0, 1)
+
+
+def test_what_was_compiled_elsewhere_stays_out_of_the_image():
+    left_out = set(read(".dockerignore").splitlines())
+    sources = {str(path.relative_to(ROOT).with_suffix(".c")) for folder in ("gateway", "compat") for path in (ROOT / folder).rglob("*.pyx")}
+    assert {"**/*.so", *sources} <= left_out
 
 
 def test_the_image_is_given_all_that_an_installation_needs():
