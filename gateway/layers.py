@@ -1,4 +1,7 @@
-"""Puts the settings together: flags over `KOPGATE_*` over a TOML file. What is wrong is named by the words of the layer that it stands in."""
+"""Puts the settings together: flags over `KOPGATE_*` over a TOML file. What is wrong is named by the words of the layer that it stands in.
+
+In each of them a setting may bear its name in KoP instead.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 
 from gateway.config import Settings
+from gateway.kop_names import OUR_NAMES, in_small_letters
 
 PREFIX = "KOPGATE_"
 NOT_SETTINGS = frozenset({"KOPGATE_CONFIG"})
@@ -38,12 +42,15 @@ def load(flags: Mapping[str, Any], config: Path | None = None, flag_names: Mappi
     layers: list[tuple[dict[str, Any], Callable[[str], str]]] = [
         (_file(config, problems), lambda field: f"{config}: {field}"),
         (_environment(problems), lambda field: f"{PREFIX}{field.upper()}"),
-        ({field: _typed(field, value) for field, value in flags.items()}, lambda field: (flag_names or {}).get(field, f"--set {field}")),
+        ({name: _typed(name, value) for name, value in flags.items()}, lambda field: (flag_names or {}).get(field, f"--set {field}")),
     ]
     for layer, name_of in layers:
-        for field, value in layer.items():
+        for name, value in layer.items():
+            field = OUR_NAMES.get(name, name)
+            if field != name and field in layer:
+                problems.append(f"{name_of(name)}: it is {field}, which is given too")
             values[field] = value
-            origin[field] = name_of(field)
+            origin[field] = name_of(name)
     try:
         settings = Settings(**values)
     except ValidationError as error:
@@ -67,15 +74,22 @@ def _file(path: Path | None, problems: list[str]) -> dict[str, Any]:
 
 
 def _environment(problems: list[str]) -> dict[str, Any]:
+    given = {field: _typed(field, value) for field, value in EnvSettingsSource(Settings)().items()}
     for variable in sorted(os.environ):
         field = variable.removeprefix(PREFIX).lower()
-        if variable.startswith(PREFIX) and variable not in NOT_SETTINGS and field not in Settings.model_fields:
+        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or field in Settings.model_fields:
+            continue
+        name = in_small_letters(field)
+        if name is None:
             problems.append(f"{variable}: there is no such setting")
-    return {field: _typed(field, value) for field, value in EnvSettingsSource(Settings)().items()}
+        else:
+            given[name] = _typed(name, os.environ[variable])
+    return given
 
 
-def _typed(field: str, value: Any) -> Any:
+def _typed(name: str, value: Any) -> Any:
     """A number, a truth value or nothing, where the text says that and the field wants it; the model, being strict, judges the rest."""
+    field = OUR_NAMES.get(name, name)
     annotation = Settings.model_fields[field].annotation if field in Settings.model_fields else None
     wanted = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     if not isinstance(value, str):

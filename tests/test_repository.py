@@ -20,6 +20,7 @@ from gateway import layers
 from gateway.cli import main
 from gateway.commands.settings import as_markdown
 from gateway.config import Settings
+from gateway.kop_names import OUR_NAMES
 
 ROOT = Path(__file__).parent.parent
 COMMAND = r"kopgate ([a-z]+) ?((?:[a-z]+(?:-[a-z]+)*)?)"
@@ -162,6 +163,11 @@ def test_the_settings_table_is_the_model():
     assert table == as_markdown(), "run `kopgate settings --markdown` and put its table into docs/operations.md"
 
 
+def test_every_setting_that_may_have_its_name_in_kop_is_told():
+    (told,) = re.findall(r"^Who comes from KoP(?:.+\n)+", read("docs/operations.md"), re.MULTILINE)
+    assert [name for name in OUR_NAMES if f"`{name}`" not in told] == []
+
+
 def documents():
     return [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.name != "benchmarks.md"]
 
@@ -177,7 +183,8 @@ def test_a_setting_in_a_document_exists(path):
     text = path.read_text("utf-8")
     named = set(re.findall(r"\bKOPGATE_([A-Z_]+)\b", text)) | {name.upper() for name in re.findall(r"--set ([a-z_]+)=", text)}
     elsewhere = {"CONFIG", "CACHE", "REFERENCE", "REQUIRE_PEERS"}
-    assert {name.lower() for name in named - elsewhere} - set(Settings.model_fields) == set()
+    known = set(Settings.model_fields) | {name.lower() for name in OUR_NAMES}
+    assert {name.lower() for name in named - elsewhere} - known == set()
 
 
 def shell_lines(path):

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.addresses import parse_endpoint
 from gateway.config import Settings
+from gateway.kop_names import OUR_NAMES
 from gateway.layers import SettingsError, load
 
 
@@ -102,6 +103,56 @@ def test_an_unknown_variable_is_named(monkeypatch):
 def test_the_variable_that_names_the_file_is_not_a_setting(monkeypatch):
     monkeypatch.setenv("KOPGATE_CONFIG", "/etc/kopgate.toml")
     assert load({}) == Settings()
+
+
+# KoP's names
+
+
+def test_a_setting_may_have_its_name_in_kop_in_every_layer(toml, monkeypatch):
+    path = toml('kafkaBrokerId = 1\ndefaultNumPartitions = 2\nkafkaListeners = "PLAINTEXT://127.0.0.1:1,SASL_PLAINTEXT://127.0.0.1:2"')
+    monkeypatch.setenv("KOPGATE_CONNECTIONMAXIDLEMS", "5000")
+    monkeypatch.setenv("KOPGATE_kafkaAdvertisedListeners", "PLAINTEXT://kafka.example.com:9092")
+    settings = load({"saslAllowedMechanisms": "PLAIN", "allowAutoTopicCreation": "false", "users_file": "u"}, path)
+    assert [str(endpoint) for endpoint in settings.listeners] == ["PLAINTEXT://127.0.0.1:1", "SASL_PLAINTEXT://127.0.0.1:2"]
+    assert [str(endpoint) for endpoint in settings.advertised] == ["PLAINTEXT://kafka.example.com:9092"]
+    assert (settings.node_id, settings.num_partitions, settings.connections_max_idle_ms) == (1, 2, 5000)
+    assert (settings.sasl_enabled_mechanisms, settings.auto_create_topics_enable) == (("PLAIN",), False)
+
+
+def test_layers_win_by_what_a_setting_is_and_not_by_what_it_is_called(toml, monkeypatch):
+    path = toml("node_id = 1\nkafkaListeners = 'PLAINTEXT://127.0.0.1:1'\ndefaultNumPartitions = 2")
+    monkeypatch.setenv("KOPGATE_KAFKABROKERID", "2")
+    monkeypatch.setenv("KOPGATE_NUM_PARTITIONS", "3")
+    settings = load({"listeners": ["PLAINTEXT://127.0.0.1:4"]}, path)
+    assert (settings.node_id, settings.num_partitions, str(settings.listeners[0])) == (2, 3, "PLAINTEXT://127.0.0.1:4")
+
+
+def test_a_problem_is_told_by_the_name_that_was_given(toml, monkeypatch):
+    path = toml("kafkaBrokerId = true")
+    monkeypatch.setenv("KOPGATE_MAXQUEUEDREQUESTS", "many")
+    lines = problems({"failedAuthenticationDelayMs": "soon"}, path)
+    assert sorted(line.split(": ")[0:2] for line in lines) == sorted(
+        [
+            [str(path), "kafkaBrokerId"],
+            ["KOPGATE_MAXQUEUEDREQUESTS", "input should be a valid integer, not 'many'"],
+            ["--set failedAuthenticationDelayMs", "input should be a valid integer, not 'soon'"],
+        ]
+    )
+
+
+def test_one_setting_by_both_names_in_one_place_is_a_mistake(toml):
+    path = toml("node_id = 1\nkafkaBrokerId = 2")
+    assert problems({}, path) == [f"{path}: kafkaBrokerId: it is node_id, which is given too"]
+
+
+def test_a_setting_of_kop_s_that_means_nothing_here_is_named(toml):
+    path = toml("maxReadEntriesNum = 5")
+    assert problems({}, path) == [f"{path}: maxReadEntriesNum: there is no such setting"]
+
+
+def test_every_name_of_kop_s_is_a_setting_of_its_own():
+    assert set(OUR_NAMES.values()) <= set(Settings.model_fields)
+    assert len(set(OUR_NAMES.values())) == len(OUR_NAMES)
 
 
 def test_an_unknown_flag_is_named():

@@ -1,0 +1,36 @@
+"""Settings by the names that they have in KoP, Pulsar's older protocol handler for Kafka: who moves from it keeps those lines of the configuration.
+
+Only what means the same here and there; the values are written alike, too. KoP's other settings are about what this gateway does otherwise or not at all,
+and like all unknown names they stop the start.
+"""
+
+from __future__ import annotations
+
+#: From KoP's KafkaServiceConfiguration and, of Pulsar's broker, what KoP goes by.
+OUR_NAMES = {
+    "allowAutoTopicCreation": "auto_create_topics_enable",
+    "connectionMaxIdleMs": "connections_max_idle_ms",
+    "defaultNumPartitions": "num_partitions",
+    "failedAuthenticationDelayMs": "connection_failed_authentication_delay_ms",
+    "groupInitialRebalanceDelayMs": "group_initial_rebalance_delay_ms",
+    "groupMaxSessionTimeoutMs": "group_max_session_timeout_ms",
+    "groupMinSessionTimeoutMs": "group_min_session_timeout_ms",
+    "kafkaAdvertisedListeners": "advertised",
+    "kafkaBrokerId": "node_id",
+    "kafkaListeners": "listeners",
+    "kafkaProtocolMap": "listener_security_protocol_map",
+    "kopSslClientAuth": "ssl_client_auth",
+    "maxMessageSize": "message_max_bytes",
+    "maxQueuedRequests": "max_in_flight_requests_per_connection",
+    "offsetMetadataMaxSize": "offset_metadata_max_bytes",
+    "offsetsRetentionCheckIntervalMs": "offsets_retention_check_interval_ms",
+    "offsetsRetentionMinutes": "offsets_retention_minutes",
+    "saslAllowedMechanisms": "sasl_enabled_mechanisms",
+}
+
+_IN_SMALL_LETTERS = {name.lower(): name for name in OUR_NAMES}
+
+
+def in_small_letters(name: str) -> str | None:
+    """KoP's name that `name` is in small letters, as an environment variable leaves it; None for no such name."""
+    return _IN_SMALL_LETTERS.get(name)
