@@ -20,7 +20,7 @@ from gateway.config import Settings
 from gateway.kop_names import OUR_NAMES, in_small_letters
 
 PREFIX = "KOPGATE_"
-NOT_SETTINGS = frozenset({"KOPGATE_CONFIG"})
+NOT_SETTINGS = frozenset({"KOPGATE_CONFIG", "KOPGATE_PURE_PYTHON"})
 
 
 class SettingsError(Exception):

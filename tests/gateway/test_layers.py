@@ -100,8 +100,9 @@ def test_an_unknown_variable_is_named(monkeypatch):
     assert problems({}) == ["KOPGATE_NOD_ID: there is no such setting"]
 
 
-def test_the_variable_that_names_the_file_is_not_a_setting(monkeypatch):
-    monkeypatch.setenv("KOPGATE_CONFIG", "/etc/kopgate.toml")
+@pytest.mark.parametrize(("variable", "value"), [("KOPGATE_CONFIG", "/etc/kopgate.toml"), ("KOPGATE_PURE_PYTHON", "1")])
+def test_a_variable_that_others_read_is_no_setting(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
     assert load({}) == Settings()
 
 

@@ -267,6 +267,34 @@ def test_a_peer_that_only_looks_whether_the_port_is_open_is_no_news(tmp_path, fi
         assert server.lines()[begun:] == []
 
 
+# what is compiled
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        (["compat.records._kernel"], "records are converted in plain Python"),
+        (["gateway.wire._plain"], "produce requests are read in plain Python"),
+        (["compat.records._kernel", "gateway.wire._plain"], "records are converted in plain Python"),
+    ],
+    ids=["kernel", "plain", "both"],
+)
+def test_what_is_not_compiled_is_told_in_one_line_at_the_start(tmp_path, missing, words):
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({missing}))\n")
+    with gateway(tmp_path, environment={"PYTHONPATH": str(tmp_path)}) as server, Peer(server.address) as peer:
+        peer.makes("t")
+        assert peer.produces("t", RECORDS).error_code == 0
+        assert peer.fetches("t", 0, version=2).error_code == 0
+        (line,) = server.lines()
+        assert words in line
+
+
+def test_plain_python_can_be_asked_for(tmp_path):
+    with gateway(tmp_path, environment={"KOPGATE_PURE_PYTHON": "1"}) as server:
+        (line,) = server.lines()
+        assert "KOPGATE_PURE_PYTHON is set" in line
+
+
 # limits on connections
 
 
