@@ -278,6 +278,30 @@ class Settings(BaseSettings):
         ge=1 * MIB,
         description="What all groups and their members may take in memory, some 2 KiB each and what they say; beyond it nobody new is let in.",
     )
+    group_consumer_session_timeout_ms: int = Field(
+        45 * SECOND,
+        ge=1 * SECOND,
+        le=INT32_MAX,
+        description="A member of the new protocol (KIP-848) silent for so long is gone: there, the members do not choose. Kafka's default.",
+    )
+    group_consumer_heartbeat_interval_ms: int = Field(
+        5 * SECOND,
+        ge=100,
+        le=INT32_MAX,
+        description="How often members of the new protocol are told to send a heartbeat, and so how fast partitions change hands. Kafka's default.",
+    )
+    group_consumer_assignment_interval_ms: int = Field(
+        1 * SECOND,
+        ge=0,
+        le=1 * MINUTE,
+        description="The assignments of a group of the new protocol are made anew no more often, so that a thousand members that come at once "
+        "cost a few assignments. The default of Kafka 4.3.",
+    )
+    group_consumer_migration_policy: Literal["bidirectional", "upgrade", "downgrade", "disabled"] = Field(
+        "bidirectional",
+        description="Whether a classic group becomes a consumer group when the first member of the new protocol joins (upgrade), and a classic "
+        "one again when the last leaves (downgrade). Kafka's default.",
+    )
 
     # Committed offsets
     group_id_max_bytes: int = Field(
@@ -404,6 +428,8 @@ class Settings(BaseSettings):
             yield "num_partitions: more than max_partitions_per_topic"
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             yield "group_min_session_timeout_ms: more than group_max_session_timeout_ms, so nobody could join a group"
+        if self.group_consumer_heartbeat_interval_ms >= self.group_consumer_session_timeout_ms:
+            yield "group_consumer_heartbeat_interval_ms: not less than group_consumer_session_timeout_ms, so every member would be gone in between"
 
 
 def _twice(items: list[Any]) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from gateway import logs
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
+from gateway.groups.consumer_member import Beaten
 from gateway.groups.effects import Answer, Effect, Note, Save
 from gateway.groups.generations import NEVER
 from gateway.groups.group import Group
@@ -244,7 +245,7 @@ class Coordinator:
     def _do(self, group: Group, effect: Effect) -> None:
         match effect:
             case Answer(handle, reply):
-                cast("Shared[Joined | Synced]", handle).succeed(reply)
+                cast("Shared[Joined | Synced | Beaten]", handle).succeed(reply)
             case Save():
                 self._start(self._save(group, effect))
             case Note(event, reason, member_id):

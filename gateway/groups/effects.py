@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from gateway.errors import ErrorCode
+from gateway.groups.consumer_member import Beaten, ConsumerMember
+from gateway.groups.consumer_rows import ConsumerGroupRow
 from gateway.groups.member import Joined, Synced
 from gateway.groups.rows import GroupRow
 
@@ -18,15 +20,25 @@ class Answer:
     """This request is answered, now and never again."""
 
     handle: Handle
-    reply: Joined | Synced
+    reply: Joined | Synced | Beaten
 
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Store this, then say so: `saved` or `save_failed`. `answer` is due once it is stored."""
+    """Store this, then say so: `saved` or `save_failed`. `answer` is due once it is stored. `drops` are keys of rows that go in the same moment."""
 
     row: GroupRow
     answer: Answer | None = None
+    drops: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Store these rows of a consumer group, or with None delete them, all or none; then say so: `written` or `write_failed`. The answers are due
+    once they are stored."""
+
+    rows: Mapping[bytes, ConsumerMember | ConsumerGroupRow | None]
+    answers: tuple[Answer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,7 @@ class Note:
     member_id: str = ""
 
 
-Effect = Answer | Save | Note
+Effect = Answer | Save | Write | Note
 
 
 class Parked:

@@ -57,6 +57,8 @@ class Generations:
         self._sync_ends = NEVER
         self._proposal: dict[str, bytes] | None = None
         """The leader's assignment while it is being stored."""
+        self._stale: frozenset[bytes] = frozenset()
+        """Keys of rows of the consumer group that it was, for as long as they may be stored."""
 
     @property
     def size(self) -> int:
@@ -130,7 +132,7 @@ class Generations:
             self._begin_completing(now)
         else:
             self._move(GroupState.EMPTY, now)
-            self._effects.append(Save(self._row({})))
+            self._save({})
             self._effects.append(Note("group is empty"))
 
     def _has_joined(self, member: Member) -> bool:
@@ -183,10 +185,14 @@ class Generations:
         """Store the leader's word before anybody acts on it. One that comes again while the first is being stored changes nothing."""
         if self._proposal is None:
             self._proposal = assignments
-            self._effects.append(Save(self._row(assignments)))
+            self._save(assignments)
+
+    def _save(self, assignments: dict[str, bytes], answer: Answer | None = None) -> None:
+        self._effects.append(Save(self._row(assignments), answer, self._stale))
 
     def saved(self, save: Save, now: float) -> None:
         """What `save` asked to be stored is stored. A group that has gone on meanwhile stays where it is."""
+        self._stale -= save.drops
         if save.answer is not None:
             self._effects.append(save.answer)
         if self._is_proposed(save):

@@ -6,12 +6,13 @@ of requests are arguments. What is to be done gathers for `take`; `due` says whe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Self
 
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
-from gateway.groups.effects import Answer, Effect, Handle, Note, Save
+from gateway.groups.effects import Answer, Effect, Handle, Note
 from gateway.groups.generations import NEVER, Generations
 from gateway.groups.member import Joined, Joining, Member, Synced, Syncing
 from gateway.groups.rows import GroupRow
@@ -121,6 +122,24 @@ class Group(Generations):
     def let_go_of_all(self, code: ErrorCode) -> None:
         """Answer every request that waits."""
         self._parked.answer_all(code)
+
+    def take_over(self, stale: Iterable[bytes], answer: Answer | None) -> None:
+        """It was a consumer group, whose rows have these keys: they go in the moment in which its own is stored. Then `answer` is due."""
+        self._stale = frozenset(stale)
+        self._save({one.member_id: one.assignment for one in self.roster}, answer)
+
+    def rebalance(self, reason: str, now: float) -> None:
+        """Have all members join again."""
+        self._rebalance(reason, now, "")
+
+    def end(self, code: ErrorCode, now: float) -> None:
+        """It becomes a consumer group: whoever waits is told so by this code."""
+        self.let_go_of_all(code)
+        self._move(GroupState.DEAD, now)
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state is GroupState.EMPTY
 
     def check_empty(self) -> None:
         """Raises KafkaError(NON_EMPTY_GROUP)."""
@@ -287,7 +306,7 @@ class Group(Generations):
         if not joining.may_skip_assignment:
             # It takes itself for a follower, so that it does not bring an assignment that a stable group would not look at.
             joined = replace(joined, leader=old_leader or "", fellows=(), skips_assignment=False)
-        self._effects.append(Save(self._row({one.member_id: one.assignment for one in self.roster}), Answer(handle, joined)))
+        self._save({one.member_id: one.assignment for one in self.roster}, Answer(handle, joined))
 
     # Syncing
 

@@ -1,37 +1,136 @@
-"""What a consumer's metadata says of its subscription: the one thing in there that is looked at. All else is the members' own business."""
+"""What members of the classic protocol say to each other of topics, in ConsumerProtocolSubscription and ConsumerProtocolAssignment.
+
+To a classic group only the topics are of interest, for the offsets that it keeps; all else is its members' own business. A consumer group with
+classic members reads and writes all of it (KIP-848).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from struct import Struct, error
 
 #: The protocol type of those whose metadata has this layout; Connect and others have their own.
 CONSUMER = "consumer"
 
-_VERSION_AND_COUNT = Struct(">hi")
-_LENGTH = Struct(">h")
+#: The newest version that is known. Every version begins as the one before it, so a newer one is read as this.
+_NEWEST = 3
+
+_INT16 = Struct(">h")
+_INT32 = Struct(">i")
+
+#: By topic name.
+Named = Mapping[str, frozenset[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a member reads, and what it has while it joins (v1; those that give everything back before they join have nothing)."""
+
+    topics: frozenset[str]
+    owned: Named
+    rack_id: str | None = None
 
 
 def subscribed_topics(metadata: Iterable[bytes]) -> frozenset[str] | None:
     """The topics that these members subscribe to; None where one of them does not say it in Kafka's layout."""
     try:
-        return frozenset(topic for one in metadata for topic in _topics(one))
+        return frozenset(topic for one in metadata for topic in _Reader(one).begin().strings())
     except (ValueError, error):
         return None
 
 
-def _topics(metadata: bytes) -> set[str]:
-    """ConsumerProtocolSubscription: every version begins as version 0 does, with the version and the topics."""
-    version, count = _VERSION_AND_COUNT.unpack_from(metadata)
-    # A topic takes at least the two bytes of its length.
-    if version < 0 or not 0 <= count <= (len(metadata) - _VERSION_AND_COUNT.size) // _LENGTH.size:
-        raise ValueError("no subscription")
-    topics, position = set(), _VERSION_AND_COUNT.size
-    for _ in range(count):
-        (length,) = _LENGTH.unpack_from(metadata, position)
-        position += _LENGTH.size
-        if not 0 <= length <= len(metadata) - position:
-            raise ValueError("no subscription")
-        topics.add(str(metadata[position : position + length], "utf-8"))
-        position += length
-    return topics
+def subscription_of(metadata: bytes) -> Subscription:
+    """Raises ValueError for what is not in Kafka's layout. What a client left out at the end counts as not said."""
+    try:
+        reader = _Reader(metadata).begin()
+        topics = frozenset(reader.strings())
+        reader.data()
+        owned = reader.partitions() if reader.version >= 1 and not reader.is_at_end else {}
+        if reader.version >= 2 and not reader.is_at_end:
+            reader.int32()
+        rack_id = reader.nullable_string() if reader.version >= 3 and not reader.is_at_end else None
+    except error as short:
+        raise ValueError("the subscription is cut short") from short
+    return Subscription(topics, owned, rack_id)
+
+
+def assignment_of(assignment: bytes) -> tuple[Named, bytes]:
+    """The partitions, and what an assignor of their own put beside them. Raises ValueError for what is not in Kafka's layout."""
+    if not assignment:
+        return {}, b""
+    try:
+        reader = _Reader(assignment).begin()
+        return reader.partitions(), b"" if reader.is_at_end else reader.data()
+    except error as short:
+        raise ValueError("the assignment is cut short") from short
+
+
+def assignment_bytes(partitions: Named, metadata: bytes) -> bytes:
+    """An assignment in the version of its member's metadata."""
+    parts = [metadata[: _INT16.size], _INT32.pack(len(partitions))]
+    for topic, indexes in sorted(partitions.items()):
+        name = topic.encode()
+        parts += [_INT16.pack(len(name)), name, _INT32.pack(len(indexes)), *(_INT32.pack(index) for index in sorted(indexes))]
+    return b"".join((*parts, _INT32.pack(-1)))
+
+
+class _Reader:
+    """Raises ValueError, or struct.error where there is too little."""
+
+    def __init__(self, message: bytes) -> None:
+        self._message = message
+        self._position = 0
+        self.version = 0
+
+    def begin(self) -> _Reader:
+        self.version = min(self._number(_INT16), _NEWEST)
+        if self.version < 0:
+            raise ValueError("a version below 0")
+        return self
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._position == len(self._message)
+
+    def int32(self) -> int:
+        return self._number(_INT32)
+
+    def strings(self) -> list[str]:
+        return [self._string() for _ in range(self._count(_INT16.size))]
+
+    def partitions(self) -> Named:
+        found: dict[str, frozenset[int]] = {}
+        for _ in range(self._count(_INT16.size + _INT32.size)):
+            topic = self._string()
+            indexes = frozenset(self.int32() for _ in range(self._count(_INT32.size)))
+            found[topic] = found.get(topic, frozenset()) | indexes
+        return found
+
+    def data(self) -> bytes:
+        return self._bytes(max(self.int32(), 0))
+
+    def nullable_string(self) -> str | None:
+        length = self._number(_INT16)
+        return None if length < 0 else str(self._bytes(length), "utf-8")
+
+    def _string(self) -> str:
+        return str(self._bytes(self._number(_INT16)), "utf-8")
+
+    def _count(self, size: int) -> int:
+        """How many elements come, of at least that size each."""
+        count = self.int32()
+        if not 0 <= count <= (len(self._message) - self._position) // size:
+            raise ValueError("more elements than there is room for")
+        return count
+
+    def _number(self, kind: Struct) -> int:
+        (number,) = kind.unpack_from(self._message, self._position)
+        self._position += kind.size
+        return int(number)
+
+    def _bytes(self, length: int) -> bytes:
+        if not 0 <= length <= len(self._message) - self._position:
+            raise ValueError("longer than the message")
+        self._position += length
+        return self._message[self._position - length : self._position]

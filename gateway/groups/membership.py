@@ -1,0 +1,112 @@
+"""Coming to a consumer group, staying and going, whichever protocol a member speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from gateway.errors import ErrorCode, KafkaError
+from gateway.groups.consumer_member import ConsumerMember, Partitions
+from gateway.groups.consumer_rows import ITSELF, key_of
+from gateway.groups.consumer_states import JOINS, ConsumerGroupState, MemberState
+from gateway.groups.conversion import as_classic
+from gateway.groups.effects import Answer, Handle, Note
+from gateway.groups.epochs import Epochs
+from gateway.groups.group import Group
+from gateway.groups.member import Joined
+from gateway.groups.subscription import CONSUMER
+
+
+class Membership(Epochs):
+    """`successor` is the classic group that this one has become; from then on it is spoken to."""
+
+    successor: Group | None = None
+
+    def _check_room(self, member_id: str) -> None:
+        """Raises KafkaError(GROUP_MAX_SIZE_REACHED)."""
+        if member_id not in self.roster and len(self.roster) >= self._settings.group_max_size:
+            most = self._settings.group_max_size
+            raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"The group has {most} members, and group_max_size allows no more.")
+
+    def _known(self, member_id: str, instance_id: str | None) -> ConsumerMember:
+        """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where somebody else is that static member now."""
+        if instance_id is None:
+            member = self.roster.get(member_id)
+        else:
+            member = self.roster.static(instance_id)
+            if member is not None and member.member_id != member_id:
+                raise KafkaError(ErrorCode.FENCED_INSTANCE_ID, f"The static member {instance_id} is {member.member_id} now.")
+        if member is None:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"{member_id} is no member of the group {self.group_id}.")
+        return member
+
+    def _successor_of(self, static: ConsumerMember, member_id: str) -> ConsumerMember:
+        """A static member under its next id: with all that it had, and nothing that it must still give back, as its client has begun anew."""
+        return replace(static, member_id=member_id, epoch=JOINS, previous_epoch=JOINS, state=MemberState.STABLE, revoking={})
+
+    def _step(
+        self, before: ConsumerMember, after: ConsumerMember, replaced: ConsumerMember | None, owned: Partitions | None, now: float
+    ) -> ConsumerMember:
+        """A member has been heard of: take its words, see whether the group must move, and take its next step."""
+        is_new = after.member_id not in self.roster
+        if replaced is not None:
+            self._drop(replaced)
+        if not after.number:
+            after = replace(after, number=self._new_number())
+        if is_new or replaced is not None or after != before:
+            self._put(after)
+        if is_new:
+            self._effects.append(Note("member came" if replaced is None else "static member came back", member_id=after.member_id))
+        subscribes_anew = (after.topics, after.regex) != (before.topics, before.regex)
+        has_other_topics = self._look_at_topics(after.regex, now)
+        if subscribes_anew:
+            self._forget_regexes()
+        if subscribes_anew or has_other_topics or not self.epoch:
+            self._bump("a subscription" if subscribes_anew else "its topics", after.member_id)
+        self._make_target(now)
+        after = self._reconcile(self.roster.get(after.member_id) or after, owned, now, subscribes_anew=subscribes_anew)
+        self._hear_of(after, now)
+        return after
+
+    def _remove(self, members: Sequence[ConsumerMember], reason: str, now: float) -> None:
+        """These are members no more; what they had is free."""
+        for member in members:
+            self._effects.append(Note("member removed", reason, member.member_id))
+        if self._may_become_classic(members):
+            self._become_classic(members, None, None, now)
+            return
+        for member in members:
+            self._drop(member)
+        if members:
+            self._forget_regexes()
+            self._bump("a member went", members[-1].member_id)
+        if not len(self.roster):
+            self.changed_at = now
+            self._effects.append(Note("group is empty"))
+
+    # Becoming a classic group
+
+    def _may_become_classic(self, leaving: Sequence[ConsumerMember]) -> bool:
+        """Whether, without these, only members of the classic protocol are left, and a classic group may be made of them (KIP-848's downgrade)."""
+        is_allowed = self._settings.group_consumer_migration_policy in ("bidirectional", "downgrade")
+        return is_allowed and self.roster.others_are_classic(leaving)
+
+    def _become_classic(self, leaving: Sequence[ConsumerMember], joining: ConsumerMember | None, handle: Handle | None, now: float) -> None:
+        """`joining` takes the place of the one that leaves, and `handle` is answered by the classic group."""
+        is_settled = self.state is ConsumerGroupState.STABLE and joining is not None and joining.topics == leaving[0].topics
+        gone = {member.member_id for member in leaving}
+        left = [member for member in self.roster if member.member_id not in gone]
+        numbers = {ITSELF, *(member.number for member in self.roster)}
+        self.is_dead = True
+        stale = self._ledger.close() | {key_of(self.group_id, number) for number in numbers}
+        members = left if joining is None else [*left, joining]
+        group = self.successor = as_classic(self.group_id, self.epoch, members, self._topology, self._settings, now)
+        answer = None
+        if joining is not None and handle is not None and joining.classic is not None:
+            name = joining.classic.protocols[0][0]
+            answer = Answer(handle, Joined(ErrorCode.NONE, joining.member_id, self.epoch, CONSUMER, name))
+        group.take_over(stale, answer)
+        self._effects.append(Note("group is a classic one now"))
+        if not is_settled:
+            group.rebalance("was a consumer group", now)

@@ -1,0 +1,52 @@
+"""What groups need to know of topics: their ids, how many partitions they have, and which of them a regular expression names."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Set
+from struct import Struct
+from typing import Protocol
+
+from gateway.groups.assignors import TopicId
+
+_SEEN = Struct(">16sI")
+
+
+class Topology(Protocol):
+    """The topics of this moment."""
+
+    @property
+    def version(self) -> int:
+        """Goes up whenever any topic is made, altered or deleted."""
+        ...
+
+    def id_of(self, name: str) -> TopicId | None: ...
+    def name_of(self, topic: TopicId) -> str | None: ...
+    def partitions(self, topic: TopicId) -> int:
+        """0 for a topic that is not there."""
+        ...
+
+    def matching(self, regex: str) -> frozenset[str]:
+        """The names of all topics that it matches whole. Raises KafkaError(INVALID_REGULAR_EXPRESSION)."""
+        ...
+
+
+def ids_of(names: Iterable[str], topology: Topology) -> frozenset[TopicId]:
+    """The ids of those that are there."""
+    return frozenset(topic for name in names if (topic := topology.id_of(name)) is not None)
+
+
+def digest_of(topics: Set[TopicId], topology: Topology) -> bytes:
+    """Tells whether any of these topics has come, gone or grown."""
+    digest = hashlib.blake2b(digest_size=8)
+    for topic in sorted(topics):
+        digest.update(_SEEN.pack(topic, topology.partitions(topic)))
+    return digest.digest()
+
+
+def known(topics: Iterable[TopicId], topology: Topology) -> Iterator[tuple[TopicId, str]]:
+    """Those that are still there, with their names."""
+    for topic in topics:
+        name = topology.name_of(topic)
+        if name is not None:
+            yield topic, name

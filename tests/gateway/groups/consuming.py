@@ -1,0 +1,78 @@
+"""Consumer groups in tests: a group, the clock, and what its members are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.config import Settings
+from gateway.groups.consumer_group import ConsumerGroup
+from gateway.groups.consumer_member import Beat, Beaten
+from gateway.groups.effects import Answer, Write
+from gateway.groups.member import Joined, Joining, Synced, Syncing
+from tests.fakes.topology import FakeTopology, id_of
+
+START = 1_700_000_000_000
+SESSION = 45_000
+REBALANCE = 60_000
+
+A = id_of("a")
+
+
+class Told:
+    """A group whose writes are stored at once, unless `is_held`. Times are milliseconds."""
+
+    def __init__(self, partitions: int = 4, **settings: Any) -> None:
+        self.topology = FakeTopology()
+        self.topology.make("a", partitions)
+        self.settings = Settings(**{"group_consumer_assignment_interval_ms": 0, **settings})
+        self.now = START
+        self.group = ConsumerGroup("g", self.topology, self.settings, self.now)
+        self.answers: dict[int, Beaten | Joined | Synced] = {}
+        self.writes: list[Write] = []
+        self.is_held = False
+        self.count = 0
+
+    def act(self) -> None:
+        while effects := self.group.take():
+            for effect in effects:
+                if isinstance(effect, Answer):
+                    self.answers[effect.handle] = effect.reply
+                elif isinstance(effect, Write):
+                    self.writes.append(effect)
+                    if not self.is_held:
+                        self.group.written(effect)
+
+    def beat(self, member_id: str, epoch: int = 0, **words: Any) -> Beaten | None:
+        """One heartbeat: a newcomer says everything, others only what is given. None while its answer waits."""
+        if epoch == 0:
+            words = {"rebalance_timeout_ms": REBALANCE, "topics": frozenset({"a"}), "owned": {}, **words}
+        self.count += 1
+        self.group.beat(Beat(member_id, epoch, **words), self.count, self.now)
+        self.act()
+        return self.answers.get(self.count)
+
+    def join(self, member_id: str, metadata: bytes, *, protocol: str = "range", **words: Any) -> Joined | None:
+        self.count += 1
+        fields = {"instance_id": None, "is_told_first": False, **words}
+        joining = Joining(
+            member_id, fields["instance_id"], "c", "/h", "consumer", ((protocol, metadata),), SESSION, REBALANCE, fields["is_told_first"]
+        )
+        self.group.join(joining, member_id or f"new-{self.count}", self.count, self.now)
+        self.act()
+        return self.answers.get(self.count)
+
+    def sync(self, member_id: str, generation: int, instance_id: str | None = None) -> Synced | None:
+        self.count += 1
+        self.group.sync(Syncing(member_id, instance_id, generation), self.count, self.now)
+        self.act()
+        return self.answers.get(self.count)
+
+    def pass_time(self, ms: float) -> None:
+        self.now += ms
+        self.group.expire(self.now)
+        self.act()
+
+
+def of(*indexes: int) -> dict[bytes, frozenset[int]]:
+    """Partitions of topic a."""
+    return {A: frozenset(indexes)} if indexes else {}
