@@ -54,6 +54,21 @@ def test_what_comes_after_whole_frames_waits_for_its_rest(bodies, begun):
         assert splitter.unfinished == 0
 
 
+@given(pieces=st.lists(st.binary(max_size=60) | st.integers(-3, 60).map(lambda length: struct.pack(">i", length)), max_size=12))
+def test_any_bytes_are_frames_or_refused_and_no_more_is_kept_than_came(pieces):
+    splitter = Splitter(50)
+    came = given_out = 0
+    for piece in pieces:
+        came += len(piece)
+        try:
+            frames = splitter.feed(piece)
+        except Refused:
+            return
+        given_out += sum(4 + len(frame) for frame in frames)
+        assert all(len(frame) <= 50 for frame in frames)
+        assert splitter.unfinished == came - given_out < 4 + 50
+
+
 def test_an_empty_frame_is_a_frame():
     assert Splitter(LIMIT).feed(bytes(8)) == [b"", b""]
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
 from kafka.protocol.metadata.metadata import MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateResponse, SaslHandshakeResponse
@@ -264,6 +268,42 @@ def test_a_mechanism_that_breaks_is_a_bug_and_lets_nobody_in(version, caplog):
     assert client.is_aborted
     assert [event for event, _ in events(caplog)] == ["request failed"]
     assert not client.session.is_ready
+
+
+# anything at all
+
+SENSIBLE = [
+    versions(0),
+    versions(3),
+    *(handshake(name, version) for name in ("PLAIN", "SCRAM", "GSSAPI") for version in ROADS),
+    *(authenticate(token, version) for token in (b"client-first", b"client-final", b"\0alice\0secret") for version in (0, 2)),
+    b"client-first",
+    b"client-final",
+    b"\0alice\0secret",
+    a_request(),
+]
+
+
+@st.composite
+def spoiled(draw):
+    """Something sensible, changed in up to two bytes and perhaps cut short."""
+    frame = bytearray(draw(st.sampled_from(SENSIBLE)))
+    for _ in range(draw(st.integers(0, 2))):
+        frame[draw(st.integers(0, len(frame) - 1))] = draw(st.integers(0, 255))
+    return bytes(frame[: draw(st.integers(0, len(frame)))])
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(frames=st.lists(st.sampled_from(SENSIBLE) | spoiled() | st.binary(max_size=40), max_size=6))
+def test_whatever_is_said_before_the_log_in_has_one_answer_or_is_hung_up_on(caplog, frames):
+    caplog.clear()
+    client = Client([plain(), in_two_steps()])
+    for frame in frames:
+        if client.session.is_ready or client.session.is_over:
+            break
+        client.says(frame)
+        assert len(client.hears()) == 1 or client.is_aborted or client.hung_up_after_ms
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 # ready
