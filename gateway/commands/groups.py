@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 import click
 from kafka import OffsetAndMetadata, TopicPartition, errors
 from kafka.admin import GroupState
 
+from gateway.commands import group_rendering as rendering
 from gateway.commands.admin import with_client
 from gateway.commands.answers import complaints, fail_if, report, say_json, say_table, table
 from gateway.commands.client import Client, patiently
-from gateway.commands.lag import NOT_FOUND, Group, Member, Position, committed, find_groups, positions, total
+from gateway.commands.group_descriptions import NOT_FOUND, find_groups
+from gateway.commands.lag import committed, positions
 from gateway.commands.reset_options import with_target
 from gateway.commands.resetting import CannotReset, Change, Scope, Target, name_of, plan
 
@@ -41,8 +42,8 @@ def groups() -> None:
 def list_groups(client: Client, as_json: bool, states: Sequence[str]) -> None:
     """List the groups and the state that each is in.
 
-    Stable: its members have their partitions. PreparingRebalance, CompletingRebalance: partitions are being shared out anew. Empty: it has no
-    members now, only offsets. A dash stands for what the server is too old to tell (Kafka before 2.6).
+    Stable: its members have their partitions. PreparingRebalance, CompletingRebalance, Assigning, Reconciling: partitions are being shared out
+    anew. Empty: it has no members now, only offsets. A dash stands for what the server is too old to tell (Kafka before 2.6).
     """
     try:
         found = patiently(client, lambda: client.list_groups(states_filter=list(states)))
@@ -71,15 +72,16 @@ def describe(client: Client, as_json: bool, names: Sequence[str], with_members: 
     """Describe groups (all where none is named): how far each is in its partitions, and who has them.
 
     LAG is what lies between the committed offset and the end. A dash under COMMITTED: nothing is committed there. Under END: the partition is
-    gone, or has no leader just now. Under MEMBER: nobody in the group has the partition.
+    gone, or has no leader just now. Under MEMBER: nobody in the group has the partition. With --members, TARGET is what a member of the
+    consumer protocol shall have: what differs from PARTITIONS is on its way.
     """
     wanted = list(dict.fromkeys(names)) or sorted(str(row["group_id"]) for row in patiently(client, client.list_groups))
     found, missing = find_groups(client, wanted)
     where = positions(client, found)
     if as_json:
-        say_json([_description(group, where[group.group_id]) for group in found])
+        say_json([rendering.as_json(group, where[group.group_id]) for group in found])
     else:
-        click.echo("\n\n".join(_as_text(group, where[group.group_id], with_members) for group in found), nl=bool(found))
+        click.echo("\n\n".join(rendering.as_text(group, where[group.group_id], with_members) for group in found), nl=bool(found))
     fail_if(complaints(missing))
 
 
@@ -137,7 +139,7 @@ def _refuse_members(client: Client, name: str) -> None:
     for group in found:
         if group.members or group.state != "Empty":
             raise click.ClickException(
-                f"{name}: it is {group.state} with {_count(len(group.members), 'member')}, and offsets are only reset while it has none; "
+                f"{name}: it is {group.state} with {rendering.counted(len(group.members), 'member')}, and offsets are only reset while it has none; "
                 f"stop its consumers and try again (kopgate groups describe {name} --members)"
             )
 
@@ -157,69 +159,6 @@ def _commit(client: Client, name: str, changes: Iterable[Change]) -> dict[TopicP
 def _code(outcome: str) -> int:
     """The library gives errors by the names of their classes, of which it makes new ones for codes that it does not know."""
     return 0 if outcome == "OK" else int(getattr(errors, outcome, errors.UnknownError).errno)
-
-
-def _description(group: Group, rows: Sequence[Position]) -> dict[str, Any]:
-    return {
-        "group": group.group_id,
-        "state": group.state,
-        "protocol_type": group.protocol_type,
-        "assignor": group.assignor or None,
-        "coordinator": group.coordinator,
-        "lag": total(rows),
-        "partitions": [
-            {
-                "topic": row.partition.topic,
-                "partition": row.partition.partition,
-                "committed": row.committed,
-                "end": row.end,
-                "lag": row.lag,
-                "member": row.member.member_id if row.member else None,
-            }
-            for row in rows
-        ],
-        "members": [
-            {
-                "member": member.member_id,
-                "instance": member.instance_id,
-                "client": member.client_id,
-                "host": member.host,
-                "partitions": [{"topic": partition.topic, "partition": partition.partition} for partition in member.partitions],
-            }
-            for member in group.members
-        ],
-    }
-
-
-def _as_text(group: Group, rows: Sequence[Position], with_members: bool) -> str:
-    about = [group.state, _count(len(group.members), "member"), group.assignor, f"coordinator {group.coordinator}"]
-    lines = [f"{group.group_id}: {', '.join(word for word in about if word)}"]
-    if rows:
-        head = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "MEMBER", "CLIENT", "HOST"]
-        cells = [[*row.partition, row.committed, row.end, row.lag, *_who(row.member)] for row in rows]
-        lines += [f"  {line}" for line in table(head, cells)]
-        lines.append(f"  {_total_line(rows)}")
-    if with_members and group.members:
-        head = ["MEMBER", "INSTANCE", "CLIENT", "HOST", "PARTITIONS"]
-        cells = [[one.member_id, one.instance_id, one.client_id, one.host, _joined(one.partitions) or None] for one in group.members]
-        lines += [f"  {line}" for line in table(head, cells)]
-    return "\n".join(lines)
-
-
-def _who(member: Member | None) -> list[str | None]:
-    return [member.member_id, member.client_id, member.host] if member else [None, None, None]
-
-
-def _total_line(rows: Sequence[Position]) -> str:
-    unknown = sum(row.lag is None for row in rows)
-    more = f"; that of {unknown} more cannot be told" if unknown else ""
-    return f"total lag {total(rows)} in {_count(len(rows) - unknown, 'partition')}{more}"
-
-
-def _joined(partitions: Iterable[TopicPartition]) -> str:
-    return " ".join(
-        f"{topic}:{','.join(str(one.partition) for one in rows)}" for topic, rows in groupby(sorted(partitions), lambda one: one.topic)
-    )
 
 
 def _change(change: Change, failures: Mapping[TopicPartition, str]) -> dict[str, Any]:
@@ -244,7 +183,3 @@ def _changes_as_text(name: str, changes: Iterable[Change], executed: bool, failu
     return "\n".join(
         [f"{name}: {said}", *(f"  {line}" for line in table(["TOPIC", "PARTITION", "OLD", "NEW", "DIFFERENCE", "NOTE"], rows))]
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"

@@ -5,11 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from kafka import OffsetAndMetadata, TopicPartition
-from kafka.errors import NoError, NonEmptyGroupError, UnknownMemberIdError
+from kafka.errors import IncompatibleBrokerVersion, NoError, NonEmptyGroupError, UnknownMemberIdError
 from kafka.protocol.admin import DescribeGroupsResponse
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
+from gateway.wire.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
+
 NODE = 1
+
+_Consumers = ConsumerGroupDescribeResponse.DescribedGroup
 
 
 def assigned(**topics):
@@ -29,12 +33,35 @@ def member(name, assignment=b"", instance_id=None):
     )
 
 
+def consumer(name, has, target, instance_id=None, epoch=7):
+    """A member of a consumer group. `has` and `target`: numbers of partitions by topic."""
+
+    def partitions(topics):
+        row = _Consumers.Member.Assignment.TopicPartitions
+        rows = [row(topic_name=topic, partitions=list(numbers)) for topic, numbers in topics.items()]
+        return _Consumers.Member.Assignment(topic_partitions=rows)
+
+    return _Consumers.Member(
+        member_id=f"{name}-1",
+        instance_id=instance_id,
+        client_id=name,
+        client_host="/10.0.0.1",
+        member_epoch=epoch,
+        assignment=partitions(has),
+        target_assignment=partitions(target),
+    )
+
+
 class Groups:
-    """`ranges` are the first offset and the end of each partition, `leaderless` those without a leader."""
+    """`ranges` are the first offset and the end of each partition, `leaderless` those without a leader. `asked` are the names that each request to
+    describe had; `consumers` says how the server takes to consumer groups."""
 
     def __init__(self):
         self.config = {"request_timeout_ms": 1000}
         self.groups = {}
+        self.consumer_groups = {}
+        self.consumers = "knows them"
+        self.asked = []
         self.commits = {}
         self.ranges = {}
         self.leaderless = set()
@@ -49,6 +76,18 @@ class Groups:
         self.groups[name] = (state, protocol_type, members)
         self.commits[name] = {TopicPartition(*partition): OffsetAndMetadata(offset, "", -1) for partition, offset in dict(commits).items()}
 
+    def consumer_group(self, name, *members, state=None, epoch=7, error_code=0):
+        self.consumer_groups[name] = _Consumers(
+            error_code=error_code,
+            error_message=None,
+            group_id=name,
+            group_state=state or ("Stable" if members else "Empty"),
+            group_epoch=epoch,
+            assignment_epoch=epoch,
+            assignor_name="uniform",
+            members=list(members),
+        )
+
     def list_groups(self, states_filter=None):
         rows = [
             {"group_id": name, "protocol_type": kind, "group_state": state, "group_type": "classic"}
@@ -61,7 +100,15 @@ class Groups:
 
     def ask(self, request, node_id):
         assert node_id == NODE
-        return SimpleNamespace(groups=[self._described(name) for name in request.groups])
+        if not isinstance(request, ConsumerGroupDescribeRequest):
+            self.asked.append(request.groups)
+            return SimpleNamespace(groups=[self._described(name) for name in request.groups])
+        if self.consumers == "no such request":
+            raise IncompatibleBrokerVersion("no version of ConsumerGroupDescribe")
+        self.asked.append(request.group_ids)
+        code = 35 if self.consumers == "switched off" else 69
+        unknown = {name: _Consumers(error_code=code, group_id=name) for name in request.group_ids}
+        return SimpleNamespace(groups=[self.consumer_groups.get(name, unknown[name]) for name in request.group_ids])
 
     def _described(self, name):
         if name not in self.groups:

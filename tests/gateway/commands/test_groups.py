@@ -123,14 +123,24 @@ def test_json_describes_partitions_and_members(server):
     assert json.loads(kopgate("describe", "a", "--json").stdout) == [
         {
             "group": "a",
+            "type": "classic",
             "state": "Stable",
             "protocol_type": "consumer",
             "assignor": "range",
+            "epoch": None,
             "coordinator": 1,
             "lag": 6,
             "partitions": [{"topic": "t", "partition": 0, "committed": 4, "end": 10, "lag": 6, "member": "x-1"}],
             "members": [
-                {"member": "x-1", "instance": None, "client": "x", "host": "/10.0.0.1", "partitions": [{"topic": "t", "partition": 0}]}
+                {
+                    "member": "x-1",
+                    "instance": None,
+                    "client": "x",
+                    "host": "/10.0.0.1",
+                    "partitions": [{"topic": "t", "partition": 0}],
+                    "target": None,
+                    "epoch": None,
+                }
             ],
         }
     ]
