@@ -23,6 +23,7 @@ from gateway.fetch_sessions import FetchSessions
 from gateway.flow import Outgoing
 from gateway.groups.coordinator import Coordinator
 from gateway.groups.offsets import CommittedOffsets
+from gateway.groups.topology import TopicView
 from gateway.producer_ids import ProducerIds
 from gateway.topics import Topics
 from gateway.waiting import Clock
@@ -69,7 +70,7 @@ async def open_broker(
     await producer_ids.open()
     offsets = CommittedOffsets(await store.table("offsets"), topics, settings)
     await offsets.open()
-    groups = Coordinator(await store.table("groups"), settings, clock, now_ms, lambda: str(uuid.uuid4()), start)
+    groups = Coordinator(await store.table("groups"), TopicView(topics), settings, clock, now_ms, lambda: str(uuid.uuid4()), start)
     await groups.open()
     cluster = Cluster(settings.node_id, await _cluster_id(store), advertised)
     sessions = FetchSessions(settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1)

@@ -6,7 +6,7 @@ of requests are arguments. What is to be done gathers for `take`; `due` says whe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 from msgspec.structs import replace
@@ -37,6 +37,7 @@ Fence = Callable[[TopicId, int], ErrorCode]
 class ConsumerGroup(ClassicMembers):
     """Every request is answered exactly once through `take`."""
 
+    kind = "consumer"
     protocol_type = CONSUMER
 
     @classmethod
@@ -54,9 +55,10 @@ class ConsumerGroup(ClassicMembers):
                 group._wake_by(group._of(member).revoke)
         return group
 
-    def store_anew(self, key: bytes) -> None:
-        """It was a classic group, whose row has this key: all of it is to be stored, and that row goes in the same moment."""
-        self._ledger.mark(key, None)
+    def store_anew(self, stale: Iterable[bytes]) -> None:
+        """It was a classic group, whose rows have these keys: all of it is to be stored, and they go in the same moment."""
+        for key in stale:
+            self._ledger.mark(key, None)
         self._ledger.mark_group()
         for member in self.roster:
             self._put(member)
@@ -75,6 +77,15 @@ class ConsumerGroup(ClassicMembers):
     @property
     def is_empty(self) -> bool:
         return not len(self.roster)
+
+    @property
+    def is_deserted(self) -> bool:
+        return self.is_empty
+
+    @property
+    def generation(self) -> int:
+        """What the group's epoch is called in the classic protocol."""
+        return self.epoch
 
     # What members ask
 

@@ -1,91 +1,63 @@
-"""The groups of this gateway: finds them, lets time pass for them, resolves the requests that wait, and stores what must outlive a restart."""
+"""The groups of this gateway, as their members and those who look after them ask of them."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
-from functools import partial
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TypeVar
 
 from gateway import logs
-from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
-from gateway.groups.consumer_member import Beaten
-from gateway.groups.effects import Answer, Effect, Note, Save
-from gateway.groups.generations import NEVER
+from gateway.groups.consumer_group import ConsumerGroup, Fence
+from gateway.groups.consumer_member import Beat, Beaten
+from gateway.groups.consumer_states import JOINS
+from gateway.groups.conversion import as_consumer, check_upgrade
+from gateway.groups.driver import AnyGroup, Driver
 from gateway.groups.group import Group
 from gateway.groups.member import Joined, Joining, Synced, Syncing
-from gateway.groups.rows import group_id_of, key_of, row_of, value_of
-from gateway.groups.states import GroupState
-from gateway.waiting import Cancel, CancelledError, Clock, Shared, call_later, unbroken
-from storage.log import StateTable, StorageError
+from gateway.waiting import CancelledError, Shared, unbroken
+from storage.log import StorageError
 
 _log = logs.part(__name__)
 
 T = TypeVar("T")
 
+#: The first version of OffsetCommit that is told that there is no such group. Kafka 3.9 has it from v10 or, with its new coordinator, from v9 on.
+_KNOWS_NO_GROUP = 10
 
-class Coordinator:
-    """`open` it before use. `now` is the time in ms since 1970, `clock` counts the waits, `new_id` makes what no other member's id ends in,
-    and `start` runs a coroutine in the background."""
 
-    def __init__(
-        self,
-        table: StateTable,
-        settings: Settings,
-        clock: Clock,
-        now: Callable[[], int],
-        new_id: Callable[[], str],
-        start: Callable[[Coroutine[Any, Any, None]], None],
-    ) -> None:
-        self._table = table
-        self._settings = settings
-        self._clock = clock
-        self._now = now
-        self._new_id = new_id
-        self._start = start
-        self._groups: dict[str, Group] = {}
-        self._timers: dict[str, tuple[float, Cancel]] = {}
-        self._to_do: deque[tuple[Group, Effect]] = deque()
-        self._is_acting = False
-        self._is_over = False
-        self._bytes = 0
-
-    async def open(self) -> None:
-        """Go on with the groups that the store has. Raises StorageError."""
-        for key, value in await self._table.items():
-            try:
-                group_id = group_id_of(key)
-                group = Group.restored(group_id, row_of(value), self._settings, self._now())
-            except ValueError as failure:
-                _log.error("group unreadable: its members join anew", key=key.hex(), reason=str(failure))
-                continue
-            self._groups[group_id] = group
-            self._act(group)
-
-    def end(self) -> None:
-        """Nothing waits any more: its clients are told to look for their coordinator again, as when Kafka's goes down."""
-        self._is_over = True
-        for group in list(self._groups.values()):
-            group.let_go_of_all(ErrorCode.NOT_COORDINATOR)
-            self._act(group)
-        for _, cancel in self._timers.values():
-            cancel()
-        self._timers.clear()
+class Coordinator(Driver):
+    """A group is of the classic protocol or of KIP-848's, by what its members speak; it changes from the one to the other while they go on."""
 
     # What members ask
 
     async def join(self, group_id: str, joining: Joining) -> Joined:
         """The outcome of a JoinGroup, which may take as long as the slowest of the other members. A cancelled one waits no longer."""
+        waiting: Shared[Joined] = Shared()
+        member_id = joining.member_id or f"{joining.instance_id or joining.client_id}-{self._new_id()}"
         try:
             group = self._group_to_join(group_id, joining)
+            if isinstance(group, ConsumerGroup) and group.is_empty:
+                group = self._join_instead(group, joining, member_id, waiting)
+            else:
+                group.join(joining, member_id, waiting, self._now())
         except KafkaError as refusal:
             return Joined(refusal.code, joining.member_id)
-        member_id = joining.member_id or f"{joining.instance_id or joining.client_id}-{self._new_id()}"
-        waiting: Shared[Joined] = Shared()
-        group.join(joining, member_id, waiting, self._now())
         self._act(group)
         return await self._wait(group, member_id, waiting)
+
+    def _join_instead(self, before: ConsumerGroup, joining: Joining, member_id: str, waiting: Shared[Joined]) -> Group:
+        """A consumer group without members becomes a classic one, unless whoever joins is refused."""
+        if joining.member_id:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
+        group = Group(before.group_id, self._settings, self._now())
+        group.inherit(before.stored_keys())
+        group.join(joining, member_id, waiting, self._now())
+        if not group.is_blank:
+            self._drop(before)
+            before.delete(self._now())
+            self._groups[group.group_id] = group
+        return group
 
     async def sync(self, group_id: str, syncing: Syncing) -> Synced:
         """The outcome of a SyncGroup: the assignment, once the leader has brought it and it is stored."""
@@ -101,7 +73,7 @@ class Coordinator:
         self._act(group)
         return await self._wait(group, syncing.member_id, waiting)
 
-    async def _wait(self, group: Group, member_id: str, waiting: Shared[T]) -> T:
+    async def _wait(self, group: AnyGroup, member_id: str, waiting: Shared[T]) -> T:
         try:
             return await waiting
         except CancelledError:
@@ -112,14 +84,66 @@ class Coordinator:
     def heartbeat(self, group_id: str, member_id: str, generation: int, instance_id: str | None) -> None:
         """A member says that it lives. Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS."""
         group = self._group_of_member(group_id)
-        group.heartbeat(member_id, generation, instance_id, self._now())
-        self._arm(group)
+        try:
+            group.heartbeat(member_id, generation, instance_id, self._now())
+        finally:
+            self._arm(group)
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None, reason: str) -> None:
         """A member leaves, or is removed. Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID."""
         group = self._group_of_member(group_id)
         group.leave(member_id, instance_id, reason, self._now())
         self._act(group)
+
+    async def beat(self, group_id: str, beat: Beat) -> Beaten:
+        """The outcome of a ConsumerGroupHeartbeat, once what it changes is stored. A newcomer without an id is given one."""
+        waiting: Shared[Beaten] = Shared()
+        try:
+            self.check_active(group_id)
+            before = self._groups.get(group_id)
+            group = self._group_to_beat(group_id, before, beat)
+            self._check_beat(group, beat)
+        except KafkaError as refusal:
+            return Beaten(refusal.code, refusal.message)
+        is_taken = group.beat(beat if beat.member_id else replace(beat, member_id=self._new_id()), waiting, self._now())
+        if is_taken and group is not before:
+            self._take_place(group, before)
+        self._act(group)
+        return await waiting
+
+    def _check_beat(self, group: ConsumerGroup, beat: Beat) -> None:
+        if beat.size > self._settings.group_member_max_bytes:
+            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
+        if beat.topics is not None or beat.epoch == JOINS:
+            known = group.roster.get(beat.member_id)
+            self._check_room(group.group_id, beat.size - (0 if known is None else known.size))
+
+    def _group_to_beat(self, group_id: str, before: AnyGroup | None, beat: Beat) -> ConsumerGroup:
+        """The group; for a newcomer one that is made where there is none, or out of a classic one. Raises KafkaError(GROUP_ID_NOT_FOUND)."""
+        if isinstance(before, ConsumerGroup):
+            return before
+        now = self._now()
+        if beat.epoch != JOINS:
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"There is no consumer group {group_id}.")
+        if before is None:
+            return ConsumerGroup(group_id, self._topology, self._settings, now)
+        if before.is_empty:
+            group = ConsumerGroup(group_id, self._topology, self._settings, now)
+        else:
+            check_upgrade(before, self._settings)
+            group = ConsumerGroup.restored(group_id, as_consumer(before, self._topology), self._topology, self._settings, now)
+        group.store_anew(before.stored_keys())
+        return group
+
+    def _take_place(self, group: ConsumerGroup, before: AnyGroup | None) -> None:
+        """`group` is the one of its name from now on."""
+        if isinstance(before, Group):
+            self._drop(before)
+            # They join again, and find themselves in a consumer group.
+            before.end(ErrorCode.REBALANCE_IN_PROGRESS, self._now())
+            self._act(before)
+            _log.info("group is a consumer group now", group=group.group_id, members=len(group.roster))
+        self._groups[group.group_id] = group
 
     def check_active(self, group_id: str) -> None:
         """Raises KafkaError: INVALID_GROUP_ID for a name that no group has, NOT_COORDINATOR once the gateway goes down."""
@@ -128,14 +152,14 @@ class Coordinator:
         if self._is_over:
             raise KafkaError(ErrorCode.NOT_COORDINATOR)
 
-    def _group_of_member(self, group_id: str) -> Group:
+    def _group_of_member(self, group_id: str) -> AnyGroup:
         self.check_active(group_id)
         group = self._groups.get(group_id)
         if group is None:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
         return group
 
-    def _group_to_join(self, group_id: str, joining: Joining) -> Group:
+    def _group_to_join(self, group_id: str, joining: Joining) -> AnyGroup:
         """The group, made for a newcomer where it is missing. Raises KafkaError."""
         self.check_active(group_id)
         settings = self._settings
@@ -150,18 +174,12 @@ class Coordinator:
             group = self._groups[group_id] = Group(group_id, settings, self._now())
         return group
 
-    def _check_room(self, group_id: str, size: int) -> None:
-        """Raises KafkaError(COORDINATOR_NOT_AVAILABLE) where so many bytes more would be too many."""
-        if size > 0 and self._bytes + size > self._settings.max_group_bytes:
-            _log.warning("member refused: all groups together take max_group_bytes", group=group_id, bytes=self._bytes)
-            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-
     # What others ask about groups
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[AnyGroup]:
         return iter(list(self._groups.values()))
 
-    def get(self, group_id: str) -> Group | None:
+    def get(self, group_id: str) -> AnyGroup | None:
         """None for a group that has never had members, or none for so long that it was forgotten; it may have committed offsets."""
         return self._groups.get(group_id)
 
@@ -173,21 +191,32 @@ class Coordinator:
             return
         group.check_empty()
         try:
-            await unbroken(self._delete_row(group))
+            await unbroken(self._delete_rows(group))
         except StorageError as failure:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
 
-    def check_commit(self, group_id: str, member_id: str, generation: int, instance_id: str | None, now: float) -> None:
-        """May this member commit? A commit counts as a heartbeat. With generation -1 it is for a group without members, of simple consumers.
+    def check_commit(self, group_id: str, member_id: str, generation: int, instance_id: str | None, version: int) -> Fence | None:
+        """May this member commit? Which partitions it may not is told by what is returned, None where it may commit for all.
 
-        `now` is in ms since 1970. Raises KafkaError: UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, FENCED_INSTANCE_ID, REBALANCE_IN_PROGRESS.
+        A commit to a classic group counts as a heartbeat. With generation -1 it is for a group without members, of simple consumers. `version` is
+        the request's. Raises KafkaError: UNKNOWN_MEMBER_ID, ILLEGAL_GENERATION, STALE_MEMBER_EPOCH, FENCED_INSTANCE_ID, REBALANCE_IN_PROGRESS,
+        GROUP_ID_NOT_FOUND, UNSUPPORTED_VERSION.
         """
+        match self._groups.get(group_id):
+            case Group() as group:
+                group.check_commit(member_id, generation, instance_id, self._now())
+                self._arm(group)
+            case ConsumerGroup() as group:
+                return group.check_commit(member_id, generation, version)
+            case None if generation >= 0:
+                raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND if version >= _KNOWS_NO_GROUP else ErrorCode.ILLEGAL_GENERATION)
+        return None
+
+    def check_fetch(self, group_id: str, member_id: str | None, epoch: int) -> None:
+        """May whoever says to be this member ask where the group stands? Raises KafkaError: UNKNOWN_MEMBER_ID, STALE_MEMBER_EPOCH."""
         group = self._groups.get(group_id)
-        if group is not None:
-            group.check_commit(member_id, generation, instance_id, now)
-            self._arm(group)
-        elif generation >= 0:
-            raise KafkaError(ErrorCode.ILLEGAL_GENERATION)
+        if isinstance(group, ConsumerGroup):
+            group.check_fetch(member_id, epoch)
 
     def subscribed(self, group_id: str) -> frozenset[str] | None:
         """Topics that the group's members subscribe to; None where that cannot be told."""
@@ -197,102 +226,28 @@ class Coordinator:
     def is_empty(self, group_id: str) -> bool:
         """No members, or no such group."""
         group = self._groups.get(group_id)
-        return group is None or group.state is GroupState.EMPTY
+        return group is None or group.is_empty
 
     def emptied_at(self, group_id: str) -> float | None:
         """When the last member left, in ms since 1970; None while there are members or where there were never any (KIP-211)."""
         group = self._groups.get(group_id)
-        return group.changed_at if group is not None and group.state is GroupState.EMPTY else None
+        return group.changed_at if group is not None and group.is_empty else None
 
     def forget(self, group_id: str) -> None:
         """Delete, in the background, a group that has neither members nor offsets any more; one that has members again stays."""
         group = self._groups.get(group_id)
-        if group is not None and group.state is GroupState.EMPTY and not group.pending:
+        if group is not None and group.is_deserted:
             self._start(self._forget(group))
 
-    async def _forget(self, group: Group) -> None:
+    async def _forget(self, group: AnyGroup) -> None:
         try:
-            await self._delete_row(group)
+            await self._delete_rows(group)
         except StorageError as failure:
             _log.warning("group not forgotten", group=group.group_id, reason=str(failure))
 
-    async def _delete_row(self, group: Group) -> None:
-        await self._table.put({key_of(group.group_id): None})
+    async def _delete_rows(self, group: AnyGroup) -> None:
+        await self._table.put(dict.fromkeys(group.stored_keys()))
         # Who has joined meanwhile is in the group as it was, which is stored again with its next generation.
-        if self._groups.get(group.group_id) is group and group.state is GroupState.EMPTY:
+        if self._groups.get(group.group_id) is group and group.is_empty:
             group.delete(self._now())
             self._drop(group)
-
-    # What groups want done
-
-    def _act(self, group: Group) -> None:
-        """Do what `group` wants, in order. An answer may bring the next request of its connection; what that leads to comes after."""
-        self._to_do.extend((group, effect) for effect in group.take())
-        if group.is_blank:
-            self._drop(group)
-        else:
-            self._count(group)
-            self._arm(group)
-        if self._is_acting:
-            return
-        self._is_acting = True
-        try:
-            while self._to_do:
-                self._do(*self._to_do.popleft())
-        finally:
-            self._is_acting = False
-
-    def _do(self, group: Group, effect: Effect) -> None:
-        match effect:
-            case Answer(handle, reply):
-                cast("Shared[Joined | Synced | Beaten]", handle).succeed(reply)
-            case Save():
-                self._start(self._save(group, effect))
-            case Note(event, reason, member_id):
-                told = {name: value for name, value in (("member", member_id), ("reason", reason)) if value}
-                _log.info(event, group=group.group_id, generation=group.generation, members=len(group.roster), **told)
-
-    async def _save(self, group: Group, save: Save) -> None:
-        try:
-            await self._table.put({key_of(group.group_id): value_of(save.row)})
-        except StorageError as failure:
-            _log.error("group not stored", group=group.group_id, generation=save.row.generation, reason=str(failure))
-            group.save_failed(save, self._now())
-        else:
-            group.saved(save, self._now())
-        self._act(group)
-
-    # Time and room
-
-    def _arm(self, group: Group) -> None:
-        """One timer a group, for the first thing that may come to its time: heartbeats do not touch it."""
-        if self._is_over or self._groups.get(group.group_id) is not group:
-            return
-        armed = self._timers.get(group.group_id)
-        if group.due == NEVER or (armed is not None and armed[0] <= group.due):
-            return
-        if armed is not None:
-            armed[1]()
-        self._timers[group.group_id] = (
-            group.due,
-            call_later(self._clock, max(group.due - self._now(), 0) / 1000, partial(self._expire, group)),
-        )
-
-    def _expire(self, group: Group) -> None:
-        self._timers.pop(group.group_id, None)
-        group.expire(self._now())
-        self._act(group)
-
-    def _count(self, group: Group) -> None:
-        if self._groups.get(group.group_id) is group:
-            self._bytes += group.size - group.counted
-            group.counted = group.size
-
-    def _drop(self, group: Group) -> None:
-        if self._groups.get(group.group_id) is not group:
-            return
-        del self._groups[group.group_id]
-        self._bytes -= group.counted
-        armed = self._timers.pop(group.group_id, None)
-        if armed is not None:
-            armed[1]()

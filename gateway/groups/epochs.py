@@ -14,6 +14,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from gateway.config import Settings
+from gateway.errors import KafkaError
 from gateway.groups.assignors import ASSIGNORS, Subscriber, TopicId
 from gateway.groups.consumer_member import ConsumerMember, Partitions
 from gateway.groups.consumer_roster import ConsumerRoster
@@ -146,8 +147,13 @@ class Epochs:
         if version == self._topology.version or 0 <= now - at < REGEX_REFRESH_MS:
             return False
         before = self._resolved.get(regex)
-        self._resolved[regex] = self._topology.matching(regex)
         self._matched[regex] = (self._topology.version, now)
+        try:
+            self._resolved[regex] = self._topology.matching(regex)
+        except KafkaError as failure:
+            # It was good when it came, and takes too long now that there are more topics: it names what it named.
+            self._resolved[regex] = before or frozenset()
+            self._effects.append(Note("regular expression not matched again", failure.message))
         return self._resolved[regex] != before
 
     def _forget_regexes(self) -> None:

@@ -15,7 +15,7 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.effects import Answer, Effect, Handle, Note
 from gateway.groups.generations import NEVER, Generations
 from gateway.groups.member import Joined, Joining, Member, Synced, Syncing
-from gateway.groups.rows import GroupRow
+from gateway.groups.rows import GroupRow, key_of
 from gateway.groups.states import GroupState
 
 #: How long a newcomer's first JoinGroup may wait: it has no session yet that could end. Kafka's NewMemberJoinTimeoutMs.
@@ -24,6 +24,8 @@ NEWCOMER_MS = 5 * 60 * 1000
 
 class Group(Generations):
     """Every JoinGroup and SyncGroup is answered exactly once through `take`, unless it is let go of first."""
+
+    kind = "classic"
 
     @classmethod
     def restored(cls, group_id: str, row: GroupRow, settings: Settings, now: float) -> Self:
@@ -123,10 +125,17 @@ class Group(Generations):
         """Answer every request that waits."""
         self._parked.answer_all(code)
 
-    def take_over(self, stale: Iterable[bytes], answer: Answer | None) -> None:
-        """It was a consumer group, whose rows have these keys: they go in the moment in which its own is stored. Then `answer` is due."""
+    def inherit(self, stale: Iterable[bytes]) -> None:
+        """It was a consumer group, whose rows have these keys: they go in the moment in which its own is stored."""
         self._stale = frozenset(stale)
+
+    def store(self, answer: Answer | None) -> None:
+        """Store it as it is. Then `answer` is due."""
         self._save({one.member_id: one.assignment for one in self.roster}, answer)
+
+    def stored_keys(self) -> set[bytes]:
+        """Of all rows that may be stored of it."""
+        return {key_of(self.group_id), *self._stale}
 
     def rebalance(self, reason: str, now: float) -> None:
         """Have all members join again."""
@@ -140,6 +149,11 @@ class Group(Generations):
     @property
     def is_empty(self) -> bool:
         return self.state is GroupState.EMPTY
+
+    @property
+    def is_deserted(self) -> bool:
+        """Nobody is here, or was told an id to come with."""
+        return self.is_empty and not self.pending
 
     def check_empty(self) -> None:
         """Raises KafkaError(NON_EMPTY_GROUP)."""

@@ -81,12 +81,14 @@ class Ledger:
         self._effects.extend(refused(answer, code) for answer in self._held)
         self._held.clear()
 
-    def close(self) -> set[bytes]:
-        """Nothing more is to be written. Gives the keys of what was: there may be rows of them in the store."""
-        keys = {*self._unsaved, *(() if self._writing is None else self._writing.rows)}
+    def keys(self) -> set[bytes]:
+        """Of the rows that change or are on their way: they may be in the store or not."""
+        return {*self._unsaved, *(() if self._writing is None else self._writing.rows)}
+
+    def close(self) -> None:
+        """Nothing more is to be written."""
         self._unsaved.clear()
         self.refuse_all(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        return keys
 
     def handles(self) -> set[Handle]:
         """Those that wait for the next write."""

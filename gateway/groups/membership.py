@@ -85,6 +85,11 @@ class Membership(Epochs):
             self.changed_at = now
             self._effects.append(Note("group is empty"))
 
+    def stored_keys(self) -> set[bytes]:
+        """Of all rows that may be stored of it."""
+        numbers = {ITSELF, *(member.number for member in self.roster)}
+        return self._ledger.keys() | {key_of(self.group_id, number) for number in numbers}
+
     # Becoming a classic group
 
     def _may_become_classic(self, leaving: Sequence[ConsumerMember]) -> bool:
@@ -97,16 +102,17 @@ class Membership(Epochs):
         is_settled = self.state is ConsumerGroupState.STABLE and joining is not None and joining.topics == leaving[0].topics
         gone = {member.member_id for member in leaving}
         left = [member for member in self.roster if member.member_id not in gone]
-        numbers = {ITSELF, *(member.number for member in self.roster)}
         self.is_dead = True
-        stale = self._ledger.close() | {key_of(self.group_id, number) for number in numbers}
+        stale = self.stored_keys()
+        self._ledger.close()
         members = left if joining is None else [*left, joining]
         group = self.successor = as_classic(self.group_id, self.epoch, members, self._topology, self._settings, now)
         answer = None
         if joining is not None and handle is not None and joining.classic is not None:
             name = joining.classic.protocols[0][0]
             answer = Answer(handle, Joined(ErrorCode.NONE, joining.member_id, self.epoch, CONSUMER, name))
-        group.take_over(stale, answer)
+        group.inherit(stale)
+        group.store(answer)
         self._effects.append(Note("group is a classic one now"))
         if not is_settled:
             group.rebalance("was a consumer group", now)

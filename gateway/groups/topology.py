@@ -8,6 +8,8 @@ from struct import Struct
 from typing import Protocol
 
 from gateway.groups.assignors import TopicId
+from gateway.groups.expressions import Expressions
+from gateway.topics import Topics
 
 _SEEN = Struct(">16sI")
 
@@ -29,6 +31,37 @@ class Topology(Protocol):
     def matching(self, regex: str) -> frozenset[str]:
         """The names of all topics that it matches whole. Raises KafkaError(INVALID_REGULAR_EXPRESSION)."""
         ...
+
+
+class TopicView:
+    """The topics of this gateway, as groups look at them."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._expressions = Expressions()
+        self._names: frozenset[str] = frozenset()
+        self._names_at = -1
+
+    @property
+    def version(self) -> int:
+        return self._topics.version
+
+    def id_of(self, name: str) -> TopicId | None:
+        live = self._topics.get(name)
+        return None if live is None else live.topic.topic_id
+
+    def name_of(self, topic: TopicId) -> str | None:
+        live = self._topics.get(topic)
+        return None if live is None else live.name
+
+    def partitions(self, topic: TopicId) -> int:
+        live = self._topics.get(topic)
+        return 0 if live is None else live.topic.partitions
+
+    def matching(self, regex: str) -> frozenset[str]:
+        if self._names_at != self._topics.version:
+            self._names, self._names_at = frozenset(live.name for live in self._topics), self._topics.version
+        return self._expressions.matching(regex, self._names)
 
 
 def ids_of(names: Iterable[str], topology: Topology) -> frozenset[TopicId]:

@@ -81,16 +81,24 @@ async def _commit_known(request: Any, known: dict[tuple[str, int], Any], caller:
     if not known:
         return {}
     broker = caller.broker
+    codes: dict[tuple[str, int], ErrorCode] = {}
     try:
-        broker.groups.check_commit(
-            request.group_id, request.member_id, request.generation_id_or_member_epoch, request.group_instance_id, broker.now()
+        fence = broker.groups.check_commit(
+            request.group_id, request.member_id, request.generation_id_or_member_epoch, request.group_instance_id, caller.api_version
         )
-        limit = broker.settings.offset_metadata_max_bytes
-        rows = {place: row for place, asked in known.items() if len((row := _row(asked, times)).metadata) <= limit}
+        rows = {}
+        for (name, index), asked in known.items():
+            row = _row(asked, times)
+            code = ErrorCode.NONE if fence is None else fence(broker.topics.require(name).topic.topic_id, index)
+            if len(row.metadata) > broker.settings.offset_metadata_max_bytes:
+                code = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            codes[name, index] = code
+            if code is ErrorCode.NONE:
+                rows[name, index] = row
         await broker.offsets.commit(request.group_id, rows)
     except KafkaError as failure:
         return dict.fromkeys(known, failure.code)
-    return {place: ErrorCode.NONE if place in rows else ErrorCode.OFFSET_METADATA_TOO_LARGE for place in known}
+    return codes
 
 
 def _row(asked: Any, times: Times) -> Committed:
@@ -118,11 +126,14 @@ async def offset_fetch_of_groups(request: Any, caller: Caller) -> Any:
     groups = []
     for asked in request.groups:
         code, topics = ErrorCode.NONE, []
-        if counts[asked.group_id] > 1:
-            # A few bytes a group, and all topics of it each time: such a reply has no bound.
-            code = ErrorCode.INVALID_REQUEST
-        else:
+        try:
+            if counts[asked.group_id] > 1:
+                # A few bytes a group, and all topics of it each time: such a reply has no bound.
+                raise KafkaError(ErrorCode.INVALID_REQUEST)
+            caller.broker.groups.check_fetch(asked.group_id, asked.member_id, asked.member_epoch)
             topics = [_fetched(_FetchedGroup.OffsetFetchResponseTopics, one) for one in standing(asked.group_id, asked.topics, caller)]
+        except KafkaError as failure:
+            code = failure.code
         groups.append(_FetchedGroup(group_id=asked.group_id, topics=topics, error_code=code))
     return OffsetFetchResponse(groups=groups)
 

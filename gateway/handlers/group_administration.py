@@ -19,9 +19,6 @@ from gateway.wire.api_keys import ApiKey
 #: AclOperation's numbers for what can be done with a group: read, delete, describe. Without ACLs everybody may.
 OPERATIONS = {3, 6, 8}
 
-#: Of the two kinds that there are (KIP-848), the one whose members agree among themselves.
-_CLASSIC = "classic"
-
 _Listed = ListGroupsResponse.ListedGroup
 _Described = DescribeGroupsResponse.DescribedGroup
 _Deleted = DeleteGroupsResponse.DeletableGroupResult
@@ -31,24 +28,24 @@ _Deleted = DeleteGroupsResponse.DeletableGroupResult
 async def list_groups(request: Any, caller: Caller) -> Any:
     """All groups: those with members, those that had some, and those that have only committed offsets. v4 filters by state (KIP-518),
     v5 by type (KIP-848)."""
-    states = {state.lower() for state in request.states_filter or ()}
+    states = {state.strip().lower() for state in request.states_filter or ()}
     types = {kind.lower() for kind in request.types_filter or ()}
     rows = [
-        _Listed(group_id=group_id, protocol_type=protocol_type, group_state=state.value, group_type=_CLASSIC)
-        for group_id, protocol_type, state in _all_groups(caller)
-        if (not states or state.value.lower() in states) and (not types or _CLASSIC in types)
+        _Listed(group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=kind)
+        for group_id, protocol_type, state, kind in _all_groups(caller)
+        if (not states or state.lower() in states) and (not types or kind in types)
     ]
     return ListGroupsResponse(error_code=ErrorCode.NONE, groups=rows)
 
 
-def _all_groups(caller: Caller) -> Iterable[tuple[str, str, GroupState]]:
-    """Group, protocol type, state."""
+def _all_groups(caller: Caller) -> Iterable[tuple[str, str, str, str]]:
+    """Group, protocol type, state, and which of the two kinds it is (KIP-848)."""
     groups = caller.broker.groups
     for group in groups:
-        yield group.group_id, group.protocol_type, group.state
+        yield group.group_id, group.protocol_type, group.state.value, group.kind
     for group_id in caller.broker.offsets.groups():
         if groups.get(group_id) is None:
-            yield group_id, "", GroupState.EMPTY
+            yield group_id, "", GroupState.EMPTY.value, Group.kind
 
 
 @serves(ApiKey.DESCRIBE_GROUPS, 6, 6)
@@ -58,14 +55,15 @@ async def describe_groups(request: Any, caller: Caller) -> Any:
 
 
 def describe(request: Any, caller: Caller, missing: Callable[[str], Any]) -> Any:
-    """The reply to a DescribeGroups. A group that is named twice is described once; `missing` makes the row of one that is not there."""
+    """The reply to a DescribeGroups. A group that is named twice is described once; `missing` makes the row of one that is not there, and to
+    this request no consumer group is: ConsumerGroupDescribe finds those."""
     operations = OPERATIONS if request.include_authorized_operations else NOT_ASKED
     rows = []
     for group_id in dict.fromkeys(request.groups):
         group = caller.broker.groups.get(group_id)
-        if group is not None:
+        if isinstance(group, Group):
             row = _described(group)
-        elif caller.broker.offsets.has(group_id):
+        elif group is None and caller.broker.offsets.has(group_id):
             row = _empty(group_id)
         else:
             row = missing(group_id)

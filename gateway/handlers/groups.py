@@ -31,7 +31,7 @@ async def join(request: Any, caller: Caller, rebalance_timeout_ms: int, *, is_to
         request.member_id,
         request.group_instance_id,
         caller.client_id or "",
-        _host(caller),
+        host(caller),
         request.protocol_type,
         tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
         request.session_timeout_ms,
@@ -53,7 +53,7 @@ async def join(request: Any, caller: Caller, rebalance_timeout_ms: int, *, is_to
     )
 
 
-def _host(caller: Caller) -> str:
+def host(caller: Caller) -> str:
     """The client's address as Java writes one that has no name."""
     return "/" + caller.peer.rpartition(":")[0]
 

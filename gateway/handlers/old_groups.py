@@ -8,6 +8,7 @@ from kafka.protocol.consumer.group import LeaveGroupResponse
 
 from gateway.caller import Caller
 from gateway.errors import ErrorCode
+from gateway.handlers.consumer_groups import beat
 from gateway.handlers.group_administration import describe, not_found
 from gateway.handlers.groups import join, leave
 from gateway.routes import serves
@@ -43,3 +44,9 @@ async def leave_group_alone(request: Any, caller: Caller) -> Any:
 async def describe_groups_dead_or_alive(request: Any, caller: Caller) -> Any:
     """Up to Kafka 3.9: a group that is not there is a dead one. v3 authorized operations, v4 static members."""
     return describe(request, caller, lambda group_id: not_found(group_id, ErrorCode.NONE, None))
+
+
+@serves(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, 0)
+async def consumer_group_heartbeat_without_id(request: Any, caller: Caller) -> Any:
+    """Kafka 3.7 to 3.9, librdkafka 2.4 to 2.9: a newcomer may be given its id by the group."""
+    return await beat(request, caller, makes_its_id=False)

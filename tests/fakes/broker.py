@@ -17,6 +17,7 @@ from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
 from gateway.groups.coordinator import Coordinator
 from gateway.groups.offsets import CommittedOffsets
+from gateway.groups.topology import TopicView
 from gateway.producer_ids import ProducerIds
 from gateway.session import Session
 from gateway.topics import Topics
@@ -145,7 +146,7 @@ def open_house(medium: Medium | None = None, **settings: Any) -> House:
     ended(offsets.open())
     ids = iter(range(1, 1 << 31))
     member_ids = (f"id-{number}" for number in range(1, 1 << 31))
-    groups = Coordinator(ended(store.table("groups")), values, clock, now, lambda: next(member_ids), background)
+    groups = Coordinator(ended(store.table("groups")), TopicView(topics), values, clock, now, lambda: next(member_ids), background)
     ended(groups.open())
     broker = Broker(
         values,

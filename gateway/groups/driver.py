@@ -1,0 +1,171 @@
+"""Drives groups: does what they want done, stores what must outlive a restart, lets time pass for them, and minds how much room they take."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, cast
+
+from gateway import logs
+from gateway.config import Settings
+from gateway.errors import ErrorCode, KafkaError
+from gateway.groups import consumer_rows, rows
+from gateway.groups.consumer_group import ConsumerGroup
+from gateway.groups.consumer_member import Beaten
+from gateway.groups.effects import Answer, Effect, Note, Save, Write
+from gateway.groups.generations import NEVER
+from gateway.groups.group import Group
+from gateway.groups.loading import load
+from gateway.groups.member import Joined, Synced
+from gateway.groups.topology import Topology
+from gateway.waiting import Cancel, Clock, Shared, call_later
+from storage.log import StateTable, StorageError
+
+_log = logs.part(__name__)
+
+#: A group of the classic protocol, or of KIP-848's.
+AnyGroup = Group | ConsumerGroup
+
+
+class Driver:
+    """`open` it before use. `now` is the time in ms since 1970, `clock` counts the waits, `new_id` makes what no other member's id ends in,
+    and `start` runs a coroutine in the background."""
+
+    def __init__(
+        self,
+        table: StateTable,
+        topology: Topology,
+        settings: Settings,
+        clock: Clock,
+        now: Callable[[], int],
+        new_id: Callable[[], str],
+        start: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._table = table
+        self._topology = topology
+        self._settings = settings
+        self._clock = clock
+        self._now = now
+        self._new_id = new_id
+        self._start = start
+        self._groups: dict[str, AnyGroup] = {}
+        self._timers: dict[str, tuple[float, Cancel]] = {}
+        self._to_do: deque[tuple[AnyGroup, Effect]] = deque()
+        self._is_acting = False
+        self._is_over = False
+        self._bytes = 0
+
+    async def open(self) -> None:
+        """Go on with the groups that the store has. Raises StorageError."""
+        for group in await load(self._table, self._topology, self._settings, self._now()):
+            self._groups[group.group_id] = group
+            self._act(group)
+
+    def end(self) -> None:
+        """Nothing waits any more: its clients are told to look for their coordinator again, as when Kafka's goes down."""
+        self._is_over = True
+        for group in list(self._groups.values()):
+            group.let_go_of_all(ErrorCode.NOT_COORDINATOR)
+            self._act(group)
+        for _, cancel in self._timers.values():
+            cancel()
+        self._timers.clear()
+
+    # What groups want done
+
+    def _act(self, group: AnyGroup) -> None:
+        """Do what `group` wants, in order. An answer may bring the next request of its connection; what that leads to comes after."""
+        self._to_do.extend((group, effect) for effect in group.take())
+        if isinstance(group, ConsumerGroup) and group.successor is not None and self._groups.get(group.group_id) is group:
+            self._drop(group)
+            group = self._groups[group.group_id] = group.successor
+            self._to_do.extend((group, effect) for effect in group.take())
+        if group.is_blank:
+            self._drop(group)
+        else:
+            self._count(group)
+            self._arm(group)
+        if self._is_acting:
+            return
+        self._is_acting = True
+        try:
+            while self._to_do:
+                self._do(*self._to_do.popleft())
+        finally:
+            self._is_acting = False
+
+    def _do(self, group: AnyGroup, effect: Effect) -> None:
+        match effect:
+            case Answer(handle, reply):
+                cast("Shared[Joined | Synced | Beaten]", handle).succeed(reply)
+            case Save():
+                self._start(self._save(cast("Group", group), effect))
+            case Write():
+                self._start(self._write(cast("ConsumerGroup", group), effect))
+            case Note(event, reason, member_id):
+                told = {name: value for name, value in (("member", member_id), ("reason", reason)) if value}
+                _log.info(event, group=group.group_id, generation=group.generation, members=len(group.roster), **told)
+
+    async def _save(self, group: Group, save: Save) -> None:
+        stored = {rows.key_of(group.group_id): rows.value_of(save.row)}
+        try:
+            await self._table.put({**dict.fromkeys(save.drops), **stored})
+        except StorageError as failure:
+            _log.error("group not stored", group=group.group_id, generation=save.row.generation, reason=str(failure))
+            group.save_failed(save, self._now())
+        else:
+            group.saved(save, self._now())
+        self._act(group)
+
+    async def _write(self, group: ConsumerGroup, write: Write) -> None:
+        stored = {key: None if row is None else consumer_rows.value_of(row) for key, row in write.rows.items()}
+        try:
+            await self._table.put(stored)
+        except StorageError as failure:
+            _log.error("group not stored", group=group.group_id, generation=group.generation, reason=str(failure))
+            group.write_failed(write, self._now())
+        else:
+            group.written(write)
+        self._act(group)
+
+    # Time and room
+
+    def _arm(self, group: AnyGroup) -> None:
+        """One timer a group, for the first thing that may come to its time: heartbeats do not touch it."""
+        if self._is_over or self._groups.get(group.group_id) is not group:
+            return
+        armed = self._timers.get(group.group_id)
+        if group.due == NEVER or (armed is not None and armed[0] <= group.due):
+            return
+        if armed is not None:
+            armed[1]()
+        self._timers[group.group_id] = (
+            group.due,
+            call_later(self._clock, max(group.due - self._now(), 0) / 1000, partial(self._expire, group)),
+        )
+
+    def _expire(self, group: AnyGroup) -> None:
+        self._timers.pop(group.group_id, None)
+        group.expire(self._now())
+        self._act(group)
+
+    def _check_room(self, group_id: str, size: int) -> None:
+        """Raises KafkaError(COORDINATOR_NOT_AVAILABLE) where so many bytes more would be too many."""
+        if size > 0 and self._bytes + size > self._settings.max_group_bytes:
+            _log.warning("member refused: all groups together take max_group_bytes", group=group_id, bytes=self._bytes)
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def _count(self, group: AnyGroup) -> None:
+        if self._groups.get(group.group_id) is group:
+            self._bytes += group.size - group.counted
+            group.counted = group.size
+
+    def _drop(self, group: AnyGroup) -> None:
+        if self._groups.get(group.group_id) is not group:
+            return
+        del self._groups[group.group_id]
+        self._bytes -= group.counted
+        armed = self._timers.pop(group.group_id, None)
+        if armed is not None:
+            armed[1]()

@@ -1,0 +1,109 @@
+"""ConsumerGroupHeartbeat: what members of consumer groups ask (KIP-848)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.caller import Caller
+from gateway.errors import ErrorCode, KafkaError
+from gateway.groups.assignors import ASSIGNORS
+from gateway.groups.consumer_member import Beat, Beaten, Partitions
+from gateway.groups.consumer_states import GOES_AWAY, JOINS, LEAVES
+from gateway.handlers.groups import host
+from gateway.routes import serves
+from gateway.wire.api_keys import ApiKey
+from gateway.wire.consumer_groups import ConsumerGroupHeartbeatResponse
+from gateway.wire.messages import topic_id_of, uuid_of
+
+_Assignment = ConsumerGroupHeartbeatResponse.Assignment
+
+#: What stands for a timeout that has not changed.
+_UNCHANGED = -1
+
+
+@serves(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, 1)
+async def consumer_group_heartbeat(request: Any, caller: Caller) -> Any:
+    """A member joins, lives, leaves, and is told its epoch and, where that is new, its assignment. It has made its id itself (KIP-1082), and may
+    subscribe by a regular expression."""
+    return await beat(request, caller, makes_its_id=True)
+
+
+async def beat(request: Any, caller: Caller, *, makes_its_id: bool) -> Any:
+    """The reply to a ConsumerGroupHeartbeat."""
+    try:
+        _check(request, makes_its_id=makes_its_id)
+    except KafkaError as failure:
+        return _reply(Beaten(failure.code, failure.message), caller)
+    owned = None
+    if request.topic_partitions is not None:
+        owned = _partitions(request.topic_partitions)
+    said = Beat(
+        request.member_id,
+        request.member_epoch,
+        request.instance_id,
+        request.rack_id,
+        None if request.rebalance_timeout_ms == _UNCHANGED else request.rebalance_timeout_ms,
+        None if request.subscribed_topic_names is None else frozenset(request.subscribed_topic_names),
+        request.subscribed_topic_regex,
+        request.server_assignor,
+        owned,
+        caller.client_id or "",
+        host(caller),
+    )
+    return _reply(await caller.broker.groups.beat(request.group_id, said), caller)
+
+
+def _check(request: Any, *, makes_its_id: bool) -> None:
+    """Raises KafkaError: INVALID_REQUEST for what contradicts itself, UNSUPPORTED_ASSIGNOR (GroupCoordinatorService, Kafka 4.3)."""
+    epoch = request.member_epoch
+    names = {"GroupId": request.group_id, "InstanceId": request.instance_id, "RackId": request.rack_id}
+    if makes_its_id or epoch > JOINS or epoch == LEAVES:
+        names["MemberId"] = request.member_id
+    for name, value in names.items():
+        if value is not None and not value.strip():
+            raise _invalid(f"{name} must not be empty.")
+    if epoch == JOINS:
+        if request.rebalance_timeout_ms == _UNCHANGED:
+            raise _invalid("Who joins must say RebalanceTimeoutMs.")
+        if request.topic_partitions is None or request.topic_partitions:
+            raise _invalid("Who joins has no TopicPartitions and must say so.")
+        if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
+            raise _invalid("Who joins must say SubscribedTopicNames or SubscribedTopicRegex.")
+    elif epoch == GOES_AWAY and request.instance_id is None:
+        raise _invalid("Only a member with an InstanceId leaves for a while.")
+    elif epoch < GOES_AWAY:
+        raise _invalid("There is no such MemberEpoch.")
+    if request.server_assignor is not None and request.server_assignor not in ASSIGNORS:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_ASSIGNOR, f"There is no ServerAssignor {request.server_assignor}; there are {', '.join(ASSIGNORS)}."
+        )
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REQUEST, message)
+
+
+def _partitions(rows: Any) -> Partitions:
+    found: dict[bytes, frozenset[int]] = {}
+    for row in rows:
+        topic = topic_id_of(row.topic_id)
+        found[topic] = found.get(topic, frozenset()) | frozenset(row.partitions)
+    return found
+
+
+def _reply(beaten: Beaten, caller: Caller) -> Any:
+    is_taken = beaten.code is ErrorCode.NONE
+    assignment = None
+    if beaten.assignment is not None:
+        row = _Assignment.TopicPartitions
+        rows = [row(topic_id=uuid_of(topic), partitions=sorted(indexes)) for topic, indexes in sorted(beaten.assignment.items())]
+        assignment = _Assignment(topic_partitions=rows)
+    return ConsumerGroupHeartbeatResponse(
+        throttle_time_ms=0,
+        error_code=beaten.code,
+        error_message=beaten.message,
+        member_id=beaten.member_id if is_taken else None,
+        member_epoch=beaten.epoch,
+        heartbeat_interval_ms=caller.broker.settings.group_consumer_heartbeat_interval_ms if is_taken and beaten.epoch >= JOINS else 0,
+        assignment=assignment,
+    )
