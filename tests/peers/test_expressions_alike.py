@@ -1,0 +1,65 @@
+"""The regular expressions of subscriptions mean to the gateway what they mean to Kafka's brokers, which read them with RE2/J."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import KafkaError
+from gateway.groups.expressions import Expressions
+from tests.peers.cache import CannotInstall, maven_jars
+
+pytestmark = pytest.mark.peer
+
+#: What Kafka 4 depends on.
+RE2J = "com.google.re2j:re2j:1.8"
+PROGRAM = Path(__file__).parent / "expressions" / "Match.java"
+#: Expressions that were thought of, and parts that others are made of by chance.
+WRITTEN = (PROGRAM.parent / "written.txt").read_text("utf-8")
+PIECES = r"a b ab . \. \w [ab] [^a] (a|b) (?:ab) (?i) | ^ $ * + ? {2} {1,} ( ) [ \d orders \b"
+TOPICS = "orders Orders ORDERS orders-eu orders.v2 orders_v2 a b ab aab abab aaa 0 42 a.b x-y_z.0 __internal"
+NAMES = sorted(TOPICS.split())
+
+#: Nobody refers to groups here, so that two have one name is not looked at.
+TAKEN_BY_US_ALONE = "(?P<n>a)(?P<n>b)"
+
+
+def random_ones(count: int) -> Iterable[str]:
+    chance = random.Random(1)
+    for _ in range(count):
+        yield "".join(chance.choices(PIECES.split(), k=chance.randint(1, 8)))
+
+
+def ours(expression: str) -> str:
+    try:
+        found = Expressions().matching(expression, frozenset(NAMES))
+    except KafkaError:
+        return "refused"
+    return "".join("1" if name in found else "0" for name in NAMES)
+
+
+def theirs(expressions: list[str]) -> list[str]:
+    try:
+        jars = maven_jars((RE2J,))
+    except CannotInstall as reason:
+        pytest.skip(str(reason))
+    lines = "".join(" ".join(word.encode().hex() for word in (expression, *NAMES)) + "\n" for expression in expressions)
+    argv = ["java", "-XX:+UseSerialGC", "-cp", f"{jars}/*", str(PROGRAM)]
+    done = subprocess.run(argv, input=lines, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_an_expression_names_the_same_topics_or_is_refused_by_both() -> None:
+    asked = ["", "a\n?", *WRITTEN.split(), *random_ones(2000)]
+    differences = [(one, our, their) for one, our, their in zip(asked, map(ours, asked), theirs(asked), strict=True) if our != their]
+    assert differences == []
+
+
+def test_a_name_for_two_groups_is_no_reason_to_refuse() -> None:
+    assert theirs([TAKEN_BY_US_ALONE]) == ["refused"]
+    assert ours(TAKEN_BY_US_ALONE).count("1") == 1
