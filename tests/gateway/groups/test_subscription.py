@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
-from gateway.groups.subscription import subscribed_topics
+from gateway.groups.subscription import assignment_bytes, assignment_of, subscribed_topics, subscription_of
+
+PARTITIONS = {"orders": frozenset({0, 2}), "größe": frozenset({1})}
 
 
 @pytest.mark.parametrize("version", range(4))
@@ -38,3 +40,55 @@ def test_any_bytes_are_topics_or_nothing(metadata):
 )
 def test_what_claims_more_than_is_there_is_no_subscription(metadata):
     assert subscribed_topics([metadata]) is None
+
+
+@pytest.mark.parametrize("version", range(4))
+def test_a_subscription_says_what_a_member_reads_and_has_and_where_it_is(version):
+    row = ConsumerProtocolSubscription.TopicPartition
+    owned = [row(topic=topic, partitions=sorted(indexes)) for topic, indexes in PARTITIONS.items()]
+    said = ConsumerProtocolSubscription(
+        version=version, topics=["orders"], user_data=b"x", owned_partitions=owned, generation_id=7, rack_id="r1"
+    )
+    read = subscription_of(bytes(said.encode(version=version)))
+    assert read.topics == {"orders"}
+    assert read.owned == (PARTITIONS if version >= 1 else {})
+    assert read.rack_id == ("r1" if version >= 3 else None)
+
+
+def test_a_subscription_of_a_later_version_is_read_as_the_newest_known():
+    said = ConsumerProtocolSubscription(version=3, topics=["orders"], user_data=None, owned_partitions=[], generation_id=-1, rack_id=None)
+    later = b"\0\x09" + bytes(said.encode(version=3))[2:] + b"more"
+    assert subscription_of(later).topics == {"orders"}
+
+
+def test_what_a_client_leaves_out_at_the_end_is_not_said():
+    said = ConsumerProtocolSubscription(version=0, topics=["orders"], user_data=b"x")
+    assert subscription_of(b"\0\1" + bytes(said.encode(version=0))[2:]).owned == {}
+
+
+@pytest.mark.parametrize("version", range(4))
+def test_an_assignment_is_written_in_its_members_version_as_the_codec_writes_it(version):
+    row = ConsumerProtocolAssignment.TopicPartition
+    rows = [row(topic=topic, partitions=sorted(indexes)) for topic, indexes in sorted(PARTITIONS.items())]
+    codec = ConsumerProtocolAssignment(version=version, assigned_partitions=rows, user_data=None)
+    written = assignment_bytes(PARTITIONS, version.to_bytes(2, "big") + b"the rest of it")
+    assert written == bytes(codec.encode(version=version))
+    assert assignment_of(written) == (PARTITIONS, b"")
+
+
+def test_what_an_assignor_puts_beside_an_assignment_is_seen():
+    codec = ConsumerProtocolAssignment(version=1, assigned_partitions=[], user_data=b"notes")
+    assert assignment_of(bytes(codec.encode(version=1))) == ({}, b"notes")
+
+
+def test_no_assignment_is_nothing():
+    assert assignment_of(b"") == ({}, b"")
+
+
+@given(st.binary(max_size=80) | st.binary(max_size=40).map(lambda rest: b"\0\1\0\0\0\1\0\1a" + rest))
+def test_any_bytes_are_read_or_refused(message):
+    for read in (subscription_of, assignment_of):
+        try:
+            read(message)
+        except ValueError:
+            continue
