@@ -297,6 +297,12 @@ class Settings(BaseSettings):
         description="The assignments of a group of the new protocol are made anew no more often, so that a thousand members that come at once "
         "cost a few assignments. The default of Kafka 4.3.",
     )
+    group_consumer_regex_max_bytes: int = Field(
+        2 * KIB,
+        ge=1,
+        le=64 * KIB,
+        description="Longest regular expression of a subscription. Sixty names of topics fit; the most costly one of this length takes 0.1 s to refuse.",
+    )
     group_consumer_migration_policy: Literal["bidirectional", "upgrade", "downgrade", "disabled"] = Field(
         "bidirectional",
         description="Whether a classic group becomes a consumer group when the first member of the new protocol joins (upgrade), and a classic "

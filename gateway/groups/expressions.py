@@ -11,11 +11,8 @@ import re2
 
 from gateway.errors import ErrorCode, KafkaError
 
-#: Longest expression, in bytes. Sixty names of topics fit; the most costly one of this length takes 0.1 s to refuse.
-MAX_EXPRESSION_BYTES = 2048
-
-#: Instructions of a compiled expression: one for each letter of the longest and some more. Each may cost 1 us for a name of 249 characters.
-MAX_INSTRUCTIONS = 2500
+#: Instructions of a compiled expression, for each byte that one may have: names take one a letter. Each may cost 1 us for a name of 249 characters.
+INSTRUCTIONS_PER_BYTE = 1.25
 
 #: Expressions that are remembered, each with half a megabyte at the most and some kilobytes as a rule. One more is compiled anew when it is needed.
 MAX_REMEMBERED = 128
@@ -30,16 +27,17 @@ _MAX_MEMORY = 1 << 19
 class Expressions:
     """Expressions and what was found by them. A name is looked at once, so a new topic costs one look by each expression."""
 
-    __slots__ = ("_cpu_time", "_known")
+    __slots__ = ("_cpu_time", "_known", "_max_bytes")
 
-    def __init__(self, cpu_time: Callable[[], float] = time.thread_time) -> None:
-        """`cpu_time()` says how long this thread has worked, in seconds."""
+    def __init__(self, max_bytes: int, cpu_time: Callable[[], float] = time.thread_time) -> None:
+        """`max_bytes` is how long one may be; `cpu_time()` says how long this thread has worked, in seconds."""
+        self._max_bytes = max_bytes
         self._cpu_time = cpu_time
         self._known: dict[str, _Expression] = {}
 
     def matching(self, expression: str, names: frozenset[str]) -> frozenset[str]:
         """Those of `names`, all names that there are, which the expression matches whole. Raises KafkaError: INVALID_REGULAR_EXPRESSION."""
-        known = self._known.pop(expression, None) or _Expression(expression)
+        known = self._known.pop(expression, None) or _Expression(expression, self._max_bytes)
         found = known.among(names, self._cpu_time)
         self._known[expression] = known
         if len(self._known) > MAX_REMEMBERED:
@@ -50,9 +48,9 @@ class Expressions:
 class _Expression:
     __slots__ = ("_compiled", "_found", "_seen", "_text")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, max_bytes: int) -> None:
         self._text = text
-        self._compiled = _compile(text)
+        self._compiled = _compile(text, max_bytes)
         self._seen: frozenset[str] = frozenset()
         self._found: frozenset[str] = frozenset()
 
@@ -71,10 +69,10 @@ class _Expression:
         return self._found
 
 
-def _compile(text: str) -> Any:
+def _compile(text: str, max_bytes: int) -> Any:
     raw = text.encode()
-    if len(raw) > MAX_EXPRESSION_BYTES:
-        raise _invalid(f"{text[:40]}...", f"it has more than {MAX_EXPRESSION_BYTES} bytes")
+    if len(raw) > max_bytes:
+        raise _invalid(f"{text[:40]}...", f"it has more than {max_bytes} bytes")
     options = re2.Options()
     options.max_mem = _MAX_MEMORY
     options.never_capture = True
@@ -84,7 +82,7 @@ def _compile(text: str) -> Any:
         compiled = re2.compile(raw, options)
     except re2.error as wrong:
         raise _invalid(text, wrong.args[0].decode(errors="replace")) from None
-    if compiled.programsize > MAX_INSTRUCTIONS:
+    if compiled.programsize > max_bytes * INSTRUCTIONS_PER_BYTE:
         raise _invalid(text, "it is too large")
     return compiled
 

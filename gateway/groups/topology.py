@@ -34,11 +34,11 @@ class Topology(Protocol):
 
 
 class TopicView:
-    """The topics of this gateway, as groups look at them."""
+    """The topics of this gateway, as groups look at them. `regex_max_bytes` is how long a regular expression may be."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: Topics, regex_max_bytes: int) -> None:
         self._topics = topics
-        self._expressions = Expressions()
+        self._expressions = Expressions(regex_max_bytes)
         self._names: frozenset[str] = frozenset()
         self._names_at = -1
 

@@ -146,7 +146,8 @@ def open_house(medium: Medium | None = None, **settings: Any) -> House:
     ended(offsets.open())
     ids = iter(range(1, 1 << 31))
     member_ids = (f"id-{number}" for number in range(1, 1 << 31))
-    groups = Coordinator(ended(store.table("groups")), TopicView(topics), values, clock, now, lambda: next(member_ids), background)
+    topology = TopicView(topics, values.group_consumer_regex_max_bytes)
+    groups = Coordinator(ended(store.table("groups")), topology, values, clock, now, lambda: next(member_ids), background)
     ended(groups.open())
     broker = Broker(
         values,

@@ -36,7 +36,7 @@ def random_ones(count: int) -> Iterable[str]:
 
 def ours(expression: str) -> str:
     try:
-        found = Expressions().matching(expression, frozenset(NAMES))
+        found = Expressions(2048).matching(expression, frozenset(NAMES))
     except KafkaError:
         return "refused"
     return "".join("1" if name in found else "0" for name in NAMES)

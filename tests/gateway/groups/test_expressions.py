@@ -10,20 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups import expressions
-from gateway.groups.expressions import ALLOWANCE, MAX_EXPRESSION_BYTES, MAX_REMEMBERED, Expressions
+from gateway.groups.expressions import ALLOWANCE, MAX_REMEMBERED, Expressions
 
+MAX_BYTES = Settings().group_consumer_regex_max_bytes
 NAMES = frozenset({"orders", "orders-eu", "orders.v2", "Orders", "bills", "bill", "a_1"})
 
 
 def found(expression, names=NAMES):
-    return sorted(Expressions().matching(expression, frozenset(names)))
+    return sorted(Expressions(MAX_BYTES).matching(expression, frozenset(names)))
 
 
 def refusal(expression, names=NAMES, **settings):
     with pytest.raises(KafkaError) as refused:
-        Expressions(**settings).matching(expression, frozenset(names))
+        Expressions(MAX_BYTES, **settings).matching(expression, frozenset(names))
     assert refused.value.code is ErrorCode.INVALID_REGULAR_EXPRESSION
     return refused.value.message
 
@@ -60,7 +62,7 @@ def test_what_re2_does_not_know_is_refused(expression):
 
 
 def test_a_topic_that_comes_or_goes_is_seen():
-    kept = Expressions()
+    kept = Expressions(MAX_BYTES)
     assert kept.matching("orders.*", frozenset({"orders", "bills"})) == {"orders"}
     assert kept.matching("orders.*", frozenset({"orders", "orders-eu"})) == {"orders", "orders-eu"}
     assert kept.matching("orders.*", frozenset({"orders-eu"})) == {"orders-eu"}
@@ -69,29 +71,29 @@ def test_a_topic_that_comes_or_goes_is_seen():
 
 @given(st.lists(st.frozensets(st.sampled_from(sorted(NAMES))), max_size=6), st.sampled_from(["orders.*", "b.*", ".*s", "bill"]))
 def test_what_is_remembered_changes_nothing(moments, expression):
-    kept = Expressions()
+    kept = Expressions(MAX_BYTES)
     for names in moments:
         assert sorted(kept.matching(expression, names)) == found(expression, names)
 
 
 def test_a_name_is_looked_at_once(monkeypatch):
     looks = []
-    compiled = expressions._compile("orders")
+    compiled = expressions._compile("orders", MAX_BYTES)
 
     class Counted:
         def fullmatch(self, name):
             looks.append(name)
             return compiled.fullmatch(name)
 
-    monkeypatch.setattr(expressions, "_compile", lambda text: Counted())
-    kept = Expressions()
+    monkeypatch.setattr(expressions, "_compile", lambda text, max_bytes: Counted())
+    kept = Expressions(MAX_BYTES)
     kept.matching("orders", frozenset({"orders", "bills"}))
     kept.matching("orders", frozenset({"orders", "bills", "bill"}))
     assert sorted(looks) == [b"bill", b"bills", b"orders"]
 
 
 def test_expressions_that_nobody_asked_for_longest_are_forgotten():
-    kept = Expressions()
+    kept = Expressions(MAX_BYTES)
     for number in range(MAX_REMEMBERED + 10):
         kept.matching("orders", NAMES)
         kept.matching(f"orders{number}", NAMES)
@@ -100,8 +102,8 @@ def test_expressions_that_nobody_asked_for_longest_are_forgotten():
 
 
 def test_one_of_more_bytes_than_allowed_is_refused_and_not_quoted():
-    assert found("a" * MAX_EXPRESSION_BYTES) == []
-    assert len(refusal("ö" * (MAX_EXPRESSION_BYTES // 2 + 1))) < 200
+    assert found("a" * MAX_BYTES) == []
+    assert len(refusal("ö" * (MAX_BYTES // 2 + 1))) < 200
 
 
 def test_one_that_takes_too_long_is_refused():
@@ -126,18 +128,18 @@ def test_no_expression_holds_everybody_up(expression):
     names = frozenset(("ab" * 125)[number % 40 :] + str(number) for number in range(500))
     began = time.process_time()
     with suppress(KafkaError):
-        Expressions().matching(expression, names)
+        Expressions(MAX_BYTES).matching(expression, names)
     assert time.process_time() - began < 1.0
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text("ab.*+?(){}[]|^$\\1,-", max_size=20))
 def test_any_text_is_evaluated_or_refused(text):
     with suppress(KafkaError):
-        assert Expressions().matching(text, NAMES) <= NAMES
+        assert Expressions(MAX_BYTES).matching(text, NAMES) <= NAMES
 
 
 def test_ten_thousand_topics_are_looked_at_in_no_time():
     names = frozenset(f"team-{number % 17}.orders.region-{number}" for number in range(10_000))
     began = time.process_time()
-    assert len(Expressions().matching("team-3\\.orders\\..*", names)) == 589
+    assert len(Expressions(MAX_BYTES).matching("team-3\\.orders\\..*", names)) == 589
     assert time.process_time() - began < 0.2
