@@ -80,7 +80,8 @@ class ConsumerGroup(ClassicMembers):
 
     @property
     def is_deserted(self) -> bool:
-        return self.is_empty
+        """Nobody is here, and that is stored."""
+        return self.is_empty and self._ledger.is_clean
 
     @property
     def generation(self) -> int:
@@ -175,14 +176,16 @@ class ConsumerGroup(ClassicMembers):
             raise KafkaError(_stale(member))
 
     def check_empty(self) -> None:
-        """Raises KafkaError(NON_EMPTY_GROUP)."""
+        """Raises KafkaError: NON_EMPTY_GROUP, COORDINATOR_NOT_AVAILABLE while it is not stored that it is empty: that could come after a deletion."""
         if len(self.roster):
             raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
+        if not self._ledger.is_clean:
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def delete(self, now: float) -> None:
-        """There is no way back. Raises KafkaError(NON_EMPTY_GROUP)."""
+        """There is no way back. Raises KafkaError as `check_empty`."""
         self.check_empty()
-        self.is_dead = True
+        self.retire()
 
     def let_go_of_all(self, code: ErrorCode) -> None:
         """Answer every request that waits for a write that has not begun."""

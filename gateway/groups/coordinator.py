@@ -55,7 +55,8 @@ class Coordinator(Driver):
         group.join(joining, member_id, waiting, self._now())
         if not group.is_blank:
             self._drop(before)
-            before.delete(self._now())
+            before.retire()
+            self._act(before)
             self._groups[group.group_id] = group
         return group
 

@@ -90,6 +90,11 @@ class Membership(Epochs):
         numbers = {ITSELF, *(member.number for member in self.roster)}
         return self._ledger.keys() | {key_of(self.group_id, number) for number in numbers}
 
+    def retire(self) -> None:
+        """It is a group no more, and writes nothing more."""
+        self.is_dead = True
+        self._ledger.close()
+
     # Becoming a classic group
 
     def _may_become_classic(self, leaving: Sequence[ConsumerMember]) -> bool:
@@ -102,9 +107,8 @@ class Membership(Epochs):
         is_settled = self.state is ConsumerGroupState.STABLE and joining is not None and joining.topics == leaving[0].topics
         gone = {member.member_id for member in leaving}
         left = [member for member in self.roster if member.member_id not in gone]
-        self.is_dead = True
         stale = self.stored_keys()
-        self._ledger.close()
+        self.retire()
         members = left if joining is None else [*left, joining]
         group = self.successor = as_classic(self.group_id, self.epoch, members, self._topology, self._settings, now)
         answer = None

@@ -281,6 +281,30 @@ def test_a_consumer_group_is_deleted_when_it_is_empty(house):
     assert list(again(house).broker.groups) == []
 
 
+def test_a_group_is_not_deleted_before_it_is_stored_that_it_is_empty(house):
+    beat(house, "m1")
+    house.store.hold()
+    going = asked(house, request(house, "m1", -1), 1)
+    assert delete(house) == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    house.store.release()
+    assert going.is_done
+    assert delete(house) == 0
+
+
+def test_a_group_that_goes_over_to_the_classic_protocol_while_it_is_written_leaves_nothing_behind(house):
+    beat(house, "m1")
+    house.store.hold()
+    asked(house, request(house, "m2"), 1)
+    for member in ("m2", "m1"):
+        asked(house, request(house, member, -1), 1)
+    joining = asked(house, join_request(instance="i1"), 9)
+    house.store.release()
+    house.clock.advance(INITIAL_DELAY)
+    assert answer(join_request(), joining.result, 9).generation_id == 1
+    classic_sync(house, answer(join_request(), joining.result, 9).member_id, 1)
+    assert [one.kind for one in again(house).broker.groups] == ["classic"]
+
+
 def delete(house: House) -> int:
     return int(ask(house, DeleteGroupsRequest(groups_names=["g"]), 2).results[0].error_code)
 
