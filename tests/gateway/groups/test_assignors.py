@@ -204,15 +204,15 @@ def test_nobody_has_two_fewer_than_one_who_could_give_it_a_partition(members, pa
         assert all(shares[owner] - shares[other] <= 1 for other, one in members.items() if topic_id in one.topics)
 
 
-@given(members=mixed_groups, partitions=counts)
-def test_who_could_keep_all_and_still_has_least_keeps_it(members, partitions):
+@given(members=mixed_groups, partitions=counts, data=st.data())
+def test_who_leaves_a_topic_s_only_subscriber_alone_leaves_it_all_of_it(members, partitions, data):
     group = later(members, assign_uniform(members, partitions))
-    leaver = min(group, default=None)
-    assigned = assign_uniform({member_id: one for member_id, one in group.items() if member_id != leaver}, partitions)
-    shares = load(assigned)
-    for member_id, rows in assigned.items():
-        if shares[member_id] == min(shares.values()):
-            assert all(indexes <= rows.get(topic_id, frozenset()) for topic_id, indexes in group[member_id].owned.items())
+    leavers = data.draw(st.sets(st.sampled_from(sorted(group)), max_size=3)) if group else set()
+    left = {member_id: one for member_id, one in group.items() if member_id not in leavers}
+    assigned = assign_uniform(left, partitions)
+    for member_id, one in left.items():
+        for topic_id in one.topics - {other for name, two in left.items() if name != member_id for other in two.topics}:
+            assert assigned[member_id].get(topic_id, frozenset()) == frozenset(range(partitions.get(topic_id, 0)))
 
 
 # ---- both
