@@ -204,17 +204,6 @@ def test_nobody_has_two_fewer_than_one_who_could_give_it_a_partition(members, pa
         assert all(shares[owner] - shares[other] <= 1 for other, one in members.items() if topic_id in one.topics)
 
 
-@given(members=mixed_groups, partitions=counts, data=st.data())
-def test_who_leaves_a_topic_s_only_subscriber_alone_leaves_it_all_of_it(members, partitions, data):
-    group = later(members, assign_uniform(members, partitions))
-    leavers = data.draw(st.sets(st.sampled_from(sorted(group)), max_size=3)) if group else set()
-    left = {member_id: one for member_id, one in group.items() if member_id not in leavers}
-    assigned = assign_uniform(left, partitions)
-    for member_id, one in left.items():
-        for topic_id in one.topics - {other for name, two in left.items() if name != member_id for other in two.topics}:
-            assert assigned[member_id].get(topic_id, frozenset()) == frozenset(range(partitions.get(topic_id, 0)))
-
-
 # ---- both
 
 
