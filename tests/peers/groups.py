@@ -11,6 +11,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 SECONDS = 30.0
 
+#: Ranges of partitions, whoever shares them out: a member, or the coordinator (KIP-848).
+_ASSIGNOR: dict[str, dict[str, str | bool]] = {
+    "classic": {"partition.assignment.strategy": "range"},
+    "consumer": {"group.protocol": "consumer", "group.remote.assignor": "range"},
+}
+
 
 def makes_topic(bootstrap: str, name: str, *records: int) -> None:
     """A topic with so many records in each partition, at the times 1000, 2000, ..."""
@@ -42,9 +48,9 @@ def committed(bootstrap: str, group: str, *partitions: tuple[str, int]) -> list[
 
 
 @contextmanager
-def members(bootstrap: str, group: str, topic: str, *names: str) -> Iterator[None]:
+def members(bootstrap: str, group: str, topic: str, *names: str, protocol: str = "classic") -> Iterator[None]:
     """Members whose client ids are `names`, static ones by the same name where it begins with "static". They have their partitions and keep them."""
-    consumers = [Consumer(_settings(bootstrap, group, name)) for name in names]
+    consumers = [Consumer(_settings(bootstrap, group, name) | _ASSIGNOR[protocol]) for name in names]
     try:
         for consumer in consumers:
             consumer.subscribe([topic])
@@ -64,7 +70,6 @@ def _settings(bootstrap: str, group: str, name: str) -> dict[str, str | bool]:
         "bootstrap.servers": bootstrap,
         "group.id": group,
         "client.id": name,
-        "partition.assignment.strategy": "range",
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
     }

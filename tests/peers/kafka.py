@@ -24,6 +24,8 @@ from typing import Self
 from tests.peers.cache import TAIL_CHARACTERS, CannotInstall, maven_jars
 
 VERSION = "3.9.2"
+#: The one that is asked about what came after 3.9.
+MODERN = "4.3.1"
 CLUSTER_ID = "a29wZ2F0ZS1yZWZlcmVuYw"
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -69,7 +71,9 @@ class Secured:
 
 def jars(version: str = VERSION) -> Path:
     """The folder with the jars of the broker and its tools; fetched once."""
-    return maven_jars((f"org.apache.kafka:kafka_2.13:{version}", f"org.apache.kafka:kafka-tools:{version}"))
+    # From 4 on the broker brings no library along that writes a log.
+    writer = ("org.slf4j:slf4j-simple:1.7.36",) if _is_modern(version) else ()
+    return maven_jars((f"org.apache.kafka:kafka_2.13:{version}", f"org.apache.kafka:kafka-tools:{version}", *writer))
 
 
 def java(
@@ -78,7 +82,7 @@ def java(
     """The argv of a main class from the broker's jars, logging to stderr."""
     if not shutil.which("java"):
         raise CannotInstall("`java` is not on this machine: Kafka needs a JDK of version 17 or later")
-    flags = [heap, *collector, "-Djava.awt.headless=true", f"-Dlog4j.configuration=file:{_log4j(log_level)}"]
+    flags = [heap, *collector, "-Djava.awt.headless=true", *_logging(version, log_level)]
     return ["java", *flags, "-cp", f"{jars(version)}/*", main, *arguments]
 
 
@@ -245,6 +249,17 @@ def _free_ports(count: int) -> list[int]:
     for one in held:
         one.close()
     return ports
+
+
+def _is_modern(version: str) -> bool:
+    return int(version.partition(".")[0]) >= 4
+
+
+def _logging(version: str, level: str) -> list[str]:
+    if not _is_modern(version):
+        return [f"-Dlog4j.configuration=file:{_log4j(level)}"]
+    simple = "-Dorg.slf4j.simpleLogger"
+    return [f"{simple}.defaultLogLevel={level.lower()}", f"{simple}.log.kafka.server.KafkaRaftServer=info"]
 
 
 def _log4j(level: str) -> Path:

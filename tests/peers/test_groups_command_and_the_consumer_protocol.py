@@ -1,0 +1,121 @@
+"""`kopgate groups` on groups of the consumer protocol (KIP-848), against Kafka 4 and the gateway, with members of librdkafka, which
+leave Kafka 3.9's first version of the protocol alone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import main
+from tests.legacy_clients.brokers import are_required, gateway
+from tests.peers.cache import CannotInstall
+from tests.peers.groups import SECONDS, commits, makes_topic, members
+from tests.peers.kafka import MODERN, Kafka
+from tests.peers.sides import ALIKE
+
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("groups command and the consumer protocol")]
+
+
+@pytest.fixture(scope="module", params=["Kafka", "gateway"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    try:
+        if request.param == "Kafka":
+            with Kafka.start(version=MODERN) as kafka:
+                yield kafka.bootstrap
+        else:
+            with gateway(tmp_path_factory.mktemp("gateway"), arguments=ALIKE) as broker:
+                yield broker.bootstrap
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+
+
+def groups(server: str, command: str, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["groups", command, "--bootstrap-server", server, "--timeout", "20", *arguments])
+
+
+def described(server: str, group: str) -> dict[str, Any]:
+    result = groups(server, "describe", group, "--json")
+    assert result.exit_code == 0, result.stderr
+    (row,) = json.loads(result.stdout)
+    return row
+
+
+def stable(server: str, group: str) -> dict[str, Any]:
+    """The description once every member has what it shall have."""
+    deadline = time.monotonic() + SECONDS
+    while (row := described(server, group))["state"] != "Stable":
+        assert time.monotonic() < deadline, row
+    return row
+
+
+def test_a_group_is_listed_with_its_type_whatever_its_state(server: str) -> None:
+    makes_topic(server, "listed", 1)
+    with members(server, "listed-app", "listed", "static-a", protocol="consumer"):
+        stable(server, "listed-app")
+        rows = {row["group"]: row for row in json.loads(groups(server, "list", "--json").stdout)}
+        assert rows["listed-app"] == {"group": "listed-app", "state": "Stable", "type": "consumer", "protocol_type": "consumer"}
+        assert json.loads(groups(server, "list", "--json", "--state", "Reconciling").stdout) == []
+
+
+def test_a_description_has_what_each_member_has_and_shall_have(server: str) -> None:
+    makes_topic(server, "described", 4, 2, 0)
+    with members(server, "described-app", "described", "static-a", "static-b", protocol="consumer"):
+        row = stable(server, "described-app")
+        text = groups(server, "describe", "described-app", "--members").stdout
+    assert (row["type"], row["assignor"], row["protocol_type"]) == ("consumer", "range", "consumer")
+    first, second = row["members"]
+    assert [(one["client"], one["instance"], one["host"]) for one in (first, second)] == [
+        ("static-a", "static-a", "/127.0.0.1"),
+        ("static-b", "static-b", "/127.0.0.1"),
+    ]
+    # Range begins with the static members, by their instance ids, and the first gets one more.
+    assert [[part["partition"] for part in one["partitions"]] for one in (first, second)] == [[0, 1], [2]]
+    assert [one["target"] for one in (first, second)] == [one["partitions"] for one in (first, second)]
+    assert first["epoch"] == second["epoch"] == row["epoch"]
+    assert [(one["partition"], one["end"], one["member"]) for one in row["partitions"]] == [
+        (0, 4, first["member"]),
+        (1, 2, first["member"]),
+        (2, 0, second["member"]),
+    ]
+    assert "consumer protocol, range" in text
+    assert "TARGET" in text
+
+
+def test_classic_groups_and_others_are_described_together(server: str) -> None:
+    makes_topic(server, "both", 1)
+    commits(server, "both-idle", {("both", 0): 1})
+    with members(server, "both-classic", "both", "x"), members(server, "both-consumer", "both", "static-y", protocol="consumer"):
+        result = groups(server, "describe", "both-consumer", "both-idle", "never", "both-classic", "--json")
+    assert [(row["group"], row["type"]) for row in json.loads(result.stdout)] == [
+        ("both-consumer", "consumer"),
+        ("both-idle", "classic"),
+        ("both-classic", "classic"),
+    ]
+    assert (result.stderr.startswith("Error: never: "), result.exit_code) == (True, 1)
+
+
+def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
+    makes_topic(server, "busy", 4)
+    with members(server, "busy-app", "busy", "static-x", protocol="consumer"):
+        stable(server, "busy-app")
+        reset = groups(server, "reset-offsets", "busy-app", "--to-earliest", "--topic", "busy", "--execute")
+        assert (reset.stdout, reset.exit_code) == ("", 1)
+        assert "busy-app: it is Stable with 1 member" in reset.stderr
+        deleted = groups(server, "delete", "busy-app", "--yes")
+        assert (deleted.stderr, deleted.exit_code) == ("Error: busy-app: The group is not empty.\n", 1)
+
+
+def test_a_group_that_was_left_is_reset_and_deleted(server: str) -> None:
+    makes_topic(server, "left", 4)
+    with members(server, "left-app", "left", "x", protocol="consumer"):
+        stable(server, "left-app")
+    assert described(server, "left-app")["state"] == "Empty"
+    assert groups(server, "reset-offsets", "left-app", "--to-offset", "2", "--topic", "left", "--execute").exit_code == 0
+    assert described(server, "left-app")["lag"] == 2
+    assert groups(server, "delete", "left-app", "--yes").stdout == "left-app deleted\n"
+    assert groups(server, "describe", "left-app").exit_code == 1
