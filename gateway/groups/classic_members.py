@@ -102,7 +102,7 @@ class ClassicMembers(Membership):
         return (ConsumerMember(0, new_id), None) if static is None else (self._successor_of(static, new_id), static)
 
     def _by_id(self, named: Named) -> Partitions:
-        return {topic: partitions for name, partitions in named.items() if (topic := self._topology.id_of(name)) is not None}
+        return {topic: partitions for name, partitions in named.items() if partitions and (topic := self._topology.id_of(name)) is not None}
 
     # What comes after
 

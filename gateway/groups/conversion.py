@@ -3,17 +3,19 @@ Kafka's ConsumerGroup.fromClassicGroup and ClassicGroup.fromConsumerGroup)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
-from gateway.groups.consumer_member import ClassicWords, ConsumerMember
+from gateway.groups.assignors import TopicId
+from gateway.groups.consumer_member import ClassicWords, ConsumerMember, Partitions
 from gateway.groups.consumer_rows import ITSELF, ConsumerGroupRow, StoredGroup
 from gateway.groups.group import Group
 from gateway.groups.member import Member
 from gateway.groups.roster import Roster
 from gateway.groups.rows import GroupRow, MemberRow
-from gateway.groups.subscription import CONSUMER, assignment_bytes, assignment_of, subscription_of
+from gateway.groups.states import GroupState
+from gateway.groups.subscription import CONSUMER, Named, Subscription, assignment_bytes, assignment_of, subscription_of
 from gateway.groups.topology import Topology, known
 
 
@@ -68,40 +70,77 @@ def check_upgrade(group: Group, settings: Settings) -> None:
 
 
 def as_consumer(group: Group, topology: Topology) -> StoredGroup:
-    """The same members, each with what the classic group had assigned to it. Raises KafkaError(GROUP_ID_NOT_FOUND) where that is not to be read,
-    or the group's own assignor has put something beside it that would be lost."""
+    """The same members, each with what it reads. Raises KafkaError(GROUP_ID_NOT_FOUND) where that is not to be told, or the group's own assignor has
+    put something beside the assignments that would be lost."""
+    numbered = list(enumerate(group.roster, ITSELF + 1))
     try:
-        members = tuple(_consumer_member(number, member, group, topology) for number, member in enumerate(group.roster, ITSELF + 1))
+        said = {
+            member.member_id: subscription_of(member.metadata(group.protocol or "") or member.protocols[0][1]) for _, member in numbered
+        }
+        read = _assigned(group, topology)
     except ValueError as failure:
         raise _refusal(group, str(failure)) from failure
-    taken = [(topic, index) for member in members for topic, held in member.assigned.items() for index in held]
-    if len(set(taken)) < len(taken):
-        raise _refusal(group, "a partition of it is assigned to two members")
+    if read is None:
+        read = _kept(said, topology)
+    members = tuple(_consumer_member(number, member, group, said[member.member_id], read[member.member_id]) for number, member in numbered)
     row = ConsumerGroupRow(group.generation, group.generation, len(members) + ITSELF + 1, b"", int(group.changed_at))
     return StoredGroup(row, members)
 
 
-def _consumer_member(number: int, member: Member, group: Group, topology: Topology) -> ConsumerMember:
-    named, beside = assignment_of(member.assignment)
-    if beside:
-        raise ValueError("its assignor keeps notes of its own in the assignments")
-    subscription = subscription_of(member.metadata(group.protocol or "") or member.protocols[0][1])
-    target = {topic: indexes for name, indexes in named.items() if (topic := topology.id_of(name)) is not None}
+def _assigned(group: Group, topology: Topology) -> dict[str, Partitions] | None:
+    """By member id, what the group has assigned; None where it is between two generations and has taken back what it had. Raises ValueError."""
+    if group.state is not GroupState.STABLE and not any(member.assignment for member in group.roster):
+        return None
+    read: dict[str, Partitions] = {}
+    taken: set[tuple[TopicId, int]] = set()
+    for member in group.roster:
+        named, beside = assignment_of(member.assignment)
+        if beside:
+            raise ValueError("its assignor keeps notes of its own in the assignments")
+        read[member.member_id] = _by_id(named, topology)
+        places = _places(read[member.member_id])
+        if taken & places:
+            raise ValueError("a partition of it is assigned to two members")
+        taken |= places
+    return read
+
+
+def _kept(said: Mapping[str, Subscription], topology: Topology) -> dict[str, Partitions]:
+    """What members said that they have when they joined, which they read until they are told otherwise. Of two who say the same, the first."""
+    read: dict[str, Partitions] = {}
+    taken: set[tuple[TopicId, int]] = set()
+    for member_id, subscription in said.items():
+        owned = _by_id(subscription.owned, topology)
+        kept = {topic: frozenset(index for index in indexes if (topic, index) not in taken) for topic, indexes in owned.items()}
+        read[member_id] = {topic: indexes for topic, indexes in kept.items() if indexes}
+        taken |= _places(owned)
+    return read
+
+
+def _by_id(named: Named, topology: Topology) -> Partitions:
+    return {topic: indexes for name, indexes in named.items() if indexes and (topic := topology.id_of(name)) is not None}
+
+
+def _places(partitions: Partitions) -> set[tuple[TopicId, int]]:
+    return {(topic, index) for topic, indexes in partitions.items() for index in indexes}
+
+
+def _consumer_member(number: int, member: Member, group: Group, said: Subscription, read: Partitions) -> ConsumerMember:
     epoch = group.generation
     return ConsumerMember(
         number,
         member.member_id,
         member.instance_id,
-        subscription.rack_id,
+        said.rack_id,
         member.client_id,
         member.client_host,
         member.rebalance_timeout_ms,
-        subscription.topics,
+        said.topics,
         classic=ClassicWords(member.session_timeout_ms, member.protocols),
         epoch=epoch,
         previous_epoch=epoch,
-        assigned={topic: dict.fromkeys(indexes, epoch) for topic, indexes in target.items()},
-        target=target,
+        assigned={topic: dict.fromkeys(indexes, epoch) for topic, indexes in read.items()},
+        target=read,
     )
 
 

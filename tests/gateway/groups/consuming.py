@@ -9,6 +9,7 @@ from gateway.groups.consumer_group import ConsumerGroup
 from gateway.groups.consumer_member import Beat, Beaten
 from gateway.groups.effects import Answer, Write
 from gateway.groups.member import Joined, Joining, Synced, Syncing
+from gateway.groups.subscription import assignment_bytes
 from tests.fakes.topology import FakeTopology, id_of
 
 START = 1_700_000_000_000
@@ -16,6 +17,9 @@ SESSION = 45_000
 REBALANCE = 60_000
 
 A = id_of("a")
+
+#: What members of the classic protocol read.
+TOPIC = "orders"
 
 
 class Told:
@@ -76,3 +80,10 @@ class Told:
 def of(*indexes: int) -> dict[bytes, frozenset[int]]:
     """Partitions of topic a."""
     return {A: frozenset(indexes)} if indexes else {}
+
+
+def metadata_of(owned: set[int]) -> bytes:
+    """A subscription to the topic, v1: version, topics, no notes, and what its member has, which is laid out as an assignment is."""
+    head = b"\0\1" + b"\0\0\0\1" + len(TOPIC).to_bytes(2, "big") + TOPIC.encode() + b"\xff\xff\xff\xff"
+    said = assignment_bytes({TOPIC: frozenset(owned)} if owned else {}, b"\0\1")
+    return head + said[2:-4]
