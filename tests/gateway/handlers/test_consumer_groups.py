@@ -14,7 +14,7 @@ from gateway.errors import ErrorCode
 from gateway.groups.consumer_states import ConsumerGroupState
 from gateway.groups.states import GroupState
 from gateway.wire.consumer_groups import ConsumerGroupHeartbeatRequest
-from tests.fakes.broker import House, open_house
+from tests.fakes.broker import House, ended, open_house
 from tests.gateway.handlers.asking import answer, ask, asked
 from tests.gateway.handlers.grouping import INITIAL_DELAY, heartbeat, join_request, joined, leave, sync_request
 
@@ -307,6 +307,38 @@ def test_a_group_that_goes_over_to_the_classic_protocol_while_it_is_written_leav
 
 def delete(house: House) -> int:
     return int(ask(house, DeleteGroupsRequest(groups_names=["g"]), 2).results[0].error_code)
+
+
+def test_offsets_are_kept_while_members_read_the_topic_and_then_count_from_when_the_last_left(house):
+    groups = house.broker.groups
+    beat(house, "m1")
+    assert (groups.subscribed("g"), groups.is_empty("g"), groups.emptied_at("g")) == (frozenset({"orders"}), False, None)
+    house.clock.advance(5)
+    beat(house, "m1", -1)
+    assert (groups.subscribed("g"), groups.is_empty("g"), groups.emptied_at("g")) == (frozenset(), True, house.now())
+    assert again(house).broker.groups.emptied_at("g") == house.now()
+
+
+def test_a_group_without_members_is_forgotten_and_one_with_members_is_not(house):
+    beat(house, "m1")
+    house.broker.groups.forget("g")
+    assert kind(house) == "consumer"
+    beat(house, "m1", -1)
+    house.broker.groups.forget("g")
+    assert list(house.broker.groups) == []
+    assert list(again(house).broker.groups) == []
+
+
+def test_a_topic_that_is_deleted_is_taken_from_the_members(house):
+    house.topic("bills", 1)
+    names = ["orders", "bills"]
+    beat(house, "m1", subscribed_topic_names=names)
+    ended(house.broker.topics.delete(house.broker.topics.get("bills")))
+    assert assigned(beat(house, "m1", 1)) == [0, 1, 2, 3]
+    assert beat(house, "m1", 1, owned=[0, 1, 2, 3]).member_epoch == 2
+    assert house.broker.groups.get("g").state is ConsumerGroupState.STABLE
+    (row,) = house.broker.groups.get("g").roster.get("m1").assigned
+    assert row == house.broker.topics.get("orders").topic.topic_id
 
 
 # From one protocol to the other
