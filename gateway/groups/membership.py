@@ -52,6 +52,10 @@ class Membership(Epochs):
         is_new = after.member_id not in self.roster
         if replaced is not None:
             self._drop(replaced)
+            other = self.roster.get(after.member_id)
+            if other is not None:
+                # A client that has been here under this id and now is that static member: it has said that it has nothing.
+                self._drop(other)
         if not after.number:
             after = replace(after, number=self._new_number())
         if is_new or replaced is not None or after != before:

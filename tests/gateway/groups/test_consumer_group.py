@@ -202,6 +202,16 @@ def test_a_static_member_that_is_there_is_not_replaced(told):
     assert told.beat("m2", instance_id="one").code is ErrorCode.UNRELEASED_INSTANCE_ID
 
 
+def test_a_member_that_takes_a_static_members_place_is_one_member(told):
+    told.beat("m1", instance_id="one")
+    told.beat("m2")
+    told.beat("m1", GOES_AWAY, instance_id="one")
+    assert told.beat("m2", instance_id="one").code is ErrorCode.NONE
+    assert [(member.member_id, member.instance_id) for member in told.group.roster] == [("m2", "one")]
+    rows = {key: row for write in told.writes for key, row in write.rows.items()}
+    assert len([row for row in rows.values() if row is not None]) == 2
+
+
 def test_a_static_member_that_does_not_come_back_is_gone_when_its_session_ends(told):
     told.beat("m1", instance_id="one")
     told.beat("m1", GOES_AWAY, instance_id="one")
