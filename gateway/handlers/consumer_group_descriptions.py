@@ -68,7 +68,11 @@ def _described(group: ConsumerGroup, caller: Caller) -> Any:
 
 
 def _described_member(member: ConsumerMember, caller: Caller) -> Any:
-    """What it has to give back is no longer its own here, though it may not have done so."""
+    """What it has to give back counts as its own until it has, and who has no expression has an empty one, as in Kafka 4.3."""
+    held = {
+        topic: {*member.assigned.get(topic, ()), *member.revoking.get(topic, ())}
+        for topic in member.assigned.keys() | member.revoking.keys()
+    }
     return _Member(
         member_id=member.member_id,
         instance_id=member.instance_id,
@@ -77,8 +81,8 @@ def _described_member(member: ConsumerMember, caller: Caller) -> Any:
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=sorted(member.topics),
-        subscribed_topic_regex=member.regex or None,
-        assignment=_assignment(member.assigned, caller),
+        subscribed_topic_regex=member.regex,
+        assignment=_assignment(held, caller),
         target_assignment=_assignment(member.target, caller),
         member_type=_CONSUMER if member.classic is None else _CLASSIC,
     )

@@ -50,8 +50,14 @@ def _all_groups(caller: Caller) -> Iterable[tuple[str, str, str, str]]:
 
 @serves(ApiKey.DESCRIBE_GROUPS, 6, 6)
 async def describe_groups(request: Any, caller: Caller) -> Any:
-    """Each group's state and members; one that is not there is an error (KIP-1043)."""
-    return describe(request, caller, lambda group_id: not_found(group_id, ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found."))
+    """Each group's state and members; one that is not there is an error (KIP-1043), and a consumer group is one as well."""
+
+    def missing(group_id: str) -> Any:
+        is_there = caller.broker.groups.get(group_id) is not None
+        words = f"Group {group_id} {'is not a classic group' if is_there else 'not found'}."
+        return not_found(group_id, ErrorCode.GROUP_ID_NOT_FOUND, words)
+
+    return describe(request, caller, missing)
 
 
 def describe(request: Any, caller: Caller, missing: Callable[[str], Any]) -> Any:

@@ -52,7 +52,7 @@ def test_a_group_shows_its_epochs_and_what_its_members_say_and_have(house, versi
     (row,) = group.members
     assert (row.member_id, row.instance_id, row.rack_id, row.member_epoch) == ("m", "one", "r", joined.member_epoch)
     assert (row.client_id, row.client_host) == ("test", "/127.0.0.1")
-    assert (row.subscribed_topic_names, row.subscribed_topic_regex) == (["orders"], None)
+    assert (row.subscribed_topic_names, row.subscribed_topic_regex) == (["orders"], "")
     assert rows(row.assignment) == rows(row.target_assignment) == [("orders", [0, 1])]
     assert [one.topic_id for one in row.assignment.topic_partitions] == [uuid_of(house.broker.topics.require("orders").topic.topic_id)]
     if version >= 1:
@@ -69,6 +69,19 @@ def test_what_members_have_and_shall_have_differ_while_partitions_change_hands(h
     assert (a.member_epoch, b.member_epoch) == (first.member_epoch, second.member_epoch)
     assert (rows(a.assignment), rows(b.assignment)) == ([("orders", [0, 1])], [])
     assert sorted(rows(a.target_assignment) + rows(b.target_assignment)) == [("orders", [0]), ("orders", [1])]
+
+
+def test_what_a_member_was_asked_to_give_back_is_its_own_until_it_has(house):
+    first = beat(house, "a")
+    house.clock.advance(NEXT_TARGET)
+    beat(house, "b")
+    told = beat(house, "a", first.member_epoch)
+    assert [len(row.partitions) for row in told.assignment.topic_partitions] == [1]
+    (group,) = described(house, "g")
+    assert [rows(row.assignment) for row in group.members if row.member_id == "a"] == [[("orders", [0, 1])]]
+    beat(house, "a", first.member_epoch, topic_partitions=told.assignment.topic_partitions)
+    (group,) = described(house, "g")
+    assert [len(part) for row in group.members if row.member_id == "a" for _, part in rows(row.assignment)] == [1]
 
 
 def test_a_group_whose_target_is_not_made_yet_is_assigning(house):

@@ -7,6 +7,7 @@ from kafka.protocol.admin.groups import DeleteGroupsRequest, DescribeGroupsReque
 
 from gateway.errors import ErrorCode
 from gateway.groups.offset_rows import Committed
+from gateway.wire.consumer_groups import ConsumerGroupHeartbeatRequest
 from tests.fakes.broker import House, ended, open_house
 from tests.gateway.handlers.asking import ask
 from tests.gateway.handlers.grouping import joined, leave, stable, subscription
@@ -79,6 +80,14 @@ def test_a_group_that_is_not_there_is_dead(house, version):
 def test_a_group_that_is_not_there_is_an_error_from_version_6_on(house):
     (group,) = described(house, "other")
     assert (group.error_code, group.error_message) == (ErrorCode.GROUP_ID_NOT_FOUND, "Group other not found.")
+
+
+def test_a_consumer_group_is_listed_as_one_and_is_no_classic_one(house):
+    fields = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ["orders"], "topic_partitions": []}
+    ask(house, ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=0, **fields), 1)
+    assert listed(house, types_filter=["consumer"]) == [("g", "consumer", "Stable", "consumer")]
+    (group,) = described(house, "g")
+    assert (group.error_code, group.error_message) == (ErrorCode.GROUP_ID_NOT_FOUND, "Group g is not a classic group.")
     assert group.group_state == "Dead"
 
 
