@@ -1,0 +1,246 @@
+"""Kafka's own VerifiableProducer and VerifiableConsumer while the gateway is killed under them, again and again.
+
+Each says as JSON what it was told. Held against that: what is stored, and where the group stands when the gateway is there again and nobody has
+reached it yet.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import kafka
+import pytest
+from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
+
+from tests.legacy_clients.brokers import are_required
+from tests.peers.cache import CannotInstall
+from tests.peers.gateway import Gateway, gateway
+from tests.peers.verifiable import GROUP, TOPIC, Consumer, Producer, Tool
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
+
+PARTITIONS = 4
+#: So many answers each producer must have before the next blow.
+ANSWERS = 300
+#: For everything that is waited for; a JVM on a busy machine starts in seconds.
+SECONDS = 90.0
+#: Beyond all restarts: whoever joins again did so without need.
+PATIENT_MS = 60_000
+#: Kafka's shortest. Who left just before a kill may be in its group again, and the others wait for it so long.
+IMPATIENT_MS = 6_000
+
+RELIABLE = {"enable.idempotence": "true", "retries": "2147483647", "delivery.timeout.ms": "600000"}
+"""What the tool's own settings (no retries, and so no idempotence) are replaced by."""
+
+
+class Scene:
+    """A gateway that comes again at the same address and on the same store, two producers, and the members of one group."""
+
+    def __init__(self, folder: Path, stack: ExitStack, session_ms: int) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.bootstrap = f"127.0.0.1:{free.getsockname()[1]}"
+        self._folder = folder
+        self._stack = stack
+        self._session_ms = session_ms
+        self._gateway: Any = None
+        self.gateway: Gateway | None = None
+        self.producers: list[Producer] = []
+        self.consumers: list[Consumer] = []
+        self.read: dict[tuple[int, int], str] = {}
+        self.committed: dict[int, int] = {}
+        self._stood: dict[int, int] = {}
+
+    def starts(self) -> None:
+        arguments = ("--listener", f"PLAINTEXT://{self.bootstrap}")
+        self._gateway = gateway(
+            self._folder,
+            *arguments,
+            listeners=(),
+            num_partitions=PARTITIONS,
+            group_initial_rebalance_delay_ms=500,
+        )
+        self.gateway = self._gateway.__enter__()
+
+    def is_killed(self) -> None:
+        if self._gateway is not None:
+            self._gateway.__exit__(None, None, None)
+            self._gateway = None
+
+    def produces(self, config: Mapping[str, str]) -> Producer:
+        producer = Producer(self._folder, self.bootstrap, len(self.producers), config)
+        self._stack.callback(producer.close)
+        self.producers.append(producer)
+        return producer
+
+    def joins(self) -> Consumer:
+        number = len(list(self._folder.glob("consumer-*.jsonl")))
+        consumer = Consumer(self._folder, self.bootstrap, number, self._session_ms, self.read, self.committed)
+        self._stack.callback(consumer.close)
+        self.consumers.append(consumer)
+        return consumer
+
+    def leaves(self, consumer: Consumer) -> None:
+        self.consumers.remove(consumer)
+        consumer.ends()
+
+    def tools(self) -> Sequence[Tool]:
+        return [*self.producers, *self.consumers]
+
+    def until(self, is_so: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + SECONDS
+        while True:
+            for tool in self.tools():
+                tool.hears()
+            if is_so():
+                return
+            ended = [tool for tool in self.tools() if tool.process.poll() is not None]
+            assert not ended, "\n".join(tool.errors() for tool in ended)
+            assert time.monotonic() < end, f"not within {SECONDS:.0f} s: {what}\n{self.log()}"
+            time.sleep(0.02)
+
+    def until_all_go_on(self) -> None:
+        """Every producer is told of so many more records, and every member of a commit."""
+        answers = {id(one): len(one.stored) + ANSWERS for one in self.producers}
+        commits = {id(one): one.commits for one in self.consumers}
+        self.until(lambda: all(len(one.stored) >= answers[id(one)] for one in self.producers), "every producer's records are stored")
+        self.until(lambda: all(one.commits > commits[id(one)] for one in self.consumers), "every member commits")
+
+    def is_struck(self) -> None:
+        """Killed and started again. Meanwhile nobody moves: where the group stands is what was stored when the blow came."""
+        assert " error " not in self.log()
+        self.is_killed()
+        for tool in self.tools():
+            tool.is_held(True)
+        self.starts()
+        for tool in self.tools():
+            tool.hears()
+        self.looks_where_the_group_stands()
+        for tool in self.tools():
+            tool.is_held(False)
+
+    def looks_where_the_group_stands(self) -> None:
+        """Not before what its members were told, not before where it stood the last time, and not beyond what they had read."""
+        stands = self.stands()
+        for partition, offset in stands.items():
+            assert offset >= self.committed.get(partition, 0), f"partition {partition}: a commit is lost"
+            assert offset >= self._stood.get(partition, 0), f"partition {partition}: the group went back"
+            assert not offset or (partition, offset - 1) in self.read, f"partition {partition}: a commit that nobody made"
+        self._stood = stands
+
+    def stands(self) -> dict[int, int]:
+        """By partition, 0 where nothing is committed."""
+        assert self.gateway is not None
+        topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=list(range(PARTITIONS)))
+        with self.gateway.peer() as peer:
+            reply = peer.asks(OffsetFetchRequest(group_id=GROUP, topics=[topic], require_stable=True), OffsetFetchResponse, 7)
+        rows = reply.topics[0].partitions
+        assert [row.error_code for row in rows] == [0] * PARTITIONS
+        return {row.partition_index: max(row.committed_offset, 0) for row in rows}
+
+    def log(self) -> str:
+        return "" if self.gateway is None else "\n".join(self.gateway.lines()[-60:])
+
+
+@contextmanager
+def scene(folder: Path, session_ms: int) -> Iterator[Scene]:
+    """With two producers, one as the tool is and an idempotent one, and two members, all of which are at work."""
+    with ExitStack() as stack:
+        made = Scene(folder, stack, session_ms)
+        made.starts()
+        stack.callback(made.is_killed)
+        assert made.gateway is not None
+        with made.gateway.peer() as peer:
+            peer.makes(TOPIC)
+        try:
+            for config in ({}, RELIABLE):
+                made.produces(config)
+        except CannotInstall as missing:
+            (pytest.fail if are_required() else pytest.skip)(str(missing))
+        for _ in range(2):
+            made.joins()
+        shared = [2, 2]
+        made.until(lambda: [len(one.assigned[-1]) for one in made.consumers if one.assigned] == shared, "the members share the topic")
+        made.until_all_go_on()
+        yield made
+
+
+def ends_well(here: Scene) -> None:
+    """Everybody comes to an end, and what they were told holds."""
+    producers, here.producers = here.producers, []
+    for producer in producers:
+        producer.ends()
+    stored = read_all(here)
+    here.until(lambda: here.read.keys() >= stored.keys(), "the group reads everything")
+    here.until(lambda: sum(here.committed.values()) == len(stored), "the group commits everything")
+    while here.consumers:
+        here.leaves(here.consumers[0])
+    here.looks_where_the_group_stands()
+    assert here.read == stored
+    assert here.stands() == Counter(partition for partition, _ in stored)
+    times = Counter(stored.values())
+    for producer in producers:
+        lost = [one for one in producer.stored if stored.get(one[:2]) != one[2]]
+        assert not lost, f"{producer.name}: acknowledged and not there: {lost[:3]}"
+        assert len(producer.stored) + len(producer.failed) == producer.sent
+    # One without retries sends nothing twice either.
+    assert [value for value, count in times.items() if count > 1] == []
+    assert producers[-1].failed == [], "the idempotent one sends again until it is answered"
+    assert " error " not in here.log()
+
+
+def read_all(here: Scene) -> dict[tuple[int, int], str]:
+    """Every record of the topic, by another client; offsets without gaps."""
+    consumer = kafka.KafkaConsumer(bootstrap_servers=here.bootstrap, check_crcs=True, fetch_max_wait_ms=100)
+    partitions = [kafka.TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
+    consumer.assign(partitions)
+    consumer.seek_to_beginning()
+    ends = consumer.end_offsets(partitions)
+    found: dict[tuple[int, int], str] = {}
+    while any(consumer.position(partition) < ends[partition] for partition in partitions):
+        polled = consumer.poll(timeout_ms=5000)
+        assert polled, f"nothing comes although the end is not reached\n{here.log()}"
+        found |= {(record.partition, record.offset): record.value.decode() for records in polled.values() for record in records}
+    consumer.close()
+    assert found.keys() == {(partition.partition, offset) for partition in partitions for offset in range(ends[partition])}
+    return found
+
+
+def test_three_killings_take_no_record_and_no_commit_back_and_the_group_goes_on_as_it_was(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    never = threading.Event()
+    with scene(tmp_path, PATIENT_MS) as here:
+        assigned = [one.assigned[:] for one in here.consumers]
+        for _ in range(3):
+            never.wait(chance.uniform(0, 0.3))
+            here.is_struck()
+            here.until_all_go_on()
+        assert [one.assigned for one in here.consumers] == assigned, "somebody had to join again"
+        ends_well(here)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("seed", [21])
+def test_twenty_killings_take_no_record_and_no_commit_back_whoever_comes_and_goes(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(int(os.environ.get("TESTS_CRASH_SEED", seed)))
+    never = threading.Event()
+    with scene(tmp_path, IMPATIENT_MS) as here:
+        for number in range(20):
+            if number % 4 == 1:
+                here.joins()
+            elif number % 4 == 3:
+                here.leaves(chance.choice(here.consumers))
+            # A newcomer's JVM starts in about a second: these blows fall before, while and after the group shares the topic anew.
+            never.wait(chance.uniform(0, 3) if number % 4 == 1 else chance.uniform(0, 0.3))
+            here.is_struck()
+            here.until_all_go_on()
+        ends_well(here)

@@ -1,0 +1,115 @@
+"""Kafka's own VerifiableProducer and VerifiableConsumer as processes, and what they have said of what they were told."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.peers.kafka import java
+
+TOPIC, GROUP = "load", "readers"
+#: Records a second of each producer: so many that some are under way at every moment, so few that JVMs on two cores keep up.
+PACE = 300
+#: For a JVM that ends; one that is owed answers waits for them.
+END_SECONDS = 90.0
+
+Stored = tuple[int, int, str]
+"""Partition, offset, value."""
+
+
+class Tool:
+    """A process, and what it has said: a line of JSON for each event."""
+
+    def __init__(self, folder: Path, name: str, main: str, *arguments: str) -> None:
+        self.name = name
+        self._said = folder / f"{name}.jsonl"
+        self._errors = folder / f"{name}.err"
+        self._heard = 0
+        # The second compiler only pays for those who live longer.
+        command, *rest = java(f"org.apache.kafka.tools.{main}", "--topic", TOPIC, *arguments, log_level="ERROR")
+        with self._said.open("w") as said, self._errors.open("w") as errors:
+            argv = [command, "-XX:TieredStopAtLevel=1", *rest]
+            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=errors)
+
+    def hears(self) -> None:
+        """Take what was said up to now, whole lines of it."""
+        with self._said.open("rb") as said:
+            said.seek(self._heard)
+            for line in said:
+                if not line.endswith(b"\n"):
+                    break
+                self._heard += len(line)
+                self.hear(json.loads(line))
+
+    def hear(self, event: Any) -> None:
+        """One of the events that its documentation lists."""
+        raise NotImplementedError
+
+    def is_held(self, held: bool) -> None:
+        """Stopped as it stands, or let go on."""
+        self.process.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
+
+    def ends(self) -> None:
+        """As after ^C: a producer waits for its answers, a member leaves."""
+        self.process.terminate()
+        # 143 is what a JVM has to say of SIGTERM.
+        assert self.process.wait(END_SECONDS) == 128 + signal.SIGTERM, self.errors()
+        self.hears()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def errors(self) -> str:
+        return f"{self.name}: {self._errors.read_text(errors='replace')[-2000:]}"
+
+
+class Producer(Tool):
+    def __init__(self, folder: Path, bootstrap: str, number: int, config: Mapping[str, str]) -> None:
+        file = folder / f"producer-{number}.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
+        pace, keys = ("--throughput", str(PACE)), ("--repeating-keys", "100")
+        arguments = ("--bootstrap-server", bootstrap, "--value-prefix", str(number), *pace, *keys, "--producer.config", str(file))
+        super().__init__(folder, f"producer-{number}", "VerifiableProducer", *arguments)
+        self.stored: list[Stored] = []
+        self.failed: list[str] = []
+        self.sent = 0
+
+    def hear(self, event: Any) -> None:
+        match event["name"]:
+            case "producer_send_success":
+                self.stored.append((event["partition"], event["offset"], event["value"]))
+            case "producer_send_error":
+                self.failed.append(f"{event['value']}: {event['exception']} {event['message']}")
+            case "tool_data":
+                self.sent = event["sent"]
+
+
+class Consumer(Tool):
+    """`read` and `committed` (partition -> next offset) are those of the whole group."""
+
+    def __init__(
+        self, folder: Path, bootstrap: str, number: int, session_ms: int, read: dict[tuple[int, int], str], committed: dict[int, int]
+    ) -> None:
+        group = ("--group-id", GROUP, "--session-timeout", str(session_ms), "--reset-policy", "earliest")
+        super().__init__(folder, f"consumer-{number}", "VerifiableConsumer", "--bootstrap-server", bootstrap, "--verbose", *group)
+        self.read = read
+        self.committed = committed
+        self.commits = 0
+        self.assigned: list[list[int]] = []
+
+    def hear(self, event: Any) -> None:
+        match event["name"]:
+            case "record_data":
+                place = event["partition"], event["offset"]
+                assert self.read.setdefault(place, event["value"]) == event["value"], f"{place} was another record before"
+            case "offsets_committed" if event["success"] and event["offsets"]:
+                self.commits += 1
+                for row in event["offsets"]:
+                    self.committed[row["partition"]] = max(row["offset"], self.committed.get(row["partition"], 0))
+            case "partitions_assigned":
+                self.assigned.append([row["partition"] for row in event["partitions"]])
