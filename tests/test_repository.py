@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
 import re
@@ -156,6 +157,14 @@ def test_every_dependency_is_pinned():
 
 def test_every_constraint_is_an_exact_version():
     assert [line for line in read("constraints.txt").splitlines() if not PINNED.fullmatch(line)] == []
+
+
+def test_tox_pins_what_it_installs_and_not_what_the_tests_install():
+    """PIP_CONSTRAINT would hold for the libraries of old clients, too, which are there in their own versions."""
+    tox = configparser.ConfigParser()
+    tox.read(ROOT / "tox.ini", "utf-8")
+    assert "--constraint {tox_root}/constraints.txt" in tox["testenv"]["install_command"]
+    assert "set_env" not in tox["testenv"]
 
 
 def test_the_settings_table_is_the_model():
