@@ -116,10 +116,9 @@ class ConsumerRoster:
         return any(self._speakers[name] == self.classic for name in names)
 
     def others_are_classic(self, leaving: Iterable[ConsumerMember]) -> bool:
-        """Whether, without these, there are members left and all of them speak the classic protocol."""
+        """Whether, without these, all members that are left speak the classic protocol, if any are."""
         gone = list(leaving)
-        left = len(self._members) - len(gone)
-        return left > 0 and self.classic - sum(one.classic is not None for one in gone) == left
+        return self.classic - sum(one.classic is not None for one in gone) == len(self._members) - len(gone)
 
 
 def _words(member: ConsumerMember) -> tuple[object, ...]:

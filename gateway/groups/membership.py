@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.consumer_member import ConsumerMember, Partitions
 from gateway.groups.consumer_rows import ITSELF, key_of
-from gateway.groups.consumer_states import JOINS, ConsumerGroupState, MemberState
+from gateway.groups.consumer_states import JOINS, MemberState
 from gateway.groups.conversion import as_classic
 from gateway.groups.effects import Answer, Handle, Note
 from gateway.groups.epochs import Epochs
@@ -77,7 +77,7 @@ class Membership(Epochs):
         """These are members no more; what they had is free."""
         for member in members:
             self._effects.append(Note("member removed", reason, member.member_id))
-        if self._may_become_classic(members):
+        if len(members) < len(self.roster) and self._may_become_classic(members):
             self._become_classic(members, None, None, now)
             return
         for member in members:
@@ -102,15 +102,16 @@ class Membership(Epochs):
     # Becoming a classic group
 
     def _may_become_classic(self, leaving: Sequence[ConsumerMember]) -> bool:
-        """Whether, without these, only members of the classic protocol are left, and a classic group may be made of them (KIP-848's downgrade)."""
+        """Whether, without these, no member of the new protocol is left, and a classic group may be made of the others (KIP-848's downgrade)."""
         is_allowed = self._settings.group_consumer_migration_policy in ("bidirectional", "downgrade")
         return is_allowed and self.roster.others_are_classic(leaving)
 
     def _become_classic(self, leaving: Sequence[ConsumerMember], joining: ConsumerMember | None, handle: Handle | None, now: float) -> None:
         """`joining` takes the place of the one that leaves, and `handle` is answered by the classic group."""
-        is_settled = self.state is ConsumerGroupState.STABLE and joining is not None and joining.topics == leaving[0].topics
         gone = {member.member_id for member in leaving}
         left = [member for member in self.roster if member.member_id not in gone]
+        have_arrived = self.epoch == self.target_epoch and all(member.has_arrived(self.epoch) for member in left)
+        is_settled = have_arrived and joining is not None and joining.topics == leaving[0].topics
         stale = self.stored_keys()
         self.retire()
         members = left if joining is None else [*left, joining]

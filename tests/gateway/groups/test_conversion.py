@@ -7,13 +7,14 @@ import pytest
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.consumer_member import ClassicWords, ConsumerMember
+from gateway.groups.consumer_states import GOES_AWAY
 from gateway.groups.conversion import as_classic, as_consumer, check_upgrade
 from gateway.groups.group import Group
 from gateway.groups.member import Joining, Syncing
 from gateway.groups.states import GroupState
 from gateway.groups.subscription import assignment_bytes, assignment_of
 from tests.fakes.topology import FakeTopology, id_of
-from tests.gateway.groups.consuming import START, TOPIC, metadata_of
+from tests.gateway.groups.consuming import START, TOPIC, Told, metadata_of
 
 T = id_of(TOPIC)
 
@@ -102,3 +103,17 @@ def test_members_of_a_classic_group_have_what_their_targets_gave_them(topology):
     assert (group.state, group.generation, group.protocol, group.roster.leader) == (GroupState.STABLE, 7, "range", "a")
     assert [assignment_of(member.assignment)[0] for member in group.roster] == [{TOPIC: frozenset({0, 3})}, {}]
     assert group.subscribed == frozenset({TOPIC})
+
+
+@pytest.mark.parametrize("epochs", [(), (GOES_AWAY,)], ids=["still there", "away"])
+def test_a_group_of_one_static_member_is_a_classic_one_when_that_comes_back_so(epochs):
+    told = Told(partitions=1)
+    told.topology.make(TOPIC, 2)
+    told.beat("m", instance_id="one", topics=frozenset({TOPIC}))
+    for epoch in epochs:
+        told.beat("m", epoch, instance_id="one")
+    told.join("", metadata_of(set()), instance_id="one")
+    group = told.group.successor
+    assert group is not None
+    assert group.state is GroupState.STABLE
+    assert [assignment_of(member.assignment)[0] for member in group.roster] == [{TOPIC: frozenset({0, 1})}]
