@@ -205,11 +205,10 @@ class ConsumerGroup(ClassicMembers):
 
     def expire(self, now: float) -> None:
         """Remove whose time is up, and set `due` anew."""
-        overdue = [member for member in self.roster if self._of(member).earliest <= now]
-        if overdue:
-            self._remove(overdue, "not heard of, or not done in time", now)
-        if not self.is_dead:
-            self._ledger.flush()
+        for member in [member for member in self.roster if self._of(member).earliest <= now]:
+            if not self.is_dead:
+                self._remove([member], "not heard of, or not done in time", now)
+        self._ledger.flush()
         self.due = min((self._of(member).earliest for member in self.roster), default=NEVER)
 
 

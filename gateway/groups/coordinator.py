@@ -22,8 +22,8 @@ _log = logs.part(__name__)
 
 T = TypeVar("T")
 
-#: The first version of OffsetCommit that is told that there is no such group. Kafka 3.9 has it from v10 or, with its new coordinator, from v9 on.
-_KNOWS_NO_GROUP = 10
+#: The first version of OffsetCommit that is told that there is no such group, as by every Kafka that has consumer groups.
+_KNOWS_NO_GROUP = 9
 
 
 class Coordinator(Driver):

@@ -320,7 +320,7 @@ def test_only_members_of_this_generation_commit(house):
 
     def code(member_id: str, generation: int, instance: str | None = None) -> ErrorCode:
         try:
-            groups.check_commit("g", member_id, generation, instance, 9)
+            groups.check_commit("g", member_id, generation, instance, 8)
         except KafkaError as failure:
             return failure.code
         return ErrorCode.NONE

@@ -266,7 +266,7 @@ def test_who_is_no_member_moves_no_members_about(house, version):
 
 
 @pytest.mark.parametrize(
-    ("version", "code"), [(2, ErrorCode.ILLEGAL_GENERATION), (9, ErrorCode.ILLEGAL_GENERATION), (10, ErrorCode.GROUP_ID_NOT_FOUND)]
+    ("version", "code"), [(2, ErrorCode.ILLEGAL_GENERATION), (8, ErrorCode.ILLEGAL_GENERATION), (9, ErrorCode.GROUP_ID_NOT_FOUND)]
 )
 def test_a_generation_of_a_group_that_is_not_there_is_illegal_until_the_client_knows_better(house, version, code):
     assert commit(house, ("orders", 0, 1), member=("me", 3, None), version=version) == [code]
