@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from gateway.wire import fetch, messages, produce
+from gateway.wire import fetch, heartbeat, messages, offset_commit, produce
 from gateway.wire.api_keys import ApiKey
 from storage.log import Buffer
 
@@ -86,9 +86,19 @@ def _encode_produce(reply: produce.ProduceResponse, version: int) -> list[Buffer
     return [produce.write_produce_response(reply, version)]
 
 
+def _encode_heartbeat(reply: heartbeat.HeartbeatResponse, version: int) -> list[Buffer]:
+    return [heartbeat.write_heartbeat_response(reply, version)]
+
+
+def _encode_offset_commit(reply: offset_commit.OffsetCommitResponse, version: int) -> list[Buffer]:
+    return [offset_commit.write_offset_commit_response(reply, version)]
+
+
 _ROADS: dict[ApiKey, tuple[Callable[[bytearray, int, int], Any], Callable[[Any, int], list[Buffer]]]] = {
     ApiKey.PRODUCE: (produce.read_produce, _encode_produce),
     ApiKey.FETCH: (fetch.read_fetch, fetch.write_fetch_response),
+    ApiKey.HEARTBEAT: (heartbeat.read_heartbeat, _encode_heartbeat),
+    ApiKey.OFFSET_COMMIT: (offset_commit.read_offset_commit, _encode_offset_commit),
 }
 
 __all__ = ["ROUTES", "Encoded", "Handler", "Later", "Route", "serves", "supported_versions"]

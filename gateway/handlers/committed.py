@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kafka.protocol.consumer.group import OffsetCommitResponse, OffsetDeleteResponse, OffsetFetchResponse
+from kafka.protocol.consumer.group import OffsetDeleteResponse, OffsetFetchResponse
 
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
@@ -15,11 +15,11 @@ from gateway.routes import serves
 from gateway.topics import LiveTopic
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import topic_id_of, uuid_of
+from gateway.wire.offset_commit import CommittedPartition, OffsetCommitRequest, OffsetCommitResponse
 
 #: When the offset in a partition's part of the request counts as committed, and when it expires by itself, if ever; in ms.
-Times = Callable[[Any], tuple[int, int | None]]
+Times = Callable[[CommittedPartition], tuple[int, int | None]]
 
-_CommittedTopic = OffsetCommitResponse.OffsetCommitResponseTopic
 _FetchedTopic = OffsetFetchResponse.OffsetFetchResponseTopic
 _FetchedGroup = OffsetFetchResponse.OffsetFetchResponseGroup
 _DeletedTopic = OffsetDeleteResponse.OffsetDeleteResponseTopic
@@ -34,19 +34,19 @@ NOTHING = Committed(-1, -1, "", -1)
 
 
 @serves(ApiKey.OFFSET_COMMIT, 5, 10)
-async def offset_commit(request: Any, caller: Caller) -> Any:
+async def offset_commit(request: OffsetCommitRequest, caller: Caller) -> OffsetCommitResponse:
     """Where a group stands from now on. v6 leader epochs, v7 static members (KIP-345), v9 members of the new protocol, v10 topic ids."""
     now = caller.broker.now()
     return await commit(request, caller, lambda _: (now, None))
 
 
-async def commit(request: Any, caller: Caller, times: Times) -> Any:
+async def commit(request: OffsetCommitRequest, caller: Caller, times: Times) -> OffsetCommitResponse:
     """The reply: what is wrong with a partition is said there, what is wrong with the group or the member at each partition that is right."""
     codes: dict[str | bytes, dict[int, ErrorCode]] = {}
-    known: dict[tuple[str, int], Any] = {}
+    known: dict[tuple[str, int], CommittedPartition] = {}
     keys: dict[str, str | bytes] = {}
     for topic in request.topics:
-        key = _key_of(topic, caller)
+        key = topic.topic
         told = codes.setdefault(key, {})
         for asked in topic.partitions:
             try:
@@ -60,7 +60,7 @@ async def commit(request: Any, caller: Caller, times: Times) -> Any:
                 known[name, asked.partition_index] = asked
     for (name, index), code in (await _commit_known(request, known, caller, times)).items():
         codes[keys[name]][index] = code
-    return OffsetCommitResponse(topics=[_committed(key, told) for key, told in codes.items()])
+    return OffsetCommitResponse(codes)
 
 
 def _key_of(topic: Any, caller: Caller) -> str | bytes:
@@ -76,7 +76,9 @@ def _require(topic: str | bytes, partition: int, caller: Caller) -> LiveTopic:
     return live
 
 
-async def _commit_known(request: Any, known: dict[tuple[str, int], Any], caller: Caller, times: Times) -> dict[tuple[str, int], ErrorCode]:
+async def _commit_known(
+    request: OffsetCommitRequest, known: dict[tuple[str, int], CommittedPartition], caller: Caller, times: Times
+) -> dict[tuple[str, int], ErrorCode]:
     """What became of each of these partitions, which are there."""
     if not known:
         return {}
@@ -101,15 +103,9 @@ async def _commit_known(request: Any, known: dict[tuple[str, int], Any], caller:
     return codes
 
 
-def _row(asked: Any, times: Times) -> Committed:
+def _row(asked: CommittedPartition, times: Times) -> Committed:
     committed_at, expires_at = times(asked)
     return Committed(asked.committed_offset, asked.committed_leader_epoch, asked.committed_metadata or "", committed_at, expires_at)
-
-
-def _committed(key: str | bytes, codes: Mapping[int, ErrorCode]) -> Any:
-    rows = [_CommittedTopic.OffsetCommitResponsePartition(partition_index=index, error_code=code) for index, code in codes.items()]
-    name, topic_id = ("", key) if isinstance(key, bytes) else (key, _NO_ID)
-    return _CommittedTopic(name=name, topic_id=uuid_of(topic_id), partitions=rows)
 
 
 @serves(ApiKey.OFFSET_FETCH, 1, 7)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kafka.protocol.consumer.group import HeartbeatResponse, JoinGroupResponse, LeaveGroupResponse, SyncGroupResponse
+from kafka.protocol.consumer.group import JoinGroupResponse, LeaveGroupResponse, SyncGroupResponse
 
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.member import Joining, Syncing
 from gateway.routes import serves
 from gateway.wire.api_keys import ApiKey
+from gateway.wire.heartbeat import HeartbeatRequest, HeartbeatResponse
 
 #: From here on a JoinGroup that comes to nothing names no protocol; before, it names an empty one.
 _NAMES_NO_PROTOCOL = 7
@@ -84,14 +85,14 @@ async def sync_group_of_any_protocol(request: Any, caller: Caller) -> Any:
 
 
 @serves(ApiKey.HEARTBEAT, 0, 4)
-async def heartbeat(request: Any, caller: Caller) -> Any:
+async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatResponse:
     """A member says that it lives, and is told when its group rebalances. v3 knows static members (KIP-345)."""
     code = ErrorCode.NONE
     try:
         caller.broker.groups.heartbeat(request.group_id, request.member_id, request.generation_id, request.group_instance_id)
     except KafkaError as failure:
         code = failure.code
-    return HeartbeatResponse(error_code=code)
+    return HeartbeatResponse(code)
 
 
 @serves(ApiKey.LEAVE_GROUP, 3, 5)

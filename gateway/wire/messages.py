@@ -1,4 +1,4 @@
-"""The codec: kafka-python's schemas, and a few in its form, for every message that carries no records.
+"""The codec: kafka-python's schemas, and a few in its form, for every message that is not written by hand.
 
 Its classes come from Kafka's own definitions. They decode and encode from version 0 although they announce Kafka 4's minimums.
 """

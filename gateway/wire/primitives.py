@@ -80,6 +80,14 @@ def read_string(source: Bytes, position: int, *, compact: bool) -> tuple[str | N
     return source[position:end].decode(), end
 
 
+def read_text(source: Bytes, position: int, *, compact: bool) -> tuple[str, int]:
+    """(text, position after it), where null makes no sense."""
+    text, position = read_string(source, position, compact=compact)
+    if text is None:
+        raise ValueError("a null where there is none")
+    return text, position
+
+
 def string(text: str, *, compact: bool) -> bytes:
     raw = text.encode()
     if compact:
