@@ -75,6 +75,8 @@ def stored_group(rows: Iterable[tuple[int, bytes]]) -> StoredGroup:
     members.sort(key=lambda member: member.number)
     if members and members[-1].number >= group.next_number:
         raise ValueError("a member that the group does not know of")
+    if len({member.member_id for member in members}) < len(members):
+        raise ValueError("two members of the same id")
     return StoredGroup(group, tuple(members))
 
 

@@ -60,6 +60,7 @@ def test_a_key_names_its_group_and_is_none_of_a_classic_group(group_id, number):
         [(ITSELF, b"?")],
         [(ITSELF, value_of(GROUP)), (2, b"?")],
         [(ITSELF, value_of(GROUP)), (3, value_of(ConsumerMember(3, "m")))],
+        [(ITSELF, value_of(GROUP)), (1, value_of(ConsumerMember(1, "m"))), (2, value_of(ConsumerMember(2, "m")))],
     ],
 )
 def test_rows_that_make_no_group_are_refused(found):
