@@ -6,7 +6,6 @@ they are found by nobody, and what is still stored of them goes at the next star
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from sys import getsizeof
 
@@ -36,7 +35,7 @@ class CommittedOffsets:
         self._settings = settings
         self._groups: dict[str, Rows] = {}
         self._bytes = 0
-        self._committing: Counter[str] = Counter()
+        self._committing: dict[str, int] = {}
 
     async def open(self) -> None:
         """Read what the store has; of topics that have gone meanwhile it is deleted. Raises StorageError where it cannot be read."""
@@ -111,20 +110,20 @@ class CommittedOffsets:
         for place, committed in placed.items():
             before = known.get(place.topic_id, {}).get(place.partition)
             added += before is None
-            grown += _size(committed) - (0 if before is None else _size(before))
+            grown += _growth(before, committed)
         if added and sum(map(len, known.values())) + added > settings.max_offsets_per_group:
             raise _no_room(group_id, f"more offsets than max_offsets_per_group={settings.max_offsets_per_group}")
         if grown > 0 and self._bytes + grown > settings.committed_offsets_max_bytes:
             raise _no_room(group_id, f"all offsets together take committed_offsets_max_bytes={settings.committed_offsets_max_bytes}")
 
     async def _commit(self, group_id: str, placed: Mapping[Place, Committed]) -> None:
-        self._committing[group_id] += 1
+        self._committing[group_id] = self._committing.get(group_id, 0) + 1
         try:
             await self._put({key_of(place): value_of(committed) for place, committed in placed.items()})
         finally:
-            self._committing[group_id] -= 1
-            if not self._committing[group_id]:
-                del self._committing[group_id]
+            under_way = self._committing.pop(group_id) - 1
+            if under_way:
+                self._committing[group_id] = under_way
         orphans = []
         for place, committed in placed.items():
             if self._topics.get(place.topic_id) is None:
@@ -190,7 +189,7 @@ class CommittedOffsets:
         rows = self._groups.setdefault(place.group_id, {}).setdefault(place.topic_id, {})
         before = rows.get(place.partition)
         rows[place.partition] = committed
-        self._bytes += _size(committed) - (0 if before is None else _size(before))
+        self._bytes += _growth(before, committed)
 
     def _drop(self, place: Place) -> None:
         group = self._groups.get(place.group_id, {})
@@ -208,6 +207,13 @@ class CommittedOffsets:
 def _size(committed: Committed) -> int:
     """Bytes of memory."""
     return ROW_BYTES + getsizeof(committed.metadata)
+
+
+def _growth(before: Committed | None, committed: Committed) -> int:
+    """By how many bytes of memory an offset in the place of the one before it takes more. Nearly always the metadata stays as it was."""
+    if before is None:
+        return _size(committed)
+    return 0 if before.metadata == committed.metadata else _size(committed) - _size(before)
 
 
 def _no_room(group_id: str, reason: str) -> KafkaError:
