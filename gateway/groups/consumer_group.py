@@ -206,8 +206,11 @@ class ConsumerGroup(ClassicMembers):
     def expire(self, now: float) -> None:
         """Remove whose time is up, and set `due` anew."""
         for member in [member for member in self.roster if self._of(member).earliest <= now]:
-            if not self.is_dead:
-                self._remove([member], "not heard of, or not done in time", now)
+            self._remove([member], "not heard of, or not done in time", now)
+            if self.is_dead:
+                # The others have a session from now on in the classic group.
+                self.due = NEVER
+                return
         self._ledger.flush()
         self.due = min((self._of(member).earliest for member in self.roster), default=NEVER)
 
