@@ -8,7 +8,8 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.consumer_group import ConsumerGroup
 from gateway.groups.consumer_rows import place_of, stored_group, value_of
 from gateway.groups.consumer_states import GOES_AWAY, LEAVES, ConsumerGroupState, MemberState
-from tests.gateway.groups.consuming import REBALANCE, SESSION, A, Told, of
+from gateway.groups.epochs import NEVER
+from tests.gateway.groups.consuming import REBALANCE, SESSION, A, Told, metadata_of, of
 
 
 @pytest.fixture
@@ -76,6 +77,16 @@ def test_who_is_not_heard_of_is_gone_when_its_session_ends(told):
     assert "m2" not in told.group.roster
     assert told.beat("m1", 2).assignment == of(0, 1, 2, 3)
     assert told.beat("m2", 2).code is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_group_that_becomes_a_classic_one_while_members_are_overdue_has_nothing_due_any_more(told):
+    told.beat("m1")
+    for member_id in ("c1", "c2"):
+        told.join(member_id, metadata_of(set()), protocol="range")
+    told.pass_time(SESSION)
+    assert told.group.successor is not None
+    assert told.group.due == NEVER
+    assert "m1" not in told.group.successor.roster
 
 
 def test_who_does_not_give_partitions_back_in_time_is_out_although_it_is_heard_of(told):
