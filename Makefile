@@ -5,7 +5,8 @@ ARGS ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip --disable-pip-version-check --no-input
+# The constraints hold for what builds the package as well: older pips read the first variable for that, newer ones the second.
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(PY) -m pip --disable-pip-version-check --no-input
 SOURCES := gateway auth compat storage tests bench
 # What an installation depends on; the packages themselves are installed in place.
 INPUTS := pyproject.toml constraints.txt $(wildcard setup.py compat/records/*.p[yx][xi] compat/records/*.h gateway/wire/*.pyx)
@@ -44,6 +45,10 @@ slow: $(VENV)/.test ## the tests that take minutes
 legacy: $(VENV)/.test ## the real clients alone, side by side, and a grid of them (ARGS: `--client NAME`, or --reference for Kafka itself)
 	$(PY) -m pytest -q -n auto --dist loadfile tests/legacy_clients -m "peer and not slow" --grid $(ARGS)
 
+fuzz: $(VENV)/.test ## what atheris makes up, to the record functions and their kernel (ARGS: --seconds N for each of three ways, --seed N)
+	$(PIP) install -q --only-binary :all: atheris
+	@for target in agreement entrances whole; do $(PY) -m tests.fuzz.records --target $$target $(ARGS) || exit 1; done
+
 bench: $(VENV)/.test ## side by side with Apache Kafka, in some 20 minutes; a table and a chart go to docs/ (ARGS: for example --help)
 	$(PY) -m bench $(ARGS)
 
@@ -70,13 +75,13 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.made $(INPUTS)
-	$(PIP) install -q -c constraints.txt -e .
+	$(PIP) install -q -e .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.made $(INPUTS)
-	$(PIP) install -q -c constraints.txt -e '.[test]'
+	$(PIP) install -q -e '.[test]'
 	@touch $(VENV)/.serve $@
 
 $(VENV)/.dev: $(VENV)/.made $(INPUTS)
-	$(PIP) install -q -c constraints.txt -e '.[test,dev]'
+	$(PIP) install -q -e '.[test,dev]'
 	@touch $(VENV)/.serve $(VENV)/.test $@
