@@ -10,7 +10,7 @@ import msgspec
 from gateway.errors import ErrorCode
 from gateway.groups.assignors import TopicId
 from gateway.groups.consumer_states import JOINS, MemberState
-from gateway.groups.member import Protocols
+from gateway.groups.member import WORD_BYTES, Protocols
 
 #: Partitions by topic.
 Partitions = Mapping[TopicId, frozenset[int]]
@@ -46,10 +46,15 @@ class Beat:
         return self.epoch == JOINS or (self.rebalance_timeout_ms is not None and says_subscription and self.owned is not None)
 
     @property
+    def told(self) -> int:
+        """How much it says, in characters."""
+        words = sum(map(len, self.topics or ())) + len(self.regex or "") + len(self.rack_id or "") + len(self.assignor or "")
+        return words + len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
+
+    @property
     def size(self) -> int:
         """What a member of such words takes in memory, roughly, in bytes."""
-        told = sum(map(len, self.topics or ())) + len(self.regex or "") + len(self.rack_id or "") + len(self.assignor or "")
-        return _MEMBER_BYTES + told + len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
+        return _MEMBER_BYTES + self.told + len(self.topics or ()) * WORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +108,9 @@ class ConsumerMember(msgspec.Struct, frozen=True, array_like=True):
     def size(self) -> int:
         """What it takes in memory, roughly, in bytes."""
         told = sum(map(len, self.topics)) + len(self.regex) + len(self.rack_id or "") + len(self.assignor or "")
+        told += len(self.topics) * WORD_BYTES
         told += len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
         if self.classic is not None:
-            told += sum(len(name) + len(metadata) for name, metadata in self.classic.protocols)
+            told += sum(len(name) + len(metadata) + WORD_BYTES for name, metadata in self.classic.protocols)
         partitions = sum(map(len, (*self.assigned.values(), *self.revoking.values(), *self.target.values())))
         return _MEMBER_BYTES + told + partitions * _PARTITION_BYTES

@@ -113,7 +113,7 @@ class Coordinator(Driver):
         return await waiting
 
     def _check_beat(self, group: ConsumerGroup, beat: Beat) -> None:
-        if beat.size > self._settings.group_member_max_bytes:
+        if beat.told > self._settings.group_member_max_bytes:
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
         if beat.topics is not None or beat.epoch == JOINS:
             known = group.roster.get(beat.member_id)
@@ -166,7 +166,7 @@ class Coordinator(Driver):
         settings = self._settings
         if not settings.group_min_session_timeout_ms <= joining.session_timeout_ms <= settings.group_max_session_timeout_ms:
             raise KafkaError(ErrorCode.INVALID_SESSION_TIMEOUT)
-        if joining.size > settings.group_member_max_bytes:
+        if joining.told > settings.group_member_max_bytes:
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
         group = self._group_of_member(group_id) if joining.member_id else self._groups.get(group_id)
         known = None if group is None else group.roster.get(joining.member_id)

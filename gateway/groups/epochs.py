@@ -95,6 +95,10 @@ class Epochs:
         return _GROUP_BYTES + self.roster.size + sum(map(len, self._resolved.values())) * _NAME_BYTES
 
     @property
+    def heads(self) -> int:
+        return len(self.roster)
+
+    @property
     def assignor(self) -> str:
         """The one that makes the target: what most members ask for."""
         return self.roster.assignor or next(iter(ASSIGNORS))

@@ -17,7 +17,7 @@ from gateway.groups.subscription import CONSUMER, subscribed_topics
 
 NEVER = float("inf")
 
-#: What a group and an id that was given out take in memory, roughly, in bytes.
+#: What a group and an id that was given out take in memory, roughly, in bytes; the id's own characters come on top.
 _GROUP_BYTES = 2048
 _PENDING_BYTES = 300
 
@@ -53,6 +53,7 @@ class Generations:
         self._patience: float | None = None
         """How much longer the first rebalance may wait for more members; None in every later one."""
         self._has_newcomer = False
+        self._pending_chars = 0
         self._unsynced: set[str] = set()
         self._sync_ends = NEVER
         self._proposal: dict[str, bytes] | None = None
@@ -63,7 +64,25 @@ class Generations:
     @property
     def size(self) -> int:
         """What it takes in memory, roughly, in bytes."""
-        return _GROUP_BYTES + self.roster.size + len(self.pending) * _PENDING_BYTES
+        return _GROUP_BYTES + self.roster.size + len(self.pending) * _PENDING_BYTES + self._pending_chars
+
+    @property
+    def heads(self) -> int:
+        """Members, and newcomers that were told an id."""
+        return len(self.roster) + len(self.pending)
+
+    def _expect(self, member_id: str, until: float) -> None:
+        """A newcomer is told this id, and shall come back with it."""
+        self.pending[member_id] = until
+        self._pending_chars += len(member_id)
+        self._wake_by(until)
+
+    def _expect_no_more(self, member_id: str) -> bool:
+        """Whether it was expected."""
+        if self.pending.pop(member_id, None) is None:
+            return False
+        self._pending_chars -= len(member_id)
+        return True
 
     def _move(self, state: GroupState, now: float) -> None:
         if state not in MOVES[self.state]:

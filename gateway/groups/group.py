@@ -93,8 +93,7 @@ class Group(Generations):
 
     def leave(self, member_id: str, instance_id: str | None, reason: str, now: float) -> None:
         """Somebody leaves, or a static member is removed by its instance id alone. Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID."""
-        if member_id in self.pending:
-            del self.pending[member_id]
+        if self._expect_no_more(member_id):
             self._complete_if_all_joined(now)
             return
         if not member_id and instance_id is not None:
@@ -170,7 +169,7 @@ class Group(Generations):
     def expire(self, now: float) -> None:
         """Remove whose time is up, go on with a rebalance that has waited long enough, and set `due` anew."""
         for member_id in [member_id for member_id, deadline in self.pending.items() if deadline <= now]:
-            del self.pending[member_id]
+            self._expect_no_more(member_id)
         for member in [member for member in self.roster if self._is_overdue(member, now)]:
             # To remove one may end the wait of the others.
             if self._is_overdue(member, now):
@@ -242,7 +241,7 @@ class Group(Generations):
             has_room = member_id in self.roster or len(self.roster) < most
         if has_room:
             return
-        self.pending.pop(member_id, None)
+        self._expect_no_more(member_id)
         member = self.roster.get(member_id)
         if member is not None:
             self._remove(member, "the group is full", now)
@@ -263,8 +262,7 @@ class Group(Generations):
         """KIP-394: a newcomer whose answer is lost must not stay as a member that nobody is."""
         if len(self.pending) >= self._settings.group_max_pending_members:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        self.pending[new_id] = now + joining.session_timeout_ms
-        self._wake_by(self.pending[new_id])
+        self._expect(new_id, now + joining.session_timeout_ms)
         self._effects.append(Answer(handle, Joined(ErrorCode.MEMBER_ID_REQUIRED, new_id)))
 
     def _add(self, joining: Joining, member_id: str, handle: Handle, now: float) -> None:
@@ -280,7 +278,7 @@ class Group(Generations):
             is_new=True,
             can_return=bool(joining.member_id) or joining.instance_id is not None,
         )
-        self.pending.pop(member_id, None)
+        self._expect_no_more(member_id)
         self._has_newcomer = self.state is GroupState.PREPARING_REBALANCE and not self.generation
         self.protocol_type = joining.protocol_type
         self.roster.add(member)

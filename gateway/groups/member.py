@@ -10,6 +10,9 @@ from gateway.errors import ErrorCode
 #: What a member takes besides what it says.
 _MEMBER_BYTES = 2048
 
+#: What a protocol or a topic takes besides its characters, where it is named and where it is counted: many that are short are most of what they take.
+WORD_BYTES = 200
+
 #: How each assignor that a member knows is called and what the member tells it, the one it likes best first.
 Protocols = tuple[tuple[str, bytes], ...]
 
@@ -33,10 +36,15 @@ class Joining:
     reason: str = ""
 
     @property
+    def told(self) -> int:
+        """How much it says, in characters and bytes."""
+        names = len(self.client_id) + len(self.instance_id or "") + len(self.protocol_type)
+        return names + sum(len(name) + len(metadata) for name, metadata in self.protocols)
+
+    @property
     def size(self) -> int:
         """What a member of such words takes in memory, roughly, in bytes."""
-        told = _MEMBER_BYTES + len(self.client_id) + len(self.instance_id or "") + len(self.protocol_type)
-        return told + sum(len(name) + len(metadata) for name, metadata in self.protocols)
+        return _MEMBER_BYTES + self.told + len(self.protocols) * WORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +125,4 @@ class Member:
     def size(self) -> int:
         """What it takes in memory, roughly, in bytes."""
         told = _MEMBER_BYTES + len(self.member_id) + len(self.client_id) + len(self.instance_id or "") + len(self.assignment)
-        return told + sum(len(name) + len(metadata) for name, metadata in self.protocols)
+        return told + sum(len(name) + len(metadata) + WORD_BYTES for name, metadata in self.protocols)

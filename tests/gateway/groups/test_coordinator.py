@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -264,6 +265,29 @@ def test_ten_thousand_joins_without_a_sync_stay_within_the_limit():
     assert codes == [ErrorCode.MEMBER_ID_REQUIRED] * 1_000 + [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 9_000
     house.clock.advance(SESSION)
     assert list(house.broker.groups) == []
+
+
+def test_ids_that_were_told_count_with_all_their_characters():
+    house = open_house(max_group_bytes=1 << 20)
+    said = replace(joining(first=True), client_id="c" * 30_000)
+    codes = [Started(house.broker.groups.join("g", said)).result.code for _ in range(100)]
+    assert codes.count(ErrorCode.MEMBER_ID_REQUIRED) <= (1 << 20) // 30_000
+    house.clock.advance(SESSION)
+    assert house.broker.groups._bytes == 0
+
+
+def test_a_thousand_ends_of_sessions_are_a_few_looks():
+    house = open_house()
+    for _ in range(1_000):
+        join(house, first=True)
+        house.clock.advance(0.001)
+    before = house.clock.seconds()
+    looks = 0
+    while house.broker.groups.get("g") is not None:
+        house.clock.advance(house.clock.getDelayedCalls()[0].getTime() - house.clock.seconds())
+        looks += 1
+    assert looks < 300
+    assert house.clock.seconds() - before < SESSION + 0.1
 
 
 def test_all_groups_together_are_bounded(caplog):

@@ -75,3 +75,8 @@ def test_what_members_take_is_known_at_any_time():
     assert made.size == one.size == replace(one).size > 1_100
     made.remove(one)
     assert made.size == 0
+
+
+def test_many_short_words_are_counted_with_what_each_of_them_takes():
+    many = member("a", *(f"{number:x}" for number in range(10_000)))
+    assert many.size > 10_000 * 160
