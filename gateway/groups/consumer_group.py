@@ -46,7 +46,8 @@ class ConsumerGroup(ClassicMembers):
         group = cls(group_id, topology, settings, stored.row.changed_at)
         row = stored.row
         group.epoch, group.target_epoch, group._next_number, group._seen = row.epoch, row.target_epoch, row.next_number, row.seen
-        group._resolved = dict(row.resolved)
+        for regex, topics in row.resolved.items():
+            group._resolve(regex, topics)
         for member in stored.members:
             group.roster.put(member)
             group._hear_of(member, now)

@@ -71,6 +71,7 @@ class Epochs:
         self._deadlines: dict[str, Deadlines] = {}
         self._next_number = ITSELF + 1
         self._resolved: dict[str, frozenset[str]] = {}
+        self._resolved_names = 0
         self._matched: dict[str, tuple[int, float]] = {}
         """Of each regular expression: the version of the topics that it was matched with, and when."""
         self._seen = b""
@@ -92,7 +93,7 @@ class Epochs:
     @property
     def size(self) -> int:
         """What it takes in memory, roughly, in bytes."""
-        return _GROUP_BYTES + self.roster.size + sum(map(len, self._resolved.values())) * _NAME_BYTES
+        return _GROUP_BYTES + self.roster.size + self._resolved_names * _NAME_BYTES
 
     @property
     def heads(self) -> int:
@@ -153,17 +154,22 @@ class Epochs:
         before = self._resolved.get(regex)
         self._matched[regex] = (self._topology.version, now)
         try:
-            self._resolved[regex] = self._topology.matching(regex)
+            after = self._topology.matching(regex)
         except KafkaError as failure:
             # It was good when it came, and takes too long now that there are more topics: it names what it named.
-            self._resolved[regex] = before or frozenset()
+            after = before or frozenset()
             self._effects.append(Note("regular expression not matched again", failure.message))
-        return self._resolved[regex] != before
+        self._resolve(regex, after)
+        return after != before
+
+    def _resolve(self, regex: str, topics: frozenset[str]) -> None:
+        self._resolved_names += len(topics) - len(self._resolved.get(regex, ()))
+        self._resolved[regex] = topics
 
     def _forget_regexes(self) -> None:
         """Those that no member subscribes by any more."""
         for regex in [regex for regex in self._resolved if regex not in self.roster.regexes]:
-            del self._resolved[regex]
+            self._resolved_names -= len(self._resolved.pop(regex))
             self._matched.pop(regex, None)
 
     def _digest(self) -> bytes:

@@ -160,6 +160,17 @@ def test_a_regular_expression_names_topics_that_come_later_and_is_not_tried_at_e
     assert len(told.beat("m1", 1).assignment) == 2
 
 
+def test_what_a_regular_expression_names_counts_until_nobody_subscribes_by_it(told):
+    empty = told.group.size
+    told.beat("m1", topics=None, regex="a")
+    alone = told.group.size
+    assert alone - empty > told.group.roster.size
+    stored = stored_group((place_of(key)[1], value_of(row)) for key, row in told.writes[0].rows.items())
+    assert ConsumerGroup.restored("g", stored, told.topology, told.settings, told.now).size == alone
+    told.beat("m1", LEAVES)
+    assert told.group.size == empty
+
+
 def test_a_regular_expression_that_is_none_changes_nothing(told):
     told.beat("m1")
     assert told.beat("m1", 1, regex="(").code is ErrorCode.INVALID_REGULAR_EXPRESSION
