@@ -278,6 +278,11 @@ class Settings(BaseSettings):
         ge=1 * MIB,
         description="What all groups and their members may take in memory, some 2 KiB each and what they say; beyond it nobody new is let in.",
     )
+    max_bytes_per_group: int = Field(
+        32 * MIB,
+        ge=64 * KIB,
+        description="What one group may take of that: ten thousand members that say 1 KiB each. It is stored, told its leader and assigned in one go.",
+    )
     group_consumer_session_timeout_ms: int = Field(
         45 * SECOND,
         ge=1 * SECOND,

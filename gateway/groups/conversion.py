@@ -15,7 +15,7 @@ from gateway.groups.member import Member
 from gateway.groups.roster import Roster
 from gateway.groups.rows import GroupRow, MemberRow
 from gateway.groups.states import GroupState
-from gateway.groups.subscription import CONSUMER, Named, Subscription, assignment_bytes, assignment_of, subscription_of
+from gateway.groups.subscription import CONSUMER, MAX_NAMED, Named, Subscription, assignment_bytes, assignment_of, subscription_of
 from gateway.groups.topology import Topology, known
 
 
@@ -74,9 +74,7 @@ def as_consumer(group: Group, topology: Topology) -> StoredGroup:
     put something beside the assignments that would be lost."""
     numbered = list(enumerate(group.roster, ITSELF + 1))
     try:
-        said = {
-            member.member_id: subscription_of(member.metadata(group.protocol or "") or member.protocols[0][1]) for _, member in numbered
-        }
+        said = _said(group)
         read = _assigned(group, topology)
     except ValueError as failure:
         raise _refusal(group, str(failure)) from failure
@@ -87,14 +85,26 @@ def as_consumer(group: Group, topology: Topology) -> StoredGroup:
     return StoredGroup(row, members)
 
 
+def _said(group: Group) -> dict[str, Subscription]:
+    """By member id. Raises ValueError, also where all of them together name too much to be looked at in one go."""
+    said: dict[str, Subscription] = {}
+    room = MAX_NAMED
+    for member in group.roster:
+        one = said[member.member_id] = subscription_of(member.metadata(group.protocol or "") or member.protocols[0][1], room)
+        room -= len(one.topics) + sum(map(len, one.owned.values()))
+    return said
+
+
 def _assigned(group: Group, topology: Topology) -> dict[str, Partitions] | None:
     """By member id, what the group has assigned; None where it is between two generations and has taken back what it had. Raises ValueError."""
     if group.state is not GroupState.STABLE and not any(member.assignment for member in group.roster):
         return None
     read: dict[str, Partitions] = {}
     taken: set[tuple[TopicId, int]] = set()
+    room = MAX_NAMED
     for member in group.roster:
-        named, beside = assignment_of(member.assignment)
+        named, beside = assignment_of(member.assignment, room)
+        room -= sum(map(len, named.values()))
         if beside:
             raise ValueError("its assignor keeps notes of its own in the assignments")
         read[member.member_id] = _by_id(named, topology)

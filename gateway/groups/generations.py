@@ -38,8 +38,6 @@ class Generations:
         self.protocol_type = ""
         self.protocol: str | None = None
         self.roster = Roster()
-        self.subscribed: frozenset[str] | None = None
-        """The topics of the members of this generation, None where they cannot be told."""
         self.pending: dict[str, float] = {}
         """Ids that newcomers were told and have not come back with, and until when they may."""
         self.due = NEVER
@@ -65,6 +63,15 @@ class Generations:
     def size(self) -> int:
         """What it takes in memory, roughly, in bytes."""
         return _GROUP_BYTES + self.roster.size + len(self.pending) * _PENDING_BYTES + self._pending_chars
+
+    @property
+    def subscribed(self) -> frozenset[str] | None:
+        """The topics of the members of this generation, None where they cannot be told. Read when it is asked for, which is seldom: what members say
+        may be a hundred times larger when it is taken apart."""
+        protocol = self.protocol
+        if self.protocol_type != CONSUMER:
+            return None
+        return frozenset() if protocol is None else subscribed_topics(member.metadata(protocol) for member in self.roster)
 
     @property
     def heads(self) -> int:
@@ -146,7 +153,6 @@ class Generations:
         self._patience = None
         self._proposal = None
         self.protocol = self.roster.elected_protocol() if len(self.roster) else None
-        self._note_subscription()
         if len(self.roster):
             self._begin_completing(now)
         else:
@@ -188,15 +194,6 @@ class Generations:
         return Joined(
             ErrorCode.NONE, member.member_id, self.generation, self.protocol_type, self.protocol, leader, fellows, skips_assignment
         )
-
-    def _note_subscription(self) -> None:
-        protocol = self.protocol
-        if self.protocol_type != CONSUMER:
-            self.subscribed = None
-        elif protocol is None:
-            self.subscribed = frozenset()
-        else:
-            self.subscribed = subscribed_topics(member.metadata(protocol) for member in self.roster)
 
     # Its assignment
 

@@ -50,7 +50,6 @@ class Group(Generations):
         if row.members:
             group.roster.leader = row.leader
             group.state = GroupState.STABLE
-        group._note_subscription()
         if len(group.roster) > settings.group_max_size:
             group._prepare("more members than group_max_size", now)
         return group
@@ -233,6 +232,10 @@ class Group(Generations):
     def _check_room(self, joining: Joining, now: float) -> None:
         """Raises KafkaError(GROUP_MAX_SIZE_REACHED). Those over the limit go in the order in which they join again."""
         member_id, most = joining.member_id, self._settings.group_max_size
+        known = self.roster.get(member_id or self.roster.id_of(joining.instance_id or "") or "")
+        grows = joining.size - (0 if known is None else known.size)
+        if grows > 0 and self.size + grows > self._settings.max_bytes_per_group:
+            raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED)
         if self.state is GroupState.EMPTY:
             return
         if self.state is GroupState.PREPARING_REBALANCE:

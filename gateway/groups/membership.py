@@ -29,6 +29,15 @@ class Membership(Epochs):
             most = self._settings.group_max_size
             raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"The group has {most} members, and group_max_size allows no more.")
 
+    def _check_growth(self, before: ConsumerMember | None, after: ConsumerMember) -> None:
+        """Raises KafkaError(GROUP_MAX_SIZE_REACHED) where a member says more than there is room for."""
+        if before is not None and (after.topics, after.regex, after.classic) == (before.topics, before.regex, before.classic):
+            return
+        grows = after.size - (0 if before is None else before.size)
+        if grows > 0 and self.size + grows > self._settings.max_bytes_per_group:
+            most = self._settings.max_bytes_per_group
+            raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"The group says as much as max_bytes_per_group={most} allows.")
+
     def _known(self, member_id: str, instance_id: str | None) -> ConsumerMember:
         """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where somebody else is that static member now."""
         if instance_id is None:
@@ -49,6 +58,7 @@ class Membership(Epochs):
         self, before: ConsumerMember, after: ConsumerMember, replaced: ConsumerMember | None, owned: Partitions | None, now: float
     ) -> ConsumerMember:
         """A member has been heard of: take its words, see whether the group must move, and take its next step."""
+        self._check_growth(self.roster.get(after.member_id) if replaced is None else replaced, after)
         is_new = after.member_id not in self.roster
         if replaced is not None:
             self._drop(replaced)

@@ -13,6 +13,10 @@ from struct import Struct, error
 #: The protocol type of those whose metadata has this layout; Connect and others have their own.
 CONSUMER = "consumer"
 
+#: Topics and partitions that are read of what the members of one group say, one counting as often as it is named: some 30 ms' worth. A megabyte of
+#: metadata can name 300,000, and a group has many members.
+MAX_NAMED = 100_000
+
 #: The newest version that is known. Every version begins as the one before it, so a newer one is read as this.
 _NEWEST = 3
 
@@ -33,17 +37,24 @@ class Subscription:
 
 
 def subscribed_topics(metadata: Iterable[bytes]) -> frozenset[str] | None:
-    """The topics that these members subscribe to; None where one of them does not say it in Kafka's layout."""
+    """The topics that these members subscribe to; None where one of them does not say it in Kafka's layout, or they name more than MAX_NAMED."""
+    found: set[str] = set()
+    room = MAX_NAMED
     try:
-        return frozenset(topic for one in metadata for topic in _Reader(one).begin().strings())
+        for one in metadata:
+            topics = _Reader(one, room).begin().strings()
+            found.update(topics)
+            room -= len(topics)
     except (ValueError, error):
         return None
+    return frozenset(found)
 
 
-def subscription_of(metadata: bytes) -> Subscription:
-    """Raises ValueError for what is not in Kafka's layout. What a client left out at the end counts as not said."""
+def subscription_of(metadata: bytes, most: int = MAX_NAMED) -> Subscription:
+    """Raises ValueError for what is not in Kafka's layout, or names more than `most` topics and partitions. What a client left out at the end counts
+    as not said."""
     try:
-        reader = _Reader(metadata).begin()
+        reader = _Reader(metadata, most).begin()
         topics = frozenset(reader.strings())
         reader.data()
         owned = reader.partitions() if reader.version >= 1 and not reader.is_at_end else {}
@@ -55,12 +66,12 @@ def subscription_of(metadata: bytes) -> Subscription:
     return Subscription(topics, owned, rack_id)
 
 
-def assignment_of(assignment: bytes) -> tuple[Named, bytes]:
-    """The partitions, and what an assignor of their own put beside them. Raises ValueError for what is not in Kafka's layout."""
+def assignment_of(assignment: bytes, most: int = MAX_NAMED) -> tuple[Named, bytes]:
+    """The partitions, and what an assignor of their own put beside them. Raises ValueError as `subscription_of`."""
     if not assignment:
         return {}, b""
     try:
-        reader = _Reader(assignment).begin()
+        reader = _Reader(assignment, most).begin()
         return reader.partitions(), b"" if reader.is_at_end else reader.data()
     except error as short:
         raise ValueError("the assignment is cut short") from short
@@ -76,10 +87,11 @@ def assignment_bytes(partitions: Named, metadata: bytes) -> bytes:
 
 
 class _Reader:
-    """Raises ValueError, or struct.error where there is too little."""
+    """Raises ValueError, or struct.error where there is too little. `most` is how many elements there may be in all."""
 
-    def __init__(self, message: bytes) -> None:
+    def __init__(self, message: bytes, most: int) -> None:
         self._message = message
+        self._room = most
         self._position = 0
         self.version = 0
 
@@ -122,6 +134,9 @@ class _Reader:
         count = self.int32()
         if not 0 <= count <= (len(self._message) - self._position) // size:
             raise ValueError("more elements than there is room for")
+        self._room -= count
+        if self._room < 0:
+            raise ValueError("it names too many topics and partitions")
         return count
 
     def _number(self, kind: Struct) -> int:

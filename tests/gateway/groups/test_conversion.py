@@ -12,7 +12,7 @@ from gateway.groups.conversion import as_classic, as_consumer, check_upgrade
 from gateway.groups.group import Group
 from gateway.groups.member import Joining, Syncing
 from gateway.groups.states import GroupState
-from gateway.groups.subscription import assignment_bytes, assignment_of
+from gateway.groups.subscription import MAX_NAMED, assignment_bytes, assignment_of
 from tests.fakes.topology import FakeTopology, id_of
 from tests.gateway.groups.consuming import START, TOPIC, Told, metadata_of
 
@@ -117,3 +117,15 @@ def test_a_group_of_one_static_member_is_a_classic_one_when_that_comes_back_so(e
     assert group is not None
     assert group.state is GroupState.STABLE
     assert [assignment_of(member.assignment)[0] for member in group.roster] == [{TOPIC: frozenset({0, 1})}]
+
+
+def test_members_that_name_too_much_to_be_looked_at_in_one_go_stay_in_their_group(topology):
+    half = range(MAX_NAMED // 2 + 1)
+    group = joined(set(half), set(half))
+    with pytest.raises(KafkaError, match="too many") as refusal:
+        as_consumer(group, topology)
+    assert refusal.value.code is ErrorCode.GROUP_ID_NOT_FOUND
+    few = joined({0})
+    assign(few, assignment_bytes({TOPIC: frozenset(range(MAX_NAMED + 1))}, bytes(2)))
+    with pytest.raises(KafkaError, match="too many"):
+        as_consumer(few, topology)

@@ -290,6 +290,18 @@ def test_a_thousand_ends_of_sessions_are_a_few_looks():
     assert house.clock.seconds() - before < SESSION + 0.1
 
 
+def test_one_group_has_its_limit_too_and_others_go_on():
+    house = open_house(max_bytes_per_group=1 << 20)
+    waiting = [join(house, metadata=bytes(100_000)) for _ in range(11)]
+    assert waiting[-1].result.code is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert not any(one.is_done for one in waiting[:-1])
+    house.clock.advance(INITIAL_DELAY)
+    house.clock.advance(INITIAL_DELAY)
+    first = waiting[0].result
+    assert join(house, first.member_id, metadata=bytes(100_000)).failure is None
+    assert not join(house, group="another", metadata=bytes(100_000)).is_done
+
+
 def test_all_groups_together_are_bounded(caplog):
     house = open_house(max_group_bytes=1 << 20)
     groups = 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from struct import pack
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
-from gateway.groups.subscription import assignment_bytes, assignment_of, subscribed_topics, subscription_of
+from gateway.groups.subscription import MAX_NAMED, assignment_bytes, assignment_of, subscribed_topics, subscription_of
 
 PARTITIONS = {"orders": frozenset({0, 2}), "größe": frozenset({1})}
 
@@ -92,3 +94,17 @@ def test_any_bytes_are_read_or_refused(message):
             read(message)
         except ValueError:
             continue
+
+
+def naming(topics: int, tag: str = "") -> bytes:
+    names = [f"{tag}{number:x}".encode() for number in range(topics)]
+    return pack(">hi", 0, topics) + b"".join(pack(">h", len(name)) + name for name in names) + pack(">i", -1)
+
+
+def test_more_topics_than_can_be_looked_at_cannot_be_told():
+    half = MAX_NAMED // 2
+    assert len(subscribed_topics([naming(half, "a"), naming(half, "b")]) or ()) == MAX_NAMED
+    assert subscribed_topics([naming(half, "a"), naming(half, "b"), naming(1)]) is None
+    assert len(subscription_of(naming(MAX_NAMED)).topics) == MAX_NAMED
+    with pytest.raises(ValueError, match="too many"):
+        subscription_of(naming(MAX_NAMED + 1))

@@ -145,6 +145,18 @@ def test_all_groups_together_have_their_limit():
     assert codes[-1] == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
+def test_one_group_has_its_limit_too():
+    house = open_house(max_bytes_per_group=64 << 10)
+    house.topic("orders", 4)
+    names = [f"{number:x}" for number in range(100)]
+    replies = [beat(house, f"m{number}", subscribed_topic_names=names) for number in range(5)]
+    assert [reply.error_code for reply in replies] == [0, 0, ErrorCode.GROUP_MAX_SIZE_REACHED, *[ErrorCode.GROUP_MAX_SIZE_REACHED] * 2]
+    assert "max_bytes_per_group" in replies[-1].error_message
+    assert beat(house, "m0", 1, subscribed_topic_names=["orders"]).error_code == 0
+    assert beat(house, "m2", subscribed_topic_names=["orders"]).error_code == 0
+    assert beat(house, "m", group_id="another").error_code == 0
+
+
 def test_partitions_change_hands_over_heartbeats(house):
     beat(house, "m1")
     assert assigned(beat(house, "m2")) == []
