@@ -60,7 +60,8 @@ format: $(VENV)/.dev ## put the sources into shape
 	$(PY) -m ruff check --fix $(SOURCES)
 
 tox: $(VENV)/.dev ## the fast tests on each Python that is here
-	$(PY) -m tox run $(ARGS)
+	@# pyenv shows no Python but those that it is told to: all that tox.ini may want.
+	PYENV_VERSION="$${PYENV_VERSION:-$$(pyenv versions --bare 2>/dev/null | grep -E '^3\.1[123]\.[0-9]+$$' | paste -sd:)}" $(PY) -m tox run $(ARGS)
 
 clean: ## remove what was built; data stays
 	rm -rf $(VENV) .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
