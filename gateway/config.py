@@ -330,7 +330,7 @@ class Settings(BaseSettings):
     committed_offsets_max_bytes: int = Field(
         512 * MIB,
         ge=1 * MIB,
-        description="Memory for the offsets of all groups, 600 bytes each and their notes: what clients with ever new group names can make "
+        description="Memory for the offsets of all groups, 600 bytes each, their notes and groups' names: what clients with ever new names can make "
         "the gateway hold. Some 900,000.",
     )
     offsets_retention_minutes: int = Field(

@@ -22,7 +22,7 @@ _log = logs.part(__name__)
 #: A group's offsets by topic id and partition.
 Rows = dict[bytes, dict[int, Committed]]
 
-#: What an offset takes in memory besides its metadata: measured, for one that is the only one of its group.
+#: What an offset takes in memory besides its metadata and its group's name: measured, for one that is the only one of its group.
 ROW_BYTES = 600
 
 
@@ -35,6 +35,8 @@ class CommittedOffsets:
         self._settings = settings
         self._groups: dict[str, Rows] = {}
         self._bytes = 0
+        self._coming = 0
+        """What those on their way to the disk will add."""
         self._committing: dict[str, int] = {}
 
     async def open(self) -> None:
@@ -90,10 +92,10 @@ class CommittedOffsets:
         where the store fails.
         """
         placed = {self._place(group_id, topic, partition): committed for (topic, partition), committed in rows.items()}
-        self._check(group_id, placed)
+        grows = self._check(group_id, placed)
         if placed:
             # On its own: what is on its way to the disk must reach the memory, too, when its client has gone.
-            await unbroken(self._commit(group_id, placed))
+            await unbroken(self._commit(group_id, placed, grows))
 
     def _place(self, group_id: str, topic: str, partition: int) -> Place:
         live = self._topics.require(topic)
@@ -101,7 +103,8 @@ class CommittedOffsets:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return Place(group_id, live.topic.topic_id, partition)
 
-    def _check(self, group_id: str, placed: Mapping[Place, Committed]) -> None:
+    def _check(self, group_id: str, placed: Mapping[Place, Committed]) -> int:
+        """How many bytes they add at the most."""
         settings = self._settings
         if len(group_id.encode()) > settings.group_id_max_bytes:
             raise KafkaError(ErrorCode.INVALID_GROUP_ID, f"the group's name has more than group_id_max_bytes={settings.group_id_max_bytes}")
@@ -113,14 +116,19 @@ class CommittedOffsets:
             grown += _growth(before, committed)
         if added and sum(map(len, known.values())) + added > settings.max_offsets_per_group:
             raise _no_room(group_id, f"more offsets than max_offsets_per_group={settings.max_offsets_per_group}")
-        if grown > 0 and self._bytes + grown > settings.committed_offsets_max_bytes:
+        if added and not known:
+            grown += getsizeof(group_id)
+        if grown > 0 and self._bytes + self._coming + grown > settings.committed_offsets_max_bytes:
             raise _no_room(group_id, f"all offsets together take committed_offsets_max_bytes={settings.committed_offsets_max_bytes}")
+        return max(grown, 0)
 
-    async def _commit(self, group_id: str, placed: Mapping[Place, Committed]) -> None:
+    async def _commit(self, group_id: str, placed: Mapping[Place, Committed], grows: int) -> None:
+        self._coming += grows
         self._committing[group_id] = self._committing.get(group_id, 0) + 1
         try:
             await self._put({key_of(place): value_of(committed) for place, committed in placed.items()})
         finally:
+            self._coming -= grows
             under_way = self._committing.pop(group_id) - 1
             if under_way:
                 self._committing[group_id] = under_way
@@ -186,6 +194,8 @@ class CommittedOffsets:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
 
     def _keep(self, place: Place, committed: Committed) -> None:
+        if place.group_id not in self._groups:
+            self._bytes += getsizeof(place.group_id)
         rows = self._groups.setdefault(place.group_id, {}).setdefault(place.topic_id, {})
         before = rows.get(place.partition)
         rows[place.partition] = committed
@@ -202,6 +212,7 @@ class CommittedOffsets:
             del group[place.topic_id]
         if not group:
             del self._groups[place.group_id]
+            self._bytes -= getsizeof(place.group_id)
 
 
 def _size(committed: Committed) -> int:

@@ -248,6 +248,29 @@ def test_all_groups_together_take_no_more_memory_than_they_may():
     commit(house, "c", {("orders", index): 1 for index in range(248)})
 
 
+def test_names_of_groups_take_room_as_well():
+    house = open_house(committed_offsets_max_bytes=1 << 20)
+    house.topic("orders", 1)
+    names = [f"{'g' * 450}{number}" for number in range(1_100)]
+    codes = [Started(committing(house, name, {("orders", 0): 1})).failure for name in names]
+    assert 900 < codes.count(None) < 1_000
+    for name in names:
+        ended(house.broker.offsets.delete(name))
+    assert house.broker.offsets._bytes == 0
+
+
+def test_what_is_on_its_way_to_the_disk_takes_room_already():
+    house = open_house(committed_offsets_max_bytes=1 << 20)
+    house.topic("orders", 1_000)
+    house.store.hold()
+    many = {("orders", index): 1 for index in range(1_000)}
+    first, second = Started(committing(house, "a", many)), Started(committing(house, "b", many))
+    assert (first.is_done, second.failure.code) == (False, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
+    house.store.release()
+    assert first.failure is None
+    assert len(offsets(house, "a")) == 1_000
+
+
 def test_room_is_counted_from_what_a_restart_found():
     house = open_house(committed_offsets_max_bytes=1 << 20)
     house.topic("orders", 100)
