@@ -17,8 +17,9 @@ INSTRUCTIONS_PER_BYTE = 1.25
 #: Expressions that are remembered, each with half a megabyte at the most and some kilobytes as a rule. One more is compiled anew when it is needed.
 MAX_REMEMBERED = 128
 
-#: What looking at topics may take: so much, and so much for each, in seconds of the processor. A usual expression takes 2 us a name.
-ALLOWANCE = 0.05
+#: What looking at topics may take: so much, and so much for each, in seconds of the processor. A usual expression takes 2 us a name. The first is for
+#: machines that count as work what others took of a shared processor meanwhile: a good expression must not be refused, for its consumer ends then.
+ALLOWANCE = 0.25
 ALLOWANCE_PER_NAME = 20e-6
 
 _MAX_MEMORY = 1 << 19
