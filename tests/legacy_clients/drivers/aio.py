@@ -139,18 +139,20 @@ async def group(options, spans):
     own = {"group_id": options["group"], "session_timeout_ms": int(options["session"]), "heartbeat_interval_ms": 500}
     consumer = AIOKafkaConsumer(topic, enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=100, **own, **common(options))
     await consumer.start()
-    missing, following = int(count), {}
+    missing = int(count)
     deadline = time.time() + float(options["timeout"])
     while missing:
         if time.time() > deadline:
             raise RuntimeError("timed out, records still missing: %d" % missing)
+        following = {}
         # No more than are wanted: what was taken counts as read.
         for where, records in (await consumer.getmany(timeout_ms=200, max_records=missing)).items():
             for record in records:
                 following[where] = record.offset + 1
                 show(record)
             missing -= len(records)
-    await consumer.commit(following)
+        if following:
+            await consumer.commit(following)
     # Leaves the group.
     await consumer.stop()
 

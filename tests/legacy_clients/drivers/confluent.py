@@ -198,13 +198,16 @@ def group(options, spans):
     topic, _, count = spans[0].partition(":")
     consumer = Consumer(settings)
     consumer.subscribe([topic])
-    missing, following = int(count), {}
+    # `async` became a word of the language.
+    waits = "asynchronous" if wrapper_version() >= (1, 0) else "async"
+    missing = int(count)
     deadline = time.time() + float(options["timeout"])
     while missing:
         if time.time() > deadline:
             raise RuntimeError("timed out, records still missing: %d" % missing)
         if failures:
             raise RuntimeError(str(failures[0]))
+        following = {}
         # No more than are wanted: what was taken counts as read.
         for record in consumer.consume(missing, 0.2):
             if record.error():
@@ -212,9 +215,8 @@ def group(options, spans):
             following[record.partition()] = record.offset() + 1
             show(record)
             missing -= 1
-    # `async` became a word of the language.
-    waits = "asynchronous" if wrapper_version() >= (1, 0) else "async"
-    consumer.commit(offsets=[TopicPartition(topic, partition, offset) for partition, offset in following.items()], **{waits: False})
+        if following:
+            consumer.commit(offsets=[TopicPartition(topic, partition, offset) for partition, offset in following.items()], **{waits: False})
     sys.stdout.flush()
     # Leaves the group.
     consumer.close()

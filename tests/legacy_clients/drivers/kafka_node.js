@@ -118,18 +118,27 @@ async function group(options) {
   const member = new kafka.ConsumerGroup({ ...common(options), ...BYTES, ...own }, [topic])
   const following = new Map()
   let missing = Number(count)
+  let isCommitting = false
+  // What comes while a commit is under way goes into the next one.
+  const commit = async () => {
+    isCommitting = true
+    while (following.size) {
+      const commits = [...following].map(([partition, offset]) => ({ topic, partition, offset, metadata: '' }))
+      following.clear()
+      await new Promise((resolve, reject) => member.sendOffsetCommitRequest(commits, done(resolve, reject)))
+    }
+    isCommitting = false
+  }
   await new Promise((resolve, reject) => {
     member.on('error', reject).on('message', message => {
       if (!missing) return
       process.stdout.write(line(message))
       following.set(message.partition, message.offset + 1)
       missing -= 1
-      if (!missing) resolve()
+      if (!isCommitting) commit().then(() => missing || resolve(), reject)
     })
   })
   member.pause()
-  const commits = [...following].map(([partition, offset]) => ({ topic, partition, offset, metadata: '' }))
-  await new Promise((resolve, reject) => member.sendOffsetCommitRequest(commits, done(resolve, reject)))
   // Leaves the group.
   await new Promise((resolve, reject) => member.close(false, done(resolve, reject)))
 }

@@ -188,21 +188,23 @@ def group(options, spans):
         heartbeat_interval_ms=500,
         **common(options)
     )
-    # Before it joins: 3.0 may spin for ever when the partitions of its topic become known while it joins.
-    consumer.partitions_for_topic(topic)
     consumer.subscribe([topic])
-    missing, following = int(count), {}
+    missing = int(count)
     deadline = time.time() + float(options["timeout"])
     while missing:
         if time.time() > deadline:
             raise RuntimeError("timed out, records still missing: %d" % missing)
-        for where, records in consumer.poll(200).items():
+        following = {}
+        # 3.0 is lost when a poll ends between the two halves of joining anew: it forgets the second half, and reads and heartbeats no more.
+        patience = 200 if VERSION < (3, 0) else max(0, int(1000 * (deadline - time.time())))
+        for where, records in consumer.poll(patience).items():
             for record in records[:missing]:
-                following[where] = record.offset + 1
+                # (offset, metadata), and in newer versions the leader's epoch, which -1 leaves out.
+                following[where] = OffsetAndMetadata(*(record.offset + 1, "", -1)[: len(OffsetAndMetadata._fields)])
                 show(record)
             missing -= min(missing, len(records))
-    # (offset, metadata), and in newer versions the leader's epoch, which -1 leaves out.
-    consumer.commit({where: OffsetAndMetadata(*(offset, "", -1)[: len(OffsetAndMetadata._fields)]) for where, offset in following.items()})
+        if following:
+            consumer.commit(following)
     sys.stdout.flush()
     # Leaves the group.
     consumer.close()

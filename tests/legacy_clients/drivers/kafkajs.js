@@ -1,4 +1,4 @@
-// Drives KafkaJS (1.0 ... 2.2) by the command line described in README.md. It consumes in groups only.
+// Drives KafkaJS (1.0 ... 2.2) by the command line described in README.md.
 'use strict'
 
 const fs = require('fs')
@@ -131,6 +131,38 @@ function show(topic, partition, { offset, timestamp, key, value, headers }) {
   fs.writeSync(1, [topic, partition, offset, at, encoded(key), encoded(value), headersTo(headers)].join('\t') + '\n')
 }
 
+// It knows no other way than a group: one of its own, which nobody else is in and where nothing is committed by itself.
+async function consume(options) {
+  const spans = new Map()
+  for (const span of options.spans) {
+    const [topic, partition, start, count] = span.split(':')
+    spans.set(`${topic}:${partition}`, { topic, partition: Number(partition), start, next: BigInt(start), left: Number(count) })
+  }
+  const settings = { groupId: `${options['client-id']}-${process.pid}-${Date.now()}`, maxWaitTimeInMs: 100 }
+  if (options['fetch-bytes']) settings.maxBytesPerPartition = Number(options['fetch-bytes'])
+  const consumer = connect(options).consumer(settings)
+  await consumer.connect()
+  for (const topic of new Set([...spans.values()].map(span => span.topic))) await consumer.subscribe({ topic, fromBeginning: true })
+  let missing = [...spans.values()].reduce((sum, span) => sum + span.left, 0)
+  await new Promise((resolve, reject) => {
+    const eachBatch = async ({ batch }) => {
+      const span = spans.get(`${batch.topic}:${batch.partition}`)
+      for (const message of batch.messages) {
+        if (!span || !span.left || BigInt(message.offset) < span.next) continue
+        show(batch.topic, batch.partition, message)
+        span.next = BigInt(message.offset) + 1n
+        span.left -= 1
+        missing -= 1
+      }
+      if (!missing) resolve()
+    }
+    // Only who runs may seek.
+    const seek = () => spans.forEach(({ topic, partition, start }) => start === '0' || consumer.seek({ topic, partition, offset: start }))
+    consumer.run({ autoCommit: false, eachBatch }).then(seek).catch(reject)
+  })
+  await consumer.disconnect()
+}
+
 async function group(options) {
   const [topic, count] = options.spans[0].split(':')
   const consumer = connect(options).consumer({
@@ -162,11 +194,9 @@ async function group(options) {
 
 async function main() {
   const [verb, ...words] = process.argv.slice(2)
-  const driven = { produce, group }[verb]
-  if (!driven) throw new Error(`${verb} is not driven: KafkaJS consumes in groups only`)
   const options = parse(words)
   const timer = setTimeout(() => fail(new Error('timed out')), 1000 * Number(options.timeout))
-  await driven(options)
+  await { produce, consume, group }[verb](options)
   clearTimeout(timer)
 }
 

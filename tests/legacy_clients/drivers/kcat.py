@@ -129,8 +129,10 @@ def consume(kcat, options, spans):
 def group(kcat, options, spans):
     settings = common(options)
     settings.update({"session.timeout.ms": options["session"], "heartbeat.interval.ms": "500", "fetch.wait.max.ms": "100", "auto.offset.reset": "earliest"})
+    # kcat commits by itself what it has printed.
+    settings["auto.commit.interval.ms"] = "100"
     topic, _, count = spans[0].partition(":")
-    # The topic stands last. kcat commits by itself, when it leaves, what it has printed.
+    # The topic stands last.
     words = argv(kcat, options, settings, "-G", options["group"])
     read(words, topic, int(count), options, [topic])
 

@@ -267,21 +267,21 @@ func group(opts options) {
 	must(err)
 	within, cancel := context.WithTimeout(context.Background(), opts.timeout())
 	defer cancel()
-	var read []*kgo.Record
-	for len(read) < count {
+	for count > 0 {
 		// No more than are wanted: what was polled counts as read.
-		fetches := client.PollRecords(within, count-len(read))
+		fetches := client.PollRecords(within, count)
 		if within.Err() != nil {
-			fail(fmt.Sprintf("timed out with %d of %d records", len(read), count))
+			fail(fmt.Sprintf("timed out, %d records still missing", count))
 		}
 		for _, failure := range fetches.Errors() {
 			must(fmt.Errorf("%s:%d: %w", failure.Topic, failure.Partition, failure.Err))
 		}
-		read = append(read, fetches.Records()...)
-	}
-	must(client.CommitRecords(within, read...))
-	for _, one := range read {
-		show(one)
+		read := fetches.Records()
+		must(client.CommitRecords(within, read...))
+		for _, one := range read {
+			show(one)
+		}
+		count -= len(read)
 	}
 	// Leaves the group.
 	client.Close()

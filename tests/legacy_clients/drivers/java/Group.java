@@ -20,24 +20,24 @@ public final class Group {
         settings.put("auto.offset.reset", "earliest");
         KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(settings);
         consumer.subscribe(Collections.singletonList(span[0]));
-        consumer.commitSync(read(consumer, Integer.parseInt(span[1]), System.nanoTime() + Driver.timeoutMs(options) * 1_000_000L));
+        read(consumer, Integer.parseInt(span[1]), System.nanoTime() + Driver.timeoutMs(options) * 1_000_000L);
         Driver.OUT.flush();
         // Leaves the group.
         consumer.close();
     }
 
-    // What comes after the records that were printed: a poll may well have brought more.
-    private static Map<TopicPartition, OffsetAndMetadata> read(KafkaConsumer<byte[], byte[]> consumer, int missing, long deadline) throws Exception {
-        Map<TopicPartition, OffsetAndMetadata> next = new HashMap<>();
+    private static void read(KafkaConsumer<byte[], byte[]> consumer, int missing, long deadline) throws Exception {
         while (missing > 0) {
             if (System.nanoTime() > deadline) throw new IllegalStateException("timed out, records still missing: " + missing);
+            // What comes after the records that were printed: a poll may well have brought more.
+            Map<TopicPartition, OffsetAndMetadata> next = new HashMap<>();
             for (ConsumerRecord<byte[], byte[]> one : Consume.poll(consumer)) {
                 if (missing == 0) break;
                 Consume.print(one);
                 next.put(new TopicPartition(one.topic(), one.partition()), new OffsetAndMetadata(one.offset() + 1));
                 missing--;
             }
+            if (!next.isEmpty()) consumer.commitSync(next);
         }
-        return next;
     }
 }
