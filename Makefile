@@ -42,7 +42,7 @@ test: $(VENV)/.test ## every test but the slow ones, real clients and brokers in
 slow: $(VENV)/.test ## the tests that take minutes
 	$(PY) -m pytest -q -m slow $(ARGS)
 
-legacy: $(VENV)/.test ## the real clients alone, side by side, and a grid of them (ARGS: `--client NAME`, or --reference for Kafka itself)
+legacy: $(VENV)/.test ## the real clients alone, side by side, and a grid of them (ARGS: `--client NAME`, --every-pair, or --reference for Kafka itself)
 	$(PY) -m pytest -q -n auto --dist loadfile tests/legacy_clients -m "peer and not slow" --grid $(ARGS)
 
 fuzz: $(VENV)/.test ## what atheris makes up, to the record functions and their kernel (ARGS: --seconds N for each of three ways, --seed N)

@@ -16,6 +16,8 @@ from tests.peers.kafka import Kafka, Secured
 
 START_SECONDS = 30.0
 STOP_SECONDS = 30.0
+#: A group that was empty waits for nobody, as the reference is set, too.
+NO_REBALANCE_DELAY = ("--set", "group_initial_rebalance_delay_ms=0")
 READY = re.compile(r"^ready listeners=(\S+) store=\S+ node=-?\d+$")
 
 

@@ -58,7 +58,11 @@ def seen(record: Record, producer: Client, consumer: Client) -> Record:
     """The record as that consumer must get it: formats 0 and 1 carry no headers, format 0 no timestamp, whichever side speaks it."""
     carried = min(producer.writes, consumer.reads)
     timestamp = record.timestamp if carried >= 1 and producer.sets_timestamps else None
-    return replace(record, timestamp=timestamp, headers=record.headers if carried == 2 else ())
+    headers = record.headers if carried == 2 else ()
+    if consumer.gathers_headers:
+        names = [name for name, _ in headers]
+        headers = tuple(sorted(headers, key=lambda header: names.index(header[0])))
+    return replace(record, timestamp=timestamp, headers=headers)
 
 
 def create_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None:

@@ -52,6 +52,10 @@ class Client(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sets_timestamps: bool = True
     cannot_send: tuple[str, ...] = ()
     cannot_read: tuple[str, ...] = ()
+    gathers_headers: bool = False
+    assignors: tuple[str, ...] = ()
+    subscribes: int = 0
+    reads_subscriptions: int = 3
     unlike_kafka: str = ""
     needs: str = ""
     tells_offsets: bool = True

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.legacy_clients.brokers import Broker, are_required, gateway, reference
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, are_required, gateway, reference
 from tests.legacy_clients.clients import Client, table
 from tests.legacy_clients.grid import drawn, gathered
 from tests.legacy_clients.install import install
@@ -18,6 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--client", action="append", default=[], metavar="NAME", help="of the real clients this one alone (or legacy-NAME); may be repeated"
     )
+    parser.addoption("--every-pair", action="store_true", help="all pairs that can be in one group, all codecs to all consumers")
     parser.addoption("--grid", action="store_true", help="print what became of each real client")
 
 
@@ -26,9 +27,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unknown := wanted - set(table()):
         raise pytest.UsageError(f"--client: clients.toml has no {', '.join(sorted(unknown))}")
     if wanted:
-        kept = [item for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.callspec.id in wanted]
+        kept = [item for item in items if wanted & names_in(item)]
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
+
+
+def names_in(item: pytest.Item) -> set[str]:
+    """The clients that a test is about: one, or two as `one+other`."""
+    return set(item.callspec.id.split("+")) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else set()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -45,7 +51,8 @@ def is_reference(pytestconfig: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def broker(is_reference: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with _installed_or_skipped(), reference() if is_reference else gateway(tmp_path_factory.mktemp("gateway")) as running:
+    ours = gateway(tmp_path_factory.mktemp("gateway"), arguments=NO_REBALANCE_DELAY)
+    with _installed_or_skipped(), reference() if is_reference else ours as running:
         yield running
 
 

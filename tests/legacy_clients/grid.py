@@ -30,17 +30,21 @@ class Line:
 
 
 def gathered(reports: Iterable[pytest.TestReport]) -> dict[str, Line]:
-    """By client: the tests that are parametrized with its name alone."""
+    """By client: the tests that are parametrized with its name, alone or as `name+other`."""
     lines: dict[str, Line] = {}
     for report in reports:
-        if named := re.search(r"\[([^\]]+)\]$", report.nodeid):
-            line = lines.setdefault(named[1], Line())
-            line.spoken |= dict(report.user_properties).get("spoken", {})
-            if not report.passed:
-                line.reasons.append(f"{report.outcome}: {_reason(report)}")
-            elif report.when == "call":
-                line.passed += 1
+        named = re.search(r"\[([^\]]+)\]$", report.nodeid)
+        for name in named[1].split("+") if named else ():
+            _note(report, lines.setdefault(name, Line()))
     return lines
+
+
+def _note(report: pytest.TestReport, line: Line) -> None:
+    line.spoken |= dict(report.user_properties).get("spoken", {})
+    if not report.passed:
+        line.reasons.append(f"{report.outcome}: {_reason(report)}")
+    elif report.when == "call":
+        line.passed += 1
 
 
 def drawn(table: Mapping[str, Client], lines: Mapping[str, Line]) -> str:

@@ -39,4 +39,5 @@ def test_a_row_names_a_driver_that_is_there_and_only_sources_that_are(client: Cl
 def test_a_row_says_what_a_consumer_gets_and_what_a_producer_writes(client: Client) -> None:
     assert client.writes in (0, 1, 2)
     assert (client.reads in (0, 1, 2) and bool(client.decodes)) == client.consumes
+    assert bool(client.assignors) == (client.groups == "member")
     assert set(client.codecs) | set(client.decodes) <= {"none", "gzip", "snappy", "lz4", "zstd"}

@@ -42,5 +42,11 @@ def test_who_could_not_run_shows_the_reason() -> None:
     assert " ".join(found[12:]) == "skipped: no kcat here"
 
 
+def test_what_two_did_together_counts_for_each() -> None:
+    for name in ("java-0.9.0.1", "java-4.4.0"):
+        found = line_of(name, report(name), report("java-0.9.0.1+java-4.4.0", "failed", "they did not meet"))
+        assert " ".join(found[12:]) == "failed: they did not meet"
+
+
 def test_of_whom_nothing_was_tested_there_is_no_line() -> None:
     assert not any(one.startswith("kcat-1.7.1") for one in drawn(table(), gathered([report("java-3.9.2")])).splitlines())

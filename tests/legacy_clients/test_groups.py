@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from tests.legacy_clients.brokers import Broker, gateway, reference
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, gateway, reference
 from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client, Record, consume_in_group, produce, table
 from tests.legacy_clients.install import install
@@ -67,8 +67,7 @@ def broker_behind(between: Relay, is_reference: bool, folder: Path) -> AbstractC
     advertised = f"PLAINTEXT://{between.address}"
     if is_reference:
         return reference(advertised=advertised)
-    # As the reference is set, too: nobody else is coming.
-    return gateway(folder, arguments=("--advertised", advertised, "--set", "group_initial_rebalance_delay_ms=0"))
+    return gateway(folder, arguments=("--advertised", advertised, *NO_REBALANCE_DELAY))
 
 
 def topic_of(row: Client) -> str:

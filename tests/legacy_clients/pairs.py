@@ -1,0 +1,59 @@
+"""Which clients are put together into one group: whoever leads shares the partitions out by an assignor that the other has, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, permutations
+from operator import attrgetter
+
+from tests.legacy_clients.clients import Client
+
+#: Who joins first, and so leads, and who joins then.
+Pair = tuple[Client, Client]
+
+#: Libraries that meet in one group when an application is rewritten: each bridges to the next by an assignor that both have unasked.
+ACROSS = (
+    ("java-0.9.0.1", "confluent-2.16.1"),
+    ("java-0.9.0.1", "kafka-python-3.0.12"),
+    ("java-0.9.0.1", "sarama-1.61.1"),
+    ("kafka-python-1.0.2", "java-4.4.0"),
+    ("confluent-0.11.6", "java-4.4.0"),
+    ("confluent-1.0.0-as-0.9", "aiokafka-0.14.0"),
+    ("kafka-node-2.0.0", "kafka-python-3.0.12"),
+    ("java-4.4.0", "franz-go-1.22.2-as-0.9"),
+    ("kcat-1.7.1", "java-0.9.0.1"),
+    ("confluent-0.11.6", "kcat-1.7.1"),
+)
+
+
+def chosen(table: Mapping[str, Client]) -> list[Pair]:
+    """Each age of a library led by its oldest and leading its newest, or led by that where it cannot; and some libraries beside each other."""
+    within = [
+        (leads, follows)
+        for oldest, *_, newest in libraries(table)
+        for leads, follows in every(table)
+        if leads.library == follows.library == oldest.library
+        and (leads is oldest or follows is newest or (leads is newest and (follows is oldest or not can_work(follows, leads))))
+    ]
+    return [*within, *((table[first], table[second]) for first, second in ACROSS)]
+
+
+def every(table: Mapping[str, Client]) -> list[Pair]:
+    """All that can be in one group."""
+    return [pair for pair in permutations(members(table), 2) if can_work(*pair)]
+
+
+def libraries(table: Mapping[str, Client]) -> Iterator[list[Client]]:
+    """The members of each library that has several, from its oldest to its newest."""
+    for _, rows in groupby(sorted(members(table), key=attrgetter("library")), attrgetter("library")):
+        if len(members_of := list(rows)) > 1:
+            yield members_of
+
+
+def members(table: Mapping[str, Client]) -> Sequence[Client]:
+    return [row for row in table.values() if row.groups == "member"]
+
+
+def can_work(leads: Client, follows: Client) -> bool:
+    """Kafka refuses whoever has no assignor of the group's (INCONSISTENT_GROUP_PROTOCOL); and whoever leads must understand the other's subscription."""
+    return bool(set(leads.assignors) & set(follows.assignors)) and follows.subscribes <= leads.reads_subscriptions

@@ -1,0 +1,105 @@
+"""What stands in topics, who can read it, and whether they did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tests.legacy_clients.cases import NEAR_MS, difference, seen
+from tests.legacy_clients.clients import Client, DriverFailed, Record, Span, consume, table
+
+BELOW_FETCH_10 = (
+    "java-0.11.0.3",
+    "java-1.0.0",
+    "java-1.1.1",
+    "kafka-python-2.0.2",
+    "confluent-0.11.6",
+    "confluent-1.0.0",
+    "sarama-1.19.0-as-2.0.0",
+    "franz-go-1.22.2-as-0.11",
+)
+"""They read format 2 and send a Fetch that is older than zstd: the gateway gives them gzip."""
+# A broker that answers nobody must not cost a deadline for every topic.
+ENOUGH_FAILURES = 3
+
+Turn = tuple[str, str]
+"""A producer's name and the codec it compresses with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A record with the offset that it must have."""
+
+    producer: Client
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What stands in a topic, by partition, and which turns wrote it."""
+
+    turns: tuple[Turn, ...]
+    partitions: tuple[tuple[Written, ...], ...]
+
+    @property
+    def kinds(self) -> set[str]:
+        """What some clients cannot read though they know each format and each codec (`cannot_read` in clients.toml)."""
+        written = [(table()[name].writes, codec) for name, codec in self.turns]
+        formats = {format for format, _ in written}
+        older = {"older"} if formats & {0, 1} else set()
+        of = {f"{codec}-of-{name}" for name, codec in self.turns}
+        return of | {f"{codec}-in-{format}" for format, codec in written} | older | ({"mixed"} if len(formats) > 1 else set())
+
+
+def can_read(consumer: Client, what: Stored, is_reference: bool) -> bool:
+    """Whoever has the codecs. And the gateway, unlike Kafka, turns zstd into gzip for whoever may not have it."""
+    codecs = {codec for _, codec in what.turns}
+    unreadable = what.kinds & set(consumer.cannot_read)
+    if any(not is_reference or "-of-" in kind for kind in unreadable):
+        return False
+    if "zstd" in codecs and not is_reference:
+        return consumer.reads < 2 or consumer.name in BELOW_FETCH_10 or "zstd" in consumer.decodes
+    return codecs <= set(consumer.decodes)
+
+
+def misread(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> Mapping[str, str]:
+    """All of these topics, read in one process, as an application does: the first mistake in each that has one."""
+    got = _read(consumer, bootstrap, topics)
+    return {
+        topic: found
+        for topic, what in topics.items()
+        for partition, written in enumerate(what.partitions)
+        if (found := compare(written, [one for one in got if (one.topic, one.partition) == (topic, partition)], consumer))
+    }
+
+
+def _read(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> list[Record]:
+    """When not all can be read, topic by topic, so that the failure names those that cannot."""
+    spans = [Span(topic, partition, 0, len(written)) for topic, what in topics.items() for partition, written in enumerate(what.partitions)]
+    try:
+        return consume(consumer, bootstrap, spans, timeout=60)
+    except DriverFailed as whole:
+        failures = [f"all at once: {whole}"]
+        for topic in topics:
+            if len(failures) > ENOUGH_FAILURES:
+                break
+            try:
+                consume(consumer, bootstrap, [span for span in spans if span.topic == topic], timeout=8)
+            except DriverFailed as one:
+                failures.append(f"{topic} alone: {one}")
+        raise AssertionError("\n".join(failures)) from None
+
+
+def compare(written: Sequence[Written], got: Sequence[Record], consumer: Client) -> str:
+    """The first mistake of that consumer; empty when there is none."""
+    stamped = [_clock_checked(one, have, consumer) for one, have in zip(written, got, strict=False)]
+    return difference([seen(one.record, one.producer, consumer) for one in written], [*stamped, *got[len(written) :]])
+
+
+def _clock_checked(one: Written, have: Record, consumer: Client) -> Record:
+    """Where the producer takes no timestamps and the formats carry them, that of its clock stands for none, as in `seen`, and any other for -1."""
+    if one.producer.sets_timestamps or min(one.producer.writes, consumer.reads) < 1:
+        return have
+    is_now = have.timestamp is not None and abs(have.timestamp - time.time() * 1000) < NEAR_MS
+    return replace(have, timestamp=None if is_now else -1)

@@ -1,0 +1,206 @@
+"""Two ages of a client, or two libraries, in one group: they share a topic, each record is read once, one leaves and the other goes on at its commit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, gateway, reference
+from tests.legacy_clients.clients import Client, DriverFailed, Record, consume_in_group, table
+from tests.legacy_clients.install import install
+from tests.legacy_clients.pairs import chosen, every
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
+
+#: Records of a partition at a time.
+EACH = 5
+PARTITIONS = (0, 1)
+# They wait more than they work.
+AT_ONCE = 4
+#: No assignor of one is the other's.
+STRANGERS = ("java-0.9.0.1+kafkajs-2.2.4", "kafkajs-1.0.1+java-4.4.0", "franz-go-1.22.2+kafka-python-3.0.12")
+#: One of each has groups without members, where an application shares the partitions out by itself, as with Kafka 0.8.2.
+SUCCESSORS = (
+    "java-0.9.0.1+sarama-1.10.0",
+    "sarama-1.10.0+java-4.4.0",
+    "sarama-1.19.0+confluent-2.16.1",
+    "kafka-python-3.0.12+sarama-1.19.0",
+)
+#: A JVM on a busy machine starts in a few seconds, and each step waits for two heartbeats at most.
+SECONDS = 60.0
+#: Some would try for ever.
+PATIENCE_SECONDS = 6.0
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "pair" in metafunc.fixturenames:
+        pairs = every(table()) if metafunc.config.getoption("--every-pair") else chosen(table())
+        metafunc.parametrize("pair", [f"{leads}+{follows}" for leads, follows in pairs])
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What happened: who had which partition as long as both were there, the assignor, what each read, and what was committed at the end."""
+
+    shares: Mapping[str, Sequence[int]]
+    assignor: str
+    read: tuple[list[Record], list[Record]]
+    committed: Mapping[int, int]
+
+
+class Observer:
+    """Someone outside the group who makes its topic, fills it and asks the broker what becomes of it. For all pairs together."""
+
+    def __init__(self, bootstrap: str) -> None:
+        # It outlives the broker.
+        settings: dict[str, str | int] = {"bootstrap.servers": bootstrap, "log_level": 0}
+        self._admin = AdminClient(settings)
+        self._producer = Producer({**settings, "linger.ms": 0, "topic.metadata.refresh.fast.interval.ms": 20})
+
+    def makes(self, topic: str) -> None:
+        self._admin.create_topics([NewTopic(topic, len(PARTITIONS), 1)])[topic].result(SECONDS)
+
+    def sends(self, topic: str, partitions: Sequence[int], numbers: range) -> None:
+        for partition in partitions:
+            for number in numbers:
+                self._producer.produce(topic, b"%d" % number, b"key", partition=partition)
+        assert self._producer.flush(SECONDS) == 0
+
+    def shares(self, group: str) -> tuple[Mapping[str, Sequence[int]], str]:
+        """Who has which partitions, by client id, and by which assignor; nobody has any before the group is stable."""
+        seen = self._admin.describe_consumer_groups([group])[group].result(SECONDS)
+        if seen.state is not ConsumerGroupState.STABLE:
+            return {}, ""
+        shares = {one.client_id: sorted(part.partition for part in one.assignment.topic_partitions) for one in seen.members}
+        return shares, seen.partition_assignor
+
+    def commits(self, group: str) -> Mapping[int, int]:
+        seen = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(SECONDS)
+        return {part.partition: part.offset for part in seen.topic_partitions}
+
+
+def until(is_so: Callable[[], bool], what: str, *drivers: Future[list[Record]]) -> None:
+    """Until that is so, or a driver fails, or the time is up."""
+    end = time.monotonic() + SECONDS
+    while not is_so():
+        for driver in drivers:
+            if driver.done():
+                driver.result()
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def bootstrap(is_reference: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with reference() if is_reference else gateway(tmp_path_factory.mktemp("pairs"), arguments=NO_REBALANCE_DELAY) as broker:
+        yield broker.bootstrap
+
+
+@pytest.fixture(scope="module")
+def observer(bootstrap: str) -> Observer:
+    return Observer(bootstrap)
+
+
+@pytest.fixture(scope="module")
+def rounds(request: pytest.FixtureRequest, bootstrap: str, observer: Observer) -> Iterator[Mapping[str, Future[Round]]]:
+    """The rounds of all pairs that are to be tested, under way side by side."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
+    pairs = [item.callspec.params["pair"] for item in items if "pair" in item.callspec.params]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {pair: pool.submit(carried_out, pair, bootstrap, observer) for pair in pairs}
+
+
+def carried_out(pair: str, bootstrap: str, observer: Observer) -> Round:
+    """Whoever leads leaves first, so that leading is handed over, too."""
+    leads, follows = (table()[name] for name in pair.split("+"))
+    for row in (leads, follows):
+        install(row)
+    place = place_of(pair)
+    observer.makes(place)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(consume_in_group, leads, bootstrap, place, place, EACH + 1, timeout=SECONDS)
+        until(lambda: observer.shares(place)[0] == {leads.name: [0, 1]}, "the first has all partitions", first)
+        second = pool.submit(consume_in_group, follows, bootstrap, place, place, 3 * EACH, timeout=SECONDS)
+        until(lambda: [*map(len, observer.shares(place)[0].values())] == [1, 1], "each has a partition", first, second)
+        shares, assignor = observer.shares(place)
+
+        observer.sends(place, PARTITIONS, range(EACH))
+        until(lambda: observer.commits(place) == dict.fromkeys(PARTITIONS, EACH), "each has committed what it read", first, second)
+        # Nothing is under way in the other partition when the first reads its last record and leaves.
+        observer.sends(place, shares[leads.name], range(EACH, EACH + 1))
+        read = first.result()
+        until(lambda: observer.shares(place)[0] == {follows.name: [0, 1]}, "who stays has all partitions", second)
+        observer.sends(place, PARTITIONS, range(EACH + 1, 2 * EACH + 1))
+        return Round(shares, assignor, (read, second.result()), observer.commits(place))
+
+
+def place_of(pair: str) -> str:
+    """The name of the topic and of the group."""
+    return pair.replace("+", "_")
+
+
+@pytest.fixture
+def outcome(pair: str, rounds: Mapping[str, Future[Round]], client: Callable[[str], Client]) -> Round:
+    for name in pair.split("+"):
+        client(name)
+    return rounds[pair].result()
+
+
+def test_members_of_two_kinds_share_a_topic_and_who_stays_goes_on_where_who_left_committed(pair: str, outcome: Round) -> None:
+    leads, follows = (table()[name] for name in pair.split("+"))
+    (left,), (stayed,) = outcome.shares[leads.name], outcome.shares[follows.name]
+    assert {left, stayed} == set(PARTITIONS)
+    assert outcome.assignor in set(leads.assignors) & set(follows.assignors)
+    first, second = map(read_of, outcome.read)
+    assert first == {left: list(range(EACH + 1))}
+    assert second == {stayed: [*range(EACH), *range(EACH + 1, 2 * EACH + 1)], left: list(range(EACH + 1, 2 * EACH + 1))}
+    assert outcome.committed == {stayed: 2 * EACH, left: 2 * EACH + 1}
+
+
+@pytest.mark.parametrize("strangers", STRANGERS)
+def test_who_has_no_assignor_of_the_groups_is_refused_and_disturbs_nobody(
+    strangers: str, bootstrap: str, observer: Observer, client: Callable[[str], Client]
+) -> None:
+    member, stranger = map(client, strangers.split("+"))
+    place = place_of(strangers)
+    observer.makes(place)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(consume_in_group, member, bootstrap, place, place, EACH, timeout=SECONDS)
+        until(lambda: observer.shares(place)[0] == {member.name: [0, 1]}, "the member has all partitions", reading)
+        with pytest.raises(DriverFailed, match=r"(?i)inconsistent|incompatible with those of existing members"):
+            consume_in_group(stranger, bootstrap, place, place, 1, timeout=PATIENCE_SECONDS)
+        assert observer.shares(place)[0] == {member.name: [0, 1]}
+        observer.sends(place, PARTITIONS[:1], range(EACH))
+        assert read_of(reading.result()) == {0: list(range(EACH))}
+
+
+@pytest.mark.parametrize("successors", SUCCESSORS)
+def test_members_and_who_only_commits_go_on_at_each_others_commits(
+    successors: str, bootstrap: str, is_reference: bool, observer: Observer, client: Callable[[str], Client]
+) -> None:
+    pair = [*map(client, successors.split("+"))]
+    if is_reference and (whys := [row.unlike_kafka for row in pair if row.unlike_kafka]):
+        pytest.skip(whys[0])
+    place = place_of(successors)
+    observer.makes(place)
+    observer.sends(place, PARTITIONS, range(EACH))
+    # Neither a partition's worth nor all of it.
+    counts = (EACH - 2, EACH + 2)
+    first, second = (read_of(consume_in_group(row, bootstrap, place, place, count)) for row, count in zip(pair, counts, strict=True))
+    together = [[*first.get(part, []), *second.get(part, [])] for part in PARTITIONS]
+    assert together == [list(range(EACH))] * len(PARTITIONS)
+    assert observer.commits(place) == dict.fromkeys(PARTITIONS, EACH)
+
+
+def read_of(records: Sequence[Record]) -> Mapping[int, list[int]]:
+    """The numbers that were read, by partition, in their order."""
+    read: dict[int, list[int]] = {}
+    for one in records:
+        read.setdefault(one.partition, []).append(int(one.value or b"-1"))
+    return read
