@@ -34,7 +34,12 @@ const (
 	sessionMs   = 45_000
 	rebalanceMs = 300_000
 	patience    = 2 * time.Minute
+	// Java's retry.backoff.ms.
+	pause = 100 * time.Millisecond
 
+	coordinatorLoads   = 14
+	coordinatorMissing = 15
+	notCoordinator     = 16
 	illegalGeneration  = 22
 	unknownMember      = 25
 	rebalanceUnderWay  = 27
@@ -271,20 +276,26 @@ func (m *member) findCoordinator() error {
 	body.count(1)
 	body.text(m.group)
 	body.tags()
-	reply, err := m.ask(10, 4, body)
-	if err != nil {
-		return err
+	for {
+		reply, err := m.ask(10, 4, body)
+		if err != nil {
+			return err
+		}
+		reply.i32()
+		reply.count()
+		reply.text()
+		reply.i32()
+		reply.text()
+		reply.i32()
+		code := reply.i16()
+		if code == 0 && !reply.broken {
+			return nil
+		}
+		if code != coordinatorMissing {
+			return fmt.Errorf("FindCoordinator: error %d", code)
+		}
+		time.Sleep(pause)
 	}
-	reply.i32()
-	reply.count()
-	reply.text()
-	reply.i32()
-	reply.text()
-	reply.i32()
-	if code := reply.i16(); code != 0 || reply.broken {
-		return fmt.Errorf("FindCoordinator: error %d", code)
-	}
-	return nil
 }
 
 // What a member tells the others: which topics it reads (version 1 of the consumers' protocol).
@@ -311,6 +322,9 @@ func (m *member) join() error {
 			continue
 		case unknownMember:
 			m.id = ""
+			continue
+		case coordinatorLoads, coordinatorMissing, notCoordinator:
+			time.Sleep(pause)
 			continue
 		case 0:
 		default:
