@@ -1,4 +1,5 @@
-// A member of a group: host:port, topic and group; a line of JSON an event, until its standard input ends.
+// A member of a group, kafka-clients 0.9 and later: host:port, topic, group and settings NAME=VALUE; a line of JSON an event, until its standard
+// input ends.
 
 import java.time.Duration;
 import java.util.ArrayList;
@@ -8,6 +9,7 @@ import java.util.Properties;
 import java.util.stream.Collectors;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
@@ -20,31 +22,46 @@ public class Member {
         config.put("group.id", args[2]);
         config.put("enable.auto.commit", "false");
         config.put("auto.offset.reset", "earliest");
-        config.put("session.timeout.ms", "3000");
-        config.put("heartbeat.interval.ms", "300");
         config.put("reconnect.backoff.max.ms", "200");
         config.put("metadata.max.age.ms", "1000");
+        List<String> settings = List.of(args).subList(3, args.length);
+        if (!settings.contains("group.protocol=consumer")) {
+            config.put("session.timeout.ms", "3000");
+            config.put("heartbeat.interval.ms", "300");
+        }
+        settings.forEach(one -> config.put(one.substring(0, one.indexOf('=')), one.substring(one.indexOf('=') + 1)));
         try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(config, new StringDeserializer(), new StringDeserializer())) {
-            consumer.subscribe(List.of(args[1]), new Listener(consumer));
+            List<ConsumerRecord<String, String>> records = new ArrayList<>();
+            consumer.subscribe(List.of(args[1]), new Listener(consumer, records));
             while (System.in.available() == 0) {
-                List<ConsumerRecord<String, String>> records = new ArrayList<>();
-                consumer.poll(Duration.ofMillis(100)).forEach(records::add);
+                poll(consumer).forEach(records::add);
                 if (records.isEmpty()) {
                     continue;
                 }
                 try {
                     consumer.commitSync();
                 } catch (KafkaException failure) {
-                    // They will be read again, by whoever has their partition then.
+                    // The next commit is good for them too, unless another member gets their partition and reads them again.
                     say("{\"failed\": \"" + failure.getClass().getSimpleName() + "\"}");
                     continue;
                 }
                 for (ConsumerRecord<String, String> record : records) {
                     say("{\"read\": [" + record.partition() + ", " + record.offset() + ", \"" + record.value() + "\"]}");
                 }
+                records.clear();
             }
         }
         say("{\"closed\": true}");
+    }
+
+    // poll(long) until 3.x, poll(Duration) since 2.0.
+    @SuppressWarnings("unchecked")
+    private static ConsumerRecords<String, String> poll(KafkaConsumer<String, String> consumer) throws Exception {
+        try {
+            return (ConsumerRecords<String, String>) KafkaConsumer.class.getMethod("poll", Duration.class).invoke(consumer, Duration.ofMillis(100));
+        } catch (NoSuchMethodException older) {
+            return (ConsumerRecords<String, String>) KafkaConsumer.class.getMethod("poll", long.class).invoke(consumer, 100L);
+        }
     }
 
     private static synchronized void say(String line) {
@@ -52,15 +69,27 @@ public class Member {
         System.out.flush();
     }
 
-    private record Listener(KafkaConsumer<?, ?> consumer) implements ConsumerRebalanceListener {
+    private record Listener(KafkaConsumer<?, ?> consumer, List<ConsumerRecord<String, String>> records) implements ConsumerRebalanceListener {
         @Override
-        public void onPartitionsRevoked(Collection<TopicPartition> partitions) {}
+        public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
+            has(partitions);
+        }
+
+        // Not known before 2.4.
+        public void onPartitionsLost(Collection<TopicPartition> partitions) {
+            has(partitions);
+        }
 
         @Override
         public void onPartitionsAssigned(Collection<TopicPartition> partitions) {
             // What is new alone is told where the assignor is a cooperative one: what it has in all is asked for.
-            say("{\"assigned\": [" + consumer.assignment().stream().map(TopicPartition::partition).sorted().map(String::valueOf)
-                .collect(Collectors.joining(", ")) + "]}");
+            has(List.of());
+        }
+
+        private void has(Collection<TopicPartition> gone) {
+            records.removeIf(one -> gone.contains(new TopicPartition(one.topic(), one.partition())));
+            say("{\"at\": " + System.nanoTime() + ", \"assigned\": [" + consumer.assignment().stream().filter(one -> !gone.contains(one))
+                .map(TopicPartition::partition).sorted().map(String::valueOf).collect(Collectors.joining(", ")) + "]}");
         }
     }
 }

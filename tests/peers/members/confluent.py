@@ -1,10 +1,12 @@
-"""A member of a group, confluent-kafka (librdkafka): host:port, topic and group; a line of JSON an event, until its standard input ends."""
+"""A member of a group, confluent-kafka (librdkafka): host:port, topic, group and settings NAME=VALUE; a line of JSON an event, until its standard
+input ends."""
 
 from __future__ import annotations
 
 import json
 import select
 import sys
+import time
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException
@@ -14,34 +16,56 @@ def say(**event: Any) -> None:
     print(json.dumps(event), flush=True)
 
 
-def main(bootstrap: str, topic: str, group: str) -> None:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": group,
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-            "session.timeout.ms": 3_000,
-            "heartbeat.interval.ms": 300,
-            "reconnect.backoff.ms": 50,
-            "reconnect.backoff.max.ms": 200,
-            "topic.metadata.refresh.interval.ms": 1_000,
-            "log_level": 0,
-        }
-    )
-    consumer.subscribe([topic], on_assign=lambda _, parts: say(assigned=sorted(part.partition for part in parts)))
+class Listener:
+    """What it has: partitions come and go all at once or one by one, as the protocol says."""
+
+    def __init__(self, records: list[Any]) -> None:
+        self._has: set[int] = set()
+        self._records = records
+
+    def assigned(self, _: Any, parts: Any) -> None:
+        self._has.update(part.partition for part in parts)
+        self._say()
+
+    def revoked(self, _: Any, parts: Any) -> None:
+        self._has.difference_update(part.partition for part in parts)
+        self._records[:] = [record for record in self._records if record.partition() in self._has]
+        self._say()
+
+    def _say(self) -> None:
+        say(at=time.monotonic_ns(), assigned=sorted(self._has))
+
+
+def main(bootstrap: str, topic: str, group: str, *settings: str) -> None:
+    told = dict(one.split("=", 1) for one in settings)
+    beats = {} if told.get("group.protocol") == "consumer" else {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 300}
+    config = {
+        "bootstrap.servers": bootstrap,
+        "group.id": group,
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 200,
+        "topic.metadata.refresh.interval.ms": 1_000,
+        "log_level": 0,
+    }
+    consumer = Consumer(config | beats | told)
+    records: list[Any] = []
+    listener = Listener(records)
+    consumer.subscribe([topic], on_assign=listener.assigned, on_revoke=listener.revoked, on_lost=listener.revoked)
     while not select.select([sys.stdin], [], [], 0)[0]:
-        records = [record for record in consumer.consume(500, 0.1) if not record.error()]
+        records += [record for record in consumer.consume(500, 0.1) if not record.error()]
         if not records:
             continue
         try:
             consumer.commit(asynchronous=False)
         except KafkaException as failure:
-            # They will be read again, by whoever has their partition then.
+            # The next commit is good for them too, unless another member gets their partition and reads them again.
             say(failed=str(failure))
             continue
         for record in records:
             say(read=[record.partition(), record.offset(), record.value().decode()])
+        records.clear()
     consumer.close()
     say(closed=True)
 

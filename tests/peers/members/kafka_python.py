@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import select
 import sys
+import time
 from typing import Any
 
 from kafka import KafkaConsumer
@@ -21,7 +22,7 @@ class Listener(ConsumerRebalanceListener):
         return
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        say(assigned=sorted(part.partition for part in assigned))
+        say(at=time.monotonic_ns(), assigned=sorted(part.partition for part in assigned))
 
 
 def main(bootstrap: str, topic: str, group: str) -> None:

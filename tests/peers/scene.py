@@ -1,0 +1,208 @@
+"""Real clients in groups, each in a process of its own, and the gateway, which is killed and stopped under them."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import kafka
+import pytest
+
+from tests.legacy_clients.brokers import are_required
+from tests.peers.cache import CannotInstall, maven_jars
+from tests.peers.gateway import Gateway, gateway
+
+PROGRAMS = Path(__file__).parent / "members"
+TOPIC, GROUP = "orders", "billing"
+PARTITIONS = [0, 1, 2, 3]
+#: Sessions are 3 s unless a test says otherwise; a Java client on a busy machine starts in a few.
+EVENT_SECONDS = 60.0
+#: Below the shutdown's own limit, which it must not need.
+DRAIN_SECONDS = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A library, and settings of it beside those that its program has."""
+
+    argv: Callable[[], list[str]]
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self, bootstrap: str, group: str) -> list[str]:
+        try:
+            words = self.argv()
+        except CannotInstall as missing:
+            (pytest.fail if are_required() else pytest.skip)(str(missing))
+        return [*words, bootstrap, TOPIC, group, *(f"{name}={value}" for name, value in self.config.items())]
+
+
+def python(program: str, **config: str) -> Client:
+    """`config` is its settings with `_` for `.`."""
+    return Client(lambda: [sys.executable, str(PROGRAMS / program)], _named(config))
+
+
+def java(version: str, **config: str) -> Client:
+    def argv() -> list[str]:
+        jars = maven_jars((f"org.apache.kafka:kafka-clients:{version}", "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36"))
+        quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
+        return ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", quiet, "-cp", f"{jars}/*", str(PROGRAMS / "Member.java")]
+
+    return Client(argv, _named(config))
+
+
+def _named(config: Mapping[str, str]) -> dict[str, str]:
+    return {name.replace("_", "."): value for name, value in config.items()}
+
+
+class Member:
+    """A client in a process of its own, and what it has said."""
+
+    def __init__(self, argv: Sequence[str], group: str, errors: Path) -> None:
+        self.group = group
+        self._errors = errors
+        with errors.open("w") as stderr:
+            self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        self.read: list[tuple[int, int, str]] = []
+        self.assigned: list[int] | None = None
+        self.had: list[tuple[int, frozenset[int]]] = []
+        """What it had from when on, in ns of the machine's clock: what it gives up it has no more when it has said so."""
+        self._said: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._said.put(json.loads(line))
+
+    def hears(self) -> None:
+        """Take what it has said up to now."""
+        while not self._said.empty():
+            event = self._said.get()
+            if "read" in event:
+                partition, offset, value = event["read"]
+                self.read.append((partition, offset, value))
+            elif "assigned" in event:
+                self.assigned = event["assigned"]
+                self.had.append((event["at"], frozenset(event["assigned"])))
+
+    def __str__(self) -> str:
+        code = self.process.poll()
+        words = self._errors.read_text(errors="replace")[-2000:]
+        return f"member of {self.group}: exit code {code}, has {self.assigned}, read {len(self.read)}, said {words!r}"
+
+    def leaves(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.close()
+        assert self.process.wait(EVENT_SECONDS) == 0
+
+    def is_killed(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(EVENT_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(EVENT_SECONDS)
+
+
+class Scene:
+    """A gateway that comes again at the same address, a producer, and the members of one group."""
+
+    def __init__(self, folder: Path, client: Client, stack: ExitStack, **settings: object) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.bootstrap = f"127.0.0.1:{free.getsockname()[1]}"
+        self._folder = folder
+        self._client = client
+        self._stack = stack
+        self._settings = settings
+        self.members: list[Member] = []
+        self.sent: list[str] = []
+        self._gateway: Any = None
+        self.gateway: Gateway | None = None
+
+    def starts(self) -> None:
+        self._gateway = gateway(
+            self._folder,
+            "--listener",
+            f"PLAINTEXT://{self.bootstrap}",
+            listeners=(),
+            num_partitions=len(PARTITIONS),
+            group_min_session_timeout_ms=1_000,
+            group_initial_rebalance_delay_ms=0,
+            **self._settings,
+        )
+        self.gateway = self._gateway.__enter__()
+
+    def is_killed(self) -> None:
+        self._gateway.__exit__(None, None, None)
+
+    def stops(self) -> None:
+        """As at an upgrade: whoever waits in a group is answered, so that nobody holds it up."""
+        assert self.gateway is not None
+        began = time.monotonic()
+        assert self.gateway.stop() == 0
+        assert time.monotonic() - began < DRAIN_SECONDS
+        self.is_killed()
+
+    def joins(self, client: Client | None = None, group: str = GROUP) -> Member:
+        argv = (client or self._client).command(self.bootstrap, group)
+        member = self._stack.enter_context(Member(argv, group, self._folder / f"member-{len(self.members)}.log"))
+        self.members.append(member)
+        return member
+
+    def sends(self, count: int) -> None:
+        producer = kafka.KafkaProducer(bootstrap_servers=self.bootstrap, acks="all")
+        for number in range(len(self.sent), len(self.sent) + count):
+            producer.send(TOPIC, f"{number}".encode(), partition=number % len(PARTITIONS)).get(EVENT_SECONDS)
+            self.sent.append(f"{number}")
+        producer.close()
+
+    def until(self, is_so: Callable[[], bool], what: str) -> None:
+        end = time.monotonic() + EVENT_SECONDS
+        while True:
+            for member in self.members:
+                member.hears()
+            if is_so():
+                return
+            assert time.monotonic() < end, "\n".join([f"not so: {what}", *map(str, self.members), self._log()])
+            time.sleep(0.02)
+
+    def _log(self) -> str:
+        return "" if self.gateway is None else "\n".join(self.gateway.lines()[-40:])
+
+    def until_shared_by(self, *members: Member) -> None:
+        def is_shared() -> bool:
+            return sorted(part for one in members for part in one.assigned or []) == PARTITIONS and all(one.assigned for one in members)
+
+        self.until(is_shared, "every partition has one of these members, and each of them has some")
+
+    def told(self, group: str = GROUP) -> list[str]:
+        """What members of the group have read and committed, as often as they have."""
+        return [value for one in self.members if one.group == group for _, _, value in one.read]
+
+    def until_all_is_read(self, *groups: str) -> None:
+        self.until(lambda: all({*self.told(group)} >= {*self.sent} for group in groups or [GROUP]), "everything is read")
+
+
+@contextmanager
+def scene(folder: Path, client: Client, **settings: object) -> Iterator[Scene]:
+    """With the gateway running; `client` is what joins unless another one is named."""
+    with ExitStack() as stack:
+        made = Scene(folder, client, stack, **settings)
+        made.starts()
+        stack.callback(made.is_killed)
+        yield made

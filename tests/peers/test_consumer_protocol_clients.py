@@ -1,0 +1,124 @@
+"""Real clients of the new protocol (KIP-848) with others in one group: of another library, of the old protocol while a group moves from the one to the
+other and back, and of Kafka 0.9 beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pytest
+from kafka.protocol.admin.groups import ListGroupsRequest, ListGroupsResponse
+from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
+
+from tests.peers.scene import GROUP, PARTITIONS, TOPIC, Client, Member, Scene, java, python, scene
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+
+#: Beyond whatever happens here: whoever has to join again did so without need.
+PATIENT = "60000"
+NEW = java("4.4.0", group_protocol="consumer")
+SETTINGS = {"group_consumer_session_timeout_ms": int(PATIENT), "group_consumer_heartbeat_interval_ms": 300}
+
+#: Those that give everything back before they join, and those that give back what they are asked for.
+OLD = {
+    "java-2.8.2-range": java("2.8.2", session_timeout_ms=PATIENT),
+    "java-3.9.2-cooperative": java(
+        "3.9.2", session_timeout_ms=PATIENT, partition_assignment_strategy="org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
+    ),
+}
+
+
+def kind_of(here: Scene) -> str:
+    assert here.gateway is not None
+    with here.gateway.peer() as peer:
+        rows = peer.asks(ListGroupsRequest(states_filter=[], types_filter=[]), ListGroupsResponse, 5).groups
+    return next(row.group_type for row in rows if row.group_id == GROUP)
+
+
+def stands(here: Scene, group: str) -> dict[int, int]:
+    """What the group has committed."""
+    assert here.gateway is not None
+    topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=PARTITIONS)
+    with here.gateway.peer() as peer:
+        reply = peer.asks(OffsetFetchRequest(group_id=group, topics=[topic], require_stable=True), OffsetFetchResponse, 7)
+    return {row.partition_index: row.committed_offset for row in reply.topics[0].partitions}
+
+
+def held(member: Member) -> Iterable[tuple[int, int, int]]:
+    """Each time that it had a partition: which, from when, and until when."""
+    moments = [*member.had, (1 << 63, member.had[-1][1] if member.had else frozenset())]
+    for (begin, has), (end, _) in pairwise(moments):
+        for partition in has:
+            yield partition, begin, end
+
+
+def assert_nothing_had_two_owners(members: Iterable[Member]) -> None:
+    for one, other in combinations(members, 2):
+        for partition, begin, end in held(one):
+            for same, other_begin, other_end in held(other):
+                assert partition != same or end <= other_begin or other_end <= begin, (partition, one.had, other.had)
+
+
+@pytest.mark.parametrize("assignor", ["uniform", "range"])
+def test_members_of_two_libraries_share_a_topic_beside_a_group_of_kafka_09(assignor: str, tmp_path: Path) -> None:
+    ours: list[Client] = [
+        java("4.4.0", group_protocol="consumer", group_remote_assignor=assignor),
+        python("confluent.py", group_protocol="consumer", group_remote_assignor=assignor),
+    ]
+    with scene(tmp_path, NEW, **SETTINGS) as here:
+        here.sends(40)
+        first, second = (here.joins(client) for client in ours)
+        old = here.joins(java("0.9.0.1", session_timeout_ms="30000"), group="old")
+        here.until_shared_by(first, second)
+        here.until_shared_by(old)
+        here.until_all_is_read(GROUP, "old")
+        before = {group: stands(here, group) for group in (GROUP, "old")}
+        assert before[GROUP] == before["old"] == dict.fromkeys(PARTITIONS, 10)
+        had = [len(member.had) for member in here.members]
+
+        here.is_killed()
+        here.starts()
+        assert {group: stands(here, group) for group in before} == before
+        here.sends(40)
+        here.until_all_is_read(GROUP, "old")
+        assert [len(member.had) for member in here.members] == had, "somebody had to join again"
+        assert first.read
+        assert second.read
+
+        second.leaves()
+        here.until_shared_by(first)
+        for group in before:
+            assert sorted(here.told(group), key=int) == here.sent
+        assert_nothing_had_two_owners([first, second])
+
+
+@pytest.mark.parametrize("old", OLD)
+def test_a_group_moves_to_the_new_protocol_and_back_member_by_member(old: str, tmp_path: Path) -> None:
+    with scene(tmp_path, NEW, **SETTINGS) as here:
+        here.sends(40)
+        present = [here.joins(OLD[old]) for _ in range(2)]
+        here.until_shared_by(*present)
+        here.until_all_is_read()
+        assert kind_of(here) == "classic"
+        for successor, kind in ((NEW, "consumer"), (OLD[old], "classic")):
+            for _ in range(2):
+                present.append(here.joins(successor))
+                here.until_shared_by(*present)
+                here.sends(12)
+                here.until_all_is_read()
+                assert kind_of(here) == "consumer"
+                if len(here.members) == 3:
+                    # Two members of the one protocol and one of the other.
+                    here.is_killed()
+                    here.starts()
+                    here.sends(12)
+                    here.until_all_is_read()
+                present.pop(0).leaves()
+                here.until_shared_by(*present)
+                here.sends(12)
+                here.until_all_is_read()
+            assert kind_of(here) == kind
+        assert sorted(here.told(), key=int) == here.sent
+        assert_nothing_had_two_owners(here.members)
+        assert stands(here, GROUP) == {part: len([one for one in here.sent if int(one) % len(PARTITIONS) == part]) for part in PARTITIONS}
