@@ -13,6 +13,7 @@ from gateway.groups.consumer_member import ConsumerMember
 from gateway.handlers.group_administration import OPERATIONS
 from gateway.handlers.metadata import NOT_ASKED
 from gateway.routes import serves
+from gateway.turns import Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.consumer_groups import ConsumerGroupDescribeResponse
 from gateway.wire.messages import uuid_of
@@ -33,6 +34,7 @@ async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
     """
     operations = OPERATIONS if request.include_authorized_operations else NOT_ASKED
     rows = []
+    turns = Turns(caller.broker.clock)
     for group_id in dict.fromkeys(request.group_ids):
         try:
             row = _described(_consumer_group(group_id, caller), caller)
@@ -41,7 +43,8 @@ async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
         else:
             row.authorized_operations = operations
         rows.append(row)
-    return ConsumerGroupDescribeResponse(groups=rows)
+        await turns.take(1 + len(row.members))
+    return await in_bytes(ConsumerGroupDescribeResponse(groups=rows), turns, caller)
 
 
 def _consumer_group(group_id: str, caller: Caller) -> ConsumerGroup:

@@ -14,10 +14,15 @@ from gateway.groups.member import Member
 from gateway.groups.states import GroupState
 from gateway.handlers.metadata import NOT_ASKED
 from gateway.routes import serves
+from gateway.turns import Turns, in_bytes
+from gateway.waiting import gather
 from gateway.wire.api_keys import ApiKey
 
 #: AclOperation's numbers for what can be done with a group: read, delete, describe. Without ACLs everybody may.
 OPERATIONS = {3, 6, 8}
+
+#: Groups that one request deletes at the same time: the store writes them in one go.
+GROUPS_AT_ONCE = 100
 
 _Listed = ListGroupsResponse.ListedGroup
 _Described = DescribeGroupsResponse.DescribedGroup
@@ -30,12 +35,13 @@ async def list_groups(request: Any, caller: Caller) -> Any:
     v5 by type (KIP-848)."""
     states = {state.strip().lower() for state in request.states_filter or ()}
     types = {kind.lower() for kind in request.types_filter or ()}
-    rows = [
-        _Listed(group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=kind)
-        for group_id, protocol_type, state, kind in _all_groups(caller)
-        if (not states or state.lower() in states) and (not types or kind in types)
-    ]
-    return ListGroupsResponse(error_code=ErrorCode.NONE, groups=rows)
+    rows = []
+    turns = Turns(caller.broker.clock)
+    for group_id, protocol_type, state, kind in _all_groups(caller):
+        if (not states or state.lower() in states) and (not types or kind in types):
+            rows.append(_Listed(group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=kind))
+        await turns.take()
+    return await in_bytes(ListGroupsResponse(error_code=ErrorCode.NONE, groups=rows), turns, caller)
 
 
 def _all_groups(caller: Caller) -> Iterable[tuple[str, str, str, str]]:
@@ -57,14 +63,15 @@ async def describe_groups(request: Any, caller: Caller) -> Any:
         words = f"Group {group_id} {'is not a classic group' if is_there else 'not found'}."
         return not_found(group_id, ErrorCode.GROUP_ID_NOT_FOUND, words)
 
-    return describe(request, caller, missing)
+    return await describe(request, caller, missing)
 
 
-def describe(request: Any, caller: Caller, missing: Callable[[str], Any]) -> Any:
+async def describe(request: Any, caller: Caller, missing: Callable[[str], Any]) -> Any:
     """The reply to a DescribeGroups. A group that is named twice is described once; `missing` makes the row of one that is not there, and to
     this request no consumer group is: ConsumerGroupDescribe finds those."""
     operations = OPERATIONS if request.include_authorized_operations else NOT_ASKED
     rows = []
+    turns = Turns(caller.broker.clock)
     for group_id in dict.fromkeys(request.groups):
         group = caller.broker.groups.get(group_id)
         if isinstance(group, Group):
@@ -75,7 +82,8 @@ def describe(request: Any, caller: Caller, missing: Callable[[str], Any]) -> Any
             row = missing(group_id)
         row.authorized_operations = operations
         rows.append(row)
-    return DescribeGroupsResponse(groups=rows)
+        await turns.take(1 + len(row.members))
+    return await in_bytes(DescribeGroupsResponse(groups=rows), turns, caller)
 
 
 def not_found(group_id: str, code: ErrorCode, message: str | None) -> Any:
@@ -124,15 +132,17 @@ def _described_member(member: Member, protocol: str) -> Any:
 @serves(ApiKey.DELETE_GROUPS, 0, 2)
 async def delete_groups(request: Any, caller: Caller) -> Any:
     """Delete groups that have no members, with their offsets. A group that is named twice is deleted once."""
-    rows = []
-    for group_id in dict.fromkeys(request.groups_names):
-        code = ErrorCode.NONE
-        try:
-            await _delete(group_id, caller)
-        except KafkaError as failure:
-            code = failure.code
-        rows.append(_Deleted(group_id=group_id, error_code=code))
-    return DeleteGroupsResponse(results=rows)
+    names = list(dict.fromkeys(request.groups_names))
+    rows: list[Any] = []
+    turns = Turns(caller.broker.clock)
+    for start in range(0, len(names), GROUPS_AT_ONCE):
+        some = names[start : start + GROUPS_AT_ONCE]
+        for group_id, outcome in zip(some, await gather([_delete(group_id, caller) for group_id in some]), strict=True):
+            if outcome is not None and not isinstance(outcome, KafkaError):
+                raise outcome
+            rows.append(_Deleted(group_id=group_id, error_code=ErrorCode.NONE if outcome is None else outcome.code))
+        await turns.take(len(some))
+    return await in_bytes(DeleteGroupsResponse(results=rows), turns, caller)
 
 
 async def _delete(group_id: str, caller: Caller) -> None:

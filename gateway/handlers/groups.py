@@ -10,6 +10,7 @@ from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.member import Joining, Syncing
 from gateway.routes import serves
+from gateway.turns import Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.heartbeat import HeartbeatRequest, HeartbeatResponse
 
@@ -103,10 +104,12 @@ async def leave_group(request: Any, caller: Caller) -> Any:
     except KafkaError as failure:
         return LeaveGroupResponse(error_code=failure.code, members=[])
     rows = []
+    turns = Turns(caller.broker.clock)
     for member in request.members:
         code = leave(request.group_id, member.member_id, member.group_instance_id, member.reason, caller)
         rows.append(_Left(member_id=member.member_id, group_instance_id=member.group_instance_id, error_code=code))
-    return LeaveGroupResponse(error_code=ErrorCode.NONE, members=rows)
+        await turns.take()
+    return await in_bytes(LeaveGroupResponse(error_code=ErrorCode.NONE, members=rows), turns, caller)
 
 
 def leave(group_id: str, member_id: str, instance_id: str | None, reason: str | None, caller: Caller) -> ErrorCode:

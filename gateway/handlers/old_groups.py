@@ -43,7 +43,7 @@ async def leave_group_alone(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.DESCRIBE_GROUPS, 0, 5)
 async def describe_groups_dead_or_alive(request: Any, caller: Caller) -> Any:
     """Up to Kafka 3.9: a group that is not there is a dead one. v3 authorized operations, v4 static members."""
-    return describe(request, caller, lambda group_id: not_found(group_id, ErrorCode.NONE, None))
+    return await describe(request, caller, lambda group_id: not_found(group_id, ErrorCode.NONE, None))
 
 
 @serves(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, 0)
