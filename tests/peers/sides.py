@@ -14,7 +14,7 @@ import pytest
 
 from tests.legacy_clients.brokers import are_required, gateway, reference
 from tests.peers.cache import CannotInstall
-from tests.peers.kafka import TOOLS, java
+from tests.peers.kafka import TOOLS, VERSION, java
 
 COMMAND_SECONDS = 90.0
 
@@ -51,11 +51,11 @@ class Sides:
             ours, theirs = pool.map(lambda at: _run([word.replace("{}", at) for word in argv]), (self.gateway, self.kafka))
         return ours, theirs
 
-    def tools(self, *commands: Command) -> tuple[list[Printed], list[Printed]]:
-        """Kafka's own tools, one after the other, against both: what each printed, ours and theirs."""
+    def tools(self, *commands: Command, version: str = VERSION) -> tuple[list[Printed], list[Printed]]:
+        """Kafka's own tools, of this version, one after the other, against both: what each printed, ours and theirs."""
         lines = ["\t".join([TOOLS[name], "--bootstrap-server", "{}", *arguments]) for name, *arguments in commands]
         # They live for seconds: the second compiler would only cost.
-        command, *rest = java(str(PROGRAMS / "Tools.java"), *lines, log_level="OFF")
+        command, *rest = java(str(PROGRAMS / "Tools.java"), *lines, version=version, log_level="OFF")
         ours, theirs = self.run([command, "-XX:TieredStopAtLevel=1", *rest])
         return _parts(ours, len(lines)), _parts(theirs, len(lines))
 

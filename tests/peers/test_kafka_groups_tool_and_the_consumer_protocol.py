@@ -1,0 +1,149 @@
+"""kafka-consumer-groups, of Kafka 3.9.2 and of 4.3.1, prints about the gateway's consumer groups (KIP-848) what it prints about those of Kafka 4.3.1."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from tests.legacy_clients.brokers import are_required, gateway
+from tests.peers import groups
+from tests.peers.cache import CannotInstall
+from tests.peers.kafka import MODERN, VERSION, Kafka
+from tests.peers.sides import ALIKE, Command, Printed, Sides
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(300), pytest.mark.xdist_group("kafka groups tool and the consumer protocol")]
+
+tools = pytest.mark.parametrize("version", [VERSION, MODERN])
+
+_CHANCE = re.compile(r"(?<=[ -])[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<= )[\w+/-]{22}(?= )")
+_NUMBER = re.compile(r"(?<= )\d+(?= )")
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+    try:
+        with Kafka.start(version=MODERN) as kafka, gateway(tmp_path_factory.mktemp("gateway"), arguments=ALIKE) as ours:
+            yield Sides(ours.bootstrap, kafka.bootstrap)
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+
+
+def prepare(sides: Sides, topic: str, *records: int) -> None:
+    for at in (sides.gateway, sides.kafka):
+        groups.makes_topic(at, topic, *records)
+
+
+@contextmanager
+def members(sides: Sides, group: str, topic: str, *names: str) -> Iterator[None]:
+    """They have come to their target on both sides, and each other."""
+    with ExitStack() as stack:
+        for at in (sides.gateway, sides.kafka):
+            stack.enter_context(groups.members(at, group, topic, *names, protocol="consumer"))
+            _wait_until_stable(at, group)
+        yield
+
+
+def _wait_until_stable(at: str, group: str) -> None:
+    end = time.monotonic() + groups.SECONDS
+    admin = AdminClient({"bootstrap.servers": at})
+    while (found := admin.describe_consumer_groups([group])[group].result(groups.SECONDS)).state.name != "STABLE":
+        assert time.monotonic() < end, found.state
+        time.sleep(0.1)
+
+
+def tool(*arguments: str) -> Command:
+    return ("kafka-consumer-groups", *arguments)
+
+
+def same(sides: Sides, version: str, *commands: Command, codes: Sequence[int] = ()) -> list[str]:
+    """What each command prints on both sides, which must be the same, with these exit codes (by default 0)."""
+    ours, theirs = sides.tools(*commands, version=version)
+    assert [one.code for one in theirs] == list(codes or [0] * len(commands)), theirs
+    assert [_lines(one) for one in ours] == [_lines(one) for one in theirs]
+    assert [one.code for one in ours] == [one.code for one in theirs]
+    return [one.output for one in ours]
+
+
+def _lines(printed: Printed) -> list[str]:
+    """Members are in no order. Kafka 4 begins to count epochs one later, so numbers in a table with epochs are left out, and so is how wide it is."""
+    text = _CHANCE.sub("ID", printed.output)
+    if "-EPOCH" in text:
+        text = _NUMBER.sub("N", text)
+    return sorted(re.sub(" +", " ", line) for line in text.splitlines())
+
+
+@tools
+def test_a_group_with_members_is_listed_and_described(sides: Sides, version: str) -> None:
+    name = f"described-{version}"
+    prepare(sides, name, 4, 2, 0)
+    group = ("--describe", "--group", name)
+    with members(sides, name, name, "static-x", "static-y"):
+        lag, who, verbose, state, epochs, types, states, only = same(
+            sides,
+            version,
+            tool(*group),
+            tool(*group, "--members"),
+            tool(*group, "--members", "--verbose"),
+            tool(*group, "--state"),
+            tool(*group, "--state", "--verbose"),
+            tool("--list", "--type"),
+            tool("--list", "--state"),
+            tool("--list", "--type", "Consumer"),
+        )
+    assert re.search(rf"^{name} +{name} +2 +- +0 +- +\S+ +/127\.0\.0\.1 +static-y *$", lag, re.MULTILINE)
+    assert re.search(r" static-x +2 *$", who, re.MULTILINE)
+    assert re.search(r" static-x +/127\.0\.0\.1 +static-x +2 .*\b0,1\b", verbose)
+    assert re.search(r" range +Stable +2$", state, re.MULTILINE)
+    assert re.search(r" Stable ", epochs)
+    assert re.search(rf"^{name} +Consumer *$", types, re.MULTILINE)
+    assert re.search(rf"^{name} +Stable *$", states, re.MULTILINE)
+    assert name in only
+
+
+@tools
+def test_a_group_with_members_keeps_its_offsets_and_itself(sides: Sides, version: str) -> None:
+    name = f"busy-{version}"
+    prepare(sides, name, 4)
+    with members(sides, name, name, "static-x"):
+        reset, offsets, deleted = same(
+            sides,
+            version,
+            tool("--reset-offsets", "--group", name, "--to-earliest", "--all-topics", "--execute"),
+            tool("--delete-offsets", "--group", name, "--topic", name),
+            tool("--delete", "--group", name),
+        )
+    assert "the current state is Stable" in reset
+    assert "actively subscribed" in offsets
+    assert "The group is not empty" in deleted
+
+
+@tools
+def test_a_group_that_all_have_left_is_reset_and_deleted(sides: Sides, version: str) -> None:
+    name = f"left-{version}"
+    prepare(sides, name, 4, 2)
+    with members(sides, name, name, "x"):
+        pass
+    group = ("--describe", "--group", name)
+    empty, state, reset, described, offsets, deleted, gone = same(
+        sides,
+        version,
+        tool(*group, "--members"),
+        tool(*group, "--state"),
+        tool("--reset-offsets", "--group", name, "--to-offset", "1", "--topic", name, "--execute"),
+        tool(*group),
+        tool("--delete-offsets", "--group", name, "--topic", f"{name}:1"),
+        tool("--delete", "--group", name),
+        tool(*group),
+    )
+    assert "has no active members" in empty
+    assert " Empty " in state
+    assert re.search(rf"{name} +{name} +0 +1\b", reset)
+    assert re.search(rf"^{name} +{name} +0 +1 +4 +3 +- +- +- *$", described, re.MULTILINE)
+    assert "Successful" in offsets
+    assert "was successful" in deleted
+    assert "does not exist" in gone or "not found" in gone
