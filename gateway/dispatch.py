@@ -37,8 +37,10 @@ _PRODUCE = ApiKey.PRODUCE.to_bytes(2, "big")
 #: Replies are gathered up to this many bytes before they are sent: then the outlet can say that its peer reads slowly.
 SEND_BYTES = 256 << 10
 
-#: Requests that one connection may start in one turn of the reactor, some 5 ms' worth: one read can bring ten thousand, and others wait meanwhile.
+#: Requests that one connection may start in one turn of the reactor, and for how many seconds: one read can bring ten thousand, and others wait
+#: meanwhile. Some requests take longer than others; the last one of a turn is always finished.
 TURN_REQUESTS = 100
+TURN_SECONDS = 0.005
 
 
 class Outlet(Protocol):
@@ -131,6 +133,8 @@ class Dispatch:
         if self._is_advancing:
             return
         self._is_advancing = True
+        seconds = self._broker.clock.seconds
+        until = seconds() + TURN_SECONDS
         try:
             for _ in range(TURN_REQUESTS):
                 if not self._waiting or not self._may_start(self._waiting[0]):
@@ -138,6 +142,9 @@ class Dispatch:
                 self._start(self._waiting.popleft())
                 if self._ready_bytes >= SEND_BYTES:
                     self._send()
+                if self._waiting and seconds() > until:
+                    self._go_on_later()
+                    break
             else:
                 self._go_on_later()
         finally:

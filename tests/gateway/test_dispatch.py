@@ -29,6 +29,8 @@ class Handlers:
         self.started = []
         self.ended = []
         self.cancelled = []
+        self.clock = None
+        self.takes = 0.0
         self.preparing = {}
         self.answers = {}
 
@@ -51,6 +53,8 @@ class Handlers:
     async def _serve(self, request, answers):
         body, _ = request
         self.started.append(body)
+        if self.clock is not None:
+            self.clock.rightNow += self.takes
         try:
             return await self._finish(body)
         except CancelledError:
@@ -188,6 +192,14 @@ def test_ten_thousand_requests_in_one_chunk_leave_others_their_turns(client, beh
     assert len(behind.started) == TURN_REQUESTS
     client.turns()
     assert client.hears() == [reply(b"m%d" % index) for index in range(10_000)]
+
+
+def test_requests_that_take_long_leave_others_their_turns_one_by_one(client, behind):
+    behind.clock, behind.takes = client.clock, 0.01
+    client.says(*[other(b"m%d" % index) for index in range(10)])
+    assert len(behind.started) == 1
+    client.turns()
+    assert client.hears() == [reply(b"m%d" % index) for index in range(10)]
 
 
 def test_requests_behind_one_that_waits_are_served_in_turns_too(client, behind):
