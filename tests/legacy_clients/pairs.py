@@ -16,6 +16,7 @@ ACROSS = (
     ("java-0.9.0.1", "confluent-2.16.1"),
     ("java-0.9.0.1", "kafka-python-3.0.12"),
     ("java-0.9.0.1", "sarama-1.61.1"),
+    ("sarama-1.19.0-as-2.0.0", "java-0.9.0.1"),
     ("kafka-python-1.0.2", "java-4.4.0"),
     ("confluent-0.11.6", "java-4.4.0"),
     ("confluent-1.0.0-as-0.9", "aiokafka-0.14.0"),
