@@ -41,6 +41,8 @@ from kafka.protocol.consumer.group import (
     LeaveGroupResponse,
     OffsetCommitRequest,
     OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
     OffsetFetchRequest,
     OffsetFetchResponse,
     SyncGroupRequest,
@@ -201,6 +203,16 @@ class Side:
         )
         self.asks(request, OffsetCommitResponse, version)
 
+    def deletes_offsets(self, group: str, *topics: str) -> None:
+        kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
+        rows = [kind(name=name, partitions=[kind.OffsetDeleteRequestPartition(partition_index=0)]) for name in topics]
+        self.asks(OffsetDeleteRequest(group_id=group, topics=rows), OffsetDeleteResponse, 0)
+
+    def removes(self, group: str, *members: tuple[str, str | None]) -> None:
+        """Members, by id and instance id, leave or are put out, as the classic protocol has it."""
+        rows = [LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=instance, reason="over") for name, instance in members]
+        self.asks(LeaveGroupRequest(group_id=group, members=rows), LeaveGroupResponse, 5)
+
     def fetches(self, group: str, topic: str, partitions: int, member: str | None = None, epoch: int = -1) -> None:
         kind = OffsetFetchRequest.OffsetFetchRequestGroup
         topics = [kind.OffsetFetchRequestTopics(name=topic, partition_indexes=list(range(partitions)))]
@@ -326,9 +338,8 @@ class ClassicMember:
         )
         return self._side.asks(request, HeartbeatResponse, 4)
 
-    def leaves(self) -> Any:
-        rows = [LeaveGroupRequest.MemberIdentity(member_id=self.id, group_instance_id=self.instance, reason="over")]
-        return self._side.asks(LeaveGroupRequest(group_id=self.group, members=rows), LeaveGroupResponse, 5)
+    def leaves(self) -> None:
+        self._side.removes(self.group, (self.id, self.instance))
 
     def commits(self, generation: int | None = None, version: int = 8, **offsets: Iterable[int]) -> None:
         epoch = self.generation if generation is None else generation

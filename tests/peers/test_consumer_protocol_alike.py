@@ -439,7 +439,7 @@ def test_whoever_is_not_heard_of_or_keeps_what_it_shall_give_back_is_gone_alike(
         slow.joins("gone", rebalance_timeout_ms=1_000)
         eager.joins("gone")
         slow.says()
-        side.until(lambda: bool(slow.has(gone=[0, 1, 2, 3]).error_code), "it is put out")
+        side.until(lambda: bool(slow.has(gone=[0, 1, 2, 3]).error_code) and side.state("slow")[1] == 1, "it is put out")
         slow.says()
         side.looks("slow")
         eager.says()
@@ -731,5 +731,106 @@ def test_static_members_change_protocols_alike(stage: Stage) -> None:
             new.says(subscribed_topic_names=[group, "nowhere"])
             new.has(**{group: [0, 1]})
             side.looks(group)
+
+    stage.play(scene)
+
+
+@in_kafka_4
+def test_members_are_put_out_by_others_alike(stage: Stage) -> None:
+    def scene(side: Side) -> None:
+        group = "put-out"
+        side.makes_topic(group, 4)
+        new, static = Member(side, group, "!"), Member(side, group, "m-2", "two")
+        new.joins(group)
+        static.joins(group)
+        old = ClassicMember(side, group, group, instance="three")
+        old.joins()
+        for names in (("!", None), ("nobody", None), ("", "nobody"), ("nobody", "two"), ("!", "two"), ("", "two"), ("", "three")):
+            side.removes(group, names)
+            side.looks(group)
+        side.removes(group, ("m-2", "two"), ("!", None))
+        side.looks(group)
+        new.says()
+
+    stage.play(scene)
+
+
+@in_kafka_4
+def test_offsets_of_topics_that_members_read_are_kept_alike(stage: Stage) -> None:
+    def scene(side: Side) -> None:
+        group = "kept"
+        for name in ("kept-a", "kept-b", "kept-c"):
+            side.makes_topic(name, 1)
+        side.commits(group, {"kept-a": [0], "kept-b": [0], "kept-c": [0]})
+        one = Member(side, group, "m-1")
+        one.joins("kept-a", subscribed_topic_regex="kept-b")
+        side.answers.pop()
+        one.until_given({"kept-a": [0], "kept-b": [0]})
+        # Kafka has got there in two steps.
+        side.answers.pop()
+        side.deletes_offsets(group, "kept-a", "kept-b", "kept-c", "nowhere")
+        side.fetches(group, "kept-c", 1)
+        one.leaves()
+        side.deletes_offsets(group, "kept-a", "kept-b", "nowhere")
+        side.fetches(group, "kept-a", 1)
+
+    stage.play(scene)
+
+
+@in_kafka_4
+def test_classic_members_speak_a_protocol_that_all_of_them_know_alike(stage: Stage) -> None:
+    def scene(side: Side) -> None:
+        group = "spoken"
+        side.makes_topic(group, 4)
+        Member(side, group, "!").joins(group)
+        both = ClassicMember(side, group, roundrobin=subscription(group), range=subscription(group))
+        both.joins()
+        both.syncs()
+        both.syncs(protocol_name="range")
+        sticky, old, alike = {"sticky": subscription(group)}, {"range": subscription(version=0)}, {"roundrobin": subscription(group)}
+        for number, protocols in enumerate((sticky, {}, old, alike)):
+            other = ClassicMember(side, group, instance=f"i{number}")
+            other.protocols = protocols
+            other.joins()
+            if other.generation > 0:
+                other.syncs()
+                other.leaves()
+        both.joins(session_timeout_ms=1)
+        both.joins()
+        both.leaves()
+        side.looks(group)
+
+    stage.play(scene)
+
+
+@in_kafka_4
+def test_a_static_member_changes_protocols_beside_another_member_alike(stage: Stage) -> None:
+    def scene(side: Side) -> None:
+        group = "static-beside"
+        side.makes_topic(group, 4)
+        stays, new = Member(side, group, "m-1", "one"), Member(side, group, "m-2", "two")
+        stays.joins(group)
+        new.joins(group)
+        stays.says()
+        stays.has(**{group: [0, 1]})
+        new.says()
+        # Its place is taken though it has not gone.
+        old = ClassicMember(side, group, group, instance="two")
+        old.joins()
+        new.says()
+        side.looks(group)
+        old.syncs()
+        again = ClassicMember(side, group, group, instance="two")
+        again.joins()
+        old.beats()
+        again.syncs()
+        side.looks(group)
+        new = Member(side, group, "m-3", "two")
+        new.joins(group)
+        again.beats()
+        again.commits(**{group: [2]})
+        side.looks(group)
+        new.has(**{group: [2, 3]})
+        side.looks(group)
 
     stage.play(scene)
