@@ -11,6 +11,7 @@ from gateway import logs
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups import consumer_rows, rows
+from gateway.groups.alarms import Alarms
 from gateway.groups.consumer_group import ConsumerGroup
 from gateway.groups.consumer_member import Beaten
 from gateway.groups.effects import Answer, Effect, Note, Save, Write
@@ -19,7 +20,7 @@ from gateway.groups.group import Group
 from gateway.groups.loading import load
 from gateway.groups.member import Joined, Synced
 from gateway.groups.topology import Topology
-from gateway.waiting import Cancel, Clock, Shared, call_later
+from gateway.waiting import Cancel, Clock, Shared
 from storage.log import StateTable, StorageError
 
 _log = logs.part(__name__)
@@ -49,7 +50,7 @@ class Driver:
         self._table = table
         self._topology = topology
         self._settings = settings
-        self._clock = clock
+        self._alarms = Alarms(clock)
         self._now = now
         self._new_id = new_id
         self._start = start
@@ -145,7 +146,7 @@ class Driver:
         if armed is not None:
             armed[1]()
         delay_ms = max(group.due - self._now(), group.heads // HEADS_PER_MS)
-        self._timers[group.group_id] = (group.due, call_later(self._clock, delay_ms / 1000, partial(self._expire, group)))
+        self._timers[group.group_id] = (group.due, self._alarms.later(delay_ms / 1000, partial(self._expire, group)))
 
     def _expire(self, group: AnyGroup) -> None:
         self._timers.pop(group.group_id, None)
