@@ -77,7 +77,7 @@ class Expiry:
         deleted += await self._delete(due)
         if deleted:
             _log.info("offsets expired", offsets=deleted)
-        self._forget_groups()
+        await self._forget_groups()
 
     def _expired(self, group_id: str, offsets: Offsets, now: int) -> Iterator[tuple[str, int]]:
         if self._offsets.is_committing(group_id):
@@ -106,8 +106,14 @@ class Expiry:
                 deleted += len(expired)
         return deleted
 
-    def _forget_groups(self) -> None:
+    async def _forget_groups(self) -> None:
         """Those that have neither members nor offsets, as Kafka does in the same round."""
+        forgotten = 0
         for group in self._groups:
+            if self._is_stopped:
+                return
             if self._groups.is_empty(group.group_id) and not self._offsets.has(group.group_id):
                 self._groups.forget(group.group_id)
+                forgotten += 1
+                if forgotten % GROUPS_AT_ONCE == 0:
+                    await Wake(self._clock).wait(0)

@@ -213,3 +213,14 @@ def test_a_stop_ends_the_round_at_its_next_turn(house, groups):
     house.clock.advance(0)
     assert going.is_done
     assert house.broker.offsets.has("last")
+
+
+def test_thousands_of_groups_are_forgotten_a_hundred_at_a_time(house):
+    memberships = Memberships()
+    for number in range(3 * GROUPS_AT_ONCE):
+        memberships.lost_its_last(f"g{number}", NOW)
+    round_of_all = Started(Expiry(house.broker.offsets, memberships, WEEK, house.clock).round(NOW))
+    assert len(memberships.forgotten) == GROUPS_AT_ONCE
+    house.clock.advance(0)
+    assert round_of_all.is_done
+    assert len(memberships.forgotten) == 3 * GROUPS_AT_ONCE
