@@ -39,12 +39,12 @@ class Client:
     argv: Callable[[], list[str]]
     config: Mapping[str, str] = field(default_factory=dict)
 
-    def command(self, bootstrap: str, group: str) -> list[str]:
+    def command(self, bootstrap: str, group: str, topic: str) -> list[str]:
         try:
             words = self.argv()
         except CannotInstall as missing:
             (pytest.fail if are_required() else pytest.skip)(str(missing))
-        return [*words, bootstrap, TOPIC, group, *(f"{name}={value}" for name, value in self.config.items())]
+        return [*words, bootstrap, topic, group, *(f"{name}={value}" for name, value in self.config.items())]
 
 
 def python(program: str, **config: str) -> Client:
@@ -158,8 +158,8 @@ class Scene:
         assert time.monotonic() - began < DRAIN_SECONDS
         self.is_killed()
 
-    def joins(self, client: Client | None = None, group: str = GROUP) -> Member:
-        argv = (client or self._client).command(self.bootstrap, group)
+    def joins(self, client: Client | None = None, group: str = GROUP, topic: str = TOPIC) -> Member:
+        argv = (client or self._client).command(self.bootstrap, group, topic)
         member = self._stack.enter_context(Member(argv, group, self._folder / f"member-{len(self.members)}.log"))
         self.members.append(member)
         return member

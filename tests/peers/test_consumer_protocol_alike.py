@@ -448,6 +448,7 @@ def test_whoever_is_not_heard_of_or_keeps_what_it_shall_give_back_is_gone_alike(
     stage.play(scene)
 
 
+@in_kafka_4
 def test_sessions_end_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         side.makes_topic("sessions", 4)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import combinations, pairwise
 from pathlib import Path
 
+import kafka
 import pytest
 from kafka.protocol.admin.groups import ListGroupsRequest, ListGroupsResponse
 from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
@@ -122,3 +123,19 @@ def test_a_group_moves_to_the_new_protocol_and_back_member_by_member(old: str, t
         assert sorted(here.told(), key=int) == here.sent
         assert_nothing_had_two_owners(here.members)
         assert stands(here, GROUP) == {part: len([one for one in here.sent if int(one) % len(PARTITIONS) == part]) for part in PARTITIONS}
+
+
+def test_members_that_subscribe_by_a_regular_expression_read_a_topic_that_comes_later(tmp_path: Path) -> None:
+    clients = {"java": NEW, "confluent": python("confluent.py", group_protocol="consumer")}
+    with scene(tmp_path, NEW, **SETTINGS) as here:
+        here.sends(4)
+        for group, client in clients.items():
+            here.joins(client, group, topic="^or[d]ers(-.*)?")
+        here.until_all_is_read(*clients)
+        producer = kafka.KafkaProducer(bootstrap_servers=here.bootstrap)
+        for topic in ("orders-eu", "bills"):
+            producer.send(topic, topic.encode()).get(30)
+        producer.close()
+        here.until(lambda: all("orders-eu" in here.told(group) for group in clients), "the new topic is read")
+        for group in clients:
+            assert sorted(here.told(group)) == [*here.sent, "orders-eu"]

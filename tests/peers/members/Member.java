@@ -1,5 +1,5 @@
 // A member of a group, kafka-clients 0.9 and later: host:port, topic, group and settings NAME=VALUE; a line of JSON an event, until its standard
-// input ends.
+// input ends. A topic that begins with ^ is a regular expression, which the group evaluates.
 
 import java.time.Duration;
 import java.util.ArrayList;
@@ -32,7 +32,7 @@ public class Member {
         settings.forEach(one -> config.put(one.substring(0, one.indexOf('=')), one.substring(one.indexOf('=') + 1)));
         try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(config, new StringDeserializer(), new StringDeserializer())) {
             List<ConsumerRecord<String, String>> records = new ArrayList<>();
-            consumer.subscribe(List.of(args[1]), new Listener(consumer, records));
+            subscribe(consumer, args[1], new Listener(consumer, records));
             while (System.in.available() == 0) {
                 poll(consumer).forEach(records::add);
                 if (records.isEmpty()) {
@@ -52,6 +52,17 @@ public class Member {
             }
         }
         say("{\"closed\": true}");
+    }
+
+    private static void subscribe(KafkaConsumer<?, ?> consumer, String topic, Listener listener) throws Exception {
+        if (!topic.startsWith("^")) {
+            consumer.subscribe(List.of(topic), listener);
+            return;
+        }
+        // Not known before 4.0.
+        Class<?> pattern = Class.forName("org.apache.kafka.clients.consumer.SubscriptionPattern");
+        KafkaConsumer.class.getMethod("subscribe", pattern, ConsumerRebalanceListener.class)
+            .invoke(consumer, pattern.getConstructor(String.class).newInstance(topic), listener);
     }
 
     // poll(long) until 3.x, poll(Duration) since 2.0.
