@@ -1,0 +1,610 @@
+"""Members of groups, and those who look after groups, that mean harm or know no better, against a gateway in a process of its own.
+
+Each is answered with Kafka's error or refused with one line of log; the gateway's memory stays below a limit that follows from its settings, and
+the members of other groups are heard all the while.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from kafka.protocol.admin.groups import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
+from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
+from kafka.protocol.consumer.group import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+from gateway.errors import ErrorCode
+from gateway.wire.consumer_groups import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from tests.peers.consumer_groups import subscription
+from tests.peers.gateway import MIB, Gateway, Peer, Witness, framed, gateway
+
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile groups"), pytest.mark.timeout(120)]
+
+#: What the gateway under test may hold: groups, offsets, requests in flight and what they are taken apart into, the newest batches, and itself. The
+#: allocator keeps what was once used, so this is its highest as well.
+GROUPS = 24 * MIB
+OFFSETS = 8 * MIB
+IN_FLIGHT = 32 * MIB
+MEMORY = GROUPS + OFFSETS + 3 * IN_FLIGHT + 150 * MIB
+
+#: Between a heartbeat of the witness and its answer, in seconds; two shared cores are busy with the attack itself.
+PATIENCE = 5.0
+
+SECONDS = 60.0
+PARTITIONS = 3_000
+MOST_MEMBERS = 1_000
+MOST_PENDING = 5_000
+
+
+class Loyal(Witness):
+    """A member of a classic group and one of a consumer group, which are heard, commit and ask where they stand. `slowest` is of one of these."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        super().__init__(address, "loyal")
+        self._epoch = 0
+        self._generation = 0
+        self._id = ""
+
+    def _round(self, peer: Peer) -> None:
+        if not self._id:
+            self._joins(peer)
+        self._in_time(
+            peer, HeartbeatRequest(group_id="loyal-1", generation_id=1, member_id=self._id, group_instance_id=None), HeartbeatResponse, 4
+        )
+        reply = self._in_time(peer, beat("loyal-2", "loyal", self._epoch), ConsumerGroupHeartbeatResponse, 1)
+        assert reply.member_epoch == self._epoch
+        committed = self._in_time(peer, commit("loyal-1", [("loyal", [0])], self._id, 1), OffsetCommitResponse, 8)
+        assert codes_of(committed) == {0: 1}
+        self._in_time(peer, fetch_of("loyal-1"), OffsetFetchResponse, 9)
+        self.rounds += 1
+
+    def _joins(self, peer: Peer) -> None:
+        joined = peer.asks(join("loyal-1", version=3, metadata=subscription("loyal"), session=60_000), JoinGroupResponse, 3)
+        assert (joined.error_code, joined.generation_id) == (0, 1)
+        self._id = joined.member_id
+        assert peer.asks(sync("loyal-1", self._id, 1), SyncGroupResponse, 5).error_code == 0
+        reply = peer.asks(beat("loyal-2", "loyal", 0, topics=["loyal"]), ConsumerGroupHeartbeatResponse, 1)
+        assert reply.error_code == 0
+        self._epoch = reply.member_epoch
+
+    def _in_time(self, peer: Peer, request: Any, response: Any, version: int) -> Any:
+        began = time.monotonic()
+        reply = peer.asks(request, response, version)
+        self.slowest = max(self.slowest, time.monotonic() - began)
+        assert getattr(reply, "error_code", 0) in (0, None), reply
+        return reply
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    with gateway(
+        tmp_path_factory.mktemp("hostile"),
+        socket_request_max_bytes=IN_FLIGHT,
+        max_in_flight_bytes=IN_FLIGHT,
+        lmdb_resident_bytes=8 * MIB,
+        group_initial_rebalance_delay_ms=0,
+        group_min_session_timeout_ms=100,
+        group_max_size=MOST_MEMBERS,
+        group_max_pending_members=MOST_PENDING,
+        max_group_bytes=GROUPS,
+        max_bytes_per_group=12 * MIB,
+        committed_offsets_max_bytes=OFFSETS,
+        offsets_retention_check_interval_ms=1_000,
+    ) as started:
+        yield started
+        assert started.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def loyal(server: Gateway) -> Iterator[Loyal]:
+    with Loyal(server.address) as witness:
+        yield witness
+
+
+@pytest.fixture
+def bad_day(server: Gateway, loyal: Loyal) -> Iterator[Loyal]:
+    """The test runs while the witness is served; afterwards the gateway is as it was before."""
+    begun = len(server.lines())
+    loyal.slowest = 0.0
+    yield loyal
+    rounds, end = loyal.rounds, time.monotonic() + 10
+    while loyal.rounds < rounds + 3 and loyal.failure is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert loyal.failure is None
+    assert loyal.rounds >= rounds + 3
+    assert loyal.slowest < PATIENCE
+    assert server.memory() < MEMORY
+    assert server.process.poll() is None
+    bugs = [line for line in server.lines()[begun:] if " error " in line or "raceback" in line]
+    assert bugs == []
+
+
+@pytest.fixture
+def peer(server: Gateway) -> Iterator[Peer]:
+    with Peer(server.address, seconds=SECONDS, lines_before=len(server.lines())) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def wide(server: Gateway) -> uuid.UUID:
+    """The id of a topic of thousands of partitions, `wide`."""
+    row = CreateTopicsRequest.CreatableTopic(name="wide", num_partitions=PARTITIONS, replication_factor=1, assignments=[], configs=[])
+    with Peer(server.address, seconds=SECONDS) as made:
+        request = CreateTopicsRequest(topics=[row], timeout_ms=30_000, validate_only=False)
+        (topic,) = made.asks(request, CreateTopicsResponse, 7).topics
+        assert topic.error_code == 0
+        return topic.topic_id
+
+
+# What is said
+
+
+def join(
+    group: str,
+    member: str = "",
+    *,
+    version: int = 4,
+    metadata: bytes = b"",
+    protocols: Sequence[tuple[str, bytes]] | None = None,
+    session: int = 10_000,
+    rebalance: int = 60_000,
+    instance: str | None = None,
+    kind: str = "consumer",
+) -> Any:
+    row = JoinGroupRequest.JoinGroupRequestProtocol
+    rows = [row(name=name, metadata=words) for name, words in ([("range", metadata)] if protocols is None else protocols)]
+    return JoinGroupRequest(
+        group_id=group,
+        session_timeout_ms=session,
+        rebalance_timeout_ms=rebalance,
+        member_id=member,
+        group_instance_id=instance,
+        protocol_type=kind,
+        protocols=rows,
+        reason=None,
+    )
+
+
+def sync(group: str, member: str, generation: int, assignments: Iterable[tuple[str, bytes]] = ()) -> Any:
+    row = SyncGroupRequest.SyncGroupRequestAssignment
+    rows = [row(member_id=name, assignment=words) for name, words in assignments]
+    return SyncGroupRequest(
+        group_id=group,
+        generation_id=generation,
+        member_id=member,
+        group_instance_id=None,
+        protocol_type="consumer",
+        protocol_name="range",
+        assignments=rows,
+    )
+
+
+def leave(group: str, members: Iterable[str]) -> Any:
+    rows = [LeaveGroupRequest.MemberIdentity(member_id=member, group_instance_id=None, reason=None) for member in members]
+    return LeaveGroupRequest(group_id=group, members=rows)
+
+
+def beat(group: str, member: str, epoch: int, topics: Sequence[str] | None = None, **fields: Any) -> Any:
+    """A newcomer says everything."""
+    if epoch == 0:
+        fields = {"rebalance_timeout_ms": 10_000, "topic_partitions": [], **fields}
+    return ConsumerGroupHeartbeatRequest(group_id=group, member_id=member, member_epoch=epoch, subscribed_topic_names=topics, **fields)
+
+
+def commit(group: str, rows: Iterable[tuple[str, Iterable[int]]], member: str = "", generation: int = -1, note: str = "") -> Any:
+    kind = OffsetCommitRequest.OffsetCommitRequestTopic
+    row = kind.OffsetCommitRequestPartition
+    topics = [
+        kind(name=name, partitions=[row(partition_index=index, committed_offset=1, committed_metadata=note) for index in indexes])
+        for name, indexes in rows
+    ]
+    return OffsetCommitRequest(
+        group_id=group, generation_id_or_member_epoch=generation, member_id=member, group_instance_id=None, topics=topics
+    )
+
+
+def fetch_of(*groups: str, topics: Any = None) -> Any:
+    kind = OffsetFetchRequest.OffsetFetchRequestGroup
+    return OffsetFetchRequest(
+        groups=[kind(group_id=group, member_id=None, member_epoch=-1, topics=topics) for group in groups], require_stable=False
+    )
+
+
+def codes_of(reply: Any) -> Counter[int]:
+    """Of an OffsetCommit's partitions."""
+    return Counter(row.error_code for topic in reply.topics for row in topic.partitions)
+
+
+def numbered(request: Any, version: int, count: int) -> list[bytes]:
+    """The request's bytes so many times, with another number for #####."""
+    frame = framed(request, version)
+    return [frame.replace(b"#####", b"%05d" % number) for number in range(count)]
+
+
+def asked(server: Gateway, frames: Sequence[bytes], response: Any, version: int, *, peers: int = 20, at_once: int = 50) -> list[Any]:
+    """The replies to many requests over some connections, in any order."""
+    replies: list[Any] = []
+    skip = 5 if response.flexible_version_q(version) else 4
+    made = [Peer(server.address, seconds=SECONDS) for _ in range(peers)]
+    try:
+        for start in range(0, len(frames), peers * at_once):
+            for number, one in enumerate(made):
+                one.sends(*frames[start + number * at_once : min(start + (number + 1) * at_once, len(frames))])
+            for number, one in enumerate(made):
+                for _ in frames[start + number * at_once : min(start + (number + 1) * at_once, len(frames))]:
+                    frame = one.hears()
+                    assert frame is not None
+                    replies.append(response.decode(frame[skip:], version=version))
+    finally:
+        for one in made:
+            one.socket.close()
+    return replies
+
+
+def codes(replies: Iterable[Any]) -> Counter[int]:
+    return Counter(reply.error_code for reply in replies)
+
+
+def refused(server: Gateway, peer: Peer) -> list[str]:
+    words = f"peer={peer.name} "
+    server.waits_for_lines(1, words, peer.lines_before)
+    return [line for line in server.lines()[peer.lines_before :] if words in line]
+
+
+# Who is not there
+
+
+def test_strangers_are_told_so(bad_day, peer):
+    heartbeat = HeartbeatRequest(group_id="nobody", generation_id=1, member_id="who", group_instance_id=None)
+    assert peer.asks(heartbeat, HeartbeatResponse, 4).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert peer.asks(sync("nobody", "who", 1), SyncGroupResponse, 5).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert peer.asks(join("nobody", "who"), JoinGroupResponse, 4).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    (left,) = peer.asks(leave("nobody", ["who"]), LeaveGroupResponse, 5).members
+    assert left.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert codes_of(peer.asks(commit("nobody", [("loyal", [0])], "who", 3), OffsetCommitResponse, 8)) == {ErrorCode.ILLEGAL_GENERATION: 1}
+    assert codes_of(peer.asks(commit("loyal-1", [("loyal", [0])], "who", 1), OffsetCommitResponse, 8)) == {ErrorCode.UNKNOWN_MEMBER_ID: 1}
+    assert codes_of(peer.asks(commit("loyal-2", [("loyal", [0])], "who", 1), OffsetCommitResponse, 9)) == {ErrorCode.UNKNOWN_MEMBER_ID: 1}
+
+
+def test_stale_generations_are_illegal(bad_day, peer):
+    member = peer.asks(join("stale", version=3), JoinGroupResponse, 3)
+    assert peer.asks(sync("stale", member.member_id, 1), SyncGroupResponse, 5).error_code == 0
+    for generation in (0, 2, -1, 2**31 - 1, -(2**31)):
+        heartbeat = HeartbeatRequest(group_id="stale", generation_id=generation, member_id=member.member_id, group_instance_id=None)
+        assert peer.asks(heartbeat, HeartbeatResponse, 4).error_code == ErrorCode.ILLEGAL_GENERATION
+        assert peer.asks(sync("stale", member.member_id, generation), SyncGroupResponse, 5).error_code == ErrorCode.ILLEGAL_GENERATION
+        told = codes_of(peer.asks(commit("stale", [("loyal", [0])], member.member_id, generation), OffsetCommitResponse, 8))
+        assert told == {ErrorCode.ILLEGAL_GENERATION: 1}
+    peer.asks(leave("stale", [member.member_id]), LeaveGroupResponse, 5)
+
+
+@pytest.mark.parametrize("name", ["", "g" * 461, "g" * MIB], ids=["empty", "a little too long", "a megabyte"])
+def test_names_that_no_group_has_are_invalid(bad_day, peer, name):
+    assert peer.asks(join(name), JoinGroupResponse, 9).error_code == ErrorCode.INVALID_GROUP_ID
+    assert peer.asks(sync(name, "m", 1), SyncGroupResponse, 5).error_code == ErrorCode.INVALID_GROUP_ID
+    assert peer.asks(leave(name, ["m"]), LeaveGroupResponse, 5).error_code == ErrorCode.INVALID_GROUP_ID
+    told = peer.asks(beat(name, "m", 0, ["loyal"]), ConsumerGroupHeartbeatResponse, 1).error_code
+    assert told == (ErrorCode.INVALID_GROUP_ID if name else ErrorCode.INVALID_REQUEST)
+    if name:
+        # Kafka lets a simple consumer commit without a group's name.
+        assert codes_of(peer.asks(commit(name, [("loyal", [0])]), OffsetCommitResponse, 8)) == {ErrorCode.INVALID_GROUP_ID: 1}
+
+
+def test_a_name_that_is_not_utf_8_is_refused_with_one_line(server, bad_day, peer):
+    frame = framed(join("abcd"), 4)
+    peer.sends(frame.replace(b"abcd", b"\xff\xfe\xc0\x80"))
+    assert peer.is_hung_up_on()
+    (line,) = refused(server, peer)
+    assert "api_key=11" in line
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"protocols": []}, {"protocols": [("range", b"")] * 2}, {"protocols": [("range", b"")] * 50_000}, {"kind": ""}],
+    ids=["none", "twice", "fifty thousand times", "no type"],
+)
+def test_protocols_that_nobody_could_choose_from_are_inconsistent(bad_day, peer, fields):
+    assert peer.asks(join("odd", **fields), JoinGroupResponse, 3).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+@pytest.mark.parametrize("session", [-1, 0, 99, 2**31 - 1])
+def test_sessions_that_are_too_short_or_too_long_are_invalid(bad_day, peer, session):
+    assert peer.asks(join("odd", session=session), JoinGroupResponse, 4).error_code == ErrorCode.INVALID_SESSION_TIMEOUT
+
+
+# Who says too much
+
+
+def test_huge_metadata_and_assignments_are_too_large(server, bad_day, peer):
+    assert peer.asks(join("huge", metadata=bytes(16 * MIB)), JoinGroupResponse, 3).error_code == ErrorCode.MESSAGE_TOO_LARGE
+    member = peer.asks(join("huge", version=3), JoinGroupResponse, 3).member_id
+    huge = sync("huge", member, 1, [(member, bytes(16 * MIB))])
+    assert peer.asks(huge, SyncGroupResponse, 5).error_code == ErrorCode.MESSAGE_TOO_LARGE
+    strangers = sync("huge", member, 1, [(f"m{number}", b"x") for number in range(90_000)])
+    assert peer.asks(strangers, SyncGroupResponse, 5).error_code in (0, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    peer.asks(leave("huge", [member]), LeaveGroupResponse, 5)
+
+
+def test_many_short_words_are_held_to_the_limits(server, bad_day):
+    """Half a megabyte on the wire, of which each protocol takes thirty times as much in memory."""
+    before = server.memory()
+    protocols = [(f"{number:x}", b"") for number in range(90_000)]
+    replies = asked(server, numbered(join("words-#####", protocols=protocols), 3, 3), JoinGroupResponse, 3, peers=1)
+    assert codes(replies) == {ErrorCode.GROUP_MAX_SIZE_REACHED: 3}
+    topics = [f"{number:x}" for number in range(90_000)]
+    beats = asked(server, numbered(beat("words-#####", "m", 0, topics), 1, 3), ConsumerGroupHeartbeatResponse, 1, peers=1)
+    assert codes(beats) == {ErrorCode.GROUP_MAX_SIZE_REACHED: 3}
+    assert server.memory() < before + 3 * GROUPS
+
+
+def test_subscriptions_to_a_million_topics_are_not_taken_apart(server, bad_day):
+    names = [struct.pack(">h", 5) + b"%05x" % number for number in range(90_000)]
+    words = struct.pack(">hi", 0, len(names)) + b"".join(names) + struct.pack(">i", -1)
+    peers = [Peer(server.address, seconds=SECONDS) for _ in range(6)]
+    before = server.memory()
+    for one in peers:
+        one.sends(framed(join("million", metadata=words, rebalance=500), 3))
+    for one in peers:
+        assert JoinGroupResponse.decode(one.hears()[4:], version=3).error_code in (0, ErrorCode.GROUP_MAX_SIZE_REACHED)
+    (reply,) = asked(server, [framed(beat("million", "new", 0, ["loyal"]), 1)], ConsumerGroupHeartbeatResponse, 1, peers=1)
+    assert reply.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert server.memory() < before + 4 * GROUPS
+    for one in peers:
+        one.vanishes()
+
+
+# Many
+
+
+def test_ten_thousand_that_are_told_their_id_and_never_come_back(server, bad_day):
+    before = server.memory()
+    replies = asked(server, numbered(join("pending", session=2_000), 4, 10_000), JoinGroupResponse, 4)
+    told = codes(replies)
+    assert told.keys() <= {ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.COORDINATOR_NOT_AVAILABLE}
+    assert told[ErrorCode.MEMBER_ID_REQUIRED] >= MOST_PENDING
+    assert server.memory() < before + GROUPS
+    is_gone(server, "pending")
+
+
+def test_ids_that_are_long_because_their_clients_names_are(server, bad_day):
+    request = join("wordy", session=2_000)
+    request.API_VERSION = 4
+    request.with_header(1, "c" * 30_000)
+    frame = bytes(request.encode(version=4, header=True))
+    before = server.memory()
+    with server.peer() as peer:
+        told: Counter[int] = Counter()
+        for _ in range(40):
+            peer.sends(*[frame] * 50)
+            told.update(JoinGroupResponse.decode(peer.hears()[4:], version=4).error_code for _ in range(50))
+    assert told.keys() == {ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.GROUP_MAX_SIZE_REACHED}
+    assert server.memory() < before + 2 * GROUPS
+    is_gone(server, "wordy")
+
+
+def is_gone(server: Gateway, *groups: str) -> None:
+    """Nothing is left of these groups, after a time."""
+    end = time.monotonic() + 20
+    with server.peer() as peer:
+        while True:
+            reply = peer.asks(DescribeGroupsRequest(groups=list(groups), include_authorized_operations=False), DescribeGroupsResponse, 5)
+            states = {one.group_id: one.group_state for one in reply.groups if one.group_state != "Dead"}
+            if not states:
+                return
+            assert time.monotonic() < end, states
+            time.sleep(0.1)
+
+
+def test_thousands_of_joins_without_a_sync_in_one_group(server, bad_day):
+    """A new generation whenever those that have joined are all there is to wait for."""
+    frames = numbered(join("restless", session=1_000, rebalance=0), 3, 3_000)
+    told = codes(asked(server, frames, JoinGroupResponse, 3, peers=100, at_once=10))
+    assert told.keys() <= {0, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_MAX_SIZE_REACHED, ErrorCode.REBALANCE_IN_PROGRESS}
+    is_gone(server, "restless")
+
+
+def test_joins_to_thousands_of_groups_without_a_sync(server, bad_day):
+    told = codes(asked(server, numbered(join("many-#####", session=1_000), 3, 4_000), JoinGroupResponse, 3, peers=50))
+    assert told.keys() <= {0, ErrorCode.COORDINATOR_NOT_AVAILABLE}
+    assert told[0] > 2_000
+    is_gone(server, *(f"many-{number:05}" for number in range(0, 4_000, 100)))
+
+
+def test_members_that_vanish_while_they_join_and_sync_leave_nothing_behind(server, bad_day):
+    files = server.open_files()
+    for number in range(30):
+        with server.peer() as first, server.peer() as second, server.peer() as third:
+            member = first.asks(join(f"vanish-{number % 7}", version=3, session=500, rebalance=500), JoinGroupResponse, 3)
+            second.sends(framed(join(f"vanish-{number % 7}", session=500), 3))
+            first.sends(framed(sync(f"vanish-{number % 7}", member.member_id, member.generation_id), 5))
+            third.sends(framed(join(f"vanish-{number % 7}", session=500, instance=f"i{number}"), 5))
+            for one in (first, second, third):
+                one.vanishes()
+    is_gone(server, *(f"vanish-{number}" for number in range(7)))
+    end = time.monotonic() + 10
+    while server.open_files() > files and time.monotonic() < end:
+        time.sleep(0.02)
+    assert server.open_files() <= files
+
+
+# Offsets
+
+
+def test_partitions_that_do_not_exist_cannot_be_committed(bad_day, peer):
+    rows = [("loyal", [1, -1, 2**31 - 1]), ("nothing", [0]), ("", [0])]
+    assert codes_of(peer.asks(commit("offsets", rows), OffsetCommitResponse, 8)) == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 5}
+    assert peer.asks(fetch_of("offsets"), OffsetFetchResponse, 9).groups[0].topics == []
+
+
+def test_a_huge_note_is_too_large_and_the_others_are_kept(bad_day, peer):
+    assert codes_of(peer.asks(commit("noted", [("loyal", [0])], note="n" * 32_000), OffsetCommitResponse, 8)) == {
+        ErrorCode.OFFSET_METADATA_TOO_LARGE: 1
+    }
+    assert codes_of(peer.asks(commit("noted", [("loyal", [0])], note="n" * 4_096), OffsetCommitResponse, 8)) == {0: 1}
+
+
+def test_a_hundred_thousand_partitions_in_one_commit(server, bad_day, peer, wide):
+    """More than the gateway reads of one request are refused; fewer are answered one by one."""
+    with server.peer() as greedy:
+        greedy.sends(framed(commit("wide", [("wide", range(100_001))]), 8))
+        assert greedy.is_hung_up_on()
+        assert len(refused(server, greedy)) == 1
+    told = codes_of(peer.asks(commit("wide", [("wide", range(99_000))]), OffsetCommitResponse, 8))
+    assert told == {0: PARTITIONS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 99_000 - PARTITIONS}
+    again = [("wide", [7] * 50_000)]
+    assert codes_of(peer.asks(commit("wide", again), OffsetCommitResponse, 2)) == {0: 1}
+
+
+def test_all_that_many_huge_groups_have_committed_is_told_and_others_are_served(server, bad_day, peer, wide):
+    for group in ("wide", "wide-2", "wide-3"):
+        assert codes_of(peer.asks(commit(group, [("wide", range(PARTITIONS))]), OffsetCommitResponse, 8)) == {0: PARTITIONS}
+    reply = peer.asks(fetch_of("wide", "wide-2", "wide-3"), OffsetFetchResponse, 9)
+    assert [len(group.topics[0].partitions) for group in reply.groups] == [PARTITIONS] * 3
+    same = peer.asks(fetch_of(*["wide"] * 1_000), OffsetFetchResponse, 9)
+    assert codes(same.groups) == {ErrorCode.INVALID_REQUEST: 1_000}
+    nobody = peer.asks(fetch_of(*(f"nobody-{number}" for number in range(20_000))), OffsetFetchResponse, 9)
+    assert codes(nobody.groups) == {0: 20_000}
+    for group in ("wide", "wide-2", "wide-3"):
+        assert peer.asks(DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, 2).results[0].error_code == 0
+
+
+def test_commits_to_ever_new_groups_end_at_the_limit(server, bad_day, peer):
+    before = server.memory()
+    name = f"{'new' * 100}-#####"
+    replies = asked(server, numbered(commit(name, [("loyal", [0])]), 8, 12_000), OffsetCommitResponse, 8, peers=200)
+    told = sum(map(codes_of, replies), Counter())
+    assert told.keys() == {0, ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
+    assert 5_000 < told[0] < OFFSETS // 900
+    assert server.memory() < before + 2 * OFFSETS
+    names = [name.replace("#####", f"{number:05}") for number in range(12_000)]
+    deleted = peer.asks(DeleteGroupsRequest(groups_names=names), DeleteGroupsResponse, 2)
+    assert codes(deleted.results)[0] == told[0]
+
+
+# Those who look after groups
+
+
+def test_ten_thousand_names_are_described_listed_and_deleted(bad_day, peer, server):
+    names = [f"asked-{number:05}" for number in range(10_000)]
+    some = 3_000
+    frames = numbered(commit("asked-#####", [("loyal", [0])]), 8, some)
+    told = sum(map(codes_of, asked(server, frames, OffsetCommitResponse, 8)), Counter())
+    assert told == {0: some}
+    described = peer.asks(DescribeGroupsRequest(groups=names, include_authorized_operations=True), DescribeGroupsResponse, 6)
+    assert Counter(group.group_state for group in described.groups) == {"Empty": some, "Dead": len(names) - some}
+    request = ConsumerGroupDescribeRequest(group_ids=names, include_authorized_operations=True)
+    looked = peer.asks(request, ConsumerGroupDescribeResponse, 1)
+    assert codes(looked.groups) == {ErrorCode.GROUP_ID_NOT_FOUND: 10_000}
+    listed = peer.asks(ListGroupsRequest(states_filter=[], types_filter=[]), ListGroupsResponse, 5)
+    assert {group.group_id for group in listed.groups} >= set(names[:some])
+    deleted = peer.asks(DeleteGroupsRequest(groups_names=names), DeleteGroupsResponse, 2)
+    assert codes(deleted.results) == {0: some, ErrorCode.GROUP_ID_NOT_FOUND: len(names) - some}
+    again = peer.asks(DeleteGroupsRequest(groups_names=names), DeleteGroupsResponse, 2)
+    assert codes(again.results) == {ErrorCode.GROUP_ID_NOT_FOUND: 10_000}
+
+
+def test_ten_thousand_strangers_leave(bad_day, peer):
+    reply = peer.asks(leave("loyal-1", [f"m{number}" for number in range(10_000)]), LeaveGroupResponse, 5)
+    assert codes(reply.members) == {ErrorCode.UNKNOWN_MEMBER_ID: 10_000}
+
+
+def test_partitions_are_forgotten_by_the_thousand(bad_day, peer, wide):
+    peer.asks(commit("forgotten", [("wide", range(PARTITIONS))]), OffsetCommitResponse, 8)
+    kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
+    rows = [kind(name="wide", partitions=[kind.OffsetDeleteRequestPartition(partition_index=index) for index in range(90_000)])]
+    (topic,) = peer.asks(OffsetDeleteRequest(group_id="forgotten", topics=rows), OffsetDeleteResponse, 0).topics
+    assert codes(topic.partitions) == {0: PARTITIONS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 90_000 - PARTITIONS}
+
+
+# The new protocol
+
+
+def test_lying_epochs_are_told_so(bad_day, peer):
+    def epoch_of(epoch: int, member: str = "liar") -> int:
+        return peer.asks(beat("liars", member, epoch), ConsumerGroupHeartbeatResponse, 1).error_code
+
+    assert epoch_of(5) == ErrorCode.GROUP_ID_NOT_FOUND
+    assert peer.asks(beat("liars", "liar", 0, ["loyal"]), ConsumerGroupHeartbeatResponse, 1).member_epoch == 1
+    told = {epoch: epoch_of(epoch) for epoch in (1, 2, 2**31 - 1, -3, -(2**31), -2)}
+    fenced, invalid = ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.INVALID_REQUEST
+    assert told == {1: 0, 2: fenced, 2**31 - 1: fenced, -3: invalid, -(2**31): invalid, -2: invalid}
+    assert epoch_of(1, "stranger") == ErrorCode.UNKNOWN_MEMBER_ID
+    assert epoch_of(-1, "stranger") == ErrorCode.UNKNOWN_MEMBER_ID
+    assert epoch_of(1, "") == ErrorCode.INVALID_REQUEST
+    assert epoch_of(-1) == 0
+
+
+def test_partitions_that_nobody_gave_are_nobodys(bad_day, peer, wide):
+    kind = ConsumerGroupHeartbeatRequest.TopicPartitions
+    reply = peer.asks(beat("thieves", "honest", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1)
+    assert len(reply.assignment.topic_partitions[0].partitions) == PARTITIONS
+    stolen = [kind(topic_id=wide, partitions=list(range(90_000))), kind(topic_id=uuid.uuid4(), partitions=[-1, 2**31 - 1])]
+    assert peer.asks(beat("thieves", "thief", 0, ["wide"], topic_partitions=stolen), ConsumerGroupHeartbeatResponse, 1).error_code == (
+        ErrorCode.INVALID_REQUEST
+    )
+    epoch = peer.asks(beat("thieves", "thief", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1).member_epoch
+    told = peer.asks(beat("thieves", "thief", epoch, topic_partitions=stolen), ConsumerGroupHeartbeatResponse, 1)
+    given = [] if told.assignment is None else told.assignment.topic_partitions
+    assert (told.error_code, [len(row.partitions) for row in given]) == (0, [])
+    for member in ("honest", "thief"):
+        peer.asks(beat("thieves", member, -1), ConsumerGroupHeartbeatResponse, 1)
+
+
+def test_expressions_that_take_long_or_make_no_sense_keep_nobody_waiting(server, bad_day, peer, wide):
+    peer.sends(*(framed(beat("regex", f"m{n}", 0, None, subscribed_topic_regex="(" * n), 1) for n in range(1, 50)))
+    for _ in range(49):
+        assert ConsumerGroupHeartbeatResponse.decode(peer.hears()[5:], version=1).error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    costly = [f"({'a|b|c|.*' * 20})*" * 6 + f"{number}" for number in range(40)] + [".*" * 1000 + f"{number}" for number in range(40)]
+    beats = [framed(beat("regex", f"m{number}", 0, None, subscribed_topic_regex=text), 1) for number, text in enumerate(costly)]
+    told = codes(asked(server, beats, ConsumerGroupHeartbeatResponse, 1, peers=4))
+    assert told.keys() <= {0, ErrorCode.INVALID_REGULAR_EXPRESSION}
+
+
+def test_a_flood_of_newcomers_to_a_big_group_keeps_nobody_waiting(server, bad_day, peer, wide):
+    """Each asks for a new target of thousands of partitions, and there are as many members as there may be."""
+    newcomers = numbered(beat("flood", "m#####", 0, ["wide"]), 1, MOST_MEMBERS + 500)
+    told = codes(asked(server, newcomers, ConsumerGroupHeartbeatResponse, 1))
+    assert told.keys() <= {0, ErrorCode.GROUP_MAX_SIZE_REACHED}
+    assert told[0] <= MOST_MEMBERS
+    end = time.monotonic() + 3
+    number = 0
+    while time.monotonic() < end:
+        number += 1
+        peer.asks(beat("flood", f"m{number % 20:05}", -1), ConsumerGroupHeartbeatResponse, 1)
+        peer.asks(beat("flood", f"m{number % 20:05}", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1)
+    request = ConsumerGroupDescribeRequest(group_ids=["flood"], include_authorized_operations=False)
+    (group,) = peer.asks(request, ConsumerGroupDescribeResponse, 1).groups
+    assert 0 < len(group.members) <= MOST_MEMBERS
+    asked(server, numbered(beat("flood", "m#####", -1), 1, MOST_MEMBERS), ConsumerGroupHeartbeatResponse, 1)
