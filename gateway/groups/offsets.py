@@ -6,7 +6,8 @@ they are found by nobody, and what is still stored of them goes at the next star
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from sys import getsizeof
 
 from gateway import logs
@@ -84,6 +85,14 @@ class CommittedOffsets:
             if (live := self._topics.get(topic_id)) is not None
             for partition, committed in rows.items()
         }
+
+    def by_topic(self, group_id: str) -> Iterator[tuple[str, bytes, dict[int, Committed]]]:
+        """The same topic after topic: name, id and offsets in order, as they are when the topic's turn comes. The group may commit meanwhile."""
+        topics = self._groups.get(group_id, {}).items()
+        found = [(live.name, topic_id, rows) for topic_id, rows in topics if (live := self._topics.get(topic_id)) is not None]
+        for name, topic_id, rows in sorted(found, key=itemgetter(0)):
+            if rows:
+                yield name, topic_id, dict(sorted(rows.items()))
 
     async def commit(self, group_id: str, rows: Mapping[tuple[str, int], Committed]) -> None:
         """Set these offsets, all or none; durable when it returns.

@@ -13,6 +13,7 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.offset_rows import Committed
 from gateway.routes import serves
 from gateway.topics import LiveTopic
+from gateway.turns import Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import topic_id_of, uuid_of
 from gateway.wire.offset_commit import CommittedPartition, OffsetCommitRequest, OffsetCommitResponse
@@ -112,7 +113,7 @@ def _row(asked: CommittedPartition, times: Times) -> Committed:
 async def offset_fetch(request: Any, caller: Caller) -> Any:
     """Where a group stands; offset -1 where it has committed nothing. v2 takes null for all topics, v5 tells leader epochs, v7 asks for what
     no open transaction may still change, which is everything."""
-    return fetched_by_name(standing(request.group_id, request.topics, caller))
+    return await fetched_by_name(standing(request.group_id, request.topics, caller), caller)
 
 
 @serves(ApiKey.OFFSET_FETCH, 8, 10)
@@ -120,6 +121,7 @@ async def offset_fetch_of_groups(request: Any, caller: Caller) -> Any:
     """The same for several groups, each named once. v9 has members of the new protocol, v10 topic ids."""
     counts = Counter(asked.group_id for asked in request.groups)
     groups = []
+    turns = Turns(caller.broker.clock)
     for asked in request.groups:
         code, topics = ErrorCode.NONE, []
         try:
@@ -127,11 +129,13 @@ async def offset_fetch_of_groups(request: Any, caller: Caller) -> Any:
                 # A few bytes a group, and all topics of it each time: such a reply has no bound.
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
             caller.broker.groups.check_fetch(asked.group_id, asked.member_id, asked.member_epoch)
-            topics = [_fetched(_FetchedGroup.OffsetFetchResponseTopics, one) for one in standing(asked.group_id, asked.topics, caller)]
+            found = standing(asked.group_id, asked.topics, caller)
+            topics = await _fetched_in_turns(_FetchedGroup.OffsetFetchResponseTopics, found, turns)
         except KafkaError as failure:
             code = failure.code
         groups.append(_FetchedGroup(group_id=asked.group_id, topics=topics, error_code=code))
-    return OffsetFetchResponse(groups=groups)
+        await turns.take()
+    return await in_bytes(OffsetFetchResponse(groups=groups), turns, caller)
 
 
 class Standing(NamedTuple):
@@ -147,11 +151,8 @@ def standing(group_id: str, asked: Iterable[Any] | None, caller: Caller) -> Iter
     """What is asked for, None for everything. Each partition comes once however often it is asked for: a small request makes no huge reply."""
     offsets, topics = caller.broker.offsets, caller.broker.topics
     if asked is None:
-        whole: dict[str, dict[int, Committed]] = {}
-        for (name, partition), committed in sorted(offsets.of_group(group_id).items()):
-            whole.setdefault(name, {})[partition] = committed
-        for name, rows in whole.items():
-            yield Standing(name, topics.require(name).topic.topic_id, rows)
+        for name, topic_id, committed in offsets.by_topic(group_id):
+            yield Standing(name, topic_id, committed)
         return
     seen: set[tuple[str | bytes, int]] = set()
     for topic in asked:
@@ -168,9 +169,19 @@ def standing(group_id: str, asked: Iterable[Any] | None, caller: Caller) -> Iter
             yield Standing(key, _NO_ID, dict.fromkeys(partitions, NOTHING))
 
 
-def fetched_by_name(found: Iterable[Standing]) -> Any:
+async def fetched_by_name(found: Iterable[Standing], caller: Caller) -> Any:
     """The reply of the versions for one group."""
-    return OffsetFetchResponse(topics=[_fetched(_FetchedTopic, one) for one in found], error_code=ErrorCode.NONE)
+    turns = Turns(caller.broker.clock)
+    topics = await _fetched_in_turns(_FetchedTopic, found, turns)
+    return await in_bytes(OffsetFetchResponse(topics=topics, error_code=ErrorCode.NONE), turns, caller)
+
+
+async def _fetched_in_turns(kind: Any, found: Iterable[Standing], turns: Turns) -> list[Any]:
+    topics = []
+    for one in found:
+        topics.append(_fetched(kind, one))
+        await turns.take(1 + len(one.rows))
+    return topics
 
 
 def _fetched(kind: Any, found: Standing) -> Any:

@@ -93,4 +93,5 @@ async def offset_commit_with_retention(request: Any, caller: Caller) -> Any:
 async def offset_fetch_from_zookeeper(request: Any, caller: Caller) -> Any:
     """As with OffsetCommit v0; a partition without an offset is an error, as it was where ZooKeeper had no node for it."""
     found = standing(request.group_id, request.topics, caller)
-    return fetched_by_name(one._replace(missing=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for one in found)
+    told = (one._replace(missing=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for one in found)
+    return await fetched_by_name(told, caller)

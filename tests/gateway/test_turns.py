@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from kafka.protocol.admin.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
-from kafka.protocol.consumer.group import LeaveGroupRequest
+from kafka.protocol.consumer.group import LeaveGroupRequest, OffsetFetchRequest
 
+from gateway.groups.offset_rows import Committed
 from gateway.turns import TURN_ROWS, Turns
 from gateway.wire.consumer_groups import ConsumerGroupDescribeRequest
-from tests.fakes.broker import Started, open_house
+from tests.fakes.broker import Started, ended, open_house
 from tests.gateway.handlers.asking import answer, asked
 
 NAMES = [f"g{number}" for number in range(3 * TURN_ROWS + 1)]
@@ -37,6 +38,26 @@ def test_many_rows_take_more_than_one_turn_and_all_of_them_are_told():
         assert not started.is_done
         house.clock.advance(0)
         assert len(getattr(answer(request, started.result, version), rows)) == len(NAMES)
+
+
+def test_all_that_a_group_has_committed_is_told_in_turns():
+    house = open_house()
+    for name in ("a", "b", "c"):
+        house.topic(name, TURN_ROWS)
+    rows = {(name, index): Committed(1, -1, "", 5) for name in ("b", "c", "a") for index in reversed(range(TURN_ROWS))}
+    ended(house.broker.offsets.commit("g", rows))
+    started = asked(house, OffsetFetchRequest(group_id="g", topics=None), 5)
+    assert not started.is_done
+    # What is deleted meanwhile is not told.
+    topic = house.broker.topics.require("b")
+    ended(house.broker.topics.delete(topic))
+    ended(house.broker.offsets.delete_topic(topic.topic))
+    house.clock.advance(0)
+    told = answer(OffsetFetchRequest(), started.result, 5).topics
+    assert [(topic.name, [row.partition_index for row in topic.partitions]) for topic in told] == [
+        ("a", list(range(TURN_ROWS))),
+        ("c", list(range(TURN_ROWS))),
+    ]
 
 
 def test_few_rows_are_told_at_once():
