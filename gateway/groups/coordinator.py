@@ -168,6 +168,9 @@ class Coordinator(Driver):
             raise KafkaError(ErrorCode.INVALID_SESSION_TIMEOUT)
         if joining.told > settings.group_member_max_bytes:
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
+        if joining.instance_id is not None and not joining.member_id and self._storing > settings.max_bytes_per_group:
+            # Each static member that comes back has its whole group stored: a small request must not make a heap of them.
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         group = self._group_of_member(group_id) if joining.member_id else self._groups.get(group_id)
         known = None if group is None else group.roster.get(joining.member_id)
         self._check_room(group_id, joining.size - (0 if known is None else known.size))

@@ -60,6 +60,8 @@ class Driver:
         self._is_acting = False
         self._is_over = False
         self._bytes = 0
+        self._storing = 0
+        """Bytes of classic groups on their way to the disk."""
 
     async def open(self) -> None:
         """Go on with the groups that the store has. Raises StorageError."""
@@ -113,14 +115,17 @@ class Driver:
                 _log.info(event, group=group.group_id, generation=group.generation, members=len(group.roster), **told)
 
     async def _save(self, group: Group, save: Save) -> None:
-        stored = {rows.key_of(group.group_id): rows.value_of(save.row)}
+        stored = rows.value_of(save.row)
+        self._storing += len(stored)
         try:
-            await self._table.put({**dict.fromkeys(save.drops), **stored})
+            await self._table.put({**dict.fromkeys(save.drops), rows.key_of(group.group_id): stored})
         except StorageError as failure:
             _log.error("group not stored", group=group.group_id, generation=save.row.generation, reason=str(failure))
             group.save_failed(save, self._now())
         else:
             group.saved(save, self._now())
+        finally:
+            self._storing -= len(stored)
         self._act(group)
 
     async def _write(self, group: ConsumerGroup, write: Write) -> None:

@@ -302,6 +302,20 @@ def test_one_group_has_its_limit_too_and_others_go_on():
     assert not join(house, group="another", metadata=bytes(100_000)).is_done
 
 
+def test_a_static_member_that_comes_back_all_the_time_does_not_heap_up_what_is_stored():
+    house = open_house(max_bytes_per_group=1 << 20)
+    first = join(house, instance="i", metadata=bytes(500_000))
+    house.clock.advance(INITIAL_DELAY)
+    assert sync(house, first.result.member_id, 1).result.code is ErrorCode.NONE
+    house.store.hold()
+    waiting = [join(house, instance="i", metadata=bytes(500_000)) for _ in range(10)]
+    assert [one.is_done for one in waiting] == [False] * 3 + [True] * 7
+    assert waiting[-1].result.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    house.store.release()
+    assert {one.result.code for one in waiting[:3]} == {ErrorCode.NONE}
+    assert not join(house, instance="i", metadata=bytes(500_000)).result.code
+
+
 def test_all_groups_together_are_bounded(caplog):
     house = open_house(max_group_bytes=1 << 20)
     groups = 0
