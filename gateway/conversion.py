@@ -1,4 +1,4 @@
-"""Records for consumers that are older than they are: converted off the reactor thread, once for all who ask.
+"""Records for consumers that are older or younger than they are: converted off the reactor thread, once for all who ask.
 
 The conversion itself is `compat.records`; here are the threads, the cache and the single flight.
 """
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from compat.records import NoMemory, RecordsError, RecordsTooLarge, down_convert_all, gzip_for_zstd
+from compat.records import NoMemory, RecordsError, RecordsTooLarge, down_convert_all, gzip_for_zstd, up_convert
 from gateway import logs
 from gateway.errors import ErrorCode, KafkaError, release
 from gateway.records import ATTRIBUTES, HEADER_BYTES, magic_of
@@ -34,8 +34,8 @@ TOLD_MAX = 1_000
 _CONTROL = 0x20
 _ZSTD = 4
 
-#: As a consumer's format: all of them, but no zstd.
-WITHOUT_ZSTD = 2
+#: As a consumer's format: 2, in any codec but zstd; and 2 in any.
+WITHOUT_ZSTD, WITH_ZSTD = 2, 3
 _CRC = Struct(">I")
 _CRC_AT = 17
 
@@ -65,8 +65,9 @@ class Converter:
         self.conversions = 0
 
     async def convert(self, source: Source, entries: Sequence[Entry], magic: int) -> list[Buffer | KafkaError]:
-        """Each entry's payload in a format that a consumer of `magic` reads; the payload itself where that is as old already.
+        """Each entry's payload in a format that a consumer of `magic` reads; the payload itself where it is in one already.
 
+        Whoever knows format 2 gets nothing else, as from Kafka since 3.0: many of them have forgotten how to read what is older.
         Empty where nothing in it exists for such a consumer (control batches) or it cannot be read at all, which is then in the log;
         KafkaError(UNKNOWN_SERVER_ERROR) where there was no memory to convert it.
         """
@@ -77,7 +78,7 @@ class Converter:
         for entry in entries:
             payload = entry.payload
             stored = magic_of(payload)
-            if stored <= magic and not (magic == WITHOUT_ZSTD and is_zstd(payload)):
+            if is_readable(payload, magic):
                 results.append(payload)
                 continue
             if magic < 2 and stored == 2 and payload[ATTRIBUTES] & _CONTROL:
@@ -167,22 +168,33 @@ def is_zstd(payload: Buffer) -> bool:
     return magic_of(payload) >= 2 and payload[ATTRIBUTES] & 7 == _ZSTD
 
 
+def is_readable(payload: Buffer, magic: int) -> bool:
+    """Whether a consumer of `magic` gets the payload as it is."""
+    stored = magic_of(payload)
+    if magic < WITHOUT_ZSTD:
+        return stored <= magic
+    return stored not in (0, 1) and not (magic == WITHOUT_ZSTD and is_zstd(payload))
+
+
 def _convert_all(payloads: list[Buffer], magic: int, max_decompressed_bytes: int) -> list[bytes | RecordsError]:
     if magic < WITHOUT_ZSTD:
         outcomes = down_convert_all(payloads, magic, max_decompressed_bytes=max_decompressed_bytes)
     else:
-        outcomes = [_without_zstd(payload, max_decompressed_bytes) for payload in payloads]
+        outcomes = [_in_format_2(payload, max_decompressed_bytes) for payload in payloads]
     for outcome in outcomes:
         if isinstance(outcome, RecordsError):
             release(outcome)
     return outcomes
 
 
-def _without_zstd(payload: Buffer, max_decompressed_bytes: int) -> bytes | RecordsError:
+def _in_format_2(payload: Buffer, max_decompressed_bytes: int) -> bytes | RecordsError:
+    """An older set that cannot be converted stays as it is: its consumer knows the format, and its library says what it thinks of it."""
+    is_batch = magic_of(payload) == 2
+    convert = gzip_for_zstd if is_batch else up_convert
     try:
-        return gzip_for_zstd(payload, max_decompressed_bytes=max_decompressed_bytes)
+        return convert(payload, max_decompressed_bytes=max_decompressed_bytes)
     except RecordsError as failure:
-        return failure
+        return failure if is_batch or isinstance(failure, NoMemory) else bytes(payload)
 
 
 def _nothing(_: object) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from compat.records import RecordsError, cut, has_old_lz4, with_right_lz4
 from gateway.broker import Broker
-from gateway.conversion import WITHOUT_ZSTD, Source, is_zstd
+from gateway.conversion import WITH_ZSTD, WITHOUT_ZSTD, Source, is_readable
 from gateway.errors import ErrorCode, KafkaError
 from gateway.fetch_sessions import Interest
 from gateway.partition import Partition
@@ -48,8 +49,8 @@ class Reader:
     def __init__(self, broker: Broker, request: FetchRequest, magic: int | None) -> None:
         self._broker = broker
         self._request = request
-        #: The newest format that the consumer reads, None for whatever there is.
-        self._magic = WITHOUT_ZSTD if magic is None and request.version < _FIRST_FETCH_WITH_ZSTD else magic
+        #: The format that the consumer reads: 0, 1, or 2 with or without zstd.
+        self._magic = _format_2(request.version) if magic is None else magic
         self._limit = 0
         self._aborted: tuple[()] | None = () if request.isolation_level == 1 else None
 
@@ -156,24 +157,30 @@ class Reader:
     async def _readable(self, interest: Interest, partition: Partition, entries: list[Entry]) -> Sequence[Buffer | KafkaError]:
         """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it."""
         newest = self._magic
-        if newest is None:
-            # The road of every consumer of today: hardly anything has the format that needs more than this look.
-            return [held if len(held := entry.payload) > MAGIC and held[MAGIC] else _modern(held) for entry in entries]
-        readable: Sequence[Buffer | KafkaError]
-        if partition.config.may_downconvert:
-            readable = await self._broker.converter.convert(Source(partition.topic, interest.topic_id, partition.index), entries, newest)
-        else:
-            readable = [_as_it_is(entry.payload, newest) for entry in entries]
-        return readable if newest == 0 else [_modern(payload) for payload in readable]
+        if newest == WITH_ZSTD and all(len(entry.payload) > MAGIC and entry.payload[MAGIC] == 2 for entry in entries):
+            # The road of every consumer of today.
+            return [entry.payload for entry in entries]
+        source = Source(partition.topic, interest.topic_id, partition.index)
+        wanted = entries
+        if not partition.config.may_downconvert:
+            wanted = list(takewhile(lambda entry: not _needs_down(entry.payload, newest), entries))
+        readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(source, wanted, newest)
+        if len(wanted) < len(entries):
+            readable = [*readable, *[_refusal(newest)] * (len(entries) - len(wanted))]
+        return [_modern(payload) for payload in readable] if newest == 1 else readable
 
 
-def _as_it_is(payload: Buffer, newest: int) -> Buffer | KafkaError:
-    """For a topic that converts nothing."""
-    if magic_of(payload) > newest:
-        return KafkaError(ErrorCode.UNSUPPORTED_VERSION)
-    if newest == WITHOUT_ZSTD and is_zstd(payload):
-        return KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
-    return payload
+def _format_2(version: int) -> int:
+    return WITH_ZSTD if version >= _FIRST_FETCH_WITH_ZSTD else WITHOUT_ZSTD
+
+
+def _needs_down(payload: Buffer, newest: int) -> bool:
+    return not is_readable(payload, newest) and magic_of(payload) > min(newest, 1)
+
+
+def _refusal(newest: int) -> KafkaError:
+    """For a topic that converts nothing down."""
+    return KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE if newest == WITHOUT_ZSTD else ErrorCode.UNSUPPORTED_VERSION)
 
 
 def _modern(payload: Buffer | KafkaError) -> Buffer | KafkaError:

@@ -74,12 +74,16 @@ def first_at_or_after(payload: Buffer, timestamp: int, *, max_decompressed_bytes
 def cut(payload: Buffer, offset: int, max_bytes: int) -> memoryview:
     """The part of a stored or converted unit that answers a fetch: whole messages, from the one that contains `offset` on.
 
-    As many as fit in `max_bytes`, but at least one; empty where all lie before `offset`. A magic-2 batch is returned whole.
+    As many as fit in `max_bytes`, but at least one; empty where all lie before `offset`. A magic-2 batch is returned whole, or not at all.
     Raises CorruptRecords, InvalidRecords.
     """
     view = memoryview(payload)
-    if not len(view) or magic_of(view) == 2:
+    if not len(view):
         return view
+    if magic_of(view) == 2:
+        batch = read_batch(view)
+        # One that was a set of an older format ends with its last message, whatever compaction took behind it.
+        return view if offset <= batch.base_offset + batch.last_offset_delta else view[:0]
     start, end = loops.cut(view, offset, max_bytes)
     return view[start:end]
 

@@ -74,13 +74,29 @@ NEW, OLD, OLDER = 12, 3, 1
 
 @pytest.mark.parametrize("version", [4, 6, 11, 12, 15, 18])
 def test_a_consumer_of_today_gets_the_bytes_as_they_are_stored(house, version):
-    stored = [messages(0, 2, 0), wrapped(2, 3, 1), batched(5, 3)]
+    stored = [batched(0, 2), batched(2, 3, codec=GZIP), batched(5, 3)]
     put(house, *stored)
     assert [bytes(piece) for piece in fetch_one(house, version, 0).records] == [bytes(one.payload) for one in stored]
 
 
-@pytest.mark.parametrize(("version", "magics"), [(0, {0}), (1, {0}), (2, {0, 1}), (3, {0, 1}), (4, {0, 1, 2})])
-def test_a_consumer_gets_no_format_newer_than_its_own(house, version, magics):
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_a_consumer_gets_past_what_compaction_took_at_the_end_of_an_older_set(house, version):
+    gap = messages(0, 3, 1)
+    put(house, entry(0, 9, bytes(gap.payload)), batched(10, 2))
+    assert offsets(fetch_one(house, version, 0)) == [0, 1, 2, 10, 11]
+    assert offsets(fetch_one(house, version, 3), 3) == [10, 11]
+
+
+def test_a_damaged_set_of_an_older_format_is_served_as_it_is(house):
+    damaged = bytearray(wrapped(3, 3, 1).payload)
+    damaged[40:44] = b"oops"
+    stored = [messages(0, 3, 0), entry(3, 5, bytes(damaged)), batched(6, 2)]
+    put(house, *stored)
+    assert [bytes(piece) for piece in fetch_one(house, NEW, 3).records] == [bytes(one.payload) for one in stored[1:]]
+
+
+@pytest.mark.parametrize(("version", "magics"), [(0, {0}), (1, {0}), (2, {0, 1}), (3, {0, 1}), (4, {2}), (9, {2}), (10, {2}), (18, {2})])
+def test_a_consumer_gets_no_format_newer_than_its_own_and_whoever_knows_format_2_nothing_else(house, version, magics):
     put(house, messages(0, 1, 0), messages(1, 1, 1), batched(2, 1))
     row = fetch_one(house, version, 0)
     assert {piece[16] for piece in row.records} == magics

@@ -85,9 +85,13 @@ def test_a_wrapper_is_cut_whole():
     assert cut(payload, 10, 1) == message_set([Sample(10, 0, None, None)], magic=1)
 
 
-@pytest.mark.parametrize("offset", [0, 8, 100])
+@pytest.mark.parametrize("offset", [0, A.offset, B.offset])
 def test_a_batch_is_returned_whole(offset):
     assert cut(batch([A, B]), offset, 1) == batch([A, B])
+
+
+def test_a_batch_that_lies_before_is_not_returned():
+    assert cut(batch([A, B]), B.offset + 1, 100) == b""
 
 
 def test_nothing_is_cut_from_nothing():
