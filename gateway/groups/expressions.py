@@ -22,28 +22,55 @@ MAX_REMEMBERED = 128
 ALLOWANCE = 0.25
 ALLOWANCE_PER_NAME = 20e-6
 
+#: All first looks together: seconds of the processor that they may take at once, and the share of it in the long run. Whoever sends ever new costly
+#: expressions waits for its own kind, and not all others for them.
+RESERVE = 1.0
+SHARE = 0.1
+
 _MAX_MEMORY = 1 << 19
 
 
 class Expressions:
     """Expressions and what was found by them. A name is looked at once, so a new topic costs one look by each expression."""
 
-    __slots__ = ("_cpu_time", "_known", "_max_bytes")
+    __slots__ = ("_cpu_time", "_known", "_max_bytes", "_now", "_refilled_at", "_reserve")
 
-    def __init__(self, max_bytes: int, cpu_time: Callable[[], float] = time.thread_time) -> None:
-        """`max_bytes` is how long one may be; `cpu_time()` says how long this thread has worked, in seconds."""
+    def __init__(self, max_bytes: int, cpu_time: Callable[[], float] = time.thread_time, now: Callable[[], float] = time.monotonic) -> None:
+        """`max_bytes` is how long one may be; `cpu_time()` says how long this thread has worked and `now()` what time it is, in seconds."""
         self._max_bytes = max_bytes
         self._cpu_time = cpu_time
+        self._now = now
         self._known: dict[str, _Expression] = {}
+        self._reserve = RESERVE
+        self._refilled_at = now()
 
     def matching(self, expression: str, names: frozenset[str]) -> frozenset[str]:
-        """Those of `names`, all names that there are, which the expression matches whole. Raises KafkaError: INVALID_REGULAR_EXPRESSION."""
-        known = self._known.pop(expression, None) or _Expression(expression, self._max_bytes)
-        found = known.among(names, self._cpu_time)
+        """Those of `names`, all names that there are, which the expression matches whole.
+
+        Raises KafkaError: INVALID_REGULAR_EXPRESSION, COORDINATOR_NOT_AVAILABLE for a new one while too much time goes into new ones.
+        """
+        known = self._known.pop(expression, None)
+        if known is None:
+            known, found = self._first_look(expression, names)
+        else:
+            found = known.among(names, self._cpu_time)
         self._known[expression] = known
         if len(self._known) > MAX_REMEMBERED:
             del self._known[next(iter(self._known))]
         return found
+
+    def _first_look(self, text: str, names: frozenset[str]) -> tuple[_Expression, frozenset[str]]:
+        now = self._now()
+        self._reserve = min(self._reserve + (now - self._refilled_at) * SHARE, RESERVE)
+        self._refilled_at = now
+        if self._reserve <= 0:
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "Too many new regular expressions that take long; try again later.")
+        began = self._cpu_time()
+        try:
+            made = _Expression(text, self._max_bytes)
+            return made, made.among(names, self._cpu_time)
+        finally:
+            self._reserve -= self._cpu_time() - began
 
 
 class _Expression:

@@ -143,3 +143,29 @@ def test_ten_thousand_topics_are_looked_at_in_no_time():
     began = time.process_time()
     assert len(Expressions(MAX_BYTES).matching("team-3\\.orders\\..*", names)) == 589
     assert time.process_time() - began < 0.2
+
+
+def test_ever_new_costly_expressions_have_a_share_of_the_time_and_known_ones_are_looked_at():
+    ticks, texts, now = count(0, ALLOWANCE / 4), map(str, count()), [0.0]
+    kept = Expressions(MAX_BYTES, lambda: next(ticks), lambda: now[0])
+    assert kept.matching("orders", frozenset({"orders"})) == {"orders"}
+
+    def outcome():
+        """Of the next new one."""
+        try:
+            kept.matching(next(texts), frozenset({"orders"}))
+        except KafkaError as failure:
+            return failure.code
+        return ErrorCode.NONE
+
+    def looks():
+        """How many new ones are looked at before there is no time left for more."""
+        return len(list(iter(outcome, ErrorCode.COORDINATOR_NOT_AVAILABLE)))
+
+    first = looks()
+    assert looks() == 0
+    assert kept.matching("orders", frozenset({"orders"})) == {"orders"}
+    now[0] = 2.0
+    assert 0 < looks() < first / 2
+    now[0] = 1000.0
+    assert looks() >= first
