@@ -24,7 +24,6 @@ SESSION_MS = 15_000
 SETTINGS = {
     "group.consumer.session.timeout.ms": str(SESSION_MS),
     "group.consumer.heartbeat.interval.ms": "1000",
-    "group.consumer.migration.policy": "bidirectional",
 }
 #: What Kafka needs besides: it does not take such short times, and 4 makes targets beside the request, and no more than one a second.
 KAFKA = {
@@ -40,7 +39,11 @@ KAFKA = {
         "group.consumer.assignor.offload.enable": "false",
     },
 }
-GATEWAY = {**SETTINGS, "group.consumer.assignment.interval.ms": "0"}
+GATEWAY = {"group.consumer.assignment.interval.ms": "0"}
+
+#: Which way groups may change protocols.
+BOTH_WAYS = "bidirectional"
+ONE_WAY = ("upgrade", "downgrade", "disabled")
 
 Scene = Callable[[Side], None]
 
@@ -52,6 +55,7 @@ class Stage:
     addresses: tuple[str, str]
     is_modern: bool
     """Whether it is Kafka 4. In 3.9 it is a preview: what is done there by another rule than in 4 is done by that of 4 here."""
+    policy: str
 
     @property
     def version(self) -> int:
@@ -62,21 +66,33 @@ class Stage:
         play(self.addresses, self.version, int(self.is_modern), scene)
 
 
-@pytest.fixture(scope="module", params=[VERSION, MODERN])
+IN_3, IN_4 = (VERSION, BOTH_WAYS), (MODERN, BOTH_WAYS)
+
+
+@pytest.fixture(scope="module", params=[IN_3, IN_4], ids=[VERSION, MODERN])
 def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    version, policy = request.param
+    common = SETTINGS | {"group.consumer.migration.policy": policy}
+    arguments = [word for name, value in (common | GATEWAY).items() for word in ("--set", f"{name.replace('.', '_')}={value}")]
+    settings = {name.replace(".", "_"): value for name, value in (common | KAFKA[version]).items()}
     folder = tmp_path_factory.mktemp("gateway")
-    arguments = [word for name, value in GATEWAY.items() for word in ("--set", f"{name.replace('.', '_')}={value}")]
-    settings = {name.replace(".", "_"): value for name, value in {**SETTINGS, **KAFKA[request.param]}.items()}
     try:
-        with Kafka.start(version=request.param, **settings) as kafka, gateway(folder, arguments=[*ALIKE, *arguments]) as ours:
-            yield Stage((ours.bootstrap, kafka.bootstrap), request.param == MODERN)
+        with Kafka.start(version=version, **settings) as kafka, gateway(folder, arguments=[*ALIKE, *arguments]) as ours:
+            yield Stage((ours.bootstrap, kafka.bootstrap), version == MODERN, policy)
             # It would take its time to end in good order.
             os.kill(kafka.pid, signal.SIGKILL)
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
-in_kafka_4 = pytest.mark.parametrize("stage", [MODERN], indirect=True, scope="module")
+in_kafka_4 = pytest.mark.parametrize("stage", [pytest.param(IN_4, id=MODERN)], indirect=True, scope="module")
+#: All but the usual way take a broker each.
+whichever_way = pytest.mark.parametrize(
+    "stage",
+    [pytest.param(IN_4, id=MODERN), *(pytest.param((MODERN, one), id=one, marks=pytest.mark.slow) for one in ONE_WAY)],
+    indirect=True,
+    scope="module",
+)
 
 
 def test_a_member_alone_lives_and_leaves_alike(stage: Stage) -> None:
@@ -534,6 +550,7 @@ def stands(side: Side, group: str, topic: str, partitions: int) -> ClassicMember
     return one
 
 
+@whichever_way
 def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "upgraded"
@@ -589,10 +606,8 @@ def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Sta
         side.looks(group)
         old.leaves()
         side.looks(group)
-        if not stage.is_modern:
-            return
-        # Empty, it becomes either.
-        side.begins(classic=False)
+        # Empty, it becomes either; one that may not become a classic group has been a consumer group all the time.
+        side.begins(classic=stage.policy == "upgrade")
         new.joins(group)
         new.leaves()
         side.begins(classic=True)
@@ -605,6 +620,7 @@ def test_a_classic_group_becomes_a_consumer_group_and_one_again_alike(stage: Sta
     stage.play(scene)
 
 
+@whichever_way
 def test_a_classic_member_joins_a_consumer_group_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "joined"
@@ -640,7 +656,7 @@ def test_a_classic_member_joins_a_consumer_group_alike(stage: Stage) -> None:
     stage.play(scene)
 
 
-@in_kafka_4
+@whichever_way
 def test_a_classic_member_gives_back_by_joining_again_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "cooperative"
@@ -701,7 +717,7 @@ def test_classic_groups_that_are_none_of_topics_stay_what_they_are_alike(stage: 
     stage.play(scene)
 
 
-@in_kafka_4
+@whichever_way
 def test_static_members_change_protocols_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "static-changes"
@@ -804,7 +820,7 @@ def test_classic_members_speak_a_protocol_that_all_of_them_know_alike(stage: Sta
     stage.play(scene)
 
 
-@in_kafka_4
+@whichever_way
 def test_a_static_member_changes_protocols_beside_another_member_alike(stage: Stage) -> None:
     def scene(side: Side) -> None:
         group = "static-beside"
