@@ -29,6 +29,9 @@ _log = logs.part(__name__)
 #: a millisecond later for each so many members.
 HEADS_PER_MS = 50
 
+#: Members that find no room come again and again, thousands of them: the log says so no more often.
+TELL_MS = 1000
+
 #: A group of the classic protocol, or of KIP-848's.
 AnyGroup = Group | ConsumerGroup
 
@@ -60,6 +63,8 @@ class Driver:
         self._is_acting = False
         self._is_over = False
         self._bytes = 0
+        self._refused = 0
+        self._told_at = -NEVER
         self._storing = 0
         """Bytes of classic groups on their way to the disk."""
 
@@ -161,8 +166,16 @@ class Driver:
     def _check_room(self, group_id: str, size: int) -> None:
         """Raises KafkaError(COORDINATOR_NOT_AVAILABLE) where so many bytes more would be too many."""
         if size > 0 and self._bytes + size > self._settings.max_group_bytes:
-            _log.warning("member refused: all groups together take max_group_bytes", group=group_id, bytes=self._bytes)
+            self._tell_refusal(group_id)
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def _tell_refusal(self, group_id: str) -> None:
+        self._refused += 1
+        now = self._now()
+        if not 0 <= now - self._told_at < TELL_MS:
+            words = "member refused: all groups together take max_group_bytes"
+            _log.warning(words, group=group_id, bytes=self._bytes, refused=self._refused)
+            self._refused, self._told_at = 0, now
 
     def _count(self, group: AnyGroup) -> None:
         if self._groups.get(group.group_id) is group:

@@ -23,6 +23,9 @@ _log = logs.part(__name__)
 #: A group's offsets by topic id and partition.
 Rows = dict[bytes, dict[int, Committed]]
 
+#: Groups that find no room of which the log tells: the names of others may be made up.
+MOST_TOLD = 20
+
 #: What an offset takes in memory besides its metadata and its group's name: measured, for one that is the only one of its group.
 ROW_BYTES = 600
 
@@ -36,6 +39,8 @@ class CommittedOffsets:
         self._settings = settings
         self._groups: dict[str, Rows] = {}
         self._bytes = 0
+        self._told: set[str] = set()
+        """Groups whose refusals the log has told since offsets went."""
         self._coming = 0
         """What those on their way to the disk will add."""
         self._committing: dict[str, int] = {}
@@ -124,12 +129,20 @@ class CommittedOffsets:
             added += before is None
             grown += _growth(before, committed)
         if added and sum(map(len, known.values())) + added > settings.max_offsets_per_group:
-            raise _no_room(group_id, f"more offsets than max_offsets_per_group={settings.max_offsets_per_group}")
+            raise self._no_room(group_id, f"more offsets than max_offsets_per_group={settings.max_offsets_per_group}")
         if added and not known:
             grown += getsizeof(group_id)
         if grown > 0 and self._bytes + self._coming + grown > settings.committed_offsets_max_bytes:
-            raise _no_room(group_id, f"all offsets together take committed_offsets_max_bytes={settings.committed_offsets_max_bytes}")
+            limit = settings.committed_offsets_max_bytes
+            raise self._no_room(group_id, f"all offsets together take committed_offsets_max_bytes={limit}")
         return max(grown, 0)
+
+    def _no_room(self, group_id: str, reason: str) -> KafkaError:
+        """The reply has no words, so the log says them: once for each group, which commits again and again, and for some groups, until offsets go."""
+        if group_id not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(group_id)
+            _log.warning("commit refused", group=group_id, reason=reason)
+        return KafkaError(ErrorCode.INVALID_COMMIT_OFFSET_SIZE, reason)
 
     async def _commit(self, group_id: str, placed: Mapping[Place, Committed], grows: int) -> None:
         self._coming += grows
@@ -217,6 +230,7 @@ class CommittedOffsets:
         if committed is None:
             return
         self._bytes -= _size(committed)
+        self._told.clear()
         if not rows:
             del group[place.topic_id]
         if not group:
@@ -234,9 +248,3 @@ def _growth(before: Committed | None, committed: Committed) -> int:
     if before is None:
         return _size(committed)
     return 0 if before.metadata == committed.metadata else _size(committed) - _size(before)
-
-
-def _no_room(group_id: str, reason: str) -> KafkaError:
-    """The reply has no words, so the log says them."""
-    _log.warning("commit refused", group=group_id, reason=reason)
-    return KafkaError(ErrorCode.INVALID_COMMIT_OFFSET_SIZE, reason)

@@ -322,7 +322,13 @@ def test_all_groups_together_are_bounded(caplog):
     while join(house, group=f"g{groups}", metadata=bytes(100_000)).failure is None and house.broker.groups.get(f"g{groups}") is not None:
         groups += 1
     assert groups == 10
-    assert "max_group_bytes" in caplog.text
+    for _ in range(100):
+        join(house, group="another", metadata=bytes(100_000))
+    (told,) = caplog.records
+    assert "max_group_bytes" in told.message
+    house.clock.advance(1)
+    join(house, group="another", metadata=bytes(100_000))
+    assert caplog.records[-1].fields["refused"] == 101
     house.clock.advance(INITIAL_DELAY)
     for number in range(groups):
         house.broker.groups.leave(f"g{number}", f"c-id-{number + 1}", None, "")

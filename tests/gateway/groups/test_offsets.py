@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.offset_rows import Committed
-from gateway.groups.offsets import CommittedOffsets
+from gateway.groups.offsets import MOST_TOLD, CommittedOffsets
 from tests.fakes.broker import House, Started, ended, open_house
 from tests.fakes.memory_store import MemoryStore
 
@@ -246,6 +246,18 @@ def test_all_groups_together_take_no_more_memory_than_they_may():
         ended(house.broker.offsets.commit("b", {("orders", index): at(2, "x" * 600) for index in range(500)}))
     ended(house.broker.offsets.delete("b"))
     commit(house, "c", {("orders", index): 1 for index in range(248)})
+
+
+def test_a_limit_that_many_run_into_is_told_once_until_offsets_go(caplog):
+    house = open_house(max_offsets_per_group=1)
+    house.topic("orders", 2)
+    for number in range(1_000):
+        assert refusal(house, f"g{number % 500}", {("orders", 0): 1, ("orders", 1): 1}) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    assert len(caplog.records) == MOST_TOLD
+    commit(house, "a", {("orders", 0): 1})
+    ended(house.broker.offsets.delete("a"))
+    assert refusal(house, "b", {("orders", 0): 1, ("orders", 1): 1}) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    assert len(caplog.records) == MOST_TOLD + 1
 
 
 def test_names_of_groups_take_room_as_well():
