@@ -336,3 +336,15 @@ def test_who_asks_where_the_group_stands_says_its_epoch_or_nothing(told):
         with pytest.raises(KafkaError) as refusal:
             told.group.check_fetch(member_id, epoch)
         assert refusal.value.code is code
+
+
+def test_a_target_that_takes_long_is_not_made_again_soon():
+    """A tenth of a second for fifty thousand partitions, and twenty times that in between."""
+    told = Told(50_000, group_consumer_assignment_interval_ms=1)
+    told.beat("m1")
+    told.now += 1_999
+    told.beat("m2")
+    assert told.group.epoch > told.group.target_epoch
+    told.now += 2
+    told.beat("m2", told.group.roster.get("m2").epoch)
+    assert told.group.epoch == told.group.target_epoch
