@@ -18,16 +18,23 @@ pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
 
 #: Beyond whatever happens here: whoever has to join again did so without need.
 PATIENT = "60000"
-NEW = java("4.4.0", group_protocol="consumer")
+NEW_JAVA = java("4.4.0", group_protocol="consumer")
 SETTINGS = {"group_consumer_session_timeout_ms": int(PATIENT), "group_consumer_heartbeat_interval_ms": 300}
 
-#: Those that give everything back before they join, and those that give back what they are asked for.
-OLD = {
-    "java-2.8.2-range": java("2.8.2", session_timeout_ms=PATIENT),
-    "java-3.9.2-cooperative": java(
-        "3.9.2", session_timeout_ms=PATIENT, partition_assignment_strategy="org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
+NEW_CONFLUENT = python("confluent.py", group_protocol="consumer")
+
+#: A member of old and one of the new protocol. Some give everything back before they join, others what they are asked for.
+MOVES = [
+    pytest.param(
+        java(
+            "3.9.2", session_timeout_ms=PATIENT, partition_assignment_strategy="org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
+        ),
+        NEW_JAVA,
+        id="java-3.9.2-cooperative",
     ),
-}
+    pytest.param(python("confluent.py", session_timeout_ms=PATIENT), NEW_CONFLUENT, id="confluent-range"),
+    pytest.param(java("2.8.2", session_timeout_ms=PATIENT), NEW_JAVA, id="java-2.8.2-range", marks=pytest.mark.slow),
+]
 
 
 def kind_of(here: Scene) -> str:
@@ -67,7 +74,7 @@ def test_members_of_two_libraries_share_a_topic_beside_a_group_of_kafka_09(assig
         java("4.4.0", group_protocol="consumer", group_remote_assignor=assignor),
         python("confluent.py", group_protocol="consumer", group_remote_assignor=assignor),
     ]
-    with scene(tmp_path, NEW, **SETTINGS) as here:
+    with scene(tmp_path, NEW_JAVA, **SETTINGS) as here:
         here.sends(40)
         first, second = (here.joins(client) for client in ours)
         old = here.joins(java("0.9.0.1", session_timeout_ms="30000"), group="old")
@@ -94,15 +101,15 @@ def test_members_of_two_libraries_share_a_topic_beside_a_group_of_kafka_09(assig
         assert_nothing_had_two_owners([first, second])
 
 
-@pytest.mark.parametrize("old", OLD)
-def test_a_group_moves_to_the_new_protocol_and_back_member_by_member(old: str, tmp_path: Path) -> None:
-    with scene(tmp_path, NEW, **SETTINGS) as here:
+@pytest.mark.parametrize(("old", "new"), MOVES)
+def test_a_group_moves_to_the_new_protocol_and_back_member_by_member(old: Client, new: Client, tmp_path: Path) -> None:
+    with scene(tmp_path, new, **SETTINGS) as here:
         here.sends(40)
-        present = [here.joins(OLD[old]) for _ in range(2)]
+        present = [here.joins(old) for _ in range(2)]
         here.until_shared_by(*present)
         here.until_all_is_read()
         assert kind_of(here) == "classic"
-        for successor, kind in ((NEW, "consumer"), (OLD[old], "classic")):
+        for successor, kind in ((new, "consumer"), (old, "classic")):
             for _ in range(2):
                 present.append(here.joins(successor))
                 here.until_shared_by(*present)
@@ -126,8 +133,8 @@ def test_a_group_moves_to_the_new_protocol_and_back_member_by_member(old: str, t
 
 
 def test_members_that_subscribe_by_a_regular_expression_read_a_topic_that_comes_later(tmp_path: Path) -> None:
-    clients = {"java": NEW, "confluent": python("confluent.py", group_protocol="consumer")}
-    with scene(tmp_path, NEW, **SETTINGS) as here:
+    clients = {"java": NEW_JAVA, "confluent": NEW_CONFLUENT}
+    with scene(tmp_path, NEW_JAVA, **SETTINGS) as here:
         here.sends(4)
         for group, client in clients.items():
             here.joins(client, group, topic="^or[d]ers(-.*)?")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -24,10 +24,20 @@ _CHANCE = re.compile(r"(?<=[ -])[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<= )
 _NUMBER = re.compile(r"(?<= )\d+(?= )")
 
 
+#: Members are heard of so often, and so soon they have their partitions.
+OFTEN = {"group_consumer_heartbeat_interval_ms": "500"}
+AT_LEAST = {"group_consumer_min_heartbeat_interval_ms": "500"}
+
+
+def _set(settings: Mapping[str, str]) -> list[str]:
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+
+
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
     try:
-        with Kafka.start(version=MODERN) as kafka, gateway(tmp_path_factory.mktemp("gateway"), arguments=ALIKE) as ours:
+        folder = tmp_path_factory.mktemp("gateway")
+        with Kafka.start(version=MODERN, **OFTEN, **AT_LEAST) as kafka, gateway(folder, arguments=[*ALIKE, *_set(OFTEN)]) as ours:
             yield Sides(ours.bootstrap, kafka.bootstrap)
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
