@@ -312,6 +312,7 @@ def test_stale_generations_are_illegal(bad_day, peer):
 
 @pytest.mark.parametrize("name", ["", "g" * 461, "g" * MIB], ids=["empty", "a little too long", "a megabyte"])
 def test_names_that_no_group_has_are_invalid(bad_day, peer, name):
+    """Kafka takes any name but an empty one; here a name has to fit into a key of the store (`group_id_max_bytes`)."""
     assert peer.asks(join(name), JoinGroupResponse, 9).error_code == ErrorCode.INVALID_GROUP_ID
     assert peer.asks(sync(name, "m", 1), SyncGroupResponse, 5).error_code == ErrorCode.INVALID_GROUP_ID
     assert peer.asks(leave(name, ["m"]), LeaveGroupResponse, 5).error_code == ErrorCode.INVALID_GROUP_ID
@@ -336,6 +337,7 @@ def test_a_name_that_is_not_utf_8_is_refused_with_one_line(server, bad_day, peer
     ids=["none", "twice", "fifty thousand times", "no type"],
 )
 def test_protocols_that_nobody_could_choose_from_are_inconsistent(bad_day, peer, fields):
+    """Who names one twice never hears of Kafka 3.9.2 again: it counts as two members that know it."""
     assert peer.asks(join("odd", **fields), JoinGroupResponse, 3).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
