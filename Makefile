@@ -27,8 +27,8 @@ help: ## this list
 serve: $(VENV)/.serve ## start a gateway on 127.0.0.1:9092 with its data under ./data (ARGS: options of `kopgate serve`)
 	@exec $(PY) -m gateway serve $(ARGS)
 
-check: lint ## format, lint, types and the fast tests, in under two minutes
-	$(PY) -m pytest -q -n 2 -m "not peer and not slow" $(ARGS)
+check: lint ## format, lint, types and the fast tests (their properties with fewer examples), in under two minutes
+	$(PY) -m pytest -q -n 2 -m "not peer and not slow" --hypothesis-profile=quick $(ARGS)
 
 lint: $(VENV)/.dev ## format, lint and types alone
 	$(PY) -m ruff format --check $(SOURCES)

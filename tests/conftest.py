@@ -6,6 +6,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("kopgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# `make check` looks at a quarter of the examples, so that it stays a matter of two minutes; `make test` looks at all of them.
+settings.register_profile("quick", settings.get_profile("kopgate"), max_examples=25)
 settings.load_profile("kopgate")
 
 
