@@ -337,7 +337,7 @@ def test_a_name_that_is_not_utf_8_is_refused_with_one_line(server, bad_day, peer
     ids=["none", "twice", "fifty thousand times", "no type"],
 )
 def test_protocols_that_nobody_could_choose_from_are_inconsistent(bad_day, peer, fields):
-    """Who names one twice never hears of Kafka 3.9.2 again: it counts as two members that know it."""
+    """Kafka 3.9.2 answers alike, but for a protocol that is named twice: then it does not answer at all in six seconds."""
     assert peer.asks(join("odd", **fields), JoinGroupResponse, 3).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
