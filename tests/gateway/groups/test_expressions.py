@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups import expressions
-from gateway.groups.expressions import ALLOWANCE, MAX_REMEMBERED, Expressions
+from gateway.groups.expressions import ALLOWANCE, LOOKED_AT_ANYHOW, MAX_REMEMBERED, Expressions
 
 MAX_BYTES = Settings().group_consumer_regex_max_bytes
 NAMES = frozenset({"orders", "orders-eu", "orders.v2", "Orders", "bills", "bill", "a_1"})
@@ -107,8 +107,15 @@ def test_one_of_more_bytes_than_allowed_is_refused_and_not_quoted():
 
 
 def test_one_that_takes_too_long_is_refused():
-    ticks = count(0, ALLOWANCE / 4)
-    assert "too long" in refusal("bills", cpu_time=lambda: next(ticks))
+    ticks = count(0, 2 * ALLOWANCE)
+    names = {f"bills{number}" for number in range(LOOKED_AT_ANYHOW + 1)}
+    assert "too long" in refusal("bills", names, cpu_time=lambda: next(ticks))
+
+
+def test_a_machine_that_stood_still_for_a_few_names_has_refused_nobody():
+    ticks = count(0, 2 * ALLOWANCE)
+    names = {f"bills{number}" for number in range(LOOKED_AT_ANYHOW)}
+    assert Expressions(MAX_BYTES, cpu_time=lambda: next(ticks)).matching("bills1", frozenset(names)) == {"bills1"}
 
 
 @pytest.mark.parametrize(
