@@ -10,6 +10,9 @@ from typing import Any
 KERNEL = "python"
 """What stands behind the functions: "cython" or "python"."""
 
+_INTERFACE = 1
+"""What this file expects of the compiled one, whose INTERFACE it is (1 where it says none); it changes with any function that the two share."""
+
 
 def _never(*_: object) -> None:
     return
@@ -26,5 +29,6 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     except ImportError:
         pass
     else:
-        KERNEL = "cython"
-        batch, header, reply, request = _plain.batch, _plain.header, _plain.reply, _plain.request
+        if getattr(_plain, "INTERFACE", 1) == _INTERFACE:
+            KERNEL = "cython"
+            batch, header, reply, request = _plain.batch, _plain.header, _plain.reply, _plain.request
