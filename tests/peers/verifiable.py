@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ Stored = tuple[int, int, str]
 """Partition, offset, value."""
 
 
-class Tool:
+class Tool(ABC):
     """A process, and what it has said: a line of JSON for each event."""
 
     def __init__(self, folder: Path, name: str, main: str, *arguments: str) -> None:
@@ -45,9 +46,9 @@ class Tool:
                 self._heard += len(line)
                 self.hear(json.loads(line))
 
+    @abstractmethod
     def hear(self, event: Any) -> None:
         """One of the events that its documentation lists."""
-        raise NotImplementedError
 
     def is_held(self, held: bool) -> None:
         """Stopped as it stands, or let go on."""
