@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 # The constraints hold for what builds the package as well: older pips read the first variable for that, newer ones the second.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(PY) -m pip --disable-pip-version-check --no-input
-SOURCES := gateway auth compat storage tests bench
+SOURCES := gateway auth compat storage reports tests bench
 # What an installation depends on; the packages themselves are installed in place.
 INPUTS := pyproject.toml constraints.txt $(wildcard setup.py compat/records/*.p[yx][xi] compat/records/*.h gateway/wire/*.pyx)
 
@@ -19,7 +19,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check lint format bench bench-groups slow legacy tox clean
+.PHONY: help serve pulsar test check lint format bench bench-groups bench-pulsar bench-traffic slow legacy fingerprints tox clean spark bench-reports demo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -27,8 +27,11 @@ help: ## this list
 serve: $(VENV)/.serve ## start a gateway on 127.0.0.1:9092 with its data under ./data (ARGS: options of `kopgate serve`)
 	@exec $(PY) -m gateway serve $(ARGS)
 
+pulsar: $(VENV)/.test ## start an Apache Pulsar on 127.0.0.1:6650 (admin API: 8080) with its data under ./data-pulsar (ARGS: --port, --web-port, --data, --memory)
+	@exec $(PY) -m tests.peers.standalone $(ARGS)
+
 check: lint ## format, lint, types and the fast tests (their properties with fewer examples), in under two minutes
-	$(PY) -m pytest -q -n 2 -m "not peer and not slow" --hypothesis-profile=quick $(ARGS)
+	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" --hypothesis-profile=quick $(ARGS)
 
 lint: $(VENV)/.dev ## format, lint and types alone
 	$(PY) -m ruff format --check $(SOURCES)
@@ -36,14 +39,26 @@ lint: $(VENV)/.dev ## format, lint and types alone
 	$(PY) -m mypy
 
 test: $(VENV)/.test ## every test but the slow ones, real clients and brokers included
-	$(PY) -m pytest -q -n 2 -m "not peer and not slow" $(ARGS)
-	$(PY) -m pytest -q -n 2 --dist loadfile -m "peer and not slow" $(ARGS)
+	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" $(ARGS)
+	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "peer and not slow and not spark" $(ARGS)
 
 slow: $(VENV)/.test ## the tests that take minutes
 	$(PY) -m pytest -q -m slow $(ARGS)
 
-legacy: $(VENV)/.test ## the real clients alone, side by side, and a grid of them (ARGS: `--client NAME`, --every-pair, or --reference for Kafka itself)
+spark: $(VENV)/.report ## the reports, with PySpark (some 400 MB) and Java, on planted logs and on what real clients send; some fifteen minutes
+	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m spark $(ARGS)
+
+legacy: $(VENV)/.test ## the real clients alone, side by side, and a grid of them (ARGS: `--store pulsar`, `--client NAME`, --every-pair, or --reference for Kafka itself)
 	$(PY) -m pytest -q -n auto --dist loadfile tests/legacy_clients -m "peer and not slow" --grid $(ARGS)
+
+demo: $(VENV)/.report ## real clients of many ages against a gateway with a traffic log, and the report on them (ARGS: --out DIR, --target NAME), in some three minutes
+	@$(PY) -m tests.legacy_clients.demo $(ARGS)
+
+fingerprints: $(VENV)/.test ## what each real client looks like in the traffic log, written to compat/fingerprint/observed.jsonl, in some 40 minutes (ARGS: for example --help)
+	$(PY) -m tests.legacy_clients.fingerprints $(ARGS)
+
+chaos: $(VENV)/.test ## clients of three generations while the gateway and a Pulsar are killed, paused and restarted, for five minutes (ARGS: --seed N, --minutes N, --store NAME, --plot FILE)
+	$(PY) -m tests.peers.chaos $(ARGS)
 
 fuzz: $(VENV)/.test ## what atheris makes up, to the record functions and their kernel (ARGS: --seconds N for each of three ways, --seed N)
 	$(PIP) install -q --only-binary :all: atheris
@@ -54,6 +69,15 @@ bench: $(VENV)/.test ## side by side with Apache Kafka, in some 20 minutes; a ta
 
 bench-groups: $(VENV)/.test ## 1,000 consumer groups of 4 members on one gateway, in some two minutes (ARGS: for example --help)
 	$(PY) -m bench.groups $(ARGS)
+
+bench-pulsar: $(VENV)/.test ## the gateway in front of Apache Pulsar, and a native application beside it, in some eight minutes (ARGS: for example --help)
+	$(PY) -m bench.pulsar $(ARGS)
+
+bench-traffic: $(VENV)/.test ## what the traffic log costs: listeners with it and without in turns, in some ten minutes (ARGS: for example --help)
+	$(PY) -m bench.traffic $(ARGS)
+
+bench-reports: $(VENV)/.report ## logs of 1 and 10 million usage rows into tables and reports, on two cores (ARGS: for example --help)
+	$(PY) -m bench.reports $(ARGS)
 
 format: $(VENV)/.dev ## put the sources into shape
 	$(PY) -m ruff format $(SOURCES)
@@ -82,6 +106,10 @@ $(VENV)/.serve: $(VENV)/.made $(INPUTS)
 $(VENV)/.test: $(VENV)/.made $(INPUTS)
 	$(PIP) install -q -e '.[test]'
 	@touch $(VENV)/.serve $@
+
+$(VENV)/.report: $(VENV)/.made $(INPUTS)
+	$(PIP) install -q -e '.[test,report]'
+	@touch $(VENV)/.serve $(VENV)/.test $@
 
 $(VENV)/.dev: $(VENV)/.made $(INPUTS)
 	$(PIP) install -q -e '.[test,dev]'

@@ -52,22 +52,17 @@ def compare(figures: Sequence[Figure], ours: str, theirs: str) -> list[Compariso
     return [Comparison(row, codec, of(row, codec, ours), of(row, codec, theirs)) for row, codec in rows]
 
 
-_HEADS = (
-    "step",
-    "codec",
-    "kopgate CPU s/GiB",
-    "Kafka CPU s/GiB",
-    "ratio (min-max)",
-    "kopgate MiB/s",
-    "Kafka MiB/s",
-    "kopgate p50 / p99 ms",
-    "Kafka p50 / p99 ms",
-)
+def _heads(peer: str) -> Sequence[str]:
+    sides = ("kopgate", peer)
+    figures = ("CPU s/GiB", "MiB/s", "p50 / p99 ms")
+    costs, rates, latencies = ([f"{side} {figure}" for side in sides] for figure in figures)
+    return ["step", "codec", *costs, "ratio (min-max)", *rates, *latencies]
 
 
-def table(comparisons: Sequence[Comparison]) -> str:
+def table(comparisons: Sequence[Comparison], peer: str = "Kafka") -> str:
     """In Markdown: medians over the rounds; the ratio is the median of the rounds' ratios."""
-    return "\n".join(_line(cells) for cells in (_HEADS, ["---"] * len(_HEADS), *map(_cells, comparisons)))
+    heads = _heads(peer)
+    return "\n".join(_line(cells) for cells in (heads, ["---"] * len(heads), *map(_cells, comparisons)))
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
 from tests.peers.kafka import G1, SERIAL, VERSION, Kafka
 
-READY = "ready listeners=PLAINTEXT://"
+READY = "ready listeners="
 
 #: The JVM's collectors that Kafka can be run with.
 COLLECTORS = {"g1": G1, "serial": SERIAL}
@@ -47,20 +48,21 @@ def _memory_bytes(pid: int, field: str) -> int:
 
 
 class Gateway:
-    """`kopgate serve` as a process, with its default settings."""
+    """`kopgate serve` as a process, with its default settings; its store is an embedded one unless `start` is told of another."""
 
     name = "kopgate"
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path, bootstrap: str) -> None:
+    def __init__(self, process: subprocess.Popen[str], folder: Path, addresses: Sequence[str]) -> None:
         self._process = process
         self._folder = folder
-        self.bootstrap = bootstrap
+        self.bootstrap, *self.others = addresses
 
     @classmethod
-    def start(cls, log: int | None = None) -> Self:
-        """`log` is where its log goes, if not where that of this process does: a file descriptor, or subprocess.DEVNULL."""
+    def start(cls, log: int | None = None, store: str | None = None, arguments: Sequence[str] = (), module: str = "gateway") -> Self:
+        """`log` is where its log goes, if not where that of this process does: a file descriptor, or subprocess.DEVNULL. `module` is what is run."""
         folder = Path(tempfile.mkdtemp(prefix="kopgate-bench-"))
-        argv = [sys.executable, "-m", "gateway", "serve", "--listener", "PLAINTEXT://127.0.0.1:0", "--store", f"lmdb:{folder}"]
+        kept = ("--store", store or f"lmdb:{folder}")
+        argv = [sys.executable, "-m", module, "serve", "--listener", "PLAINTEXT://127.0.0.1:0", *kept, *arguments]
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -69,7 +71,7 @@ class Gateway:
             process.wait()
             shutil.rmtree(folder, ignore_errors=True)
             raise RuntimeError(f"the gateway did not start: {line!r}")
-        return cls(process, folder, line.removeprefix(READY).split(" ")[0])
+        return cls(process, folder, [address.partition("://")[2] for address in line.removeprefix(READY).split(" ")[0].split(",")])
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self._process.pid)

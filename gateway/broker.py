@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.cluster import Cluster
+from gateway.coarse_clock import CoarseClock
 from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
@@ -16,14 +17,15 @@ from gateway.groups.offsets import CommittedOffsets
 from gateway.producer_ids import ProducerIds
 from gateway.reply_cache import ReplyCache
 from gateway.topics import Topics
+from gateway.traffic.log import OFF, Traffic
 from gateway.waiting import Clock, Waits
 from storage.log import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """`now()` is the time in ms since 1970; `clock` counts waits; `run(function, *args)` runs a function on another thread;
-    `waits` are the long polls under way; `outgoing` says how large replies may be."""
+    """`now()` is the time in ms since 1970; `clock` counts waits, `deadlines` those that hardly ever end by themselves; `run(function, *args)` runs a function on another thread;
+    `waits` are the long polls under way; `outgoing` says how large replies may be; `traffic` writes down who does what."""
 
     settings: Settings
     store: Store
@@ -35,8 +37,10 @@ class Broker:
     groups: Coordinator
     converter: Converter
     clock: Clock
+    deadlines: CoarseClock
     now: Callable[[], int]
     run: Callable[..., Awaitable[Any]]
     waits: Waits = field(default_factory=Waits)
     metadata_replies: ReplyCache = field(default_factory=ReplyCache)
     outgoing: Outgoing = field(default_factory=Outgoing)
+    traffic: Traffic = OFF

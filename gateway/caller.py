@@ -7,10 +7,12 @@ import msgspec
 from auth.mechanism import Principal
 from gateway.broker import Broker
 from gateway.session import Session
+from gateway.traffic.recorder import NOTHING, Recorder
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """One per request. `peer` is "host:port", `listener` the listener's name; `client_id` is None where the client sent null."""
+    """One per request. `peer` is "host:port", `listener` the listener's name; `client_id` is None where the client sent null; `traffic` notes what the
+    request was about."""
 
     broker: Broker
     session: Session
@@ -18,6 +20,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     listener: str
     api_version: int
     client_id: str | None
+    traffic: Recorder = NOTHING
 
     @property
     def principal(self) -> Principal:

@@ -1,6 +1,6 @@
 """The command `kopgate`. Settings are read and the log is opened here; this is the only module that names the reactor.
 
-Exit codes: 0 done, 1 it did not work, 2 the command or a setting is wrong.
+Exit codes: 0 done, 1 it did not work, 2 the command or a setting is wrong; `kopgate report` has 3 for not ready, and 130 where Ctrl-C stopped it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import click
 
 from gateway import layers, logs
 from gateway.commands.groups import groups
+from gateway.commands.report import report
 from gateway.commands.settings import settings as settings_command
 from gateway.commands.topics import topics
 from gateway.commands.users import users
@@ -42,6 +43,7 @@ def main() -> None:
     kopgate topics list               what topics there are
     kopgate groups describe           how far consumer groups are behind
     kopgate users add alice --file F  who may log in
+    kopgate report --logs L --out O   who still speaks old Kafka
     """
 
 
@@ -55,7 +57,15 @@ def main() -> None:
     help="Where to listen; may be given again. Port 0 takes a free one.",
 )
 @click.option("--advertised", multiple=True, metavar="NAME://HOST:PORT", help="What clients of that listener are told to connect to.")
-@click.option("--store", metavar="lmdb:DIR", help="Where topics are kept.")
+@click.option("--store", metavar="STORE", help="Where topics are kept: lmdb:DIR, pulsar://HOST:PORT or pulsar+ssl://HOST:PORT.")
+@click.option("--pulsar-admin", metavar="URL", help="The admin API of that Pulsar: http://HOST:PORT or https://HOST:PORT.")
+@click.option("--pulsar-setup", is_flag=True, help="Make the namespaces and policies that are missing in Pulsar.")
+@click.option("--pulsar-token-file", metavar="FILE", help="The token (JWT) that is shown to Pulsar.")
+@click.option("--pulsar-tls-trust-file", metavar="FILE", help="The authorities, in PEM, that sign the brokers' certificates.")
+@click.option("--pulsar-takeover", is_flag=True, help="Take the topics away from the gateway that has them.")
+@click.option("--entry-format", metavar="FORMAT", help="mixed_kafka, kafka or pulsar: how records lie in Pulsar.")
+@click.option("--traffic-log", metavar="DIR", help="Write down who speaks which versions, for reports: JSON lines below this folder.")
+@click.option("--traffic-topic", is_flag=True, help="Write the same into the topic __kopgate_traffic.")
 @click.option("--node-id", metavar="N", help="Kafka's broker id.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
@@ -70,6 +80,7 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
 
     \b
     kopgate serve --listener PLAINTEXT://0.0.0.0:9092 --advertised PLAINTEXT://kafka.example.com:9092
+    kopgate serve --store pulsar://pulsar.example.com:6650 --pulsar-admin http://pulsar.example.com:8080
     """
     flags = {**_assignments(others), **{field: value for field, value in named.items() if value}}
     names = {field: f"--{field.replace('_', '-').removesuffix('s')}" for field in named if named[field]}
@@ -132,4 +143,5 @@ def _assignments(pairs: Iterable[str]) -> dict[str, str]:
 main.add_command(topics)
 main.add_command(groups)
 main.add_command(users)
+main.add_command(report)
 main.add_command(settings_command)

@@ -20,10 +20,10 @@ from gateway.broker import Broker
 from gateway.compacting import Cleaning, Horizon, LastOffsets, add_horizon
 from gateway.config_types import LONG_MAX
 from gateway.errors import KafkaError
+from gateway.live_topic import LiveTopic
 from gateway.partition import Partition
 from gateway.topic_configs import CompactionConfig
-from gateway.topics import LiveTopic
-from storage.log import Entry, OffsetOutOfRange, PartitionLog, StateTable, StorageError
+from storage.log import Entry, OffsetOutOfRange, PartitionLog, StateTable, StorageError, StorageFailed
 
 _log = logs.part(__name__)
 
@@ -115,6 +115,7 @@ class Compaction:
         self._piece_bytes = piece_bytes
         self._table: StateTable | None = None
         self._progress: dict[bytes, Progress] = {}
+        self._left: set[bytes] = set()
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -147,6 +148,7 @@ class Compaction:
         return self._table
 
     async def _forget_deleted(self, table: StateTable) -> None:
+        self._left = {topic_id for topic_id in self._left if self._broker.topics.get(topic_id)}
         gone = [key for key in self._progress if self._broker.topics.get(key[:_TOPIC_ID_BYTES]) is None]
         if gone:
             await table.put(dict.fromkeys(gone))
@@ -157,16 +159,38 @@ class Compaction:
         return self._is_stopped or not live.config.compacts or self._broker.topics.get(live.name) is not live
 
     async def _look_after(self, live: LiveTopic, index: int, table: StateTable) -> None:
+        if index not in live.partitions and self._broker.store.retains_by_itself:
+            # To open it would take it away from whoever leads it.
+            return
+        partition = None
         try:
             partition = await self._broker.topics.partition(live.name, index)
+            if not partition.log.can_replace:
+                self._tell_left(live)
+                return
+            await self._reclaim(live, partition)
             while await self._pass(live, partition, table):
                 # There were more keys than one pass holds.
                 pass
         except OffsetOutOfRange:
             _log.debug("records were deleted while they were compacted", topic=live.name, partition=index)
         except (StorageError, KafkaError) as failure:
+            if partition is not None and isinstance(failure, StorageError):
+                partition.failed(failure)
             if not self._is_over(live):
                 _log.warning("compaction failed", topic=live.name, partition=index, reason=str(failure))
+
+    async def _reclaim(self, live: LiveTopic, partition: Partition) -> None:
+        try:
+            await partition.log.reclaim()
+        except StorageFailed as failure:
+            _log.warning("space is not freed yet", topic=live.name, partition=partition.index, reason=str(failure))
+
+    def _tell_left(self, live: LiveTopic) -> None:
+        """Once a topic."""
+        if live.topic.topic_id not in self._left:
+            self._left.add(live.topic.topic_id)
+            _log.warning("this gateway does not compact the topic: its entry format is, or was, one that others share", topic=live.name)
 
     async def _pass(self, live: LiveTopic, partition: Partition, table: StateTable) -> bool:
         """One pass where it is worth it; whether another should follow at once. Raises StorageError."""

@@ -14,7 +14,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gateway.addresses import Endpoint, SecurityProtocol, StoreAddress, parse_endpoint, parse_store
+from gateway.addresses import (
+    Endpoint,
+    SecurityProtocol,
+    StoreAddress,
+    parse_admin,
+    parse_endpoint,
+    parse_name,
+    parse_namespace,
+    parse_store,
+)
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
@@ -60,6 +69,8 @@ File = Annotated[Path, _from_text(_read_path)]
 Protocols = Annotated[Mapping[str, Annotated[SecurityProtocol, Field(strict=False)]], BeforeValidator(_read_table), NoDecode]
 Levels = Annotated[Mapping[str, Level], BeforeValidator(_read_table), NoDecode]
 Mechanisms = Annotated[tuple[Literal["PLAIN"], ...], BeforeValidator(_read_list), NoDecode]
+Name = Annotated[str, _from_text(parse_name)]
+Namespaces = Annotated[tuple[Annotated[str, _from_text(parse_namespace)], ...], BeforeValidator(_read_list), NoDecode]
 CleanupPolicy = Annotated[tuple[Literal["delete", "compact"], ...], BeforeValidator(_read_list), NoDecode]
 
 
@@ -86,7 +97,7 @@ class Settings(BaseSettings):
     )
     store: Annotated[StoreAddress, _from_text(parse_store), NoDecode] = Field(
         parse_store("lmdb:./data"),
-        description="Where topics are kept: `lmdb:DIRECTORY`.",
+        description="Where topics are kept: `lmdb:DIRECTORY`, `pulsar://HOST:PORT` or `pulsar+ssl://HOST:PORT` (several brokers with commas between).",
     )
 
     # TLS
@@ -179,6 +190,20 @@ class Settings(BaseSettings):
         ge=1,
         le=100_000,
         description="Requests of one connection that wait; beyond it reading stops. Far above the five of Java, so that only a runaway pipeline meets it.",
+    )
+    partition_open_timeout_ms: int = Field(
+        5 * SECOND,
+        ge=1,
+        le=10 * MINUTE,
+        description="How long a request waits for a partition that is being opened; the opening goes on. Below every client's patience, the 10 s of "
+        "the oldest included: it hears NOT_LEADER_OR_FOLLOWER and asks again.",
+    )
+    partition_open_backoff_max_ms: int = Field(
+        5 * SECOND,
+        ge=1,
+        le=10 * MINUTE,
+        description="Longest pause before a partition that cannot be opened, or is lost again and again, is opened anew. Shorter than it takes people "
+        "to notice that all is well again.",
     )
     shutdown_timeout_ms: int = Field(
         8 * SECOND,
@@ -333,6 +358,13 @@ class Settings(BaseSettings):
         description="Memory for the offsets of all groups, 600 bytes each, their notes and groups' names: what clients with ever new names can make "
         "the gateway hold. Some 900,000.",
     )
+    offsets_commit_timeout_ms: int = Field(
+        5 * SECOND,
+        ge=1,
+        le=10 * MINUTE,
+        description="How long a commit, or a change of a group, may take to be stored; then its client hears COORDINATOR_NOT_AVAILABLE and asks again. "
+        "Kafka's default.",
+    )
     offsets_retention_minutes: int = Field(
         7 * 24 * 60,
         ge=1,
@@ -350,6 +382,157 @@ class Settings(BaseSettings):
     )
     lmdb_resident_bytes: int = Field(
         64 * MIB, ge=0, description="Newest batches kept in memory, so that consumers at the tail touch no disk."
+    )
+
+    # The store in Apache Pulsar
+    pulsar_admin: Annotated[str, _from_text(parse_admin)] | None = Field(
+        None, description="The admin API of the cluster that `store` names: `http://HOST:8080` or `https://HOST:8443`."
+    )
+    pulsar_setup: bool = Field(
+        False,
+        description="Whether to make the namespaces and policies that are missing at the start. Off: what belongs to others is not changed unasked; "
+        "the start then says what is missing and how to set it.",
+    )
+    pulsar_takeover: bool = Field(
+        False,
+        description="Whether to take the topics away from the gateway that has them. Off: two that both believe to be the one would do so in turns.",
+    )
+    pulsar_token_file: File | None = Field(
+        None,
+        description="The first line is the token (JWT) that the gateway shows to Pulsar. A file, so that no process list shows it; read again when it changes.",
+    )
+    pulsar_tls_trust_file: File | None = Field(
+        None, description="PEM: the authorities that sign the brokers' certificates. By default those of this machine."
+    )
+    pulsar_tls_certificate_file: File | None = Field(
+        None, description="PEM: what the gateway shows of itself to brokers that ask for a certificate."
+    )
+    pulsar_tls_key_file: File | None = Field(None, description="PEM: the private key of that certificate, without a pass phrase.")
+    pulsar_tenant: Name = Field("public", description="Tenant of the topics whose names have no slash. KoP's default.")
+    pulsar_namespace: Name = Field("default", description="Namespace of the topics whose names have no slash. KoP's default.")
+    pulsar_metadata_tenant: Name = Field("public", description="Tenant of the gateway's own tables: groups, offsets, ids. KoP's default.")
+    pulsar_metadata_namespace: Name = Field(
+        "__kafka", description="Namespace of the gateway's own tables; Pulsar's clients should have no business there. KoP's default."
+    )
+    pulsar_allowed_namespaces: Namespaces = Field(
+        (), description="`TENANT/NAMESPACE` of the others whose topics are served, by their full names."
+    )
+    pulsar_multi_tenant_metadata: bool = Field(
+        False,
+        description="Whether the tables of a client that logs in are in the tenant that its log-in names, as in KoP. No log-in names one yet, so `true` "
+        "is taken only where no listener asks for one: there it means the same as `false`, in KoP as here.",
+    )
+    entry_format: Literal["mixed_kafka", "kafka", "pulsar"] = Field(
+        "mixed_kafka",
+        description="How records lie in Pulsar, for topics made without an `entry.format`: batches as they were produced, batches in format 2 "
+        "only, or messages that Pulsar's own clients read. As in KoP, whose default is the last and the slowest.",
+    )
+    pulsar_mirror_cursors: bool = Field(
+        False,
+        description="Whether committed offsets move Pulsar subscriptions of the group's name, so that Pulsar's backlog figures count Kafka's groups. "
+        "Off: Pulsar keeps what such a subscription has not read, beyond any retention, and a backlog quota may then stop producers.",
+    )
+    pulsar_send_timeout_ms: int = Field(
+        30 * SECOND,
+        ge=100,
+        le=10 * MINUTE,
+        description="A message not acknowledged by then may be stored or not: its partition begins anew, and its producer is told to try again. "
+        "The default of Pulsar's client, and Java's producers wait as long for an answer.",
+    )
+    pulsar_operation_timeout_ms: int = Field(
+        30 * SECOND,
+        ge=1 * SECOND,
+        le=10 * MINUTE,
+        description="For a broker to be found and to open a topic. The default of Pulsar's client.",
+    )
+    pulsar_admin_timeout_ms: int = Field(
+        30 * SECOND, ge=100, le=10 * MINUTE, description="For one call of the admin API. As Pulsar's own gives an operation."
+    )
+    pulsar_refresh_ms: int = Field(
+        30 * SECOND,
+        ge=100,
+        le=1 * HOUR,
+        description="How old the list of topics may be: those that somebody else makes or deletes in Pulsar are seen after so long. A few calls each time.",
+    )
+    pulsar_resident_bytes: int = Field(
+        64 * MIB, ge=0, description="Newest batches kept in memory, over all partitions, so that consumers at the tail ask no broker."
+    )
+    pulsar_readers: int = Field(
+        64,
+        ge=1,
+        le=10_000,
+        description="Open readers for consumers that are behind; the longest unused goes first. Each holds some messages that it read ahead, 40 MiB of the largest.",
+    )
+    pulsar_threads: int = Field(
+        8,
+        ge=1,
+        le=256,
+        description="Calls of Pulsar's client at a time: topics opened and old batches read. They wait much and compute little.",
+    )
+
+    # The traffic log
+    traffic_log: File | None = Field(
+        None, description="Folder of the traffic log: who speaks which versions, for reports (docs/traffic-log.md). None by default."
+    )
+    traffic_topic: bool = Field(
+        False,
+        description="Whether the same rows go into the topic `__kopgate_traffic`, for reports that follow. Off: they take room in the store.",
+    )
+    traffic_log_interval_ms: int = Field(
+        1 * MINUTE,
+        ge=1 * SECOND,
+        le=1 * HOUR,
+        description="How often a connection's use is written, and how much of it a crash may lose. A minute: fine enough for every trend, and few lines.",
+    )
+    traffic_log_max_rows_per_connection: int = Field(
+        1_000,
+        ge=1,
+        le=1_000_000,
+        description="Topics and groups of one connection that have rows of their own in an interval, some 500 bytes of memory each; the others are merged "
+        "into one a request and version. Above what applications read; tools that go through all topics meet it.",
+    )
+    traffic_log_queue_lines: int = Field(
+        100_000,
+        ge=1_000,
+        le=10_000_000,
+        description="Lines that wait for the disk; beyond it they are dropped, and counted (`they were not written fast enough`). And the rows of topics "
+        "and groups that all connections together may have in an interval, beyond which they are merged: some 70 MB. Ten of each connection.",
+    )
+    traffic_log_queue_bytes: int = Field(
+        64 * MIB, ge=1 * MIB, description="The same in bytes: some 450 a line. And what may wait for the topic."
+    )
+    traffic_log_rotate_bytes: int = Field(
+        64 * MIB,
+        ge=64 * KIB,
+        le=16 * GIB,
+        description="A file that large is finished. Compressed it has some 4 to 7 MiB; Spark reads several in one task.",
+    )
+    traffic_log_rotate_ms: int = Field(
+        10 * MINUTE,
+        ge=1 * SECOND,
+        le=24 * HOUR,
+        description="A file that old is finished, and compressed. Reports take what is being written, too; others that read finished files lag so far. At the default 144 files a day.",
+    )
+    traffic_log_compression_level: int = Field(
+        1,
+        ge=0,
+        le=3,
+        description="Level of gzip for finished files, of Intel's library: 1 makes them some ten times smaller, the others gain little.",
+    )
+    traffic_log_retention_ms: int = Field(
+        90 * 24 * HOUR,
+        ge=-1,
+        description="Finished files older than that are deleted; -1 keeps them. The topic is made with it, and altered as any topic. A quarter shows who comes once a month.",
+    )
+    traffic_log_retention_bytes: int = Field(
+        10 * GIB,
+        ge=-1,
+        description="What the folder may hold; beyond it the oldest finished files are deleted; -1 is no limit. Some 80 million connection-minutes: two months of 1,000 connections.",
+    )
+    traffic_log_salt_file: File | None = Field(
+        None,
+        description="The first line is a secret with which addresses are hashed before they are written. A file, so that no process list shows it. "
+        "Without one they stand there as they are.",
     )
 
     # Logs
@@ -376,7 +559,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
-        problems = [*self._listener_problems(), *self._security_problems(), *self._size_problems()]
+        problems = [*self._listener_problems(), *self._security_problems(), *self._pulsar_problems(), *self._size_problems()]
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -422,10 +605,25 @@ class Settings(BaseSettings):
                 yield f"ssl_certificate_file: listener {name} speaks TLS and needs it"
             if protocol.has_tls and not self.ssl_key_file:
                 yield f"ssl_key_file: listener {name} speaks TLS and needs it"
+            if protocol.has_sasl and self.pulsar_multi_tenant_metadata:
+                yield (
+                    f"pulsar_multi_tenant_metadata: listener {name} asks for a log-in, and none brings a tenant yet, so there is one place for all "
+                    "tables; set it to false (in KoP it is true unless the configuration says otherwise) and say where in pulsar_metadata_tenant"
+                )
             if protocol.has_sasl and not self.users_file:
                 yield f"users_file: listener {name} asks for a log-in and needs it; make one with `kopgate users add NAME --file FILE`"
         if self.ssl_client_auth != "none" and not self.ssl_ca_file:
             yield f"ssl_ca_file: ssl_client_auth is {self.ssl_client_auth} and needs it, to know whose certificates count"
+
+    def _pulsar_problems(self) -> Iterator[str]:
+        if self.store.is_pulsar and not self.pulsar_admin:
+            yield f"pulsar_admin: topics of {self.store} are made and found through the cluster's admin API; say where it is, for example http://HOST:8080"
+        if self.pulsar_admin and not self.store.is_pulsar:
+            yield f"pulsar_admin: the store is {self.store}; for one in Pulsar say store = 'pulsar://HOST:6650', too"
+        if self.pulsar_tls_certificate_file and not self.pulsar_tls_key_file:
+            yield "pulsar_tls_certificate_file: pulsar_tls_key_file, its private key, is missing"
+        if self.pulsar_tls_key_file and not self.pulsar_tls_certificate_file:
+            yield "pulsar_tls_key_file: pulsar_tls_certificate_file, the certificate that it belongs to, is missing"
 
     def _size_problems(self) -> Iterator[str]:
         for field in ("listeners", "sasl_enabled_mechanisms", "log_cleanup_policy"):
@@ -435,6 +633,8 @@ class Settings(BaseSettings):
             yield "max_in_flight_bytes: less than socket_request_max_bytes, so the largest request could never be read"
         if self.message_max_bytes > self.socket_request_max_bytes:
             yield "message_max_bytes: more than socket_request_max_bytes, so the largest batch could never be sent"
+        if -1 < self.traffic_log_retention_bytes < self.traffic_log_rotate_bytes:
+            yield "traffic_log_retention_bytes: less than traffic_log_rotate_bytes, so the file that is being written would leave room for no other"
         if self.num_partitions > self.max_partitions_per_topic:
             yield "num_partitions: more than max_partitions_per_topic"
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:

@@ -79,6 +79,7 @@ _SETTINGS = (
     ("broker.id", _I, "node_id"),
     ("connection.failed.authentication.delay.ms", _I, "connection_failed_authentication_delay_ms"),
     ("connections.max.idle.ms", _L, "connections_max_idle_ms"),
+    ("entry.format", _S, "entry_format"),
     ("fetch.max.bytes", _I, "fetch_max_bytes"),
     ("log.cleanup.policy", _X, "log_cleanup_policy"),
     ("log.message.downconversion.enable", _B, "log_message_downconversion_enable"),

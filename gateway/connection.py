@@ -7,6 +7,7 @@ from typing import Any
 from typing import Protocol as Interface
 
 from OpenSSL import SSL
+from twisted.internet.error import ConnectionLost
 from twisted.internet.interfaces import IHandshakeListener
 from twisted.internet.protocol import Protocol
 from zope.interface.declarations import implementer
@@ -19,6 +20,8 @@ from gateway.errors import Refused
 from gateway.flow import Budget, Flow
 from gateway.framing import Splitter
 from gateway.session import Session
+from gateway.traffic.client import Peer
+from gateway.traffic.rows import Reason
 from gateway.transport import Connection, no_delay
 from gateway.waiting import call_later
 from storage.log import Buffer
@@ -33,6 +36,17 @@ LEAVING_SECONDS = 10.0
 
 _IDLE = "idle"
 _GONE = "gone without a goodbye"
+_NOT_LOGGED_IN = "not logged in in time"
+_SLOW = "a request did not arrive in time"
+_STALLED = "the peer stopped reading"
+
+#: The same for the traffic log. Whoever goes without a goodbye was to go for another reason, which is told already.
+_ENDS: dict[str, Reason] = {
+    _IDLE: "idle",
+    _NOT_LOGGED_IN: "error:login-timeout",
+    _SLOW: "error:request-timeout",
+    _STALLED: "error:stalled",
+}
 
 
 class Home(Interface):
@@ -71,7 +85,9 @@ class KafkaConnection(Protocol):
             pause=self._pause,
             resume=self._resume,
         )
-        self._dispatch = Dispatch(broker, self.session, self, self._flow, peer=self.peer, listener=listener.name)
+        seen = Peer(host, port, listener.name, settings.security_protocol(listener.name).name)
+        self._traffic = broker.traffic.connection(seen, self.session)
+        self._dispatch = Dispatch(broker, self.session, self, self._flow, peer=self.peer, listener=listener.name, traffic=self._traffic)
         self.opened = self.last_active = self._clock.seconds()
         self._frame_began: float | None = None
         self._left: float | None = None
@@ -93,6 +109,7 @@ class KafkaConnection(Protocol):
         try:
             frames = self._splitter.feed(chunk)
         except Refused as refusal:
+            self._traffic.ends("error:frame")
             self._dispatch.refuse(str(refusal))
             self.abort()
             return
@@ -116,13 +133,16 @@ class KafkaConnection(Protocol):
     def handshakeCompleted(self) -> None:
         """TLS stands."""
         self._awaits_handshake = False
+        self._traffic.secured(self.transport.getHandle().get_protocol_version_name())
 
     def connectionLost(self, reason: Any = None) -> None:
         self._is_closed = True
         if reason is not None and isinstance(reason.value, SSL.Error):
+            self._traffic.ends("error:tls")
             self._dispatch.refuse(f"TLS: {_reason_of(reason.value)}")
         self._dispatch.close()
         self._flow.close()
+        self._traffic.closed("error:lost" if reason is not None and reason.check(ConnectionLost) else "client")
         self._listener.closed(self)
 
     def write(self, buffers: list[Buffer]) -> None:
@@ -145,6 +165,7 @@ class KafkaConnection(Protocol):
     def drain(self) -> bool:
         """Take no more requests. True once nothing is owed and the connection is on its way out."""
         self._stop_reading()
+        self._traffic.ends("drain")
         if self._dispatch.is_idle:
             self._lose()
         return self._is_closed
@@ -156,26 +177,28 @@ class KafkaConnection(Protocol):
             return _GONE if now - max(self._left, self._last_sent()) > LEAVING_SECONDS else None
         is_known = self.session.is_ready and not self._awaits_handshake
         if not is_known and now - self.opened > settings.connection_authentication_timeout_ms / 1000:
-            return "not logged in in time"
+            return _NOT_LOGGED_IN
         if (
             self._frame_began is not None
             and not self._flow.is_paused
             and now - self._frame_began > settings.request_receive_timeout_ms / 1000
         ):
-            return "a request did not arrive in time"
+            return _SLOW
         raw = self._raw_transport()
         if raw is not None and raw.unsent_bytes and now - raw.last_sent > STALLED_SECONDS:
-            return "the peer stopped reading"
+            return _STALLED
         if self._dispatch.is_idle and now - self.last_active > settings.connections_max_idle_ms / 1000:
             return _IDLE
         return None
 
     def close_overdue(self, reason: str) -> None:
+        if reason == _GONE:
+            self.abort()
+            return
+        self._traffic.ends(_ENDS[reason])
         if reason == _IDLE:
             _log.debug("idle connection closed", peer=self.peer)
             self._lose()
-        elif reason == _GONE:
-            self.abort()
         else:
             self._dispatch.refuse(reason)
             self.abort()

@@ -7,6 +7,7 @@ waits and what is owed is bounded: past the limits the socket is not read.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from struct import Struct, error
 from typing import Any, Protocol
@@ -20,7 +21,8 @@ from gateway.flow import Flow
 from gateway.handlers.greeting import unsupported_api_versions
 from gateway.routes import ROUTES, Later, Route
 from gateway.session import Session
-from gateway.waiting import Cancel, CancelledError, start
+from gateway.traffic.recorder import NOTHING, Recorder
+from gateway.waiting import Cancel, CancelledError, Timer, start
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.header import RequestHeader, read_header
 from gateway.wire.messages import FIRST_FLEXIBLE_VERSION
@@ -62,10 +64,11 @@ class Outlet(Protocol):
 class _Owed:
     """A request that is not answered yet. `reply` is None until it is known, and empty for a request without a reply."""
 
-    __slots__ = ("api_key", "cancel", "correlation_id", "is_storing", "reply", "route", "size", "version")
+    __slots__ = ("api_key", "began", "cancel", "correlation_id", "deadline", "is_storing", "reply", "route", "size", "version")
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.began = 0
         self.api_key = -1
         self.version = -1
         self.correlation_id = 0
@@ -73,18 +76,22 @@ class _Owed:
         self.reply: list[Buffer] | None = None
         self.cancel: Cancel | None = None
         self.is_storing = False
+        self.deadline: Timer | None = None
 
 
 class Dispatch:
-    """Serves the frames of one connection. `flow` holds its limits and stops the reading."""
+    """Serves the frames of one connection. `flow` holds its limits and stops the reading, `traffic` notes what is asked and answered."""
 
-    def __init__(self, broker: Broker, session: Session, outlet: Outlet, flow: Flow, *, peer: str, listener: str) -> None:
+    def __init__(
+        self, broker: Broker, session: Session, outlet: Outlet, flow: Flow, *, peer: str, listener: str, traffic: Recorder = NOTHING
+    ) -> None:
         self._broker = broker
         self._session = session
         self._outlet = outlet
         self._flow = flow
         self._peer = peer
         self._listener = listener
+        self._traffic = traffic
         self._waiting: deque[bytearray] = deque()
         self._owed: deque[_Owed] = deque()
         self._unanswered = 0
@@ -125,6 +132,8 @@ class Dispatch:
         for request in owed:
             if request.cancel is not None:
                 request.cancel()
+            if request.reply is None:
+                self._traffic.unanswered(request)
         ended = [request.size for request in owed if not request.is_storing]
         self._flow.gave(sum(map(len, waiting)) + sum(ended), len(waiting) + len(ended))
 
@@ -185,10 +194,15 @@ class Dispatch:
         if not is_ready:
             if session.expects_token():
                 answer, _ = await session.token(bytes(frame))
+                if session.is_ready:
+                    self._traffic.authenticated()
                 return [_SIZE.pack(len(answer)), answer]
-            session.check_token(frame)
+            if session.is_gssapi_token(frame):
+                self._traffic.spoke_gssapi()
+                raise Refused("a raw GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not enabled here")
         header = read_header(frame, FIRST_FLEXIBLE_VERSION)
         owed.api_key, owed.version, owed.correlation_id = header.api_key, header.api_version, header.correlation_id
+        self._traffic.began(owed, header)
         if not is_ready:
             session.admit(header.api_key)
         route = ROUTES.get((header.api_key, header.api_version))
@@ -197,7 +211,7 @@ class Dispatch:
                 return _reply([*unsupported_api_versions()], header.correlation_id, False)
             raise Refused("the gateway does not serve this api key and version")
         owed.route = route
-        caller = Caller(self._broker, session, self._peer, self._listener, header.api_version, header.client_id)
+        caller = Caller(self._broker, session, self._peer, self._listener, header.api_version, header.client_id, self._traffic)
         return await route.handler(_decode(route, frame, header), caller)
 
     def _served(self, owed: _Owed, reply: Any) -> None:
@@ -212,6 +226,8 @@ class Dispatch:
         owed.cancel = None
         owed.is_storing = not self._is_closed
         start(reply.reply, partial(self._answered_later, owed), partial(self._failed, owed))
+        if reply.seconds is not None and owed.reply is None:
+            owed.deadline = self._broker.deadlines.callLater(reply.seconds, self._too_late, owed, reply.late)
         self._advance()
 
     def _answered(self, owed: _Owed, reply: Any) -> None:
@@ -223,9 +239,18 @@ class Dispatch:
         if self._keeps(owed, reply) and not self._is_advancing:
             self._go_on_later()
 
+    def _too_late(self, owed: _Owed, late: Callable[[], Any]) -> None:
+        if not self._is_closed:
+            self._answered_later(owed, late())
+
     def _keeps(self, owed: _Owed, reply: Any) -> bool:
         """Whether `reply` is now to be sent in its turn."""
         owed.cancel = None
+        if owed.reply is not None:
+            # It came too late, and the client has heard so.
+            return False
+        if owed.deadline is not None:
+            owed.deadline.cancel()
         if self._is_closed:
             self._give_back(owed)
             return False
@@ -243,7 +268,9 @@ class Dispatch:
                 return False
             owed.reply = _reply(body, owed.correlation_id, route.has_tagged_header)
         self._unanswered -= 1
-        self._ready_bytes += sum(map(len, owed.reply))
+        size = sum(map(len, owed.reply))
+        self._ready_bytes += size
+        self._traffic.answered(owed, reply, size)
         return True
 
     def _send(self) -> None:
@@ -265,6 +292,8 @@ class Dispatch:
 
     def _failed(self, owed: _Owed, failure: BaseException) -> None:
         self._is_busy = False
+        if owed.deadline is not None:
+            owed.deadline.cancel()
         if self._is_closed:
             self._give_back(owed)
             if not isinstance(failure, CancelledError | Refused | AuthenticationFailed | AuthenticationBusy):
@@ -274,13 +303,16 @@ class Dispatch:
         if isinstance(failure, AuthenticationFailed):
             # A bare token has no form of refusal: the client learns it from the hang-up.
             _log.warning("login failed", peer=self._peer, listener=self._listener, mechanism=self._session.mechanism, reason=failure.reason)
+            self._traffic.ends("error:login")
             owed.reply = []
             self._unanswered -= 1
             self._send()
             return
         if isinstance(failure, Refused | AuthenticationBusy):
+            self._traffic.ends("error:refused" if isinstance(failure, Refused) else "error:busy")
             self.refuse(str(failure), owed.api_key, owed.version)
         else:
+            self._traffic.ends("error:bug")
             _log.bug("request failed", failure, peer=self._peer, listener=self._listener, api_key=owed.api_key, version=owed.version)
         # Nothing that is still waiting is started any more.
         self._session.end()

@@ -5,8 +5,10 @@ The codes are those of Kafka's `Errors` class; only the ones that the gateway gi
 
 from __future__ import annotations
 
+import inspect
+from contextlib import suppress
 from enum import IntEnum
-from traceback import clear_frames
+from traceback import walk_tb
 
 
 class ErrorCode(IntEnum):
@@ -103,10 +105,22 @@ class Refused(Exception):
     """The peer broke the protocol, or there is no way to answer it: log one line and hang up. The reason never quotes a secret."""
 
 
+_MAY_WAIT = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+
+
 def release(failure: BaseException) -> None:
-    """Let go of what the functions still hold that `failure` came through. An exception keeps their variables, for example records that were
-    unpacked, until the garbage collector comes by, which may be long after."""
+    """Let go of the functions that `failure` came through. An exception keeps their variables, for example records that were unpacked, until the
+    garbage collector comes by, which may be long after.
+
+    Coroutines are left alone: a failure that several wait for came through all of them, and one may have caught it and wait for something else
+    by now. To clear its frame would end it (before Python 3.13, which refuses).
+    """
     link: BaseException | None = failure
     while link is not None:
-        clear_frames(link.__traceback__)
+        for frame, _ in walk_tb(link.__traceback__):
+            if not frame.f_code.co_flags & _MAY_WAIT:
+                # Whoever runs still has a use for its variables.
+                with suppress(RuntimeError):
+                    frame.clear()
+        link.__traceback__ = None
         link = link.__cause__ or link.__context__

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 
 from compat.records import RecordsError, cut, has_old_lz4, with_right_lz4
@@ -17,11 +18,16 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.fetch_sessions import Interest
 from gateway.partition import Partition
 from gateway.records import MAGIC, magic_of
+from gateway.traffic.recorder import NOTHING, Recorder
+from gateway.wire.api_keys import ApiKey
 from gateway.wire.fetch import FetchRequest, PartitionFetched
 from storage.log import Buffer, Entry
 
 #: Consumers of an older Fetch may not know zstd (KIP-110).
 _FIRST_FETCH_WITH_ZSTD = 10
+
+#: Consumers of an older Fetch may not know this error, and give up on what they do not know (KIP-112).
+_FIRST_FETCH_WITH_STORAGE_ERROR = 6
 
 #: Entries that an old consumer cannot see are passed over, at most this many reads of this size in one request; the next one goes on from there.
 MAX_EMPTY_READS = 64
@@ -42,12 +48,13 @@ class Reading:
 
 
 class Reader:
-    """Reads for one request. `magic` is the newest format that its consumer reads, None for all of them."""
+    """Reads for one request. `magic` is the newest format that its consumer reads, None for all of them; `traffic` notes what is converted."""
 
-    __slots__ = ("_aborted", "_broker", "_limit", "_magic", "_request")
+    __slots__ = ("_aborted", "_broker", "_limit", "_magic", "_request", "_traffic")
 
-    def __init__(self, broker: Broker, request: FetchRequest, magic: int | None) -> None:
+    def __init__(self, broker: Broker, request: FetchRequest, magic: int | None, traffic: Recorder = NOTHING) -> None:
         self._broker = broker
+        self._traffic = traffic
         self._request = request
         #: The format that the consumer reads: 0, 1, or 2 with or without zstd.
         self._magic = _format_2(request.version) if magic is None else magic
@@ -66,10 +73,17 @@ class Reader:
     async def _read(self, interests: list[Interest]) -> Reading:
         reading = Reading(min(self._request.min_bytes, self._limit // 2 + 1))
         for interest in interests:
+            if interest.partition is None:
+                # Those that are not open yet open at the same time, lest each waits for the one before.
+                self._broker.topics.open_soon(*interest.key)
+        for interest in interests:
             try:
                 fetched = await self._read_one(interest, reading.size)
             except KafkaError as failure:
-                fetched = PartitionFetched(interest.key[1], failure.code)
+                code = failure.code
+                if code is ErrorCode.KAFKA_STORAGE_ERROR and self._request.version < _FIRST_FETCH_WITH_STORAGE_ERROR:
+                    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+                fetched = PartitionFetched(interest.key[1], code)
                 interest.told_high_watermark = -1
             reading.is_urgent = reading.is_urgent or bool(fetched.error_code or fetched.diverging)
             reading.rows[interest] = fetched
@@ -147,12 +161,20 @@ class Reader:
                 piece = _cut(rest, offset, limit)
                 if len(piece) <= limit or (at_least_one and not records):
                     records.append(piece)
+                    self._note(interest, entry, payload)
                 break
             if len(rest):
                 records.append(rest)
                 limit -= len(rest)
+                self._note(interest, entry, payload)
             offset = entry.last_offset + 1
         return records, offset
+
+    def _note(self, interest: Interest, entry: Entry, payload: Buffer) -> None:
+        stored = entry.payload
+        if payload is not stored:
+            count = entry.last_offset - entry.base_offset + 1
+            self._traffic.converted(ApiKey.FETCH, self._request.version, interest.key[0], records=count, size=len(stored))
 
     async def _readable(self, interest: Interest, partition: Partition, entries: list[Entry]) -> Sequence[Buffer | KafkaError]:
         """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it."""
@@ -164,7 +186,9 @@ class Reader:
         wanted = entries
         if not partition.config.may_downconvert:
             wanted = list(takewhile(lambda entry: not _needs_down(entry.payload, newest), entries))
-        readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(source, wanted, newest)
+        readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(
+            source, wanted, newest, partial(self._traffic.spent, ApiKey.FETCH, self._request.version, interest.key[0])
+        )
         if len(wanted) < len(entries):
             readable = [*readable, *[_refusal(newest)] * (len(entries) - len(wanted))]
         return [_modern(payload) for payload in readable] if newest == 1 else readable

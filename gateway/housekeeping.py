@@ -14,7 +14,7 @@ from gateway.broker import Broker
 from gateway.compaction import Compaction
 from gateway.errors import KafkaError
 from gateway.groups.expiry import Expiry
-from gateway.topics import LiveTopic
+from gateway.live_topic import LiveTopic
 from gateway.waiting import Cancel, call_later
 from storage.log import StorageError
 
@@ -66,11 +66,22 @@ class Housekeeping:
                 self._later(a_round, interval_ms)
 
     async def _expire_offsets(self) -> None:
-        await self._expiry.round(self._broker.now())
+        broker = self._broker
+        await broker.offsets.forget_orphans(broker.now() - broker.settings.offsets_retention_minutes * _MINUTE_MS)
+        await self._expiry.round(broker.now())
 
     async def _retain_all(self) -> None:
+        await self._forget_gone()
         for live in list(self._broker.topics):
             await self._look_after(live)
+
+    async def _forget_gone(self) -> None:
+        """What is left of topics that others deleted a whole round ago."""
+        broker = self._broker
+        for topic in await broker.topics.forget_gone(broker.now() - broker.settings.log_retention_check_interval_ms):
+            # It may have come back meanwhile.
+            if broker.topics.get(topic.topic_id) is None:
+                await broker.offsets.delete_topic(topic)
 
     async def _look_after(self, live: LiveTopic) -> None:
         for index in range(live.topic.partitions):
@@ -89,12 +100,18 @@ class Housekeeping:
 
     async def _retain(self, live: LiveTopic, index: int) -> None:
         now, config = self._broker.now(), live.config
+        if index not in live.partitions and self._broker.store.retains_by_itself:
+            # To open it would take it away from whoever leads it.
+            return
         partition = await self._broker.topics.partition(live.name, index)
         partition.producers.expire(now - self._broker.settings.producer_id_expiration_ms)
         if not config.deletes or (config.retention_ms is None and config.retention_bytes is None):
             return
         since = None if config.retention_ms is None else now - config.retention_ms
         before = partition.log.start_offset
-        after = await partition.log.retain(since=since, at_most_bytes=config.retention_bytes)
+        try:
+            after = await partition.log.retain(since=since, at_most_bytes=config.retention_bytes)
+        except StorageError as failure:
+            raise partition.failed(failure) from failure
         if after != before:
             _log.debug("retention", topic=live.name, partition=index, start_offset=after)

@@ -6,19 +6,30 @@ and like all unknown names they stop the start.
 
 from __future__ import annotations
 
-#: From KoP's KafkaServiceConfiguration and, of Pulsar's broker, what KoP goes by.
+#: From KoP's KafkaServiceConfiguration and, of Pulsar's broker, what KoP goes by. Its allowed namespaces go without the prefix, too.
 OUR_NAMES = {
     "allowAutoTopicCreation": "auto_create_topics_enable",
+    "allowedNamespaces": "pulsar_allowed_namespaces",
+    "brokerClientCertificateFilePath": "pulsar_tls_certificate_file",
+    "brokerClientKeyFilePath": "pulsar_tls_key_file",
+    "brokerClientTrustCertsFilePath": "pulsar_tls_trust_file",
     "connectionMaxIdleMs": "connections_max_idle_ms",
     "defaultNumPartitions": "num_partitions",
+    "entryFormat": "entry_format",
     "failedAuthenticationDelayMs": "connection_failed_authentication_delay_ms",
     "groupInitialRebalanceDelayMs": "group_initial_rebalance_delay_ms",
     "groupMaxSessionTimeoutMs": "group_max_session_timeout_ms",
     "groupMinSessionTimeoutMs": "group_min_session_timeout_ms",
     "kafkaAdvertisedListeners": "advertised",
     "kafkaBrokerId": "node_id",
+    "kafkaEnableMultiTenantMetadata": "pulsar_multi_tenant_metadata",
     "kafkaListeners": "listeners",
+    "kafkaMetadataNamespace": "pulsar_metadata_namespace",
+    "kafkaMetadataTenant": "pulsar_metadata_tenant",
+    "kafkaNamespace": "pulsar_namespace",
     "kafkaProtocolMap": "listener_security_protocol_map",
+    "kafkaTenant": "pulsar_tenant",
+    "kopAllowedNamespaces": "pulsar_allowed_namespaces",
     "kopSslClientAuth": "ssl_client_auth",
     "maxMessageSize": "message_max_bytes",
     "maxQueuedRequests": "max_in_flight_requests_per_connection",

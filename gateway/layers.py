@@ -45,10 +45,13 @@ def load(flags: Mapping[str, Any], config: Path | None = None, flag_names: Mappi
         ({name: _typed(name, value) for name, value in flags.items()}, lambda field: (flag_names or {}).get(field, f"--set {field}")),
     ]
     for layer, name_of in layers:
+        by_other_names: set[str] = set()
         for name, value in layer.items():
             field = OUR_NAMES.get(name, name)
-            if field != name and field in layer:
-                problems.append(f"{name_of(name)}: it is {field}, which is given too")
+            if field != name:
+                if field in layer or field in by_other_names:
+                    problems.append(f"{name_of(name)}: it is {field}, which is given too")
+                by_other_names.add(field)
             values[field] = value
             origin[field] = name_of(name)
     try:

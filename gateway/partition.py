@@ -20,7 +20,19 @@ from gateway.producers import Producers, Sent
 from gateway.records import Batch, stamp_batch
 from gateway.topic_configs import TopicConfig
 from gateway.waiting import Shared, start
-from storage.log import Buffer, Entry, Fenced, LogClosed, OffsetOutOfRange, PartitionLog, StorageError, StorageFailed, UnknownTopic
+from storage.log import (
+    Buffer,
+    Entry,
+    EntryTooLarge,
+    Fenced,
+    LogClosed,
+    NotAllowed,
+    OffsetOutOfRange,
+    PartitionLog,
+    StorageError,
+    StorageFailed,
+    UnknownTopic,
+)
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
@@ -32,6 +44,9 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
 
 #: From so many unpacked bytes on, a set that must be packed anew is packed on another thread: some half a millisecond of work.
 LARGE_SET = 64 << 10
+
+#: Is told of a partition whose log is finished.
+GivenUp = Callable[["Partition"], None]
 
 #: Runs a function on another thread.
 Run = Callable[..., Awaitable[Any]]
@@ -45,17 +60,32 @@ class _Turn:
     result: Shared[Appended] = field(default_factory=Shared)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sequenced:
+    """A batch of an idempotent producer on its way, and what a retry of it waits for."""
+
+    batch: Batch
+    now: int
+    shared: Shared[Appended]
+
+
 class Partition:
-    """One partition that this gateway leads. `config` is replaced whenever the topic's configs change."""
+    """One partition that this gateway leads. `config` is replaced whenever the topic's configs change.
 
-    __slots__ = ("_in_flight", "_invisible", "_turns", "config", "index", "log", "producers", "topic", "unsaved_bytes")
+    `give_up` is called, again and again maybe, once its log is finished: whoever asks for the partition then gets another object.
+    """
 
-    def __init__(self, topic: str, index: int, log: PartitionLog, config: TopicConfig, producers: Producers) -> None:
+    __slots__ = ("_give_up", "_in_flight", "_invisible", "_turns", "config", "index", "log", "producers", "topic", "unsaved_bytes")
+
+    def __init__(
+        self, topic: str, index: int, log: PartitionLog, config: TopicConfig, producers: Producers, give_up: GivenUp | None = None
+    ) -> None:
         self.topic = topic
         self.index = index
         self.log = log
         self.config = config
         self.producers = producers
+        self._give_up = give_up
         #: Bytes appended since the producers' state was last saved.
         self.unsaved_bytes = 0
         # Appends of idempotent producers that are not durable yet, by base offset: a retry waits for the first try.
@@ -67,25 +97,35 @@ class Partition:
 
     @property
     def is_closed(self) -> bool:
-        """The topic was deleted, or the store is closing."""
+        """The topic was deleted, the store is closing, or somebody else leads the partition."""
         try:
             self.log.read_resident(self.log.end_offset, 0)
-        except LogClosed:
+        except (LogClosed, Fenced) as failure:
+            self.failed(failure)
             return True
         return False
 
-    def append_batch(self, records: memoryview, batch: Batch, now: int) -> Coroutine[Any, Any, Appended]:
-        """Queue a checked v2 batch; the coroutine ends when it is durable. Raises KafkaError at once, or later through the coroutine."""
+    def failed(self, failure: StorageError) -> KafkaError:
+        """What a client is told of a failure of this partition's log; one that is finished is given up."""
+        if isinstance(failure, LogClosed | Fenced) and self._give_up is not None:
+            self._give_up(self)
+        return storage_error(failure)
+
+    def append_batch(self, records: memoryview, batch: Batch, now: int, called: str = "") -> Coroutine[Any, Any, Appended]:
+        """Queue a checked v2 batch; the coroutine ends when it is durable. Raises KafkaError at once, or later through the coroutine.
+
+        `called` is the name of the topic that its producer uses, where that is known.
+        """
         if self._turns:
-            return self._wait_for_turn(partial(self._queue_batch, records, batch, now))
-        return self._append_batch(records, batch, now)
+            return self._wait_for_turn(partial(self._queue_batch, records, batch, now, called))
+        return self._append_batch(records, batch, now, called)
 
-    async def _queue_batch(self, records: memoryview, batch: Batch, now: int) -> Coroutine[Any, Any, Appended]:
-        return self._append_batch(records, batch, now)
+    async def _queue_batch(self, records: memoryview, batch: Batch, now: int, called: str) -> Coroutine[Any, Any, Appended]:
+        return self._append_batch(records, batch, now, called)
 
-    def _append_batch(self, records: memoryview, batch: Batch, now: int) -> Coroutine[Any, Any, Appended]:
+    def _append_batch(self, records: memoryview, batch: Batch, now: int, called: str) -> Coroutine[Any, Any, Appended]:
         if batch.has_producer:
-            twin = self.producers.check(batch)
+            twin = self.producers.check(batch, called)
             if twin is not None:
                 # Looked up now: by the time the coroutine runs the first try may have failed, and be forgotten.
                 return _again(twin, self._in_flight.get(twin.base_offset))
@@ -97,11 +137,11 @@ class Partition:
         result = Appended(base_offset, -1 if log_append_time is None else log_append_time)
         waiting = self.log.append((entry,))
         if not batch.has_producer:
-            return self._finish(waiting, result, len(records), None)
-        self.producers.note(batch, base_offset, result.log_append_time, self.log.end_offset, now)
+            return self._finish(waiting, result, len(records))
+        self.producers.note(batch, base_offset, result.log_append_time, self.log.end_offset, now, called)
         shared: Shared[Appended] = Shared()
         self._in_flight[base_offset] = shared
-        return self._finish(waiting, result, len(records), shared)
+        return self._finish(waiting, result, len(records), _Sequenced(batch, now, shared))
 
     def append_message_set(
         self, records: memoryview, checked: MessageSet, now: int, run: Run | None = None
@@ -161,25 +201,30 @@ class Partition:
         # Where no record says when it was written, retention counts from now, as Kafka's does from the time of the segment's file.
         entry = Entry(base_offset, base_offset + checked.count - 1, timestamp if timestamp >= 0 else now, stamped)
         waiting = self.log.append((entry,))
-        return self._finish(waiting, Appended(base_offset, -1 if log_append_time is None else log_append_time), len(stamped), None)
+        return self._finish(waiting, Appended(base_offset, -1 if log_append_time is None else log_append_time), len(stamped))
 
-    async def _finish(self, waiting: Any, result: Appended, size: int, shared: Shared[Appended] | None) -> Appended:
+    async def _finish(self, waiting: Any, result: Appended, size: int, sequenced: _Sequenced | None = None) -> Appended:
+        queued_offset = result.base_offset
         try:
-            await waiting
+            assigned: int | None = await waiting
         except Exception as failure:
             # A bug too: a retry must not wait for ever.
             self.producers.rewind(self.log.end_offset)
-            error = storage_error(failure) if isinstance(failure, StorageError) else failure
-            if shared is not None:
-                self._in_flight.pop(result.base_offset, None)
-                shared.fail(error)
+            error = self.failed(failure) if isinstance(failure, StorageError) else failure
+            if sequenced is not None:
+                self._in_flight.pop(queued_offset, None)
+                sequenced.shared.fail(error)
             if error is failure:
                 raise
             raise error from failure
         self.unsaved_bytes += size
-        if shared is not None:
-            self._in_flight.pop(result.base_offset, None)
-            shared.succeed(result)
+        if assigned is not None:
+            result = Appended(assigned, result.log_append_time)
+        if sequenced is not None:
+            if assigned is not None:
+                self.producers.settle(sequenced.batch, queued_offset, assigned, result.log_append_time, sequenced.now)
+            self._in_flight.pop(queued_offset, None)
+            sequenced.shared.succeed(result)
         return result
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
@@ -188,7 +233,7 @@ class Partition:
             entries = self.log.read_resident(offset, max_bytes)
             return await self.log.read(offset, max_bytes) if entries is None else entries
         except StorageError as failure:
-            raise storage_error(failure) from failure
+            raise self.failed(failure) from failure
 
     def visible_from(self, offset: int, magic: int | None) -> int:
         """Where a consumer of format `magic` (None: any) at `offset` need only look from, by what was noted before."""
@@ -207,7 +252,7 @@ class Partition:
 async def _again(twin: Sent, first: Shared[Appended] | None) -> Appended:
     """A retry: the answer of the first try, once that is durable."""
     if first is not None:
-        await first
+        return await first
     return Appended(twin.base_offset, twin.log_append_time)
 
 
@@ -231,6 +276,10 @@ def storage_error(failure: StorageError) -> KafkaError:
     """What a client is told of a store's failure, so that it does the right thing: look for another leader, or try again."""
     if isinstance(failure, OffsetOutOfRange):
         return KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, str(failure))
+    if isinstance(failure, EntryTooLarge):
+        return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, str(failure))
+    if isinstance(failure, NotAllowed):
+        return KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the gateway itself may not use this topic; its log says what to grant")
     if isinstance(failure, UnknownTopic):
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if isinstance(failure, Fenced | LogClosed):

@@ -51,9 +51,13 @@ class ProducerSnapshots:
         row = self._rows.get(_key(topic.topic_id, index))
         if row is not None:
             try:
-                offset = max(offset, producers.load(row))
+                claimed = producers.load(row)
             except msgspec.MsgspecError:
                 _log.warning("producer snapshot unreadable, reading the log", topic=topic.name, partition=index)
+            else:
+                # What the log has not, nobody has sent: a retry of it must be stored.
+                producers.truncate(log.end_offset)
+                offset = max(offset, min(claimed, log.end_offset))
         now = self._now()
         while offset < log.end_offset:
             entries = await log.read(offset, _REPLAY_BYTES)
@@ -70,6 +74,10 @@ class ProducerSnapshots:
     def let_go(self, topic_id: bytes, index: int) -> None:
         """The partition is open: its row need not be held any longer."""
         self._rows.pop(_key(topic_id, index), None)
+
+    def hold(self, topic_id: bytes, partition: Partition) -> None:
+        """The partition is given up, to be opened anew: of what is durable nothing need be read again."""
+        self._rows[_key(topic_id, partition.index)] = _snapshot(partition)
 
     def is_due(self, partition: Partition) -> bool:
         """Whether it has grown enough since the last time. Of one partition one snapshot is written at a time."""

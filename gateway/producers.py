@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
+from msgspec import structs
 
 from gateway.errors import ErrorCode, KafkaError
 from gateway.records import Batch
@@ -31,10 +32,11 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 @dataclass(slots=True)
 class Producer:
-    """`sent` is oldest first; `last_seen` is when it last wrote, by the gateway's clock."""
+    """`sent` is oldest first; `last_seen` is when it last wrote, by the gateway's clock; `called` is the name of the topic that it uses, if known."""
 
     sent: list[Sent]
     last_seen: int
+    called: str = ""
 
 
 class Producers:
@@ -52,15 +54,21 @@ class Producers:
     def __iter__(self) -> Iterator[tuple[int, Producer]]:
         return iter(self._producers.items())
 
-    def check(self, batch: Batch) -> Sent | None:
+    def check(self, batch: Batch, called: str = "") -> Sent | None:
         """None for a batch that is next in its producer's order, or what was noted of it before if it is a retry.
 
         Raises KafkaError: INVALID_PRODUCER_EPOCH for an epoch that is past, OUT_OF_ORDER_SEQUENCE_NUMBER for a gap. A producer that is not
-        known may begin anywhere: its state may have expired, or retention may have deleted it.
+        known may begin anywhere: its state may have expired, or retention may have deleted it. INVALID_REQUEST where it has called the topic by
+        another name before: to a client that is another partition, with sequences of its own, and what looks like a retry is none.
         """
         producer = self._producers.get(batch.producer_id)
         if producer is None:
             return None
+        if called != producer.called and called and producer.called:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"an idempotent producer must keep to one name of a topic: {called} is the same as {producer.called}",
+            )
         last = producer.sent[-1]
         if batch.producer_epoch < last.epoch:
             raise KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, f"epoch {batch.producer_epoch}, and {last.epoch} is current")
@@ -80,7 +88,7 @@ class Producers:
             raise KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"sequence {batch.base_sequence}, and {expected} is next")
         return None
 
-    def note(self, batch: Batch, base_offset: int, log_append_time: int, durable_end: int, now: int) -> None:
+    def note(self, batch: Batch, base_offset: int, log_append_time: int, durable_end: int, now: int, called: str = "") -> None:
         """Remember a batch that was just queued at `base_offset`. Batches before `durable_end` cannot fail any more and may be let go."""
         sent = Sent(
             batch.producer_epoch,
@@ -90,9 +98,11 @@ class Producers:
             base_offset + batch.last_offset_delta,
             log_append_time,
         )
-        self._put(batch.producer_id, sent, now, durable_end)
+        producer = self._put(batch.producer_id, sent, now, durable_end)
+        if called:
+            producer.called = called
 
-    def _put(self, producer_id: int, sent: Sent, now: int, durable_end: int) -> None:
+    def _put(self, producer_id: int, sent: Sent, now: int, durable_end: int) -> Producer:
         producer = self._producers.pop(producer_id, None)
         if producer is None:
             producer = Producer([], now)
@@ -105,6 +115,7 @@ class Producers:
         # Of those that may still fail none may be dropped, or a rewind could not find the last good one.
         while len(producer.sent) > REMEMBERED_BATCHES and producer.sent[1].last_offset < durable_end:
             del producer.sent[0]
+        return producer
 
     def rewind(self, end_offset: int) -> None:
         """Appends from `end_offset` on have failed: forget the batches that were in them.
@@ -116,6 +127,28 @@ class Producers:
             if producer.sent[-1].last_offset >= end_offset:
                 first = producer.sent[0]
                 producer.sent = [sent for sent in producer.sent if sent.last_offset < end_offset] or [_before(first)]
+
+    def settle(self, batch: Batch, queued_offset: int, base_offset: int, log_append_time: int, now: int) -> None:
+        """What was noted at `queued_offset` is stored at `base_offset`: that of a log which gives offsets out itself is known only then.
+
+        It is noted again where a rewind, for an append that failed alone, has taken it along.
+        """
+        producer = self._producers.get(batch.producer_id)
+        if producer is None or all(sent.base_offset != queued_offset for sent in producer.sent):
+            self.note(batch, base_offset, log_append_time, base_offset, now)
+            return
+        last_offset = base_offset + batch.last_offset_delta
+        producer.sent = [
+            structs.replace(sent, base_offset=base_offset, last_offset=last_offset) if sent.base_offset == queued_offset else sent
+            for sent in producer.sent
+        ]
+
+    def truncate(self, end_offset: int) -> None:
+        """The log ends at `end_offset`: forget what is said of it beyond that, and every producer of whom nothing else is known."""
+        for producer_id, producer in list(self._producers.items()):
+            producer.sent = [sent for sent in producer.sent if sent.last_offset < end_offset]
+            if not producer.sent:
+                del self._producers[producer_id]
 
     def expire(self, before: int) -> None:
         """Forget every producer that has not written since `before`."""

@@ -18,10 +18,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Later(msgspec.Struct, Generic[T], frozen=True, gc=False):
-    """A reply that is still to come, from a handler that has already put its work in order: the next request of the connection may start."""
+class Later(msgspec.Struct, Generic[T], frozen=True):
+    """A reply that is still to come, from a handler that has already put its work in order: the next request of the connection may start.
+
+    If it has not come after `seconds` the reply is what `late` gives, and the work goes on; None is no limit. The garbage collector must see through it:
+    a coroutine holds whatever its variables do, and an exception among them may hold this.
+    """
 
     reply: Coroutine[Any, Any, T]
+    seconds: float | None = None
+    late: Callable[[], T] | None = None
 
 
 class Encoded(msgspec.Struct, frozen=True, gc=False):

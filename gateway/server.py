@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -25,10 +25,11 @@ from gateway.connection import overdue
 from gateway.flow import Budget, Outgoing
 from gateway.housekeeping import Housekeeping
 from gateway.listeners import Doors, Listener, TlsListener
-from gateway.startup import make_mechanisms, make_store, make_tls, open_broker
+from gateway.startup import make_mechanisms, make_tls, open_broker
+from gateway.stores import make_store
 from gateway.sweep import Sweep
 from gateway.transport import Port
-from gateway.waiting import Wake, start
+from gateway.waiting import Wake, start, unbroken_within
 from gateway.wire import plain
 from storage.log import StorageError, Store
 
@@ -46,20 +47,27 @@ SWEEP_STEPS = 20
 BACKLOG = 4096
 
 
+#: What closing the store may take at least, in seconds, when the drain has used up its time, and the traffic log at most: within the 10 s of
+#: container runtimes all the same.
+CLOSE_SECONDS = 1.5
+
+
 class StartFailed(Exception):
     """The server could not start; the message says why and what to do."""
 
 
 class Server:
-    """A gateway process."""
+    """A gateway process. `lost` is called when somebody else takes its store away: it can only be drained then."""
 
-    def __init__(self, settings: Settings, reactor: Any) -> None:
+    def __init__(self, settings: Settings, reactor: Any, lost: Callable[[str], None]) -> None:
         self._settings = settings
         self._reactor = reactor
         self._doors = Doors(settings)
         self._budget = Budget(settings.max_in_flight_bytes, reactor)
         self._outgoing = Outgoing(settings.max_in_flight_bytes)
         self._store: Store = make_store(settings, reactor)
+        self._store.when_lost(self._store_lost)
+        self._lost = lost
         self._conversions = ThreadPool(0, settings.conversion_threads, "convert")
         self._checks = ThreadPool(0, settings.sasl_check_threads, "check")
         self._ports: list[Any] = []
@@ -69,6 +77,11 @@ class Server:
         self._housekeeping: Housekeeping | None = None
         self._broker: Broker | None = None
         self._is_store_open = False
+        self._is_store_lost = False
+
+    def _store_lost(self, reason: str) -> None:
+        self._is_store_lost = True
+        self._lost(reason)
 
     async def start(self) -> list[Endpoint]:
         """Open the store and the listeners; the addresses that they are bound to. Raises StartFailed."""
@@ -137,6 +150,7 @@ class Server:
 
     async def drain(self) -> None:
         """Stop accepting, answer what is owed, write what is queued; within `shutdown_timeout_ms`, then regardless."""
+        deadline = self._reactor.seconds() + self._settings.shutdown_timeout_ms / 1000
         for port in self._ports:
             await port.stopListening()
         if self._sweep.running:
@@ -146,18 +160,34 @@ class Server:
         if self._broker is not None:
             self._broker.waits.end()
             self._broker.groups.end()
-            await self._drain_connections()
-            try:
-                await self._broker.topics.save_all()
-            except StorageError as failure:
-                _log.warning("producer snapshots not written", reason=str(failure))
+            await self._drain_connections(deadline)
+            await self._broker.traffic.close(CLOSE_SECONDS)
+            if not self._is_store_lost:
+                await self._save(deadline)
         if self._is_store_open:
-            await self._store.close()
+            await self._close_store(deadline)
         self._conversions.stop()
         self._checks.stop()
 
-    async def _drain_connections(self) -> None:
-        deadline = self._reactor.seconds() + self._settings.shutdown_timeout_ms / 1000
+    async def _save(self, deadline: float) -> None:
+        left = max(deadline - self._reactor.seconds(), CLOSE_SECONDS)
+        try:
+            await unbroken_within(self._reactor, left, self._saved())
+        except (StorageError, TimeoutError) as failure:
+            # The next start reads it from the logs.
+            _log.warning("producer snapshots not written", reason=str(failure) or "the store takes too long")
+
+    async def _saved(self) -> None:
+        if self._broker is not None:
+            await self._broker.topics.save_all()
+
+    async def _close_store(self, deadline: float) -> None:
+        try:
+            await unbroken_within(self._reactor, max(deadline - self._reactor.seconds(), CLOSE_SECONDS), self._store.close())
+        except TimeoutError:
+            _log.warning("store cut off at the end of the drain")
+
+    async def _drain_connections(self, deadline: float) -> None:
         while self._doors.connections:
             for connection in list(self._doors.connections):
                 connection.drain()
@@ -186,10 +216,22 @@ class Server:
 
 
 def run(settings: Settings, reactor: Any) -> int:
-    """Serve until SIGTERM or SIGINT. The process's exit code: 0 after a drain, 1 where it could not start."""
+    """Serve until SIGTERM or SIGINT. The process's exit code: 0 after a drain, 1 where it could not start or lost its store."""
     memory.tune()
-    server = Server(settings, reactor)
     outcome = 0
+    is_ending = False
+
+    def end() -> None:
+        if not is_ending:
+            reactor.stop()
+
+    def lost(reason: str) -> None:
+        nonlocal outcome
+        outcome = 1
+        _log.error("the store is lost: nothing can be written any more, and the gateway ends", reason=reason)
+        end()
+
+    server = Server(settings, reactor, lost)
 
     def started(bound: list[Endpoint]) -> None:
         memory.settle()
@@ -201,12 +243,16 @@ def run(settings: Settings, reactor: Any) -> int:
         nonlocal outcome
         outcome = 1
         if isinstance(failure, StartFailed):
-            _log.error("cannot start", reason=str(failure))
+            # What a store misses of its cluster may be several things, each with its remedy.
+            for reason in str(failure).splitlines() or [""]:
+                _log.error("cannot start", reason=reason)
         else:
             _log.bug("cannot start", failure)
-        reactor.stop()
+        end()
 
     def drain() -> Deferred[None]:
+        nonlocal is_ending
+        is_ending = True
         # The reactor would complain of a second one.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)

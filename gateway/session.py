@@ -78,10 +78,9 @@ class Session:
     def expects_token(self) -> bool:
         return self.state is State.TOKENS
 
-    def check_token(self, frame: bytearray) -> None:
-        """Raises Refused for a raw GSSAPI token in place of a request, which it cannot be read as."""
-        if self.state is State.GREETING and frame[:1] == _GSSAPI_TAG:
-            raise Refused("a raw GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not enabled here")
+    def is_gssapi_token(self, frame: bytearray) -> bool:
+        """Whether a raw GSSAPI token stands in place of the first request, which it cannot be read as."""
+        return self.state is State.GREETING and frame[:1] == _GSSAPI_TAG
 
     def admit(self, api_key: int) -> None:
         """Raises Refused for a request that this state does not serve."""

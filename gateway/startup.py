@@ -1,11 +1,13 @@
-"""Putting the parts together: the store, what is read from it, and the broker on top."""
+"""Putting the parts together: what is read from an open store, and the broker on top."""
 
 from __future__ import annotations
 
 import base64
+import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from secrets import randbelow
 from typing import Any
@@ -17,6 +19,7 @@ from auth.users import Users
 from gateway import logs
 from gateway.broker import Broker
 from gateway.cluster import Cluster
+from gateway.coarse_clock import CoarseClock
 from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
@@ -26,8 +29,13 @@ from gateway.groups.offsets import CommittedOffsets
 from gateway.groups.topology import TopicView
 from gateway.producer_ids import ProducerIds
 from gateway.topics import Topics
+from gateway.traffic.appender import Rotation
+from gateway.traffic.files import Folder, Limits
+from gateway.traffic.log import OFF, Sink, Traffic, TrafficLog, read_salt
+from gateway.traffic.losses import Losses
+from gateway.traffic.topic import TopicSink
+from gateway.traffic.writing import Writer
 from gateway.waiting import Clock
-from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import Store
 
 _log = logs.part(__name__)
@@ -35,23 +43,10 @@ _log = logs.part(__name__)
 _INT32_MAX = (1 << 31) - 1
 _CLUSTER_ID = b"cluster.id"
 
-#: What the store may hold back beyond the bytes in flight: its own book-keeping and one frame that was let in above the limit.
-_QUEUE_SLACK = 128 << 20
-
 
 def now_ms() -> int:
     """Milliseconds since 1970, as Kafka counts."""
     return time.time_ns() // 1_000_000
-
-
-def make_store(settings: Settings, reactor: Any) -> Store:
-    """The store that the settings name, not yet open."""
-    limits = LmdbSettings(
-        map_bytes=settings.lmdb_initial_map_bytes,
-        tail_bytes=settings.lmdb_resident_bytes,
-        queue_bytes=settings.max_in_flight_bytes + _QUEUE_SLACK,
-    )
-    return LmdbStore(Path(settings.store.location), reactor=reactor, settings=limits)
 
 
 async def open_broker(
@@ -64,21 +59,112 @@ async def open_broker(
     outgoing: Outgoing,
 ) -> Broker:
     """Everything behind the sockets, on a store that is open. Raises StorageError."""
-    topics = Topics(store, settings, now_ms, start)
+    deadlines = CoarseClock(clock)
+    topics = Topics(store, settings, clock, now_ms, start)
     await topics.open()
     producer_ids = ProducerIds(await store.table("producer-ids"))
     await producer_ids.open()
-    offsets = CommittedOffsets(await store.table("offsets"), topics, settings)
+    offsets = CommittedOffsets(
+        await store.table("offsets"), topics, settings, deadlines, store.note_committed, topics_may_come_back=store.retains_by_itself
+    )
     await offsets.open()
     topology = TopicView(topics, settings.group_consumer_regex_max_bytes)
     groups = Coordinator(await store.table("groups"), topology, settings, clock, now_ms, lambda: str(uuid.uuid4()), start)
     await groups.open()
     cluster = Cluster(settings.node_id, await _cluster_id(store), advertised)
+    traffic = open_traffic(settings, cluster.cluster_id, clock, topics, run, start)
     sessions = FetchSessions(settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1)
     converter = Converter(run, cache_bytes=settings.conversion_cache_bytes, max_decompressed_bytes=settings.max_decompressed_bytes)
     return Broker(
-        settings, store, cluster, topics, sessions, producer_ids, offsets, groups, converter, clock, now_ms, run, outgoing=outgoing
+        settings,
+        store,
+        cluster,
+        topics,
+        sessions,
+        producer_ids,
+        offsets,
+        groups,
+        converter,
+        clock,
+        deadlines,
+        now_ms,
+        run,
+        outgoing=outgoing,
+        traffic=traffic,
     )
+
+
+def open_traffic(
+    settings: Settings,
+    cluster: str,
+    clock: Clock,
+    topics: Topics,
+    run: Callable[..., Awaitable[Any]],
+    start: Callable[[Coroutine[Any, Any, None]], None],
+) -> Traffic:
+    """The traffic log, if there is to be one. Raises ValueError where it cannot be."""
+    salt = None if settings.traffic_log_salt_file is None else read_salt(settings.traffic_log_salt_file)
+    began = now_ms()
+    sinks: list[Sink] = []
+    if settings.traffic_log is not None:
+        sinks.append(_traffic_files(settings, settings.traffic_log, began))
+    if settings.traffic_topic:
+        losses = Losses(time.monotonic)
+        configs = {"retention.ms": str(settings.traffic_log_retention_ms), "cleanup.policy": "delete"}
+        most = settings.traffic_log_queue_bytes
+        sinks.append(TopicSink(topics, configs, losses, max_bytes=most, now=now_ms, clock=clock, run=run, start=start))
+    if not sinks:
+        return OFF
+    log = TrafficLog(
+        sinks,
+        settings.node_id,
+        cluster,
+        start=began,
+        now=now_ms,
+        clock=clock,
+        interval=settings.traffic_log_interval_ms / 1000,
+        max_keys=settings.traffic_log_max_rows_per_connection,
+        max_rows=settings.traffic_log_queue_lines,
+        salt=salt,
+        topic_name=partial(_name_of, topics),
+    )
+    log.start()
+    return log
+
+
+def _traffic_files(settings: Settings, root: Path, began: int) -> Writer:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise ValueError(f"traffic_log: {root}: {failure.strerror}") from failure
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        raise ValueError(f"traffic_log: {root}: the gateway may not write there")
+    writer = Writer(
+        Folder(root, settings.node_id, began),
+        Rotation(settings.traffic_log_rotate_bytes, settings.traffic_log_rotate_ms),
+        Limits(
+            _or_none(settings.traffic_log_retention_ms),
+            _or_none(settings.traffic_log_retention_bytes),
+            settings.traffic_log_compression_level,
+        ),
+        now_ms,
+        max_lines=settings.traffic_log_queue_lines,
+        max_bytes=settings.traffic_log_queue_bytes,
+    )
+    writer.start()
+    return writer
+
+
+def _or_none(limit: int) -> int | None:
+    return None if limit < 0 else limit
+
+
+def _name_of(topics: Topics, topic: str | bytes) -> str:
+    """What the traffic log calls it: one name for all that it goes by, and its id where there is no such topic (any more)."""
+    live = topics.get(topic)
+    if live is not None:
+        return live.name
+    return topic if isinstance(topic, str) else f"id:{base64.urlsafe_b64encode(topic).rstrip(b'=').decode()}"
 
 
 async def _cluster_id(store: Store) -> str:

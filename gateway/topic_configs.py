@@ -1,7 +1,8 @@
 """Topic configs: which names there are, what they may say, which of them mean something here, and what a topic's overrides come to.
 
-Names, types, defaults and rules are those of Kafka 3.9 (TopicConfig, LogConfig, ServerTopicConfigSynonyms). A name that Kafka does not know is
-refused as Kafka refuses it; one that it knows and that means nothing here is kept and shown, and its documentation says so.
+Names, types, defaults and rules are those of Kafka 3.9 (TopicConfig, LogConfig, ServerTopicConfigSynonyms), and there is one of our own, `entry.format`.
+A name that nobody knows is refused as Kafka refuses it; one that Kafka knows and that means nothing here is kept and shown, and its documentation
+says so.
 """
 
 from __future__ import annotations
@@ -53,10 +54,16 @@ def setting_text(value: Any) -> str:
     return show(list(map(str, value)) if isinstance(value, tuple) else value)
 
 
+#: The one config of our own, by KoP's name for it.
+ENTRY_FORMAT = "entry.format"
+MIXED, ONE_FORMAT, NATIVE = "mixed_kafka", "kafka", "pulsar"
+
 #: The configs that mean something here, and what.
 _EFFECTS = {
     "cleanup.policy": "delete: old records go by time and size. compact: of each key the last record is kept. Neither: everything is kept.",
     "compression.type": "Records keep their producer's codec, whatever is set here; other values are kept and shown.",
+    ENTRY_FORMAT: "How records are kept. mixed_kafka: as they were produced. kafka: in format 2 only, whatever old producers send. pulsar, of a store in "
+    "Apache Pulsar: one message a record, which Pulsar's own clients read and write. What was stored before stays readable.",
     "max.message.bytes": "The largest batch (or, of old formats, message) that is taken, as sent, with its header.",
     "message.downconversion.enable": "Whether consumers older than the stored format are served. Otherwise they get UNSUPPORTED_VERSION.",
     "message.timestamp.type": "Whose clock a record's timestamp is from: the producer's or the gateway's.",
@@ -111,6 +118,7 @@ _TABLE = (
     _row("compression.type", _S, "producer", "compression.type", _CODECS),
     _row("compression.zstd.level", _I, "3", "compression.zstd.level", between(-131072, 22)),
     _row("delete.retention.ms", _L, "86400000", "log.cleaner.delete.retention.ms", at_least(0)),
+    _set(ENTRY_FORMAT, _S, "entry_format", one_of(MIXED, ONE_FORMAT, NATIVE)),
     _row("file.delete.delay.ms", _L, "60000", "log.segment.delete.delay.ms", at_least(0)),
     _row("flush.messages", _L, _EVER, "log.flush.interval.messages", at_least(1)),
     _row("flush.ms", _L, _EVER, None, at_least(0)),
@@ -171,6 +179,7 @@ class TopicConfig:
     deletes: bool
     compacts: bool
     compaction: CompactionConfig = CompactionConfig()
+    keeps_one_format: bool = False
 
 
 def value_of(name: str, overrides: Mapping[str, str], settings: Settings) -> Any:
@@ -207,11 +216,12 @@ def effective(overrides: Mapping[str, str], settings: Settings) -> TopicConfig:
             segment_bytes=value("segment.bytes"),
             segment_ms=value("segment.ms"),
         ),
+        keeps_one_format=value(ENTRY_FORMAT) == ONE_FORMAT,
     )
 
 
 def check(overrides: Mapping[str, str], settings: Settings) -> None:
-    """Raises KafkaError(INVALID_CONFIG), in Kafka's words, for overrides that Kafka would refuse (LogConfig.validate)."""
+    """Raises KafkaError(INVALID_CONFIG), in Kafka's words, for overrides that Kafka would refuse (LogConfig.validate), or that the store cannot do."""
     for name in overrides:
         if name not in DEFINITIONS:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
@@ -227,4 +237,9 @@ def check(overrides: Mapping[str, str], settings: Settings) -> None:
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
             "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage.",
+        )
+    if value_of(ENTRY_FORMAT, overrides, settings) == NATIVE and ENTRY_FORMAT in overrides and not settings.store.is_pulsar:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"{ENTRY_FORMAT}={NATIVE} needs a store in Apache Pulsar, and this one is {settings.store}; {MIXED} and {ONE_FORMAT} are for every store.",
         )

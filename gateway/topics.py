@@ -1,56 +1,49 @@
-"""Every topic of the cluster, by name and by id, and the partitions that this gateway leads, opened when first asked for."""
+"""Every topic of the cluster, by name and by id: made, found, altered and deleted, here or by others who use the same medium."""
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from gateway import logs
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
+from gateway.leading import Leading
+from gateway.live_topic import LiveTopic
 from gateway.partition import Partition, storage_error
 from gateway.producer_snapshots import ProducerSnapshots
-from gateway.topic_configs import TopicConfig, effective
-from gateway.waiting import Shared, start, unbroken
+from gateway.topic_configs import effective
+from gateway.topic_names import Names, unified
+from gateway.waiting import Clock, Shared, start, unbroken
 from storage.log import StorageError, Store, Topic, TopicExists, UnknownTopic
 
-MAX_NAME_LENGTH = 249
-_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
-
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
-
-
-@dataclass(slots=True)
-class LiveTopic:
-    """A topic and what is open of it. `partitions` holds those that were asked for; the others open on demand."""
-
-    topic: Topic
-    config: TopicConfig
-    partitions: dict[int, Partition] = field(default_factory=dict)
-    opening: dict[int, Shared[Partition]] = field(default_factory=dict)
-    altering: Shared[None] | None = None
-
-    @property
-    def name(self) -> str:
-        return self.topic.name
+_log = logs.part(__name__)
 
 
 class Topics:
-    """The registry. `start` runs a coroutine in the background; `now` is the time in ms."""
+    """The registry. `start` runs a coroutine in the background; `now` is the time in ms, `clock` counts waits."""
 
     def __init__(
-        self, store: Store, settings: Settings, now: Callable[[], int], start: Callable[[Coroutine[Any, Any, None]], None]
+        self,
+        store: Store,
+        settings: Settings,
+        clock: Clock,
+        now: Callable[[], int],
+        start: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._store = store
         self._settings = settings
-        self._start = start
+        self._now = now
         self._by_name: dict[str, LiveTopic] = {}
         self._by_id: dict[bytes, LiveTopic] = {}
+        self._by_alias: dict[str, LiveTopic] = {}
         self._by_unified_name: dict[str, str] = {}
         self._snapshots = ProducerSnapshots(settings.max_producer_ids_per_partition, now, start)
         self._creating: dict[str, Shared[LiveTopic]] = {}
+        self._gone: dict[bytes, tuple[Topic, int]] = {}
+        self.names = Names(store)
+        self.leading = Leading(store, self._snapshots, settings, clock, start)
         #: Goes up with every change of any topic, for caches.
         self.version = 0
 
@@ -59,6 +52,7 @@ class Topics:
         await self._snapshots.open(self._store)
         for topic in self._store.topics.values():
             self._adopt(topic)
+        self._store.watch_topics(self._look)
 
     def __iter__(self) -> Iterator[LiveTopic]:
         return iter(self._by_name.values())
@@ -67,8 +61,23 @@ class Topics:
         return len(self._by_name)
 
     def get(self, topic: str | bytes) -> LiveTopic | None:
-        """By name, or by the 16 bytes of its id."""
-        return self._by_name.get(topic) if isinstance(topic, str) else self._by_id.get(topic)
+        """By any of its names, or by the 16 bytes of its id."""
+        if not isinstance(topic, str):
+            return self._by_id.get(topic)
+        return self._by_name.get(topic) or self._by_alias.get(topic) or self._find_by_alias(topic)
+
+    def _find_by_alias(self, name: str) -> LiveTopic | None:
+        if "/" not in name:
+            # Short names are what the registry has.
+            return None
+        try:
+            live = self._by_name.get(self.names.canonical(name))
+        except KafkaError:
+            return None
+        if live is not None:
+            # A topic has but a few of them.
+            self._by_alias[name] = live
+        return live
 
     def require(self, topic: str | bytes) -> LiveTopic:
         """As `get`. Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, or UNKNOWN_TOPIC_ID for an id."""
@@ -90,33 +99,13 @@ class Topics:
             return partition
         if not 0 <= index < live.topic.partitions:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{live.name} has {live.topic.partitions} partitions, none is {index}")
-        opening = live.opening.get(index)
-        if opening is None:
-            opening = live.opening[index] = Shared()
-            self._start(self._open_partition(live, index, opening))
-        return await opening
+        return await self.leading.partition(live, index)
 
-    async def _open_partition(self, live: LiveTopic, index: int, opening: Shared[Partition]) -> None:
-        try:
-            log = await self._store.log(live.name, index)
-            producers, replayed = await self._snapshots.recover(live.topic, index, log)
-            if self._by_name.get(live.name) is not live:
-                # Deleted meanwhile; the log may even be that of a new topic of the same name.
-                raise UnknownTopic(live.name)
-            partition = Partition(live.name, index, log, live.config, producers)
-            partition.unsaved_bytes = replayed
-        except StorageError as failure:
-            del live.opening[index]
-            opening.fail(storage_error(failure))
-            return
-        except Exception as failure:
-            del live.opening[index]
-            opening.fail(failure)
-            raise
-        self._snapshots.let_go(live.topic.topic_id, index)
-        live.partitions[index] = partition
-        del live.opening[index]
-        opening.succeed(partition)
+    def open_soon(self, topic: str | bytes, index: int) -> None:
+        """Begin to open a partition that will be asked for, so that many open at the same time."""
+        live = self.get(topic)
+        if live is not None:
+            self.leading.open_soon(live, index)
 
     def save_if_due(self, partition: Partition) -> None:
         """Save the producers' state of a partition that has grown enough since the last time. In the background, one at a time."""
@@ -129,7 +118,7 @@ class Topics:
             await self._snapshots.save(live.topic.topic_id, partition)
 
     def _holder(self, partition: Partition) -> LiveTopic | None:
-        """The topic of a partition, unless it was deleted."""
+        """The topic of a partition, unless that was deleted or given up."""
         live = self._by_name.get(partition.topic)
         return live if live is not None and live.partitions.get(partition.index) is partition else None
 
@@ -137,20 +126,21 @@ class Topics:
         """Save every producers' state that has changed, before a shutdown. Raises StorageError."""
         await self._snapshots.save_all([(live.topic.topic_id, partition) for live in self for partition in live.partitions.values()])
 
-    def check_new(self, name: str) -> None:
-        """Raises KafkaError for a name that no new topic can have: INVALID_TOPIC_EXCEPTION or TOPIC_ALREADY_EXISTS."""
-        check_name(name)
-        if name in self._by_name or name in self._creating:
+    def check_new(self, name: str) -> str:
+        """The canonical name. Raises KafkaError for one that no new topic can have: INVALID_TOPIC_EXCEPTION or TOPIC_ALREADY_EXISTS."""
+        canonical = self.names.canonical(name)
+        if canonical in self._by_name or canonical in self._creating:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
-        twin = self._by_unified_name.get(_unified(name))
+        twin = self._by_unified_name.get(unified(canonical))
         if twin is not None:
             raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {twin}")
+        return canonical
 
     async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> LiveTopic:
         """Make a topic; durable when it returns. Raises KafkaError."""
-        self.check_new(name)
+        name = self.check_new(name)
         creating = self._creating[name] = Shared()
-        self._by_unified_name[_unified(name)] = name
+        self._by_unified_name[unified(name)] = name
         # On its own: a client that goes away while it waits must not leave a topic that is stored and not known.
         start(self._create(Topic(name, uuid.uuid4().bytes, partitions, dict(configs))), creating.succeed, creating.fail)
         return await creating
@@ -166,14 +156,16 @@ class Topics:
         finally:
             del self._creating[topic.name]
             if topic.name not in self._by_name:
-                self._by_unified_name.pop(_unified(topic.name), None)
+                self._by_unified_name.pop(unified(topic.name), None)
+                # Somebody else may have been first.
+                self._look_at(topic.name)
 
     async def find_or_create(self, name: str) -> LiveTopic:
         """The topic, made with the settings' defaults where it is missing. Raises KafkaError."""
-        live = self._by_name.get(name)
+        live = self.get(name)
         if live is not None:
             return live
-        creating = self._creating.get(name)
+        creating = self._creating.get(self.names.canonical(name))
         if creating is not None:
             return await creating
         return await self.create(name, self._settings.num_partitions, {})
@@ -182,7 +174,7 @@ class Topics:
         """Replace a topic by what `change` makes of it, one change after the other. Raises KafkaError, and whatever `change` raises."""
         while live.altering is not None:
             await live.altering
-        if self._by_name.get(live.name) is not live:
+        if live.is_gone:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         await unbroken(self._alter(live, change(live.topic)))
 
@@ -190,63 +182,101 @@ class Topics:
         altering = live.altering = Shared()
         try:
             await self._store.alter_topic(topic)
-            live.topic = topic
-            live.config = effective(topic.configs, self._settings)
-            for partition in live.partitions.values():
-                partition.config = live.config
-            self.version += 1
+            self._take_over(live, topic)
         except UnknownTopic as failure:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from failure
         except StorageError as failure:
             raise storage_error(failure) from failure
         finally:
             live.altering = None
+            # What others changed meanwhile was left alone.
+            self._look_at(live.name)
             altering.succeed(None)
+
+    def _take_over(self, live: LiveTopic, topic: Topic) -> None:
+        live.topic = topic
+        live.config = effective(topic.configs, self._settings)
+        for partition in live.partitions.values():
+            partition.config = live.config
+        self.version += 1
 
     async def delete(self, live: LiveTopic) -> None:
         """Delete a topic and all that is known of it. Raises KafkaError."""
         await unbroken(self._delete(live))
 
     async def _delete(self, live: LiveTopic) -> None:
-        if self._by_name.get(live.name) is not live:
+        if live.is_gone:
             # What has this name now is another topic, or none.
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        live.is_leaving = True
         try:
             await self._store.delete_topic(live.name)
         except UnknownTopic as failure:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from failure
         except StorageError as failure:
             raise storage_error(failure) from failure
-        self._by_name.pop(live.name, None)
-        self._by_unified_name.pop(_unified(live.name), None)
-        self._by_id.pop(live.topic.topic_id, None)
-        self.version += 1
+        finally:
+            live.is_leaving = False
+        self._drop(live)
+        self._gone.pop(live.topic.topic_id, None)
         await self._snapshots.delete(live.topic)
 
     def _adopt(self, topic: Topic) -> LiveTopic:
         live = LiveTopic(topic, effective(topic.configs, self._settings))
         self._by_name[topic.name] = live
         self._by_id[topic.topic_id] = live
-        self._by_unified_name[_unified(topic.name)] = topic.name
+        self._by_unified_name[unified(topic.name)] = topic.name
+        self._gone.pop(topic.topic_id, None)
         self.version += 1
         return live
 
+    def _drop(self, live: LiveTopic) -> None:
+        if live.is_gone:
+            return
+        live.is_gone = True
+        del self._by_name[live.name]
+        del self._by_id[live.topic.topic_id]
+        self._by_unified_name.pop(unified(live.name), None)
+        self._by_alias.clear()
+        self.version += 1
 
-def check_name(name: str) -> None:
-    """Raises KafkaError(INVALID_TOPIC_EXCEPTION), in Kafka's words, for a name that Kafka would refuse (org.apache.kafka.common.internals.Topic)."""
-    if _NAME.match(name) and name not in (".", ".."):
-        return
-    if not name:
-        why = "the empty string is not allowed"
-    elif name in (".", ".."):
-        why = f"'{name}' is not allowed"
-    elif len(name) > MAX_NAME_LENGTH:
-        why = f"the length of '{name[:MAX_NAME_LENGTH]}' is longer than the max allowed length {MAX_NAME_LENGTH}"
-    else:
-        why = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
-    raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {why}")
+    # What others do
 
+    def _look(self) -> None:
+        """Somebody else has made, altered or deleted topics."""
+        for name in [*self._by_name, *(name for name in self._store.topics if name not in self._by_name)]:
+            self._look_at(name)
 
-def _unified(name: str) -> str:
-    """What two names have in common that would collide in the names of metrics, where '.' and '_' are the same (Topic.unifyCollisionChars)."""
-    return name.replace(".", "_")
+    def _look_at(self, name: str) -> None:
+        topic, live = self._store.topics.get(name), self._by_name.get(name)
+        if name in self._creating or (live is not None and live.altering is not None):
+            # Our own change is under way: it looks again at its end.
+            return
+        if live is not None and (topic is None or topic.topic_id != live.topic.topic_id or topic.partitions < live.topic.partitions):
+            _log.info("topic deleted by others", topic=name)
+            self._drop(live)
+            self._gone[live.topic.topic_id] = live.topic, self._now()
+            live = None
+        if topic is not None and live is None:
+            self._adopt(topic)
+        elif topic is not None and live is not None and topic != live.topic:
+            self._take_over(live, topic)
+
+    def may_return(self, topic_id: bytes) -> bool:
+        """Whether others deleted that topic, by the list of topics, and what it left behind is not forgotten yet."""
+        return topic_id in self._gone
+
+    async def forget_gone(self, before: int) -> list[Topic]:
+        """Topics that others deleted before that time (ms), and that have not come back. What they leave behind is theirs who ask, once.
+
+        Not at once: what a group has committed must outlast a list of topics that was wrong for a moment.
+        """
+        forgotten = []
+        for topic_id, gone in list(self._gone.items()):
+            topic, since = gone
+            # Another may take a while to forget, and this one be back by then.
+            if since <= before and self._gone.get(topic_id) == gone:
+                del self._gone[topic_id]
+                await self._snapshots.delete(topic)
+                forgotten.append(topic)
+        return forgotten

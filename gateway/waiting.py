@@ -32,7 +32,21 @@ class Clock(Protocol):
 #: What `start` hands back: call it to cancel what waits. Calling it after the end does nothing.
 Cancel = Callable[[], None]
 
-__all__ = ["Cancel", "CancelledError", "Clock", "Shared", "Waits", "Wake", "call_later", "gather", "start", "unbroken"]
+__all__ = [
+    "NOT_YET",
+    "Cancel",
+    "CancelledError",
+    "Clock",
+    "Shared",
+    "Timer",
+    "Waits",
+    "Wake",
+    "call_later",
+    "gather",
+    "start",
+    "unbroken",
+    "unbroken_within",
+]
 
 
 def start(work: Coroutine[Any, Any, T], done: Callable[[T], None], failed: Callable[[BaseException], None]) -> Cancel | None:
@@ -62,15 +76,19 @@ class _Running(Generic[T]):
         A Deferred cannot raise its own failure while its callbacks run: it has not yet made the note that it would cross out.
         """
         self.awaited = None
+        ended: Callable[[], None]
         try:
             awaited = self.work.throw(cast(BaseException, result.value)) if isinstance(result, Failure) else self.work.send(None)
         except StopIteration as finished:
-            self.done(finished.value)
+            ended = partial(self.done, finished.value)
         except Exception as failure:  # noqa: BLE001 - the rim: whatever it was is handed on
-            self.failed(failure)
+            ended = partial(self.failed, failure)
         else:
             self.awaited = awaited
             awaited.addBoth(self.step)
+            return
+        # Not while the exception is handled: each one that is raised from here on would have it as its context, with all that it holds.
+        ended()
 
     def cancel(self) -> None:
         if self.awaited is not None:
@@ -165,19 +183,43 @@ class Shared(Awaitable[T]):
             deferred: Deferred[None] = Deferred()
             self._waiting.append(deferred)
             yield from deferred.__await__()
+        return self._outcome()
+
+    def _outcome(self) -> T:
         if self._failure is not None:
             raise self._failure
         return cast(T, self._result)
 
+    async def within(self, clock: Clock, seconds: float) -> T:
+        """As awaiting it, for at most so long; what it is the result of goes on. Raises TimeoutError."""
+        if self._waiting is not None and seconds > 0:
+            deferred: Deferred[None] = Deferred()
+            self._waiting.append(deferred)
+            timer = clock.callLater(seconds, deferred.callback, None)
+            try:
+                await deferred
+            finally:
+                if timer.active():
+                    timer.cancel()
+                if self._waiting is not None:
+                    self._waiting.remove(deferred)
+        if self._waiting is not None:
+            raise TimeoutError
+        return self._outcome()
 
-async def gather(works: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
-    """Run all of them at the same time; what each came to, in their order, exceptions among the results."""
+
+async def gather(works: Sequence[Coroutine[Any, Any, T]], so_far: list[T | BaseException] | None = None) -> list[T | BaseException]:
+    """Run all of them at the same time; what each came to, in their order, exceptions among the results.
+
+    Who cannot wait for the end finds in `so_far` what there is, NOT_YET for the others; it stays empty where there is but one.
+    """
     if len(works) == 1:
         try:
             return [await works[0]]
         except Exception as failure:  # noqa: BLE001 - it is a result like any other
             return [failure]
-    results: list[T | BaseException] = [_NOT_YET] * len(works)
+    results = [] if so_far is None else so_far
+    results += [NOT_YET] * len(works)
     missing = len(works)
     everything: Shared[None] = Shared()
 
@@ -195,7 +237,8 @@ async def gather(works: Sequence[Coroutine[Any, Any, T]]) -> list[T | BaseExcept
     return results
 
 
-_NOT_YET = RuntimeError("not ended yet")
+#: In the place of a result that there is not.
+NOT_YET = RuntimeError("not ended yet")
 
 
 async def unbroken(work: Coroutine[Any, Any, T]) -> T:
@@ -203,6 +246,13 @@ async def unbroken(work: Coroutine[Any, Any, T]) -> T:
     ended: Shared[T] = Shared()
     start(work, ended.succeed, ended.fail)
     return await ended
+
+
+async def unbroken_within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """As `unbroken`, waited for at most so long. Raises TimeoutError."""
+    ended: Shared[T] = Shared()
+    start(work, ended.succeed, ended.fail)
+    return await ended.within(clock, seconds)
 
 
 def call_later(clock: Clock, seconds: float, what: Callable[[], None]) -> Cancel:

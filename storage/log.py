@@ -4,7 +4,7 @@ Nothing here knows Kafka's messages, LMDB or Pulsar. Every store passes `tests/c
 
 The rules that every store keeps:
 
-- One writer per partition. A writer that lost its right fails with `Fenced`, and so does everything it sends later.
+- One writer per partition. A writer that lost its right fails with `Fenced`, and so does everything it sends later; `Store.log` begins anew.
 - Offsets are given out by the caller, in order and without gaps: an append starts at `next_offset`. The store refuses anything else.
 - Acknowledged means durable: `append` and `put` return when the rows survive a power cut, and never before.
 - When one append fails, those queued behind it fail too (their offsets would leave a gap); once they all have, `next_offset` is the
@@ -32,8 +32,19 @@ class StorageFailed(StorageError):
     """The medium failed: disk full, I/O error, broker lost. Nothing of the failed call is visible, and it may be tried again."""
 
 
+class NotAllowed(StorageError):
+    """The medium does not let this process do that with this topic: to try again helps nobody before somebody grants it. The message says what to grant."""
+
+
 class Fenced(StorageError):
-    """Another writer leads this partition now. Whether the failed append was stored is unknown."""
+    """Another writer leads this partition now, or what became of an append cannot be known. Whether the failed append was stored is unknown.
+
+    The log is finished: every later call on it fails so too. `Store.log` gives a new one, which has taken the right to write anew.
+    """
+
+
+class EntryTooLarge(StorageError):
+    """More than the medium takes in one piece; nothing of it was stored. The message says how large it was and how large it may be."""
 
 
 class LogClosed(StorageError):
@@ -102,7 +113,8 @@ class PartitionLog(Protocol):
 
     `start_offset <= end_offset <= next_offset`: the first readable offset, the one after the last durable record (the high watermark), and
     the one that the next append must begin at (it runs ahead of `end_offset` while appends are in flight). `size` is the number of payload bytes
-    that are readable. `leader_epoch` is the epoch of this writer.
+    that are readable. `leader_epoch` is the epoch of this writer. `can_replace`: whether `replace` is for this log; what others write to as well
+    its medium compacts in a way of its own, or nobody does.
     """
 
     @property
@@ -115,12 +127,18 @@ class PartitionLog(Protocol):
     def size(self) -> int: ...
     @property
     def leader_epoch(self) -> int: ...
+    @property
+    def can_replace(self) -> bool: ...
 
-    def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
+    def append(self, entries: Sequence[Entry]) -> Awaitable[int | None]:
         """Queue `entries` (contiguous, the first at `next_offset`) in the order of the calls; they are stored all or none.
 
         `next_offset` has moved when this call returns; the awaitable fires when they are durable. It can be cancelled: the entries are then
-        stored all the same, only nobody is told. The payloads are handed over: nobody changes them afterwards. Raises (through the awaitable) StorageFailed, Fenced, LogClosed, OffsetOutOfRange.
+        stored all the same, only nobody is told. The payloads are handed over: nobody changes them afterwards.
+
+        A log of a medium that others write to as well gives offsets out itself: its `next_offset` is only a name for what is in flight, above any
+        real offset, and the awaitable gives the offset of the first record. That of any other gives None.
+        Raises (through the awaitable) StorageFailed, Fenced, LogClosed, OffsetOutOfRange, EntryTooLarge.
         """
         ...
 
@@ -171,12 +189,19 @@ class PartitionLog(Protocol):
 
         `entries` lie within the same range in offset order, overlap none that stays, and bear no later timestamp than those they replace;
         `end_offset` does not move. What lies wholly before `start_offset` by then stays deleted. Readers see the old or the new, never a
-        mixture. Raises ValueError, LogClosed, StorageFailed.
+        mixture. Raises ValueError, LogClosed, StorageFailed; that where `can_replace` does not hold.
+        """
+        ...
+
+    async def reclaim(self) -> None:
+        """Free the space of what `replace` and `delete_before` took away, where the medium could not do so at once. Readers see no difference.
+
+        To be called now and then; it may take long. Raises LogClosed, Fenced, StorageFailed.
         """
         ...
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Call `on_change` (cheap, never raising) whenever `end_offset` or `start_offset` moved or the log was closed."""
+        """Call `on_change` (cheap, never raising) whenever `end_offset` or `start_offset` moved, or the log was closed or fenced."""
         ...
 
     def unwatch(self, on_change: Callable[[], None]) -> None:
@@ -194,7 +219,7 @@ class StateTable(Protocol):
     def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
         """Set (or with None delete) these rows, all or none; durable when it fires. Puts are stored in the order of the calls.
 
-        A key has 1 to 480 bytes. Raises StorageFailed, Fenced, LogClosed, ValueError.
+        A key has 1 to 480 bytes. Raises StorageFailed, Fenced, LogClosed, EntryTooLarge, ValueError.
         """
         ...
 
@@ -202,8 +227,15 @@ class StateTable(Protocol):
 class Store(Protocol):
     """Topics, their logs, and tables."""
 
+    retains_by_itself: bool
+    """Whether the medium applies the retention of a topic's configs to logs that nobody has opened; `PartitionLog.retain` is then only for open ones."""
+
     async def open(self) -> None:
         """Take the store for this process. Raises StoreInUse, StoreTooNew, StorageFailed."""
+        ...
+
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        """`call` once, with the reason, if another process takes the store away: nothing can be written from then on. To be said before `open`."""
         ...
 
     async def close(self) -> None:
@@ -213,6 +245,21 @@ class Store(Protocol):
     @property
     def topics(self) -> Mapping[str, Topic]:
         """Every topic by name: a live, read-only view."""
+        ...
+
+    def watch_topics(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change` (cheap, never raising) after `topics` changed by somebody else than this store's own calls. The logs of those that are gone are closed."""
+        ...
+
+    def canonical(self, name: str) -> str:
+        """The name that a topic has in `topics`, of those that it may be called by. Raises ValueError for what can be no topic of this store.
+
+        A name of the embedded store is what it is; Pulsar knows a topic by its full name, too.
+        """
+        ...
+
+    def note_committed(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """A group's committed offset, for a medium that shows its operators how far readers are behind. Cheap; what comes too fast is dropped."""
         ...
 
     async def create_topic(self, topic: Topic) -> None:

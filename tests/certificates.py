@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,12 +63,16 @@ class Authority:
         path.write_bytes(self.certificate.public_bytes(Encoding.PEM))
         return path
 
-    def sign(self, common_name: str = "localhost") -> Signed:
+    def sign(self, common_name: str = "localhost", names: Sequence[x509.GeneralName] | None = None) -> Signed:
+        """For this machine, or for these names; with none of them the extension is left out."""
         key = rsa.generate_private_key(65537, 2048)
         # Python 2.7 looks for an address among the host names.
         hosts = [x509.DNSName("localhost"), x509.DNSName("127.0.0.1")]
-        names = [*hosts, *(x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1"))]
-        builder = self._builder(_name(common_name), key).add_extension(x509.SubjectAlternativeName(names), critical=False)
+        if names is None:
+            names = [*hosts, *(x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1"))]
+        builder = self._builder(_name(common_name), key)
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return Signed(builder.sign(self._key, hashes.SHA256()), key)
 
     def _builder(self, subject: x509.Name, key: rsa.RSAPrivateKey) -> x509.CertificateBuilder:

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+#: The fixture `pulsar`, for whoever wants a real one.
+pytest_plugins = ["tests.peers.pulsar"]
+
+#: Files whose few tests take longest, by their names: five to seven minutes each.
+LONGEST = ("test_pulsar_chaos.py", "test_pulsar_outages.py", "test_pulsar_silences.py")
 
 settings.register_profile("kopgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # `make check` looks at a quarter of the examples, so that it stays a matter of two minutes; `make test` looks at all of them.
 settings.register_profile("quick", settings.get_profile("kopgate"), max_examples=25)
 settings.load_profile("kopgate")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """The longest files first, then those with the most tests: with `--dist loadfile --no-loadscope-reorder` files are handed out in this order, and
+    the last ones should be short, or one worker has a long one while the others have nothing left."""
+    tests = Counter(item.path for item in items)
+    found = {path: number for number, path in enumerate(tests)}
+
+    def place(item):
+        name = item.path.name
+        return LONGEST.index(name) if name in LONGEST else len(LONGEST), -tests[item.path], found[item.path]
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

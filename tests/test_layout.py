@@ -13,11 +13,11 @@ PACKAGES = ("gateway", "auth", "compat", "storage", "reports")
 
 #: Which of our packages a package may import besides itself.
 MAY_IMPORT = {
-    "gateway": {"auth", "compat", "storage"},
+    "gateway": {"auth", "compat", "storage", "reports"},
     "auth": set(),
     "compat": set(),
     "storage": set(),
-    "reports": set(),
+    "reports": {"compat"},
 }
 
 #: Where a library may be imported: files, or folders with a slash at the end.
@@ -29,19 +29,29 @@ BELONGS_TO = {
         "gateway/transport.py",
         "gateway/connection.py",
         "gateway/waiting.py",
+        "storage/bridge.py",
         "storage/lmdb/",
+        "storage/pulsar/",
     ),
+    "pulsar": ("storage/pulsar/",),
     "lmdb": ("storage/lmdb/",),
     "kafka": ("gateway/wire/", "gateway/handlers/", "gateway/commands/"),
     "re2": ("gateway/groups/expressions.py",),
     "click": ("gateway/cli.py", "gateway/commands/"),
     "pydantic": ("gateway/config.py", "gateway/layers.py"),
     "pydantic_settings": ("gateway/config.py", "gateway/layers.py"),
-    "OpenSSL": ("auth/tls.py", "gateway/connection.py"),
+    "pyspark": ("reports/",),
+    "OpenSSL": ("auth/tls.py", "gateway/connection.py", "storage/pulsar/trust.py"),
 }
 
 #: The one module that names the reactor; everything else is given it.
 NAMES_THE_REACTOR = "gateway/cli.py"
+
+#: What hands rows to Python processes, one by one or in pieces: no worker has a Python with this in it, and each row would be copied there and back.
+ROWS_IN_PYTHON = {
+    "udf", "udtf", "pandas_udf", "mapInPandas", "mapInArrow", "applyInPandas", "applyInArrow", "applyInPandasWithState", "transformWithState",
+    "transformWithStateInPandas", "rdd", "foreach", "foreachPartition", "parallelize",
+}  # fmt: skip
 
 
 def imports(source: str) -> Iterator[str]:
@@ -74,6 +84,14 @@ def complaints(path: str, source: str) -> list[str]:
     return found
 
 
+def rows_in_python(source: str) -> list[str]:
+    """What `source` names of it, as an attribute or as an import."""
+    tree = list(ast.walk(ast.parse(source)))
+    named = [node.attr for node in tree if isinstance(node, ast.Attribute)]
+    named += [name.name for node in tree if isinstance(node, ast.ImportFrom) for name in node.names]
+    return sorted(ROWS_IN_PYTHON.intersection(named))
+
+
 def modules() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
@@ -98,11 +116,32 @@ def test_a_package_says_that_it_is_typed(package):
         ("gateway/server.py", "from twisted.internet import reactor"),
         ("gateway/fetching.py", "import lmdb"),
         ("gateway/fetching.py", "import kafka.protocol"),
+        ("gateway/commands/report.py", "import pyspark"),
+        ("reports/run.py", "from gateway import logs"),
         ("gateway/fetching.py", "from . import logs"),
     ],
 )
 def test_what_breaks_the_rule_is_seen(path, source):
     assert len(complaints(path, source)) == 1
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if path.startswith("reports/")])
+def test_no_row_of_a_report_passes_through_python(path):
+    assert rows_in_python((ROOT / path).read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "F.udf(f)",
+        "from pyspark.sql.functions import pandas_udf",
+        "rows.mapInPandas(f, s)",
+        "x.groupBy('a').applyInPandas(f, s)",
+        "rows.rdd.map(f)",
+    ],
+)
+def test_what_would_pass_rows_through_python_is_seen(source):
+    assert len(rows_in_python(source)) == 1
 
 
 def test_every_place_of_the_table_exists():

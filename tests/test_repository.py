@@ -22,6 +22,8 @@ from gateway.cli import main
 from gateway.commands.settings import as_markdown
 from gateway.config import Settings
 from gateway.kop_names import OUR_NAMES
+from tests.peers.pulsar import SETTINGS as PULSAR_SETTINGS
+from tests.peers.pulsar import VERSION as PULSAR
 
 ROOT = Path(__file__).parent.parent
 COMMAND = r"kopgate ([a-z]+) ?((?:[a-z]+(?:-[a-z]+)*)?)"
@@ -46,33 +48,41 @@ def image_environment():
 
 @pytest.fixture
 def gateway(compose):
-    """The service that comes up unless a profile is asked for."""
-    (alone,) = [service for service in compose["services"].values() if "profiles" not in service]
-    return alone
+    return compose["services"]["gateway"]
 
 
-def test_compose_has_the_gateway_alone_with_its_data_in_a_volume(gateway):
-    known = {
-        "build",
-        "image",
-        "ports",
-        "environment",
-        "volumes",
-        "restart",
-        "stop_grace_period",
-        "read_only",
-        "tmpfs",
-        "cap_drop",
-        "security_opt",
-    }
-    assert set(gateway) <= known
-    assert gateway["volumes"] == ["data:/data"]
+@pytest.fixture
+def pulsar_service(compose):
+    return compose["services"]["pulsar"]
+
+
+def test_compose_brings_a_pulsar_and_the_gateway_on_it(compose, gateway, pulsar_service):
+    assert {name for name, service in compose["services"].items() if "profiles" not in service} == {"gateway", "pulsar"}
+    both = {"image", "environment", "restart", "stop_grace_period", "cap_drop", "security_opt"}
+    assert set(gateway) <= both | {"build", "depends_on", "ports", "read_only", "tmpfs"}
+    assert set(pulsar_service) <= both | {"command", "healthcheck", "volumes"}
+    assert gateway["depends_on"] == {"pulsar": {"condition": "service_healthy"}}
+    assert pulsar_service["volumes"] == ["pulsar:/pulsar/data"]
+    assert pulsar_service["environment"]["PULSAR_PREFIX_advertisedAddress"] == "pulsar"
+
+
+def test_the_pulsar_of_compose_is_that_of_the_tests_and_set_alike(pulsar_service):
+    assert pulsar_service["image"] == f"apachepulsar/pulsar:{PULSAR}"
+    prefix = "PULSAR_PREFIX_"
+    settings = {name.removeprefix(prefix): value for name, value in pulsar_service["environment"].items() if name.startswith(prefix)}
+    ours = {name: value for name, value in PULSAR_SETTINGS.items() if not name.startswith("defaultRetention")}
+    assert settings == {**ours, "advertisedAddress": "pulsar"}
+
+
+def test_every_value_that_compose_gives_to_an_environment_is_text(gateway, pulsar_service):
+    assert all(isinstance(value, str) for service in (gateway, pulsar_service) for value in service["environment"].values())
 
 
 def test_what_compose_names_in_a_service_is_there(compose):
     assert set(compose) - {"x-legacy"} == {"services", "volumes"}
-    assert {volume.split(":")[0] for service in compose["services"].values() for volume in service["volumes"]} == set(compose["volumes"])
-    builds = [service["build"] for service in compose["services"].values()]
+    services = compose["services"].values()
+    assert {volume.split(":")[0] for service in services for volume in service.get("volumes", [])} == set(compose["volumes"])
+    builds = [service["build"] for service in services if "build" in service]
     files = {build if build == "." else build["dockerfile"] for build in builds}
     assert [name for name in files if not (ROOT / name).exists()] == []
 
@@ -96,7 +106,17 @@ def test_the_image_starts_with_settings_that_hold(image_environment, gateway, mo
             monkeypatch.setenv(name, value)
     settings = layers.load({})
     assert [str(endpoint) for endpoint in settings.listeners] == ["PLAINTEXT://0.0.0.0:9092"]
-    assert str(settings.store) == "lmdb:/data"
+    assert (str(settings.store), settings.pulsar_admin) == ("pulsar://pulsar:6650", "http://pulsar:8080")
+
+
+def test_the_image_by_itself_starts_on_the_embedded_store_in_its_volume(image_environment, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("KOPGATE_")]:
+        monkeypatch.delenv(name)
+    for name, value in image_environment.items():
+        if name.startswith("KOPGATE_"):
+            monkeypatch.setenv(name, value)
+    assert str(layers.load({}).store) == "lmdb:/data"
+    assert "VOLUME /data" in read("Dockerfile").splitlines()
 
 
 def test_the_published_port_is_the_one_that_the_gateway_advertises(gateway):

@@ -116,7 +116,7 @@ class ClassicMembers(Membership):
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS)
         self._of(member).sync = NEVER
         self._hear_of(member, now)
-        partitions = {name: frozenset(member.assigned[topic]) for topic, name in known(member.assigned, self._topology)}
+        partitions = {name: frozenset(member.assigned[topic]) for topic, name in known(member.assigned, member.topics, self._topology)}
         return Synced(ErrorCode.NONE, syncing.protocol_type, syncing.protocol, assignment_bytes(partitions, metadata))
 
     def _classic(self, member_id: str, instance_id: str | None, generation: int) -> ConsumerMember:

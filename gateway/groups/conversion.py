@@ -39,7 +39,7 @@ def _elected(members: Iterable[ConsumerMember]) -> str:
 def _classic_row(member: ConsumerMember, protocol: str, topology: Topology) -> MemberRow:
     words = _words(member)
     metadata = next(metadata for name, metadata in words.protocols if name == protocol)
-    partitions = {name: member.target[topic] for topic, name in known(member.target, topology)}
+    partitions = {name: member.target[topic] for topic, name in known(member.target, member.topics, topology)}
     return MemberRow(
         member.member_id,
         member.instance_id,

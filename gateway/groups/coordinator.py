@@ -15,6 +15,7 @@ from gateway.groups.conversion import as_consumer, check_upgrade
 from gateway.groups.driver import AnyGroup, Driver
 from gateway.groups.group import Group
 from gateway.groups.member import Joined, Joining, Synced, Syncing
+from gateway.groups.topology import canonical
 from gateway.waiting import CancelledError, Shared, unbroken
 from storage.log import StorageError
 
@@ -223,9 +224,10 @@ class Coordinator(Driver):
             group.check_fetch(member_id, epoch)
 
     def subscribed(self, group_id: str) -> frozenset[str] | None:
-        """Topics that the group's members subscribe to; None where that cannot be told."""
+        """Topics that the group's members subscribe to, by their canonical names; None where that cannot be told."""
         group = self._groups.get(group_id)
-        return None if group is None else group.subscribed
+        names = None if group is None else group.subscribed
+        return None if names is None else frozenset(canonical(name, self._topology) for name in names)
 
     def is_empty(self, group_id: str) -> bool:
         """No members, or no such group."""
@@ -250,7 +252,7 @@ class Coordinator(Driver):
             _log.warning("group not forgotten", group=group.group_id, reason=str(failure))
 
     async def _delete_rows(self, group: AnyGroup) -> None:
-        await self._table.put(dict.fromkeys(group.stored_keys()))
+        await self._put(dict.fromkeys(group.stored_keys()))
         # Who has joined meanwhile is in the group as it was, which is stored again with its next generation.
         if self._groups.get(group.group_id) is group and group.is_empty:
             group.delete(self._now())

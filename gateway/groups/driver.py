@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -20,8 +20,8 @@ from gateway.groups.group import Group
 from gateway.groups.loading import load
 from gateway.groups.member import Joined, Synced
 from gateway.groups.topology import Topology
-from gateway.waiting import Cancel, Clock, Shared
-from storage.log import StateTable, StorageError
+from gateway.waiting import Cancel, Clock, Shared, unbroken_within
+from storage.log import StateTable, StorageError, StorageFailed
 
 _log = logs.part(__name__)
 
@@ -53,6 +53,7 @@ class Driver:
         self._table = table
         self._topology = topology
         self._settings = settings
+        self._clock = clock
         self._alarms = Alarms(clock)
         self._now = now
         self._new_id = new_id
@@ -123,7 +124,7 @@ class Driver:
         stored = rows.value_of(save.row)
         self._storing += len(stored)
         try:
-            await self._table.put({**dict.fromkeys(save.drops), rows.key_of(group.group_id): stored})
+            await self._put({**dict.fromkeys(save.drops), rows.key_of(group.group_id): stored})
         except StorageError as failure:
             _log.error("group not stored", group=group.group_id, generation=save.row.generation, reason=str(failure))
             group.save_failed(save, self._now())
@@ -136,13 +137,21 @@ class Driver:
     async def _write(self, group: ConsumerGroup, write: Write) -> None:
         stored = {key: None if row is None else consumer_rows.value_of(row) for key, row in write.rows.items()}
         try:
-            await self._table.put(stored)
+            await self._put(stored)
         except StorageError as failure:
             _log.error("group not stored", group=group.group_id, generation=group.generation, reason=str(failure))
             group.write_failed(write, self._now())
         else:
             group.written(write)
         self._act(group)
+
+    async def _put(self, stored: Mapping[bytes, bytes | None]) -> None:
+        """Raises StorageError, also where it takes too long: then it may be stored all the same, but never after what is put later."""
+        milliseconds = self._settings.offsets_commit_timeout_ms
+        try:
+            await unbroken_within(self._clock, milliseconds / 1000, _stored(self._table.put(stored)))
+        except TimeoutError:
+            raise StorageFailed(f"not stored within offsets_commit_timeout_ms={milliseconds}") from None
 
     # Time and room
 
@@ -190,3 +199,7 @@ class Driver:
         armed = self._timers.pop(group.group_id, None)
         if armed is not None:
             armed[1]()
+
+
+async def _stored(put: Awaitable[None]) -> None:
+    await put

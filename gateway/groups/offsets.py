@@ -1,27 +1,32 @@
 """What groups have committed: in memory for those who ask, in a table of the store before it is acknowledged.
 
 Rows belong to a topic's id. So a topic that is deleted takes its offsets with it, whatever else fails or crosses its way: without their topic
-they are found by nobody, and what is still stored of them goes at the next start.
+they are found by nobody, and what is still stored of them goes at the next start. Where others have a say in which topics there are, a topic that
+is not there at the start may come back (a namespace that is served again, for example): then its offsets stay until they have expired.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from operator import itemgetter
 from sys import getsizeof
+from typing import Any
 
 from gateway import logs
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.offset_rows import Committed, Place, committed_of, key_of, place_of, value_of
 from gateway.topics import Topics
-from gateway.waiting import unbroken
-from storage.log import StateTable, StorageError, Topic
+from gateway.waiting import Clock, unbroken_within
+from storage.log import EntryTooLarge, StateTable, StorageError, Topic
 
 _log = logs.part(__name__)
 
 #: A group's offsets by topic id and partition.
 Rows = dict[bytes, dict[int, Committed]]
+
+#: Is told of a durable commit: group, topic, partition and offset (`Store.note_committed`).
+Note = Callable[[str, str, int, int], None]
 
 #: Groups that find no room of which the log tells: the names of others may be made up.
 MOST_TOLD = 20
@@ -30,10 +35,29 @@ MOST_TOLD = 20
 ROW_BYTES = 600
 
 
-class CommittedOffsets:
-    """`open` it before use. What was refused by the store is not seen: readers see only what is durable."""
+def nobody(group_id: str, topic: str, partition: int, offset: int) -> None:
+    """Where nobody else wants to know."""
 
-    def __init__(self, table: StateTable, topics: Topics, settings: Settings) -> None:
+
+class CommittedOffsets:
+    """`open` it before use. What was refused by the store is not seen: readers see only what is durable. `note` is told of it, too."""
+
+    def __init__(
+        self,
+        table: StateTable,
+        topics: Topics,
+        settings: Settings,
+        clock: Clock,
+        note: Note = nobody,
+        *,
+        topics_may_come_back: bool = False,
+    ) -> None:
+        self._topics_may_come_back = topics_may_come_back
+        self._missing: set[bytes] = set()
+        """Ids of topics that were not there at the start."""
+        self._clock = clock
+        self._note = note
+        self._longest = settings.offsets_commit_timeout_ms / 1000
         self._table = table
         self._topics = topics
         self._settings = settings
@@ -55,10 +79,28 @@ class CommittedOffsets:
                 _log.error("committed offset unreadable: its group begins as if it were not there", key=key.hex(), reason=str(failure))
                 continue
             if self._topics.get(place.topic_id) is None:
-                orphans.append(key)
-            else:
-                self._keep(place, committed)
+                if not self._topics_may_come_back:
+                    orphans.append(key)
+                    continue
+                self._missing.add(place.topic_id)
+            self._keep(place, committed)
         await self._clear(orphans)
+
+    async def forget_orphans(self, before: int) -> None:
+        """Forget what was committed before that time (ms) for topics that were not there at the start and never came back."""
+        self._missing = {topic_id for topic_id in self._missing if self._topics.get(topic_id) is None}
+        if not self._missing:
+            return
+        places = [
+            Place(group_id, topic_id, partition)
+            for group_id, topics in self._groups.items()
+            for topic_id in topics.keys() & self._missing
+            for partition, committed in topics[topic_id].items()
+            if committed.committed_at < before
+        ]
+        for place in places:
+            self._drop(place)
+        await self._clear([key_of(place) for place in places])
 
     def __len__(self) -> int:
         return sum(len(rows) for group in self._groups.values() for rows in group.values())
@@ -103,13 +145,13 @@ class CommittedOffsets:
         """Set these offsets, all or none; durable when it returns.
 
         Raises KafkaError: INVALID_GROUP_ID, UNKNOWN_TOPIC_OR_PARTITION, INVALID_COMMIT_OFFSET_SIZE beyond the limits, COORDINATOR_NOT_AVAILABLE
-        where the store fails.
+        where the store fails, or takes too long: then it may be stored all the same.
         """
         placed = {self._place(group_id, topic, partition): committed for (topic, partition), committed in rows.items()}
         grows = self._check(group_id, placed)
         if placed:
             # On its own: what is on its way to the disk must reach the memory, too, when its client has gone.
-            await unbroken(self._commit(group_id, placed, grows))
+            await self._wait_for(self._commit(group_id, placed, grows))
 
     def _place(self, group_id: str, topic: str, partition: int) -> Place:
         live = self._topics.require(topic)
@@ -156,10 +198,15 @@ class CommittedOffsets:
                 self._committing[group_id] = under_way
         orphans = []
         for place, committed in placed.items():
-            if self._topics.get(place.topic_id) is None:
-                orphans.append(place)
-            else:
+            live = self._topics.get(place.topic_id)
+            if live is not None:
                 self._keep(place, committed)
+                self._note(group_id, live.name, place.partition, committed.offset)
+            elif self._topics.may_return(place.topic_id):
+                # It goes with the other offsets of the topic, unless that comes back.
+                self._keep(place, committed)
+            else:
+                orphans.append(place)
         await self._clear([key_of(place) for place in orphans])
 
     async def delete(self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None) -> None:
@@ -169,7 +216,14 @@ class CommittedOffsets:
         """
         places = self._all_of(group_id) if partitions is None else self._those_of(group_id, partitions)
         if places:
-            await unbroken(self._delete(places))
+            await self._wait_for(self._delete(places))
+
+    async def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await unbroken_within(self._clock, self._longest, work)
+        except TimeoutError:
+            # As Kafka answers when its offsets topic takes longer than offsets.commit.timeout.ms (CoordinatorOperationExceptionHelper).
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the store takes longer than offsets_commit_timeout_ms") from None
 
     def _all_of(self, group_id: str) -> list[Place]:
         return [Place(group_id, topic_id, partition) for topic_id, rows in self._groups.get(group_id, {}).items() for partition in rows]
@@ -211,6 +265,8 @@ class CommittedOffsets:
     async def _put(self, rows: Mapping[bytes, bytes | None]) -> None:
         try:
             await self._table.put(rows)
+        except EntryTooLarge as failure:
+            raise KafkaError(ErrorCode.INVALID_COMMIT_OFFSET_SIZE, str(failure)) from failure
         except StorageError as failure:
             # What clients take as a reason to ask again, as Kafka answers while its offsets topic cannot be written.
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure

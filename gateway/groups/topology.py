@@ -77,9 +77,16 @@ def digest_of(topics: Set[TopicId], topology: Topology) -> bytes:
     return digest.digest()
 
 
-def known(topics: Iterable[TopicId], topology: Topology) -> Iterator[tuple[TopicId, str]]:
-    """Those that are still there, with their names."""
+def canonical(name: str, topology: Topology) -> str:
+    """The name that a topic has in all lists, of those that it may be called by; one that is not there is called what it is called."""
+    topic = topology.id_of(name)
+    return (None if topic is None else topology.name_of(topic)) or name
+
+
+def known(topics: Iterable[TopicId], asked: Iterable[str], topology: Topology) -> Iterator[tuple[TopicId, str]]:
+    """Those that are still there, by the names that they were asked for by where they were: a client knows no others."""
+    names = {topology.id_of(name): name for name in asked}
     for topic in topics:
-        name = topology.name_of(topic)
+        name = names.get(topic) or topology.name_of(topic)
         if name is not None:
             yield topic, name

@@ -20,7 +20,6 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.handlers.configs import ResourceType, broker_id_is_number
 from gateway.routes import serves
 from gateway.topic_configs import DEFINITIONS, check, value_of
-from gateway.topics import check_name
 from gateway.waiting import gather
 from gateway.wire.api_keys import ApiKey
 from storage.log import Topic
@@ -78,7 +77,7 @@ async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change
         if counts[resource.resource_type, resource.resource_name] > 1:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
         change = change_of(resource)
-        _check_resource(resource.resource_type, resource.resource_name, caller.broker.settings)
+        _check_resource(resource.resource_type, resource.resource_name, caller)
         await _alter_topic(resource.resource_name, change, caller, validate_only=request.validate_only)
 
     rows = []
@@ -97,20 +96,21 @@ async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change
     return rows
 
 
-def _check_resource(kind: int, name: str, settings: Settings) -> None:
+def _check_resource(kind: int, name: str, caller: Caller) -> None:
     """Raises KafkaError for everything but a topic by its name."""
     if kind == ResourceType.TOPIC:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
-        check_name(name)
+        caller.broker.topics.names.canonical(name)
         return
     if kind not in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {kind}")
     if name:
         if not broker_id_is_number(name):
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
-        if int(name) != settings.node_id:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {settings.node_id}, but received {name}")
+        node_id = caller.broker.settings.node_id
+        if int(name) != node_id:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {node_id}, but received {name}")
     what = "The configs of this broker" if kind == ResourceType.BROKER else "The log levels of this broker (log_level, log_levels)"
     raise KafkaError(
         ErrorCode.INVALID_REQUEST, f"{what} cannot be altered while it runs: set them in its file, environment or flags, and restart it."

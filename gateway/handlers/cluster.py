@@ -11,7 +11,6 @@ from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
 from gateway.handlers.metadata import CLUSTER_OPERATIONS, NOT_ASKED
 from gateway.routes import serves
-from gateway.topics import check_name
 from gateway.wire.api_keys import ApiKey
 from storage.log import StorageError
 
@@ -58,6 +57,9 @@ def _wrong_endpoint(asked: int) -> Any:
         authorized_operations=NOT_ASKED,
     )
 
+
+#: As the protocol has it for what is not known of volumes (DescribeLogDirsResponse.UNKNOWN_VOLUME_BYTES).
+UNKNOWN_SIZE = -1
 
 _LogDir = DescribeLogDirsResponse.DescribeLogDirsResult
 _LogDirTopic = _LogDir.DescribeLogDirsTopic
@@ -107,15 +109,18 @@ async def _sizes(asked: list[Any] | None, caller: Caller) -> list[Any]:
 
 
 async def _size(name: str, index: int, caller: Caller) -> int | None:
-    """The bytes of a partition; None where it is not there, or not here."""
+    """The bytes of a partition, UNKNOWN_SIZE where nobody knows; None where it is not there, or not here."""
     broker = caller.broker
     live = broker.topics.get(name)
-    if live is None or not 0 <= index < live.topic.partitions or broker.cluster.leader_of(name, index) != broker.cluster.node_id:
+    if live is None or not 0 <= index < live.topic.partitions or broker.cluster.leader_of(live.name, index) != broker.cluster.node_id:
         return None
     partition = live.partitions.get(index)
+    if partition is None and broker.store.retains_by_itself:
+        # To open a log takes it away from whoever writes to it: no tool may do that by looking.
+        return UNKNOWN_SIZE
     try:
         # Straight from the store: nobody needs to know the producers of a partition to know its size.
-        return (partition.log if partition is not None else await broker.store.log(name, index)).size
+        return (partition.log if partition is not None else await broker.store.log(live.name, index)).size
     except StorageError:
         return None
 
@@ -140,7 +145,7 @@ async def describe_producers(request: Any, caller: Caller) -> Any:
 
 async def _producers(name: str, index: int, caller: Caller) -> Any:
     try:
-        check_name(name)
+        caller.broker.topics.names.canonical(name)
         partition = await caller.broker.topics.partition(name, index)
     except KafkaError as failure:
         return _Partition(partition_index=index, error_code=failure.code, error_message=failure.message, active_producers=[])

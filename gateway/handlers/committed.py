@@ -11,8 +11,8 @@ from kafka.protocol.consumer.group import OffsetDeleteResponse, OffsetFetchRespo
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.offset_rows import Committed
+from gateway.live_topic import LiveTopic
 from gateway.routes import serves
-from gateway.topics import LiveTopic
 from gateway.turns import Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import topic_id_of, uuid_of
@@ -43,9 +43,10 @@ async def offset_commit(request: OffsetCommitRequest, caller: Caller) -> OffsetC
 
 async def commit(request: OffsetCommitRequest, caller: Caller, times: Times) -> OffsetCommitResponse:
     """The reply: what is wrong with a partition is said there, what is wrong with the group or the member at each partition that is right."""
+    caller.traffic.for_group(request.group_id)
     codes: dict[str | bytes, dict[int, ErrorCode]] = {}
     known: dict[tuple[str, int], CommittedPartition] = {}
-    keys: dict[str, str | bytes] = {}
+    keys: dict[str, list[str | bytes]] = {}
     for topic in request.topics:
         key = topic.topic
         told = codes.setdefault(key, {})
@@ -55,12 +56,19 @@ async def commit(request: OffsetCommitRequest, caller: Caller, times: Times) -> 
             except KafkaError as failure:
                 told[asked.partition_index] = failure.code
             else:
-                keys[name] = key
+                # One topic may be named in more than one way.
+                named = keys.setdefault(name, [])
+                if key not in named:
+                    named.append(key)
                 # In the order of the request; what it comes to is put down below.
                 told[asked.partition_index] = ErrorCode.NONE
                 known[name, asked.partition_index] = asked
     for (name, index), code in (await _commit_known(request, known, caller, times)).items():
-        codes[keys[name]][index] = code
+        for key in keys[name]:
+            if index in codes[key]:
+                codes[key][index] = code
+    for key, told in codes.items():
+        caller.traffic.touched(ApiKey.OFFSET_COMMIT, caller.api_version, key, told.values(), request.group_id)
     return OffsetCommitResponse(codes)
 
 
@@ -113,6 +121,7 @@ def _row(asked: CommittedPartition, times: Times) -> Committed:
 async def offset_fetch(request: Any, caller: Caller) -> Any:
     """Where a group stands; offset -1 where it has committed nothing. v2 takes null for all topics, v5 tells leader epochs, v7 asks for what
     no open transaction may still change, which is everything."""
+    caller.traffic.for_group(request.group_id)
     return await fetched_by_name(standing(request.group_id, request.topics, caller), caller)
 
 
@@ -120,6 +129,8 @@ async def offset_fetch(request: Any, caller: Caller) -> Any:
 async def offset_fetch_of_groups(request: Any, caller: Caller) -> Any:
     """The same for several groups, each named once. v9 has members of the new protocol, v10 topic ids."""
     counts = Counter(asked.group_id for asked in request.groups)
+    if len(counts) == 1:
+        caller.traffic.for_group(request.groups[0].group_id)
     groups = []
     turns = Turns(caller.broker.clock)
     for asked in request.groups:
@@ -157,12 +168,13 @@ def standing(group_id: str, asked: Iterable[Any] | None, caller: Caller) -> Iter
     seen: set[tuple[str | bytes, int]] = set()
     for topic in asked:
         key = _key_of(topic, caller)
+        caller.traffic.touched(ApiKey.OFFSET_FETCH, caller.api_version, key, group=group_id)
         partitions = [index for index in dict.fromkeys(topic.partition_indexes) if (key, index) not in seen]
         seen.update((key, index) for index in partitions)
         live = topics.get(key)
         if live is not None:
             rows = {index: offsets.get(group_id, live.name, index) or NOTHING for index in partitions}
-            yield Standing(live.name, live.topic.topic_id, rows)
+            yield Standing(key if isinstance(key, str) else live.name, live.topic.topic_id, rows)
         elif isinstance(key, bytes):
             yield Standing("", key, dict.fromkeys(partitions, NOTHING), ErrorCode.UNKNOWN_TOPIC_ID)
         else:
@@ -204,6 +216,7 @@ def _fetched(kind: Any, found: Standing) -> Any:
 @serves(ApiKey.OFFSET_DELETE, 0, 0)
 async def offset_delete(request: Any, caller: Caller) -> Any:
     """Forget single partitions (KIP-496), but none of a topic that a member of the group still reads."""
+    caller.traffic.for_group(request.group_id)
     codes: dict[str, dict[int, ErrorCode]] = {}
     try:
         read = _topics_read(request.group_id, caller)
@@ -218,6 +231,7 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
         return OffsetDeleteResponse(error_code=failure.code, topics=[])
     topics = []
     for name, told in codes.items():
+        caller.traffic.touched(ApiKey.OFFSET_DELETE, caller.api_version, name, told.values(), request.group_id)
         rows = [_DeletedTopic.OffsetDeleteResponsePartition(partition_index=index, error_code=code) for index, code in told.items()]
         topics.append(_DeletedTopic(name=name, partitions=rows))
     return OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics)
@@ -241,7 +255,7 @@ def _topics_read(group_id: str, caller: Caller) -> frozenset[str]:
 
 def _deletion(topic: str, index: int, read: frozenset[str], caller: Caller) -> ErrorCode:
     try:
-        _require(topic, index, caller)
+        live = _require(topic, index, caller)
     except KafkaError as failure:
         return failure.code
-    return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic in read else ErrorCode.NONE
+    return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if live.name in read else ErrorCode.NONE

@@ -14,7 +14,6 @@ from gateway.config_entries import ConfigEntry, ConfigSource, Synonym, broker_en
 from gateway.config_types import ConfigType
 from gateway.errors import ErrorCode, KafkaError
 from gateway.routes import serves
-from gateway.topics import check_name
 from gateway.wire.api_keys import ApiKey
 
 
@@ -63,7 +62,7 @@ def _merged(resources: Iterable[Any]) -> dict[tuple[int, str], set[str] | None]:
 def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
     settings = caller.broker.settings
     if kind == ResourceType.TOPIC:
-        check_name(name)
+        caller.broker.topics.names.canonical(name)
         return topic_entries(caller.broker.topics.require(name).topic.configs, settings)
     if kind == ResourceType.BROKER:
         # Without a name: what is set for all brokers at run time, which is nothing.

@@ -12,20 +12,25 @@ from gateway.routes import serves
 from gateway.wire.api_keys import ApiKey
 
 GROUP = 0
+
+FIRST_WITH_MANY_KEYS = 4
 _NO_TRANSACTIONS = "this gateway coordinates groups, not transactions"
 
 
 @serves(ApiKey.FIND_COORDINATOR, 0, 6)
 async def find_coordinator(request: Any, caller: Caller) -> Any:
     """The node that looks after a key. v1 tells groups from transactional ids, v4 takes many keys at once, v6 share groups."""
+    keys = [request.key] if caller.api_version < FIRST_WITH_MANY_KEYS else request.coordinator_keys
+    if request.key_type == GROUP and len(keys) == 1:
+        caller.traffic.for_group(keys[0])
     node = caller.broker.cluster.nodes(caller.listener)[0]
     code, message, node_id, host, port = ErrorCode.NONE, None, node.node_id, node.host, node.port
     if request.key_type != GROUP:
         code, message, node_id, host, port = ErrorCode.INVALID_REQUEST, _NO_TRANSACTIONS, -1, "", -1
-    if caller.api_version < 4:
+    if caller.api_version < FIRST_WITH_MANY_KEYS:
         return FindCoordinatorResponse(error_code=code, error_message=message, node_id=node_id, host=host, port=port)
     rows = [
         FindCoordinatorResponse.Coordinator(key=key, node_id=node_id, host=host, port=port, error_code=code, error_message=message)
-        for key in request.coordinator_keys
+        for key in keys
     ]
     return FindCoordinatorResponse(coordinators=rows)

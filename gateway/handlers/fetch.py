@@ -23,17 +23,21 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
     try:
         current = _begin(request, caller)
     except KafkaError as failure:
-        return FetchResponse((), error_code=failure.code)
+        refused = FetchResponse((), error_code=failure.code)
+        caller.traffic.fetched(request, refused)
+        return refused
     current.is_in_use = True
     try:
-        reader = Reader(caller.broker, request, magic)
+        reader = Reader(caller.broker, request, magic, caller.traffic)
         reading = await reader.read(list(current.pending))
         if current.interests and not _is_enough(reading, request):
             await _wait(current, reading, request, caller)
             again = await reader.read(list(current.pending))
             # Those that have nothing new were not read again, but a full reply must name them all the same.
             reading.rows.update(again.rows)
-        return _reply(current, reading, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH))
+        reply = _reply(current, reading, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH))
+        caller.traffic.fetched(request, reply)
+        return reply
     finally:
         current.is_in_use = False
         if current.session_id == NO_SESSION or current.is_closed:

@@ -19,10 +19,14 @@ from storage.log import Buffer
 
 _log = logs.part(__name__)
 
+FIRST_WITH_NAMES = 3
+
 
 @serves(ApiKey.API_VERSIONS, 0, 4)
 async def api_versions(request: Any, caller: Caller) -> Any:
     """What is served. v3 carries the client's name and version (KIP-511)."""
+    if caller.api_version >= FIRST_WITH_NAMES:
+        caller.traffic.introduced(request.client_software_name, request.client_software_version)
     return ApiVersionsResponse(error_code=0, api_keys=_ranges(), supported_features=[], finalized_features=[])
 
 
@@ -43,10 +47,12 @@ def unsupported_api_versions() -> tuple[Buffer, ...]:
 async def sasl_handshake(request: Any, caller: Caller) -> Any:
     """The client's choice of mechanism: bare tokens follow v0, SaslAuthenticate requests v1."""
     code = ErrorCode.NONE
+    caller.traffic.shook_hands(request.mechanism, caller.api_version)
     try:
         caller.session.handshake(request.mechanism, caller.api_version)
     except KafkaError as failure:
         code = failure.code
+        caller.traffic.ends("error:mechanism")
     return SaslHandshakeResponse(error_code=code, mechanisms=caller.session.mechanisms)
 
 
@@ -55,8 +61,11 @@ async def sasl_authenticate(request: Any, caller: Caller) -> Any:
     """One token of the exchange. v1 tells how long the session lives (KIP-368)."""
     try:
         token, lifetime_ms = await caller.session.token(bytes(request.auth_bytes))
+        if caller.session.is_ready:
+            caller.traffic.authenticated()
     except AuthenticationFailed as failure:
         _log.warning("login failed", peer=caller.peer, listener=caller.listener, mechanism=caller.session.mechanism, reason=failure.reason)
+        caller.traffic.ends("error:login")
         return SaslAuthenticateResponse(
             error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=f"Authentication failed: {failure.reason}", auth_bytes=b""
         )

@@ -17,6 +17,8 @@ from gateway.wire.heartbeat import HeartbeatRequest, HeartbeatResponse
 #: From here on a JoinGroup that comes to nothing names no protocol; before, it names an empty one.
 _NAMES_NO_PROTOCOL = 7
 
+_FIRST_WITH_REBALANCE_TIMEOUT = 1
+
 _Fellow = JoinGroupResponse.JoinGroupResponseMember
 _Left = LeaveGroupResponse.MemberResponse
 
@@ -29,6 +31,7 @@ async def join_group(request: Any, caller: Caller) -> Any:
 
 async def join(request: Any, caller: Caller, rebalance_timeout_ms: int, *, is_told_first: bool, may_skip_assignment: bool) -> Any:
     """The reply to a JoinGroup; `is_told_first` and `may_skip_assignment` as in `Joining`."""
+    _note(request, caller)
     joining = Joining(
         request.member_id,
         request.group_instance_id,
@@ -55,6 +58,15 @@ async def join(request: Any, caller: Caller, rebalance_timeout_ms: int, *, is_to
     )
 
 
+def _note(request: Any, caller: Caller) -> None:
+    traffic = caller.traffic
+    traffic.for_group(request.group_id)
+    traffic.habit("session_timeout_ms", request.session_timeout_ms)
+    if caller.api_version >= _FIRST_WITH_REBALANCE_TIMEOUT:
+        traffic.habit("rebalance_timeout_ms", request.rebalance_timeout_ms)
+    traffic.habit("protocols", [protocol.name for protocol in request.protocols])
+
+
 def host(caller: Caller) -> str:
     """The client's address as Java writes one that has no name."""
     return "/" + caller.peer.rpartition(":")[0]
@@ -79,6 +91,7 @@ async def sync_group_of_any_protocol(request: Any, caller: Caller) -> Any:
         request.protocol_name,
         tuple((one.member_id, bytes(one.assignment)) for one in request.assignments),
     )
+    caller.traffic.for_group(request.group_id)
     synced = await caller.broker.groups.sync(request.group_id, syncing)
     return SyncGroupResponse(
         error_code=synced.code, protocol_type=synced.protocol_type, protocol_name=synced.protocol, assignment=synced.assignment
@@ -89,6 +102,7 @@ async def sync_group_of_any_protocol(request: Any, caller: Caller) -> Any:
 async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatResponse:
     """A member says that it lives, and is told when its group rebalances. v3 knows static members (KIP-345)."""
     code = ErrorCode.NONE
+    caller.traffic.for_group(request.group_id)
     try:
         caller.broker.groups.heartbeat(request.group_id, request.member_id, request.generation_id, request.group_instance_id)
     except KafkaError as failure:
@@ -99,6 +113,7 @@ async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatRespo
 @serves(ApiKey.LEAVE_GROUP, 3, 5)
 async def leave_group(request: Any, caller: Caller) -> Any:
     """Members leave, or are removed by whoever looks after them: static ones by their instance id alone. v5 gives reasons (KIP-800)."""
+    caller.traffic.for_group(request.group_id)
     try:
         caller.broker.groups.check_active(request.group_id)
     except KafkaError as failure:

@@ -9,8 +9,9 @@ from kafka.protocol.metadata.metadata import MetadataResponse
 
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
+from gateway.live_topic import LiveTopic
 from gateway.routes import Encoded, serves
-from gateway.topics import INTERNAL_TOPICS, LiveTopic, check_name
+from gateway.topic_names import INTERNAL_TOPICS
 from gateway.waiting import gather
 from gateway.wire import messages
 from gateway.wire.api_keys import ApiKey
@@ -26,6 +27,8 @@ NOT_ASKED = {31}
 #: From the first of these versions on a request has room for ids, from the second on they may be used (KafkaApis.handleTopicMetadataRequest).
 FIRST_WITH_IDS, FIRST_BY_ID = 10, 12
 
+_FIRST_THAT_MAY_FORBID = 4
+
 #: A name, or None and an id, as it was asked for.
 _Asked = tuple[str | None, bytes]
 
@@ -36,6 +39,8 @@ _Partition = _Topic.MetadataResponsePartition
 @serves(ApiKey.METADATA, 1, 13)
 async def metadata(request: Any, caller: Caller) -> Any:
     """Brokers and topics. v1: null means all topics, and an empty list none. v4 may forbid creation, v10 tells ids, v12 finds by id."""
+    if caller.api_version >= _FIRST_THAT_MAY_FORBID:
+        caller.traffic.habit("auto_create", request.allow_auto_topic_creation)
     return await describe(request, caller, request.topics, may_create=request.allow_auto_topic_creation)
 
 
@@ -45,16 +50,18 @@ async def describe(request: Any, caller: Caller, asked: list[Any] | None, *, may
     A topic that is asked for twice is told once, as Kafka does. A reply without errors is kept for the next who asks the same.
     """
     broker = caller.broker
+    caller.traffic.habit("metadata_all", asked is None)
     topics, nodes = broker.topics, broker.cluster.nodes(caller.listener)
     # A dictionary for its order.
     wanted = None if asked is None else tuple(dict.fromkeys(_names(asked, caller.api_version)))
     flags = request.include_cluster_authorized_operations, request.include_topic_authorized_operations
     key = (caller.api_version, wanted, flags, tuple(nodes))
-    kept = broker.metadata_replies.get(key, topics.version)
+    version = topics.version + topics.leading.version
+    kept = broker.metadata_replies.get(key, version)
     if kept is not None:
         return Encoded(kept)
     if wanted is None:
-        rows = [_describe(live, request, caller) for live in topics]
+        rows = [_describe(live, live.name, request, caller) for live in topics]
     else:
         failures = await _create_missing(wanted, caller) if may_create else {}
         rows = [_find(name, topic_id, request, caller, failures) for name, topic_id in wanted]
@@ -68,7 +75,7 @@ async def describe(request: Any, caller: Caller, asked: list[Any] | None, *, may
     if any(row.error_code for row in rows):
         return reply
     body = messages.encode(reply, caller.api_version)
-    broker.metadata_replies.keep(key, topics.version, body)
+    broker.metadata_replies.keep(key, topics.version + topics.leading.version, body)
     return Encoded(body)
 
 
@@ -99,13 +106,13 @@ async def _create_missing(wanted: Iterable[_Asked], caller: Caller) -> dict[str,
 
 
 def _may_be_made(name: str, topic_id: bytes, caller: Caller) -> bool:
-    if topic_id != _NO_ID or name in INTERNAL_TOPICS or caller.broker.topics.get(name) is not None:
+    topics = caller.broker.topics
+    if topic_id != _NO_ID or topics.get(name) is not None:
         return False
     try:
-        check_name(name)
+        return topics.names.canonical(name) not in INTERNAL_TOPICS
     except KafkaError:
         return False
-    return True
 
 
 def _find(name: str | None, topic_id: bytes, request: Any, caller: Caller, failures: dict[str, KafkaError]) -> Any:
@@ -114,21 +121,22 @@ def _find(name: str | None, topic_id: bytes, request: Any, caller: Caller, failu
         if topic_id != _NO_ID and by_id:
             # The id is what counts, and a client must not take another topic of that name for its own.
             name = None
-            return _describe(topics.require(topic_id), request, caller)
+            live = topics.require(topic_id)
+            return _describe(live, live.name, request, caller)
         if name is None or topic_id != _NO_ID:
             raise KafkaError(ErrorCode.INVALID_REQUEST)
-        live = topics.get(name)
-        if live is None:
-            check_name(name)
+        found = topics.get(name)
+        if found is None:
+            topics.names.canonical(name)
             raise failures.get(name) or KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return _describe(live, request, caller)
+        return _describe(found, name, request, caller)
     except KafkaError as failure:
         return _failed(name if by_id else name or "", topic_id, failure.code, request)
 
 
 def _failed(name: str | None, topic_id: bytes, code: ErrorCode, request: Any) -> Any:
-    if code is ErrorCode.TOPIC_ALREADY_EXISTS:
-        # Two asked at once, and the other one's topic is not to be seen yet.
+    if code in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.KAFKA_STORAGE_ERROR):
+        # Two asked at once, and the other one's topic is not to be seen yet; or it could not be made now, and old clients know no word for that.
         code = ErrorCode.LEADER_NOT_AVAILABLE
     return _Topic(
         error_code=code,
@@ -144,17 +152,18 @@ def _operations(request: Any) -> set[int]:
     return TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
 
 
-def _describe(live: LiveTopic, request: Any, caller: Caller) -> Any:
-    cluster, name = caller.broker.cluster, live.name
+def _describe(live: LiveTopic, name: str, request: Any, caller: Caller) -> Any:
+    """`name` is what it was asked for by, which the client must find in the reply."""
+    cluster = caller.broker.cluster
     partitions = []
     for index in range(live.topic.partitions):
-        leader = cluster.leader_of(name, index)
+        leader = cluster.leader_of(live.name, index)
         partitions.append(
             _Partition(
                 error_code=0,
                 partition_index=index,
                 leader_id=leader,
-                leader_epoch=leader_epoch(live, index),
+                leader_epoch=caller.broker.topics.leading.epoch_of(live, index),
                 replica_nodes=[leader],
                 isr_nodes=[leader],
                 offline_replicas=[],
@@ -168,9 +177,3 @@ def _describe(live: LiveTopic, request: Any, caller: Caller) -> Any:
         partitions=partitions,
         authorized_operations=_operations(request),
     )
-
-
-def leader_epoch(live: LiveTopic, index: int) -> int:
-    """The epoch of a partition's leader, as far as it is known: 0 until the partition is opened."""
-    partition = live.partitions.get(index)
-    return 0 if partition is None else partition.log.leader_epoch

@@ -13,7 +13,7 @@ from gateway.caller import Caller
 from gateway.conversion import Source
 from gateway.errors import ErrorCode, KafkaError, release
 from gateway.fetching import check_epoch
-from gateway.partition import Partition, storage_error
+from gateway.partition import Partition
 from gateway.routes import serves
 from gateway.wire.api_keys import ApiKey
 from storage.log import Entry, StorageError
@@ -28,6 +28,9 @@ EARLIEST_PENDING_UPLOAD = -6
 #: What has a name, and the first version in which it has it (KafkaApis.handleListOffsetRequestV1AndAbove).
 NAMED = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
+#: Version 2 is that of 0.11, too, whose consumers give up on this error, which they do not know.
+FIRST_WITH_STORAGE_ERROR = 3
+
 #: How much is read at a time where the records of one entry do not settle it.
 _READ_BYTES = 1 << 20
 
@@ -40,9 +43,12 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
     """One offset a partition, by timestamp or by name. v2 isolation level, v4 leader epochs, v7 max-timestamp (KIP-734), v8 earliest-local,
     v9 latest-tiered, v11 earliest-pending-upload: without tiers, the first is the earliest and the others are none."""
     counts = Counter((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
+    for name, index in counts:
+        caller.broker.topics.open_soon(name, index)
     topics = []
     for topic in request.topics:
         rows = [await _look_up(topic.name, asked, counts[topic.name, asked.partition_index], caller) for asked in topic.partitions]
+        caller.traffic.touched(ApiKey.LIST_OFFSETS, caller.api_version, topic.name, [row.error_code for row in rows])
         topics.append(_Topic(name=topic.name, partitions=rows))
     return ListOffsetsResponse(topics=topics)
 
@@ -57,7 +63,10 @@ async def _look_up(topic: str, asked: Any, count: int, caller: Caller) -> Any:
         check_epoch(asked.current_leader_epoch, partition.log.leader_epoch)
         offset, timestamp = await find(partition, asked.timestamp, caller)
     except KafkaError as failure:
-        return _Partition(partition_index=asked.partition_index, error_code=failure.code)
+        code = failure.code
+        if code is ErrorCode.KAFKA_STORAGE_ERROR and caller.api_version < FIRST_WITH_STORAGE_ERROR:
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return _Partition(partition_index=asked.partition_index, error_code=code)
     epoch = partition.log.leader_epoch if offset >= 0 else -1
     return _Partition(partition_index=asked.partition_index, error_code=0, timestamp=timestamp, offset=offset, leader_epoch=epoch)
 
@@ -77,7 +86,7 @@ async def find(partition: Partition, timestamp: int, caller: Caller) -> tuple[in
             return -1, -1
         return await _first_record(partition, entry, entry.max_timestamp if timestamp == MAX_TIMESTAMP else timestamp, caller)
     except StorageError as failure:
-        raise storage_error(failure) from failure
+        raise partition.failed(failure) from failure
 
 
 async def _first_record(partition: Partition, entry: Entry, timestamp: int, caller: Caller) -> tuple[int, int]:
@@ -150,5 +159,6 @@ async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
             except KafkaError as failure:
                 code = failure.code
             rows.append(results.EpochEndOffset(error_code=code, partition=asked.partition, leader_epoch=epoch, end_offset=end_offset))
+        caller.traffic.touched(ApiKey.OFFSET_FOR_LEADER_EPOCH, caller.api_version, topic.topic, [row.error_code for row in rows])
         topics.append(results(topic=topic.topic, partitions=rows))
     return OffsetForLeaderEpochResponse(topics=topics)

@@ -43,6 +43,7 @@ async def list_offsets_in_arrays(request: Any, caller: Caller) -> Any:
     topics = []
     for topic in request.topics:
         rows = [await _look_up(topic.name, asked, caller) for asked in topic.partitions]
+        caller.traffic.touched(ApiKey.LIST_OFFSETS, 0, topic.name, [row.error_code for row in rows])
         topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=rows))
     return ListOffsetsResponse(topics=topics)
 
@@ -92,6 +93,7 @@ async def offset_commit_with_retention(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.OFFSET_FETCH, 0, 0)
 async def offset_fetch_from_zookeeper(request: Any, caller: Caller) -> Any:
     """As with OffsetCommit v0; a partition without an offset is an error, as it was where ZooKeeper had no node for it."""
+    caller.traffic.for_group(request.group_id)
     found = standing(request.group_id, request.topics, caller)
     told = (one._replace(missing=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for one in found)
     return await fetched_by_name(told, caller)

@@ -37,6 +37,7 @@ async def join_group_in_two_steps(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.LEAVE_GROUP, 0, 2)
 async def leave_group_alone(request: Any, caller: Caller) -> Any:
     """Kafka 0.9 to 2.3: one member leaves, itself."""
+    caller.traffic.for_group(request.group_id)
     return LeaveGroupResponse(error_code=leave(request.group_id, request.member_id, None, None, caller), members=[])
 
 

@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from kafka.protocol.producer.transaction import InitProducerIdResponse
 
-from compat.records import (
-    CorruptRecords,
-    InvalidTimestamp,
-    MessageSet,
-    RecordsError,
-    RecordsTooLarge,
-    UnsupportedCodec,
-    check_message_set,
-    keys,
-)
+from compat.records import MessageSet, RecordsError, RecordsTooLarge, keys
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError, Refused, release
+from gateway.old_sets import LARGE_MESSAGE_SET, as_batch, check_old
 from gateway.partition import Appended, Partition, storage_error
 from gateway.records import Batch, check_batch
 from gateway.routes import Later, serves
-from gateway.waiting import gather
+from gateway.waiting import NOT_YET, gather, unbroken_within
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.produce import PartitionProduced, PartitionRecords, ProduceRequest, ProduceResponse
 from storage.log import StorageError
 
-#: From this size on, or if they unpack to more than this, old message sets are checked on another thread.
-LARGE_MESSAGE_SET = 64 << 10
-
-#: And batches whose keys must be looked at, also from so many records on: they take about a millisecond.
+#: Batches whose keys must be looked at are looked at on another thread from so many records on, too: they take about a millisecond.
 MANY_RECORDS = 500
 
-#: What stands ready to be appended to one partition, or why it cannot be.
-Ready = tuple[Partition, memoryview, Batch | MessageSet] | KafkaError
+#: Clients of an earlier version may not know this error, and give up on what they do not know; the other leader that they are told of instead they
+#: look for, and try again (KIP-112).
+FIRST_WITH_STORAGE_ERROR = 4
+
+#: What stands ready to be appended to one partition, with the name that its topic was asked for by, if any; or why it cannot be.
+Ready = tuple[Partition, memoryview, Batch | MessageSet, str] | KafkaError
 
 
 @serves(ApiKey.PRODUCE, 0, 13)
@@ -45,18 +39,24 @@ async def produce(request: ProduceRequest, caller: Caller) -> Later[ProduceRespo
     Everything that may wait comes first; then all appends are queued at once, in the order of the request.
     """
     if request.acks not in (-1, 0, 1):
-        return _refuse_all(request, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS))
+        return _refuse_all(request, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS), caller)
     if request.transactional_id is not None:
-        return _refuse_all(request, KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served"))
-    ready = [await _prepare(topic.topic, sent, caller) for topic in request.topics for sent in topic.partitions]
+        return _refuse_all(request, KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served"), caller)
+    ready = [await _prepare(request, topic.topic, sent, caller) for topic in request.topics for sent in topic.partitions]
     now = caller.broker.now()
-    return Later(_answer(request, ready, [_append(one, now, caller) for one in ready], caller))
+    works = [_append(one, now, caller) for one in ready]
+    caller.traffic.produced(request, ready)
+    if request.acks == 0 or request.timeout_ms <= 0:
+        return Later(_answer(request, ready, works, caller, None))
+    so_far: list[Appended | BaseException] = []
+    reply = _answer(request, ready, works, caller, so_far)
+    return Later(reply, request.timeout_ms / 1000, partial(_too_late, request, ready, so_far, caller))
 
 
-async def _prepare(topic: str | bytes, sent: PartitionRecords, caller: Caller) -> Ready:
+async def _prepare(request: ProduceRequest, topic: str | bytes, sent: PartitionRecords, caller: Caller) -> Ready:
     """Everything that can be known before the append: the partition is there and the records may be stored."""
     try:
-        partition = caller.broker.topics.opened(topic, sent.index) or await caller.broker.topics.partition(topic, sent.index)
+        partition = caller.broker.topics.opened(topic, sent.index) or await _open(request, topic, sent.index, caller)
         if sent.records is None or not (len(sent.records) or caller.api_version < 3):
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE if caller.api_version < 3 else ErrorCode.INVALID_RECORD, "there are no records")
         if caller.api_version >= 3:
@@ -66,34 +66,30 @@ async def _prepare(topic: str | bytes, sent: PartitionRecords, caller: Caller) -
             _check_size(len(sent.records), partition)
             if partition.config.compacts and await _lacks_key(sent.records, batch, caller):
                 raise _without_key(partition, ErrorCode.INVALID_RECORD)
-            return partition, sent.records, batch
-        checked = await _check_old(sent.records, caller)
+            return partition, sent.records, batch, topic if isinstance(topic, str) else ""
+        checked = await check_old(sent.records, caller)
         _check_size(checked.largest, partition)
         if partition.config.compacts and checked.has_null_key:
             raise _without_key(partition, ErrorCode.CORRUPT_MESSAGE)
-        return partition, sent.records, checked
+        if not (partition.config.keeps_one_format and checked.count):
+            return partition, sent.records, checked, ""
+        records, batch, cpu_us = await as_batch(sent.records, caller)
+        caller.traffic.converted(ApiKey.PRODUCE, caller.api_version, topic, records=batch.count, size=len(sent.records))
+        caller.traffic.spent(ApiKey.PRODUCE, caller.api_version, topic, cpu_us)
+        # As Kafka looks again when the format has changed: what were many messages is one batch now.
+        _check_size(len(records), partition)
+        return partition, records, batch, ""
     except KafkaError as failure:
         return failure
 
 
-async def _check_old(records: memoryview, caller: Caller) -> MessageSet:
-    limit = caller.broker.settings.max_decompressed_bytes
-    try:
-        if len(records) < LARGE_MESSAGE_SET:
-            try:
-                return check_message_set(records, max_decompressed_bytes=min(limit, LARGE_MESSAGE_SET))
-            except RecordsTooLarge:
-                # Small only while it is packed.
-                pass
-        checked: MessageSet = await caller.broker.run(_check_message_set, records, limit)
-        return checked
-    except RecordsError as failure:
-        release(failure)
-        raise _records_error(failure) from failure
-
-
-def _check_message_set(records: memoryview, limit: int) -> MessageSet:
-    return check_message_set(records, max_decompressed_bytes=limit)
+async def _open(request: ProduceRequest, topic: str | bytes, index: int, caller: Caller) -> Partition:
+    """A partition that is not open, and with it all others of the request, lest each waits for the one before."""
+    topics = caller.broker.topics
+    for other in request.topics:
+        for sent in other.partitions:
+            topics.open_soon(other.topic, sent.index)
+    return await topics.partition(topic, index)
 
 
 async def _lacks_key(records: memoryview, batch: Batch, caller: Caller) -> bool:
@@ -120,23 +116,6 @@ def _without_key(partition: Partition, code: ErrorCode) -> KafkaError:
     return KafkaError(code, f"Compacted topic cannot accept message without key in topic partition {partition.topic}-{partition.index}")
 
 
-def _records_error(failure: RecordsError) -> KafkaError:
-    code = ErrorCode.INVALID_RECORD
-    for kind, its_code in _RECORDS_ERRORS.items():
-        if isinstance(failure, kind):
-            code = its_code
-    # INVALID_RECORD is younger than these producers: what they know is a corrupt message.
-    return KafkaError(ErrorCode.CORRUPT_MESSAGE if code is ErrorCode.INVALID_RECORD else code, str(failure))
-
-
-_RECORDS_ERRORS: dict[type[RecordsError], ErrorCode] = {
-    CorruptRecords: ErrorCode.CORRUPT_MESSAGE,
-    UnsupportedCodec: ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
-    RecordsTooLarge: ErrorCode.MESSAGE_TOO_LARGE,
-    InvalidTimestamp: ErrorCode.INVALID_TIMESTAMP,
-}
-
-
 def _check_size(size: int, partition: Partition) -> None:
     limit = partition.config.max_message_bytes
     if size > limit:
@@ -146,10 +125,10 @@ def _check_size(size: int, partition: Partition) -> None:
 def _append(ready: Ready, now: int, caller: Caller) -> Coroutine[Any, Any, Appended]:
     if isinstance(ready, KafkaError):
         return _fail(ready)
-    partition, records, checked = ready
+    partition, records, checked, called = ready
     try:
         if isinstance(checked, Batch):
-            return partition.append_batch(records, checked, now)
+            return partition.append_batch(records, checked, now, called)
         return partition.append_message_set(records, checked, now, caller.broker.run)
     except KafkaError as failure:
         return _fail(failure)
@@ -161,10 +140,13 @@ async def _fail(failure: KafkaError) -> Appended:
 
 
 async def _answer(
-    request: ProduceRequest, ready: list[Ready], works: list[Coroutine[Any, Any, Appended]], caller: Caller
+    request: ProduceRequest,
+    ready: list[Ready],
+    works: list[Coroutine[Any, Any, Appended]],
+    caller: Caller,
+    so_far: list[Appended | BaseException] | None,
 ) -> ProduceResponse | None:
-    outcomes = zip(ready, await gather(works), strict=True)
-    rows = [(topic.topic, [_row(sent.index, *next(outcomes), caller) for sent in topic.partitions]) for topic in request.topics]
+    rows = _rows(request, ready, await gather(works, so_far), caller)
     if request.acks == 0:
         failed = next((p for _, partitions in rows for p in partitions if p.error_code), None)
         if failed is not None:
@@ -174,9 +156,33 @@ async def _answer(
     return ProduceResponse(rows)
 
 
-def _row(index: int, ready: Ready, outcome: Appended | BaseException, caller: Caller) -> PartitionProduced:
+def _too_late(
+    request: ProduceRequest, ready: list[Ready], so_far: list[Appended | BaseException], caller: Caller
+) -> ProduceResponse | None:
+    """The request's time is up, and the appends go on. As Kafka's DelayedProduce: what is stored by now is told as such.
+
+    Kafka waits for other replicas with acks=-1 alone. With acks=1 the gateway waits for the store as well, so that has an end, too.
+    """
+    return ProduceResponse(_rows(request, ready, so_far or [NOT_YET] * len(ready), caller))
+
+
+def _rows(
+    request: ProduceRequest, ready: list[Ready], outcomes: Sequence[Appended | BaseException], caller: Caller
+) -> list[tuple[str | bytes, list[PartitionProduced]]]:
+    ended = zip(ready, outcomes, strict=True)
+    return [(topic.topic, [_row(topic.topic, sent.index, *next(ended), caller) for sent in topic.partitions]) for topic in request.topics]
+
+
+def _row(topic: str | bytes, index: int, ready: Ready, outcome: Appended | BaseException, caller: Caller) -> PartitionProduced:
     if isinstance(outcome, KafkaError):
-        return PartitionProduced(index, outcome.code, error_message=outcome.message)
+        code = outcome.code
+        if code is ErrorCode.KAFKA_STORAGE_ERROR and caller.api_version < FIRST_WITH_STORAGE_ERROR:
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        caller.traffic.touched(ApiKey.PRODUCE, caller.api_version, topic, (code,))
+        return PartitionProduced(index, code, error_message=outcome.message)
+    if outcome is NOT_YET:
+        caller.traffic.touched(ApiKey.PRODUCE, caller.api_version, topic, (ErrorCode.REQUEST_TIMED_OUT,))
+        return PartitionProduced(index, ErrorCode.REQUEST_TIMED_OUT, error_message="not stored yet; it may be later")
     if isinstance(outcome, BaseException):
         raise outcome
     if isinstance(ready, KafkaError):
@@ -186,7 +192,9 @@ def _row(index: int, ready: Ready, outcome: Appended | BaseException, caller: Ca
     return PartitionProduced(index, 0, outcome.base_offset, outcome.log_append_time, partition.log.start_offset)
 
 
-def _refuse_all(request: ProduceRequest, failure: KafkaError) -> ProduceResponse | None:
+def _refuse_all(request: ProduceRequest, failure: KafkaError, caller: Caller) -> ProduceResponse | None:
+    for topic in request.topics:
+        caller.traffic.touched(ApiKey.PRODUCE, caller.api_version, topic.topic, (failure.code,))
     if request.acks == 0:
         raise Refused(f"records sent with acks=0 were not stored: {failure.code.name}")
     return ProduceResponse(
@@ -203,7 +211,10 @@ async def init_producer_id(request: Any, caller: Caller) -> Any:
     if request.transactional_id is not None:
         return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_id=-1, producer_epoch=-1)
     try:
-        producer_id = await caller.broker.producer_ids.next_id()
+        longest = caller.broker.settings.offsets_commit_timeout_ms / 1000
+        producer_id = await unbroken_within(caller.broker.clock, longest, caller.broker.producer_ids.next_id())
+    except TimeoutError:
+        return InitProducerIdResponse(error_code=ErrorCode.REQUEST_TIMED_OUT, producer_id=-1, producer_epoch=-1)
     except StorageError as failure:
         return InitProducerIdResponse(error_code=storage_error(failure).code, producer_id=-1, producer_epoch=-1)
     return InitProducerIdResponse(error_code=0, producer_id=producer_id, producer_epoch=0)

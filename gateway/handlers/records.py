@@ -8,9 +8,8 @@ from kafka.protocol.admin.topics import DeleteRecordsResponse
 
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
-from gateway.partition import storage_error
 from gateway.routes import serves
-from gateway.topics import INTERNAL_TOPICS
+from gateway.topic_names import INTERNAL_TOPICS
 from gateway.wire.api_keys import ApiKey
 from storage.log import StorageError
 
@@ -35,6 +34,7 @@ async def delete_records(request: Any, caller: Caller) -> Any:
                 rows.append(_Partition(partition_index=index, low_watermark=await _delete(name, index, offset, caller), error_code=0))
             except KafkaError as failure:
                 rows.append(_Partition(partition_index=index, low_watermark=-1, error_code=failure.code))
+        caller.traffic.touched(ApiKey.DELETE_RECORDS, caller.api_version, name, [row.error_code for row in rows])
         topics.append(_Topic(name=name, partitions=rows))
     return DeleteRecordsResponse(topics=topics)
 
@@ -42,7 +42,7 @@ async def delete_records(request: Any, caller: Caller) -> Any:
 async def _delete(name: str, index: int, offset: int, caller: Caller) -> int:
     """The new start offset. Raises KafkaError; a topic that is only compacted keeps its records (Partition.deleteRecordsOnLeader)."""
     partition = await caller.broker.topics.partition(name, index)
-    if name in INTERNAL_TOPICS:
+    if partition.topic in INTERNAL_TOPICS:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION)
     if not partition.config.deletes:
         raise KafkaError(ErrorCode.POLICY_VIOLATION)
@@ -55,4 +55,4 @@ async def _delete(name: str, index: int, offset: int, caller: Caller) -> int:
     try:
         return await log.delete_before(before)
     except StorageError as failure:
-        raise storage_error(failure) from failure
+        raise partition.failed(failure) from failure

@@ -9,9 +9,10 @@ from kafka.protocol.admin.topics import DescribeTopicPartitionsResponse
 
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
-from gateway.handlers.metadata import TOPIC_OPERATIONS, leader_epoch
+from gateway.handlers.metadata import TOPIC_OPERATIONS
+from gateway.live_topic import LiveTopic
 from gateway.routes import serves
-from gateway.topics import INTERNAL_TOPICS, LiveTopic, check_name
+from gateway.topic_names import INTERNAL_TOPICS
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import uuid_of
 
@@ -40,11 +41,11 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
         if left == 0:
             return _page(rows, name, 0)
         if live is None:
-            rows.append(_unknown(name))
+            rows.append(_unknown(name, caller))
             continue
         first = begin[1] if name == begin[0] else 0
         last = min(first + left, live.topic.partitions)
-        rows.append(_row(live, first, last, caller))
+        rows.append(_row(live, name, first, last, caller))
         if last < live.topic.partitions:
             return _page(rows, name, last)
         left -= max(last - first, 0)
@@ -68,9 +69,9 @@ def _refused(names: set[str]) -> Any:
     return _page([_failed(name, ErrorCode.INVALID_REQUEST, _NOT_ASKED) for name in sorted(names)], None, 0)
 
 
-def _unknown(name: str) -> Any:
+def _unknown(name: str, caller: Caller) -> Any:
     try:
-        check_name(name)
+        caller.broker.topics.names.canonical(name)
     except KafkaError as failure:
         return _failed(name, failure.code, _OPERATIONS)
     return _failed(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _OPERATIONS)
@@ -87,7 +88,7 @@ def _failed(name: str, code: ErrorCode, operations: int) -> Any:
     )
 
 
-def _row(live: LiveTopic, first: int, last: int, caller: Caller) -> Any:
+def _row(live: LiveTopic, name: str, first: int, last: int, caller: Caller) -> Any:
     partitions = []
     for index in range(first, last):
         leader = caller.broker.cluster.leader_of(live.name, index)
@@ -96,7 +97,7 @@ def _row(live: LiveTopic, first: int, last: int, caller: Caller) -> Any:
                 error_code=0,
                 partition_index=index,
                 leader_id=leader,
-                leader_epoch=leader_epoch(live, index),
+                leader_epoch=caller.broker.topics.leading.epoch_of(live, index),
                 replica_nodes=[leader],
                 isr_nodes=[leader],
                 eligible_leader_replicas=[],
@@ -106,7 +107,7 @@ def _row(live: LiveTopic, first: int, last: int, caller: Caller) -> Any:
         )
     return _Topic(
         error_code=0,
-        name=live.name,
+        name=name,
         topic_id=uuid_of(live.topic.topic_id),
         is_internal=live.name in INTERNAL_TOPICS,
         partitions=partitions,

@@ -13,9 +13,10 @@ from gateway.caller import Caller
 from gateway.config import Settings
 from gateway.config_entries import topic_entries
 from gateway.errors import ErrorCode, KafkaError
+from gateway.live_topic import LiveTopic
 from gateway.routes import serves
 from gateway.topic_configs import check
-from gateway.topics import LiveTopic, Topics
+from gateway.topics import Topics
 from gateway.waiting import gather, unbroken
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import topic_id_of, uuid_of
@@ -180,7 +181,7 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
     """Delete topics and all their records. v5 has messages, v6 names them by id as well (KIP-516). As in ControllerApis.deleteTopics."""
     topics = caller.broker.topics
     asked = [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [(name, _NO_ID) for name in request.topic_names]
-    found: dict[str, LiveTopic] = {}
+    found: dict[str, tuple[str, LiveTopic]] = {}
     rows = []
     # Those by id first: of a topic that is named both ways, the name is refused.
     for (name, topic_id), count in sorted(Counter(asked).items(), key=lambda one: one[0][0] is not None):
@@ -188,14 +189,14 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
             live = _find(name, topic_id, count, topics)
             if live.name in found:
                 # Which of the two was meant? Neither is deleted.
-                topic_id = found.pop(live.name).topic.topic_id
+                topic_id = found.pop(live.name)[1].topic.topic_id
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied.")
-            found[live.name] = live
+            found[live.name] = name or live.name, live
         except KafkaError as failure:
             rows.append(_deleted(name, topic_id, failure))
-    outcomes = await gather([unbroken(_delete(live, caller)) for live in found.values()])
-    for live, outcome in zip(found.values(), outcomes, strict=True):
-        rows.append(_deleted(live.name, live.topic.topic_id, outcome))
+    outcomes = await gather([unbroken(_delete(live, caller)) for _, live in found.values()])
+    for (name, live), outcome in zip(found.values(), outcomes, strict=True):
+        rows.append(_deleted(name, live.topic.topic_id, outcome))
     return DeleteTopicsResponse(responses=rows)
 
 

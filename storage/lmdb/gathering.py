@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from storage.lmdb.bridge import Reactor, Timer
+from storage.bridge import Reactor, Timer
 from storage.lmdb.burst import Operation
 from storage.lmdb.settings import LmdbSettings
 

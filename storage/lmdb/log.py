@@ -12,8 +12,8 @@ from twisted.internet.defer import Deferred
 from storage.lmdb import changes, queries
 from storage.lmdb.burst import Append, Burst, Durable, Task
 from storage.lmdb.layout import LogRow, Slot
-from storage.lmdb.tail import Run
 from storage.log import Entry, LogClosed, OffsetOutOfRange, StorageFailed
+from storage.tail import Run
 
 if TYPE_CHECKING:
     from storage.lmdb.store import LmdbStore
@@ -159,6 +159,10 @@ class LmdbLog:
 
         return await self.delete_before(await self._store.query_log(log_id, find))
 
+    @property
+    def can_replace(self) -> bool:
+        return True
+
     async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
         self._check_open()
         expected = first
@@ -178,6 +182,9 @@ class LmdbLog:
         self._run.clear()
         # What the cleared run still has in the tail's queue must not make entries of its successor leave early.
         self._run = Run()
+
+    async def reclaim(self) -> None:
+        """Nothing waits to be freed."""
 
     def watch(self, on_change: Callable[[], None]) -> None:
         self._watchers.append(on_change)

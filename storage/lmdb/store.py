@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
 
+from storage.bridge import OnceEach, Reactor, Readers, Wake
 from storage.lmdb import changes
-from storage.lmdb.bridge import Reactor, Readers, Wake
 from storage.lmdb.burst import Append, Durable, Knowledge, Operation, Outcome, Task
 from storage.lmdb.environment import Environment
 from storage.lmdb.layout import U64, LogRow, TopicRow, decode_topic
@@ -19,19 +19,20 @@ from storage.lmdb.log import LmdbLog
 from storage.lmdb.queries import log_row
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.table import LmdbTable
-from storage.lmdb.tail import Tail
 from storage.lmdb.writer import Writer
 from storage.log import LogClosed, StorageFailed, Topic, UnknownTopic, Usage
+from storage.tail import Tail
 
 T = TypeVar("T")
-K = TypeVar("K")
 
 LONGEST_NAME = 480
 """LMDB takes keys of 511 bytes. Kafka's longest topic name is 249; a name with tenant and namespace may be longer."""
 
 
 class LmdbStore:
-    """A `Store` in `directory`, for the thread of `reactor`."""
+    """A `Store` in `directory`, for the thread of `reactor`. One process at a time has it, and keeps it."""
+
+    retains_by_itself = False
 
     def __init__(self, directory: Path, *, reactor: Reactor, settings: LmdbSettings | None = None) -> None:
         self.directory = Path(directory)
@@ -98,6 +99,20 @@ class LmdbStore:
         for log in self._logs.made.values():
             log.shut()
         await self._readers.stop(self._environment.close)
+
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        """Never: the lock on the directory goes with the process."""
+
+    def watch_topics(self, on_change: Callable[[], None]) -> None:
+        """Never: nobody else writes here."""
+
+    def canonical(self, name: str) -> str:
+        if "/" in name:
+            raise ValueError("a name of this store has no slash")
+        return name
+
+    def note_committed(self, group: str, topic: str, partition: int, offset: int) -> None:
+        """Nobody looks at this store but through the gateway."""
 
     @property
     def topics(self) -> Mapping[str, Topic]:
@@ -244,27 +259,3 @@ class LmdbStore:
     def _check_open(self) -> None:
         if not self._is_open:
             raise LogClosed("the store is closed")
-
-
-class OnceEach(Generic[K, T]):
-    """Things that are made once, however many ask for them at the same time."""
-
-    def __init__(self) -> None:
-        self.made: dict[K, T] = {}
-        self._waiting: dict[K, list[Deferred[T]]] = {}
-
-    async def get(self, key: K, make: Callable[[], Deferred[T]]) -> T:
-        """The thing of `key`. `make` is not cancelled with whoever asked first, and puts what it made into `made` itself."""
-        if key in self.made:
-            return self.made[key]
-        mine: Deferred[T] = Deferred()
-        waiting = self._waiting.setdefault(key, [])
-        waiting.append(mine)
-        if len(waiting) == 1:
-
-            def tell(result: Any) -> None:
-                for one in self._waiting.pop(key):
-                    one.callback(result)
-
-            make().addBoth(tell)
-        return await mine

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import lmdb
 from twisted.internet.defer import Deferred
 
-from storage.lmdb.bridge import Reactor, Wake
+from storage.bridge import Reactor, Wake
 from storage.lmdb.burst import Append, Burst, Knowledge, Operation, Outcome
 from storage.lmdb.environment import Environment
 from storage.lmdb.gathering import Gathering

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from storage.log import PartitionLog, Store
-from tests.contract.benches import BENCHES, Bench
+from tests.contract.benches import BENCHES, Bench, PulsarBench
 from tests.contract.entries import topic
 from tests.contract.waiting import settle
 
+#: A medium that refuses keeps its senders waiting for so long; a broker that is only busy answers in far less.
+PATIENCE_SECONDS = 5.0
 
-@pytest.fixture(params=sorted(BENCHES))
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
-    made: Bench = BENCHES[request.param](tmp_path)
-    return made
+
+@pytest.fixture(params=[*sorted(BENCHES), pytest.param("pulsar", marks=pytest.mark.peer)])
+def new_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Bench]]:
+    """Benches of one kind, each with a medium of its own."""
+    if request.param == "pulsar":
+        tenant = request.getfixturevalue("pulsar")
+        with ExitStack() as held:
+            yield lambda: held.enter_context(closing(PulsarBench(tenant.settings(send_timeout_seconds=PATIENCE_SECONDS))))
+    else:
+        numbers = itertools.count()
+        yield lambda: BENCHES[request.param](_made(tmp_path / str(next(numbers))))
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def bench(new_bench: Callable[[], Bench]) -> Bench:
+    return new_bench()
 
 
 @pytest.fixture

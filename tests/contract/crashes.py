@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import islice
 
 from storage.log import Store
 from tests.contract.entries import everything
@@ -25,7 +26,7 @@ def write_and_kill(spec: str, after: int, told: Acknowledged) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stderr
-        lines = [line for line, _ in zip(process.stdout, range(after), strict=False)]
+        lines = list(islice(process.stdout, after))
         process.kill()
         lines += list(process.stdout)
         errors = process.stderr.read()

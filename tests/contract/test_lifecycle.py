@@ -69,3 +69,25 @@ async def test_usage_names_at_least_one_place(store: Store) -> None:
         assert usage.path
         assert usage.usable_bytes <= usage.total_bytes or usage.total_bytes == -1
     assert list(store.usage())
+
+
+@ensureDeferred
+async def test_a_topic_is_listed_under_its_canonical_name(store: Store) -> None:
+    await store.create_topic(topic("orders"))
+    assert [store.canonical(name) for name in store.topics] == ["orders"]
+
+
+@ensureDeferred
+async def test_what_a_store_does_itself_is_nobody_elses_change(store: Store) -> None:
+    changes: list[None] = []
+    store.watch_topics(lambda: changes.append(None))
+    await store.create_topic(topic("orders"))
+    await store.alter_topic(topic("orders", 2))
+    await store.delete_topic("orders")
+    assert changes == []
+
+
+@ensureDeferred
+async def test_a_committed_offset_may_be_noted_of_anything(store: Store) -> None:
+    store.note_committed("group", "orders", 0, 0)
+    store.note_committed("group", "no such topic", 7, 1 << 40)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from pytest_twisted import ensureDeferred
 
-from storage.log import Entry, PartitionLog, StorageFailed, Store
-from tests.contract.benches import BENCHES
+from storage.log import Entry, Fenced, PartitionLog, Store
+from tests.contract.benches import Bench
 from tests.contract.entries import everything, plain, topic
 from tests.contract.waiting import in_own_greenlet, settle
 
@@ -24,12 +23,11 @@ TIMES = st.integers(-1, 20)
 class LogMachine(RuleBasedStateMachine):
     """A log beside its model: the list of readable entries, the start and the end."""
 
-    bench_name = ""
+    new_bench: Callable[[], Bench]
 
     @initialize()
     def open_a_log(self) -> None:
-        self.directory = tempfile.TemporaryDirectory()
-        self.bench = BENCHES[self.bench_name](Path(self.directory.name))
+        self.bench = self.new_bench()
         self.store: Store = self.bench.store()
         settle(self.store.open())
         settle(self.store.create_topic(topic()))
@@ -39,7 +37,6 @@ class LogMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         settle(self.store.close())
-        self.directory.cleanup()
 
     def drawn(self, base: int, records: int, time: int, size: int) -> Entry:
         return Entry(base, base + records - 1, time, bytes([base % 251]) * size)
@@ -59,8 +56,11 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(size=SIZES)
     def append_to_a_medium_that_refuses(self, size: int) -> None:
-        with self.bench.refusing_writes(), pytest.raises(StorageFailed):
+        with self.bench.refusing_writes(), pytest.raises(self.bench.refusal) as failure:
             settle(self.log.append([self.drawn(self.end, 1, 0, size)]))
+        log = settle(self.store.log("orders", 0))
+        assert (log is self.log) == (failure.type is not Fenced)
+        self.log = log
 
     @rule(share=st.floats(0, 1))
     def delete_before(self, share: float) -> None:
@@ -98,6 +98,10 @@ class LogMachine(RuleBasedStateMachine):
         )
         settle(self.log.replace(first, last, kept))
         self.entries = sorted([one for one in self.entries if one not in gone] + kept, key=lambda one: one.base_offset)
+
+    @rule()
+    def reclaim(self) -> None:
+        settle(self.log.reclaim())
 
     @rule()
     def restart(self) -> None:
@@ -140,9 +144,9 @@ class LogMachine(RuleBasedStateMachine):
         assert plain(settle(everything(log))) == plain(self.entries)
 
 
-@pytest.mark.parametrize("name", sorted(BENCHES))
 @ensureDeferred
-async def test_a_log_is_a_list_of_entries(name: str) -> None:
-    machine = type("Machine", (LogMachine,), {"bench_name": name})
-    limits = settings(max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+async def test_a_log_is_a_list_of_entries(new_bench: Callable[[], Bench]) -> None:
+    machine = type("Machine", (LogMachine,), {"new_bench": staticmethod(new_bench)})
+    examples = new_bench().examples
+    limits = settings(max_examples=examples, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
     await in_own_greenlet(lambda: run_state_machine_as_test(machine, settings=limits))

@@ -12,6 +12,7 @@ from twisted.internet.task import Clock
 from gateway.broker import Broker
 from gateway.caller import Caller
 from gateway.cluster import Cluster
+from gateway.coarse_clock import CoarseClock
 from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
@@ -138,11 +139,14 @@ def open_house(medium: Medium | None = None, **settings: Any) -> House:
         made[0].background(work)
 
     values = Settings(**settings)
-    topics = Topics(store, values, now, background)
+    deadlines = CoarseClock(clock)
+    topics = Topics(store, values, clock, now, background)
     ended(topics.open())
     producer_ids = ProducerIds(ended(store.table("producer-ids")))
     ended(producer_ids.open())
-    offsets = CommittedOffsets(ended(store.table("offsets")), topics, values)
+    offsets = CommittedOffsets(
+        ended(store.table("offsets")), topics, values, deadlines, store.note_committed, topics_may_come_back=store.retains_by_itself
+    )
     ended(offsets.open())
     ids = iter(range(1, 1 << 31))
     member_ids = (f"id-{number}" for number in range(1, 1 << 31))
@@ -160,6 +164,7 @@ def open_house(medium: Medium | None = None, **settings: Any) -> House:
         groups,
         Converter(threads.run, cache_bytes=values.conversion_cache_bytes, max_decompressed_bytes=values.max_decompressed_bytes),
         clock,
+        deadlines,
         now,
         threads.run,
     )

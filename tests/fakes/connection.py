@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,10 +20,12 @@ from twisted.internet.task import Clock
 
 from auth.mechanism import AuthenticationFailed, Outcome, Principal
 from gateway import handlers as handlers  # importing them routes them
+from gateway.coarse_clock import CoarseClock
 from gateway.config import Settings
 from gateway.dispatch import Dispatch
 from gateway.flow import Budget, Flow
 from gateway.session import Session
+from gateway.traffic.recorder import NOTHING, Recorder
 
 PEER = "192.0.2.1:5000"
 
@@ -60,7 +63,15 @@ class Client:
     """One connection, and the outlet of its dispatch."""
 
     def __init__(
-        self, mechanisms: list[Scripted] | None = None, *, max_requests: int = 100, max_bytes: int = 1 << 20, budget: Budget | None = None
+        self,
+        mechanisms: list[Scripted] | None = None,
+        *,
+        max_requests: int = 100,
+        max_bytes: int = 1 << 20,
+        budget: Budget | None = None,
+        broker: Any = None,
+        listener: str = "SASL_PLAINTEXT",
+        record: Callable[[Session], Recorder] = lambda session: NOTHING,
     ) -> None:
         self.written: list[bytes] = []
         self.writes = 0
@@ -72,8 +83,9 @@ class Client:
         self.session = Session(None if mechanisms is None else {mechanism.name: mechanism for mechanism in mechanisms})
         self.settings = Settings(connection_failed_authentication_delay_ms=100)
         self.clock = Clock()
-        broker: Any = SimpleNamespace(settings=self.settings, clock=self.clock)
-        self.dispatch = Dispatch(broker, self.session, self, self.flow, peer=PEER, listener="SASL_PLAINTEXT")
+        broker = broker or SimpleNamespace(settings=self.settings, clock=self.clock, deadlines=CoarseClock(self.clock))
+        traffic = record(self.session)
+        self.dispatch = Dispatch(broker, self.session, self, self.flow, peer=PEER, listener=listener, traffic=traffic)
 
     def says(self, *frames: bytes) -> None:
         """All of them arrive in one chunk."""

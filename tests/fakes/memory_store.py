@@ -1,7 +1,8 @@
 """A store that keeps everything in memory: the double for tests of what stands on a store, held to the contract suite like any other.
 
 Every awaitable has fired when the call returns, unless the test asked for something else: `hold()` keeps writes in flight until `release()`,
-`refuse_writes` makes them fail as a full disk does. What survives a restart lives in a `Medium`: a second `MemoryStore` on the same one
+`refuse_writes` makes them fail as a full disk does, `fence` takes a log away as another writer would, `slow_logs` keeps logs from opening, `outside`
+changes topics as somebody else would, `lose` takes the whole store away. What survives a restart lives in a `Medium`: a second `MemoryStore` on the same one
 sees what the first one wrote.
 """
 
@@ -17,6 +18,7 @@ from twisted.internet.defer import Deferred
 
 from storage.log import (
     Entry,
+    Fenced,
     LogClosed,
     OffsetOutOfRange,
     StorageFailed,
@@ -27,11 +29,15 @@ from storage.log import (
     Usage,
 )
 
+#: Where a topic lives whose name has no slash.
+DEFAULT_NAMESPACE = "public/default/"
+
 
 @dataclass(slots=True)
 class Rows:
-    """What a partition log leaves on its medium."""
+    """What a partition log leaves on its medium. `leader_epoch` is that of the last writer."""
 
+    leader_epoch: int = 0
     start_offset: int = 0
     end_offset: int = 0
     entries: list[Entry] = field(default_factory=list)
@@ -70,9 +76,9 @@ def copy_of(entry: Entry) -> Entry:
 class MemoryLog:
     """A partition log over `Rows`."""
 
-    leader_epoch = 0
-
     def __init__(self, store: MemoryStore, rows: Rows) -> None:
+        self.leader_epoch = rows.leader_epoch
+        self.can_replace = True
         self._store = store
         self._rows = rows
         self._next_offset = rows.end_offset
@@ -80,6 +86,7 @@ class MemoryLog:
         self._failing = ""
         self._watchers: list[Callable[[], None]] = []
         self._closed = False
+        self._fenced = False
 
     @property
     def start_offset(self) -> int:
@@ -116,6 +123,11 @@ class MemoryLog:
 
     def _apply(self, entries: list[Entry]) -> None:
         self._pending -= 1
+        if self._fenced:
+            if self._store.stores_fenced:
+                self._rows.entries.extend(entries)
+                self._rows.end_offset = entries[-1].last_offset + 1
+            raise Fenced("another writer leads this partition")
         try:
             self._check_open()
             if self._failing:
@@ -159,7 +171,7 @@ class MemoryLog:
         return latest if latest and latest.max_timestamp >= 0 else None
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        return (0, self.end_offset) if leader_epoch == 0 else (-1, -1)
+        return (self.leader_epoch, self.end_offset) if leader_epoch == self.leader_epoch else (-1, -1)
 
     async def delete_before(self, offset: int) -> int:
         self._check_open()
@@ -205,6 +217,9 @@ class MemoryLog:
         begin, end = bisect_left(rows, first, key=base_offset), bisect_right(rows, last, key=last_offset)
         rows[begin : max(begin, end)] = entries
 
+    async def reclaim(self) -> None:
+        """Nothing waits to be freed."""
+
     def watch(self, on_change: Callable[[], None]) -> None:
         self._watchers.append(on_change)
 
@@ -220,7 +235,13 @@ class MemoryLog:
         self._closed = True
         self.changed()
 
+    def fence(self) -> None:
+        self._fenced = True
+        self.changed()
+
     def _check_open(self) -> None:
+        if self._fenced:
+            raise Fenced("another writer leads this partition")
         if self._closed:
             raise LogClosed("the log is closed: its topic was deleted or the store was closed")
 
@@ -258,16 +279,30 @@ class MemoryTable:
 
 
 class MemoryStore:
-    """A `Store` on a `Medium`. `refuse_writes` stands for a full disk."""
+    """A `Store` on a `Medium`. `refuse_writes` stands for a full disk; `committed` is what it was told of groups.
+
+    Names may have a tenant and a namespace before a slash where `has_namespaces`: those in the default one go by their last part alone. Of a fenced
+    log's appends `stores_fenced` says whether they were stored after all.
+    """
+
+    retains_by_itself = False
+    has_namespaces = False
+    stores_fenced = False
 
     def __init__(self, medium: Medium | None = None) -> None:
         self.medium = medium or Medium()
         self.refuse_writes = False
+        self.refuse_logs: Exception | None = None
+        self.slow_logs: Deferred[None] | None = None
+        self.logs_asked = 0
         self.closed = True
         self._held = False
         self._queue: deque[Write] = deque()
         self._logs: dict[tuple[str, int], MemoryLog] = {}
         self._tables: dict[str, MemoryTable] = {}
+        self.committed: dict[tuple[str, str, int], int] = {}
+        self.tell_lost: Callable[[str], None] = lambda reason: None
+        self.tell_topics: Callable[[], None] = lambda: None
 
     def hold(self) -> None:
         """Keep every write in flight from now on."""
@@ -315,6 +350,41 @@ class MemoryStore:
         for log in self._logs.values():
             log.shut()
 
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        self.tell_lost = call
+
+    def watch_topics(self, on_change: Callable[[], None]) -> None:
+        self.tell_topics = on_change
+
+    def canonical(self, name: str) -> str:
+        if "/" not in name:
+            return name
+        if not self.has_namespaces or name.count("/") != 2:
+            raise ValueError("it is not tenant/namespace/topic")
+        return name.removeprefix(DEFAULT_NAMESPACE)
+
+    def fence(self, topic: str, partition: int = 0) -> None:
+        """Another writer takes the partition: its log is finished, and what is in flight fails."""
+        log = self._logs.pop((topic, partition))
+        self.medium.logs[topic, partition].leader_epoch += 1
+        log.fence()
+
+    def outside(self, topics: Iterable[Topic]) -> None:
+        """Somebody else makes it so that these are all the topics that there are."""
+        wanted = {topic.name: topic for topic in topics}
+        for name, topic in list(self.medium.topics.items()):
+            if name not in wanted or wanted[name].topic_id != topic.topic_id:
+                self._delete(name)
+        self.medium.topics.update(wanted)
+        self.tell_topics()
+
+    def lose(self, reason: str) -> None:
+        """Another process takes the store away."""
+        self.tell_lost(reason)
+
+    def note_committed(self, group: str, topic: str, partition: int, offset: int) -> None:
+        self.committed[group, topic, partition] = offset
+
     @property
     def topics(self) -> Mapping[str, Topic]:
         return MappingProxyType(self.medium.topics)
@@ -357,6 +427,11 @@ class MemoryStore:
 
     async def log(self, topic: str, partition: int) -> MemoryLog:
         self.check_open()
+        self.logs_asked += 1
+        if self.slow_logs is not None:
+            await self.slow_logs
+        if self.refuse_logs is not None:
+            raise self.refuse_logs
         if not 0 <= partition < self._topic(topic).partitions:
             raise UnknownTopic(f"topic {topic} has no partition {partition}")
         key = (topic, partition)

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.addresses import Endpoint, SecurityProtocol, StoreAddress, parse_endpoint, parse_store
+from gateway.addresses import (
+    Endpoint,
+    SecurityProtocol,
+    StoreAddress,
+    parse_admin,
+    parse_endpoint,
+    parse_name,
+    parse_namespace,
+    parse_store,
+)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +77,78 @@ def test_a_store_is_a_scheme_and_a_location():
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
-    [("./data", "SCHEME:LOCATION"), ("redis:x", "unknown scheme 'redis'"), ("lmdb:", "no directory"), ("", "SCHEME:LOCATION")],
+    [
+        ("./data", "SCHEME:LOCATION"),
+        ("redis:x", "unknown scheme 'redis'"),
+        ("lmdb:", "no directory"),
+        ("", "SCHEME:LOCATION"),
+        ("pulsar://", "pulsar://HOST:6650"),
+        ("pulsar://:6650", "pulsar://HOST:6650"),
+        ("pulsar:h:6650", "pulsar://HOST:6650"),
+        ("pulsar://h", "pulsar://HOST:6650"),
+        ("pulsar://h:6650/", "pulsar://HOST:6650"),
+        ("pulsar://h:6650,", "pulsar://HOST:6650"),
+        ("pulsar://h:66500", "beyond 65535"),
+        ("pulsar://1.2.3:1", "not an IPv4 address"),
+    ],
 )
 def test_a_wrong_store_is_refused_with_the_reason(text, complaint):
     with pytest.raises(ValueError, match=complaint):
         parse_store(text)
+
+
+@pytest.mark.parametrize("text", ["pulsar://h:6650", "pulsar+ssl://a.example.com:6651,[::1]:6651,10.0.0.1:1"])
+def test_a_store_in_pulsar_is_its_brokers(text):
+    assert str(parse_store(text)) == text
+    assert parse_store(text).is_pulsar
+
+
+@given(st.text())
+def test_any_text_is_a_store_or_a_value_error(text):
+    for whole in (text, f"pulsar://{text}"):
+        try:
+            store = parse_store(whole)
+        except ValueError:
+            continue
+        assert parse_store(str(store)) == store
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://h:8080", "http://h:8080"),
+        ("https://pulsar.example.com/", "https://pulsar.example.com"),
+        ("https://[::1]:8443/behind/a/proxy/", "https://[::1]:8443/behind/a/proxy"),
+    ],
+)
+def test_an_admin_api_is_its_url_without_a_slash_at_the_end(text, url):
+    assert parse_admin(text) == url
+
+
+@pytest.mark.parametrize("text", ["h:8080", "pulsar://h:8080", "http://", "http://h:99999", "http://h:8080/a?b=c", "http://h:8080 ", ""])
+def test_what_is_no_admin_api_is_refused(text):
+    with pytest.raises(ValueError, match="http://HOST:8080"):
+        parse_admin(text)
+
+
+@pytest.mark.parametrize(
+    ("parse", "scheme"), [(parse_store, "pulsar"), (parse_store, "pulsar+ssl"), (parse_admin, "http"), (parse_admin, "pulsar")]
+)
+@pytest.mark.parametrize("where", ["{}@h:1", "x:{}@h:1", "h:1@{}", "h:{}", "h:1/{}:2", "h:1?token={}"])
+def test_a_secret_that_is_put_into_an_address_is_refused_and_not_repeated(parse, where, scheme):
+    with pytest.raises(ValueError) as refused:
+        parse(f"{scheme}://{where.format('eyJhbGciOi')}")
+    assert "eyJhbGciOi" not in str(refused.value)
+
+
+def test_names_in_pulsar_are_single_words_and_a_namespace_is_two():
+    assert (parse_name("a-b=c:d.e_1"), parse_namespace("my-tenant/ns.1")) == ("a-b=c:d.e_1", "my-tenant/ns.1")
+    for text in ("", "a/b", "a b", "ä", "*", "a\n"):
+        with pytest.raises(ValueError, match="no name in Pulsar"):
+            parse_name(text)
+    for text in ("", "a", "a/", "/b", "a/b/c", "a/*", "${tenant}/default"):
+        with pytest.raises(ValueError, match="not TENANT/NAMESPACE"):
+            parse_namespace(text)
 
 
 @pytest.mark.parametrize(

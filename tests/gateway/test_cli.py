@@ -65,6 +65,28 @@ def test_serve_turns_flags_into_settings(served):
     assert (settings.node_id, settings.log_level, settings.log_format) == (7, "debug", "json")
 
 
+def test_serve_turns_flags_of_pulsar_into_settings(served):
+    flags = {
+        "store": "pulsar://a:1,b:2",
+        "pulsar-admin": "http://a:8080",
+        "pulsar-token-file": "t",
+        "pulsar-tls-trust-file": "ca",
+        "entry-format": "kafka",
+    }
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+    assert kopgate("serve", *words, "--pulsar-setup", "--pulsar-takeover").exit_code == 0
+    (settings,) = served
+    assert (str(settings.store), settings.pulsar_admin, settings.entry_format) == ("pulsar://a:1,b:2", "http://a:8080", "kafka")
+    assert (settings.pulsar_token_file, settings.pulsar_tls_trust_file) == (Path("t"), Path("ca"))
+    assert (settings.pulsar_setup, settings.pulsar_takeover) == (True, True)
+
+
+def test_a_wrong_address_of_pulsar_is_told_by_its_flag(served):
+    done = kopgate("serve", "--store", "pulsar://a:1", "--pulsar-admin", "a:8080")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("kopgate: --pulsar-admin: the admin API of Pulsar has an address like http://HOST:8080")
+
+
 def test_serve_without_anything_serves_the_defaults(served):
     kopgate("serve")
     assert [str(endpoint) for endpoint in served[0].listeners] == ["PLAINTEXT://127.0.0.1:9092"]

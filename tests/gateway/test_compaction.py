@@ -12,7 +12,7 @@ from gateway.compaction import Compaction
 from gateway.handlers.offsets import find
 from gateway.housekeeping import Housekeeping
 from gateway.records import check_batch
-from storage.log import Entry
+from storage.log import Entry, StorageFailed
 from tests.compat.records import building
 from tests.compat.records.building import Sample
 from tests.compat.records.peers import read_with_kafka_python
@@ -433,6 +433,51 @@ def test_it_is_done_at_the_interval_of_retention():
     assert values(consume(house)) == [(3, b"3")]
     keeping.stop()
     assert not house.clock.getDelayedCalls()
+
+
+def test_logs_that_nobody_has_opened_are_left_to_whoever_leads_them(house, monkeypatch):
+    monkeypatch.setattr(type(house.store), "retains_by_itself", True)
+    table(house, "bills")
+    put(house, (b"a", b"1"), (b"a", b"2"))
+    close(house)
+    compact(house)
+    assert values(consume(house)) == [(1, b"2")]
+    assert house.broker.topics.opened("bills", 0) is None
+
+
+def test_what_the_store_cannot_replace_stays_and_that_is_said_once(house, caplog):
+    put(house, (b"a", b"1"), (b"a", b"2"))
+    close(house)
+    house.partition().log.can_replace = False
+    compaction = Compaction(house.broker)
+    for _ in range(2):
+        ended(compaction.round())
+    assert values(consume(house)) == [(0, b"1"), (1, b"2")]
+    assert caplog.text.count("this gateway does not compact the topic") == 1
+
+
+def test_space_that_cannot_be_freed_keeps_nothing_from_being_compacted(house, monkeypatch, caplog):
+    put(house, (b"a", b"1"), (b"a", b"2"))
+    close(house)
+
+    async def refuses():
+        raise StorageFailed("no answer")
+
+    monkeypatch.setattr(house.partition().log, "reclaim", refuses)
+    compact(house)
+    assert values(consume(house)) == [(1, b"2")]
+    assert "space is not freed yet" in caplog.text
+
+
+def test_a_log_that_is_found_finished_is_compacted_when_it_was_opened_anew(house, caplog):
+    put(house, (b"a", b"1"), (b"a", b"2"))
+    close(house)
+    house.store.fence("orders")
+    compaction = Compaction(house.broker)
+    ended(compaction.round())
+    assert "compaction failed" in caplog.text
+    ended(compaction.round())
+    assert values(consume(house)) == [(1, b"2")]
 
 
 def test_a_policy_of_both_compacts_and_deletes():

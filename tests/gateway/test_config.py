@@ -149,10 +149,11 @@ def test_a_sasl_listener_needs_users():
     ("values", "complaint"),
     [
         ({"max_in_flight_bytes": 1 << 20}, "largest request could never be read"),
+        ({"traffic_log_retention_bytes": (64 << 20) - 1}, "would leave room for no other"),
         ({"message_max_bytes": 200 << 20}, "largest batch could never be sent"),
         ({"num_partitions": 20, "max_partitions_per_topic": 10}, "more than max_partitions_per_topic"),
     ],
-    ids=["in flight", "message", "partitions"],
+    ids=["in flight", "traffic log", "message", "partitions"],
 )
 def test_limits_agree_with_each_other(values, complaint):
     assert complaint in refusal(**values)
@@ -164,3 +165,30 @@ def test_every_problem_between_settings_is_told_at_once():
         field in text
         for field in ("ssl_certificate_file", "ssl_key_file", "users_file", "SSL://0.0.0.0:9092", "SASL_PLAINTEXT://0.0.0.0:9093")
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"store": "pulsar://h:6650"}, "pulsar_admin: topics of pulsar://h:6650 are made and found through the cluster's admin API"),
+        ({"pulsar_admin": "http://h:8080"}, "pulsar_admin: the store is lmdb:./data"),
+        ({"pulsar_tls_certificate_file": "c"}, "pulsar_tls_certificate_file: pulsar_tls_key_file"),
+        ({"pulsar_tls_key_file": "k"}, "pulsar_tls_key_file: pulsar_tls_certificate_file"),
+        (
+            {"pulsar_multi_tenant_metadata": True, "listeners": ["SASL_PLAINTEXT://127.0.0.1:9093"]},
+            "pulsar_multi_tenant_metadata: listener SASL_PLAINTEXT asks for a log-in, and none brings a tenant yet",
+        ),
+        ({"pulsar_allowed_namespaces": ["public/a", "b"]}, "'b' is not TENANT/NAMESPACE"),
+        ({"pulsar_tenant": "a/b"}, "'a/b' is no name in Pulsar"),
+        ({"entry_format": "avro"}, "entry_format"),
+    ],
+)
+def test_what_is_missing_for_a_store_in_pulsar_is_said(values, complaint):
+    assert complaint in refusal(**values)
+
+
+def test_a_store_in_pulsar_needs_nothing_but_its_two_addresses():
+    settings = Settings(store="pulsar://a:6650,b:6650", pulsar_admin="http://a:8080/")
+    assert (str(settings.store), settings.pulsar_admin) == ("pulsar://a:6650,b:6650", "http://a:8080")
+    assert (settings.pulsar_tenant, settings.pulsar_namespace) == ("public", "default")
+    assert (settings.pulsar_metadata_tenant, settings.pulsar_metadata_namespace) == ("public", "__kafka")

@@ -17,6 +17,8 @@ from gateway.config import Settings
 from gateway.connection import LEAVING_SECONDS, STALLED_SECONDS, KafkaConnection, overdue
 from gateway.flow import TURN_SECONDS, Budget
 from gateway.routes import ROUTES, Later, Route
+from gateway.traffic.log import OFF
+from gateway.traffic.recorder import Recorder
 from gateway.transport import Connection
 from gateway.wire.api_keys import ApiKey
 from tests.fakes.connection import Scripted, bare, events, handshake, versions
@@ -53,7 +55,7 @@ class Door:
         self.clock = Clock()
         self.mechanisms = mechanisms and {mechanism.name: mechanism for mechanism in mechanisms}
         self.settings = Settings(**settings)
-        self.broker = SimpleNamespace(clock=self.clock, settings=self.settings)
+        self.broker = SimpleNamespace(clock=self.clock, settings=self.settings, traffic=OFF)
         self.budget = Budget(budget_bytes, self.clock)
         self.inside = []
 
@@ -368,3 +370,84 @@ def test_nothing_resumes_a_connection_that_is_gone():
     door.clock.advance(2 * TURN_SECONDS)
     assert not connection.transport.is_read
     assert door.budget.used == 0
+
+
+class Told(Recorder):
+    """What the traffic log is told of the end."""
+
+    def __init__(self):
+        self.reasons = []
+
+    def ends(self, reason):
+        self.reasons.append(reason)
+
+    def closed(self, reason):
+        self.reasons.append(reason)
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+def watched(told, *mechanisms, **settings):
+    door = Door(list(mechanisms) or None, **settings)
+    door.broker.traffic = SimpleNamespace(connection=lambda peer, session: told)
+    return door, door.lets_in()
+
+
+@pytest.mark.parametrize(("loss", "reason"), [(ConnectionDone(), "client"), (ConnectionLost(), "error:lost"), (SSL.Error([]), "error:tls")])
+def test_the_traffic_log_is_told_how_a_connection_was_lost(told, loss, reason):
+    _, connection = watched(told)
+    connection.connectionLost(Failure(loss))
+    assert told.reasons[0] == reason
+
+
+def test_the_traffic_log_is_told_of_the_time_that_is_up(told):
+    for settings, begins, seconds, reason in [
+        ({"connections_max_idle_ms": 1000}, b"", 2, "idle"),
+        ({"request_receive_timeout_ms": 1000}, b"\0\0\0\x09x", 2, "error:request-timeout"),
+    ]:
+        told.reasons.clear()
+        door, connection = watched(told, **settings)
+        says(connection, begins)
+        door.sweeps(seconds)
+        assert told.reasons == [reason]
+    told.reasons.clear()
+    door, _ = watched(told, Scripted("PLAIN", {TOKEN: b""}), connection_authentication_timeout_ms=1000)
+    door.sweeps(2)
+    assert told.reasons == ["error:login-timeout"]
+
+
+def test_the_traffic_log_is_told_of_a_drain_and_of_a_frame_that_is_none(told):
+    _, connection = watched(told)
+    connection.drain()
+    assert told.reasons == ["drain"]
+    told.reasons.clear()
+    _, connection = watched(told)
+    says(connection, b"GET / HTTP/1.1\r\n")
+    assert told.reasons == ["error:frame"]
+
+
+def test_the_traffic_log_is_told_of_a_peer_that_stopped_reading(told):
+    door, connection = watched(told)
+    raw = Connection.__new__(Connection)
+    raw._unsent_bytes, raw.last_sent = 1000, door.clock.seconds()
+    connection.transport.transport = raw
+    door.sweeps(STALLED_SECONDS + 1)
+    assert told.reasons == ["error:stalled"]
+
+
+def test_the_traffic_log_is_told_why_a_connection_was_to_go_and_not_that_it_went_without_a_goodbye(told):
+    door, connection = watched(told, connections_max_idle_ms=1000)
+    assert door.sweeps(2) == ["idle"]
+    assert len(door.sweeps(LEAVING_SECONDS + 1)) == 1
+    assert connection.transport.is_aborted
+    assert told.reasons == ["idle"]
+
+
+def test_the_traffic_log_is_told_of_a_request_that_met_a_bug(told, waiting):
+    _, connection = watched(told)
+    says(connection, POLL)
+    waiting.errback(ZeroDivisionError())
+    assert told.reasons == ["error:bug"]

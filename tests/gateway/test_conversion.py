@@ -208,7 +208,7 @@ def test_without_memory_an_entry_is_not_passed_over_but_asked_for_again(threads,
     failures = [NoMemory("no memory to decompress gzip")]
 
     def run(function, *arguments):
-        return threads.run(lambda: [failures.pop()]) if failures else threads.run(function, *arguments)
+        return threads.run(lambda: ([failures.pop()], 0)) if failures else threads.run(function, *arguments)
 
     one = Converter(run, cache_bytes=1 << 20, max_decompressed_bytes=1 << 20)
     with caplog.at_level(logging.WARNING):

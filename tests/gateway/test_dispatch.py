@@ -508,3 +508,46 @@ class Traffic(RuleBasedStateMachine):
 
 TestTraffic = Traffic.TestCase
 TestTraffic.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def late(behind, monkeypatch, seconds=5):
+    """Produce answers `late` when its time is up."""
+
+    async def produce_within(request, caller):
+        later = await behind.produce(request, caller)
+        return Later(later.reply, seconds, lambda: b"late")
+
+    monkeypatch.setitem(ROUTES, (PRODUCE, 0), Route(PRODUCE, produce_within, read, lambda reply, version: [reply], False))
+
+
+def test_a_reply_that_is_too_late_is_another_one_and_what_it_was_to_be_is_of_no_interest(behind, client, monkeypatch):
+    late(behind, monkeypatch)
+    stored = behind.waits(b"p1")
+    client.says(produce(b"p1"), produce(b"p2"))
+    client.clock.advance(4.9)
+    assert client.hears() == []
+    client.clock.advance(0.3)
+    assert [frame[4:] for frame in client.hears()] == [b"late", b"p2"]
+    assert client.dispatch.is_idle
+    stored.callback(b"p1")
+    assert (client.hears(), client.dispatch.is_idle, client.budget.used) == ([], True, 0)
+
+
+def test_a_reply_in_time_takes_its_deadline_back(behind, client, monkeypatch):
+    late(behind, monkeypatch)
+    stored = behind.waits(b"p1")
+    client.says(produce(b"p1"))
+    stored.callback(b"p1")
+    client.clock.advance(10)
+    assert [frame[4:] for frame in client.hears()] == [b"p1"]
+
+
+def test_what_would_be_late_for_a_peer_that_is_gone_is_given_back_when_it_is_stored(behind, client, monkeypatch):
+    late(behind, monkeypatch)
+    stored = behind.waits(b"p1")
+    client.says(produce(b"p1"))
+    client.goes()
+    client.clock.advance(10)
+    assert client.budget.used > 0
+    stored.callback(b"p1")
+    assert client.budget.used == 0

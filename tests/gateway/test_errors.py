@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 
-import pytest
-
 from gateway.errors import ErrorCode, KafkaError, release
+from gateway.waiting import Shared, start
 
 
 class Records:
@@ -27,18 +26,50 @@ def check(seen):
         raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE) from failure
 
 
+def kept(seen):
+    """The failure, as whoever answers it has it."""
+    try:
+        check(seen)
+    except KafkaError as failure:
+        return failure
+
+
 def test_a_failure_that_is_kept_lets_go_of_what_it_came_through():
     seen = []
     gc.disable()
     try:
-        with pytest.raises(KafkaError) as kept:
-            check(seen)
+        failure = kept(seen)
         assert seen[0]() is not None
-        release(kept.value)
+        release(failure)
         assert seen[0]() is None
     finally:
         gc.enable()
-    assert kept.value.code is ErrorCode.MESSAGE_TOO_LARGE
+    assert failure.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_who_releases_a_failure_ends_nobody_that_caught_it_and_waits_for_something_else():
+    """A partition that cannot be opened fails for all who ask for it with one exception: a Produce, which is answered, and a Fetch, which goes on."""
+    opening, turn, ends = Shared(), Shared(), []
+
+    async def fetch():
+        try:
+            await opening
+        except KafkaError:
+            await turn
+        return "fetched"
+
+    async def produce():
+        try:
+            await opening
+        except KafkaError as failure:
+            release(failure)
+        return "refused"
+
+    for work in (fetch(), produce()):
+        start(work, ends.append, ends.append)
+    opening.fail(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    turn.succeed(None)
+    assert ends == ["refused", "fetched"]
 
 
 def test_a_failure_that_was_never_raised_is_released_as_well():

@@ -359,7 +359,7 @@ def test_an_old_consumer_behind_which_there_is_only_an_unreadable_batch_gets_not
 def test_without_memory_to_convert_it_an_old_consumer_stays_where_it_is(house, monkeypatch):
     put(house, batched(0, 3))
     failing = [NoMemory("no memory to decompress lz4")]
-    monkeypatch.setattr(conversion, "_convert_all", lambda payloads, *_: failing)
+    monkeypatch.setattr(conversion, "_convert_all", lambda payloads, *_: (failing, 0))
     assert fetch_one(house, OLDER, 0).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
 
 

@@ -226,3 +226,22 @@ def test_a_stop_in_the_middle_of_a_round_ends_it_with_the_partition_at_hand(hous
 def test_the_clock_of_the_test_is_the_brokers(house):
     house.clock.advance(1)
     assert house.broker.now() == house.now() == NOW + 1000
+
+
+def test_logs_that_nobody_has_opened_are_left_to_a_medium_that_retains_by_itself(house, keeping, monkeypatch):
+    monkeypatch.setattr(type(house.store), "retains_by_itself", True)
+    house.topic("bills", cleanup_policy="compact,delete")
+    put(house, 2 * HOUR)
+    house.clock.advance(INTERVAL)
+    assert starts(house) == [1]
+    assert house.broker.topics.opened("bills", 0) is None
+    assert house.store.logs_asked == 1
+
+
+def test_a_log_that_is_found_finished_is_opened_anew_at_the_next_round(house, keeping, caplog):
+    put(house, 2 * HOUR)
+    house.store.fence("orders")
+    house.clock.advance(INTERVAL)
+    assert "retention failed" in caplog.text
+    house.clock.advance(INTERVAL)
+    assert starts(house) == [1]

@@ -13,7 +13,7 @@ from compat.records import check_message_set
 from gateway.errors import ErrorCode, KafkaError
 from gateway.partition import Partition, storage_error
 from gateway.records import check_batch, read_batch
-from storage.log import Fenced, LogClosed, OffsetOutOfRange, StorageFailed, TopicExists, UnknownTopic
+from storage.log import EntryTooLarge, Fenced, LogClosed, NotAllowed, OffsetOutOfRange, StorageFailed, TopicExists, UnknownTopic
 from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import NOW, House, Started, ended, open_house
 from tests.gateway.sets import TIME, batch, old_set
@@ -243,6 +243,8 @@ def test_the_bytes_since_the_last_snapshot_are_those_stored(partition):
         (Fenced("x"), ErrorCode.NOT_LEADER_OR_FOLLOWER),
         (LogClosed("x"), ErrorCode.NOT_LEADER_OR_FOLLOWER),
         (StorageFailed("x"), ErrorCode.KAFKA_STORAGE_ERROR),
+        (EntryTooLarge("x"), ErrorCode.MESSAGE_TOO_LARGE),
+        (NotAllowed("x"), ErrorCode.TOPIC_AUTHORIZATION_FAILED),
         (UnknownTopic("x"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
         (TopicExists("x"), ErrorCode.UNKNOWN_SERVER_ERROR),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.addresses import parse_store
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
 from gateway.topic_configs import DEFINITIONS, NO_EFFECT, TopicConfig, check, effective
@@ -16,9 +17,9 @@ def complaint(**overrides: str) -> str:
     return raised.value.message
 
 
-def test_the_names_are_those_of_kafka_3_9_in_their_order() -> None:
+def test_the_names_are_those_of_kafka_3_9_in_their_order_and_one_of_our_own() -> None:
     # As many as Kafka 3.9.2 tells of a topic.
-    assert len(DEFINITIONS) == 36
+    assert len(DEFINITIONS.keys() - {"entry.format"}) == 36
     assert list(DEFINITIONS) == sorted(DEFINITIONS)
 
 
@@ -27,6 +28,7 @@ def test_a_config_that_means_something_here_says_what() -> None:
         "cleanup.policy",
         "compression.type",
         "delete.retention.ms",
+        "entry.format",
         "max.compaction.lag.ms",
         "max.message.bytes",
         "message.downconversion.enable",
@@ -101,3 +103,19 @@ def test_what_kafka_refuses_is_refused_in_its_words() -> None:
 
 def test_an_unknown_name_is_complained_of_before_any_value() -> None:
     assert complaint(retention_ms="x", no_such="1") == "Unknown topic config name: no.such"
+
+
+def test_every_store_keeps_one_format_or_all_and_only_one_in_pulsar_keeps_pulsars() -> None:
+    for entry_format, keeps_one in (("mixed_kafka", False), ("kafka", True)):
+        check({"entry.format": entry_format}, SETTINGS)
+        assert effective({"entry.format": entry_format}, SETTINGS).keeps_one_format is keeps_one
+    assert complaint(entry_format="pulsar").startswith("entry.format=pulsar needs a store in Apache Pulsar, and this one is lmdb:./data;")
+    assert complaint(entry_format="json").endswith("String must be one of: mixed_kafka, kafka, pulsar")
+    in_pulsar = Settings(store=parse_store("pulsar://localhost:6650"), pulsar_admin="http://localhost:8080")
+    check({"entry.format": "pulsar"}, in_pulsar)
+    assert not effective({"entry.format": "pulsar"}, in_pulsar).keeps_one_format
+
+
+def test_the_setting_is_the_format_of_topics_without_one() -> None:
+    assert effective({}, Settings(entry_format="kafka")).keeps_one_format
+    assert not effective({"entry.format": "mixed_kafka"}, Settings(entry_format="kafka")).keeps_one_format

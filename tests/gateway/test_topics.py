@@ -11,7 +11,7 @@ import pytest
 from gateway.errors import ErrorCode, KafkaError
 from gateway.partition import Partition
 from gateway.records import check_batch
-from gateway.topics import check_name
+from gateway.topic_names import check_name
 from storage.log import StorageFailed, Topic
 from tests.fakes.broker import House, Started, ended, open_house
 from tests.gateway.sets import batch

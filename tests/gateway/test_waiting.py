@@ -9,6 +9,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
 from gateway.waiting import Shared, Waits, Wake, call_later, gather, start
+from tests.fakes.broker import Started
 
 
 class Run:
@@ -269,3 +270,50 @@ def test_taking_back_is_harmless_at_any_time(when):
     clock.advance(when)
     take_back()
     assert clock.getDelayedCalls() == []
+
+
+def test_a_result_that_comes_in_time_is_waited_for_and_leaves_nothing_behind():
+    clock, shared = Clock(), Shared[int]()
+    waiting = Started(shared.within(clock, 5))
+    shared.succeed(7)
+    assert (waiting.result, clock.getDelayedCalls()) == (7, [])
+
+
+def test_a_result_is_not_waited_for_longer_than_was_said_and_may_come_for_others():
+    clock, shared = Clock(), Shared[int]()
+    patient, hasty, late = Started(shared.within(clock, 5)), Started(shared.within(clock, 1)), Started(shared.within(clock, 0))
+    assert isinstance(late.failure, TimeoutError)
+    clock.advance(1)
+    assert isinstance(hasty.failure, TimeoutError)
+    shared.fail(ValueError("no"))
+    assert isinstance(patient.failure, ValueError)
+    assert clock.getDelayedCalls() == []
+
+
+def test_a_wait_for_a_result_that_is_cancelled_leaves_nothing_behind():
+    clock, shared = Clock(), Shared[int]()
+    waiting = Started(shared.within(clock, 5))
+    waiting.cancel()
+    assert isinstance(waiting.failure, CancelledError)
+    shared.succeed(1)
+    assert clock.getDelayedCalls() == []
+
+
+@pytest.mark.parametrize("is_failure", [False, True])
+def test_what_goes_wrong_after_an_end_does_not_hold_on_to_it(is_failure):
+    """The next request of a connection is started where the one before ends: a chain of all that failed would hold the records of all."""
+    contexts = []
+
+    async def ends():
+        if is_failure:
+            raise KeyError
+        return "result"
+
+    def goes_on(_):
+        try:
+            raise ValueError
+        except ValueError as failure:
+            contexts.append(failure.__context__)
+
+    start(ends(), goes_on, goes_on)
+    assert contexts == [None]

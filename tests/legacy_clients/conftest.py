@@ -1,25 +1,46 @@
-"""One broker for all tests of a worker: the gateway, or with `--reference` Apache Kafka 3.9.2."""
+"""One broker for all tests of a worker: the gateway on its embedded store or on Apache Pulsar, or with `--reference` Apache Kafka 3.9.2."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, are_required, gateway, reference
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, Stored, are_required, embedded, gateway, in_pulsar, reference
 from tests.legacy_clients.clients import Client, table
 from tests.legacy_clients.grid import drawn, gathered
 from tests.legacy_clients.install import install
 from tests.peers.cache import CannotInstall
+from tests.peers.pulsar import Pulsar
+
+#: For the logs of a thousand topics.
+PULSAR_MEMORY = "1g"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reference", action="store_true", help="run the real clients against Apache Kafka 3.9.2 instead of the gateway")
+    parser.addoption("--store", choices=["embedded", "pulsar"], default="embedded", help="what the gateway keeps its records in")
     parser.addoption(
         "--client", action="append", default=[], metavar="NAME", help="of the real clients this one alone (or legacy-NAME); may be repeated"
     )
     parser.addoption("--every-pair", action="store_true", help="all pairs that can be in one group, all codecs to all consumers")
     parser.addoption("--grid", action="store_true", help="print what became of each real client")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One Pulsar for all workers; they are told of it as of one that runs already."""
+    is_worker = hasattr(config, "workerinput")
+    if is_worker or config.getoption("--store", "embedded") != "pulsar" or config.getoption("collectonly") or "TESTS_PULSAR" in os.environ:
+        return
+    try:
+        broker = Pulsar.start(memory=PULSAR_MEMORY)
+    except CannotInstall:
+        # Each test says so for itself.
+        return
+    config.add_cleanup(broker.stop)
+    config.add_cleanup(lambda: os.environ.pop("TESTS_PULSAR"))
+    os.environ["TESTS_PULSAR"] = f"{broker.service_url},{broker.admin_url}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -50,8 +71,17 @@ def is_reference(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
-def broker(is_reference: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    ours = gateway(tmp_path_factory.mktemp("gateway"), arguments=NO_REBALANCE_DELAY)
+def kept(request: pytest.FixtureRequest) -> Stored:
+    """Where each gateway keeps its records."""
+    if request.config.getoption("--store", "embedded") == "embedded":
+        return embedded
+    tenant = request.getfixturevalue("pulsar")
+    return lambda _: in_pulsar(tenant)
+
+
+@pytest.fixture(scope="session")
+def broker(is_reference: bool, kept: Stored, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    ours = gateway(tmp_path_factory.mktemp("gateway"), arguments=NO_REBALANCE_DELAY, stored=kept)
     with _installed_or_skipped(), reference() if is_reference else ours as running:
         yield running
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, gateway, reference
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, Stored, gateway, reference
 from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client, Record, consume_in_group, produce, table
 from tests.legacy_clients.install import install
 from tests.legacy_clients.relay import Relay, Versions, relay
 
 # 300 s: the first run on a machine also downloads and builds the clients.
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
 
 CLIENTS = tuple(row.name for row in table().values() if row.groups != "none")
 PARTITIONS = 2
@@ -41,7 +41,7 @@ class Round:
 
 @pytest.fixture(scope="module")
 def rounds(
-    request: pytest.FixtureRequest, is_reference: bool, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, is_reference: bool, kept: Stored, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[str, Future[Round]]]:
     """The rounds of all clients that are to be tested, under way side by side."""
     names = {
@@ -50,24 +50,24 @@ def rounds(
         if isinstance(item, pytest.Function) and item.module is request.module
     }
     rows = [table()[name] for name in CLIENTS if name in names]
-    with overheard(is_reference, tmp_path_factory.mktemp("groups")) as between, ThreadPoolExecutor(AT_ONCE) as pool:
+    with overheard(is_reference, kept, tmp_path_factory.mktemp("groups")) as between, ThreadPoolExecutor(AT_ONCE) as pool:
         create_topics(between.address, [topic_of(row) for row in rows], PARTITIONS)
         yield {row.name: pool.submit(carried_out, row, between) for row in rows}
 
 
 @contextmanager
-def overheard(is_reference: bool, folder: Path) -> Iterator[Relay]:
+def overheard(is_reference: bool, kept: Stored, folder: Path) -> Iterator[Relay]:
     """A broker behind a relay, where clients connect."""
-    with relay() as between, broker_behind(between, is_reference, folder) as broker:
+    with relay() as between, broker_behind(between, is_reference, kept, folder) as broker:
         between.target = broker.bootstrap
         yield between
 
 
-def broker_behind(between: Relay, is_reference: bool, folder: Path) -> AbstractContextManager[Broker]:
+def broker_behind(between: Relay, is_reference: bool, kept: Stored, folder: Path) -> AbstractContextManager[Broker]:
     advertised = f"PLAINTEXT://{between.address}"
     if is_reference:
         return reference(advertised=advertised)
-    return gateway(folder, arguments=("--advertised", advertised, *NO_REBALANCE_DELAY))
+    return gateway(folder, arguments=("--advertised", advertised, *NO_REBALANCE_DELAY), stored=kept)
 
 
 def topic_of(row: Client) -> str:

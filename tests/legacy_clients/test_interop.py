@@ -13,7 +13,7 @@ from tests.legacy_clients.clients import Client, Record, Span, consume, produce,
 from tests.legacy_clients.stored import Stored, Turn, Written, can_read, compare, misread
 
 # 300 s: the first run on a machine also downloads and builds the clients.
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
 
 # One for each record format: 0, 1 and 2.
 PRODUCERS = ("java-0.8.2.2", "java-0.10.2.2", "java-3.9.2")

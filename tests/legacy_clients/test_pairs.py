@@ -11,12 +11,12 @@ import pytest
 from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, gateway, reference
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Stored, gateway, reference
 from tests.legacy_clients.clients import Client, DriverFailed, Record, consume_in_group, table
 from tests.legacy_clients.install import install
 from tests.legacy_clients.pairs import chosen, every
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(600)]
 
 #: Records of a partition at a time.
 EACH = 5
@@ -33,7 +33,7 @@ SUCCESSORS = (
     "kafka-python-3.0.12+sarama-1.19.0",
 )
 #: A JVM on a busy machine starts in a few seconds, and each step waits for two heartbeats at most.
-SECONDS = 60.0
+SECONDS = 120.0
 #: Some would try for ever.
 PATIENCE_SECONDS = 6.0
 
@@ -97,8 +97,9 @@ def until(is_so: Callable[[], bool], what: str, *drivers: Future[list[Record]]) 
 
 
 @pytest.fixture(scope="module")
-def bootstrap(is_reference: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with reference() if is_reference else gateway(tmp_path_factory.mktemp("pairs"), arguments=NO_REBALANCE_DELAY) as broker:
+def bootstrap(is_reference: bool, kept: Stored, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    ours = gateway(tmp_path_factory.mktemp("pairs"), arguments=NO_REBALANCE_DELAY, stored=kept)
+    with reference() if is_reference else ours as broker:
         yield broker.bootstrap
 
 
@@ -127,8 +128,7 @@ def carried_out(pair: str, bootstrap: str, observer: Observer) -> Round:
         first = pool.submit(consume_in_group, leads, bootstrap, place, place, EACH + 1, timeout=SECONDS)
         until(lambda: observer.shares(place)[0] == {leads.name: [0, 1]}, "the first has all partitions", first)
         second = pool.submit(consume_in_group, follows, bootstrap, place, place, 3 * EACH, timeout=SECONDS)
-        until(lambda: [*map(len, observer.shares(place)[0].values())] == [1, 1], "each has a partition", first, second)
-        shares, assignor = observer.shares(place)
+        shares, assignor = divided(observer, place, first, second)
 
         observer.sends(place, PARTITIONS, range(EACH))
         until(lambda: observer.commits(place) == dict.fromkeys(PARTITIONS, EACH), "each has committed what it read", first, second)
@@ -136,8 +136,24 @@ def carried_out(pair: str, bootstrap: str, observer: Observer) -> Round:
         observer.sends(place, shares[leads.name], range(EACH, EACH + 1))
         read = first.result()
         until(lambda: observer.shares(place)[0] == {follows.name: [0, 1]}, "who stays has all partitions", second)
-        observer.sends(place, PARTITIONS, range(EACH + 1, 2 * EACH + 1))
+        # Not the last yet: KafkaJS 1.0.1 leaves before it commits when it ends with its first fetch of a generation, and a commit after that is refused.
+        observer.sends(place, PARTITIONS, range(EACH + 1, 2 * EACH))
+        (left,), (stayed,) = shares[leads.name], shares[follows.name]
+        until(lambda: observer.commits(place) == {stayed: 2 * EACH - 1, left: 2 * EACH}, "who stays has committed what it read", second)
+        observer.sends(place, PARTITIONS, range(2 * EACH, 2 * EACH + 1))
         return Round(shares, assignor, (read, second.result()), observer.commits(place))
+
+
+def divided(observer: Observer, place: str, *drivers: Future[list[Record]]) -> tuple[Mapping[str, Sequence[int]], str]:
+    """Who has which partition, once each has one, and by which assignor."""
+    seen: list[tuple[Mapping[str, Sequence[int]], str]] = []
+
+    def is_divided() -> bool:
+        seen.append(observer.shares(place))
+        return [*map(len, seen[-1][0].values())] == [1, 1]
+
+    until(is_divided, "each has a partition", *drivers)
+    return seen[-1]
 
 
 def place_of(pair: str) -> str:

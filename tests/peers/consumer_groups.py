@@ -58,7 +58,7 @@ from gateway.wire.consumer_groups import (
 )
 from tests.peers.gateway import Peer
 
-SECONDS = 30.0
+SECONDS = 60.0
 MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS = 79, 27
 
 #: Ids that were made up: a UUID as Java writes it, perhaps behind the client's id, and as Kafka does.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-SECONDS = 30.0
+SECONDS = 90.0
 
 #: Ranges of partitions, whoever shares them out: a member, or the coordinator (KIP-848).
 _ASSIGNOR: dict[str, dict[str, str | bool]] = {

@@ -10,12 +10,14 @@ be exact: no retention, one replica of everything, no delay before the first reb
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,10 +29,12 @@ VERSION = "3.9.2"
 #: The one that is asked about what came after 3.9.
 MODERN = "4.3.1"
 CLUSTER_ID = "a29wZ2F0ZS1yZWZlcmVuYw"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 STOP_SECONDS = 20.0
-TOOL_SECONDS = 60.0
+TOOL_SECONDS = 180.0
 START_ATTEMPTS = 3
+#: Below those that systems give to outgoing connections (net.ipv4.ip_local_port_range).
+SERVERS_PORTS = range(20_000, 32_768)
 
 #: JVM flags of short-lived or small processes on few cores, where parallel collectors would fight over them.
 SERIAL = ("-XX:+UseSerialGC",)
@@ -149,7 +153,7 @@ class Kafka:
     @classmethod
     def _launch(cls, server: list[str], version: str, secured: Secured | None, settings: dict[str, str]) -> Self:
         names = ["PLAINTEXT", *(["SASL_PLAINTEXT", "SSL", "SASL_SSL"] if secured else [])]
-        *ports, controller = _free_ports(len(names) + 1)
+        *ports, controller = free_ports(len(names) + 1)
         listeners = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
         folder = Path(tempfile.mkdtemp(prefix="kopgate-kafka-"))
         try:
@@ -160,7 +164,7 @@ class Kafka:
             with log.open("wb") as output:
                 form = ("format", "--cluster-id", CLUSTER_ID, "--config", str(file))
                 subprocess.run(
-                    java("kafka.tools.StorageTool", *form, version=version), stdout=output, stderr=output, timeout=60, check=True
+                    java("kafka.tools.StorageTool", *form, version=version), stdout=output, stderr=output, timeout=START_SECONDS, check=True
                 )
                 process = subprocess.Popen([*server, str(file)], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         except BaseException:
@@ -243,12 +247,18 @@ def _security(secured: Secured) -> dict[str, str]:
     }
 
 
-def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody has bound at this moment, nor will a connection to somebody else have any of them for its own end.
+
+    A client that tries again and again to reach a server that is away would otherwise be given the server's own port some day, and keep it.
+    """
+    chance = random.SystemRandom()
+    with ExitStack() as held:
+        ports: list[int] = []
+        while len(ports) < count:
+            with suppress(OSError):
+                ports.append(held.enter_context(socket.create_server(("127.0.0.1", chance.choice(SERVERS_PORTS)))).getsockname()[1])
+        return ports
 
 
 def _is_modern(version: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,14 +21,16 @@ import pytest
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall, maven_jars
 from tests.peers.gateway import Gateway, gateway
+from tests.peers.kafka import free_ports
 
 PROGRAMS = Path(__file__).parent / "members"
 TOPIC, GROUP = "orders", "billing"
 PARTITIONS = [0, 1, 2, 3]
-#: Sessions are 3 s unless a test says otherwise; a Java client on a busy machine starts in a few.
-EVENT_SECONDS = 60.0
-#: Below the shutdown's own limit, which it must not need.
-DRAIN_SECONDS = 6.0
+#: Sessions are 10 s unless a test says otherwise; a Java client on a busy machine starts in a few.
+EVENT_SECONDS = 120.0
+#: What the shutdown may take, and what it must not need.
+SHUTDOWN_MS = 50_000
+DRAIN_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +124,7 @@ class Scene:
     """A gateway that comes again at the same address, a producer, and the members of one group."""
 
     def __init__(self, folder: Path, client: Client, stack: ExitStack, **settings: object) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.bootstrap = f"127.0.0.1:{free.getsockname()[1]}"
+        self.bootstrap = f"127.0.0.1:{free_ports(1)[0]}"
         self._folder = folder
         self._client = client
         self._stack = stack
@@ -143,6 +143,7 @@ class Scene:
             num_partitions=len(PARTITIONS),
             group_min_session_timeout_ms=1_000,
             group_initial_rebalance_delay_ms=0,
+            shutdown_timeout_ms=SHUTDOWN_MS,
             **self._settings,
         )
         self.gateway = self._gateway.__enter__()

@@ -16,7 +16,7 @@ from tests.legacy_clients.brokers import are_required, gateway, reference
 from tests.peers.cache import CannotInstall
 from tests.peers.kafka import TOOLS, VERSION, java
 
-COMMAND_SECONDS = 90.0
+COMMAND_SECONDS = 200.0
 
 #: What the reference broker is set to, too: its id, that it keeps records for ever, and that groups that were empty wait for nobody.
 ALIKE = ("--node-id", "1", "--set", "log_retention_ms=-1", "--set", "group_initial_rebalance_delay_ms=0")

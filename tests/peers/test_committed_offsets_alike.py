@@ -25,7 +25,7 @@ from tests.peers.gateway import Peer
 from tests.peers.groups import makes_topic
 from tests.peers.sides import side_by_side
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(180), pytest.mark.xdist_group("committed offsets")]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400), pytest.mark.xdist_group("committed offsets")]
 
 SECONDS = 60.0
 COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, LOADING = 15, 16, 14

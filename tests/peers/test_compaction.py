@@ -11,7 +11,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import InvalidRecordError
 
-from tests.legacy_clients.brokers import are_required, gateway
+from tests.legacy_clients.brokers import are_required, gateway, in_pulsar
 from tests.legacy_clients.clients import Record, Span, consume, produce, table
 from tests.peers.cache import CannotInstall
 from tests.peers.kafka import Kafka
@@ -19,11 +19,12 @@ from tests.peers.kafka import Kafka
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("compaction")]
 
 TOPIC = "table"
-SECONDS = 40.0
+SECONDS = 90.0
 #: With the last record, nothing else fits into the segment that is left alone.
 SEGMENT_BYTES = 1024
 LAST_VALUE = b"." * 930
 VALUE = b"." * 600
+OFTEN = ["--set", "log_retention_check_interval_ms=200"]
 
 CONFIGS = {
     "cleanup.policy": "compact",
@@ -40,11 +41,15 @@ class Seen:
     value: bytes | None
 
 
-@pytest.fixture(scope="module", params=["gateway", "kafka"])
+@pytest.fixture(scope="module", params=["gateway", "gateway on Pulsar", "kafka"])
 def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     try:
         if request.param == "gateway":
-            with gateway(tmp_path_factory.mktemp("gateway"), arguments=["--set", "log_retention_check_interval_ms=200"]) as running:
+            with gateway(tmp_path_factory.mktemp("gateway"), arguments=OFTEN) as running:
+                yield running.bootstrap
+        elif request.param == "gateway on Pulsar":
+            tenant = request.getfixturevalue("pulsar")
+            with gateway(tmp_path_factory.mktemp("gateway"), arguments=OFTEN, stored=lambda _: in_pulsar(tenant)) as running:
                 yield running.bootstrap
         else:
             with Kafka.start(log_cleaner_backoff_ms="200") as reference:

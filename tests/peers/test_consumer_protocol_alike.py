@@ -16,7 +16,7 @@ from tests.peers.consumer_groups import REBALANCE_IN_PROGRESS, ClassicMember, Me
 from tests.peers.kafka import MODERN, VERSION, Kafka
 from tests.peers.sides import ALIKE
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(180), pytest.mark.xdist_group("consumer protocol alike")]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400), pytest.mark.xdist_group("consumer protocol alike")]
 
 SESSION_MS = 15_000
 

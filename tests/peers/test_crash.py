@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,13 +19,15 @@ import confluent_kafka
 import kafka
 import pytest
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
+from tests.peers.kafka import free_ports
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
 
 TOPIC = "load"
 PARTITIONS = 3
-START_SECONDS = 30.0
-RECOVER_SECONDS = 60.0
-DRAIN_SECONDS = 20.0
+START_SECONDS = 120.0
+RECOVER_SECONDS = 120.0
+DRAIN_SECONDS = 60.0
 #: A producer waits while so many of its records are unanswered; together they keep the gateway busy at every moment.
 UNANSWERED = 400
 #: So many answers must have come before the next blow.
@@ -41,8 +42,7 @@ class Gateway:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.bootstrap = f"127.0.0.1:{free.getsockname()[1]}"
+        self.bootstrap = f"127.0.0.1:{free_ports(1)[0]}"
         self._process: subprocess.Popen[str] | None = None
         self._log = (folder / "gateway.log").open("a")
 
@@ -211,7 +211,7 @@ def read_all(gateway: Gateway) -> list[Stored]:
     ends = consumer.end_offsets(partitions)
     found: list[Stored] = []
     while any(consumer.position(partition) < ends[partition] for partition in partitions):
-        polled = consumer.poll(timeout_ms=5000)
+        polled = consumer.poll(timeout_ms=60_000)
         assert polled, f"nothing comes although the end is not reached\n{gateway.log()}"
         found += [(record.partition, record.offset, record.value) for records in polled.values() for record in records]
     consumer.close()

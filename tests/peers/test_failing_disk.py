@@ -26,7 +26,7 @@ from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall, cached, command, fingerprint
 from tests.peers.gateway import Gateway, framed, gateway, one_record, producing
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
 
 SHIM = Path(__file__).with_name("failing_disk.c")
 TOPIC = "orders"
@@ -204,7 +204,7 @@ class Reader:
         """Whether so many come from now on."""
         with self._change:
             wanted = self.answers + more
-            return self._change.wait_for(lambda: self.answers >= wanted, 30)
+            return self._change.wait_for(lambda: self.answers >= wanted, 60)
 
     def _run(self):
         with self._server.peer() as peer:

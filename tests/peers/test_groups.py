@@ -9,7 +9,7 @@ import pytest
 
 from tests.peers.scene import java, python, scene
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
 
 CLIENTS = {
     "kafka-python": python("kafka_python.py"),
@@ -21,7 +21,7 @@ CLIENTS = {
 }
 
 #: Of members that speak the new protocol: there, the group says how long they have, and how often they are to be heard of.
-SESSIONS = {"group_consumer_session_timeout_ms": 3_000, "group_consumer_heartbeat_interval_ms": 300}
+SESSIONS = {"group_consumer_session_timeout_ms": 10_000, "group_consumer_heartbeat_interval_ms": 300}
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -28,7 +28,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def groups(server: str, command: str, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["groups", command, "--bootstrap-server", server, "--timeout", "20", *arguments])
+    return CliRunner().invoke(main, ["groups", command, "--bootstrap-server", server, "--timeout", "60", *arguments])
 
 
 def described(server: str, group: str) -> dict[str, Any]:

@@ -48,9 +48,9 @@ from gateway.wire.consumer_groups import (
     ConsumerGroupHeartbeatResponse,
 )
 from tests.peers.consumer_groups import subscription
-from tests.peers.gateway import MIB, Gateway, Peer, Witness, framed, gateway
+from tests.peers.gateway import MIB, Gateway, Peer, Stopwatch, Witness, framed, gateway
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile groups"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile groups"), pytest.mark.timeout(400)]
 
 #: What the gateway under test may hold: groups, offsets, requests in flight and what they are taken apart into, the newest batches, and itself. The
 #: allocator keeps what was once used, so this is its highest as well.
@@ -59,7 +59,7 @@ OFFSETS = 8 * MIB
 IN_FLIGHT = 32 * MIB
 MEMORY = GROUPS + OFFSETS + 3 * IN_FLIGHT + 150 * MIB
 
-#: Between a heartbeat of the witness and its answer, in seconds; two shared cores are busy with the attack itself.
+#: Between a heartbeat of the witness and its answer, in seconds that the gateway worked; two shared cores are busy with the attack itself.
 PATIENCE = 5.0
 
 SECONDS = 60.0
@@ -71,8 +71,8 @@ MOST_PENDING = 5_000
 class Loyal(Witness):
     """A member of a classic group and one of a consumer group, which are heard, commit and ask where they stand. `slowest` is of one of these."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        super().__init__(address, "loyal")
+    def __init__(self, server: Gateway) -> None:
+        super().__init__(server, "loyal")
         self._epoch = 0
         self._generation = 0
         self._id = ""
@@ -100,9 +100,9 @@ class Loyal(Witness):
         self._epoch = reply.member_epoch
 
     def _in_time(self, peer: Peer, request: Any, response: Any, version: int) -> Any:
-        began = time.monotonic()
+        watch = Stopwatch(self._server)
         reply = peer.asks(request, response, version)
-        self.slowest = max(self.slowest, time.monotonic() - began)
+        self.slowest = max(self.slowest, watch.seconds())
         assert getattr(reply, "error_code", 0) in (0, None), reply
         return reply
 
@@ -129,7 +129,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 @pytest.fixture(scope="module")
 def loyal(server: Gateway) -> Iterator[Loyal]:
-    with Loyal(server.address) as witness:
+    with Loyal(server) as witness:
         yield witness
 
 
@@ -139,11 +139,9 @@ def bad_day(server: Gateway, loyal: Loyal) -> Iterator[Loyal]:
     begun = len(server.lines())
     loyal.slowest = 0.0
     yield loyal
-    rounds, end = loyal.rounds, time.monotonic() + 10
-    while loyal.rounds < rounds + 3 and loyal.failure is None and time.monotonic() < end:
-        time.sleep(0.01)
+    goes_on = loyal.goes_on()
     assert loyal.failure is None
-    assert loyal.rounds >= rounds + 3
+    assert goes_on
     assert loyal.slowest < PATIENCE
     assert server.memory() < MEMORY
     assert server.process.poll() is None
@@ -178,7 +176,7 @@ def join(
     version: int = 4,
     metadata: bytes = b"",
     protocols: Sequence[tuple[str, bytes]] | None = None,
-    session: int = 10_000,
+    session: int = 30_000,
     rebalance: int = 60_000,
     instance: str | None = None,
     kind: str = "consumer",
@@ -401,7 +399,8 @@ def test_ten_thousand_that_are_told_their_id_and_never_come_back(server, bad_day
 
 
 def test_ids_that_are_long_because_their_clients_names_are(server, bad_day):
-    request = join("wordy", session=2_000)
+    # So long that none expires before the limit is reached.
+    request = join("wordy", session=5_000)
     request.API_VERSION = 4
     request.with_header(1, "c" * 30_000)
     frame = bytes(request.encode(version=4, header=True))
@@ -418,7 +417,7 @@ def test_ids_that_are_long_because_their_clients_names_are(server, bad_day):
 
 def is_gone(server: Gateway, *groups: str) -> None:
     """Nothing is left of these groups, after a time."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + SECONDS
     with server.peer() as peer:
         while True:
             reply = peer.asks(DescribeGroupsRequest(groups=list(groups), include_authorized_operations=False), DescribeGroupsResponse, 5)
@@ -455,7 +454,7 @@ def test_members_that_vanish_while_they_join_and_sync_leave_nothing_behind(serve
             for one in (first, second, third):
                 one.vanishes()
     is_gone(server, *(f"vanish-{number}" for number in range(7)))
-    end = time.monotonic() + 10
+    end = time.monotonic() + SECONDS
     while server.open_files() > files and time.monotonic() < end:
         time.sleep(0.02)
     assert server.open_files() <= files

@@ -13,6 +13,7 @@ import socket
 import ssl
 import struct
 import time
+from contextlib import contextmanager
 
 import pytest
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
@@ -21,7 +22,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslAuthenticateRespons
 from tests.compat.records.building import GZIP, LZ4, SNAPPY, ZSTD, Sample, batch, compress, message
 from tests.peers.gateway import MIB, Witness, fetching, framed, gateway, producing
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile"), pytest.mark.timeout(400)]
 
 #: What the gateway under test may hold: requests in flight (and an eighth), replies on their way out and beyond them a batch each, two batches
 #: unpacked, its newest batches, and itself with its threads. The allocator keeps what was once used, so this is its highest as well.
@@ -33,7 +34,7 @@ RESIDENT = 16 * MIB
 ITSELF = 120 * MIB
 MEMORY = IN_FLIGHT * 9 // 8 + IN_FLIGHT + READERS * 2 * BATCH + 2 * UNPACKED + RESIDENT + ITSELF
 
-#: A round of produce and fetch of the witness, in seconds; two shared cores are busy with the attack itself.
+#: A round of produce and fetch of the witness, in seconds that the gateway worked; two shared cores are busy with the attack itself.
 PATIENCE = 5.0
 
 IDLE_CONNECTIONS = 5_000
@@ -59,27 +60,16 @@ def server(tmp_path_factory):
 def bad_day(server):
     """The test runs while the witness is served; afterwards the gateway is as it was before."""
     begun = len(server.lines())
-    with Witness(server.address) as witness:
+    with Witness(server) as witness:
         yield witness
-        rounds = witness.rounds
-        end = time.monotonic() + 10
-        while witness.rounds < rounds + 3 and witness.failure is None and time.monotonic() < end:
-            time.sleep(0.01)
+        goes_on = witness.goes_on()
     assert witness.failure is None
-    assert witness.rounds >= rounds + 3
+    assert goes_on
     assert witness.slowest < PATIENCE
     assert server.memory() < MEMORY
     assert server.process.poll() is None
     bugs = [line for line in server.lines()[begun:] if " error " in line or "raceback" in line]
     assert bugs == []
-
-
-def is_served(witness):
-    """Whether the witness gets through some rounds while the attack is on."""
-    wanted, end = witness.rounds + 3, time.monotonic() + PATIENCE
-    while witness.rounds < wanted and time.monotonic() < end:
-        time.sleep(0.01)
-    return witness.rounds >= wanted
 
 
 @pytest.fixture
@@ -152,7 +142,7 @@ def test_many_that_announce_much_and_send_nothing_use_nothing_up(server, bad_day
     liars = [server.peer() for _ in range(200)]
     for liar in liars:
         liar.raw(struct.pack(">i", 32 * MIB) + b"x" * 10)
-    assert is_served(bad_day)
+    assert bad_day.goes_on()
     assert server.memory() < before + 10 * MIB
     for liar in liars:
         liar.vanishes()
@@ -167,7 +157,7 @@ def test_many_that_send_most_of_a_large_frame_hold_no_more_than_the_budget(serve
             hoarder.socket.sendall(struct.pack(">i", 32 * MIB) + piece * 31)
         except TimeoutError:
             continue
-    assert is_served(bad_day)
+    assert bad_day.goes_on()
     assert server.memory() < MEMORY
     for hoarder in hoarders:
         hoarder.vanishes()
@@ -183,7 +173,7 @@ def test_large_requests_behind_endless_polls_use_nothing_up(server, bad_day, top
             hoarder.socket.sendall(struct.pack(">i", 31 * MIB) + bytes(31 * MIB))
         except TimeoutError:
             continue
-    assert is_served(bad_day)
+    assert bad_day.goes_on()
     assert server.memory() < MEMORY
     for hoarder in hoarders:
         hoarder.vanishes()
@@ -301,7 +291,7 @@ def test_a_bomb_that_was_stored_opaque_does_not_go_off_when_it_is_converted(serv
     for _ in range(3):
         assert (peer.fetches(topic, 0, version=2).error_code, peer.fetches(topic, 0, version=2).records) == (0, b"")
     assert server.memory() < MEMORY
-    (line,) = [line for line in server.lines()[peer.lines_before :] if f"topic={topic} " in line]
+    (line,) = server.waits_for_lines(1, f"topic={topic} ", peer.lines_before)
     assert "max_decompressed_bytes" in line
     assert peer.fetches(topic, 0, version=10).records == records
 
@@ -350,7 +340,7 @@ def test_slow_readers_of_a_big_topic_hold_no_more_than_the_limit(server, bad_day
     for reader in readers:
         reader.sends(*[framed(fetching(big, 0), 4)] * 5)
     time.sleep(2)
-    assert is_served(bad_day)
+    assert bad_day.goes_on()
     grown = server.memory() - before
     for reader in readers:
         reader.vanishes()
@@ -382,7 +372,7 @@ def test_clients_that_vanish_amid_a_request_leave_nothing_behind(server, bad_day
             case 3:
                 peer.sends(poll, append, append)
         peer.vanishes()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while server.open_files() > files and time.monotonic() < end:
         time.sleep(0.02)
     assert server.open_files() <= files
@@ -400,7 +390,7 @@ def test_a_flood_of_requests_whose_answers_nobody_reads_is_not_read(server, bad_
                 peer.socket.sendall(flood)
         except TimeoutError:
             continue
-    assert is_served(bad_day)
+    assert bad_day.goes_on()
     assert server.memory() < before + 20 * 8 * MIB
     for peer in floods:
         peer.vanishes()
@@ -420,12 +410,12 @@ def test_five_thousand_idle_connections_are_held_and_others_served(server, bad_d
     idle = []
     try:
         for _ in range(IDLE_CONNECTIONS):
-            client = socket.create_connection(server.address, timeout=10)
+            client = socket.create_connection(server.address, timeout=60)
             idle.append(client)
         for client in idle[::50]:
             client.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
             assert client.recv(8)[4:] == b"\0\0\0\x07"
-        assert is_served(bad_day)
+        assert bad_day.goes_on()
         # Twice what `max_connections` says of each.
         assert server.memory() - before < IDLE_CONNECTIONS * 20 * 1024
     finally:
@@ -438,8 +428,20 @@ def test_five_thousand_idle_connections_are_held_and_others_served(server, bad_d
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory):
-    """A gateway with a log-in, which has two seconds for it."""
-    folder = tmp_path_factory.mktemp("locked")
+    """A gateway with a log-in."""
+    with asking_who_is_there(tmp_path_factory.mktemp("locked")) as started:
+        yield started
+
+
+@pytest.fixture
+def hasty(tmp_path):
+    """One that gives a log-in two seconds."""
+    with asking_who_is_there(tmp_path, connection_authentication_timeout_ms=2000) as started:
+        yield started
+
+
+@contextmanager
+def asking_who_is_there(folder, **settings):
     users = folder / "users"
     from auth.users import Hash, editing
 
@@ -449,8 +451,8 @@ def locked(tmp_path_factory):
         folder,
         listeners=("SASL_PLAINTEXT",),
         users_file=users,
-        connection_authentication_timeout_ms=2000,
         sasl_max_waiting_checks=20,
+        **settings,
     ) as started:
         yield started
         assert started.stop() == 0
@@ -481,7 +483,7 @@ def test_a_wrong_password_is_told_or_hung_up_on_and_never_left_hanging(locked):
     for version, told in ((0, None), (1, 58)):
         with locked.peer() as peer:
             assert log_in(peer, b"\0alice\0wrong-password", version) == told
-            assert peer.is_hung_up_on(2)
+            assert peer.is_hung_up_on()
             (line,) = refused(locked, peer)
             assert "login failed" in line
     assert "wrong-password" not in locked.log.read_text()
@@ -497,15 +499,15 @@ def test_requests_behind_a_wrong_password_are_not_served(locked):
         assert peer.hears() is None
 
 
-def test_silence_is_hung_up_on_wherever_it_falls(locked):
+def test_silence_is_hung_up_on_wherever_it_falls(hasty):
     handshake = framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0)
     silences = [b"", b"\0\0", struct.pack(">i", len(handshake)) + handshake, struct.pack(">i", 1000) + b"x"]
-    peers = [locked.peer() for _ in silences]
+    peers = [hasty.peer() for _ in silences]
     for peer, said in zip(peers, silences, strict=True):
         peer.raw(said)
     for peer in peers:
-        assert peer.is_hung_up_on(5)
-        assert len(refused(locked, peer)) == 1
+        assert peer.is_hung_up_on()
+        assert len(refused(hasty, peer)) == 1
         peer.vanishes()
 
 
@@ -541,9 +543,9 @@ def test_a_storm_of_wrong_passwords_keeps_nobody_out_for_long(locked):
             # Too many wait: a client that is hung up on comes again.
             if log_in(alice, TOKEN, 0) == b"":
                 break
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 60
     for peer in storm:
-        assert peer.is_hung_up_on(20)
+        assert peer.is_hung_up_on()
         peer.vanishes()
     assert locked.memory() < MEMORY
 
@@ -572,7 +574,6 @@ def secure(tmp_path_factory):
         ssl_certificate_file=certificate,
         ssl_key_file=key,
         max_connections=3,
-        connection_authentication_timeout_ms=2000,
     ) as started:
         started.trust = ssl.create_default_context(cafile=str(authority.write(folder)))
         yield started
@@ -587,14 +588,26 @@ def test_plain_text_on_a_tls_listener_is_hung_up_on(secure):
 
 
 def test_a_tls_listener_turns_away_what_is_too_much(secure):
-    inside = [secure.peer() for _ in range(3)]
-    time.sleep(0.2)
+    inside = [let_in(secure) for _ in range(3)]
     with secure.peer() as fourth:
-        assert fourth.is_hung_up_on(3)
+        assert fourth.is_hung_up_on()
         assert "max_connections=3" in refused(secure, fourth)[0]
-    for peer in inside:
-        peer.vanishes()
-    time.sleep(0.2)
-    with secure.peer() as late, secure.trust.wrap_socket(late.socket, server_hostname="localhost") as wrapped:
-        wrapped.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
-        assert wrapped.recv(8)[4:] == b"\0\0\0\x07"
+    for one in inside:
+        one.close()
+    let_in(secure).close()
+
+
+def let_in(secure):
+    """A connection that is served, as soon as there is room for it: those that have gone may still be there."""
+    end = time.monotonic() + 60
+    while True:
+        late = secure.peer()
+        try:
+            wrapped = secure.trust.wrap_socket(late.socket, server_hostname="localhost")
+            wrapped.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
+            assert wrapped.recv(8)[4:] == b"\0\0\0\x07"
+            return wrapped
+        except OSError:
+            late.socket.close()
+            assert time.monotonic() < end
+            time.sleep(0.05)

@@ -37,7 +37,7 @@ def kafka(folder, authority):
 
 
 def topics(bootstrap, command, *arguments):
-    return CliRunner().invoke(main, ["topics", command, "--bootstrap-server", bootstrap, "--timeout", "10", *arguments])
+    return CliRunner().invoke(main, ["topics", command, "--bootstrap-server", bootstrap, "--timeout", "60", *arguments])
 
 
 def test_a_topic_is_created_described_altered_and_deleted_as_kafkas_own_tool_sees_it(kafka):
@@ -98,6 +98,6 @@ def test_it_speaks_tls_and_logs_in(kafka, folder):
 )
 def test_a_listener_of_another_kind_is_told_as_such(kafka, folder, listener, arguments, complaint):
     paths = [str(folder / word) if word in ("wrong", "right") else word for word in arguments]
-    result = topics(kafka.listeners[listener], "list", *paths, "--timeout", "3")
+    result = topics(kafka.listeners[listener], "list", *paths)
     assert result.exit_code == 1
     assert complaint in result.stderr

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import socket
 import threading
 import time
 from collections import Counter
@@ -24,9 +23,10 @@ from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchRespons
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
 from tests.peers.gateway import Gateway, gateway
+from tests.peers.kafka import free_ports
 from tests.peers.verifiable import GROUP, TOPIC, Consumer, Producer, Tool
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
 
 PARTITIONS = 4
 #: So many answers each producer must have before the next blow.
@@ -46,8 +46,7 @@ class Scene:
     """A gateway that comes again at the same address and on the same store, two producers, and the members of one group."""
 
     def __init__(self, folder: Path, stack: ExitStack, session_ms: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.bootstrap = f"127.0.0.1:{free.getsockname()[1]}"
+        self.bootstrap = f"127.0.0.1:{free_ports(1)[0]}"
         self._folder = folder
         self._stack = stack
         self._session_ms = session_ms
@@ -206,7 +205,7 @@ def read_all(here: Scene) -> dict[tuple[int, int], str]:
     ends = consumer.end_offsets(partitions)
     found: dict[tuple[int, int], str] = {}
     while any(consumer.position(partition) < ends[partition] for partition in partitions):
-        polled = consumer.poll(timeout_ms=5000)
+        polled = consumer.poll(timeout_ms=60_000)
         assert polled, f"nothing comes although the end is not reached\n{here.log()}"
         found |= {(record.partition, record.offset): record.value.decode() for records in polled.values() for record in records}
     consumer.close()

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,13 @@ Stored = tuple[int, int, str]
 class Tool(ABC):
     """A process, and what it has said: a line of JSON for each event."""
 
-    def __init__(self, folder: Path, name: str, main: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, name: str, argv: Sequence[str]) -> None:
         self.name = name
         self._said = folder / f"{name}.jsonl"
         self._errors = folder / f"{name}.err"
         self._heard = 0
-        # The second compiler only pays for those who live longer.
-        command, *rest = java(f"org.apache.kafka.tools.{main}", "--topic", TOPIC, *arguments, log_level="ERROR")
         with self._said.open("w") as said, self._errors.open("w") as errors:
-            argv = [command, "-XX:TieredStopAtLevel=1", *rest]
-            self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=said, stderr=errors)
+            self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=said, stderr=errors)
 
     def hears(self) -> None:
         """Take what was said up to now, whole lines of it."""
@@ -69,13 +66,20 @@ class Tool(ABC):
         return f"{self.name}: {self._errors.read_text(errors='replace')[-2000:]}"
 
 
+def of_kafka(main: str, *arguments: str) -> list[str]:
+    """The argv of one of the tools of the reference's version."""
+    # The second compiler only pays for those who live longer.
+    command, *rest = java(f"org.apache.kafka.tools.{main}", "--topic", TOPIC, *arguments, log_level="ERROR")
+    return [command, "-XX:TieredStopAtLevel=1", *rest]
+
+
 class Producer(Tool):
     def __init__(self, folder: Path, bootstrap: str, number: int, config: Mapping[str, str]) -> None:
         file = folder / f"producer-{number}.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
         pace, keys = ("--throughput", str(PACE)), ("--repeating-keys", "100")
         arguments = ("--bootstrap-server", bootstrap, "--value-prefix", str(number), *pace, *keys, "--producer.config", str(file))
-        super().__init__(folder, f"producer-{number}", "VerifiableProducer", *arguments)
+        super().__init__(folder, f"producer-{number}", of_kafka("VerifiableProducer", *arguments))
         self.stored: list[Stored] = []
         self.failed: list[str] = []
         self.sent = 0
@@ -97,7 +101,8 @@ class Consumer(Tool):
         self, folder: Path, bootstrap: str, number: int, session_ms: int, read: dict[tuple[int, int], str], committed: dict[int, int]
     ) -> None:
         group = ("--group-id", GROUP, "--session-timeout", str(session_ms), "--reset-policy", "earliest")
-        super().__init__(folder, f"consumer-{number}", "VerifiableConsumer", "--bootstrap-server", bootstrap, "--verbose", *group)
+        argv = of_kafka("VerifiableConsumer", "--bootstrap-server", bootstrap, "--verbose", *group)
+        super().__init__(folder, f"consumer-{number}", argv)
         self.read = read
         self.committed = committed
         self.commits = 0

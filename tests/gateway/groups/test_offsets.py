@@ -10,6 +10,7 @@ import pytest
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.offset_rows import Committed
 from gateway.groups.offsets import MOST_TOLD, CommittedOffsets
+from storage.log import EntryTooLarge
 from tests.fakes.broker import House, Started, ended, open_house
 from tests.fakes.memory_store import MemoryStore
 
@@ -163,7 +164,7 @@ def test_a_disk_that_takes_nothing_is_no_reason_not_to_start(house, caplog):
     commit(house, "g", {("orders", 0): 7, ("bills", 0): 1})
     ended(house.broker.topics.delete(house.broker.topics.require("orders")))
     house.store.refuse_writes = True
-    started = CommittedOffsets(ended(house.store.table("offsets")), house.broker.topics, house.broker.settings)
+    started = CommittedOffsets(ended(house.store.table("offsets")), house.broker.topics, house.broker.settings, house.clock)
     ended(started.open())
     assert list(started.of_group("g")) == [("bills", 0)]
     assert [record.getMessage() for record in caplog.records] == ["offsets of a deleted topic are still stored"]
@@ -183,7 +184,7 @@ def test_a_commit_that_its_topic_s_deletion_overtakes_leaves_nothing(house):
     """As where tables and topics are stored in different places, so that neither waits for the other."""
     slow = MemoryStore()
     ended(slow.open())
-    offsets = CommittedOffsets(ended(slow.table("offsets")), house.broker.topics, house.broker.settings)
+    offsets = CommittedOffsets(ended(slow.table("offsets")), house.broker.topics, house.broker.settings, house.clock)
     slow.hold()
     waiting = Started(offsets.commit("g", {("orders", 0): at(7)}))
     live = house.broker.topics.require("orders")
@@ -304,3 +305,34 @@ def test_a_group_s_name_is_as_long_as_a_key_has_room_for():
 @pytest.mark.parametrize("group", ["g" * 461, "ü" * 231])
 def test_a_longer_name_of_a_group_is_refused(house, group):
     assert refusal(house, group, {("orders", 0): 1}) == ErrorCode.INVALID_GROUP_ID
+
+
+def test_a_commit_that_is_not_stored_in_time_is_told_so_and_counts_once_it_is_stored(house):
+    house.store.hold()
+    waiting = Started(house.broker.offsets.commit("g", {("orders", 0): at(7)}))
+    house.clock.advance(4.9)
+    assert not waiting.is_done
+    house.clock.advance(0.2)
+    house.clock.advance(0.1)
+    assert waiting.failure.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert house.store.committed == {}
+    house.store.release()
+    assert offsets(house) == {("orders", 0): 7}
+
+
+def test_what_is_durable_is_noted_with_the_store_and_nothing_else(house):
+    house.store.refuse_writes = True
+    refused = Started(house.broker.offsets.commit("g", {("orders", 0): at(7)}))
+    assert (refused.failure.code, house.store.committed) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, {})
+    house.store.refuse_writes = False
+    commit(house, "g", {("orders", 0): 8, ("bills", 0): 1})
+    assert house.store.committed == {("g", "orders", 0): 8, ("g", "bills", 0): 1}
+
+
+def test_a_commit_that_the_store_does_not_take_in_one_piece_is_too_large(house, monkeypatch):
+    def put(rows):
+        raise EntryTooLarge("6000000 bytes where 5000000 are taken")
+
+    monkeypatch.setattr(ended(house.store.table("offsets")), "put", put)
+    refused = Started(house.broker.offsets.commit("g", {("orders", 0): at(7)}))
+    assert refused.failure.code is ErrorCode.INVALID_COMMIT_OFFSET_SIZE

@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
+from twisted.internet.task import Clock
 
 from gateway.config import Settings
 from gateway.groups.offset_rows import Committed, Place, key_of, value_of
@@ -27,7 +28,7 @@ def nothing_in_the_background(work: Coroutine[Any, Any, None]) -> None:
 async def test_a_hundred_thousand_offsets_are_there_in_less_than_two_seconds(tmp_path: Path) -> None:
     store = LmdbStore(tmp_path, reactor=reactor, settings=LmdbSettings())
     await store.open()
-    topics = Topics(store, Settings(), lambda: 0, nothing_in_the_background)
+    topics = Topics(store, Settings(), Clock(), lambda: 0, nothing_in_the_background)
     await topics.open()
     live = await topics.create("orders", PARTITIONS, {})
     table = await store.table("offsets")
@@ -38,9 +39,9 @@ async def test_a_hundred_thousand_offsets_are_there_in_less_than_two_seconds(tmp
 
     store = LmdbStore(tmp_path, reactor=reactor, settings=LmdbSettings())
     await store.open()
-    topics = Topics(store, Settings(), lambda: 0, nothing_in_the_background)
+    topics = Topics(store, Settings(), Clock(), lambda: 0, nothing_in_the_background)
     await topics.open()
-    offsets = CommittedOffsets(await store.table("offsets"), topics, Settings())
+    offsets = CommittedOffsets(await store.table("offsets"), topics, Settings(), Clock())
     # Of this process alone: what else the machine does is no matter here.
     began = time.process_time()
     await offsets.open()

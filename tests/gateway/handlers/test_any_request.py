@@ -103,13 +103,13 @@ def test_any_value_of_any_config_is_taken_or_refused(text: str) -> None:
     kind = REQUESTS[ApiKey.INCREMENTAL_ALTER_CONFIGS]
     resource = kind.AlterConfigsResource
     names = [row.name for row in _configs(house)]
-    assert len(names) == 36
+    assert len(names) == 37
     for name in names:
         config = resource.AlterableConfig(name=name, config_operation=0, value=text)
         request = kind(resources=[resource(resource_type=2, resource_name="orders", configs=[config])], validate_only=False)
         assert ask(house, request, 1).responses[0].error_code in (0, 40)
         # What was taken can be shown, and the topic works on.
-        assert len(_configs(house)) == 36
+        assert len(_configs(house)) == 37
 
 
 def _configs(house: House) -> Any:

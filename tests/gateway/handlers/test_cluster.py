@@ -125,3 +125,12 @@ def test_producers_of_no_partition_are_an_error_of_that_partition(house: House) 
     house.topic("orders")
     rows = producers(house, {"orders": [0, 3], "never": [0], "x y": [1]})
     assert {key: row.error_code for key, row in rows.items()} == {("orders", 0): 0, ("orders", 3): 3, ("never", 0): 3, ("x y", 1): 17}
+
+
+def test_a_size_that_only_opening_the_log_would_tell_is_unknown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.topic("orders", 2)
+    fill(house, "orders", 1, 500)
+    monkeypatch.setattr(type(house.store), "retains_by_itself", True)
+    asked_before = house.store.logs_asked
+    assert sizes(log_dirs(house, None)) == {("orders", 0): -1, ("orders", 1): 500}
+    assert house.store.logs_asked == asked_before

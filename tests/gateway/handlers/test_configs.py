@@ -46,7 +46,7 @@ def test_every_version_tells_the_configs_that_are_asked_for(house: House, versio
 def test_no_keys_mean_all_configs(house: House, keys: list[str] | None) -> None:
     house.topic()
     # As many as Kafka 3.9.2 has for a topic.
-    assert len(describe(house, (TOPIC, "orders", keys))[0].configs) == 36
+    assert len(describe(house, (TOPIC, "orders", keys))[0].configs) == 37
 
 
 def test_version_0_says_what_is_a_default(house: House) -> None:
@@ -139,7 +139,7 @@ def test_a_resource_that_is_asked_for_twice_is_answered_once_with_all_that_was_a
     (result,) = describe(house, (TOPIC, "orders", ["retention.ms"]), (TOPIC, "orders", ["segment.ms"]))
     assert set(values(result)) == {"retention.ms", "segment.ms"}
     (result,) = describe(house, (TOPIC, "orders", ["retention.ms"]), (TOPIC, "orders", None))
-    assert len(result.configs) == 36
+    assert len(result.configs) == 37
 
 
 def test_the_broker_s_configs_are_its_settings_and_read_only() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 
 from gateway.errors import ErrorCode
 from gateway.handlers import fetch as handler
@@ -548,3 +549,18 @@ def test_of_a_thousand_partitions_only_the_one_that_changed_is_read(house):
 
     ended(append())
     assert indexes(polling.result) == [678]
+
+
+@pytest.mark.parametrize(("version", "told"), [(5, ErrorCode.NOT_LEADER_OR_FOLLOWER), (6, ErrorCode.KAFKA_STORAGE_ERROR)])
+def test_a_store_that_fails_is_told_as_something_that_the_consumer_retries(house, version, told):
+    """By FetchResponse of Kafka 1.0 to 3.9: with version 5 and older KafkaStorageException is not sure to be known."""
+    house.store.refuse_logs = StorageFailed("unreachable")
+    assert rows(poll(house, at(0), version=version).result)["orders", 0].error_code == told
+
+
+def test_partitions_that_are_not_open_open_together(house):
+    house.store.slow_logs = Deferred()
+    polling = poll(house, at(0, 0), at(0, 1), at(0, 2), min_bytes=0)
+    assert house.store.logs_asked == 3
+    house.store.slow_logs.callback(None)
+    assert sorted(rows(polling.result)) == [("orders", 0), ("orders", 1), ("orders", 2)]

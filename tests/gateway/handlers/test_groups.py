@@ -185,3 +185,13 @@ def test_a_member_may_not_say_more_than_the_limit():
 def test_protocols_of_one_name_are_no_choice(house):
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
     assert ask(house, join_request(protocols=[protocol, protocol]), 9).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_an_assignment_that_is_not_stored_in_time_ends_the_wait_for_it(house: House) -> None:
+    member = joined(house)
+    house.store.hold()
+    syncing = asked(house, sync_request(member.member_id, member.generation_id, {member.member_id: b"mine"}), 5)
+    house.clock.advance(4.9)
+    assert not syncing.is_done
+    house.clock.advance(0.1)
+    assert answer(sync_request(member.member_id, member.generation_id), syncing.result, 5).error_code != 0

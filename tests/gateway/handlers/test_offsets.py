@@ -6,15 +6,17 @@ from typing import Any
 import kafka.record.default_records
 import pytest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from twisted.internet.defer import Deferred
 
 from compat.records import NoMemory, check_message_set
 from gateway.errors import ErrorCode
 from gateway.records import check_batch
+from storage.log import StorageFailed
 from tests.compat.records import building
 from tests.compat.records.building import Sample
 from tests.fakes.broker import NOW, House, ended, open_house
 from tests.fakes.connection import events
-from tests.gateway.handlers.asking import ask
+from tests.gateway.handlers.asking import ask, asked
 from tests.gateway.sets import old_set
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(-1, -7, -1)
@@ -238,3 +240,23 @@ def test_an_epoch_to_come_has_no_end(house: House) -> None:
 def test_epochs_of_no_partition_and_of_a_leader_to_come_are_errors(house: House) -> None:
     assert epochs(house, ("never", 0, 0)) == [(3, -1, -1)]
     assert epochs(house, ("orders", 0, 0), current=3) == [(ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)]
+
+
+@pytest.mark.parametrize(("version", "told"), [(2, ErrorCode.NOT_LEADER_OR_FOLLOWER), (3, ErrorCode.KAFKA_STORAGE_ERROR)])
+def test_a_store_that_fails_is_told_as_something_that_the_consumer_retries(house: House, version: int, told: ErrorCode) -> None:
+    house.store.refuse_logs = StorageFailed("unreachable")
+    (row,) = list_offsets(house, ("orders", 1, LATEST), version=version)
+    assert row.error_code == told
+
+
+def test_partitions_that_are_not_open_open_together() -> None:
+    house = open_house()
+    house.topic("orders", 2)
+    house.store.slow_logs = Deferred()
+    wanted = [Topic(name="orders", partitions=[_latest(0), _latest(1)])]
+    asking = asked(house, ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=wanted, timeout_ms=1000), 4)
+    assert (asking.is_done, house.store.logs_asked) == (False, 2)
+
+
+def _latest(index: int) -> Any:
+    return Topic.ListOffsetsPartition(partition_index=index, timestamp=LATEST, current_leader_epoch=-1)

@@ -10,9 +10,10 @@ import pytest
 from kafka.protocol.producer import ProduceRequest as CodecRequest
 from kafka.protocol.producer import ProduceResponse as CodecResponse
 from kafka.protocol.producer.transaction import InitProducerIdRequest
+from twisted.internet.defer import Deferred
 
 from gateway.errors import ErrorCode, Refused
-from gateway.handlers.produce import LARGE_MESSAGE_SET
+from gateway.old_sets import LARGE_MESSAGE_SET
 from gateway.routes import ROUTES, Later
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.produce import PartitionProduced, PartitionRecords, ProduceRequest, TopicRecords, write_produce_response
@@ -382,3 +383,66 @@ def test_an_id_that_cannot_be_reserved_is_a_storage_error(house):
     house.store.refuse_writes = True
     answer = ask(house, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1), 4)
     assert (answer.error_code, answer.producer_id) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
+
+
+# What takes too long, and what fails
+
+
+def waiting(house: House, *sent: tuple[int, memoryview | None], **more: Any) -> tuple[Started, Later[Any]]:
+    """A produce that waits for the store, and what it leaves for later."""
+    reply = Started(ROUTES[ApiKey.PRODUCE, NEW].handler(request(NEW, *sent, **more), house.caller(NEW))).result
+    return Started(reply.reply), reply
+
+
+@pytest.mark.parametrize("acks", [-1, 1])
+def test_records_that_are_not_stored_in_time_are_told_so_and_are_stored_all_the_same(house: House, acks: int) -> None:
+    house.store.hold()
+    under_way, reply = waiting(house, (0, batch()), acks=acks)
+    assert (reply.seconds, reply.late is not None) == (1.0, True)
+    assert reply.late is not None
+    ((_, (row,)),) = reply.late().topics
+    assert (row.error_code, row.base_offset) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+    house.store.release()
+    assert under_way.is_done
+    assert house.partition().log.end_offset == 1
+
+
+def test_of_several_partitions_those_that_are_stored_in_time_are_told_as_such(house: House) -> None:
+    house.partition("orders", 1)
+    house.store.hold()
+    _, reply = waiting(house, (0, batch()), (1, None), (2, batch()))
+    house.store._queue.popleft().told.callback(None)
+    assert reply.late is not None
+    ((_, told),) = reply.late().topics
+    assert [row.error_code for row in told] == [0, ErrorCode.INVALID_RECORD, ErrorCode.REQUEST_TIMED_OUT]
+
+
+def test_who_wants_no_answer_or_names_no_time_waits_for_nothing_or_for_the_end(house: House) -> None:
+    _, quiet = waiting(house, (0, batch()), acks=0)
+    asked = ProduceRequest(NEW, None, -1, 0, [TopicRecords("orders", [PartitionRecords(0, batch())])])
+    patient = Started(ROUTES[ApiKey.PRODUCE, NEW].handler(asked, house.caller(NEW))).result
+    assert (quiet.seconds, patient.seconds) == (None, None)
+    assert Started(patient.reply).result.topics
+
+
+@pytest.mark.parametrize(("version", "told"), [(3, ErrorCode.NOT_LEADER_OR_FOLLOWER), (4, ErrorCode.KAFKA_STORAGE_ERROR)])
+def test_a_store_that_fails_is_told_as_something_that_the_client_retries(house: House, version: int, told: ErrorCode) -> None:
+    """By ProduceResponse of Kafka 1.0 to 3.9: with version 3 and older KafkaStorageException is not sure to be known."""
+    house.store.refuse_writes = True
+    assert code(house, version, batch()) == told
+
+
+def test_partitions_that_are_not_open_open_together(house: House) -> None:
+    house.store.slow_logs = Deferred()
+    producing = start(house, request(NEW, (0, batch()), (1, batch()), (2, batch())))
+    assert house.store.logs_asked == 3
+    house.store.slow_logs.callback(None)
+    ((_, rows),) = producing.result.topics
+    assert [row.error_code for row in rows] == [0, 0, 0]
+
+
+def test_a_producer_id_that_is_not_there_in_time_is_asked_for_again(house: House) -> None:
+    house.store.hold()
+    asking = Started(ROUTES[ApiKey.INIT_PRODUCER_ID, 4].handler(InitProducerIdRequest(transactional_id=None), house.caller(4)))
+    house.clock.advance(5)
+    assert asking.result.error_code == ErrorCode.REQUEST_TIMED_OUT

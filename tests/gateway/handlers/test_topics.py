@@ -79,8 +79,8 @@ def test_the_id_of_a_new_topic_is_the_one_that_it_has(house: House) -> None:
 def test_configs_are_told_from_version_5_on_with_their_sources(house: House) -> None:
     (row,) = create(house, new("orders", retention_ms=" 5 "), version=5)
     rows = {config.name: (config.value, config.config_source, config.read_only, config.is_sensitive) for config in row.configs}
-    # 36 configs in Kafka 3.9.2's answer; 1 is TOPIC_CONFIG, 5 is DEFAULT_CONFIG.
-    assert len(rows) == 36
+    # 36 configs in Kafka 3.9.2's answer, and one of our own; 1 is TOPIC_CONFIG, 5 is DEFAULT_CONFIG.
+    assert len(rows) == 37
     assert rows["retention.ms"] == ("5", 1, False, False)
     assert rows["segment.bytes"] == ("1073741824", 5, False, False)
 

@@ -36,7 +36,9 @@ def parse(words):
 
 
 def common(options):
-    settings = {"bootstrap_servers": options["bootstrap"], "client_id": options["client-id"]}
+    settings = {"bootstrap_servers": options["bootstrap"]}
+    if "client-id" in options:
+        settings["client_id"] = options["client-id"]
     # Once every object had to be told its loop.
     if VERSION < (0, 7):
         settings["loop"] = asyncio.get_event_loop()
@@ -61,17 +63,16 @@ def headers_to(headers):
 
 
 async def produce(options, spans):
-    codec, acks = options.get("codec", "none"), options.get("acks", "all")
+    codec = options.get("codec", "none")
     settings = common(options)
+    if "acks" in options:
+        settings["acks"] = "all" if options["acks"] == "all" else int(options["acks"])
+    for name, setting in (("linger", "linger_ms"), ("batch-bytes", "max_batch_size")):
+        if name in options:
+            settings[setting] = int(options[name])
     if "idempotent" in options:
         settings["enable_idempotence"] = True
-    producer = AIOKafkaProducer(
-        acks=acks if acks == "all" else int(acks),
-        compression_type=None if codec == "none" else codec,
-        linger_ms=int(options.get("linger", 5)),
-        max_batch_size=int(options.get("batch-bytes", 16384)),
-        **settings
-    )
+    producer = AIOKafkaProducer(compression_type=None if codec == "none" else codec, **settings)
     await producer.start()
     sent = asyncio.Queue(IN_FLIGHT)
     feeding = asyncio.ensure_future(feed(producer, sent))
@@ -104,23 +105,33 @@ async def feed(producer, sent):
         await sent.put(None)
 
 
-async def consume(options, spans):
+def reading(options):
     settings = common(options)
+    if "fetch-wait" in options:
+        settings["fetch_max_wait_ms"] = int(options["fetch-wait"])
+    return settings
+
+
+async def consume(options, spans):
+    settings = reading(options)
     if "fetch-bytes" in options:
         settings["max_partition_fetch_bytes"] = int(options["fetch-bytes"])
     # group_id None: no coordinator. An unknown offset must be an error, not a silent jump.
-    consumer = AIOKafkaConsumer(group_id=None, enable_auto_commit=False, auto_offset_reset="none", fetch_max_wait_ms=100, **settings)
+    consumer = AIOKafkaConsumer(group_id=None, enable_auto_commit=False, auto_offset_reset="none", **settings)
     await consumer.start()
     missing, starts = {}, {}
     for span in spans:
         topic, partition, start, count = span.split(":")
         where = TopicPartition(topic, int(partition))
-        starts[where] = int(start)
+        starts[where] = None if start == "beginning" else int(start)
         if int(count):
             missing[where] = int(count)
     consumer.assign(list(starts))
     for where, start in starts.items():
-        consumer.seek(where, start)
+        if start is None:
+            await consumer.seek_to_beginning(where)
+        else:
+            consumer.seek(where, start)
     deadline = time.time() + float(options["timeout"])
     while missing:
         if time.time() > deadline:
@@ -136,8 +147,11 @@ async def consume(options, spans):
 
 async def group(options, spans):
     topic, _, count = spans[0].partition(":")
-    own = {"group_id": options["group"], "session_timeout_ms": int(options["session"]), "heartbeat_interval_ms": 500}
-    consumer = AIOKafkaConsumer(topic, enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=100, **own, **common(options))
+    settings = reading(options)
+    settings["group_id"] = options["group"]
+    if "session" in options:
+        settings.update(session_timeout_ms=int(options["session"]), heartbeat_interval_ms=500)
+    consumer = AIOKafkaConsumer(topic, enable_auto_commit=False, auto_offset_reset="earliest", **settings)
     await consumer.start()
     missing = int(count)
     deadline = time.time() + float(options["timeout"])

@@ -6,7 +6,7 @@ import threading
 import time
 from urllib.parse import quote, unquote
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition, libversion
 
 IN_FLIGHT = 10000
 
@@ -38,7 +38,9 @@ def common(options, failures):
         if error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL):
             failures.append(error)
 
-    settings = {"bootstrap.servers": options["bootstrap"], "client.id": options["client-id"], "error_cb": on_error}
+    settings = {"bootstrap.servers": options["bootstrap"], "error_cb": on_error}
+    if "client-id" in options:
+        settings["client.id"] = options["client-id"]
     for name in options.get("config", "").split(","):
         if name:
             key, _, value = name.partition("=")
@@ -91,19 +93,22 @@ def produce(options):
     settings.update(
         {
             "compression.codec": options.get("codec", "none"),
-            "request.required.acks": {"all": -1}.get(options.get("acks", "all")) or int(options["acks"]),
-            "queue.buffering.max.ms": int(options.get("linger", 5)),
             "message.timeout.ms": int(float(options["timeout"]) * 1000),
         }
     )
+    if "acks" in options:
+        settings["request.required.acks"] = -1 if options["acks"] == "all" else int(options["acks"])
+    if "linger" in options:
+        settings["queue.buffering.max.ms"] = int(options["linger"])
     if "idempotent" in options:
         settings["enable.idempotence"] = True
     if version() < (1, 0):
         # Otherwise only the last record of a batch is told its offset.
         settings["produce.offset.report"] = True
-    batch = int(options.get("batch-bytes", 16384))
-    # batch.size came with librdkafka 1.5; before it only the number of messages bounds a batch.
-    settings.update({"batch.size": batch} if hasattr(Producer, "list_topics") and version() >= (1, 5) else {"batch.num.messages": max(1, batch // 512)})
+    if "batch-bytes" in options:
+        batch = int(options["batch-bytes"])
+        # batch.size came with librdkafka 1.5; before it only the number of messages bounds a batch.
+        settings.update({"batch.size": batch} if hasattr(Producer, "list_topics") and version() >= (1, 5) else {"batch.num.messages": max(1, batch // 512)})
     producer = Producer(settings)
     acknowledged = InOrder(failures)
     feed = Feed(producer, acknowledged)
@@ -151,14 +156,19 @@ class Feed(threading.Thread):
 
 
 def version():
-    import confluent_kafka
+    return tuple(int(part) for part in libversion()[0].split("-")[0].split(".")[:2])
 
-    return tuple(int(part) for part in confluent_kafka.libversion()[0].split("-")[0].split(".")[:2])
+
+def reading(options, failures):
+    settings = common(options, failures)
+    if "fetch-wait" in options:
+        settings["fetch.wait.max.ms"] = int(options["fetch-wait"])
+    return settings
 
 
 def consume(options, spans):
     failures = []
-    settings = common(options, failures)
+    settings = reading(options, failures)
     # The group is only a name that librdkafka insists on: partitions are assigned by hand and nothing is committed.
     settings.update({"group.id": "legacy-driver", "enable.auto.commit": False, "enable.partition.eof": False, "auto.offset.reset": "error"})
     if "fetch-bytes" in options:
@@ -166,7 +176,7 @@ def consume(options, spans):
     missing, starts = {}, []
     for span in spans:
         topic, partition, start, count = span.split(":")
-        starts.append(TopicPartition(topic, int(partition), int(start)))
+        starts.append(TopicPartition(topic, int(partition), OFFSET_BEGINNING if start == "beginning" else int(start)))
         if int(count):
             missing[topic, int(partition)] = int(count)
     consumer = Consumer(settings)
@@ -192,9 +202,10 @@ def consume(options, spans):
 
 def group(options, spans):
     failures = []
-    settings = common(options, failures)
+    settings = reading(options, failures)
     settings.update({"group.id": options["group"], "enable.auto.commit": False, "enable.partition.eof": False, "auto.offset.reset": "earliest"})
-    settings.update({"session.timeout.ms": int(options["session"]), "heartbeat.interval.ms": 500, "fetch.wait.max.ms": 100})
+    if "session" in options:
+        settings.update({"session.timeout.ms": int(options["session"]), "heartbeat.interval.ms": 500})
     topic, _, count = spans[0].partition(":")
     consumer = Consumer(settings)
     consumer.subscribe([topic])
@@ -237,7 +248,9 @@ def show(record):
 def main():
     verb = sys.argv[1]
     options, spans = parse(sys.argv[2:])
-    if verb == "produce":
+    if verb == "version":
+        print(libversion()[0])
+    elif verb == "produce":
         produce(options)
     elif verb == "group":
         group(options, spans)

@@ -22,7 +22,8 @@ function parse(words) {
 }
 
 function common(options) {
-  const settings = { kafkaHost: options.bootstrap, clientId: options['client-id'], connectTimeout: 5000, requestTimeout: 1000 * Number(options.timeout) }
+  const settings = { kafkaHost: options.bootstrap, connectTimeout: 5000, requestTimeout: 1000 * Number(options.timeout) }
+  if (options['client-id']) settings.clientId = options['client-id']
   if (options['tls-ca']) settings.sslOptions = { ca: [fs.readFileSync(options['tls-ca'], 'utf8')] }
   if (options['sasl-plain']) {
     const [username, ...password] = options['sasl-plain'].split(':')
@@ -40,7 +41,8 @@ async function connected(options) {
 // kafka-node makes one request of each send, so the batches are made here: consecutive records up to --batch-bytes.
 async function produce(options) {
   const client = await connected(options)
-  const producer = new kafka.Producer(client, { requireAcks: { 0: 0, 1: 1 }[options.acks] ?? -1, ackTimeoutMs: 1000 * Number(options.timeout) })
+  const settings = options.acks ? { requireAcks: { 0: 0, 1: 1 }[options.acks] ?? -1, ackTimeoutMs: 1000 * Number(options.timeout) } : {}
+  const producer = new kafka.Producer(client, settings)
   const limit = Number(options['batch-bytes'] || 16384)
   let batch = []
   let size = 0
@@ -77,7 +79,11 @@ async function sendBatch(client, producer, options, lines) {
   process.stdout.write(text)
 }
 
-const BYTES = { encoding: 'buffer', keyEncoding: 'buffer', autoCommit: false, fetchMaxWaitMs: 100 }
+function reading(options) {
+  const settings = { encoding: 'buffer', keyEncoding: 'buffer', autoCommit: false }
+  if (options['fetch-wait']) settings.fetchMaxWaitMs = Number(options['fetch-wait'])
+  return settings
+}
 
 function line({ topic, partition, offset, timestamp, key, value }) {
   // Format 0 has no timestamp, format 1 may have none.
@@ -85,19 +91,28 @@ function line({ topic, partition, offset, timestamp, key, value }) {
   return [topic, partition, offset, at, encoded(key), encoded(value), '-'].join('\t') + '\n'
 }
 
+// It is for the application to ask.
+async function beginning(client, topic, partition) {
+  const asked = [{ topic, partition, time: -2, maxNum: 1 }]
+  const found = await new Promise((resolve, reject) => new kafka.Offset(client).fetch(asked, done(resolve, reject)))
+  return found[topic][partition][0]
+}
+
 async function consume(options) {
+  const client = await connected(options)
   const missing = new Map()
   const payloads = []
   for (const span of options.spans) {
-    const [topic, partition, start, count] = span.split(':')
+    const [topic, partition, from, count] = span.split(':')
     if (count === '0') continue
+    const start = from === 'beginning' ? await beginning(client, topic, Number(partition)) : from
     missing.set(`${topic}:${partition}`, { from: Number(start), end: Number(start) + Number(count), seen: new Map() })
     payloads.push({ topic, partition: Number(partition), offset: Number(start) })
   }
   if (!payloads.length) return
-  const settings = { ...BYTES, fromOffset: true }
+  const settings = { ...reading(options), fromOffset: true }
   if (options['fetch-bytes']) settings.fetchMaxBytes = Number(options['fetch-bytes'])
-  const consumer = new kafka.Consumer(await connected(options), payloads, settings)
+  const consumer = new kafka.Consumer(client, payloads, settings)
   let left = missing.size
   await new Promise((resolve, reject) => {
     consumer.on('error', reject).on('offsetOutOfRange', where => reject(new Error(`out of range: ${JSON.stringify(where)}`)))
@@ -114,8 +129,10 @@ async function consume(options) {
 
 async function group(options) {
   const [topic, count] = options.spans[0].split(':')
-  const own = { groupId: options.group, id: options['client-id'], sessionTimeout: Number(options.session), heartbeatInterval: 500, fromOffset: 'earliest' }
-  const member = new kafka.ConsumerGroup({ ...common(options), ...BYTES, ...own }, [topic])
+  const own = { groupId: options.group, fromOffset: 'earliest' }
+  if (options['client-id']) own.id = options['client-id']
+  if (options.session) Object.assign(own, { sessionTimeout: Number(options.session), heartbeatInterval: 500 })
+  const member = new kafka.ConsumerGroup({ ...common(options), ...reading(options), ...own }, [topic])
   const following = new Map()
   let missing = Number(count)
   let isCommitting = false

@@ -47,7 +47,9 @@ def parse(words):
 
 
 def common(options):
-    settings = {"bootstrap_servers": options["bootstrap"], "client_id": options["client-id"]}
+    settings = {"bootstrap_servers": options["bootstrap"]}
+    if "client-id" in options:
+        settings["client_id"] = options["client-id"]
     if "api-version" in options:
         settings["api_version"] = tuple(int(part) for part in options["api-version"].split("."))
     if VERSION >= (3, 0):
@@ -111,21 +113,18 @@ class Feed(threading.Thread):
 
 def produce(options):
     codec = options.get("codec", "none")
-    acks = options.get("acks", "all")
     settings = common(options)
+    if "acks" in options:
+        settings["acks"] = "all" if options["acks"] == "all" else int(options["acks"])
+    for name, setting in (("linger", "linger_ms"), ("batch-bytes", "batch_size")):
+        if name in options:
+            settings[setting] = int(options[name])
     if "idempotent" in options:
         settings["enable_idempotence"] = True
-    elif VERSION >= (3, 0):
-        settings["enable_idempotence"] = acks == "all"
+    elif VERSION >= (3, 0) and "acks" in options:
+        settings["enable_idempotence"] = options["acks"] == "all"
     patience = int(float(options["timeout"]) * 1000)
-    producer = kafka.KafkaProducer(
-        acks=acks if acks == "all" else int(acks),
-        compression_type=None if codec == "none" else codec,
-        linger_ms=int(options.get("linger", 5)),
-        batch_size=int(options.get("batch-bytes", 16384)),
-        max_block_ms=patience,
-        **settings
-    )
+    producer = kafka.KafkaProducer(compression_type=None if codec == "none" else codec, max_block_ms=patience, **settings)
     feed = Feed(producer, carries_headers(options))
     feed.start()
     while True:
@@ -146,8 +145,15 @@ def produce(options):
     producer.close(timeout=2)
 
 
-def consume(options, spans):
+def reading(options):
     settings = common(options)
+    if "fetch-wait" in options:
+        settings["fetch_max_wait_ms"] = int(options["fetch-wait"])
+    return settings
+
+
+def consume(options, spans):
+    settings = reading(options)
     if "fetch-bytes" in options:
         settings["max_partition_fetch_bytes"] = int(options["fetch-bytes"])
     # group_id None: no coordinator. An unknown offset must be an error, not a silent jump.
@@ -157,12 +163,15 @@ def consume(options, spans):
     for span in spans:
         topic, partition, start, count = span.split(":")
         where = kafka.TopicPartition(topic, int(partition))
-        starts[where] = int(start)
+        starts[where] = None if start == "beginning" else int(start)
         if int(count):
             missing[where] = int(count)
     consumer.assign(list(starts))
     for where, start in starts.items():
-        consumer.seek(where, start)
+        if start is None:
+            consumer.seek_to_beginning(where)
+        else:
+            consumer.seek(where, start)
     deadline = time.time() + float(options["timeout"])
     while missing:
         if time.time() > deadline:
@@ -180,14 +189,10 @@ def consume(options, spans):
 
 def group(options, spans):
     topic, _, count = spans[0].partition(":")
-    consumer = kafka.KafkaConsumer(
-        group_id=options["group"],
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        session_timeout_ms=int(options["session"]),
-        heartbeat_interval_ms=500,
-        **common(options)
-    )
+    settings = reading(options)
+    if "session" in options:
+        settings.update(session_timeout_ms=int(options["session"]), heartbeat_interval_ms=500)
+    consumer = kafka.KafkaConsumer(group_id=options["group"], enable_auto_commit=False, auto_offset_reset="earliest", **settings)
     consumer.subscribe([topic])
     missing = int(count)
     deadline = time.time() + float(options["timeout"])

@@ -49,11 +49,11 @@ function parse(words) {
 
 function connect(options) {
   const settings = {
-    clientId: options['client-id'],
     brokers: [options.bootstrap],
     logLevel: logLevel.ERROR,
     logCreator: () => entry => process.stderr.write(`${entry.log.message} ${entry.log.error || ''}\n`),
   }
+  if (options['client-id']) settings.clientId = options['client-id']
   if (options['tls-ca']) settings.ssl = { ca: [fs.readFileSync(options['tls-ca'], 'utf8')] }
   if (options['sasl-plain']) {
     const [username, ...password] = options['sasl-plain'].split(':')
@@ -106,7 +106,8 @@ async function sendBatch(producer, options, lines) {
   }
   const answers = []
   for (const [topic, messages] of topics) {
-    const settings = { acks: { 0: 0, 1: 1 }[options.acks] ?? -1, compression: CODECS[options.codec || 'none'] }
+    const settings = { compression: CODECS[options.codec || 'none'] }
+    if (options.acks) settings.acks = { 0: 0, 1: 1 }[options.acks] ?? -1
     answers.push(...(await producer.send({ topic, messages, ...settings })))
   }
   const next = new Map(answers.map(a => [`${a.topicName}:${a.partition}`, BigInt(a.baseOffset ?? a.offset)]))
@@ -135,10 +136,12 @@ function show(topic, partition, { offset, timestamp, key, value, headers }) {
 async function consume(options) {
   const spans = new Map()
   for (const span of options.spans) {
-    const [topic, partition, start, count] = span.split(':')
+    const [topic, partition, from, count] = span.split(':')
+    const start = from === 'beginning' ? '0' : from
     spans.set(`${topic}:${partition}`, { topic, partition: Number(partition), start, next: BigInt(start), left: Number(count) })
   }
-  const settings = { groupId: `${options['client-id']}-${process.pid}-${Date.now()}`, maxWaitTimeInMs: 100 }
+  const settings = { groupId: `legacy-driver-${process.pid}-${Date.now()}` }
+  if (options['fetch-wait']) settings.maxWaitTimeInMs = Number(options['fetch-wait'])
   if (options['fetch-bytes']) settings.maxBytesPerPartition = Number(options['fetch-bytes'])
   const consumer = connect(options).consumer(settings)
   await consumer.connect()
@@ -165,12 +168,10 @@ async function consume(options) {
 
 async function group(options) {
   const [topic, count] = options.spans[0].split(':')
-  const consumer = connect(options).consumer({
-    groupId: options.group,
-    sessionTimeout: Number(options.session),
-    heartbeatInterval: 500,
-    maxWaitTimeInMs: 100,
-  })
+  const settings = { groupId: options.group }
+  if (options.session) Object.assign(settings, { sessionTimeout: Number(options.session), heartbeatInterval: 500 })
+  if (options['fetch-wait']) settings.maxWaitTimeInMs = Number(options['fetch-wait'])
+  const consumer = connect(options).consumer(settings)
   await consumer.connect()
   await consumer.subscribe({ topic, fromBeginning: true })
   let missing = Number(count)

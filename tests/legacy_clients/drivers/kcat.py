@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote
 # Delimiters of several bytes that no record holds.
 KEY_END = b"\x01key-end\x02\x03\x05"
 RECORD_END = b"\x01record-end\x02\x03\x05"
+LIBRARY = re.compile(r"librdkafka ([0-9.]+)")
 DELIVERED = re.compile(rb"delivered to partition (-?\d+) \(offset (-?\d+)\)")
 
 
@@ -43,7 +44,8 @@ def parse(words):
 
 
 def common(options):
-    settings = {"client.id": options["client-id"]}
+    settings = {"client.id": options["client-id"]} if "client-id" in options else {}
+    settings.update(one.split("=", 1) for one in options.get("config", "").split(",") if one)
     user, ca = options.get("sasl-plain"), options.get("tls-ca")
     if user or ca:
         settings["security.protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")
@@ -64,14 +66,12 @@ def argv(kcat, options, settings, *more):
 
 def produce(kcat, options):
     settings = common(options)
-    settings.update(
-        {
-            "request.required.acks": {"all": "-1"}.get(options.get("acks", "all"), options.get("acks")),
-            "queue.buffering.max.ms": options.get("linger", "5"),
-            "batch.size": options.get("batch-bytes", "16384"),
-            "message.timeout.ms": str(int(float(options["timeout"]) * 1000)),
-        }
-    )
+    settings["message.timeout.ms"] = str(int(float(options["timeout"]) * 1000))
+    if "acks" in options:
+        settings["request.required.acks"] = "-1" if options["acks"] == "all" else options["acks"]
+    for name, setting in (("linger", "queue.buffering.max.ms"), ("batch-bytes", "batch.size")):
+        if name in options:
+            settings[setting] = options[name]
     if "idempotent" in options:
         settings["enable.idempotence"] = "true"
     records = (line.rstrip("\n").split("\t") for line in sys.stdin)
@@ -114,8 +114,15 @@ def tail(raw):
     return raw.decode("utf-8", "replace")[-2000:]
 
 
-def consume(kcat, options, spans):
+def reading(options):
     settings = common(options)
+    if "fetch-wait" in options:
+        settings["fetch.wait.max.ms"] = options["fetch-wait"]
+    return settings
+
+
+def consume(kcat, options, spans):
+    settings = reading(options)
     if "fetch-bytes" in options:
         settings["fetch.message.max.bytes"] = options["fetch-bytes"]
     settings["auto.offset.reset"] = "error"
@@ -127,8 +134,10 @@ def consume(kcat, options, spans):
 
 
 def group(kcat, options, spans):
-    settings = common(options)
-    settings.update({"session.timeout.ms": options["session"], "heartbeat.interval.ms": "500", "fetch.wait.max.ms": "100", "auto.offset.reset": "earliest"})
+    settings = reading(options)
+    settings["auto.offset.reset"] = "earliest"
+    if "session" in options:
+        settings.update({"session.timeout.ms": options["session"], "heartbeat.interval.ms": "500"})
     # kcat commits by itself what it has printed.
     settings["auto.commit.interval.ms"] = "100"
     topic, _, count = spans[0].partition(":")
@@ -173,7 +182,9 @@ def headers_to(text):
 if __name__ == "__main__":
     try:
         options, spans = parse(sys.argv[3:])
-        if sys.argv[2] == "produce":
+        if sys.argv[2] == "version":
+            print(LIBRARY.search(subprocess.check_output([sys.argv[1], "-V"]).decode()).group(1))
+        elif sys.argv[2] == "produce":
             produce(sys.argv[1], options)
         elif sys.argv[2] == "group":
             group(sys.argv[1], options, spans)

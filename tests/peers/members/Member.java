@@ -26,7 +26,7 @@ public class Member {
         config.put("metadata.max.age.ms", "1000");
         List<String> settings = List.of(args).subList(3, args.length);
         if (!settings.contains("group.protocol=consumer")) {
-            config.put("session.timeout.ms", "3000");
+            config.put("session.timeout.ms", "10000");
             config.put("heartbeat.interval.ms", "300");
         }
         settings.forEach(one -> config.put(one.substring(0, one.indexOf('=')), one.substring(one.indexOf('=') + 1)));

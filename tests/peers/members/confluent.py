@@ -38,7 +38,7 @@ class Listener:
 
 def main(bootstrap: str, topic: str, group: str, *settings: str) -> None:
     told = dict(one.split("=", 1) for one in settings)
-    beats = {} if told.get("group.protocol") == "consumer" else {"session.timeout.ms": 3_000, "heartbeat.interval.ms": 300}
+    beats = {} if told.get("group.protocol") == "consumer" else {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 300}
     config = {
         "bootstrap.servers": bootstrap,
         "group.id": group,
@@ -57,11 +57,14 @@ def main(bootstrap: str, topic: str, group: str, *settings: str) -> None:
         records += [record for record in consumer.consume(500, 0.1) if not record.error()]
         if not records:
             continue
+        # What is refused of one partition, while another has nothing to commit, is in the answer and raises nothing.
         try:
-            consumer.commit(asynchronous=False)
+            failures = [str(part.error) for part in consumer.commit(asynchronous=False) if part.error]
         except KafkaException as failure:
+            failures = [str(failure)]
+        if failures:
             # The next commit is good for them too, unless another member gets their partition and reads them again.
-            say(failed=str(failure))
+            say(failed=failures)
             continue
         for record in records:
             say(read=[record.partition(), record.offset(), record.value().decode()])

@@ -25,20 +25,38 @@ class Listener(ConsumerRebalanceListener):
         say(at=time.monotonic_ns(), assigned=sorted(part.partition for part in assigned))
 
 
-def main(bootstrap: str, topic: str, group: str) -> None:
+def joined(bootstrap: str, topic: str, group: str) -> KafkaConsumer:
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap,
         group_id=group,
         enable_auto_commit=False,
         auto_offset_reset="earliest",
-        session_timeout_ms=3_000,
+        session_timeout_ms=10_000,
         heartbeat_interval_ms=300,
         reconnect_backoff_ms=50,
         reconnect_backoff_max_ms=200,
     )
     consumer.subscribe([topic], listener=Listener())
+    return consumer
+
+
+def main(bootstrap: str, topic: str, group: str) -> None:
+    consumer = None
     while not select.select([sys.stdin], [], [], 0)[0]:
-        records = [record for part in consumer.poll(timeout_ms=100).values() for record in part]
+        try:
+            # A constructor that finds nobody raises too.
+            consumer = consumer or joined(bootstrap, topic, group)
+            polled = consumer.poll(timeout_ms=100)
+        except KafkaError as failure:
+            # Of a refresh of the metadata that two coroutines waited for and that was refused, one catches it; the other's comes out of
+            # poll() and ends the loop that refreshes (kafka/cluster.py of 3.0.12). An application then begins anew.
+            say(failed=type(failure).__name__)
+            if consumer is not None:
+                consumer.close(autocommit=False, timeout_ms=1_000)
+                consumer = None
+            time.sleep(0.1)
+            continue
+        records = [record for part in polled.values() for record in part]
         if not records:
             continue
         try:
@@ -49,7 +67,8 @@ def main(bootstrap: str, topic: str, group: str) -> None:
             continue
         for record in records:
             say(read=[record.partition, record.offset, record.value.decode()])
-    consumer.close()
+    if consumer is not None:
+        consumer.close()
     say(closed=True)
 
 

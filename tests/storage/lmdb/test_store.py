@@ -179,3 +179,10 @@ async def test_the_identity_of_a_store_stays_the_same(open_store: Opener) -> Non
     await again.open()
     assert again.uuid == first
     assert len(first) == 16
+
+
+def test_a_topic_has_the_one_name_and_no_slash_in_it(open_store: Opener) -> None:
+    store = open_store()
+    assert store.canonical("orders") == "orders"
+    with pytest.raises(ValueError, match="slash"):
+        store.canonical("public/default/orders")

@@ -73,18 +73,34 @@ func must(err error) {
 	}
 }
 
+// kversion.FromString came with 1.16.
+var pins = map[string]func() *kversion.Versions{
+	"v0.9.0": kversion.V0_9_0, "v0.10.0": kversion.V0_10_0, "v0.10.2": kversion.V0_10_2, "v0.11.0": kversion.V0_11_0, "v1.0.0": kversion.V1_0_0, "v2.0.0": kversion.V2_0_0,
+}
+
+func number(text string) int {
+	value, err := strconv.Atoi(text)
+	must(err)
+	return value
+}
+
 func common(opts options) []kgo.Opt {
 	settings := []kgo.Opt{
 		kgo.SeedBrokers(opts.get("bootstrap", "")),
-		kgo.ClientID(opts.get("client-id", "")),
 		kgo.RetryTimeout(opts.timeout()),
 	}
+	if name := opts.get("client-id", ""); name != "" {
+		settings = append(settings, kgo.ClientID(name))
+	}
+	if wait := opts.get("fetch-wait", ""); wait != "" {
+		settings = append(settings, kgo.FetchMaxWait(time.Duration(number(wait))*time.Millisecond))
+	}
 	if name := opts.get("max-version", ""); name != "" {
-		pinned := kversion.FromString(name)
-		if pinned == nil {
-			fail("kversion does not know " + name)
+		pinned, ok := pins[name]
+		if !ok {
+			fail("a version that is not known: " + name)
 		}
-		settings = append(settings, kgo.MaxVersions(pinned))
+		settings = append(settings, kgo.MaxVersions(pinned()))
 	}
 	if user := opts.get("sasl-plain", ""); user != "" {
 		name, password, _ := strings.Cut(user, ":")
@@ -147,17 +163,19 @@ func produce(opts options) {
 	codec := map[string]kgo.CompressionCodec{
 		"none": kgo.NoCompression(), "gzip": kgo.GzipCompression(), "snappy": kgo.SnappyCompression(), "lz4": kgo.Lz4Compression(), "zstd": kgo.ZstdCompression(),
 	}[opts.get("codec", "none")]
-	acks := map[string]kgo.Acks{"0": kgo.NoAck(), "1": kgo.LeaderAck(), "all": kgo.AllISRAcks()}[opts.get("acks", "all")]
-	linger, err := strconv.Atoi(opts.get("linger", "5"))
-	must(err)
-	batch, err := strconv.Atoi(opts.get("batch-bytes", "16384"))
-	must(err)
-	settings := append(common(opts),
-		kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerBatchCompression(codec), kgo.RequiredAcks(acks),
-		kgo.ProducerLinger(time.Duration(linger)*time.Millisecond))
+	settings := append(common(opts), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerBatchCompression(codec))
+	if acks := opts.get("acks", ""); acks != "" {
+		settings = append(settings, kgo.RequiredAcks(map[string]kgo.Acks{"0": kgo.NoAck(), "1": kgo.LeaderAck(), "all": kgo.AllISRAcks()}[acks]))
+	}
+	if linger := opts.get("linger", ""); linger != "" {
+		settings = append(settings, kgo.ProducerLinger(time.Duration(number(linger))*time.Millisecond))
+	}
 	// No RecordDeliveryTimeout: franz-go counts it from the record's own timestamp. The flush has the deadline.
 	// A record larger than the batch is refused by franz-go itself: the batch is bounded by --batch-bytes only when that leaves room.
-	settings = append(settings, kgo.ProducerBatchMaxBytes(int32(max(batch, 1<<20))), kgo.MaxBufferedRecords(10000), kgo.AllowAutoTopicCreation())
+	if batch := opts.get("batch-bytes", ""); batch != "" {
+		settings = append(settings, kgo.ProducerBatchMaxBytes(int32(max(number(batch), 1<<20))))
+	}
+	settings = append(settings, kgo.MaxBufferedRecords(10000), kgo.AllowAutoTopicCreation())
 	// Written for idempotence unless it is impossible: KIP-98 came with 0.11 and wants acks=all.
 	if opts.get("acks", "all") != "all" || opts.get("max-version", "") != "" && opts.get("idempotent", "") == "" {
 		settings = append(settings, kgo.DisableIdempotentWrite())
@@ -211,23 +229,25 @@ func consume(opts options) {
 		part := strings.Split(span, ":")
 		partition, err := strconv.Atoi(part[1])
 		must(err)
-		start, err := strconv.ParseInt(part[2], 10, 64)
-		must(err)
+		start := kgo.NewOffset().AtStart()
+		if part[2] != "beginning" {
+			offset, err := strconv.ParseInt(part[2], 10, 64)
+			must(err)
+			start = kgo.NewOffset().At(offset)
+		}
 		count, err := strconv.Atoi(part[3])
 		must(err)
 		if offsets[part[0]] == nil {
 			offsets[part[0]] = map[int32]kgo.Offset{}
 		}
-		offsets[part[0]][int32(partition)] = kgo.NewOffset().At(start)
+		offsets[part[0]][int32(partition)] = start
 		if count > 0 {
 			missing[part[0]+":"+part[1]] = count
 		}
 	}
-	settings := append(common(opts), kgo.ConsumePartitions(offsets), kgo.ConsumeResetOffset(kgo.NoResetOffset()), kgo.FetchMaxWait(200*time.Millisecond))
+	settings := append(common(opts), kgo.ConsumePartitions(offsets), kgo.ConsumeResetOffset(kgo.NoResetOffset()))
 	if size := opts.get("fetch-bytes", ""); size != "" {
-		number, err := strconv.Atoi(size)
-		must(err)
-		settings = append(settings, kgo.FetchMaxPartitionBytes(int32(number)))
+		settings = append(settings, kgo.FetchMaxPartitionBytes(int32(number(size))))
 	}
 	client, err := kgo.NewClient(settings...)
 	must(err)
@@ -257,13 +277,13 @@ func consume(opts options) {
 
 func group(opts options) {
 	topic, wanted, _ := strings.Cut(opts.spans[0], ":")
-	count, err := strconv.Atoi(wanted)
-	must(err)
-	session, err := strconv.Atoi(opts.get("session", ""))
-	must(err)
-	client, err := kgo.NewClient(append(common(opts),
-		kgo.ConsumerGroup(opts.get("group", "")), kgo.ConsumeTopics(topic), kgo.DisableAutoCommit(), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
-		kgo.SessionTimeout(time.Duration(session)*time.Millisecond), kgo.HeartbeatInterval(500*time.Millisecond), kgo.FetchMaxWait(100*time.Millisecond))...)
+	count := number(wanted)
+	settings := append(common(opts),
+		kgo.ConsumerGroup(opts.get("group", "")), kgo.ConsumeTopics(topic), kgo.DisableAutoCommit(), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	if session := opts.get("session", ""); session != "" {
+		settings = append(settings, kgo.SessionTimeout(time.Duration(number(session))*time.Millisecond), kgo.HeartbeatInterval(500*time.Millisecond))
+	}
+	client, err := kgo.NewClient(settings...)
 	must(err)
 	within, cancel := context.WithTimeout(context.Background(), opts.timeout())
 	defer cancel()

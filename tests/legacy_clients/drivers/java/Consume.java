@@ -4,6 +4,8 @@ import java.lang.reflect.Method;
 import java.net.URLEncoder;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collection;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -15,6 +17,7 @@ import org.apache.kafka.common.TopicPartition;
 
 public final class Consume {
     private static final long POLL_MS = 200;
+    private static final Long BEGINNING = -1L;
 
     public static void run(Map<String, String> options, List<String> spans) throws Exception {
         Properties settings = settings(options);
@@ -26,11 +29,14 @@ public final class Consume {
         for (String span : spans) {
             String[] part = span.split(":");
             TopicPartition where = new TopicPartition(part[0], Integer.parseInt(part[1]));
-            starts.put(where, Long.valueOf(part[2]));
+            starts.put(where, part[2].equals("beginning") ? BEGINNING : Long.valueOf(part[2]));
             missing.put(where, Long.valueOf(part[3]));
         }
         consumer.assign(new ArrayList<>(starts.keySet()));
-        for (Map.Entry<TopicPartition, Long> start : starts.entrySet()) consumer.seek(start.getKey(), start.getValue());
+        for (Map.Entry<TopicPartition, Long> start : starts.entrySet()) {
+            if (start.getValue().equals(BEGINNING)) seekToBeginning(consumer, start.getKey());
+            else consumer.seek(start.getKey(), start.getValue());
+        }
         read(consumer, missing, System.nanoTime() + Driver.timeoutMs(options) * 1_000_000L);
     }
 
@@ -41,6 +47,7 @@ public final class Consume {
         settings.put("value.deserializer", bytes);
         settings.put("enable.auto.commit", "false");
         if (options.containsKey("fetch-bytes")) settings.put("max.partition.fetch.bytes", options.get("fetch-bytes"));
+        if (options.containsKey("fetch-wait")) settings.put("fetch.max.wait.ms", options.get("fetch-wait"));
         return settings;
     }
 
@@ -89,6 +96,15 @@ public final class Consume {
             return ConsumerRecord.class.getMethod(name);
         } catch (NoSuchMethodException older) {
             return null;
+        }
+    }
+
+    // Of several partitions one after the other until 0.9, of a collection since.
+    private static void seekToBeginning(KafkaConsumer<byte[], byte[]> consumer, TopicPartition where) throws Exception {
+        try {
+            KafkaConsumer.class.getMethod("seekToBeginning", Collection.class).invoke(consumer, Collections.singleton(where));
+        } catch (NoSuchMethodException older) {
+            KafkaConsumer.class.getMethod("seekToBeginning", TopicPartition[].class).invoke(consumer, (Object) new TopicPartition[] {where});
         }
     }
 

@@ -69,7 +69,7 @@ public final class Driver {
     static Properties common(Map<String, String> options) throws Exception {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", options.get("bootstrap"));
-        settings.put("client.id", options.get("client-id"));
+        if (options.containsKey("client-id")) settings.put("client.id", options.get("client-id"));
         String user = options.get("sasl-plain");
         String ca = options.get("tls-ca");
         if (user != null || ca != null) settings.put("security.protocol", (user == null ? "" : "SASL_") + (ca == null ? "PLAINTEXT" : "SSL"));
@@ -130,9 +130,9 @@ public final class Driver {
         settings.put("key.serializer", bytes);
         settings.put("value.serializer", bytes);
         settings.put("compression.type", options.getOrDefault("codec", "none"));
-        settings.put("acks", options.getOrDefault("acks", "all"));
-        settings.put("linger.ms", options.getOrDefault("linger", "5"));
-        settings.put("batch.size", options.getOrDefault("batch-bytes", "16384"));
+        if (options.containsKey("acks")) settings.put("acks", options.get("acks"));
+        if (options.containsKey("linger")) settings.put("linger.ms", options.get("linger"));
+        if (options.containsKey("batch-bytes")) settings.put("batch.size", options.get("batch-bytes"));
         String patience = Long.toString(timeoutMs(options));
         settings.put("max.block.ms", patience);
         settings.put("metadata.fetch.timeout.ms", patience);

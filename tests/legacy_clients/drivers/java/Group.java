@@ -15,8 +15,10 @@ public final class Group {
         String[] span = spans.get(0).split(":");
         Properties settings = Consume.settings(options);
         settings.put("group.id", options.get("group"));
-        settings.put("session.timeout.ms", options.get("session"));
-        settings.put("heartbeat.interval.ms", "500");
+        if (options.containsKey("session")) {
+            settings.put("session.timeout.ms", options.get("session"));
+            settings.put("heartbeat.interval.ms", "500");
+        }
         settings.put("auto.offset.reset", "earliest");
         KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(settings);
         consumer.subscribe(Collections.singletonList(span[0]));

@@ -57,7 +57,12 @@ func main() {
 	}
 	time.AfterFunc(2*opts.timeout(), func() { fail("timed out") })
 	config := sarama.NewConfig()
-	config.ClientID = opts.get("client-id", "")
+	if name := opts.get("client-id", ""); name != "" {
+		config.ClientID = name
+	}
+	if wait := opts.get("fetch-wait", ""); wait != "" {
+		config.Consumer.MaxWaitTime = time.Duration(integer(wait)) * time.Millisecond
+	}
 	secure(config, opts)
 	setup(config, opts)
 	switch os.Args[1] {
@@ -65,11 +70,8 @@ func main() {
 		produce(config, opts)
 	case "group":
 		topic, count, _ := strings.Cut(opts.spans[0], ":")
-		number, err := strconv.Atoi(count)
-		must(err)
 		config.Consumer.Offsets.Initial = sarama.OffsetOldest
-		config.Consumer.MaxWaitTime = 100 * time.Millisecond
-		group(config, opts, topic, number)
+		group(config, opts, topic, integer(count))
 	default:
 		consume(config, opts)
 	}
@@ -84,6 +86,12 @@ func must(err error) {
 	if err != nil {
 		fail(err.Error())
 	}
+}
+
+func integer(text string) int {
+	value, err := strconv.Atoi(text)
+	must(err)
+	return value
 }
 
 func secure(config *sarama.Config, opts options) {
@@ -156,15 +164,18 @@ func headersTo(headers []header) string {
 var codecs = map[string]sarama.CompressionCodec{"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 func produce(config *sarama.Config, opts options) {
-	config.Producer.RequiredAcks = map[string]sarama.RequiredAcks{"0": 0, "1": 1, "all": -1}[opts.get("acks", "all")]
+	if acks := opts.get("acks", ""); acks != "" {
+		config.Producer.RequiredAcks = map[string]sarama.RequiredAcks{"0": 0, "1": 1, "all": -1}[acks]
+	}
 	config.Producer.Compression = codecs[opts.get("codec", "none")]
 	config.Producer.Partitioner = sarama.NewManualPartitioner
 	config.Producer.Return.Successes = true
-	linger, err := strconv.Atoi(opts.get("linger", "5"))
-	must(err)
-	config.Producer.Flush.Frequency = time.Duration(linger) * time.Millisecond
-	config.Producer.Flush.Bytes, err = strconv.Atoi(opts.get("batch-bytes", "16384"))
-	must(err)
+	if linger := opts.get("linger", ""); linger != "" {
+		config.Producer.Flush.Frequency = time.Duration(integer(linger)) * time.Millisecond
+	}
+	if batch := opts.get("batch-bytes", ""); batch != "" {
+		config.Producer.Flush.Bytes = integer(batch)
+	}
 	producer, err := sarama.NewAsyncProducer([]string{opts.get("bootstrap", "")}, config)
 	must(err)
 	counted := make(chan int, 1)
@@ -221,13 +232,9 @@ func acknowledge(producer sarama.AsyncProducer, counted chan int, patience time.
 
 func consume(config *sarama.Config, opts options) {
 	if size := opts.get("fetch-bytes", ""); size != "" {
-		number, err := strconv.Atoi(size)
-		must(err)
-		config.Consumer.Fetch.Default = int32(number)
+		config.Consumer.Fetch.Default = int32(integer(size))
 	}
 	config.Consumer.Return.Errors = true
-	// The default of half a second is paid once a partition at its end.
-	config.Consumer.MaxWaitTime = 100 * time.Millisecond
 	consumer, err := sarama.NewConsumer([]string{opts.get("bootstrap", "")}, config)
 	must(err)
 	limit := time.After(opts.timeout())
@@ -235,8 +242,11 @@ func consume(config *sarama.Config, opts options) {
 		part := strings.Split(span, ":")
 		partition, err := strconv.Atoi(part[1])
 		must(err)
-		start, err := strconv.ParseInt(part[2], 10, 64)
-		must(err)
+		start := sarama.OffsetOldest
+		if part[2] != "beginning" {
+			start, err = strconv.ParseInt(part[2], 10, 64)
+			must(err)
+		}
 		count, err := strconv.Atoi(part[3])
 		must(err)
 		read(consumer, part[0], int32(partition), start, count, limit)

@@ -4,7 +4,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"sync"
 	"time"
 
@@ -42,10 +41,10 @@ func (m *member) take(session sarama.ConsumerGroupSession, one *sarama.ConsumerM
 }
 
 func group(config *sarama.Config, opts options, topic string, count int) {
-	session, err := strconv.Atoi(opts.get("session", ""))
-	must(err)
-	config.Consumer.Group.Session.Timeout = time.Duration(session) * time.Millisecond
-	config.Consumer.Group.Heartbeat.Interval = 500 * time.Millisecond
+	if session := opts.get("session", ""); session != "" {
+		config.Consumer.Group.Session.Timeout = time.Duration(integer(session)) * time.Millisecond
+		config.Consumer.Group.Heartbeat.Interval = 500 * time.Millisecond
+	}
 	joined, err := sarama.NewConsumerGroup([]string{opts.get("bootstrap", "")}, opts.get("group", ""), config)
 	must(err)
 	within, cancel := context.WithTimeout(context.Background(), opts.timeout())

@@ -1,0 +1,28 @@
+"""A gateway whose second listener its traffic log does not see: `python -m bench.doors serve ...`, for bench/traffic.py alone.
+
+Two processes differ by some percent for as long as they live, by where their memory came to lie; here both kinds of connections are served by one.
+"""
+
+from __future__ import annotations
+
+from gateway import startup
+from gateway.cli import main
+from gateway.session import Session
+from gateway.traffic.client import Peer
+from gateway.traffic.log import TrafficLog
+from gateway.traffic.recorder import NOTHING, Recorder
+
+UNSEEN = "UNSEEN"
+"""The name of that listener."""
+
+
+class HalfBlind(TrafficLog):
+    """A traffic log, but for one listener."""
+
+    def connection(self, peer: Peer, session: Session) -> Recorder:
+        return NOTHING if peer.listener == UNSEEN else super().connection(peer, session)
+
+
+if __name__ == "__main__":
+    startup.TrafficLog = HalfBlind  # type: ignore[misc]
+    main(prog_name="kopgate")

@@ -1,0 +1,86 @@
+"""What it takes to tell the recorder of one request, by itself: CPU seconds for a GiB of such requests, in this process.
+
+It is too little to be seen between two gateways on a machine that others use; here it is the least of many rounds, each a few milliseconds long.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from timeit import repeat
+from types import SimpleNamespace
+
+from twisted.internet.task import Clock
+
+from bench.clients import BATCH_BYTES, RECORD_BYTES
+from gateway.records import check_batch
+from gateway.session import Session
+from gateway.traffic.client import Peer
+from gateway.traffic.log import TrafficLog
+from gateway.traffic.recorder import Recorder
+from gateway.wire.api_keys import ApiKey
+from gateway.wire.fetch import FetchRequest, FetchResponse, PartitionFetched
+from gateway.wire.header import RequestHeader
+from gateway.wire.produce import PartitionRecords, ProduceRequest, TopicRecords
+from tests.compat.records.building import Sample, batch
+
+GIB = 1 << 30
+FETCH_BYTES = 1 << 20
+PRODUCE_VERSION, FETCH_VERSION = 11, 11
+ROUNDS = 40
+REQUESTS = 500
+
+
+class Nowhere:
+    """Where rows go."""
+
+    def put(self, block: bytes, lines: int) -> None: ...
+    async def stop(self, seconds: float) -> None: ...
+
+
+def producing(partitions: int) -> float:
+    """Produce requests with one full batch for each of so many partitions of a topic."""
+    records = full_batch()
+    request = ProduceRequest(
+        PRODUCE_VERSION, None, -1, 30_000, [TopicRecords("orders", [PartitionRecords(index, records) for index in range(partitions)])]
+    )
+    prepared = [(None, records, check_batch(records, PRODUCE_VERSION), "orders")] * partitions
+    recorder = _recorder()
+    return _seconds(recorder, ApiKey.PRODUCE, lambda: recorder.produced(request, prepared)) * GIB / (partitions * BATCH_BYTES)
+
+
+def fetching() -> float:
+    """Fetch requests that are answered with as many full batches as a partition's share of a reply has."""
+    request = FetchRequest(FETCH_VERSION, -1, 500, 1, FETCH_BYTES, 0, 0, -1, (), ())
+    reply = FetchResponse([("orders", [PartitionFetched(0, 0, records=[full_batch()] * (FETCH_BYTES // BATCH_BYTES))])])
+    recorder = _recorder()
+    return _seconds(recorder, ApiKey.FETCH, lambda: recorder.fetched(request, reply)) * GIB / FETCH_BYTES
+
+
+def full_batch() -> memoryview:
+    """As Kafka's producer fills it, of records that do not repeat."""
+    # Of now: what is old would be deleted.
+    samples = [Sample(index, int(time.time() * 1000), None, os.urandom(RECORD_BYTES)) for index in range(BATCH_BYTES // RECORD_BYTES - 1)]
+    return memoryview(bytearray(batch(samples)))
+
+
+def _recorder() -> Recorder:
+    limits = {"interval": 60.0, "max_keys": 1000, "max_rows": 100_000}
+    log = TrafficLog([Nowhere()], 0, "bench", start=0, now=lambda: 0, clock=Clock(), salt=None, topic_name=str, **limits)  # type: ignore[arg-type]
+    return log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), Session(None))
+
+
+def _seconds(recorder: Recorder, api_key: int, told: Callable[[], object]) -> float:
+    """One request: it begins, its handler tells of it, and it is answered."""
+    version = PRODUCE_VERSION if api_key == ApiKey.PRODUCE else FETCH_VERSION
+    owed = SimpleNamespace(api_key=api_key, version=version, size=BATCH_BYTES, began=0)
+    header = RequestHeader(api_key, version, 1, "producer-1", 20)
+    reply = object()
+
+    def request() -> None:
+        recorder.began(owed, header)
+        told()
+        recorder.answered(owed, reply, 100)
+
+    return min(repeat(request, number=REQUESTS, repeat=ROUNDS, timer=time.thread_time)) / REQUESTS

@@ -1,0 +1,52 @@
+"""What topics may be called. A store may know a topic by several names; the last part of each, after any slash, follows Kafka's rules."""
+
+from __future__ import annotations
+
+import re
+
+from gateway.errors import ErrorCode, KafkaError
+from storage.log import Store
+
+MAX_NAME_LENGTH = 249
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
+
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+
+
+class Names:
+    """The names that a store takes for its topics."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def canonical(self, name: str) -> str:
+        """The name that the topic has in the registry, of those that it may be called by. Raises KafkaError(INVALID_TOPIC_EXCEPTION)."""
+        last = name.rpartition("/")[2]
+        try:
+            canonical = self._store.canonical(name)
+        except ValueError as failure:
+            # In Kafka's words where Kafka would refuse it, too.
+            check_name(name)
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {failure}") from failure
+        check_name(last)
+        return canonical
+
+
+def check_name(name: str) -> None:
+    """Raises KafkaError(INVALID_TOPIC_EXCEPTION), in Kafka's words, for a name that Kafka would refuse (org.apache.kafka.common.internals.Topic)."""
+    if _NAME.match(name) and name not in (".", ".."):
+        return
+    if not name:
+        why = "the empty string is not allowed"
+    elif name in (".", ".."):
+        why = f"'{name}' is not allowed"
+    elif len(name) > MAX_NAME_LENGTH:
+        why = f"the length of '{name[:MAX_NAME_LENGTH]}' is longer than the max allowed length {MAX_NAME_LENGTH}"
+    else:
+        why = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {why}")
+
+
+def unified(name: str) -> str:
+    """What two names have in common that would collide in the names of metrics, where '.' and '_' are the same (Topic.unifyCollisionChars)."""
+    return name.replace(".", "_")

@@ -1,0 +1,1 @@
+"""The traffic log: who speaks which versions, written down for reports (docs/traffic-log.md)."""

@@ -1,0 +1,173 @@
+"""What one connection did in one interval: a counter for each request, version, topic and group, and how requests and replies are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any
+
+from gateway.errors import ErrorCode
+from gateway.records import ATTRIBUTES, HEADER_BYTES, MAGIC
+from gateway.traffic.rows import text
+from gateway.traffic.usage import Usage
+from gateway.wire.fetch import FetchRequest, FetchResponse
+from gateway.wire.produce import ProduceRequest
+from storage.log import Buffer
+
+#: Message sets have the attributes of their first message here.
+_OLD_ATTRIBUTES = 17
+_CODEC = 0x07
+#: Below it Produce brings message sets of format 0 or 1.
+_FIRST_WITH_BATCHES = 3
+#: A message of format 0 without key and value.
+_SHORTEST = 26
+#: From a batch's attributes on: their lower byte, and how many records it has.
+_ATTRIBUTES_COUNT = Struct(">B34xi")
+
+#: Different requests and versions of a connection that take no room: clients send some 30. ApiVersions alone may be asked for in 32,768, all answered.
+MOST_VERSIONS = 64
+
+#: Where a reply has parts with error codes of their own; the parts of topics that have partitions are told of by their handlers.
+_PARTS = ("topics", "responses", "results", "groups", "coordinators", "members")
+
+#: What one counter is of: api key, version, topic as the client named it (a name, or 16 bytes of its id), group. An empty name stands for all of
+#: those beyond the limit.
+Counted = tuple[int, int, str | bytes | None, str | None]
+
+
+class Room:
+    """How many counters of topics and groups there may be in an interval: `each` of one connection, `all_together` of all of them."""
+
+    __slots__ = ("all_together", "each", "taken")
+
+    def __init__(self, each: int, all_together: int) -> None:
+        self.each = each
+        self.all_together = all_together
+        self.taken = 0
+
+
+class Counters(dict[Counted, Usage]):
+    """`counters[key]` is always there: beyond the limit it is that of all others of its request and version. Whoever drops them calls `leave` first.
+
+    `highest` is by api key; the versions of new counters go there.
+    """
+
+    __slots__ = ("_highest", "_own", "_room", "_versions")
+
+    def __init__(self, room: Room, highest: dict[int, int]) -> None:
+        self._room = room
+        self._highest = highest
+        self._own = 0
+        self._versions = 0
+
+    def __missing__(self, key: Counted) -> Usage:
+        api_key, version, topic, group = key
+        if version > self._highest.get(api_key, -1):
+            self._highest[api_key] = version
+        is_merged = False
+        if topic is not None or group is not None:
+            # A name that is longer than any topic's may be asked for, too, and is not kept whole.
+            key = (api_key, version, text(topic) if isinstance(topic, str) else topic, None if group is None else text(group))
+            is_merged = key not in self and not self._has_room()
+            if is_merged:
+                key = (api_key, version, None, "") if topic is None else (api_key, version, "", None)
+        else:
+            is_merged = not self._has_room_for_version()
+            if is_merged:
+                # With one that it has sent, so that nothing is said of it that it did not do.
+                key = (api_key, min((known for one, known, *_ in self if one == api_key), default=version), None, "")
+        usage = self.get(key)
+        if usage is None:
+            usage = self[key] = Usage(is_merged=is_merged)
+        return usage
+
+    def _has_room_for_version(self) -> bool:
+        if self._versions < MOST_VERSIONS:
+            self._versions += 1
+            return True
+        return self._has_room()
+
+    def leave(self) -> None:
+        """Their room is others' again."""
+        self._room.taken -= self._own
+        self._own = 0
+
+    def _has_room(self) -> bool:
+        room = self._room
+        if self._own >= room.each or room.taken >= room.all_together:
+            return False
+        self._own += 1
+        room.taken += 1
+        return True
+
+    def produced(self, request: ProduceRequest, prepared: Sequence[Any]) -> None:
+        """Records came; see `Recorder.produced`."""
+        version = request.version
+        at = 0
+        for topic in request.topics:
+            usage = self[0, version, topic.topic, None]
+            batches = usage.batches
+            count = size = 0
+            for sent in topic.partitions:
+                ready = prepared[at]
+                at += 1
+                records = sent.records
+                if ready.__class__ is not tuple or not records:
+                    # Refused, or an empty set of old.
+                    continue
+                batch = ready[2]
+                count += batch.count
+                size += len(records)
+                if version >= _FIRST_WITH_BATCHES:
+                    batches[16 | batch.attributes & _CODEC] += 1
+                else:
+                    batches[records[MAGIC] << 3 | records[_OLD_ATTRIBUTES] & _CODEC] += 1
+            usage.records += count
+            usage.bytes_in += size
+
+    def fetched(self, request: FetchRequest, response: FetchResponse) -> None:
+        """Records go."""
+        version = request.version
+        if response.error_code:
+            self[1, version, None, None].error(response.error_code)
+        for topic, rows in response.topics:
+            usage = self[1, version, topic, None]
+            for row in rows:
+                if row.error_code:
+                    usage.error(row.error_code)
+                if row.records:
+                    _count_fetched(usage, row.records)
+
+
+def _count_fetched(usage: Usage, batches: Sequence[Buffer]) -> None:
+    """There may be thousands of them in a reply, so this is short of calls. What makes no sense is served as it is stored, and counts as bytes."""
+    counts = usage.batches
+    size = records = 0
+    for batch in batches:
+        length = len(batch)
+        size += length
+        if length < _SHORTEST:
+            continue
+        magic = batch[MAGIC]
+        if magic == 2 and length >= HEADER_BYTES:
+            attributes, count = _ATTRIBUTES_COUNT.unpack_from(batch, ATTRIBUTES)
+            counts[16 | attributes & _CODEC] += 1
+            records += count
+        elif magic < 2:
+            counts[magic << 3 | batch[_OLD_ATTRIBUTES] & _CODEC] += 1
+    usage.bytes_out += size
+    usage.records += records
+
+
+def count_errors(usage: Usage, reply: Any) -> None:
+    """Those of a reply as a whole and of its parts."""
+    if isinstance(reply, list):
+        # In bytes already, and in version 0: ApiVersions was asked for in a version that is too new.
+        usage.error(ErrorCode.UNSUPPORTED_VERSION)
+        return
+    usage.error(getattr(reply, "error_code", 0) or 0)
+    for name in _PARTS:
+        parts = getattr(reply, name, None)
+        if isinstance(parts, list):
+            for part in parts:
+                usage.error(getattr(part, "error_code", 0) or 0)

@@ -1,0 +1,80 @@
+"""What dispatch, session and handlers say of one connection while they serve it. Where there is no traffic log, nobody listens: `NOTHING`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from gateway.traffic.rows import Habit, HabitName, Reason
+from gateway.wire.fetch import FetchRequest, FetchResponse
+from gateway.wire.header import RequestHeader
+from gateway.wire.produce import ProduceRequest
+
+
+class Owed(Protocol):
+    """A request on its way through the dispatch: `size` in bytes, `began` in the recorder's own ticks."""
+
+    api_key: int
+    version: int
+    size: int
+    began: int
+
+
+class Recorder:
+    """Notes nothing. Whatever is said may be said at any time and in any order, and costs its teller no failure."""
+
+    __slots__ = ()
+
+    def secured(self, version: str) -> None:
+        """TLS stands, in this version."""
+
+    def shook_hands(self, mechanism: str, version: int) -> None:
+        """SaslHandshake asked for this mechanism."""
+
+    def spoke_gssapi(self) -> None:
+        """It began with a bare GSSAPI token, without any SaslHandshake, as clients of 0.9 do."""
+
+    def authenticated(self) -> None:
+        """The log-in is complete."""
+
+    def introduced(self, software: str | None, version: str | None) -> None:
+        """The client said what it is (ApiVersions 3 and later)."""
+
+    def began(self, owed: Owed, header: RequestHeader) -> None:
+        """A request is being served."""
+
+    def answered(self, owed: Owed, reply: Any, size: int) -> None:
+        """Its reply is ready, `size` bytes on the wire; None for one that is encoded already, or not sent."""
+
+    def unanswered(self, owed: Owed) -> None:
+        """The connection ended first."""
+
+    def for_group(self, group: str) -> None:
+        """The request that is being served is about this group, and no other."""
+
+    def habit(self, name: HabitName, value: Habit) -> None:
+        """What this client asks for by itself; the first value counts."""
+
+    def touched(self, api_key: int, version: int, topic: str | bytes, codes: Iterable[int] = (), group: str | None = None) -> None:
+        """A request was about this topic; of its partitions came these error codes (0: none)."""
+
+    def produced(self, request: ProduceRequest, prepared: Sequence[Any]) -> None:
+        """Records came. `prepared` has one item a partition: a KafkaError, or a tuple whose third item has their `count`."""
+
+    def fetched(self, request: FetchRequest, response: FetchResponse) -> None:
+        """Records go."""
+
+    def converted(self, api_key: int, version: int, topic: str | bytes, *, records: int, size: int) -> None:
+        """A batch or set of so many records and stored (or sent) bytes was converted for this client, now or before."""
+
+    def spent(self, api_key: int, version: int, topic: str | bytes, microseconds: int) -> None:
+        """CPU time that conversions took which this client was the first to need."""
+
+    def ends(self, reason: Reason) -> None:
+        """Why the connection is about to end; the first reason counts."""
+
+    def closed(self, reason: Reason) -> None:
+        """It has ended, for this reason where `ends` gave none."""
+
+
+NOTHING = Recorder()

@@ -1,0 +1,135 @@
+"""What one line of the traffic log says: schema version 1, as docs/traffic-log.md describes it.
+
+A field that does not apply is left out. Readers ignore fields that they do not know; what changes the meaning of one is a new version.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+VERSION = 1
+
+#: What a text is cut to: a client id may have 32 KiB. The longest names of topics (249) and groups (460) are kept whole.
+MAX_TEXT = 512
+
+
+#: Why a connection ended.
+Reason = Literal[
+    "client",
+    "idle",
+    "drain",
+    "error:refused",
+    "error:frame",
+    "error:login",
+    "error:login-timeout",
+    "error:mechanism",
+    "error:busy",
+    "error:tls",
+    "error:request-timeout",
+    "error:stalled",
+    "error:lost",
+    "error:bug",
+]
+
+#: What a client asks for by itself.
+HabitName = Literal[
+    "fetch_max_wait_ms",
+    "fetch_min_bytes",
+    "fetch_max_bytes",
+    "partition_max_bytes",
+    "acks",
+    "produce_timeout_ms",
+    "isolation_level",
+    "fetch_session",
+    "metadata_all",
+    "auto_create",
+    "session_timeout_ms",
+    "rebalance_timeout_ms",
+    "protocols",
+]
+Habit = int | bool | list[str]
+
+
+class ConnectionRow(msgspec.Struct, tag="connection", tag_field="kind", omit_defaults=True):
+    """An event of a connection, with all that is known of it so far. Times in ms since 1970, durations in ms."""
+
+    v: int
+    at: int
+    node: int
+    cluster: str
+    connection: str
+    sequence: int
+    event: str
+    listener: str
+    peer: str
+    peer_port: int
+    protocol: str
+    road: str
+    opened_at: int
+    tls: str | None = None
+    mechanism: str | None = None
+    principal: str | None = None
+    software: str | None = None
+    software_version: str | None = None
+    api_versions: int | None = None
+    api_versions_refused: bool = False
+    client_ids: list[str] | None = None
+    reason: Reason | None = None
+    duration_ms: int | None = None
+    requests: int | None = None
+    bytes_in: int | None = None
+    bytes_out: int | None = None
+    highest: dict[str, int] | None = None
+    first_requests: list[str] | None = None
+    habits: dict[HabitName, Habit] | None = None
+
+
+class UsageRow(msgspec.Struct, tag="usage", tag_field="kind", omit_defaults=True):
+    """What a connection did from `began` to `at` with one version of one request, as a whole or (with `topic`) with one topic."""
+
+    v: int
+    at: int
+    node: int
+    cluster: str
+    connection: str
+    sequence: int
+    began: int
+    listener: str
+    peer: str
+    api_key: int
+    api_version: int
+    topic: str | None = None
+    group: str | None = None
+    merged: bool = False
+    client_id: str | None = None
+    principal: str | None = None
+    software: str | None = None
+    software_version: str | None = None
+    requests: int = 0
+    errors: dict[str, int] | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    records: int = 0
+    magic_in: dict[str, int] | None = None
+    magic_out: dict[str, int] | None = None
+    codec_in: dict[str, int] | None = None
+    codec_out: dict[str, int] | None = None
+    conversions: int = 0
+    converted_records: int = 0
+    converted_bytes: int = 0
+    conversion_cpu_us: int = 0
+    throttle_ms: int = 0
+    latency_us_sum: int = 0
+    latency_us_buckets: list[int] | None = None
+
+
+Row = ConnectionRow | UsageRow
+
+
+def text(value: str) -> str:
+    """As it may stand in a row: of bounded length, and nothing in it that no encoding can write."""
+    if len(value) <= MAX_TEXT and value.isascii():
+        return value
+    return value[:MAX_TEXT].encode("utf-8", "replace").decode("utf-8")

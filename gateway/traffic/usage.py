@@ -1,0 +1,99 @@
+"""What is counted of one version of one request, over a minute. Counting is a few additions, whatever the request."""
+
+from __future__ import annotations
+
+from gateway.traffic.rows import UsageRow
+
+#: Counts of latencies: up to 250 us, 1 ms, 4 ms ... four times as much each, and the rest.
+BUCKETS = 12
+_FIRST_BOUND_US = 250
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd", "5", "6", "7")
+_MAGICS = 3
+
+#: Bytes of a frame's length, which are not part of the frame.
+_LENGTH_BYTES = 4
+
+
+class Usage:
+    """The counters of one row. `is_merged` is that of all topics and groups beyond the limit.
+
+    `batches` has how many batches or message sets there were, by `magic << 3 | codec` as their bytes say them.
+    """
+
+    __slots__ = (
+        "batches",
+        "bytes_in",
+        "bytes_out",
+        "conversion_cpu_us",
+        "conversions",
+        "converted_bytes",
+        "converted_records",
+        "errors",
+        "is_merged",
+        "latencies",
+        "latency_us",
+        "records",
+        "requests",
+    )
+
+    def __init__(self, *, is_merged: bool = False) -> None:
+        self.is_merged = is_merged
+        self.requests = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.records = 0
+        self.latency_us = 0
+        self.latencies = [0] * BUCKETS
+        self.errors: dict[int, int] | None = None
+        self.conversions = 0
+        self.converted_records = 0
+        self.converted_bytes = 0
+        self.conversion_cpu_us = 0
+        self.batches = [0] * (_MAGICS * len(CODECS))
+
+    def answered(self, bytes_in: int, bytes_out: int, microseconds: int) -> None:
+        """A request was answered after so long."""
+        self.requests += 1
+        self.bytes_in += bytes_in
+        self.bytes_out += bytes_out
+        self.latency_us += microseconds
+        # Each bucket is two bits wider than the one before.
+        bucket = ((microseconds // _FIRST_BOUND_US).bit_length() + 1) >> 1
+        self.latencies[bucket if bucket < BUCKETS else -1] += 1
+
+    def error(self, code: int) -> None:
+        if code:
+            errors = self.errors
+            if errors is None:
+                errors = self.errors = {}
+            errors[code] = errors.get(code, 0) + 1
+
+    def fill(self, row: UsageRow, *, is_incoming: bool) -> None:
+        """Write into `row` what was counted; its batches came in, or went out."""
+        row.merged = self.is_merged
+        row.requests = self.requests
+        row.bytes_in = self.bytes_in + _LENGTH_BYTES * self.requests
+        row.bytes_out = self.bytes_out
+        row.records = self.records
+        row.conversions = self.conversions
+        row.converted_records = self.converted_records
+        row.converted_bytes = self.converted_bytes
+        row.conversion_cpu_us = self.conversion_cpu_us
+        row.latency_us_sum = self.latency_us
+        if any(self.latencies):
+            row.latency_us_buckets = self.latencies
+        if self.errors is not None:
+            row.errors = {str(int(code)): count for code, count in self.errors.items()}
+        if any(self.batches):
+            magics: dict[str, int] = {}
+            codecs: dict[str, int] = {}
+            for index, count in enumerate(self.batches):
+                if count:
+                    magic, codec = str(index >> 3), CODECS[index & 7]
+                    magics[magic] = magics.get(magic, 0) + count
+                    codecs[codec] = codecs.get(codec, 0) + count
+            if is_incoming:
+                row.magic_in, row.codec_in = magics, codecs
+            else:
+                row.magic_out, row.codec_out = magics, codecs

@@ -1,0 +1,39 @@
+"""For spark-submit, where the session is the cluster's: `spark-submit "$(python -m reports.places)" --logs DIR --out DIR`.
+
+On one machine `kopgate report` does the same. The folders are on a file system that the driver and the workers see in the same place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from datetime import UTC, datetime
+
+from reports import answer, facts, since
+from reports.places import argument
+from reports.run import Order, run
+from reports.session import open_session
+from reports.taken import TablesError
+
+
+def main() -> int:
+    """Exit codes: 0 ready, 3 not ready, 1 it did not work."""
+    parser = argparse.ArgumentParser(prog="reports", description=__doc__)
+    parser.add_argument("--logs", type=argument)
+    parser.add_argument("--out", type=argument, required=True)
+    parser.add_argument("--target", default=facts.DEFAULT_TARGET)
+    parser.add_argument("--since", type=since.argument, help="YYYY-MM-DD, or a number of days (30d)")
+    given = parser.parse_args()
+    try:
+        order = Order(given.logs, given.out, facts.target(given.target), given.since)
+        summary = run(open_session(None), order, datetime.now(UTC))
+    except (TablesError, ValueError) as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return 1
+    sys.stderr.writelines(f"{line}\n" for line in answer.warnings(summary["log"]))
+    sys.stdout.write("\n".join(answer.in_five_lines(summary)) + "\n")
+    return answer.exit_code(summary)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

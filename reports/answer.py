@@ -1,0 +1,114 @@
+"""The answer: what a pipeline reads (`summary.json`) and what a person reads (five lines)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+READY, NOT_READY = 0, 3
+"""Exit codes."""
+LONGEST_NAME = 80
+"""Letters of a name that are shown; clients may call themselves anything, up to 512. The tables have all."""
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def exit_code(summary: Mapping[str, Any]) -> int:
+    return READY if summary["ready"] else NOT_READY
+
+
+def in_five_lines(summary: Mapping[str, Any]) -> list[str]:
+    lines = [_readiness(summary), _first_to_move(summary), _bound(summary), _cost(summary["conversions"]), _trend(summary["trend"])]
+    return [printable(line) for line in lines]
+
+
+def warnings(log: Mapping[str, Any]) -> list[str]:
+    """What of the log is not in the answer, a line each; `log` is that part of a summary."""
+    lines = [f"nothing of {file['file']} is in the report: {file['reason']}" for file in log["damaged"]]
+    lines += [f"{count} new lines were put into quarantine: {reason}" for reason, count in log["quarantined"].items()]
+    if log["library_not_looked_for"]:
+        lines.append(f"of {log['library_not_looked_for']} applications the library was not looked for: there are too many kinds of clients")
+    if log["lines_missing"]:
+        lines.append(f"{log['lines_missing']} lines are missing that gateways counted: dropped, in quarantine, or in files that are gone")
+    return [printable(f"Warning: {line}") for line in lines]
+
+
+def printable(text: str) -> str:
+    """What a client calls itself may be meant for a terminal: line ends, colours, letters that turn the rest around."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def _readiness(summary: Mapping[str, Any]) -> str:
+    count = summary["applications"]
+    verdict = "ready" if summary["ready"] else "NOT READY"
+    parts = [
+        f"{count['refused']} refused",
+        f"{count['below']} below the supported baseline",
+        f"{count['unknown']} of unknown library or version",
+        f"{count['fine']} fine",
+    ]
+    return f"{summary['target']}: {verdict}. {many(count['total'], 'application')} {period(summary)}: {', '.join(parts)}"
+
+
+def _first_to_move(summary: Mapping[str, Any]) -> str:
+    if not summary["blockers"]:
+        return "to move first: nobody"
+    first = summary["blockers"][0]
+    needs = f"; it needs {first['needs']}" if first["needs"] else ""
+    return f"to move first: {called(first)}, {size(first['bytes'])} in all, sends {first['reasons']}{needs}"
+
+
+def _bound(summary: Mapping[str, Any]) -> str:
+    bound = summary["bindings"]
+    if not bound["topics"] and not bound["groups"]:
+        return "bound together: no topic and no group has both old and new applications"
+    return f"bound together: {many(bound['topics'], 'topic')} and {many(bound['groups'], 'group')} with old and new applications, first {cut(bound['first'])}"
+
+
+def _cost(cost: Mapping[str, Any]) -> str:
+    if not cost["conversions"]:
+        return "conversions: none"
+    first = cost["most"][0]
+    return f"conversions: {seconds(cost['cpu_seconds'])} of CPU for {size(cost['bytes'])}, most of it ({seconds(first['cpu_seconds'])}) for {called(first)}"
+
+
+def _trend(trend: Mapping[str, Any]) -> str:
+    moved = f"from {trend['first']} to {trend['last']} refused applications a day" if trend["days"] else "no full day yet"
+    if trend["reaches_zero"]:
+        return f"trend: {moved}; none from {trend['reaches_zero']} ({trend['why']})"
+    return f"trend: {moved}; from which day on there are none cannot be told: {trend['why']}"
+
+
+def called(application: Mapping[str, Any]) -> str:
+    """An application for a person, by what is known of it."""
+    names = (application["client_id"] or "no client id", application["principal"] or "nobody", application["address"] or "somewhere")
+    return "{} ({} at {})".format(*map(cut, names))
+
+
+def period(summary: Mapping[str, Any]) -> str:
+    """Those that it speaks of."""
+    first, last = summary["from"], summary["until"]
+    return f"on {first}" if first == last else f"from {first} to {last}"
+
+
+def cut(name: str, letters: int = LONGEST_NAME) -> str:
+    """With its end, in which long names differ."""
+    end = letters // 3
+    return name if len(name) <= letters else f"{name[: letters - end - 1]}…{name[-end:]}"
+
+
+def seconds(number: float) -> str:
+    if 0 < number < 0.001:
+        return "under 1 ms"
+    return f"{number * 1000:.0f} ms" if number < 1 else f"{number:,.1f} s"
+
+
+def size(number: float) -> str:
+    for unit in UNITS[:-1]:
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} {UNITS[-1]}"
+
+
+def many(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

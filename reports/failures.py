@@ -1,0 +1,59 @@
+"""What goes wrong, told so that somebody can do something about it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+
+from reports.taken import TablesError
+
+FULL = "there is no room left in {folder}; what was taken until now stays taken: make room and run it again"
+NO_START = "Java did not start; above is what it says: it must be 17 or newer (`java -version`, JAVA_HOME), and --memory be as in 2g"
+ENDED = "Java has ended, or was killed; what was taken until now stays taken: if this machine had no memory left, name a smaller --memory; run it again"
+NO_MEMORY = "Java has too little memory; what was taken until now stays taken: give it more (--memory) and run it again"
+LONGEST = 500
+"""Characters of what Spark says."""
+
+
+@contextmanager
+def told(folder: Path) -> Iterator[None]:
+    """What the disk and Spark raise, as TablesError. `folder` is where they write."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise TablesError(ENDED) from error
+    except OSError as error:
+        raise TablesError(_why(error, folder)) from error
+    except Exception as error:
+        if not is_of_spark(error):
+            raise
+        raise TablesError(_spark_says(error, folder)) from error
+
+
+def is_of_spark(error: Exception) -> bool:
+    """What Java throws comes by py4j, which is imported by nobody but Spark."""
+    return isinstance(error, PySparkException) or type(error).__name__ in ("Py4JJavaError", "Py4JNetworkError", "Py4JError")
+
+
+def _why(error: OSError, folder: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FULL.format(folder=folder)
+    return f"{error.filename or folder}: {error.strerror or error}; what was taken until now stays taken: put that right and run it again"
+
+
+def _spark_says(error: Exception, folder: Path) -> str:
+    text = str(error)
+    if any(words in text for words in ("No space left on device", "Disk quota exceeded", "there is no room left")):
+        return FULL.format(folder=folder)
+    if "JAVA_GATEWAY_EXITED" in text or "Java gateway process exited" in text:
+        return NO_START
+    if type(error).__name__ == "Py4JNetworkError":
+        return ENDED
+    if "java.lang.OutOfMemoryError" in text:
+        return NO_MEMORY
+    causes = [line.strip() for line in text.splitlines() if line.startswith(("Caused by:", ": ", "org.apache", "java."))]
+    return (causes or text.splitlines() or ["Spark failed"])[-1][:LONGEST]

@@ -1,0 +1,117 @@
+"""Keeps the tables fresh from the topic of the traffic log: Spark's Kafka source reads it through the gateway.
+
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1 "$(python -m reports.places following)" \\
+        --bootstrap-servers gateway:9092 --out DIR
+
+The tables are those of `kopgate report --out DIR`, and rows are in them once, whether they come from files, from the topic or from both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from reports.failures import told
+from reports.ingest import Ingested, Intake
+from reports.places import argument
+from reports.rows import to_rows
+from reports.session import open_session
+from reports.taken import Tables, TablesError
+
+TOPIC = "__kopgate_traffic"
+EVERY = 600
+"""Seconds from batch to batch: each is a folder of its own, and a month of these is some thousands."""
+MOST_AT_ONCE = 2_000_000
+"""Rows in a batch."""
+
+
+def follow(spark: SparkSession, tables: Tables, options: dict[str, str], every: float | None) -> None:
+    """Takes what is in the topic, every so many seconds until it is stopped, or once. `options` are those of the Kafka source. Raises TablesError.
+
+    Each batch is noted under the name that Spark gives it, with its rows; a batch that Spark repeats because it was killed before it wrote that down
+    is known by it. Where Spark's own notes are lost it begins anew, and each row is compared with those that are there.
+    """
+    place = tables.folder / "following"
+
+    def take(lines: DataFrame, number: int) -> None:
+        take_batch(lines, tables, f"{_query(place)}/{number}", datetime.now(UTC))
+
+    with told(tables.folder):
+        # What the topic has no more is a gap in the numbers of its rows, and reported as that.
+        source = (
+            spark.readStream.format("kafka")
+            .option("subscribe", TOPIC)
+            .option("startingOffsets", "earliest")
+            .option("failOnDataLoss", "false")
+        )
+        lines = source.option("maxOffsetsPerTrigger", MOST_AT_ONCE).options(**options).load()
+        lines = lines.select(F.coalesce(F.col("value").cast("string"), F.lit("")).alias("value"), "timestamp")
+        writer = lines.writeStream.foreachBatch(take)
+        writer = writer.option("checkpointLocation", str(place))
+        timed = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
+        timed.start().awaitTermination()
+
+
+def take_batch(lines: DataFrame, tables: Tables, source: str, now: datetime) -> Ingested:
+    """`lines` has `value` and the record's `timestamp`. Whoever makes a report from the tables is waited for."""
+    with told(tables.folder), tables.alone(waits=True):
+        intake = Intake(lines.sparkSession, tables, now)
+        if any(batch.source == source for batch in intake.batches):
+            return Ingested()
+        return intake.compare(to_rows(lines.withColumn("path", F.lit(TOPIC)), now, F.col("timestamp")), source=source)
+
+
+def _query(place: Path) -> str:
+    """The name that Spark gave to this following of the topic, and keeps as long as the folder is there."""
+    name: str = json.loads((place / "metadata").read_text("utf-8"))["id"]
+    return name
+
+
+def _options(file: Path | None) -> dict[str, str]:
+    """From a file as Kafka's clients have it: `security.protocol=SASL_SSL`. Secrets have no place on a command line. Raises ValueError, OSError."""
+    options = {}
+    for line in file.read_text("utf-8").splitlines() if file else []:
+        name, sign, value = line.partition("=")
+        if line.strip() and not line.startswith("#"):
+            if not sign:
+                raise ValueError(f"{file}: a line is no `name=value`")
+            options[f"kafka.{name.strip()}"] = value.strip()
+    return options
+
+
+def _needs_package(error: BaseException) -> str | None:
+    if "data source: kafka" not in str(error):
+        return None
+    scala = "2.12" if pyspark.__version__.startswith("3.") else "2.13"
+    package = f"org.apache.spark:spark-sql-kafka-0-10_{scala}:{pyspark.__version__}"
+    return f"Spark's Kafka source is missing: spark-submit --packages {package} (or the newest before it, where there is none yet)"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit codes: 0 it was to be done once and is, 1 it did not work."""
+    parser = argparse.ArgumentParser(prog="reports.following", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="the gateway")
+    parser.add_argument("--out", type=argument, required=True, metavar="DIR", help="the same as that of `kopgate report`")
+    parser.add_argument("--consumer-config", type=Path, metavar="FILE", help="what Kafka's consumer is to be told, a name=value a line")
+    parser.add_argument("--every", type=float, default=EVERY, metavar="SECONDS", help="from batch to batch (%(default)s)")
+    parser.add_argument("--once", action="store_true", help="take what there is, and end")
+    parser.add_argument("--master", help="where spark-submit does not say it: local[N] or spark://HOST:PORT")
+    given = parser.parse_args(arguments)
+    try:
+        options = _options(given.consumer_config) | {"kafka.bootstrap.servers": given.bootstrap_servers}
+        follow(open_session(given.master), Tables(given.out / "tables"), options, None if given.once else given.every)
+    except (TablesError, ValueError, OSError) as error:
+        sys.stderr.write(f"Error: {_needs_package(error.__cause__ or error) or error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The folder that a report goes to: each table as Parquet and CSV, and the summary. A file there is a whole one, old or new."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType, TimestampType
+
+FORMULA = r"^[=+\-@\t\r\n＝＋－＠]"
+"""What a spreadsheet would take for a formula, and a client may call itself: it gets a `'` before it. The Parquet has it as it is."""
+TIMES = "yyyy-MM-dd'T'HH:mm:ss'Z'"
+
+
+class Outputs:
+    """Tables are read back from their Parquet: what is in the CSV and the summary is what lies there, and is computed once."""
+
+    def __init__(self, folder: Path, spark: SparkSession) -> None:
+        self._folder = folder
+        self._spark = spark
+        self._new = folder / ".new"
+        shutil.rmtree(self._new, ignore_errors=True)
+        self._new.mkdir(parents=True)
+
+    def table(self, name: str, rows: DataFrame, order: Sequence[Column]) -> DataFrame:
+        """Writes `NAME/` and `NAME.csv`, the latter in `order`; gives the table."""
+        path = self._new / name
+        rows.write.mode("overwrite").parquet(str(path))
+        place = self._folder / name
+        shutil.rmtree(place, ignore_errors=True)
+        path.rename(place)
+        written = self._spark.read.schema(rows.schema).parquet(str(place))
+        texts = written.orderBy(*order).select(*[_as_text(field.name, field.dataType) for field in rows.schema.fields])
+        self._csv(f"{name}.csv", rows.columns, (tuple(row) for row in texts.toLocalIterator()))
+        return written
+
+    def text(self, name: str, text: str) -> None:
+        path = self._new / name
+        path.write_text(text, "utf-8")
+        path.replace(self._folder / name)
+
+    def summary(self, summary: dict[str, Any]) -> None:
+        """The last of all: who finds it new finds the rest new."""
+        self.text("summary.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+        self.discard()
+
+    def discard(self) -> None:
+        """What was not finished."""
+        shutil.rmtree(self._new, ignore_errors=True)
+
+    def _csv(self, name: str, head: Sequence[str], rows: Iterable[Sequence[str | None]]) -> None:
+        path = self._new / name
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(head)
+            writer.writerows(rows)
+        path.replace(self._folder / name)
+
+
+def _as_text(name: str, kind: DataType) -> Column:
+    """Lists and structures are JSON; times are of UTC."""
+    match kind:
+        case ArrayType() | MapType() | StructType():
+            return F.to_json(name).alias(name)
+        case TimestampType():
+            return F.date_format(name, TIMES).alias(name)
+        case StringType():
+            return (
+                F.when(F.col(f"`{name}`").rlike(FORMULA), F.concat(F.lit("'"), F.col(f"`{name}`")))
+                .otherwise(F.col(f"`{name}`"))
+                .alias(name)
+            )
+    return F.col(f"`{name}`").cast("string").alias(name)

@@ -1,0 +1,33 @@
+"""Where logs and reports lie; and as a command, where the files are that spark-submit is told to run: `python -m reports.places [following]`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+ADDRESS = re.compile(r"(?i)[a-z][a-z0-9+.-]*:/")
+
+
+def folder(text: str) -> Path:
+    """Raises ValueError for the address of an object store: what is noted, locked and put into place needs a file system that this machine sees."""
+    if ADDRESS.match(text):
+        raise ValueError(
+            f"{text} is no folder of this machine: logs and reports lie on a file system that the driver and the workers see in the same place (NFS, CephFS, "
+            "a mounted disk); what is in an object store is to be mounted or copied first"
+        )
+    return Path(text)
+
+
+def argument(text: str) -> Path:
+    """`folder`, for argparse."""
+    try:
+        return folder(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+if __name__ == "__main__":
+    name = sys.argv[1] if len(sys.argv) > 1 else "__main__"
+    sys.stdout.write(f"{Path(__file__).with_name(name)}.py\n")

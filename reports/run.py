@@ -1,0 +1,229 @@
+"""The whole report: new files into tables, tables into answers, answers into files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from reports import activity as of_activity
+from reports import clients, costs, readiness
+from reports.again import take_again
+from reports.answer import many
+from reports.beforehand import must_be_apart
+from reports.collecting import collect
+from reports.facts import Target, api_names
+from reports.failures import told
+from reports.identity import identify
+from reports.ingest import Ingested, stored, take_new
+from reports.outputs import Outputs
+from reports.page import page
+from reports.schema import CONNECTION, USAGE
+from reports.taken import Tables, TablesError
+from reports.trend import outlook, trend
+from reports.words import APPLICATION, REFUSED, STATES
+
+DAYS = 30
+"""How far a report looks back where nobody says: a month has every weekly and monthly job in it."""
+FURTHER = "--since looks further back"
+MOST_IN_SUMMARY = 50
+"""Blockers and costs that the summary lists; the tables have all."""
+STEPS = ("clients", "readiness", "costs", "trend", "summary")
+
+Progress = Callable[[str, float], None]
+"""Is told what is done, and which part of the whole is behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked for. Without `logs` the tables count as they are. `since` is the first day; without it the last DAYS count."""
+
+    logs: Path | None
+    out: Path
+    target: Target
+    since: date | None = None
+
+    @property
+    def tables(self) -> Tables:
+        return Tables(self.out / "tables")
+
+
+def run(spark: SparkSession, order: Order, now: datetime, progress: Progress = lambda step, part: None) -> dict[str, Any]:
+    """Gives the summary, which is also in `summary.json`. Raises TablesError where nothing can be said."""
+    logs, out = order.logs, order.out
+    if logs:
+        must_be_apart(logs, out)
+    # The tables stay as they are until all is read.
+    with told(out), order.tables.alone():
+        taken = take_again(spark, order.tables, now)
+        if logs:
+            taken += take_new(spark, logs, order.tables, now, lambda done, of: progress("files", done / of / 2))
+        summary = _report(spark, order, now, taken, progress)
+    progress("done", 1.0)
+    return summary
+
+
+def _report(spark: SparkSession, order: Order, now: datetime, taken: Ingested, progress: Progress) -> dict[str, Any]:
+    since = order.since or now.astimezone(UTC).date() - timedelta(days=DAYS)
+    everything = stored(spark, order.tables, CONNECTION)
+    usage = stored(spark, order.tables, USAGE).filter(F.col("date") >= F.lit(since))
+    connections = everything.filter(F.col("date") >= F.lit(since))
+    place = order.logs or order.tables.folder
+    if usage.isEmpty() and connections.isEmpty():
+        raise TablesError(
+            f"there is nothing of a traffic log in {place}{f' since {since}; {FURTHER}' if everything.head(1) else _why_nothing(taken)}"
+        )
+    outputs = Outputs(order.out, spark)
+    who = of_activity.who_is_who(everything).persist()
+    did = of_activity.activity(usage, connections, who).persist()
+    bare = of_activity.bare_tokens(did)
+    try:
+        if did.isEmpty():
+            raise TablesError(
+                f"there is no application in {place} since {since}: whoever connected asked for nothing, or never logged in; {FURTHER}"
+            )
+        tables = _tables(outputs, did, identify(did, connections, who), bare, order.target, progress)
+        summary = _summary(tables, order.target, now, taken)
+        summary["log"]["library_not_looked_for"] = tables.left_out
+        summary["log"]["never_logged_in"] = of_activity.never_logged_in(of_activity.who_is_who(connections)).count()
+        summary["log"]["lines_missing"] = clients.missing_lines(
+            usage.select("connection", "sequence").unionByName(connections.select("connection", "sequence"))
+        )
+        shown = collect(tables.clients, tables.matrix, tables.distribution, tables.days, tables.bindings)
+        tables.outputs.text("report.html", page(summary, shown, order.target, api_names()))
+        tables.outputs.summary(summary)
+    finally:
+        outputs.discard()
+        did.unpersist()
+        who.unpersist()
+    return summary
+
+
+def _why_nothing(taken: Ingested) -> str:
+    if taken.damaged:
+        name, reason = taken.damaged[0]
+        return f": {many(len(taken.damaged), 'file')} cannot be used, first {name}: {reason}"
+    if taken.quarantined:
+        reason = next(iter(taken.quarantined))
+        return f": {many(sum(taken.quarantined.values()), 'line')} went into quarantine, first for this: {reason}"
+    return ": its files have no lines yet"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    outputs: Outputs
+    clients: DataFrame
+    matrix: DataFrame
+    distribution: DataFrame
+    bindings: DataFrame
+    conversions: DataFrame
+    days: DataFrame
+    left_out: int
+
+
+def _tables(outputs: Outputs, did: DataFrame, named: DataFrame, bare: DataFrame, target: Target, progress: Progress) -> _Tables:
+    def step(name: str) -> None:
+        progress(name, 0.5 + STEPS.index(name) / len(STEPS) / 2)
+
+    step("clients")
+    identity = named.persist()
+    most = F.desc(F.col("bytes_in") + F.col("bytes_out"))
+    by_application = [F.col(name) for name in APPLICATION]
+    kinds = outputs.table(
+        "distribution",
+        clients.distribution(did, identity),
+        [F.col(name) for name in ("date", "dimension", "value", "library", "version", "generation")],
+    )
+    sent = outputs.table("matrix", clients.matrix(did), [*by_application, F.col("api_key")])
+    step("readiness")
+    found = readiness.findings(did, bare, target)
+    outputs.table("blockers", _with_times(readiness.blockers(found)), [F.desc("bytes"), F.desc("requests"), *by_application, F.col("what")])
+    applications = readiness.applications(did, identity, readiness.blockers(found), target)
+    written = outputs.table("clients", _with_times(applications), [readiness.by_state(), most, F.desc("requests"), *by_application])
+    left_out = identity.filter("is_left_out").count()
+    identity.unpersist()
+    step("costs")
+    bound = outputs.table("bindings", costs.bindings(did, written), [F.col("kind"), F.desc("bytes"), F.col("name")])
+    converted = outputs.table(
+        "conversions", costs.conversions(did), [F.desc("cpu_seconds"), F.desc("converted_bytes"), *by_application, F.col("topic")]
+    )
+    outputs.table("formats", costs.formats(did), [F.col("date"), F.col("topic")])
+    step("trend")
+    days = outputs.table("trend", trend(did, found), [F.col("date")])
+    step("summary")
+    return _Tables(outputs, written, sent, kinds, bound, converted, days, left_out)
+
+
+def _with_times(rows: DataFrame) -> DataFrame:
+    for name in ("first_seen", "last_seen", "last_refused"):
+        if name in rows.columns:
+            rows = rows.withColumn(name, F.timestamp_millis(name))
+    return rows
+
+
+def _summary(tables: _Tables, target: Target, now: datetime, taken: Ingested) -> dict[str, Any]:
+    states = {row["state"]: row["count"] for row in tables.clients.groupBy("state").count().collect()}
+    days = [row.asDict() for row in tables.days.orderBy("date").collect()]
+    count = {state: states.get(state, 0) for state in STATES}
+    return {
+        "target": target.name,
+        "title": target.title,
+        "sources": list(target.sources),
+        "made_at": now.astimezone(UTC).isoformat(timespec="seconds"),
+        "from": str(days[0]["date"]),
+        "until": str(days[-1]["date"]),
+        "ready": count[REFUSED] == 0,
+        "applications": {"total": sum(count.values()), **count},
+        "blockers": _blockers(tables.clients),
+        "bindings": _bindings(tables.bindings),
+        "conversions": _conversions(tables.conversions),
+        "trend": _trend(tables.days, days, now.astimezone(UTC).date()),
+        "log": {**asdict(taken), "damaged": [{"file": name, "reason": reason} for name, reason in taken.damaged]},
+    }
+
+
+def _blockers(applications: DataFrame) -> list[dict[str, Any]]:
+    rows = applications.filter(F.col("state") == REFUSED).withColumn("bytes", F.col("bytes_in") + F.col("bytes_out"))
+    fields = (*APPLICATION, "library", "version_low", "version_high", "reasons", "needs", "refused_requests", "bytes", "topics", "groups")
+    top = rows.orderBy(F.desc("bytes"), F.desc("refused_requests"), *APPLICATION).select(
+        *fields, F.date_format("last_refused", "yyyy-MM-dd").alias("last_refused")
+    )
+    return [row.asDict(recursive=True) for row in top.limit(MOST_IN_SUMMARY).collect()]
+
+
+def _bindings(bound: DataFrame) -> dict[str, Any]:
+    counts = {row["kind"]: row["count"] for row in bound.groupBy("kind").count().collect()}
+    first = bound.orderBy(F.desc("bytes"), "kind", "name").select("kind", "name").head(1)
+    named = f"the {first[0]['kind']} {first[0]['name']}" if first else None
+    return {"topics": counts.get("topic", 0), "groups": counts.get("group", 0), "first": named}
+
+
+def _conversions(converted: DataFrame) -> dict[str, Any]:
+    names = ("conversions", "converted_records", "converted_bytes", "cpu_seconds")
+    total = converted.agg(*[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names]).collect()[0]
+    most = converted.groupBy(*APPLICATION).agg(*[F.sum(name).alias(name) for name in names]).orderBy(F.desc("cpu_seconds"), *APPLICATION)
+    return {
+        "conversions": total["conversions"],
+        "records": total["converted_records"],
+        "bytes": total["converted_bytes"],
+        "cpu_seconds": float(total["cpu_seconds"]),
+        "most": [row.asDict() for row in most.limit(MOST_IN_SUMMARY).collect()],
+    }
+
+
+def _trend(table: DataFrame, days: list[dict[str, Any]], today: date) -> dict[str, Any]:
+    past = [row["refused_applications"] for row in days if row["date"] < today]
+    seen = outlook(table, today)
+    return {
+        "days": seen.days,
+        "first": past[0] if past else None,
+        "last": past[-1] if past else None,
+        "per_day": seen.per_day,
+        "reaches_zero": str(seen.reaches_zero) if seen.reaches_zero else None,
+        "why": seen.why,
+    }

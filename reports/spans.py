@@ -1,0 +1,60 @@
+"""Which rows of the log are in the tables: each gateway's process numbers its rows, so a row is known by its process and its number."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows of a gateway's process, from number `first` to `last`; all of them where it `is_whole`, else some."""
+
+    process: str
+    first: int
+    last: int
+    is_whole: bool = True
+
+    def touches(self, other: Span) -> bool:
+        return self.process == other.process and self.first <= other.last and other.first <= self.last
+
+
+class Rows:
+    """Some set of rows. Spans that are whole are joined where they meet, so that a process that runs for years is one of them."""
+
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
+        self._whole: dict[str, list[tuple[int, int]]] = {}
+        self._some: dict[str, list[Span]] = {}
+        for span in spans:
+            self.add(span)
+
+    def add(self, span: Span) -> None:
+        if not span.is_whole:
+            self._some.setdefault(span.process, []).append(span)
+            return
+        spans = self._whole.setdefault(span.process, [])
+        begin = bisect_left(spans, span.first - 1, key=lambda known: known[1])
+        end = bisect_right(spans, span.last + 1, key=lambda known: known[0])
+        first = min(span.first, spans[begin][0]) if begin < end else span.first
+        last = max(span.last, spans[end - 1][1]) if begin < end else span.last
+        del spans[begin:end]
+        insort(spans, (first, last))
+
+    def has(self, span: Span) -> bool:
+        """Whether every row from its first to its last is there, for certain."""
+        spans = self._whole.get(span.process, [])
+        place = bisect_left(spans, span.last, key=lambda known: known[1])
+        return place < len(spans) and spans[place][0] <= span.first
+
+    def touches(self, span: Span) -> bool:
+        """Whether one of its rows may be there."""
+        spans = self._whole.get(span.process, [])
+        place = bisect_left(spans, span.first, key=lambda known: known[1])
+        return (place < len(spans) and spans[place][0] <= span.last) or any(
+            span.touches(known) for known in self._some.get(span.process, [])
+        )
+
+    def spans(self) -> list[Span]:
+        whole = [Span(process, *ends) for process, spans in self._whole.items() for ends in spans]
+        return sorted([*whole, *(span for spans in self._some.values() for span in spans)], key=lambda span: (span.process, span.first))

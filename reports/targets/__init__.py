@@ -1,0 +1,1 @@
+"""One file for each target that an application may be moved to."""

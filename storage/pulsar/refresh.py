@@ -1,0 +1,66 @@
+"""Looking again and again at what others may have changed: one look at a time, failures said once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+
+from storage.bridge import Reactor, Timer
+from storage.log import StorageError
+
+log = logging.getLogger(__name__)
+
+
+class Refresher:
+    """Calls `look` every `seconds`, counted from the end of the one before; `what` it looks at is for the log."""
+
+    def __init__(self, look: Callable[[], Coroutine[Any, Any, None]], what: str, seconds: float, reactor: Reactor) -> None:
+        self._look = look
+        self._what = what
+        self._seconds = seconds
+        self._reactor = reactor
+        self._timer: Timer | None = None
+        self._looking: Deferred[None] | None = None
+        self._is_failing = False
+
+    def start(self) -> None:
+        self._timer = self._reactor.callLater(self._seconds, self._run)
+
+    def stop(self) -> None:
+        """At once; what a look has begun is broken off."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.cancel()
+
+    def _run(self) -> None:
+        self._timer = None
+        looking = self._looking = Deferred.fromCoroutine(self._once())
+
+        def again(_: object) -> None:
+            if self._looking is looking:
+                self._looking = None
+                self.start()
+
+        looking.addBoth(again)
+
+    async def _once(self) -> None:
+        try:
+            await self._look()
+        except CancelledError:
+            return
+        except StorageError as failure:
+            if not self._is_failing:
+                self._is_failing = True
+                log.error("%s cannot be refreshed; what was known last is used until that works again: %s", self._what, failure)
+        except Exception:
+            log.exception("refreshing %s", self._what)
+        else:
+            if self._is_failing:
+                self._is_failing = False
+                log.warning("%s can be refreshed again", self._what)

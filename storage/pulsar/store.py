@@ -1,0 +1,322 @@
+"""The store on a Pulsar cluster: opens and closes what it consists of, keeps logs and tables, hands topics to the catalogue."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredList, DeferredLock
+
+from storage.bridge import OnceEach, Reactor
+from storage.log import Fenced, LogClosed, StorageError, StorageFailed, Topic, UnknownTopic, Usage
+from storage.pulsar.admin import Admin, Missing
+from storage.pulsar.checks import prepare
+from storage.pulsar.client import Session
+from storage.pulsar.cursors import CursorMirror, Place
+from storage.pulsar.formats import Formats
+from storage.pulsar.history import PulsarPartitionLog
+from storage.pulsar.index import Position
+from storage.pulsar.leader import Room, Taken
+from storage.pulsar.listing import NATIVE
+from storage.pulsar.lock import StoreLock
+from storage.pulsar.names import path_of
+from storage.pulsar.namespaces import largest_message
+from storage.pulsar.partition_rows import TABLE, Partition, PartitionRow, key_of, loaded
+from storage.pulsar.reading import ReaderCache
+from storage.pulsar.runs import Runs
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.table import PulsarTable
+from storage.pulsar.topics import TopicCatalogue
+from storage.records import BatchFormat
+from storage.tail import Tail
+
+logger = logging.getLogger(__name__)
+
+ROWS_AT_ONCE = 1000
+"""Rows of partitions in one put: some 100 bytes each, 6 kB where a partition had many leaders."""
+
+
+class PulsarStore:
+    """A `Store`, for the thread of `reactor`."""
+
+    retains_by_itself = True
+
+    def __init__(self, settings: PulsarSettings, *, reactor: Reactor, batch_format: BatchFormat | None = None) -> None:
+        self.settings = settings
+        self._reactor = reactor
+        self._session = Session(settings, reactor)
+        self._admin = Admin(settings, reactor)
+        self._catalogue = TopicCatalogue(settings, self._admin, reactor)
+        self._cache = ReaderCache(self._session, settings.readers)
+        self._tail = Tail(settings.tail_bytes)
+        self._runs = Runs(self._session, self._admin, settings)
+        self._room = Room(settings.queue_bytes, settings.queue_operations)
+        self._formats = Formats(self._session, self._admin, self._cache, self._room, self._tail, self._runs, self, batch_format)
+        self._logs: OnceEach[tuple[str, int], PulsarPartitionLog] = OnceEach()
+        self._tables: OnceEach[str, PulsarTable] = OnceEach()
+        self._partitions: dict[bytes, Partition] = {}
+        self._full_names: dict[bytes, str] = {}
+        """Of the partitions that were opened."""
+        self._rows: PulsarTable | None = None
+        self._lock = StoreLock(self._session, self._admin, settings, reactor)
+        self._mirror = CursorMirror(self._admin, self._place, reactor, settings)
+        self._trimming = DeferredLock()
+        self._is_open = False
+        self._logs_taken = self._logs_taken_when_held = 0
+        """How many logs another process took, and how many when the lock was last known to be held: each time that may have been who has the store now."""
+        self._catalogue.watch(self._topics_changed)
+
+    async def open(self) -> None:
+        """`Store.open`. Nothing is kept where it fails."""
+        await self._session.open()
+        try:
+            if self.settings.checks_at_start:
+                await prepare(self.settings, self._admin, self._session)
+            self._session.message_bytes = await largest_message(self._admin) or self._session.message_bytes
+            await self._lock.take(self.settings.node, self.settings.takeover)
+            await self._catalogue.open()
+            self._rows = await self._open_table(TABLE)
+            self._partitions = await self._load(self._rows)
+        except BaseException:
+            await self._release()
+            raise
+        self._is_open = True
+        if self.settings.mirror_cursors:
+            self._mirror.start()
+
+    async def _load(self, rows: PulsarTable) -> dict[bytes, Partition]:
+        try:
+            return loaded(rows, await rows.items())
+        except ValueError as error:
+            raise StorageFailed(f"a row of the table {TABLE} cannot be read: {error}") from None
+
+    async def close(self) -> None:
+        """`Store.close`; each step ends within `close_timeout_seconds`, whether Pulsar answers or not."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._mirror.stop()
+        # A topic whose retention is lowered gets it back first.
+        await self._within(self._trimming.acquire())
+        logs = list(self._logs.made.values())
+        await self._within(DeferredList([Deferred.fromCoroutine(log.idle()) for log in logs]))
+        await self._within(Deferred.fromCoroutine(self._write_ends(logs)))
+        self._logs.made.clear()
+        await self._within(DeferredList([log.shut() for log in logs]))
+        await self._release()
+
+    async def _write_ends(self, logs: Iterable[PulsarPartitionLog]) -> None:
+        """What is reserved is exactly what was given out, now that no more will be."""
+        for log in logs:
+            try:
+                await log.note_end()
+            except StorageError as error:
+                logger.warning("the end of %s was not noted: %s", log.topic, error)
+
+    async def _release(self) -> None:
+        for table in self._tables.made.values():
+            await self._within(Deferred.fromCoroutine(table.close()))
+        self._catalogue.close()
+        await self._within(Deferred.fromCoroutine(self._cache.close()))
+        await self._within(Deferred.fromCoroutine(self._lock.release()))
+        await self._within(Deferred.fromCoroutine(self._admin.close()))
+        await self._session.close()
+
+    def _within(self, step: Deferred[Any]) -> Deferred[None]:
+        """Fires when `step` has ended or its time is up; what went wrong is logged."""
+        told: Deferred[None] = Deferred()
+
+        def tell() -> None:
+            if not told.called:
+                told.callback(None)
+
+        def ended(result: Any) -> None:
+            if not told.called:
+                deadline.cancel()
+            tell()
+
+        def late() -> None:
+            logger.warning("closing goes on without waiting: Pulsar did not answer within %s s", self.settings.close_timeout_seconds)
+            tell()
+
+        deadline = self._reactor.callLater(self.settings.close_timeout_seconds, late)
+        step.addErrback(lambda failure: logger.warning("while closing: %s", failure.value))
+        step.addBoth(ended)
+        return told
+
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        self._lock.when_lost(call)
+
+    @property
+    def topics(self) -> Mapping[str, Topic]:
+        return self._catalogue.topics
+
+    def watch_topics(self, on_change: Callable[[], None]) -> None:
+        self._catalogue.watch(on_change)
+
+    def canonical(self, name: str) -> str:
+        return self._catalogue.canonical(name)
+
+    def note_committed(self, group: str, topic: str, partition: int, offset: int) -> None:
+        if self.settings.mirror_cursors:
+            self._mirror.note(group, topic, partition, offset)
+
+    async def _place(self, name: str, index: int, offset: int) -> Place | None:
+        """Where a group's cursor belongs; None for a partition that is not open here, or an offset that is not there."""
+        log = self._logs.made.get((name, index))
+        if log is None or not log.start_offset <= offset <= log.end_offset:
+            return None
+        # Who has read everything goes on with the entry that comes next.
+        is_behind = offset < log.end_offset
+        position = await log.position_of(offset if is_behind else offset - 1) if is_behind or offset > log.start_offset else None
+        return Place(path_of(log.topic), position[0], position[1] + (not is_behind)) if position else None
+
+    async def create_topic(self, topic: Topic) -> None:
+        self._check_open()
+        await self._catalogue.create(topic)
+
+    async def alter_topic(self, topic: Topic) -> None:
+        """`Store.alter_topic`. Logs of another kind of entry format end: the next who asks for them gets new ones."""
+        self._check_open()
+        await self._catalogue.alter(topic)
+        self._topics_changed()
+
+    async def delete_topic(self, name: str) -> None:
+        """`Store.delete_topic`. Producers go first: one that is connected would make the topic anew where brokers make topics by themselves."""
+        self._check_open()
+        topic = self.topics.get(name)
+        if topic is None:
+            raise UnknownTopic(f"no topic {name}")
+        await self._shut(name)
+        await self._catalogue.delete(name)
+        await self._shut(name)
+        for index in range(topic.partitions):
+            partition = self._partitions.pop(key_of(topic.topic_id, index), None)
+            if partition:
+                await self._forget_partition(partition)
+
+    def _shut(self, name: str) -> Deferred[Any]:
+        """Close the logs of that topic."""
+        keys = [key for key in self._logs.made if key[0] == name]
+        return DeferredList([self._logs.made.pop(key).shut() for key in keys])
+
+    async def _forget_partition(self, partition: Partition) -> None:
+        """What stays is of no use to anybody, and small, but for what compaction wrote."""
+        assert self._rows
+        keys = partition.keys()
+        try:
+            if partition.patches or partition.row.written:
+                await self._runs.drop(partition.key, partition.row.generation)
+            for begin in range(0, len(keys), ROWS_AT_ONCE):
+                await self._rows.put(dict.fromkeys(keys[begin : begin + ROWS_AT_ONCE]))
+        except StorageError as error:
+            logger.warning("something is left of a partition that was deleted: %s", error)
+
+    def _topics_changed(self) -> None:
+        """Somebody else deleted topics, or made others of the same name, or switched their format."""
+        for (name, index), log in list(self._logs.made.items()):
+            topic = self.topics.get(name)
+            is_gone = topic is None or index >= topic.partitions or key_of(topic.topic_id, index) != log.partition.key
+            if is_gone or log.partition.row.is_native != (self._entry_format(name) == NATIVE):
+                del self._logs.made[name, index]
+                log.shut()
+        ids = {topic.topic_id for topic in self.topics.values()}
+        for key in [key for key in self._full_names if key[:-4] not in ids]:
+            forgotten = Deferred.fromCoroutine(self._forget_deleted(key, self._full_names.pop(key)))
+            forgotten.addErrback(lambda failure: logger.warning("a partition that was deleted is not forgotten: %s", failure.value))
+
+    async def _forget_deleted(self, key: bytes, full_name: str) -> None:
+        """What is kept of a partition that others deleted, if it is truly gone: compaction may have written much."""
+        with suppress(Missing):
+            await self._admin.properties(full_name)
+            return
+        partition = self._partitions.pop(key, None)
+        if partition:
+            await self._forget_partition(partition)
+
+    async def log(self, topic: str, partition: int) -> PulsarPartitionLog:
+        self._check_open()
+        full_name = self._catalogue.full_name(topic, partition)
+
+        def make() -> Deferred[PulsarPartitionLog]:
+            return Deferred.fromCoroutine(self._open_log(topic, partition, full_name))
+
+        return await self._logs.get((topic, partition), make)
+
+    async def _open_log(self, name: str, index: int, full_name: str) -> PulsarPartitionLog:
+        await self._check_held()
+        if name not in self.topics:
+            raise UnknownTopic(f"topic {name} was deleted before it was opened")
+        key = key_of(self.topics[name].topic_id, index)
+        assert self._rows
+        partition = self._partitions.get(key) or Partition(self._rows, key, PartitionRow())
+        try:
+            log = await self._formats.open(
+                full_name, self._entry_format(name), partition, lambda log, error: self._forget(name, index, log, error)
+            )
+        except UnknownTopic:
+            await self._catalogue.look(name)
+            raise
+        topic = self.topics.get(name)
+        if not self._is_open or topic is None or key_of(topic.topic_id, index) != key:
+            log.shut()
+            self._check_open()
+            raise UnknownTopic(f"topic {name} was deleted while it was opened")
+        self._partitions[key] = partition
+        self._full_names[key] = full_name
+        self._logs.made[name, index] = log
+        return log
+
+    def _entry_format(self, name: str) -> str:
+        return self._catalogue.entry_format(name) or self.settings.entry_format
+
+    def _forget(self, name: str, index: int, log: PulsarPartitionLog, error: StorageError) -> None:
+        """The next who asks for it gets a new one. Who took the partition may have taken the store: that is looked at now, not at the next beat."""
+        if self._logs.made.get((name, index)) is log:
+            del self._logs.made[name, index]
+        if self._is_open and isinstance(error, Taken):
+            self._logs_taken += 1
+            self._lock.confirm().addErrback(lambda failure: failure.trap(Fenced, StorageFailed))
+
+    async def can_trim(self, topic: str, keep: Position) -> bool:
+        """`Trimming.can_trim`."""
+        return await self._catalogue.can_trim(topic, keep)
+
+    async def trim(self, topic: str, keep: Position) -> None:
+        """`Trimming.trim`."""
+        await self._trimming.acquire()
+        try:
+            self._check_open()
+            await self._catalogue.trim(topic, keep, self._lock.confirm)
+        finally:
+            self._trimming.release()
+
+    async def _check_held(self) -> None:
+        """That nothing is taken back from a process that has taken the store. Raises Fenced."""
+        taken = self._logs_taken
+        if taken > self._logs_taken_when_held:
+            await self._lock.confirm()
+            self._logs_taken_when_held = max(taken, self._logs_taken_when_held)
+
+    async def table(self, name: str) -> PulsarTable:
+        self._check_open()
+        return await self._open_table(name)
+
+    def _open_table(self, name: str) -> Deferred[PulsarTable]:
+        async def make() -> PulsarTable:
+            table = PulsarTable(self._session, self._admin, self.settings, self._reactor, name)
+            await table.open()
+            self._tables.made[name] = table
+            return table
+
+        return Deferred.fromCoroutine(self._tables.get(name, lambda: Deferred.fromCoroutine(make())))
+
+    def usage(self) -> Iterable[Usage]:
+        """The cluster's disks are its own business."""
+        return [Usage(self.settings.service_url, -1, -1)]
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise LogClosed("the store is closed")

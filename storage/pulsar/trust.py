@@ -1,0 +1,140 @@
+"""TLS towards the brokers' admin API: whom the gateway trusts and what it shows of itself, from files that are read again when they change."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from OpenSSL.SSL import VERIFY_FAIL_IF_NO_PEER_CERT, VERIFY_PEER
+from service_identity import CertificateError, VerificationError
+from service_identity.hazmat import DNS_ID, DNSPattern, verify_service_identity
+from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
+from twisted.internet.ssl import Certificate, PrivateCertificate, optionsForClientTLS, trustRootFromCertificates
+from twisted.python.failure import Failure
+from twisted.web.iweb import IPolicyForHTTPS
+from zope.interface.declarations import classImplements
+
+from storage.log import StorageFailed
+from storage.pulsar.settings import PulsarSettings
+
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+
+Stamps = tuple[tuple[int, int], ...]
+
+
+class Trust:
+    """Makes TLS connections that check the broker's certificate and its host name; there is no setting to leave that out."""
+
+    def __init__(self, settings: PulsarSettings) -> None:
+        self._trust = settings.tls_trust_file
+        self._certificate = settings.tls_certificate_file
+        self._key = settings.tls_key_file
+        self._made: tuple[Stamps, dict[str, Any]] | None = None
+
+    def creatorForNetloc(self, hostname: bytes, port: int) -> Any:
+        """What makes the connections to that host (Twisted's IPolicyForHTTPS). Raises StorageFailed where a file cannot be used."""
+        host = hostname.decode("ascii")
+        return Checked(optionsForClientTLS(host, **self._options()), host)
+
+    def _options(self) -> dict[str, Any]:
+        try:
+            files = [path for path in (self._trust, self._certificate, self._key) if path]
+            stamps = tuple((status.st_mtime_ns, status.st_ino) for status in (path.stat() for path in files))
+            if self._made is None or self._made[0] != stamps:
+                self._made = stamps, self._read()
+        except OSError as error:
+            raise StorageFailed(f"TLS to Pulsar's admin API: {error.filename} cannot be read: {error.strerror}") from None
+        return self._made[1]
+
+    def _read(self) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if self._trust:
+            options["trustRoot"] = trustRootFromCertificates(certificates(self._trust))
+        if self._certificate and self._key:
+            options["clientCertificate"] = _with_key(self._certificate, self._key)
+            options["extraCertificateOptions"] = {"extraCertChain": [one.original for one in certificates(self._certificate)[1:]]}
+        return options
+
+
+declare: Any = classImplements
+declare(Trust, IPolicyForHTTPS)
+
+
+class Checked:
+    """Makes Twisted's connections, but looks at the name in the certificate itself.
+
+    Twisted's check lets a connection pass where it stumbles: over a certificate without names, as those of clients often are, or with a name that
+    is none. Whoever has such a one of a trusted authority could be any broker, and be sent the token.
+    """
+
+    def __init__(self, creator: Any, host: str) -> None:
+        self._creator = creator
+        self._host = host
+
+    def clientConnectionForTLS(self, protocol: Any) -> Any:
+        connection = self._creator.clientConnectionForTLS(protocol)
+
+        def check(_: object, certificate: Any, __: int, depth: int, is_good: int) -> bool:
+            """Of each certificate of the chain; the broker's own is the last."""
+            if depth or not is_good:
+                return bool(is_good)
+            if is_for(certificate.to_cryptography(), self._host):
+                return True
+            protocol.failVerification(Failure(StorageFailed(f"the certificate shown there is not for {self._host} (subjectAltName)")))
+            return False
+
+        connection.set_verify(VERIFY_PEER | VERIFY_FAIL_IF_NO_PEER_CERT, check)
+        return connection
+
+
+declare(Checked, IOpenSSLClientConnectionCreator)
+
+
+def is_for(certificate: x509.Certificate, host: str) -> bool:
+    """Whether the certificate names that host or address. Names that are none, such as an address among the host names, name nobody."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
+        return False
+    try:
+        return ipaddress.ip_address(host) in names.get_values_for_type(x509.IPAddress)
+    except ValueError:
+        pass  # a name
+    return any(_is_name_of(name, host) for name in names.get_values_for_type(x509.DNSName))
+
+
+def _is_name_of(name: str, host: str) -> bool:
+    try:
+        verify_service_identity([DNSPattern.from_bytes(name.encode())], [DNS_ID(host)], [])
+    except (CertificateError, VerificationError, ValueError):
+        return False
+    return True
+
+
+def certificates(path: Path) -> list[Certificate]:
+    """Those of a PEM file, in its order; at least one. Raises OSError, StorageFailed."""
+    try:
+        found = [Certificate.loadPEM(block) for block in _PEM.findall(path.read_bytes())]
+    except OSError:
+        raise
+    except Exception:  # noqa: BLE001 - OpenSSL's own error, without words
+        found = []
+    if not found:
+        raise StorageFailed(f"TLS to Pulsar's admin API: {path} holds no certificate in PEM that can be read")
+    return found
+
+
+def _with_key(certificate: Path, key: Path) -> PrivateCertificate:
+    written = key.read_bytes()
+    # Before it is tried: OpenSSL would ask the terminal for the password.
+    refused = StorageFailed(f"TLS to Pulsar's admin API: {key} is not the key of {certificate}, in PEM and without a password")
+    if b"ENCRYPTED" in written:
+        raise refused
+    try:
+        own: PrivateCertificate = PrivateCertificate.loadPEM(written + b"\n" + certificate.read_bytes())
+    except Exception:  # noqa: BLE001 - OpenSSL's own errors, without words
+        raise refused from None
+    return own

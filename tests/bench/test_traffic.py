@@ -1,0 +1,29 @@
+"""What the traffic log costs: turns, and the table of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.traffic import Pair, Row, certain, measure, table
+
+
+def test_who_goes_first_changes_with_each_round() -> None:
+    seen: list[str] = []
+
+    def load(door: str) -> float:
+        seen.append(door)
+        return 2.0 if door == "without" else 3.0
+
+    (row,) = measure(("without", "with"), {"produce": load}, 3, lambda line: None)  # type: ignore[arg-type, dict-item]
+    assert seen == ["without", "with", "with", "without", "without", "with"]
+    assert row.pairs == [Pair(2.0, 3.0)] * 3
+
+
+def test_the_ratio_is_the_median_of_the_rounds() -> None:
+    row = Row("produce", [Pair(10.0, 10.1), Pair(20.0, 21.0), Pair(11.0, 10.45)], noted=0.11)
+    assert table([row]).splitlines()[2] == "| produce | 11.00 | 10.45 | **1.010** (0.950-1.050) | 0.110 s/GiB, 1.0% |"
+
+
+@pytest.mark.parametrize(("rounds", "rank"), [(1, 0), (5, 0), (6, 0), (9, 1), (10, 1), (20, 5), (30, 9), (40, 13)])
+def test_the_range_of_the_median_is_that_of_the_tables_of_the_binomial_distribution(rounds: int, rank: int) -> None:
+    assert certain(list(map(float, range(rounds)))) == (rank, rounds - 1 - rank)

@@ -1,0 +1,130 @@
+"""What docs/reports.md says about how well libraries are told. `python -m tests.compat.fingerprint.figures` writes it there; a test holds it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import median
+
+from tests.compat.fingerprint.judging import Judged, Round, rounds, share, strangers
+
+PAGE = Path(__file__).parents[3] / "docs" / "reports.md"
+BEGIN, END = "<!-- figures: python -m tests.compat.fingerprint.figures -->\n", "<!-- end of figures -->\n"
+AIMED_AT = 0.90
+"""The share of nameless runs of which the library is to be right."""
+DECIDES = 0.9
+"""The confidence from which on a library decides a state."""
+DATED = 0.5
+"""A range of more of a library's releases than this share says next to nothing."""
+
+
+def as_markdown() -> str:
+    _, applications, *_ = rounds()
+    parts = (_rounds(), _missed(), _libraries(applications), _undated(applications), _alike(applications), _strangers())
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def _rounds() -> Iterator[str]:
+    yield "| | nameless runs | library right | another one named | none named | true version in the range, of those named | releases in the range (median) | library right, counted with those that say their name |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for one in rounds():
+        none, all_ = 1 - one.right - one.wrong, share(one.judged, lambda judged: judged.is_right_library)
+        shares = f"{one.right:.1%} | {one.wrong:.1%} | {abs(none):.1%} | {one.ranges:.1%}"
+        yield f"| {one.title} | {len(one.nameless)} | {shares} | {one.width:g} | {all_:.1%} of {len(one.judged)} |"
+
+
+def _missed() -> Iterator[str]:
+    titles = [f"{one.title} ({one.right:.1%})" for one in rounds() if one.right < AIMED_AT]
+    yield f"What is aimed at is {AIMED_AT:.0%} of the nameless. " + (
+        f"It is missed by: {'; '.join(titles)}." if titles else "All reach it."
+    )
+
+
+def by_library(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
+    found: dict[str, list[Judged]] = {}
+    for one in sorted(judged, key=lambda one: one.run.library):
+        found.setdefault(one.run.library, []).append(one)
+    return found
+
+
+def _libraries(one: Round) -> Iterator[str]:
+    yield "By library, each version held out, under client ids of applications:"
+    yield ""
+    yield "| | nameless runs | library right | releases in the range (median) | of releases | ranges without an upper end |"
+    yield "|---|---|---|---|---|---|"
+    for library, runs in by_library(one.nameless).items():
+        right = [run for run in runs if run.is_right_library]
+        is_open = share(right, lambda run: run.verdict.version_high is None)
+        yield f"| {library} | {len(runs)} | {share(runs, _is_right):.1%} | {_width(right):g} | {len(runs[0].releases)} | {is_open:.0%} |"
+
+
+def _is_right(one: Judged) -> bool:
+    return one.is_right_library
+
+
+def _width(right: list[Judged]) -> float:
+    return median(run.width for run in right)
+
+
+def undated(one: Round) -> dict[str, list[Judged]]:
+    """By library, the runs of which it is right, of libraries of which the range says next to nothing."""
+    right = by_library(run for run in one.nameless if run.is_right_library)
+    return {library: runs for library, runs in right.items() if _width(runs) > DATED * len(runs[0].releases)}
+
+
+def _undated(one: Round) -> Iterator[str]:
+    yield f"Hardly dated at all, since most of their ranges are wider than half of their releases: {', '.join(undated(one))}."
+
+
+def alike(one: Round) -> dict[tuple[str, str], list[Judged]]:
+    """By two libraries, the runs of either of which none was named since both were possible."""
+    pairs: dict[tuple[str, str], list[Judged]] = {}
+    for run in _unnamed(one):
+        for other in {*run.verdict.candidates} - {run.run.library}:
+            pairs.setdefault((min(other, run.run.library), max(other, run.run.library)), []).append(run)
+    return dict(sorted(pairs.items(), key=lambda pair: (-len(pair[1]), pair[0])))
+
+
+def _unnamed(one: Round) -> list[Judged]:
+    return [run for run in one.nameless if run.verdict.library is None]
+
+
+def _alike(one: Round) -> Iterator[str]:
+    yield "Pairs that were not told apart there, one of the two being the true one (a run may be in several pairs):"
+    yield ""
+    yield "| | runs | scenarios |"
+    yield "|---|---|---|"
+    for pair, runs in alike(one).items():
+        yield f"| {', '.join(pair)} | {len(runs)} | {', '.join(sorted({run.run.scenario for run in runs}))} |"
+    yield ""
+    alone = Counter(run.run.library for run in _unnamed(one) if not {*run.verdict.candidates} - {run.run.library})
+    yield "Not named although no other that is known comes near: " + _counted(alone) + "."
+    yield ""
+    wrong = Counter(f"{run.run.library} for {run.verdict.library}" for run in one.nameless if run.is_wrong_library)
+    yield "Taken for another: " + _counted(wrong) + "."
+
+
+def _strangers() -> Iterator[str]:
+    told = strangers()
+    named, sure = share(told, lambda run: run.is_wrong_library), share(told, _is_sure_and_wrong)
+    yield f"Of a library that is in no recording (all its versions taken out) {named:.1%} of the {len(told)} runs are taken for another that sends the like,"
+    yield f"{sure:.1%} with a confidence that decides a state ({DECIDES:g}); what is refused still follows from what was on the wire."
+
+
+def _is_sure_and_wrong(one: Judged) -> bool:
+    return one.is_wrong_library and one.verdict.confidence >= DECIDES
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} ({number})" for name, number in sorted(counts.items())) or "none"
+
+
+def main() -> None:
+    before, begin, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    PAGE.write_text(before + begin + as_markdown() + end + after, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""How well libraries are told: each version by what is known of the others, and versions that the table has never seen. `python -m` prints it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from compat.fingerprint.matching import Verdict, identify
+from compat.fingerprint.table import Run, Table, numbers, runs_in, table_of
+
+UNSEEN = Path(__file__).parent / "unseen.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """`releases` are all there are of the library that it is."""
+
+    run: Run
+    verdict: Verdict
+    releases: tuple[str, ...]
+
+    @property
+    def is_right_library(self) -> bool:
+        return self.verdict.library == self.run.library
+
+    @property
+    def is_wrong_library(self) -> bool:
+        return self.verdict.library not in (None, self.run.library)
+
+    @property
+    def is_right_range(self) -> bool:
+        """Of one for which a library is named: its true version is not excluded."""
+        low, high = self.verdict.version_low, self.verdict.version_high
+        true = numbers(self.run.version)
+        return self.is_right_library and (low is None or numbers(low) <= true) and (high is None or true <= numbers(high))
+
+    @property
+    def width(self) -> int:
+        """How many releases it may be, of one of which the library is right."""
+        low, high = self.verdict.version_low or self.releases[0], self.verdict.version_high or self.releases[-1]
+        return self.releases.index(high) - self.releases.index(low) + 1
+
+    def __str__(self) -> str:
+        found = self.verdict
+        mark = "? " if found.library is None else ("  " if self.is_right_range else "! ")
+        versions = f"{found.version_low or ''}..{found.version_high or ''}"
+        return f"{mark}{self.run.client:27} {self.run.scenario:13} {found.library or '-':13} {versions:20} {found.confidence:.2f}  {'; '.join(found.evidence)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Runs that were judged in one way. What is asked of `nameless` is what the matcher does; those that say their name are right by construction."""
+
+    title: str
+    judged: tuple[Judged, ...]
+
+    @property
+    def nameless(self) -> tuple[Judged, ...]:
+        return tuple(one for one in self.judged if one.run.software is None)
+
+    @property
+    def named(self) -> tuple[Judged, ...]:
+        """Of the nameless, those of which it says a library."""
+        return tuple(one for one in self.nameless if one.verdict.library is not None)
+
+    @property
+    def right(self) -> float:
+        return share(self.nameless, lambda one: one.is_right_library)
+
+    @property
+    def wrong(self) -> float:
+        return share(self.nameless, lambda one: one.is_wrong_library)
+
+    @property
+    def ranges(self) -> float:
+        return share(self.named, lambda one: one.is_right_range)
+
+    @property
+    def width(self) -> float:
+        return median(one.width for one in self.nameless if one.is_right_library)
+
+
+@cache
+def rounds() -> tuple[Round, Round, Round, Round]:
+    """Versions held out and versions never seen, each with the client ids that they used and with an application's."""
+    known, others = runs_in(), runs_in(UNSEEN)
+    table = table_of(known)
+    return (
+        Round("each version held out", tuple(each_held_out(known))),
+        Round("each version held out, client ids of applications", tuple(each_held_out(known, own_ids=False))),
+        Round("versions never recorded, some under foreign names and settings", tuple(unseen(table, others))),
+        Round("versions never recorded, client ids of applications", tuple(unseen(table, others, own_ids=False))),
+    )
+
+
+@cache
+def strangers() -> tuple[Judged, ...]:
+    """Nameless runs under client ids of applications, each judged by a table in which its library is not: whatever is named is wrong."""
+    runs = runs_in()
+    nameless = [run for run in runs if run.software is None]
+    tables = {library: table_of(run for run in runs if run.library != library) for library in {run.library for run in runs}}
+    return tuple(_judged(run, tables[run.library], own_ids=False) for run in nameless)
+
+
+def each_held_out(runs: Iterable[Run], own_ids: bool = True) -> Iterator[Judged]:
+    """Every run, judged by a table in which its version of its library is not; with the client ids that it used, or with the application's own."""
+    runs = list(runs)
+    for library, version in sorted({(run.library, run.version) for run in runs}):
+        table = table_of(run for run in runs if (run.library, run.version) != (library, version))
+        for run in runs:
+            if (run.library, run.version) == (library, version):
+                yield _judged(run, table, own_ids)
+
+
+def unseen(table: Table, runs: Iterable[Run], own_ids: bool = True) -> Iterator[Judged]:
+    for run in runs:
+        yield _judged(run, table, own_ids)
+
+
+def _judged(run: Run, table: Table, own_ids: bool) -> Judged:
+    """What says its name is not asked what it does."""
+    releases = next((library.releases for library in table.libraries if library.name == run.library), (run.version,))
+    if run.software is not None:
+        return Judged(run, Verdict(run.library, (run.library,), run.version, run.version, 1.0, ("calls itself so",)), releases)
+    named_like = table.named_like(run.client_ids) if own_ids else None
+    return Judged(run, identify(replace(run.doing, named_like=named_like), table), releases)
+
+
+def share(judged: Iterable[Judged], is_so: Callable[[Judged], bool]) -> float:
+    all_ = list(judged)
+    return sum(map(is_so, all_)) / len(all_)
+
+
+def main() -> None:
+    for one in rounds():
+        sys.stdout.write(f"{one.title}\n" + "".join(f"{judged}\n" for judged in one.nameless))
+        sys.stdout.write(
+            f"{one.title}: {len(one.nameless)} nameless runs, library right {one.right:.1%}, wrong {one.wrong:.1%}; "
+            f"version within the range {one.ranges:.1%} of those named, {one.width:g} releases in it\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

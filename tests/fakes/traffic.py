@@ -1,0 +1,111 @@
+"""A traffic log in memory, and clients whose doings are in it: real dispatch, handlers and recorders, with a clock by hand."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from gateway.session import Session
+from gateway.startup import _name_of
+from gateway.traffic.client import Peer
+from gateway.traffic.log import TrafficLog
+from gateway.traffic.recorder import Recorder
+from tests.fakes.broker import House, open_house
+from tests.fakes.connection import Client
+
+START = 36**3
+"""`1000` in base 36."""
+
+INTERVAL = 60
+
+
+NINE = int(datetime(2026, 11, 22, 9, 0, 0, tzinfo=UTC).timestamp() * 1000)
+
+
+class Hand:
+    """A clock by hand: seconds for intervals, and ms since 1970."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+        self.jump_ms = 0
+
+    def ticks(self) -> float:
+        return self.seconds
+
+    def now(self) -> int:
+        return NINE + int((self.seconds - 100) * 1000) + self.jump_ms
+
+
+class Kept:
+    """Where lines go: `rows` are what they say, `blocks` how many came together."""
+
+    def __init__(self) -> None:
+        self.blocks: list[int] = []
+        self.rows: list[dict[str, Any]] = []
+        self.text = b""
+        self.is_stopped = False
+
+    def put(self, block: bytes, lines: int) -> None:
+        assert block.count(b"\n") == lines
+        self.blocks.append(lines)
+        self.text += block
+        self.rows += [msgspec.json.decode(line) for line in block.splitlines()]
+
+    async def stop(self, seconds: float) -> None:
+        self.is_stopped = True
+
+
+class Scene:
+    """A gateway's traffic log. `ticks` is its clock for latencies, in ns."""
+
+    def __init__(self, *, max_keys: int = 100, max_rows: int = 1000, salt: bytes | None = None, **settings: Any) -> None:
+        self.house: House = open_house(**settings)
+        self.kept = Kept()
+        self.ticks = 0
+        self.log = TrafficLog(
+            [self.kept],
+            7,
+            "cluster",
+            start=START,
+            now=self.house.now,
+            clock=self.house.clock,
+            interval=INTERVAL,
+            max_keys=max_keys,
+            max_rows=max_rows,
+            salt=salt,
+            topic_name=lambda topic: _name_of(self.house.broker.topics, topic),
+            ticks=lambda: self.ticks,
+        )
+        self.recorder: Recorder | None = None
+
+    def connects(self, mechanisms: list[Any] | None = None, **peer: Any) -> Client:
+        """A new client; `recorder` is its own from now on."""
+        seen = Peer(**{"address": "192.0.2.1", "port": 5000, "listener": "PLAINTEXT", "protocol": "PLAINTEXT", **peer})
+
+        def record(session: Session) -> Recorder:
+            self.recorder = self.log.connection(seen, session)
+            return self.recorder
+
+        return Client(mechanisms, broker=self.house.broker, listener="PLAINTEXT", record=record)
+
+    def leaves(self, client: Client, reason: str = "client") -> None:
+        """The socket is closed."""
+        assert self.recorder is not None
+        client.goes()
+        self.recorder.closed(reason)
+
+    def rows(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
+        """Those of this kind with these fields; None for one that is left out."""
+        return [row for row in self.kept.rows if row["kind"] == kind and all(row.get(name) == value for name, value in fields.items())]
+
+    def event(self, name: str) -> dict[str, Any]:
+        """The one row of that event."""
+        (row,) = self.rows("connection", event=name)
+        return row
+
+    def usage(self, **fields: Any) -> dict[str, Any]:
+        """The one row of use with these fields."""
+        (row,) = self.rows("usage", **fields)
+        return row

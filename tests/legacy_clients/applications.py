@@ -1,0 +1,175 @@
+"""A made-up company: applications of many ages that share topics and groups, each a real client. What they do here is what a report must find.
+
+They run one after the other against a gateway with a traffic log, so that who reads finds what others wrote. Whatever is told of an application
+(its versions, whether Kafka 4 refuses it) stands elsewhere: this says only who runs, as whom, and what it does.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec import structs
+
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, gateway
+from tests.legacy_clients.clients import OPEN, Client, DriverFailed, Record, Security, Span, consume, consume_in_group, produce, table
+from tests.legacy_clients.install import install
+from tests.peers.cache import CannotInstall
+
+LISTENERS = ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0")
+PASSWORD = "of-the-demo"
+VALUE_BYTES = 1000
+#: Of each value; the rest is chance, so that compression has work to do.
+COMPRESSIBLE_BYTES = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Writes:
+    topic: str
+    records: int = 200
+    codec: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """At most so many `records` of a topic that others have written to; without a group from its beginning on, by hand."""
+
+    topic: str
+    group: str = ""
+    records: int = 100
+
+
+Deed = Writes | Reads
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """A client of the table under the name of an application; `user` where it logs in with SASL/PLAIN."""
+
+    client_id: str
+    client: str
+    deeds: tuple[Deed, ...]
+    user: str = ""
+
+    @property
+    def row(self) -> Client:
+        return structs.replace(table()[self.client], name=self.client_id)
+
+    @property
+    def principal(self) -> str:
+        return f"User:{self.user or 'ANONYMOUS'}"
+
+    @property
+    def topics(self) -> set[str]:
+        return {deed.topic for deed in self.deeds}
+
+    @property
+    def groups(self) -> set[str]:
+        return {deed.group for deed in self.deeds if isinstance(deed, Reads) and deed.group}
+
+    @property
+    def is_producer(self) -> bool:
+        return any(isinstance(deed, Writes) for deed in self.deeds)
+
+    @property
+    def is_consumer(self) -> bool:
+        return any(isinstance(deed, Reads) for deed in self.deeds)
+
+
+COMPANY = (
+    Application("shop", "java-4.4.0", (Writes("orders", 8000, "gzip"),), user="shop"),
+    Application("mobile-app", "kafkajs-2.2.4", (Writes("events", 400, "gzip"),)),
+    Application("warehouse", "confluent-0.11.6", (Writes("shipments"),)),
+    Application("ledger-import", "java-0.8.2.2", (Writes("ledger", 300, "gzip"),)),
+    Application("server-metrics", "sarama-1.19.0", (Writes("metrics", 400, "snappy"),)),
+    Application("door-sensors", "kafka-node-2.0.0", (Writes("metrics"),)),
+    Application("billing", "java-0.9.0.1", (Reads("orders", "billing", 4000),)),
+    Application("billing-next", "java-2.8.2", (Reads("orders", "billing", 4000),), user="finance"),
+    Application("orders-export", "kafka-python-1.0.2", (Reads("orders", records=3000), Reads("shipments"))),
+    Application("accounts", "java-0.10.2.2", (Reads("ledger", "accounts"), Writes("invoices", 300)), user="finance"),
+    Application("invoice-mail", "kafka-python-2.0.2", (Reads("invoices", "mail"),), user="finance"),
+    Application("fraud-check", "java-1.1.1", (Reads("orders", "fraud", 2000),)),
+    Application("dashboards", "franz-go-1.22.2", (Reads("metrics", "dashboards"),)),
+    Application("search", "aiokafka-0.14.0", (Reads("events", "search"),), user="shop"),
+    Application("stock", "confluent-1.0.0", (Reads("shipments", "stock"),)),
+    Application("archive", "kcat-1.7.1", (Reads("events"), Reads("shipments"))),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """Who did all that it had to, and why others did not."""
+
+    applications: list[Application] = field(default_factory=list)
+    left_out: list[tuple[Application, str]] = field(default_factory=list)
+
+
+Told = Callable[[int, Application], None]
+"""Is called before each application with its number, from 0 on."""
+
+
+def run(company: Sequence[Application], folder: Path, log: Path, told: Told = lambda number, who: None) -> Ran:
+    """All of them against a gateway of their own, whose store is in `folder` and whose traffic log in `log`; it has stopped when this returns."""
+    ran = Ran()
+    users = _users(company, folder / "users")
+    with gateway(folder, LISTENERS, [*NO_REBALANCE_DELAY, "--traffic-log", str(log), "--set", f"users_file={users}"]) as broker:
+        stands: Counter[str] = Counter()
+        for number, who in enumerate(company):
+            told(number, who)
+            if problem := _problem_of(who, broker, stands):
+                ran.left_out.append((who, problem))
+            else:
+                ran.applications.append(who)
+    return ran
+
+
+def _users(company: Sequence[Application], file: Path) -> Path:
+    for user in sorted({who.user for who in company if who.user}):
+        add = [sys.executable, "-m", "gateway", "users", "add", user, "--file", str(file), "--password-file", "-"]
+        subprocess.run(add, input=PASSWORD + "\n", text=True, check=True, timeout=30, stdout=subprocess.DEVNULL)
+    return file
+
+
+def _problem_of(who: Application, broker: Broker, stands: Counter[str]) -> str:
+    """Runs an application; the first line of what kept it from it, else nothing. `stands` is what is in each topic: where a writer was left out,
+    there is nothing to read."""
+    if empty := [deed.topic for deed in who.deeds if isinstance(deed, Reads) and not stands[deed.topic]]:
+        return f"nobody wrote to {empty[0]}"
+    try:
+        install(who.row)
+        for deed in who.deeds:
+            _do(who, deed, broker, stands)
+    except CannotInstall as error:
+        return str(error).strip().splitlines()[0]
+    except DriverFailed as error:
+        return ": ".join([str(error).strip().splitlines()[0], *error.errors.strip().splitlines()[-1:]])
+    except OSError as error:
+        return f"`{error.filename}` is not on this machine, or cannot be run: {error.strerror}"
+    return ""
+
+
+def _do(who: Application, deed: Deed, broker: Broker, stands: Counter[str]) -> None:
+    security = Security((who.user, PASSWORD)) if who.user else OPEN
+    address = broker.listeners["SASL_PLAINTEXT" if who.user else "PLAINTEXT"]
+    match deed:
+        case Writes(topic, count, codec):
+            produce(who.row, address, _records(topic, count), codec=codec, security=security)
+            stands[topic] += count
+        case Reads(topic, group, count):
+            count = min(count, stands[topic])
+            if group:
+                consume_in_group(who.row, address, group, topic, count, security=security)
+            else:
+                consume(who.row, address, [Span(topic, 0, 0, count)], security=security)
+
+
+def _records(topic: str, count: int) -> Iterator[Record]:
+    chance = random.Random(topic)
+    text = b"an order, an event, a measure; " * VALUE_BYTES
+    for number in range(count):
+        yield Record(topic, 0, b"%d" % number, text[:COMPRESSIBLE_BYTES] + chance.randbytes(VALUE_BYTES - COMPRESSIBLE_BYTES))

@@ -1,0 +1,118 @@
+"""`make demo`: a company's applications of all ages against a gateway with a traffic log, and the report on what they sent.
+
+The gateway has its store in a temporary folder; the log and the report stay. A client that this machine cannot run is left out, and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gateway.commands.progress import Progress
+from reports.facts import DEFAULT_TARGET, target_names
+from reports.stopping import Signals, Stopped
+from tests.legacy_clients.applications import COMPANY, Application, Ran, run
+from tests.legacy_clients.brokers import GatewayFailed
+
+READY, NOT_READY = 0, 3
+"""Exit codes of `kopgate report` that are an answer."""
+LAST_SECONDS = 40.0
+"""For a report that is stopped: it ends Spark, and removes what is half."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--out", type=Path, help="where the log and the report go (default: a new folder among the temporary files)")
+    parser.add_argument("--target", choices=target_names(), default=DEFAULT_TARGET, help="default: %(default)s")
+    given = parser.parse_args()
+    if given.out and (given.out / "log").exists():
+        return _say(f"Error: {given.out} has a log already; name a new folder", 1)
+    if missing := _missing():
+        return _say(f"Error: the report cannot be made: {'; '.join(missing)}", 1)
+    try:
+        with Signals().heeded():
+            return _demo(given.out or Path(tempfile.mkdtemp(prefix="kopgate-demo-")), given.target)
+    except Stopped as stopped:
+        return stopped.exit_code
+    except (GatewayFailed, OSError, subprocess.SubprocessError) as error:
+        return _say(f"Error: {error}", 1)
+
+
+def _demo(out: Path, target: str) -> int:
+    _say(f"the log and the report go to {out}; clients that are not on this machine yet are fetched and built as their turn comes", 0)
+    is_whole = False
+    try:
+        with tempfile.TemporaryDirectory(prefix="kopgate-demo-store-") as folder, Progress(sys.stderr) as progress:
+            ran = run(COMPANY, Path(folder), out / "log", lambda number, who: progress.now(_turn(number, who)))
+        is_whole = True
+    except Stopped:
+        _say("stopped; clients that were fetched stay, and the same command begins anew", 0)
+        raise
+    finally:
+        if not is_whole:
+            shutil.rmtree(out / "log", ignore_errors=True)
+    _tell(ran)
+    if not ran.applications:
+        return _say("Error: no client can run here: they need java and maven, node and npm, go, kcat, or Pythons 2.7 and 3.6", 1)
+    return _report(out, target)
+
+
+def _missing() -> list[str]:
+    wanted = {
+        "there is no PySpark (`make demo` installs it; by hand: pip install 'kopgate[report]')": importlib.util.find_spec("pyspark"),
+        "there is no Java (on Debian: apt-get install openjdk-17-jdk-headless)": shutil.which("java") or os.environ.get("JAVA_HOME"),
+    }
+    return [words for words, found in wanted.items() if not found]
+
+
+def _turn(number: int, who: Application) -> str:
+    return f"[{number + 1:2}/{len(COMPANY)}] {who.client_id} ({who.row.library} {who.row.version})"
+
+
+def _tell(ran: Ran) -> None:
+    _say(f"{len(ran.applications)} applications ran", 0)
+    for who, why in ran.left_out:
+        _say(f"left out: {who.client_id} ({who.client}): {why}", 0)
+
+
+def _report(out: Path, target: str) -> int:
+    words = ["report", "--logs", str(out / "log"), "--out", str(out / "report"), "--target", target]
+    code = 1
+    try:
+        code = _to_its_end([sys.executable, "-m", "gateway", *words])
+    finally:
+        if code not in (READY, NOT_READY):
+            _say(f"the log is whole; the report alone is made by: kopgate {' '.join(words)}", 0)
+    if code not in (READY, NOT_READY):
+        return code
+    print(f"the report: {(out / 'report' / 'report.html').resolve().as_uri()}")
+    return 0
+
+
+def _to_its_end(command: list[str]) -> int:
+    """Also where it is stopped: Ctrl-C comes to it as well, SIGTERM does not."""
+    with subprocess.Popen(command) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            try:
+                process.wait(LAST_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+
+
+def _say(words: str, code: int) -> int:
+    sys.stderr.write(words + "\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Runs every real client against a gateway with a traffic log, and writes down what the log said of it: the data of `compat/fingerprint`.
+
+    python -m tests.legacy_clients.fingerprints [--clients FILE.toml ...] [--client NAME ...] [--scenario NAME ...] [--out FILE] [--runs N] [--add]
+    python -m tests.legacy_clients.fingerprints --target-broker VERSION --out FILE [--clients FILE.toml ...] [--client NAME ...] [--scenario NAME ...]
+
+The second way runs them against that Apache Kafka, and writes down what of it worked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, GatewayFailed, gateway
+from tests.legacy_clients.clients import Client, DriverFailed, table
+from tests.legacy_clients.install import install
+from tests.legacy_clients.observed import LIBRARIES, Observation, Whose, merged, observation, read, written
+from tests.legacy_clients.scenarios import PATIENCE_SECONDS, Prepared, carried_out, connected, scenarios_of
+from tests.legacy_clients.test_sasl import users_file
+from tests.legacy_clients.verdicts import given
+from tests.peers.cache import CannotInstall, command
+from tests.peers.traffic import Row, rows_of
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+OBSERVED = ROOT / "compat" / "fingerprint" / "observed.jsonl"
+
+ATTEMPTS = 2
+
+LISTENERS = ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0")
+#: What is in the options of whoever is told which versions to speak.
+PINS = ("--api-version", "--version", "--max-version", "broker.version.fallback")
+
+
+def pinned(client: Client) -> str | None:
+    """The options by which a row tells its library what broker it speaks to, where it does."""
+    text = " ".join(client.options)
+    return text if any(word in text for word in PINS) else None
+
+
+@cache
+def version_of(client: Client) -> str:
+    """The library's own: of librdkafka's bindings that of what they bind, as it says itself."""
+    return command([*install(client), "version"]).strip() if client.library in ("confluent-kafka", "kcat") else client.version
+
+
+class Watch:
+    """A gateway's traffic log, cut into what each run did.
+
+    Before and after a run it connects to each listener. A listener takes connections in the order in which they come, and the log numbers them: what
+    has a number between the two is of the run, whatever name it gave itself.
+    """
+
+    def __init__(self, broker: Broker, log: Path) -> None:
+        self.broker = broker
+        self._log = log
+
+    def mark(self) -> int:
+        """The number of the newest connection."""
+        return max(self._passed(listener) for listener in self.broker.listeners)
+
+    def between(self, after: int, before: int) -> list[Row]:
+        """All rows of the connections between two marks, once all of them are closed."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            rows = [row for row in rows_of(self._log) if after < number_of(row) < before]
+            opened = {row["connection"] for row in rows}
+            closed = {row["connection"] for row in rows if row.get("event") == "closed"}
+            if opened == closed:
+                return rows
+            if time.monotonic() > end:
+                raise TimeoutError(f"still open: {sorted(opened - closed)}")
+            time.sleep(0.05)
+
+    def _passed(self, listener: str) -> int:
+        with connected(self.broker, listener) as peer:
+            port = peer.socket.getsockname()[1]
+            end = time.monotonic() + PATIENCE_SECONDS
+            while time.monotonic() < end:
+                # The newest: ports come again.
+                rows = [row for row in rows_of(self._log) if row["kind"] == "connection" and row["peer_port"] == port]
+                if rows and rows[-1]["event"] == "opened":
+                    return number_of(rows[-1])
+                time.sleep(0.02)
+        raise TimeoutError(f"a connection to {listener} is not in the log")
+
+
+def number_of(row: Row) -> int:
+    return int(row["connection"].rpartition("-")[2])
+
+
+@contextmanager
+def watched() -> Iterator[Watch]:
+    with tempfile.TemporaryDirectory(prefix="kopgate-fingerprints-") as name:
+        folder = Path(name)
+        arguments = [*NO_REBALANCE_DELAY, "--traffic-log", str(folder / "traffic"), "--set", f"users_file={users_file(folder)}"]
+        with gateway(folder, LISTENERS, arguments) as broker:
+            yield Watch(broker, folder / "traffic")
+
+
+def recorded(client: Client, scenario: str, watch: Watch) -> Observation:
+    """One run, and what the log said of it."""
+    with connected(watch.broker) as peer:
+        prepared = Prepared(peer, f"recorded-{uuid.uuid4().hex}", scenario)
+        before = watch.mark()
+        carried_out(client, scenario, watch.broker, prepared)
+        rows = watch.between(before, watch.mark())
+    whose = Whose(
+        client=client.name,
+        library=LIBRARIES.get(client.library, client.library),
+        version=version_of(client),
+        pinned=pinned(client),
+        scenario=scenario,
+        # The longer one first: the other is part of it.
+        names=(prepared.group, prepared.topic),
+    )
+    return observation(whose, rows)
+
+
+def patiently(client: Client, scenario: str, watch: Watch) -> Observation:
+    """A client that gave up on a busy machine is run again."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return recorded(client, scenario, watch)
+        except DriverFailed:
+            if attempt == ATTEMPTS:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.legacy_clients.fingerprints", description="What real clients look like in the traffic log."
+    )
+    add = parser.add_argument
+    add(
+        "--clients",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="tables of clients; may be repeated (default: clients.toml and recorded.toml)",
+    )
+    add("--client", action="append", default=[], metavar="NAME", help="this one alone; may be repeated")
+    add("--scenario", action="append", default=[], metavar="NAME", help="this one alone; may be repeated")
+    add("--out", type=Path, metavar="FILE", default=OBSERVED, help="where the lines go; those of others stay (default: %(default)s)")
+    add("--runs", type=int, default=2, metavar="N", help="runs of each, of which all is kept that was seen (default: %(default)s)")
+    add("--add", action="store_true", help="keep what the file has of them, too")
+    add("--target-broker", metavar="VERSION", help="run them against this Apache Kafka instead, and say what worked")
+    wanted = parser.parse_args(words)
+    rows = {name: row for file in wanted.clients or [HERE / "clients.toml", HERE / "recorded.toml"] for name, row in table(file).items()}
+    if unknown := set(wanted.client) - set(rows):
+        parser.error(f"no table has {', '.join(sorted(unknown))}")
+    clients = [row for row in rows.values() if not wanted.client or row.name in wanted.client]
+    if wanted.target_broker:
+        return given(clients, wanted.target_broker, wanted.out, told, wanted.scenario)
+    return record(clients, wanted.out, wanted.runs, wanted.add, wanted.scenario)
+
+
+def record(clients: Sequence[Client], out: Path, runs: int, adds: bool, only: Sequence[str] = ()) -> int:
+    """The file is whole after each client; of `only` some scenarios where they are named. The exit code is 1 where something could not be recorded: those lines stay as they were."""
+    failed: list[str] = []
+    todo = [(client, scenarios_of(client, only)) for client in clients]
+    total, done = sum(len(scenarios) for _, scenarios in todo), 0
+    for client, scenarios in todo:
+        known = read(out)
+        try:
+            install(client)
+            with watched() as watch:
+                for scenario in scenarios:
+                    told(done, total, f"{client} {scenario}")
+                    failed += _noted(client, scenario, watch, runs, known, adds)
+                    done += 1
+        except (CannotInstall, GatewayFailed, subprocess.SubprocessError) as reason:
+            failed.append(f"{client}: {reason}")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(written(known.values()))
+    told(total, total, "done")
+    sys.stderr.write("\n" + "".join(f"{one}\n" for one in failed))
+    return 1 if failed else 0
+
+
+def _noted(client: Client, scenario: str, watch: Watch, runs: int, known: dict[tuple[str, str], Observation], adds: bool) -> list[str]:
+    """What was seen becomes `known`; why nothing was."""
+    try:
+        seen = [patiently(client, scenario, watch) for _ in range(runs)]
+        key = seen[0].key
+        known[key] = merged([*seen, *([known[key]] if adds and key in known else [])])
+    except (DriverFailed, TimeoutError, ValueError) as failure:
+        return [f"{client} {scenario}: {failure}"]
+    return []
+
+
+def told(done: int, total: int, what: str) -> None:
+    """One line that is written over."""
+    width = 30
+    bar = "#" * (width * done // max(total, 1))
+    sys.stderr.write(f"\r\x1b[K[{bar:{width}}] {done}/{total} {what}")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""What a traffic log says of a client, in one line that stays the same from run to run: the data by which libraries are told apart.
+
+Nothing of a run itself is in it: no times, ports, names of topics and groups, no counters. What comes in different ways from run to run, such as which
+connection asked first, is there in all the ways that were seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from tests.peers.traffic import Row
+
+#: Of a connection's first requests so many are kept, repetitions folded: what tells libraries apart is how they begin.
+FIRST = 6
+#: What the grid calls its clients, by what the reports call their library. Both bindings are librdkafka.
+LIBRARIES = {"kafka-clients": "java", "confluent-kafka": "librdkafka", "kcat": "librdkafka"}
+
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
+#: A version has dots, a counter has none.
+_COUNTER = re.compile(r"(?<![\d.])\d+$")
+
+T = TypeVar("T")
+Habit = bool | int | str | list[str]
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One client in one scenario; each field is described in docs/reports.md."""
+
+    client: str
+    library: str
+    version: str
+    pinned: str | None = None
+    scenario: str
+    road: str
+    mechanism: str | None = None
+    software: str | None = None
+    software_version: str | None = None
+    api_versions: int | None = None
+    api_versions_refused: bool = False
+    client_ids: list[str]
+    requests: dict[str, list[int]]
+    habits: dict[str, list[Habit]]
+    first: list[list[str]]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.client, self.scenario
+
+
+class Whose(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a run before it; `names` are those that were made up for it."""
+
+    client: str
+    library: str
+    version: str
+    pinned: str | None
+    scenario: str
+    names: tuple[str, ...]
+
+
+def observation(whose: Whose, rows: Iterable[Row]) -> Observation:
+    """What these rows say, which are all rows of the connections of one run."""
+    rows = list(rows)
+    closed = [row for row in rows if row["kind"] == "connection" and row["event"] == "closed" and row.get("first_requests")]
+    requests = _requests(rows)
+    return Observation(
+        client=whose.client,
+        library=whose.library,
+        version=whose.version,
+        pinned=whose.pinned,
+        scenario=whose.scenario,
+        road=_roads(row["road"] for row in closed),
+        mechanism=_one(row.get("mechanism") for row in closed),
+        software=_one(row.get("software") for row in closed),
+        software_version=_one(row.get("software_version") for row in closed),
+        api_versions=max(requests.get("18", ()), default=None),
+        api_versions_refused=any(row.get("api_versions_refused", False) for row in closed),
+        client_ids=sorted({masked(one, whose.names) for row in closed for one in row.get("client_ids", ())}),
+        requests=requests,
+        habits=_habits(row.get("habits", {}) for row in closed),
+        first=_distinct(folded(row["first_requests"]) for row in closed),
+    )
+
+
+def folded(requests: Sequence[str]) -> list[str]:
+    """The first requests of a connection, each named once where it follows itself: how often a client asks again is a matter of time."""
+    return [one for one, _ in groupby(requests)][:FIRST]
+
+
+def masked(client_id: str, names: Iterable[str]) -> str:
+    """A client id without what is of this run alone: names of topics and groups, random numbers, and counters at its end."""
+    for name in names:
+        client_id = client_id.replace(name, "{group}")
+    return _COUNTER.sub("{n}", _UUID.sub("{n}", client_id))
+
+
+def merged(observations: Iterable[Observation]) -> Observation:
+    """Of several runs of one client in one scenario all that was seen. Raises ValueError where they are not the same client."""
+    first, *others = observations
+    for other in others:
+        if _fixed(other) != _fixed(first):
+            raise ValueError(f"{first.client} {first.scenario}: it is not the same from run to run: {_fixed(first)}, {_fixed(other)}")
+    every = [first, *others]
+    return msgspec.structs.replace(
+        first,
+        road=_roads(one.road for one in every),
+        client_ids=sorted({name for one in every for name in one.client_ids}),
+        requests=_union([one.requests for one in every], sorted_keys),
+        habits=_union([one.habits for one in every]),
+        first=_distinct(connection for one in every for connection in one.first),
+    )
+
+
+def sorted_keys(names: Iterable[str]) -> list[str]:
+    """API keys in the order of their numbers."""
+    return sorted(names, key=int)
+
+
+def read(file: Path) -> dict[tuple[str, str], Observation]:
+    """What is in the file, by client and scenario; nothing where there is none."""
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    return {one.key: one for one in (msgspec.json.decode(line, type=Observation) for line in lines)}
+
+
+def written(observations: Iterable[Observation]) -> bytes:
+    """Lines in the order of clients and scenarios."""
+    return b"".join(msgspec.json.encode(one) + b"\n" for one in sorted(observations, key=lambda one: one.key))
+
+
+def _fixed(one: Observation) -> tuple[object, ...]:
+    return one.key, one.version, one.mechanism, one.software, one.software_version, one.api_versions, one.api_versions_refused
+
+
+def _roads(roads: Iterable[str]) -> str:
+    """How it logged in; there are libraries that do it in two ways on two connections."""
+    seen = {road for roads_of_one in roads for road in roads_of_one.split("+")}
+    return "+".join(sorted(seen - {"none"})) or "none"
+
+
+def _one(values: Iterable[str | None]) -> str | None:
+    """What those connections say that say it; a run is of one library."""
+    said = set(values) - {None}
+    if len(said) > 1:
+        raise ValueError(f"connections of one run differ: {sorted(map(str, said))}")
+    return said.pop() if said else None
+
+
+def _requests(rows: Iterable[Row]) -> dict[str, list[int]]:
+    """Versions by API key, from all that tells of them: use is counted of what was served, the first and the highest of what was refused, too."""
+    seen: dict[str, set[int]] = {}
+    for row in rows:
+        if row["kind"] == "usage":
+            seen.setdefault(str(row["api_key"]), set()).add(row["api_version"])
+        for key, version in row.get("highest", {}).items():
+            seen.setdefault(key, set()).add(version)
+        for one in row.get("first_requests", ()):
+            key, _, version = one.partition(":")
+            seen.setdefault(key, set()).add(int(version))
+    return {key: sorted(seen[key]) for key in sorted_keys(seen)}
+
+
+def _habits(habits: Iterable[dict[str, Habit]]) -> dict[str, list[Habit]]:
+    return _union([{name: [value] for name, value in one.items()} for one in habits])
+
+
+def _union(every: Sequence[Mapping[str, Iterable[T]]], order: Callable[[Iterable[str]], list[str]] = sorted) -> dict[str, list[T]]:
+    """By name, all values that any of them has."""
+    return {
+        name: _distinct(value for one in every for value in one.get(name, ())) for name in order({name for one in every for name in one})
+    }
+
+
+def _distinct(values: Iterable[T]) -> list[T]:
+    """Each once and in order, whatever they are; lists have no hash."""
+    kept: dict[bytes, Any] = {msgspec.json.encode(value): value for value in values}
+    return sorted(kept.values())

@@ -1,0 +1,88 @@
+"""What a Kafka says of each real client: which scenarios work there. It is the judge of whoever says from a traffic log that a client is ready for it."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from tests.certificates import Authority
+from tests.legacy_clients.brokers import Broker, reference
+from tests.legacy_clients.clients import Client, DriverFailed
+from tests.legacy_clients.install import install
+from tests.legacy_clients.scenarios import Prepared, carried_out, connected, scenarios_of
+from tests.legacy_clients.test_sasl import USER
+from tests.peers.kafka import Secured
+
+#: Who is refused tries again until its time is up, so that most of a run is waiting.
+AT_ONCE = 4
+SECONDS = 20.0
+#: What failed beside others is run again when most of it is over: on a busy machine a second may be too short for anybody.
+ATTEMPTS = 2
+
+Told = Callable[[int, int, str], None]
+"""Is called with how many runs are done, of how many, and which one was the last."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    client: str
+    scenario: str
+    works: bool
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.client, self.scenario
+
+
+def read(file: Path) -> dict[tuple[str, str], Verdict]:
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    return {one.key: one for one in (msgspec.json.decode(line, type=Verdict) for line in lines)}
+
+
+def written(verdicts: Iterable[Verdict]) -> bytes:
+    return b"".join(msgspec.json.encode(one) + b"\n" for one in sorted(verdicts, key=lambda one: one.key))
+
+
+def given(clients: Sequence[Client], version: str, out: Path, told: Told, only: Sequence[str] = ()) -> int:
+    """The file has those of these clients anew, and of others as they were; of `only` some scenarios where they are named. Raises CannotInstall."""
+    for client in clients:
+        install(client)
+    works = {(client, scenario): False for client in clients for scenario in scenarios_of(client, only)}
+    with _kafka(version) as broker:
+        for _ in range(ATTEMPTS):
+            again = [run for run, does in works.items() if not does]
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                under_way = {pool.submit(_does, *run, broker): run for run in again}
+                for number, done in enumerate(as_completed(under_way)):
+                    works[under_way[done]] = done.result()
+                    told(number + 1, len(again), " ".join(map(str, under_way[done])))
+    verdicts = {(str(client), scenario): Verdict(str(client), scenario, does) for (client, scenario), does in works.items()}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(written((read(out) | verdicts).values()))
+    return 0
+
+
+def _does(client: Client, scenario: str, broker: Broker) -> bool:
+    with connected(broker) as peer:
+        prepared = Prepared(peer, f"judged-{uuid.uuid4().hex}", scenario)
+        try:
+            carried_out(client, scenario, broker, prepared, SECONDS)
+        except DriverFailed:
+            return False
+    return True
+
+
+@contextmanager
+def _kafka(version: str) -> Iterator[Broker]:
+    with tempfile.TemporaryDirectory(prefix="kopgate-verdicts-") as name:
+        folder = Path(name)
+        certificate, key = Authority().sign("127.0.0.1").write(folder, "server")
+        both = folder / "both.pem"
+        both.write_bytes(key.read_bytes() + certificate.read_bytes())
+        with reference(Secured((USER,), both), version=version) as broker:
+            yield broker

@@ -1,0 +1,161 @@
+"""The clients of three generations: Kafka's VerifiableProducer of three versions, and members of groups by three libraries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.legacy_clients.clients import table
+from tests.legacy_clients.install import install
+from tests.peers.cache import cached, command, fingerprint, maven_jars
+from tests.peers.chaos.evidence import Commits, Sent, Sightings
+from tests.peers.verifiable import END_SECONDS, TOPIC, Tool
+
+MEMBER = Path(__file__).parent.parent / "members" / "Member.java"
+#: Of those who find the broker's silence too long by themselves, as applications do; the longest pauses are longer.
+REQUEST_MS = 10_000
+SESSION_MS = 10_000
+#: Small and serial: half a dozen of them share two cores with the servers.
+JVM = ("java", "-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+@dataclass(frozen=True, slots=True)
+class Producing:
+    """A version of VerifiableProducer. `prefix` is what its values begin with: that of 0.9 knows none."""
+
+    version: str
+    config: Mapping[str, str]
+    is_idempotent: bool = False
+    prefix: str = ""
+    options: tuple[str, str] = ("--broker-list", "--producer.config")
+    """How it is told where to connect, and its settings."""
+
+    @property
+    def name(self) -> str:
+        return f"java-{self.version}"
+
+    def argv(self, bootstrap: str, pace: int, properties: Path) -> list[str]:
+        jars = maven_jars((f"org.apache.kafka:kafka-tools:{self.version}", f"org.apache.kafka:kafka-clients:{self.version}"))
+        where, settings = self.options
+        words = ["--topic", TOPIC, where, bootstrap, settings, str(properties), "--throughput", str(pace)]
+        words += ["--value-prefix", self.prefix] if self.prefix else []
+        return [*JVM, "-cp", f"{jars}/*", "org.apache.kafka.tools.VerifiableProducer", *words]
+
+
+FOR_EVER = {"retries": str((1 << 31) - 1), "request.timeout.ms": str(REQUEST_MS), "reconnect.backoff.max.ms": "500"}
+
+PRODUCERS = (
+    Producing("0.9.0.1", {"retries": FOR_EVER["retries"], "request.timeout.ms": "30000"}),
+    Producing("1.1.1", {**FOR_EVER, "request.timeout.ms": "30000", "enable.idempotence": "true"}, True, "1"),
+    Producing(
+        "4.3.1",
+        {**FOR_EVER, "delivery.timeout.ms": "600000", "enable.idempotence": "true"},
+        True,
+        "4",
+        ("--bootstrap-server", "--command-config"),
+    ),
+)
+"""Formats 0 and 2, one that may send twice and two that must not."""
+
+
+class Producer(Tool):
+    def __init__(self, folder: Path, bootstrap: str, kind: Producing, pace: int, sightings: Sightings) -> None:
+        properties = folder / f"{kind.name}.properties"
+        properties.write_text("".join(f"{name}={value}\n" for name, value in kind.config.items()))
+        super().__init__(folder, f"producer-{kind.name}", kind.argv(bootstrap, pace, properties))
+        self.sent = Sent(kind.name, kind.prefix, kind.is_idempotent)
+        self.failed: list[str] = []
+        self._sightings = sightings
+
+    def hear(self, event: Any) -> None:
+        match event["name"]:
+            case "producer_send_success":
+                place = event["partition"], event["offset"]
+                self.sent.stored.append((place, event["value"]))
+                self._sightings.note(self.name, place, event["value"])
+            case "producer_send_error":
+                self.failed.append(f"{event.get('exception')} {event.get('message')}")
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A library whose members make a group of their own."""
+
+    name: str
+    argv: Callable[[], Sequence[str]]
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+def _java(name: str) -> Callable[[], Sequence[str]]:
+    """Compiled once, for a dozen of them start side by side."""
+
+    def argv() -> Sequence[str]:
+        jars = maven_jars(
+            (f"org.apache.kafka:kafka-clients:{table()[name].version}", "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36")
+        )
+
+        def build(folder: Path) -> None:
+            command(["javac", "-nowarn", "-d", folder, "-cp", f"{jars}/*", MEMBER])
+
+        classes = cached(f"chaos/member-{name}-{fingerprint([MEMBER.read_bytes()])}", build)
+        return [*JVM, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{classes}:{jars}/*", "Member"]
+
+    return argv
+
+
+def _confluent(name: str) -> Callable[[], Sequence[str]]:
+    def argv() -> Sequence[str]:
+        # The environment of the driver with another program.
+        *interpreter, _ = install(table()[name])
+        return [*interpreter, str(Path(__file__).parent / "member.py")]
+
+    return argv
+
+
+CLASSIC = {"session.timeout.ms": str(SESSION_MS), "heartbeat.interval.ms": "1000"}
+
+GROUPS = (
+    Joining("java-0.9.0.1", _java("java-0.9.0.1"), CLASSIC),
+    Joining("confluent-1.0.0", _confluent("confluent-1.0.0"), CLASSIC),
+    Joining("java-4.4.0", _java("java-4.4.0"), {"group.protocol": "consumer"}),
+)
+
+
+class Member(Tool):
+    """What it says that it read is committed."""
+
+    def __init__(self, folder: Path, bootstrap: str, kind: Joining, number: int, sightings: Sightings, commits: Commits) -> None:
+        config = [f"{name}={value}" for name, value in kind.config.items()]
+        super().__init__(folder, f"member-{kind.name}-{number}", [*kind.argv(), bootstrap, TOPIC, kind.name, *config])
+        self.commits = commits
+        self.has: list[int] = []
+        self.read = 0
+        self._sightings = sightings
+
+    def hear(self, event: Any) -> None:
+        if "read" in event:
+            partition, offset, value = event["read"]
+            self.read += 1
+            self._sightings.note(self.name, (partition, offset), value)
+            self.commits.told(partition, offset + 1)
+        elif "assigned" in event:
+            self.has = event["assigned"]
+
+    def ends(self) -> None:
+        """It leaves its group."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.close()
+        assert self.process.wait(END_SECONDS) == 0, self.errors()
+        self.hears()
+
+
+def are_installed() -> None:
+    """Fetch and build all of them; raises CannotInstall where that is impossible."""
+    for kind in PRODUCERS:
+        kind.argv("", 0, Path(sys.executable))
+    for group in GROUPS:
+        group.argv()

@@ -1,0 +1,147 @@
+"""Those who look on while the servers are struck: a reader at the tail, one who asks where the groups stand; and the readers of the whole log at the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Protocol
+
+import kafka
+from kafka.errors import KafkaError
+from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchResponse
+
+from tests.peers.chaos.evidence import Commits, Log, Sightings
+from tests.peers.gateway import Peer
+from tests.peers.verifiable import TOPIC
+
+#: Between two questions.
+PACE_SECONDS = 0.3
+#: A group is asked about by its own members, too: whoever does not know the newest versions.
+OFFSET_FETCH_VERSION = 7
+#: Of a reader who gets nothing although the end is not reached.
+READ_MS = 60_000
+#: Of one who asks while everything is struck: the next one will be answered.
+ASK_SECONDS = 5.0
+
+
+class Reachable(Protocol):
+    @property
+    def bootstrap(self) -> str: ...
+    def peer(self, seconds: float = ...) -> Peer: ...
+
+
+class Observer:
+    """Two threads, which outlive every outage."""
+
+    def __init__(self, gateway: Reachable, partitions: int, sightings: Sightings, commits: Sequence[Commits]) -> None:
+        self._gateway = gateway
+        self._partitions = partitions
+        self._sightings = sightings
+        self._commits = commits
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._reads, self._asks)]
+        self.failure: BaseException | None = None
+        self.asked = 0
+
+    def __enter__(self) -> Observer:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _reads(self) -> None:
+        places = dict.fromkeys(partitions_of(self._partitions), 0)
+        try:
+            while not self._is_over.is_set():
+                try:
+                    self._reads_on(places)
+                except KafkaError as failure:
+                    # What a refresh of the metadata met comes out of kafka-python's poll() and of its constructor, and the consumer is of no more use.
+                    if not failure.retriable:
+                        raise
+        except BaseException as failure:
+            self.failure = failure
+
+    def _reads_on(self, places: dict[kafka.TopicPartition, int]) -> None:
+        """From there on; as long as there is no failure, or until it is over."""
+        with closing(reader(self._gateway.bootstrap)) as consumer:
+            consumer.assign([*places])
+            for place, offset in places.items():
+                consumer.seek(place, offset)
+            while not self._is_over.is_set():
+                for place, records in consumer.poll(timeout_ms=200).items():
+                    for record in records:
+                        self._sightings.note("the reader at the tail", (record.partition, record.offset), record.value.decode())
+                        places[place] = record.offset + 1
+
+    def _asks(self) -> None:
+        try:
+            while not self._is_over.wait(PACE_SECONDS):
+                self._asks_once()
+        except BaseException as failure:
+            self.failure = failure
+
+    def _asks_once(self) -> None:
+        try:
+            with self._gateway.peer(ASK_SECONDS) as peer:
+                for group in self._commits:
+                    promised = group.promised()
+                    answer = stands(peer, group.group, self._partitions)
+                    if answer is not None:
+                        group.seen(answer, promised)
+                        self.asked += 1
+        except OSError:
+            # It is struck: the next one will be answered.
+            return
+
+
+def stands(peer: Peer, group: str, partitions: int) -> Mapping[int, int] | None:
+    """What a group has committed, by partition; None where the broker does not say at the moment. Raises OSError."""
+    topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=list(range(partitions)))
+    try:
+        reply = peer.asks(
+            OffsetFetchRequest(group_id=group, topics=[topic], require_stable=True), OffsetFetchResponse, OFFSET_FETCH_VERSION
+        )
+    except AssertionError:
+        return None
+    rows = [row for topic in reply.topics for row in topic.partitions]
+    if reply.error_code or any(row.error_code for row in rows):
+        return None
+    return {row.partition_index: max(row.committed_offset, 0) for row in rows}
+
+
+def reader(bootstrap: str) -> kafka.KafkaConsumer:
+    return kafka.KafkaConsumer(
+        bootstrap_servers=bootstrap,
+        check_crcs=True,
+        fetch_max_wait_ms=100,
+        enable_auto_commit=False,
+        # An offset that is not there any more is lost: no silent jump.
+        auto_offset_reset="none",
+        request_timeout_ms=10_000,
+        reconnect_backoff_max_ms=500,
+    )
+
+
+def partitions_of(count: int) -> list[kafka.TopicPartition]:
+    return [kafka.TopicPartition(TOPIC, number) for number in range(count)]
+
+
+def whole(bootstrap: str, partitions: int) -> Log:
+    """Every record of the topic."""
+    found: dict[tuple[int, int], str] = {}
+    with closing(reader(bootstrap)) as consumer:
+        consumer.assign(places := partitions_of(partitions))
+        consumer.seek_to_beginning(*places)
+        ends = consumer.end_offsets(places)
+        while any(consumer.position(place) < ends[place] for place in places):
+            polled = consumer.poll(timeout_ms=READ_MS)
+            if not polled:
+                raise KafkaError("nothing comes although the end is not reached")
+            found |= {(one.partition, one.offset): one.value.decode() for records in polled.values() for one in records}
+    return Log(found, {place.partition: end for place, end in ends.items()})

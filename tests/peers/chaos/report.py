@@ -1,0 +1,109 @@
+"""What a run comes to: a line for each fault, and by wish a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from tests.peers.chaos.run import Outcome, Recovery
+
+WIDTH, LABELS, RIGHT = 940, 290, 200
+TOP, ROW, BAR = 84, 26, 16
+#: Told apart by those who see no red or no green, too.
+DOWN, BACK, INK, GRID = "#d98324", "#2b6ca3", "#222222", "#dddddd"
+
+MEANING = """Seconds. `served`: from the blow until the servers answer again. From then on until each client works again, of those of a kind the slowest.
+`all`: from the blow until the last client works again."""
+
+
+def told(outcome: Outcome) -> str:
+    """All of it: the times, what was stored, and last what is wrong, or that nothing is."""
+    failed = ", ".join(f"{count} of {name}" for name, count in outcome.failed.items())
+    lines = (
+        [table(outcome), f"{len(outcome.recoveries)} faults; there was no time for {outcome.left_out} more of the plan."]
+        if outcome.recoveries
+        else []
+    )
+    lines.append(
+        f"{outcome.records} records; refused, so that their producer knows: {failed or 'none'}; {outcome.repeated} copies hidden from readers; {outcome.left_out_offsets} offsets of no record."
+    )
+    if not outcome.complaints:
+        return "\n".join([*lines, "EVERY PROMISE WAS KEPT"])
+    return "\n".join([*lines, f"BROKEN, {len(outcome.complaints)}:", *outcome.complaints])
+
+
+def table(outcome: Outcome) -> str:
+    """A line a fault, and below them the longest of each column."""
+    if not outcome.recoveries:
+        return ""
+    kinds = sorted({_kind(name) for one in outcome.recoveries for name in one.clients}, reverse=True)
+    times = [[one.began, one.served, *_slowest(one, kinds), one.served + max(one.clients.values())] for one in outcome.recoveries]
+    longest = [max(column) for column in zip(*times, strict=True)]
+    rows = [
+        ["", "", "", *(kind for kind, _ in kinds), ""],
+        ["at", "fault", "served", *(name for _, name in kinds), "all"],
+        *([f"{row[0]:.1f}", _named(one), *_told(row[1:])] for one, row in zip(outcome.recoveries, times, strict=True)),
+        ["", "longest", *_told(longest[1:])],
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [_line(row, widths) for row in rows]
+    rule = "-" * len(lines[-1])
+    return "\n".join([MEANING, *lines[:2], rule, *lines[2:-1], rule, lines[-1]])
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    """Only the fault is a text that begins at the left."""
+    cells = [cell.ljust(width) if at == 1 else cell.rjust(width) for at, (cell, width) in enumerate(zip(row, widths, strict=True))]
+    return "  ".join(cells).rstrip()
+
+
+def _told(seconds: Iterable[float]) -> list[str]:
+    return [f"{one:.1f}" for one in seconds]
+
+
+def _slowest(recovery: Recovery, kinds: Iterable[tuple[str, str]]) -> list[float]:
+    return [max(seconds for name, seconds in recovery.clients.items() if _kind(name) == kind) for kind in kinds]
+
+
+def _kind(name: str) -> tuple[str, str]:
+    """What a client is, and of which library; members of a group are one."""
+    if name.startswith("member-"):
+        return "group", name.removeprefix("member-").rpartition("-")[0]
+    return "producer", name.removeprefix("producer-")
+
+
+def _named(one: Recovery) -> str:
+    return f"{one.fault.target.value} {one.fault.blow.value}, {one.fault.lasts:.1f} s"
+
+
+def picture(recoveries: Sequence[Recovery], title: str) -> str:
+    """An SVG: a bar a fault, first the time without the servers, then the time until the last client was at work again, and which that was."""
+    longest = max((one.served + max(one.clients.values()) for one in recoveries), default=1.0)
+    height = TOP + ROW * len(recoveries) + 12
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100) if longest / step <= 12)
+
+    def x(seconds: float) -> float:
+        return LABELS + (WIDTH - LABELS - RIGHT) * seconds / longest
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12" fill="{INK}">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<text x="12" y="22" font-size="14" font-weight="bold">{escape(title)}</text>',
+        f'<text x="12" y="44">Seconds from the blow: <tspan fill="{DOWN}">■</tspan> until the servers answer again, '
+        f'<tspan fill="{BACK}">■</tspan> then until the last client works again</text>',
+    ]
+    for tick in range(0, int(longest) + 1, step):
+        parts.append(f'<line x1="{x(tick):.1f}" y1="{TOP - 6}" x2="{x(tick):.1f}" y2="{height - 8}" stroke="{GRID}"/>')
+        parts.append(f'<text x="{x(tick):.1f}" y="{TOP - 10}" text-anchor="middle">{tick}</text>')
+    for number, one in enumerate(recoveries):
+        top, last = TOP + ROW * number, max(one.clients, key=lambda name: one.clients[name])
+        back = one.clients[last]
+        parts += [
+            f'<text x="{LABELS - 10}" y="{top + BAR - 4}" text-anchor="end">{escape(_named(one))}</text>',
+            f'<rect x="{x(0):.1f}" y="{top}" width="{x(one.served) - x(0):.1f}" height="{BAR}" fill="{DOWN}"/>',
+            f'<rect x="{x(one.served):.1f}" y="{top}" width="{x(back) - x(0):.1f}" height="{BAR}" fill="{BACK}"/>',
+            # The grid does not strike it out.
+            f'<text x="{x(one.served + back) + 6:.1f}" y="{top + BAR - 4}" stroke="#ffffff" stroke-width="4" paint-order="stroke">'
+            f"{one.served + back:.1f} {escape(' '.join(reversed(_kind(last))))}</text>",
+        ]
+    return "\n".join([*parts, "</svg>", ""])

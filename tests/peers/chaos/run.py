@@ -1,0 +1,238 @@
+"""A run: clients of three generations at work, the servers struck by a plan, and the judgement at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests.peers.chaos.clients import GROUPS, PRODUCERS, Member, Producer
+from tests.peers.chaos.evidence import EXAMPLES, Commits, Log, Sightings, complaints
+from tests.peers.chaos.faults import Fault, Target
+from tests.peers.chaos.observers import Observer, whole
+from tests.peers.chaos.servers import Gateway, GatewayDied, Server, mended, struck
+from tests.peers.kafka import BrokerFailed
+from tests.peers.verifiable import TOPIC, Tool
+
+PARTITIONS = 4
+#: In each group; every one has partitions.
+MEMBERS = 2
+#: Records a second of each producer: so many that some are under way at every moment, so few that all keep up on two cores.
+PACE = 100
+#: A producer has recovered that was told of so many records more.
+ANSWERS = 20
+#: For JVMs that start side by side on few cores, which others use as well.
+START_SECONDS = 240.0
+#: After a fault, for the last of the clients: twice the session of one that a long pause threw out of its group, and the slowest back-off; and
+#: as much again for a machine that others keep busy.
+RECOVER_SECONDS = 240.0
+
+
+class NotRecovered(Exception):
+    """A client did not go on in time; the message says which, and what it and the gateway said last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Seconds: `began` from the beginning of the run; `served` from the blow until the servers were there again; then, from that on, until each client
+    worked again."""
+
+    fault: Fault
+    began: float
+    served: float
+    clients: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Outcome:
+    recoveries: list[Recovery] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    records: int = 0
+    repeated: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+    left_out: int = 0
+    """How many faults of the plan there was no time for."""
+    left_out_offsets: int = 0
+
+
+class Run:
+    """The clients and what is known of them. `say` is told what happens, a line each."""
+
+    def __init__(self, folder: Path, gateway: Gateway, servers: Mapping[Target, Server], say: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._gateway = gateway
+        self._servers = servers
+        self._say = say
+        self._began = time.monotonic()
+        self.sightings = Sightings()
+        self.commits = {kind.name: Commits(kind.name) for kind in GROUPS}
+        self.producers: list[Producer] = []
+        self.members: list[Member] = []
+        self.outcome = Outcome()
+        self._is_all_sent = False
+
+    def starts(self, stack: ExitStack) -> None:
+        """All clients, until each is at work."""
+        with self._gateway.peer() as peer:
+            peer.makes(TOPIC)
+        bootstrap = self._gateway.bootstrap
+        for kind in PRODUCERS:
+            producer = Producer(self._folder, bootstrap, kind, PACE, self.sightings)
+            stack.callback(producer.close)
+            self.producers.append(producer)
+        for group in GROUPS:
+            for number in range(MEMBERS):
+                member = Member(self._folder, bootstrap, group, number, self.sightings, self.commits[group.name])
+                stack.callback(member.close)
+                self.members.append(member)
+        self._until(lambda: all(one.has for one in self.members), START_SECONDS, lambda: "every member has partitions")
+        self._recovers(START_SECONDS)
+        self._began = time.monotonic()
+
+    def suffers(self, faults: Sequence[Fault], seconds: float) -> None:
+        """Those that can begin in so much time, in their order: a slow machine has fewer of them, not a longer run."""
+        for number, fault in enumerate(faults):
+            if time.monotonic() > self._began + seconds:
+                self.outcome.left_out = len(faults) - number
+                return
+            self._works(self._began + fault.at - time.monotonic())
+            self.outcome.recoveries.append(recovery := self._suffers(fault))
+            slowest = max(recovery.clients, key=lambda name: recovery.clients[name])
+            self._say(
+                f"{fault}: served after {recovery.served:.1f} s, all at work {recovery.clients[slowest]:.1f} s later ({slowest} last)"
+            )
+
+    def _suffers(self, fault: Fault) -> Recovery:
+        blow = time.monotonic()
+        struck(fault, self._servers)
+        self._works(fault.lasts, is_struck=True)
+        mended(fault, self._servers)
+        served = time.monotonic()
+        return Recovery(fault, blow - self._began, served - blow, self._recovers(RECOVER_SECONDS))
+
+    def _recovers(self, seconds: float) -> dict[str, float]:
+        """When each client worked again, from now on: a producer is told of more, a group reads and commits what was stored since, each of its members some."""
+        began = time.monotonic()
+        answers = {one.name: len(one.sent.stored) + ANSWERS for one in self.producers}
+        reads = {one.name: one.read for one in self.members}
+        times: dict[str, float] = {}
+        goals: dict[int, int] = {}
+
+        def looks() -> bool:
+            now = time.monotonic() - began
+            times.update({one.name: now for one in self.producers if one.name not in times and len(one.sent.stored) >= answers[one.name]})
+            if not goals and len(times) == len(self.producers):
+                goals.update(self._ends())
+            if goals:
+                back = [
+                    one for one in self.members if one.name not in times and one.read > reads[one.name] and self._has_reached(one, goals)
+                ]
+                times.update({one.name: now for one in back})
+            return len(times) == len(answers) + len(reads)
+
+        self._until(looks, seconds, lambda: f"these work again: {', '.join(sorted((answers.keys() | reads.keys()) - times.keys()))}")
+        return times
+
+    def _ends(self) -> dict[int, int]:
+        """The end of each partition, as far as producers were told."""
+        ends: dict[int, int] = {}
+        for one in self.producers:
+            for (partition, offset), _ in one.sent.stored:
+                ends[partition] = max(offset + 1, ends.get(partition, 0))
+        return ends
+
+    def _has_reached(self, member: Member, goals: Mapping[int, int]) -> bool:
+        promised = member.commits.promised()
+        return all(promised.get(partition, 0) >= goals.get(partition, 0) for partition in member.has)
+
+    def ends(self) -> None:
+        """Everybody comes to an end; the groups have read and committed everything by then."""
+        for producer in self.producers:
+            producer.ends()
+            self.outcome.failed[producer.name] = len(producer.failed)
+        self._is_all_sent = True
+        ends = self._ends()
+
+        def is_read() -> bool:
+            return all(group.promised().get(partition, 0) >= end for group in self.commits.values() for partition, end in ends.items())
+
+        self._until(
+            is_read, RECOVER_SECONDS, lambda: f"every group reads to the end, {ends}: {[one.promised() for one in self.commits.values()]}"
+        )
+        for member in self.members:
+            member.ends()
+
+    def judge(self, log: Log) -> None:
+        self.outcome.records = len(log.values)
+        self.outcome.repeated += log.repeated
+        self.outcome.complaints += complaints(log, [one.sent for one in self.producers], self.sightings, self.commits.values())
+
+    def _works(self, seconds: float, *, is_struck: bool = False) -> None:
+        """Nothing is done to anybody for so long."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._hears(is_struck=is_struck)
+            time.sleep(0.02)
+
+    def _until(self, is_so: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:
+        end = time.monotonic() + seconds
+        while True:
+            self._hears()
+            if is_so():
+                return
+            if time.monotonic() > end:
+                words = [one.errors() for one in self._clients() if one.name in what()]
+                raise NotRecovered("\n".join([f"not within {seconds:.0f} s: {what()}", *words, self._gateway.log()]))
+            time.sleep(0.02)
+
+    def _hears(self, *, is_struck: bool = False) -> None:
+        for client in self._clients():
+            client.hears()
+            if client.process.poll() is not None:
+                raise NotRecovered(f"it ended by itself: {client.errors()}\n{self._gateway.log()}")
+        if not is_struck:
+            self._gateway.lives()
+
+    def _clients(self) -> list[Tool]:
+        """Those who are at work."""
+        return [*([] if self._is_all_sent else self.producers), *self.members]
+
+
+def carried_out(
+    folder: Path,
+    gateway: Gateway,
+    servers: Mapping[Target, Server],
+    faults: Sequence[Fault],
+    seconds: float,
+    say: Callable[[str], None],
+    others: Callable[[Log], Sequence[Log]],
+    *,
+    may_leave_out: bool = False,
+) -> Outcome:
+    """The whole of it: `seconds` of faults from the moment at which everybody is at work. `others` are the log as somebody else than the gateway reads it, beside what is found there. A client or a server that
+    does not come back is the last complaint."""
+    here = Run(folder, gateway, servers, say)
+    with ExitStack() as stack:
+        gateway.launch()
+        stack.callback(gateway.kill)
+        try:
+            here.starts(stack)
+            with Observer(gateway, PARTITIONS, here.sightings, list(here.commits.values())) as observer:
+                here.suffers(faults, seconds)
+                here.ends()
+            if observer.failure:
+                raise observer.failure
+            # What it has in memory must not be what is judged.
+            gateway.end()
+            gateway.launch()
+            found = replace(whole(gateway.bootstrap, PARTITIONS), may_leave_out=may_leave_out)
+            for log in [found, *others(found)]:
+                here.judge(log)
+            here.outcome.left_out_offsets = sum(found.ends.values()) - len(found.values)
+            gateway.end()
+        except (NotRecovered, GatewayDied, BrokerFailed) as failure:
+            here.outcome.complaints.append(str(failure))
+        here.outcome.complaints += gateway.bugs()[:EXAMPLES]
+    return here.outcome

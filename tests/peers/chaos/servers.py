@@ -1,0 +1,145 @@
+"""The servers that are struck: the gateway, always at the same address and on the same store, and the Pulsar broker behind it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tests.peers.chaos.faults import Blow, Fault, Target
+from tests.peers.gateway import Peer
+from tests.peers.kafka import free_ports
+
+#: On a Pulsar that has only just come itself, on a busy machine.
+START_SECONDS = 120.0
+#: Its own limit is below that.
+STOP_SECONDS = 90.0
+
+
+class Server(Protocol):
+    """A process that can be struck and comes again."""
+
+    def kill(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def end(self) -> None: ...
+    def launch(self) -> None: ...
+
+
+class GatewayDied(Exception):
+    """It ended, or did not start, without having been struck; the message ends with its log."""
+
+
+class Gateway:
+    """`store` are the arguments that say where its records go; `settings` are for --set."""
+
+    def __init__(self, folder: Path, store: Sequence[str], settings: Mapping[str, object], name: str = "gateway") -> None:
+        (self.port,) = free_ports(1)
+        self._argv = [sys.executable, "-m", "gateway", "serve", "--listener", f"PLAINTEXT://127.0.0.1:{self.port}", *store]
+        self._argv += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        self._log = folder / f"{name}.log"
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        assert self._process
+        return self._process
+
+    def launch(self, *arguments: str) -> None:
+        """Start it and wait until it serves."""
+        with self._log.open("a") as errors:
+            argv = [*self._argv, *arguments]
+            self._process = process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert process.stdout
+        overdue = threading.Timer(START_SECONDS, process.kill)
+        overdue.start()
+        ready = process.stdout.readline()
+        overdue.cancel()
+        if not ready.startswith("ready "):
+            raise GatewayDied(f"it did not start, exit code {process.wait()}\n{self.log()}")
+
+    def kill(self) -> None:
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+
+    def pause(self) -> None:
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.process.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """As at an upgrade."""
+        self.process.terminate()
+        try:
+            code = self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise GatewayDied(f"it did not end within {STOP_SECONDS:.0f} s of SIGTERM\n{self.log()}") from None
+        if code:
+            raise GatewayDied(f"exit code {code} after SIGTERM\n{self.log()}")
+
+    def lives(self) -> None:
+        """Raises GatewayDied unless it does."""
+        if self.process.poll() is not None:
+            raise GatewayDied(f"exit code {self.process.returncode}, and nobody had struck it\n{self.log()}")
+
+    def peer(self, seconds: float = 60.0) -> Peer:
+        return Peer(("127.0.0.1", self.port), seconds=seconds)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")[-6000:]
+
+    def bugs(self) -> list[str]:
+        """The lines of its log about what nobody foresaw."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        return [line for line in lines if " traceback=" in line or "which is a bug" in line]
+
+
+class Supervised(Gateway):
+    """Started again when it cannot start, as whoever keeps it running does: a Pulsar that has only just come may serve and yet store nothing."""
+
+    def launch(self, *arguments: str) -> None:
+        end = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                return super().launch(*arguments)
+            except GatewayDied as died:
+                if "cannot start" not in str(died) or time.monotonic() > end:
+                    raise
+
+
+def struck(fault: Fault, servers: Mapping[Target, Server]) -> None:
+    for server in _struck_by(fault, servers):
+        match fault.blow:
+            case Blow.KILL:
+                server.kill()
+            case Blow.PAUSE:
+                server.pause()
+            case Blow.STOP:
+                server.end()
+
+
+def mended(fault: Fault, servers: Mapping[Target, Server]) -> None:
+    """They serve again when this returns."""
+    for server in reversed(_struck_by(fault, servers)):
+        if fault.blow is Blow.PAUSE:
+            server.resume()
+        else:
+            server.launch()
+
+
+def _struck_by(fault: Fault, servers: Mapping[Target, Server]) -> list[Server]:
+    """The gateway first: it is the first to go and the last to come."""
+    targets = [Target.GATEWAY, Target.BROKER] if fault.target is Target.BOTH else [fault.target]
+    return [servers[target] for target in targets]

@@ -1,0 +1,44 @@
+"""A gateway whose store somebody else takes away: `python -m tests.peers.losing` serves from memory, and loses the store at the first line on stdin.
+
+With `hangs` as its argument the store cannot be closed after that.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from twisted.internet import reactor as the_reactor
+from twisted.internet.defer import Deferred
+
+from gateway import logs, server
+from gateway.addresses import parse_endpoint
+from gateway.config import Settings
+from tests.fakes.memory_store import MemoryStore
+
+reactor: Any = the_reactor
+
+
+class Losing(MemoryStore):
+    async def close(self) -> None:
+        if "hangs" in sys.argv:
+            await Deferred()
+        await super().close()
+
+
+def main() -> int:
+    store = Losing()
+
+    def wait() -> None:
+        sys.stdin.readline()
+        reactor.callFromThread(store.lose, "node 2 has it")
+
+    server.make_store = lambda settings, reactor: store
+    reactor.callWhenRunning(reactor.callInThread, wait)
+    settings = Settings(listeners=(parse_endpoint("PLAINTEXT://127.0.0.1:0"),), shutdown_timeout_ms=500)
+    with logs.Log(sys.stderr, settings.log_format, settings.log_level, settings.log_levels, settings.log_queue_events):
+        return server.run(settings, reactor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

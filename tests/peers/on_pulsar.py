@@ -1,0 +1,80 @@
+"""A gateway of its own process in front of a Pulsar, as a user starts it, and a client of today that writes and reads there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager, suppress
+
+from confluent_kafka import Consumer, Producer
+
+from tests.peers.gateway import gateway
+from tests.peers.tenant import rest
+
+END_SECONDS = 120.0
+
+
+def options(settings, *more):
+    """Those of a gateway on these namespaces, by the names that they have in KoP."""
+    names = {
+        "kafkaTenant": settings.tenant,
+        "kafkaNamespace": settings.namespace,
+        "kafkaMetadataTenant": settings.metadata_tenant,
+        "kafkaMetadataNamespace": settings.metadata_namespace,
+    }
+    words = [word for name, value in names.items() for word in ("--set", f"{name}={value}")]
+    words += ["--set", "group_initial_rebalance_delay_ms=0"]
+    return ["--store", settings.service_url, "--pulsar-admin", settings.admin_url, *words, *more]
+
+
+@contextmanager
+def on(settings, folder, *more):
+    with gateway(folder, *options(settings, *more)) as running:
+        yield running
+    waits_until_free(settings)
+
+
+def waits_until_free(settings):
+    """Until the broker has noticed that the gateway is gone, if it was killed: the next one would be told that the store is taken."""
+    lock = f"{settings.admin_url}/admin/v2/persistent/{settings.metadata_tenant}/{settings.metadata_namespace}/__kopgate.lock/stats"
+    end = time.monotonic() + END_SECONDS
+    # Brokers that ask who is there have no answer for this; there gateways end by themselves.
+    with suppress(OSError):
+        while (answer := rest("GET", lock))[0] == 200 and answer[1]["publishers"]:
+            assert time.monotonic() < end, answer
+            time.sleep(0.1)
+
+
+def bootstrap(running):
+    host, port = running.address
+    return f"{host}:{port}"
+
+
+def produces(running, topic, *values):
+    failed = []
+    producer = Producer({"bootstrap.servers": bootstrap(running), "message.timeout.ms": 60_000, "log_level": 0})
+    for value in values:
+        producer.produce(topic, value, on_delivery=lambda error, _: failed.append(error) if error else None)
+    assert producer.flush(90) == 0
+    assert failed == []
+
+
+def consumes(running, topic, count, group="readers"):
+    config = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False, "log_level": 0}
+    with closing(Consumer({"bootstrap.servers": bootstrap(running), **config})) as consumer:
+        consumer.subscribe([topic])
+        found = []
+        while len(found) < count and (message := consumer.poll(60)) is not None:
+            assert message.error() is None, message.error()
+            found.append((message.offset(), message.value()))
+        consumer.commit(asynchronous=False)
+    return found
+
+
+def ends(*arguments):
+    """Exit code and log of a gateway that is not expected to start."""
+    argv = [sys.executable, "-m", "gateway", "serve", "--listener", "PLAINTEXT://127.0.0.1:0", *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=END_SECONDS, check=False)
+    assert done.stdout == ""
+    return done.returncode, done.stderr

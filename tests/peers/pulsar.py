@@ -1,0 +1,235 @@
+"""Apache Pulsar 4.0.8 from Maven: a broker with its BookKeeper and metadata in one process (`pulsar standalone`), on loopback ports of its own.
+
+It is set as the gateway needs it: topics are made by nobody but the gateway, nothing is deleted unasked, every entry bears its index and time.
+
+    with Pulsar.start() as broker:
+        settings = Tenant.make(broker.service_url, broker.admin_url).settings()
+
+Tests that do nothing to the broker itself take the fixture `pulsar`, a tenant on the one that all tests of a worker share.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from tests.legacy_clients.brokers import are_required
+from tests.peers.cache import TAIL_CHARACTERS, CannotInstall, cached, command
+from tests.peers.kafka import BrokerFailed, free_ports
+from tests.peers.tenant import AdminFailed, Tenant, rest
+
+VERSION = "4.0.8"
+#: Ten seconds on an idle core, a hundred on one that many others use.
+START_SECONDS = 240.0
+STOP_SECONDS = 30.0
+START_ATTEMPTS = 3
+
+SETTINGS = {
+    "allowAutoTopicCreation": "false",
+    "brokerDeleteInactiveTopicsEnabled": "false",
+    "brokerEntryMetadataInterceptors": "org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor,"
+    "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor",
+    "defaultRetentionSizeInMB": "-1",
+    "defaultRetentionTimeInMinutes": "-1",
+    "managedLedgerNewEntriesCheckDelayInMillis": "0",
+}
+"""What standalone.conf says otherwise, or not at all."""
+
+
+def distribution() -> Path:
+    """The unpacked distribution; fetched once. 250 MB."""
+
+    def build(folder: Path) -> None:
+        artifact = f"-Dartifact=org.apache.pulsar:pulsar-server-distribution:{VERSION}:tar.gz:bin"
+        command(["mvn", "-q", "-B", "dependency:copy", artifact, f"-DoutputDirectory={folder}"])
+        (archive,) = folder.glob("*.tar.gz")
+        command(["tar", "-xzf", archive, "-C", folder, "--strip-components=1"])
+        archive.unlink()
+
+    if not shutil.which("java"):
+        raise CannotInstall("`java` is not on this machine: Pulsar needs a JDK of version 17 or later")
+    return cached(f"pulsar/{VERSION}", build)
+
+
+class Pulsar:
+    """A broker that can be killed, paused and started again on the same data and ports. Leaving the context ends it and removes its data."""
+
+    def __init__(self, folder: Path, ports: tuple[int, int], settings: Mapping[str, str], memory: str) -> None:
+        self._folder = folder
+        self._ports = ports
+        self._memory = memory
+        # Where there is data, it stands there: a bookie goes by its address.
+        self._bookie_port = None if (folder / "bookkeeper").exists() else free_ports(1)[0]
+        self._process: subprocess.Popen[bytes] | None = None
+        port, web_port = ports
+        addresses = {"bindAddress": "127.0.0.1", "advertisedAddress": "127.0.0.1", "brokerServicePort": port, "webServicePort": web_port}
+        conf = (distribution() / "conf" / "standalone.conf").read_text("utf-8")
+        (folder / "standalone.conf").write_text(with_settings(conf, {**SETTINGS, **{k: str(v) for k, v in addresses.items()}, **settings}))
+
+    @classmethod
+    def start(cls, *, memory: str = "512m", **settings: str) -> Self:
+        """Boots a broker on free ports with its data in a temporary folder, and waits until it serves; `settings` are those of broker.conf.
+
+        `memory` is both the heap and what is allocated beside it. Another process can take a port before Pulsar binds it: that is tried again.
+        """
+        for attempt in range(START_ATTEMPTS):
+            port, web_port = free_ports(2)
+            broker = cls(Path(tempfile.mkdtemp(prefix="kopgate-pulsar-")), (port, web_port), settings, memory)
+            try:
+                broker.launch()
+            except BrokerFailed as failure:
+                broker.stop()
+                if attempt + 1 == START_ATTEMPTS or "Address already in use" not in str(failure):
+                    raise
+            except BaseException:
+                broker.stop()
+                raise
+            else:
+                return broker
+        raise AssertionError("the last attempt returns or raises")
+
+    @property
+    def service_url(self) -> str:
+        return f"pulsar://127.0.0.1:{self._ports[0]}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self._ports[1]}"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the JVM."""
+        assert self._process
+        return self._process.pid
+
+    def launch(self) -> None:
+        """Starts the process on the data that is there, and waits until clients are served. Raises BrokerFailed."""
+        with (self._folder / "broker.log").open("ab") as output:
+            self._process = subprocess.Popen(self._argv(), env=self._environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise BrokerFailed(f"Pulsar exited with {self._process.returncode} while starting:\n{self.log()}")
+            if self._is_ready():
+                return
+            time.sleep(0.1)
+        raise BrokerFailed(f"Pulsar was not ready after {START_SECONDS:.0f} s:\n{self.log()}")
+
+    def kill(self) -> None:
+        """SIGKILL: no farewell to clients, nothing flushed."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay, nobody answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        """SIGTERM, SIGKILL when that does not help in time; the data stays."""
+        if self._process and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def restart(self) -> None:
+        """Ends the process if it still runs, and starts it again on the same data and ports."""
+        self.end()
+        self.launch()
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended."""
+        assert self._process
+        return self._process.wait()
+
+    def stop(self) -> None:
+        """Ends the process without ceremony and removes its folder."""
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def log(self) -> str:
+        """The tail of what the broker logged, beginning with its last failure where there is one."""
+        text = (self._folder / "broker.log").read_text(errors="replace")
+        failures = "\n".join([line[:300] for line in text.splitlines() if " ERROR " in line or "Caused by: " in line][-5:])
+        return f"{failures}\n...\n{text[-TAIL_CHARACTERS:]}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            error.add_note(self.log())
+        self.stop()
+
+    def _argv(self) -> Sequence[str]:
+        # The bookie's stream storage would want a port of its own, too.
+        without = ("--no-functions-worker", "--no-stream-storage")
+        bookie = (f"--bookkeeper-port={self._bookie_port}",) if self._bookie_port else ()
+        data = (f"--metadata-dir={self._folder / 'metadata'}", f"--bookkeeper-dir={self._folder / 'bookkeeper'}")
+        return [str(distribution() / "bin" / "pulsar"), "standalone", *without, *bookie, *data]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PULSAR_STANDALONE_CONF": str(self._folder / "standalone.conf"),
+            "PULSAR_LOG_DIR": str(self._folder),
+            # Small, and without the collector of its scripts, whose threads would fight over few cores.
+            "PULSAR_MEM": f"-Xms64m -Xmx{self._memory} -XX:MaxDirectMemorySize={self._memory}",
+            "PULSAR_GC": "-XX:+UseSerialGC",
+            "PULSAR_GC_LOG": " ",
+        }
+
+    def _is_ready(self) -> bool:
+        """Its own word for it: the check writes to a topic and reads it again. The namespace of those who name none comes a little later."""
+        try:
+            health, _ = rest("GET", f"{self.admin_url}/admin/v2/brokers/health")
+            default, _ = rest("GET", f"{self.admin_url}/admin/v2/namespaces/public/default")
+        except OSError:
+            return False
+        return (health, default) == (200, 200)
+
+
+def with_settings(conf: str, settings: Mapping[str, str]) -> str:
+    """The text of a .conf with these settings in place of its own; Pulsar refuses a file in which one stands twice."""
+    kept = [line for line in conf.splitlines() if not any(re.match(rf"{re.escape(name)}\s*=", line) for name in settings)]
+    return "\n".join([*kept, *(f"{name}={value}" for name, value in settings.items()), ""])
+
+
+@pytest.fixture(scope="session")
+def pulsar() -> Iterator[Tenant]:
+    """A tenant for this session on the broker that TESTS_PULSAR names (`pulsar://HOST:PORT,http://HOST:PORT`), or on one that is started.
+
+    Where Pulsar cannot be had the test is skipped, or in CI fails.
+    """
+    running = os.environ.get("TESTS_PULSAR")
+    if running:
+        service_url, _, admin_url = running.partition(",")
+        tenant = Tenant.make(service_url, admin_url)
+        yield tenant
+        # Somebody else's broker, which may be busy with other things: what stays there harms nobody.
+        with suppress(OSError, AdminFailed):
+            tenant.remove()
+        return
+    try:
+        distribution()
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+    with Pulsar.start() as broker:
+        yield Tenant.make(broker.service_url, broker.admin_url)

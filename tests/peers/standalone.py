@@ -1,0 +1,58 @@
+"""`make pulsar`: a Pulsar of one's own to try the gateway on, in the foreground, its data kept from one time to the next."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.peers.cache import CannotInstall
+from tests.peers.kafka import BrokerFailed
+from tests.peers.pulsar import VERSION, Pulsar
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Its exit code: 0 when it was asked to end (Ctrl-C, SIGTERM), 1 when it did not start or went away."""
+    options = _parsed(arguments)
+    folder: Path = options.data.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    # A shell that starts it in the background has SIGINT ignored.
+    for asked in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(asked, signal.default_int_handler)
+    print(f"Pulsar {VERSION} starts; its data and its log, broker.log, are in {options.data}", flush=True)
+    broker = None
+    try:
+        broker = Pulsar(folder, (options.port, options.web_port), {}, options.memory)
+        broker.launch()
+        print(_told(broker), flush=True)
+        code = broker.wait()
+        print(f"Pulsar went away with exit code {code}:\n{broker.log()}", file=sys.stderr)
+    except (CannotInstall, BrokerFailed) as failure:
+        print(failure, file=sys.stderr)
+    except KeyboardInterrupt:
+        print("Pulsar ends", flush=True)
+        return 0
+    finally:
+        if broker:
+            broker.end()
+    return 1
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make pulsar ARGS=...", description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("data-pulsar"), help="the folder of its data and its log (data-pulsar)")
+    parser.add_argument("--port", type=int, default=6650, help="of the broker, for clients of Pulsar (6650)")
+    parser.add_argument("--web-port", type=int, default=8080, help="of the admin API (8080)")
+    parser.add_argument("--memory", default="1g", help="of the heap, and as much beside it (1g)")
+    return parser.parse_args(arguments)
+
+
+def _told(broker: Pulsar) -> str:
+    gateway = f"kopgate serve --store {broker.service_url} --pulsar-admin {broker.admin_url} --pulsar-setup"
+    return f"ready {broker.service_url} {broker.admin_url}\nA gateway on it: {gateway}\nCtrl-C ends it."
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

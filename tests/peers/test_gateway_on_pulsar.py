@@ -1,0 +1,80 @@
+"""`kopgate serve` on a real Pulsar, as a user starts it: what it needs, what it says, what it finds again, and who else may have it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.peers.kafka import free_ports
+from tests.peers.on_pulsar import END_SECONDS, consumes, ends, on, options, produces
+from tests.peers.tenant import rest
+
+pytestmark = pytest.mark.peer
+
+
+def test_topics_records_and_committed_offsets_are_in_pulsar_alone(pulsar, tmp_path):
+    settings = pulsar.settings()
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    with on(settings, first) as running:
+        produces(running, "orders", b"1", b"2")
+        assert consumes(running, "orders", 2) == [(0, b"1"), (1, b"2")]
+        assert running.stop() == 0
+    with on(settings, second) as running:
+        produces(running, "orders", b"3")
+        assert consumes(running, "orders", 1) == [(2, b"3")]
+        assert running.stop() == 0
+    assert not (second / "store").exists()
+
+
+def test_a_second_gateway_is_told_who_has_the_store_and_may_take_it_over(pulsar, tmp_path):
+    settings = pulsar.settings()
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with on(settings, tmp_path / "first", "--node-id", "4") as first:
+        produces(first, "orders", b"1")
+        code, log = ends(*options(settings))
+        assert code == 1
+        assert "node 4" in log
+        assert "pulsar-takeover" in log or "pulsar_takeover" in log
+        with on(settings, tmp_path / "second", "--pulsar-takeover") as second:
+            assert first.process.wait(END_SECONDS) == 1
+            assert consumes(second, "orders", 1) == [(0, b"1")]
+            assert second.stop() == 0
+
+
+def test_what_is_missing_in_the_cluster_is_said_line_by_line_and_setup_makes_it(pulsar, tmp_path):
+    settings = pulsar.settings(namespace="not-there", metadata_namespace="nor-this")
+    code, log = ends(*options(settings))
+    assert code == 1
+    lines = [line for line in log.splitlines() if "cannot start" in line]
+    for name in ("not-there", "nor-this"):
+        assert len([line for line in lines if f"there is no namespace {settings.tenant}/{name}." in line]) == 1, log
+    assert len(lines) == 2, log
+    assert all("pulsar-setup" in line or "pulsar-admin" in line for line in lines), log
+    with on(settings, tmp_path, "--pulsar-setup") as running:
+        produces(running, "orders", b"1")
+        assert running.stop() == 0
+    assert rest("GET", f"{settings.admin_url}/admin/v2/namespaces/{settings.tenant}/not-there")[0] == 200
+
+
+def test_a_cluster_that_cannot_be_reached_ends_the_start_with_a_reason_for_each_address():
+    port, web_port = free_ports(2)
+    code, log = ends("--store", f"pulsar://127.0.0.1:{port}", "--pulsar-admin", f"http://127.0.0.1:{web_port}")
+    assert code == 1
+    admin, broker = [line for line in log.splitlines() if "cannot start" in line]
+    assert f"127.0.0.1:{web_port}" in admin
+    assert f"127.0.0.1:{port}" in broker
+    assert "Traceback" not in log
+
+
+def test_the_token_reaches_no_log(pulsar, tmp_path):
+    token = tmp_path / "gateway.jwt"
+    token.write_text("eyJhbGciOiJIUzI1NiJ9.not-to-be-seen.anywhere\n")
+    settings = pulsar.settings()
+    folder = tmp_path / "gateway"
+    folder.mkdir()
+    with on(settings, folder, "--pulsar-token-file", str(token), "--log-level", "debug") as running:
+        produces(running, "orders", b"1")
+        assert running.stop() == 0
+        assert [line for line in running.lines() if "not-to-be-seen" in line or "eyJhbGciOi" in line] == []

@@ -1,0 +1,29 @@
+"""A gateway whose store is taken away: it says so, and ends with its clients still there, with code 1 in a bounded time."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+
+
+@pytest.mark.parametrize("how", ["", "hangs"], ids=["closes", "hangs"])
+def test_a_gateway_that_lost_its_store_ends_with_code_1_and_says_why(how: str) -> None:
+    argv = [sys.executable, "-m", "tests.peers.losing", *how.split()]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = int(re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())[1])
+            with socket.create_connection(("127.0.0.1", port), timeout=60):
+                _, told = process.communicate("lose it\n", timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert "the store is lost" in told
+    assert "node 2 has it" in told
+    assert ("store cut off" in told) == (how == "hangs")

@@ -1,0 +1,87 @@
+"""With `pulsar_mirror_cursors` Pulsar's own figures of backlog count Kafka's groups; without it nobody in Pulsar sees them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+
+import pulsar as client_library
+import pytest
+
+from tests.peers.on_pulsar import consumes, on, produces
+
+pytestmark = pytest.mark.peer
+
+#: Cursors are moved every ten seconds.
+SHOWN_SECONDS = 120.0
+MIRRORED = ("--set", "pulsar_mirror_cursors=true")
+
+
+def backlogs(pulsar, settings):
+    """By subscription; the gateway's own readers, which Pulsar forgets when they go, are none."""
+    stats = pulsar.admin("GET", f"persistent/{settings.tenant}/{settings.namespace}/orders-partition-0/stats?getPreciseBacklog=true")
+    return {name: subscription["msgBacklog"] for name, subscription in stats["subscriptions"].items() if subscription["isDurable"]}
+
+
+def waits_for(pulsar, settings, group, backlog):
+    """Until the group has it; fails when that is never."""
+    end = time.monotonic() + SHOWN_SECONDS
+    while (seen := backlogs(pulsar, settings)).get(group) != backlog:
+        assert time.monotonic() < end, seen
+        time.sleep(0.1)
+
+
+def produces_one_by_one(running, values):
+    """Each in a batch of its own, so that it is an entry of its own in Pulsar."""
+    for value in values:
+        produces(running, "orders", value)
+
+
+def audits(pulsar, settings, count):
+    """A native consumer of Pulsar that acknowledges so many messages and leaves its subscription behind."""
+    silent = client_library.ConsoleLogger(client_library.LoggerLevel.Error)
+    topic = f"persistent://{settings.tenant}/{settings.namespace}/orders-partition-0"
+    with closing(client_library.Client(pulsar.service_url, logger=silent)) as client:
+        start = client_library.InitialPosition.Earliest
+        consumer = client.subscribe(topic, "auditors", initial_position=start)
+        for _ in range(count):
+            consumer.acknowledge(consumer.receive(60_000))
+        consumer.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def make(name):
+        made = tmp_path / name
+        made.mkdir()
+        return made
+
+    return make
+
+
+def test_the_backlog_of_a_group_is_what_it_has_not_read_and_subscriptions_of_others_stay_where_they_are(pulsar, folder):
+    settings = pulsar.settings()
+    with on(settings, folder("gateway"), *MIRRORED) as running:
+        produces_one_by_one(running, [b"1", b"2", b"3", b"4", b"5", b"6"])
+        audits(pulsar, settings, 1)
+        assert len(consumes(running, "orders", 4)) == 4
+        waits_for(pulsar, settings, "readers", 2)
+        assert consumes(running, "orders", 2) == [(4, b"5"), (5, b"6")]
+        waits_for(pulsar, settings, "readers", 0)
+        produces(running, "orders", b"7")
+        waits_for(pulsar, settings, "readers", 1)
+        assert backlogs(pulsar, settings) == {"readers": 1, "auditors": 6}
+        assert running.stop() == 0
+
+
+def test_without_the_switch_no_group_is_a_subscription(pulsar, folder):
+    without, mirrored = pulsar.settings(), pulsar.settings()
+    with on(without, folder("without")) as quiet:
+        produces_one_by_one(quiet, [b"1", b"2"])
+        assert len(consumes(quiet, "orders", 2)) == 2
+        # Whatever the first would show, it would have shown when the second, which was started after that, does.
+        with on(mirrored, folder("mirrored"), *MIRRORED) as running:
+            produces_one_by_one(running, [b"1", b"2"])
+            assert len(consumes(running, "orders", 2)) == 2
+            waits_for(pulsar, mirrored, "readers", 0)
+        assert backlogs(pulsar, without) == {}

@@ -1,0 +1,58 @@
+"""The Pulsar of the tests itself: the same settings and data after whatever is done to it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.peers.kafka import free_ports
+from tests.peers.pulsar import Pulsar, with_settings
+from tests.peers.tenant import Tenant, rest
+
+
+def test_a_setting_stands_once_in_the_file_whether_it_was_there_or_not():
+    conf = with_settings("# one=comment\none=1\ntwo=2\noneMore=1", {"one": "5", "three": "3"})
+    assert conf == "# one=comment\ntwo=2\noneMore=1\none=5\nthree=3\n"
+
+
+@pytest.mark.peer
+def test_a_tenant_of_a_shared_broker_starts_empty(pulsar):
+    settings = pulsar.settings()
+    assert settings.namespace != settings.metadata_namespace
+    assert pulsar.admin("GET", f"persistent/{settings.tenant}/{settings.namespace}/partitioned") == []
+
+
+@pytest.mark.peer
+def test_a_broker_keeps_its_data_ports_and_settings_when_it_is_killed_and_started_again():
+    with Pulsar.start(backlogQuotaDefaultLimitGB="7") as broker:
+        tenant = Tenant.make(broker.service_url, broker.admin_url)
+        path = f"persistent/{tenant.name}/{tenant.namespace()}/orders/partitions"
+        tenant.admin("PUT", path, 3)
+        broker.kill()
+        broker.restart()
+        assert tenant.admin("GET", path)["partitions"] == 3
+        assert tenant.admin("GET", "brokers/configuration/runtime")["backlogQuotaDefaultLimitGB"] == "7.0"
+
+
+@pytest.mark.peer
+def test_make_pulsar_says_where_it_is_ends_when_asked_and_finds_its_data_again(tmp_path):
+    port, web_port = free_ports(2)
+    options = ["--data", str(tmp_path / "data"), "--port", str(port), "--web-port", str(web_port), "--memory", "512m"]
+    for topics in ([], ["persistent://public/default/orders"]):
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.peers.standalone", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            lines = [process.stdout.readline() for _ in range(3)]
+            assert lines[1] == f"ready pulsar://127.0.0.1:{port} http://127.0.0.1:{web_port}\n", process.stderr.read()
+            assert "kopgate serve --store pulsar://" in lines[2]
+            api = f"http://127.0.0.1:{web_port}/admin/v2/persistent/public/default"
+            assert rest("GET", f"{api}/partitioned") == (200, topics)
+            rest("PUT", f"{api}/orders/partitions", 1)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+            with socket.create_server(("127.0.0.1", port)):
+                pass

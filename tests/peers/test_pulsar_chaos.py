@@ -1,0 +1,75 @@
+"""Clients of three generations on a gateway in front of Pulsar while both are killed, paused and restarted for five minutes; `make chaos` does it by hand.
+
+The seed's faults and the time that everybody took to recover are printed; TESTS_CHAOS_SEED has those of another seed. A slow machine has time for fewer.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.legacy_clients.brokers import are_required
+from tests.peers.cache import CannotInstall
+from tests.peers.chaos.clients import are_installed
+from tests.peers.chaos.faults import Blow, Fault, Target, planned
+from tests.peers.chaos.report import told
+from tests.peers.chaos.stages import STAGES
+from tests.peers.pulsar import distribution
+
+SECONDS = 300.0
+
+#: Everything that starts, the slowest recovery that is waited for, and the readers of the whole log, on a busy machine.
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(SECONDS + 900)]
+
+#: One whose first four faults kill both servers and pause the broker for longer than a message may take.
+SEED = 6
+FIRST = 4
+
+
+@pytest.fixture(autouse=True)
+def clients() -> None:
+    try:
+        distribution()
+        are_installed()
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+
+
+def survives(folder: Path, store: str, seed: int) -> None:
+    stage = STAGES[store]
+    seed = int(os.environ.get("TESTS_CHAOS_SEED", seed))
+    faults = planned(seed, SECONDS, stage.kinds)
+    print(f"seed {seed}, {SECONDS:g} s on {store}", *faults, sep="\n")
+    outcome = stage.plays(folder, faults, SECONDS, print)
+    print(told(outcome))
+    assert outcome.complaints == [], "\n".join(outcome.complaints)
+    assert len(outcome.recoveries) >= FIRST, "this machine is too slow to show anything"
+
+
+def test_no_promise_is_broken_in_five_minutes_in_which_the_gateway_and_pulsar_are_struck(tmp_path: Path) -> None:
+    survives(tmp_path, "pulsar", SEED)
+
+
+@pytest.mark.slow
+def test_no_promise_is_broken_in_the_format_of_native_clients_where_pulsar_deduplicates(tmp_path: Path) -> None:
+    survives(tmp_path, "pulsar-native", 21)
+
+
+@pytest.mark.slow
+def test_no_promise_is_broken_in_five_minutes_of_faults_on_the_embedded_store(tmp_path: Path) -> None:
+    survives(tmp_path, "embedded", 22)
+
+
+def test_the_first_faults_of_the_run_are_those_that_matter_most() -> None:
+    """However few there is time for."""
+    first = planned(SEED, SECONDS, STAGES["pulsar"].kinds)[:FIRST]
+    assert {(Target.GATEWAY, Blow.KILL), (Target.BROKER, Blow.KILL), (Target.BROKER, Blow.PAUSE)} <= {
+        (one.target, one.blow) for one in first
+    }
+    assert longest(first, Blow.PAUSE) > 8
+
+
+def longest(faults: list[Fault], blow: Blow) -> float:
+    return max(one.lasts for one in faults if one.blow is blow)

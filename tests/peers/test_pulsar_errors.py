@@ -1,0 +1,236 @@
+"""What goes wrong in Pulsar reaches a Kafka client as the error that Apache Kafka 3.9.2 gives in that case, and the gateway goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.errors import for_code
+from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
+from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
+
+from tests.legacy_clients.brokers import are_required, in_pulsar
+from tests.peers.cache import CannotInstall
+from tests.peers.chaos.observers import partitions_of, reader, whole
+from tests.peers.chaos.servers import Gateway
+from tests.peers.gateway import MIB, Peer, one_record
+from tests.peers.tenant import CLUSTER, Tenant
+from tests.peers.verifiable import TOPIC
+from tests.storage.pulsar.secured import secured, token
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+
+OFFSET_OUT_OF_RANGE = 1
+UNKNOWN_TOPIC_OR_PARTITION = 3
+MESSAGE_TOO_LARGE = 10
+INVALID_TOPIC = 17
+TOPIC_AUTHORIZATION_FAILED = 29
+
+#: For what somebody did in Pulsar to be noticed by everybody there and here.
+NOTICED_SECONDS = 90.0
+REFRESH_MS = 500
+
+
+class Place:
+    """A gateway with a topic of one partition, and the same place in Pulsar."""
+
+    def __init__(self, gateway: Gateway, tenant: Tenant, store: list[str]) -> None:
+        self.gateway = gateway
+        self.tenant = tenant
+        (namespace,) = [word.removeprefix("pulsar_namespace=") for word in store if word.startswith("pulsar_namespace=")]
+        self.namespace = f"{tenant.name}/{namespace}"
+        self.topic = f"persistent/{self.namespace}/{TOPIC}"
+        self.partition = f"{self.topic}-partition-0"
+
+
+@pytest.fixture
+def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., Place]]:
+    with ExitStack() as stack:
+
+        def started(**settings: object) -> Place:
+            store = list(in_pulsar(pulsar))
+            gateway = Gateway(tmp_path, store, {"num_partitions": 1, "pulsar_refresh_ms": REFRESH_MS, **settings})
+            stack.callback(gateway.kill)
+            gateway.launch()
+            with gateway.peer() as peer:
+                peer.makes(TOPIC)
+            return Place(gateway, pulsar, store)
+
+        yield started
+
+
+@pytest.fixture
+def place(starts: Callable[..., Place]) -> Place:
+    return starts()
+
+
+def until(answers: Callable[[], Any], wanted: object) -> None:
+    """Until it answers so. What it answers before that is something that clients try again."""
+    end = time.monotonic() + NOTICED_SECONDS
+    while (answer := answers()) != wanted:
+        assert not isinstance(answer, int) or not answer or for_code(answer).retriable, f"error {answer}"
+        assert time.monotonic() < end, f"{answer} and not {wanted} after {NOTICED_SECONDS:.0f} s"
+        time.sleep(0.1)
+
+
+def in_metadata(peer: Peer, topic: str, *, makes: bool = False) -> int:
+    wanted = [MetadataRequest.MetadataRequestTopic(name=topic)]
+    asked = MetadataRequest(version=4, topics=wanted, allow_auto_topic_creation=makes)
+    return int(peer.asks(asked, MetadataResponse, 4).topics[0].error_code)
+
+
+def created(peer: Peer, topic: str) -> int:
+    wanted = CreateTopicsRequest.CreatableTopic(name=topic, num_partitions=1, replication_factor=1, assignments=[], configs=[])
+    reply = peer.asks(CreateTopicsRequest(topics=[wanted], timeout_ms=10_000, validate_only=False), CreateTopicsResponse, 4)
+    return int(reply.topics[0].error_code)
+
+
+def test_a_batch_that_pulsar_cannot_take_is_too_large_and_takes_no_offset(starts: Callable[..., Place]) -> None:
+    """Below what the topic allows, above the 5 MiB of Pulsar."""
+    place = starts(message_max_bytes=20 * MIB)
+    with place.gateway.peer() as peer:
+        assert peer.produces(TOPIC, one_record(b"before")).base_offset == 0
+        assert peer.produces(TOPIC, one_record(b"." * (4 * MIB))).base_offset == 1
+        assert peer.produces(TOPIC, one_record(b"." * (6 * MIB))).error_code == MESSAGE_TOO_LARGE
+        assert peer.produces(TOPIC, one_record(b"after")).base_offset == 2
+    assert place.gateway.bugs() == []
+
+
+@pytest.mark.parametrize("name", ["persistent://nobody/nowhere/orders", "nobody/nowhere/orders", "nowhere/orders"])
+def test_a_topic_in_a_namespace_that_is_not_served_has_no_valid_name(place: Place, name: str) -> None:
+    """As one with a slash in Kafka, which cannot be made either."""
+    with place.gateway.peer() as peer:
+        assert in_metadata(peer, name, makes=True) == INVALID_TOPIC
+        assert created(peer, name) == INVALID_TOPIC
+        assert peer.produces(name, one_record(b"1")).error_code == UNKNOWN_TOPIC_OR_PARTITION
+        assert peer.fetches(name, 0).error_code == UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_namespace_that_is_taken_away_takes_its_topics_along(starts: Callable[..., Place], pulsar: Tenant) -> None:
+    namespace = pulsar.namespace()
+    place = starts(pulsar_allowed_namespaces=f"{pulsar.name}/{namespace}")
+    name = f"persistent://{pulsar.name}/{namespace}/orders"
+    with place.gateway.peer() as peer:
+        assert created(peer, name) == 0
+        assert peer.produces(name, one_record(b"1")).base_offset == 0
+        place.tenant.admin("DELETE", f"persistent/{pulsar.name}/{namespace}/orders/partitions?force=true")
+        place.tenant.admin("DELETE", f"namespaces/{pulsar.name}/{namespace}")
+        until(lambda: peer.produces(name, one_record(b"2")).error_code, UNKNOWN_TOPIC_OR_PARTITION)
+        until(lambda: in_metadata(peer, name), UNKNOWN_TOPIC_OR_PARTITION)
+        assert peer.produces(TOPIC, one_record(b"the others are served")).error_code == 0
+
+
+def test_a_topic_that_is_deleted_in_pulsar_is_unknown_to_its_clients_and_can_be_made_anew(place: Place) -> None:
+    with place.gateway.peer() as peer:
+        assert peer.produces(TOPIC, one_record(b"1")).base_offset == 0
+        place.tenant.admin("DELETE", f"{place.topic}/partitions?force=true")
+        until(lambda: peer.produces(TOPIC, one_record(b"2")).error_code, UNKNOWN_TOPIC_OR_PARTITION)
+        until(lambda: peer.fetches(TOPIC, 0).error_code, UNKNOWN_TOPIC_OR_PARTITION)
+        until(lambda: in_metadata(peer, TOPIC), UNKNOWN_TOPIC_OR_PARTITION)
+        peer.makes(TOPIC)
+        stored = peer.produces(TOPIC, one_record(b"3"))
+        assert (stored.error_code, stored.base_offset) == (0, 0)
+    assert place.gateway.bugs() == []
+
+
+@pytest.mark.parametrize("what", ["topic", "namespace"])
+def test_who_writes_to_what_is_unloaded_may_be_told_to_try_again_and_goes_on_without_a_gap(place: Place, what: str) -> None:
+    acknowledged: dict[tuple[int, int], str] = {}
+    with place.gateway.peer() as peer:
+        for number in range(60):
+            if number % 20 == 10:
+                path = f"{place.partition}/unload" if what == "topic" else f"namespaces/{place.namespace}/unload"
+                place.tenant.admin("PUT", path)
+            answer = peer.produces(TOPIC, one_record(b"%d" % number))
+            if answer.error_code:
+                assert for_code(answer.error_code).retriable, answer
+                time.sleep(0.1)
+            else:
+                acknowledged[0, answer.base_offset] = f"{number}"
+        until(lambda: peer.produces(TOPIC, one_record(b"the last")).error_code, 0)
+    log = whole(place.gateway.bootstrap, 1)
+    assert {offset for _, offset in log.values} == set(range(log.ends[0]))
+    assert {where: log.values.get(where) for where in acknowledged} == acknowledged
+    assert place.gateway.bugs() == []
+
+
+@pytest.mark.parametrize("is_started_again", [False, True], ids=["while it is open", "before a start"])
+def test_what_pulsars_retention_took_from_the_beginning_is_out_of_range_and_the_rest_keeps_its_offsets(
+    starts: Callable[..., Place], is_started_again: bool
+) -> None:
+    # What is in memory still can be read. The records are of 2023, and the gateway's own retention has nothing to do with it.
+    place = starts(pulsar_resident_bytes=0, log_retention_ms=-1)
+    with place.gateway.peer() as peer:
+        for number in range(10):
+            assert peer.produces(TOPIC, one_record(b"%d" % number)).base_offset == number
+        # What is written next begins another ledger: Pulsar deletes whole ones.
+        place.tenant.admin("PUT", f"{place.partition}/unload")
+        until(lambda: peer.produces(TOPIC, one_record(b"kept")).error_code, 0)
+        trims(place)
+        if is_started_again:
+            place.gateway.end()
+            place.gateway.launch()
+    with place.gateway.peer() as peer:
+        until(lambda: peer.fetches(TOPIC, 0).error_code, OFFSET_OUT_OF_RANGE)
+        with closing(reader(place.gateway.bootstrap)) as consumer:
+            (partition,) = partitions_of(1)
+            assert consumer.beginning_offsets([partition]) == {partition: 10}
+        answer = peer.fetches(TOPIC, 10)
+        assert (answer.error_code, bool(answer.records)) == (0, True)
+    assert place.gateway.bugs() == []
+
+
+@pytest.mark.timeout(400)
+def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthorized(tmp_path: Path) -> None:
+    """The gateway administers a tenant of its own, and is a guest in another's namespace, until it is one no more."""
+    with installed_or_skipped(), secured(tmp_path) as pulsar:
+        call = pulsar.broker.call
+        for tenant, roles in (("ours", ["gateway"]), ("theirs", [])):
+            call("PUT", f"tenants/{tenant}", {"allowedClusters": [CLUSTER], "adminRoles": roles})
+        for namespace in ("ours/topics", "ours/tables", "theirs/topics"):
+            call("PUT", f"namespaces/{namespace}")
+        call("PUT", "persistent/theirs/topics/orders/partitions", 1)
+        rights = "namespaces/theirs/topics/permissions/gateway"
+        call("POST", rights, ["produce", "consume"])
+        (tmp_path / "token").write_text(token("gateway"))
+        names = {"tenant": "ours", "namespace": "topics", "metadata_tenant": "ours", "metadata_namespace": "tables"}
+        settings = {f"pulsar_{name}": value for name, value in names.items()}
+        settings |= {"pulsar_allowed_namespaces": "theirs/topics", "pulsar_token_file": tmp_path / "token", "pulsar_send_timeout_ms": 3000}
+        store = ("--store", pulsar.broker.service_url, "--pulsar-admin", pulsar.broker.admin_url)
+        gateway = Gateway(tmp_path, store, {"num_partitions": 1, "pulsar_refresh_ms": REFRESH_MS, **settings})
+        with ExitStack() as stack:
+            stack.callback(gateway.kill)
+            gateway.launch()
+            peer = stack.enter_context(gateway.peer())
+            name = "persistent://theirs/topics/orders"
+            until(lambda: peer.produces(name, one_record(b"1")).error_code, 0)
+            call("DELETE", rights)
+            call("PUT", "namespaces/theirs/topics/unload")
+            until(lambda: peer.produces(name, one_record(b"2")).error_code, TOPIC_AUTHORIZATION_FAILED)
+            until(lambda: peer.fetches(name, 0).error_code, TOPIC_AUTHORIZATION_FAILED)
+            peer.makes(TOPIC)
+            assert peer.produces(TOPIC, one_record(b"the others are served")).error_code == 0
+            assert gateway.bugs() == []
+
+
+@contextmanager
+def installed_or_skipped() -> Iterator[None]:
+    try:
+        yield
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+
+
+def trims(place: Place) -> None:
+    """All ledgers but the open one are gone when this returns."""
+    nothing = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+    place.tenant.admin("POST", f"{place.topic}/retention", nothing)
+    end = time.monotonic() + NOTICED_SECONDS
+    while len(place.tenant.admin("GET", f"{place.partition}/internalStats")["ledgers"]) > 1:
+        place.tenant.admin("POST", f"{place.partition}/trim")
+        assert time.monotonic() < end, "Pulsar does not trim"
+        time.sleep(0.3)

@@ -1,0 +1,239 @@
+"""Pulsar away: at the start, for a minute in the middle, and for good. The gateway says so, holds no more than it may, and loses nothing that it promised."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka.errors import for_code
+from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
+from kafka.protocol.producer.produce import ProduceResponse
+
+from tests.legacy_clients.brokers import are_required, in_pulsar
+from tests.peers.cache import CannotInstall
+from tests.peers.chaos.observers import whole
+from tests.peers.chaos.servers import Gateway, GatewayDied, Supervised
+from tests.peers.chaos.stages import BROKER_MEMORY, ONE_BOOKIE
+from tests.peers.gateway import MIB, framed, is_quick, one_record, producing
+from tests.peers.kafka import free_ports
+from tests.peers.pulsar import Pulsar
+from tests.peers.tenant import Tenant, rest
+from tests.peers.verifiable import TOPIC
+from tests.peers.writing import Application
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+
+OUTAGE_SECONDS = 60.0
+#: After which it cannot be known any more what became of a message: well within the outage.
+SEND_TIMEOUT_MS = 8_000
+#: For everybody to be served again once Pulsar is.
+RECOVER_SECONDS = 120.0
+#: Connections that push as fast as they are let, and what each of their records has.
+PUSHERS = 16
+RECORD_BYTES = 256 << 10
+#: Requests of a connection that are not answered yet.
+UNANSWERED = 20
+#: What all requests together may hold in the gateway: a fifth of what the pushers would have there.
+IN_FLIGHT = 16 * MIB
+#: The frames, what Pulsar's client has of them until it is told, and what a partition that begins anew reads.
+MOST_GROWTH = 6 * IN_FLIGHT
+ANSWERS = 60
+#: For a start that fails: its own limits are two seconds each, and the rest is for a machine that others use.
+START_LIMIT_SECONDS = 60.0
+#: As long as an impatient client's own connection check.
+ANSWER_SECONDS = 2.0
+#: What SIGTERM may take: the gateway's own limit for its clients, and that for the client library.
+END_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def shared_broker() -> Iterator[Pulsar]:
+    try:
+        with Pulsar.start(memory=BROKER_MEMORY, **ONE_BOOKIE) as started:
+            yield started
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+
+
+@pytest.fixture
+def broker(shared_broker: Pulsar) -> Pulsar:
+    """It runs, whatever the test before did to it."""
+    try:
+        rest("GET", f"{shared_broker.admin_url}/admin/v2/brokers/health")
+    except OSError:
+        shared_broker.launch()
+    return shared_broker
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, broker: Pulsar) -> Iterator[Gateway]:
+    """It serves, and has the topic."""
+    store = in_pulsar(Tenant.make(broker.service_url, broker.admin_url))
+    limits = {
+        "num_partitions": 1,
+        "max_in_flight_bytes": IN_FLIGHT,
+        "socket_request_max_bytes": IN_FLIGHT,
+        "pulsar_send_timeout_ms": SEND_TIMEOUT_MS,
+    }
+    made = Supervised(tmp_path, store, limits)
+    made.launch()
+    with made.peer() as peer:
+        peer.makes(TOPIC)
+    yield made
+    made.kill()
+
+
+class Pushers:
+    """Connections that send the next request long before the last is answered. `stored`: the record by its offset; `codes`: the refusals, and how often."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._change = threading.Condition()
+        self._is_over = False
+        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(PUSHERS)]
+        self.stored: dict[int, str] = {}
+        self.codes: dict[int, int] = {}
+        self.failures: list[str] = []
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, pusher: int) -> None:
+        sent: list[str] = []
+        answered = 0
+        try:
+            with self._gateway.peer(seconds=OUTAGE_SECONDS * 3) as peer:
+                while not self._is_over or answered < len(sent):
+                    while not self._is_over and len(sent) - answered < UNANSWERED:
+                        sent.append(f"{pusher}-{len(sent)}")
+                        value = sent[-1].encode() + b" " + b"." * RECORD_BYTES
+                        peer.sends(framed(producing(TOPIC, one_record(value)), 7, len(sent)))
+                    self._told(peer.hears(), sent[answered])
+                    answered += 1
+        except (OSError, AssertionError) as failure:
+            self.failures.append(f"{pusher}: {failure!r}")
+
+    def _told(self, frame: bytes | None, value: str) -> None:
+        assert frame is not None, "hung up on"
+        answer = ProduceResponse.decode(frame[4:], version=7).responses[0].partition_responses[0]
+        with self._change:
+            if answer.error_code:
+                self.codes[answer.error_code] = self.codes.get(answer.error_code, 0) + 1
+            else:
+                self.stored[answer.base_offset] = value
+            self._change.notify_all()
+        if answer.error_code:
+            # As clients do before they try again.
+            time.sleep(0.1)
+
+    def wait_for_answers(self, count: int, seconds: float) -> None:
+        with self._change:
+            goal = len(self.stored) + count
+            assert self._change.wait_for(lambda: len(self.stored) >= goal, seconds), (
+                f"{self.codes} {self.failures[:3]}\n{self._gateway.log()}"
+            )
+
+    def stop(self) -> None:
+        self._is_over = True
+        for thread in self._threads:
+            thread.join(RECOVER_SECONDS)
+        assert self.failures == []
+
+
+@pytest.mark.parametrize("absent", ["broker", "admin API"])
+def test_a_gateway_whose_pulsar_is_not_there_says_which_address_and_ends(tmp_path: Path, broker: Pulsar, absent: str) -> None:
+    (nobody,) = free_ports(1)
+    tenant = Tenant.make(broker.service_url, broker.admin_url)
+    wrong = f"127.0.0.1:{nobody}"
+    there = tenant.service_url if absent == "broker" else tenant.admin_url
+    store = [word.replace(there.partition("://")[2], wrong) for word in in_pulsar(tenant)]
+    gateway = Gateway(tmp_path, store, {"pulsar_operation_timeout_ms": 2_000, "pulsar_admin_timeout_ms": 2_000})
+    began = time.monotonic()
+    with pytest.raises(GatewayDied, match="exit code 1\n") as died:
+        gateway.launch()
+    assert time.monotonic() - began < START_LIMIT_SECONDS
+    assert wrong in str(died.value), died.value
+    assert "Traceback" not in str(died.value)
+
+
+@pytest.mark.parametrize("how", ["killed", pytest.param("paused", marks=pytest.mark.slow)])
+def test_a_minute_without_pulsar_costs_no_acknowledged_record_and_no_memory_and_ends_by_itself(
+    gateway: Gateway, broker: Pulsar, how: str
+) -> None:
+    pushers, application = Pushers(gateway), Application(gateway)
+    pushers.start()
+    pushers.wait_for_answers(ANSWERS, RECOVER_SECONDS)
+    before = memory(gateway)
+    broker.kill() if how == "killed" else broker.pause()
+    most = watched(gateway, OUTAGE_SECONDS)
+    assert not [code for code in pushers.codes if not for_code(code).retriable], pushers.codes
+    assert sum(pushers.codes.values()) >= PUSHERS, "whoever pushes is told to try again"
+
+    broker.launch() if how == "killed" else broker.resume()
+    served = time.monotonic()
+    pushers.wait_for_answers(1, RECOVER_SECONDS)
+    print(
+        f"{how}: {(most - before) / MIB:.0f} MiB more, acknowledged {time.monotonic() - served:.1f} s after Pulsar served again, {pushers.codes}"
+    )
+    pushers.wait_for_answers(ANSWERS, RECOVER_SECONDS)
+    pushers.stop()
+    application.stop()
+
+    assert most - before < MOST_GROWTH
+    assert application.failures == []
+    log = {offset: value.split(" ")[0] for (_, offset), value in whole(gateway.bootstrap, 1).values.items()}
+    assert [*log] == list(range(len(log)))
+    told = {**pushers.stored, **application.stored}
+    assert {offset: log.get(offset) for offset in told} == told
+    assert sum(value.startswith("application-") for value in log.values()) == application.sent == len(application.stored)
+    gateway.lives()
+    assert gateway.bugs() == []
+
+
+def test_without_pulsar_for_good_the_gateway_says_so_still_answers_and_ends_when_asked(gateway: Gateway, broker: Pulsar) -> None:
+    pushers = Pushers(gateway)
+    pushers.start()
+    pushers.wait_for_answers(ANSWERS, RECOVER_SECONDS)
+    broker.kill()
+    watched(gateway, 2.5 * SEND_TIMEOUT_MS / 1000)
+    assert is_quick(lambda: finds_its_way(gateway), ANSWER_SECONDS)
+
+    said = [line for line in gateway.log().splitlines() if " warning " in line]
+    assert any(TOPIC in line for line in said), "the log says which partition is not there"
+    assert gateway.bugs() == []
+    began = time.monotonic()
+    gateway.end()
+    assert time.monotonic() - began < END_SECONDS
+
+
+def finds_its_way(gateway: Gateway) -> None:
+    """A client that comes anew is told what is spoken and who leads."""
+    with gateway.peer() as peer:
+        assert peer.asks(ApiVersionsRequest(), ApiVersionsResponse, 0).error_code == 0
+        wanted = [MetadataRequest.MetadataRequestTopic(name=TOPIC)]
+        asked = MetadataRequest(version=4, topics=wanted, allow_auto_topic_creation=False)
+        reply = peer.asks(asked, MetadataResponse, 4)
+    assert [topic.error_code for topic in reply.topics] == [0]
+    assert [broker.port for broker in reply.brokers] == [gateway.port]
+
+
+def watched(gateway: Gateway, seconds: float) -> int:
+    """The most memory that it had in so much time; it is alive all the while."""
+    end = time.monotonic() + seconds
+    most = 0
+    while time.monotonic() < end:
+        gateway.lives()
+        most = max(most, memory(gateway))
+        time.sleep(0.2)
+    return most
+
+
+def memory(gateway: Gateway) -> int:
+    """Bytes of its own."""
+    (line,) = [line for line in Path(f"/proc/{gateway.process.pid}/status").read_text().splitlines() if line.startswith("RssAnon:")]
+    return int(line.split()[1]) << 10

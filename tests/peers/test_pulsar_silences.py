@@ -1,0 +1,203 @@
+"""Silence between the gateway and Pulsar that neither may take for the other's end: a gateway that stands still for longer than the broker waits for it,
+and a network that swallows everything. Whoever has lost the topics harms nothing; whoever has not goes on by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.errors import for_code
+from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
+
+from tests.legacy_clients.brokers import are_required, in_pulsar
+from tests.peers.cache import CannotInstall
+from tests.peers.chaos.observers import stands, whole
+from tests.peers.chaos.servers import Gateway, Supervised
+from tests.peers.chaos.stages import BROKER_MEMORY, ONE_BOOKIE
+from tests.peers.gateway import one_record
+from tests.peers.pulsar import Pulsar
+from tests.peers.relay import Between
+from tests.peers.tenant import Tenant
+from tests.peers.verifiable import TOPIC
+from tests.peers.writing import GROUP, Application, Writers, commit, committed_as, queued, taken_in_turn
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+
+#: After one to two of these without a word the broker gives up a connection. Its default is 30.
+KEEP_ALIVE_SECONDS = 5
+DROPPED_SECONDS = 120.0
+#: For whoever lost the topics to notice it and to end.
+END_SECONDS = 90.0
+
+#: After which it cannot be known any more what became of a message, and so the most that a producer may have to wait for an answer.
+SEND_TIMEOUT_MS = 8_000
+SILENT_SECONDS = 20.0
+#: A client's own request timeout, of which the gateway is told with each request to write, and what it may take beyond.
+ANSWER_SECONDS = 10.0 + 3.0
+#: For a question that needs no Pulsar.
+AT_ONCE_SECONDS = 2.0
+#: pulsar-client gives up a connection on which nobody answers after one to two times 30 s, which it lets nobody change. Then it makes another.
+RECOVER_SECONDS = 90.0
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Pulsar]:
+    try:
+        with Pulsar.start(memory=BROKER_MEMORY, keepAliveIntervalSeconds=str(KEEP_ALIVE_SECONDS), **ONE_BOOKIE) as started:
+            yield started
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+
+
+class Holders:
+    """Gateways one after the other on the same namespaces."""
+
+    def __init__(self, folder: Path, broker: Pulsar, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._tenant = Tenant.make(broker.service_url, broker.admin_url)
+        self._store = in_pulsar(self._tenant)
+
+    def start(self, name: str) -> Gateway:
+        gateway = Gateway(self._folder, self._store, {"num_partitions": 1}, name)
+        self._stack.callback(gateway.kill)
+        gateway.launch()
+        return gateway
+
+    def wait_until_dropped(self) -> float:
+        """Until the broker knows of nobody any more who has the topics, and how long that took."""
+        (metadata,) = [word.partition("=")[2] for word in self._store if word.startswith("pulsar_metadata_namespace=")]
+        began = time.monotonic()
+        while self._tenant.admin("GET", f"persistent/{self._tenant.name}/{metadata}/__kopgate.lock/stats")["publishers"]:
+            assert time.monotonic() - began < DROPPED_SECONDS
+            time.sleep(0.1)
+        return time.monotonic() - began
+
+
+@pytest.fixture
+def holders(tmp_path: Path, broker: Pulsar) -> Iterator[Holders]:
+    with ExitStack() as stack:
+        yield Holders(tmp_path, broker, stack)
+
+
+def test_who_stood_still_until_the_broker_dropped_it_ends_without_harm_where_another_has_the_topics(holders: Holders) -> None:
+    gateway = holders.start("first")
+    with gateway.peer() as peer:
+        peer.makes(TOPIC)
+        commit(peer, 5)
+    first = Writers(gateway, "first")
+    first.start()
+    first.wait_for_answers()
+    with queued(gateway, "first"):
+        print(f"dropped after {holders.wait_until_dropped():.1f} s")
+        other = holders.start("second")
+        second = Writers(other, "second")
+        second.start()
+        second.wait_for_answers()
+        with other.peer() as peer:
+            commit(peer, 9)
+
+        gateway.resume()
+        assert gateway.process.wait(END_SECONDS) == 1, gateway.log()
+    assert "taken" in gateway.log()
+    first.stop()
+    second.wait_for_answers()
+    second.stop()
+    taken_in_turn(whole(other.bootstrap, 1), first, second)
+    with other.peer() as peer:
+        assert stands(peer, GROUP, 1) == {0: 9}
+    assert "given up" not in other.log(), "who lost the topics took one back"
+    assert gateway.bugs() == other.bugs() == []
+
+
+def test_who_stood_still_until_the_broker_dropped_it_goes_on_where_nobody_has_taken_the_topics(holders: Holders) -> None:
+    gateway = holders.start("only")
+    with gateway.peer() as peer:
+        peer.makes(TOPIC)
+        commit(peer, 5)
+    writers, application = Writers(gateway, "plain"), Application(gateway)
+    writers.start()
+    writers.wait_for_answers()
+    with queued(gateway, "plain") as committer:
+        holders.wait_until_dropped()
+        gateway.resume()
+        writers.wait_for_answers()
+        assert committer.hears() is not None
+    with gateway.peer() as peer:
+        assert stands(peer, GROUP, 1) == {0: 6}, "what waited in its sockets was done"
+    nothing_is_lost(gateway, writers, application)
+
+
+@pytest.mark.slow
+def test_a_network_that_swallows_everything_is_seen_and_answered_and_recovered_from(tmp_path: Path, broker: Pulsar) -> None:
+    tenant = Tenant.make(broker.service_url, broker.admin_url)
+    with Between(tenant.settings()) as between, ExitStack() as stack:
+        relayed = replace(tenant, service_url=between.settings.service_url, admin_url=between.settings.admin_url)
+        settings: Mapping[str, object] = {"num_partitions": 1, "pulsar_send_timeout_ms": SEND_TIMEOUT_MS}
+        gateway = Supervised(tmp_path, in_pulsar(relayed), settings)
+        stack.callback(gateway.kill)
+        gateway.launch()
+        with gateway.peer() as peer:
+            peer.makes(TOPIC)
+            commit(peer, 5)
+        writers, application = Writers(gateway, "plain"), Application(gateway)
+        writers.start()
+        writers.wait_for_answers()
+        with between.cut():
+            began = time.monotonic()
+            is_answered(gateway)
+            while time.monotonic() < began + SILENT_SECONDS:
+                gateway.lives()
+                time.sleep(0.1)
+        began = time.monotonic()
+        writers.wait_for_answers(seconds=RECOVER_SECONDS)
+        print(f"written again {time.monotonic() - began:.1f} s after bytes flow; refused with {writers.codes}")
+        commits_again(gateway, 7)
+        print(f"committed again {time.monotonic() - began:.1f} s after bytes flow")
+        assert writers.codes, "whoever writes is told that it is not stored"
+        assert not [code for code in writers.codes if not for_code(code).retriable], writers.codes
+        assert "given up" in gateway.log()
+        nothing_is_lost(gateway, writers, application)
+
+
+def is_answered(gateway: Gateway) -> None:
+    """Everybody, in time, although Pulsar says nothing."""
+    with gateway.peer(seconds=ANSWER_SECONDS) as peer:
+        began = time.monotonic()
+        refused = peer.produces(TOPIC, one_record(b"lost"))
+        assert for_code(refused.error_code).retriable, refused
+        assert for_code(committed_as(peer, 6)).retriable
+        print(f"a producer and a committer were answered after {time.monotonic() - began:.1f} s")
+    with gateway.peer(seconds=AT_ONCE_SECONDS) as peer:
+        asked = MetadataRequest(version=4, topics=[MetadataRequest.MetadataRequestTopic(name=TOPIC)], allow_auto_topic_creation=False)
+        assert [topic.error_code for topic in peer.asks(asked, MetadataResponse, 4).topics] == [0]
+        assert stands(peer, GROUP, 1) in ({0: 5}, None)
+
+
+def commits_again(gateway: Gateway, offset: int) -> None:
+    """As clients do: until it is taken."""
+    end = time.monotonic() + RECOVER_SECONDS
+    with gateway.peer(seconds=ANSWER_SECONDS) as peer:
+        while code := committed_as(peer, offset):
+            assert for_code(code).retriable
+            assert time.monotonic() < end, gateway.log()
+            time.sleep(0.1)
+        assert stands(peer, GROUP, 1) == {0: offset}
+
+
+def nothing_is_lost(gateway: Gateway, writers: Writers, application: Application) -> None:
+    writers.stop()
+    application.stop()
+    assert application.failures == []
+    log: dict[int, Any] = {offset: value for (_, offset), value in whole(gateway.bootstrap, 1).values.items()}
+    assert [*log] == list(range(len(log)))
+    told = {**writers.stored, **application.stored}
+    assert {offset: log.get(offset) for offset in told} == told
+    assert sum(value.startswith("application-") for value in log.values()) == application.sent == len(application.stored)
+    gateway.lives()
+    assert gateway.bugs() == []

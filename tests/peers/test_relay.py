@@ -1,0 +1,106 @@
+"""The relays before Pulsar: with them in between everything works, and what they lose never arrives."""
+
+from __future__ import annotations
+
+import time
+
+import pulsar as client_library
+import pytest
+
+from tests.peers.relay import SEND, SEND_RECEIPT, Between
+from tests.peers.tenant import rest
+
+
+@pytest.fixture
+def between(pulsar):
+    with Between(pulsar.settings()) as relays:
+        yield relays
+
+
+@pytest.fixture
+def topic(between):
+    settings = between.settings
+    status, _ = rest("PUT", f"{settings.admin_url}/admin/v2/persistent/{settings.tenant}/{settings.namespace}/orders/partitions", 1)
+    assert status == 204
+    return f"persistent://{settings.tenant}/{settings.namespace}/orders-partition-0"
+
+
+@pytest.fixture
+def client(between):
+    quiet = client_library.ConsoleLogger(client_library.LoggerLevel.Error)
+    connected = client_library.Client(between.settings.service_url, logger=quiet)
+    yield connected
+    connected.close()
+
+
+def hasty(client, topic):
+    """A producer that does not wait long for what is lost."""
+    return client.create_producer(topic, send_timeout_millis=500)
+
+
+def stored(client, topic):
+    reader = client.create_reader(topic, client_library.MessageId.earliest)
+    found = []
+    while reader.has_message_available():
+        found.append(reader.read_next(60_000).data())
+    reader.close()
+    return found
+
+
+@pytest.mark.peer
+def test_what_is_lost_on_the_way_to_the_broker_is_not_stored_and_reads_go_on(between, topic, client):
+    producer = client.create_producer(topic)
+    producer.send(b"before")
+    with between.losing(SEND):
+        with pytest.raises(client_library.Timeout):
+            hasty(client, topic).send(b"lost")
+        assert stored(client, topic) == [b"before"]
+    producer.send(b"after")
+    assert stored(client, topic) == [b"before", b"after"]
+
+
+@pytest.mark.peer
+def test_what_is_lost_on_the_way_back_is_stored_although_its_producer_does_not_know(between, topic, client):
+    producer = hasty(client, topic)
+    with between.losing(SEND_RECEIPT):
+        with pytest.raises(client_library.Timeout):
+            producer.send(b"unknown")
+        # The broker may be slower than the producer is patient.
+        end = time.monotonic() + 60
+        while not (found := stored(client, topic)) and time.monotonic() < end:
+            time.sleep(0.05)
+    assert found == [b"unknown"]
+
+
+@pytest.mark.peer
+def test_the_client_is_never_led_past_the_relay(between, topic, client):
+    producer = hasty(client, topic)
+    between.broker.close()
+    with pytest.raises(client_library.Timeout):
+        producer.send(b"nowhere to go")
+
+
+@pytest.mark.peer
+def test_the_admin_api_can_be_asked_and_not_changed(between, topic):
+    settings = between.settings
+    api = f"{settings.admin_url}/admin/v2/persistent/{settings.tenant}/{settings.namespace}"
+    with between.losing():
+        assert len(rest("GET", f"{api}/partitioned")[1]) == 1
+        with pytest.raises(OSError):
+            rest("PUT", f"{api}/bills/partitions", 1)
+    assert len(rest("GET", f"{api}/partitioned")[1]) == 1
+
+
+@pytest.mark.peer
+def test_while_it_is_cut_nothing_passes_and_nobody_is_told_and_afterwards_what_is_new_works(between, topic, client):
+    producer = hasty(client, topic)
+    with between.cut():
+        with pytest.raises(client_library.Timeout):
+            producer.send(b"swallowed")
+        assert producer.is_connected()
+    with pytest.raises(client_library.Timeout):
+        producer.send(b"on a connection that never works again")
+    fresh = client_library.Client(between.settings.service_url, logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error))
+    fresh.create_producer(topic).send(b"new")
+    assert stored(fresh, topic) == [b"new"]
+    fresh.close()

@@ -1,0 +1,329 @@
+"""The traffic log of a gateway of its own process: what is never in it, what a kill leaves of it, and who reads it."""
+
+from __future__ import annotations
+
+import gzip
+import secrets
+import ssl
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import pytest
+from kafka import KafkaConsumer
+from kafka.protocol.admin.configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
+from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
+from kafka.protocol.consumer.group import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from kafka.protocol.metadata.api_versions import ApiVersionsRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProducerIdResponse
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse
+
+from gateway.traffic.topic import NAME
+from tests.certificates import Authority
+from tests.compat.records.building import NONE, Sample, batch, message_set, wrapper
+from tests.peers.gateway import framed, gateway, one_record, producing
+from tests.peers.traffic import lines_of, rows_of, waits_for
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+
+SECRET = "hunter2"
+"""In everything that a client sends and that is no name of a thing."""
+TIME = 1_700_000_000_000
+TOPIC = "orders"
+
+
+def users_file(folder: Path) -> Path:
+    file = folder / "users"
+    add = [sys.executable, "-m", "gateway", "users", "add", "alice", "--file", str(file), "--password-file", "-"]
+    subprocess.run(add, input=f"{SECRET}-password\n", text=True, check=True, timeout=30, stdout=subprocess.DEVNULL)
+    return file
+
+
+def logs_in(peer, version, password):
+    """PLAIN over the road of that SaslHandshake. Whether the client is still heard."""
+    assert peer.asks(SaslHandshakeRequest(mechanism="PLAIN"), SaslHandshakeResponse, version).error_code == 0
+    token = f"\0alice\0{password}".encode()
+    if version == 0:
+        peer.sends(token)
+        return peer.hears() is not None
+    return peer.asks(SaslAuthenticateRequest(auth_bytes=token), SaslAuthenticateResponse, 1).error_code == 0
+
+
+def produces_secrets(peer):
+    key, value, header = f"{SECRET}-key".encode(), f"{SECRET}-value".encode(), (f"{SECRET}-name".encode(), f"{SECRET}-header".encode())
+    new = [Sample(0, TIME, key, value, (header,))]
+    old = [Sample(0, TIME, key, value)]
+    peer.makes(TOPIC)
+    for version, records in [
+        (0, message_set(old, magic=0)),
+        (2, message_set(old, magic=1)),
+        (2, wrapper(old, NONE + 1, magic=1)),
+        (7, batch(new)),
+        (7, batch(new)[:-3]),
+    ]:
+        peer.produces(TOPIC, records, version=version)
+    assert peer.fetches(TOPIC, 0, version=4).records
+    assert peer.fetches(TOPIC, 0, version=1).records
+
+
+def is_in_a_group_with_secrets(peer):
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=f"{SECRET}-subscription".encode())
+    joined = peer.asks(
+        JoinGroupRequest(
+            group_id="g",
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=10_000,
+            member_id="",
+            group_instance_id=f"{SECRET}-instance",
+            protocol_type="consumer",
+            protocols=[protocol],
+            reason=f"{SECRET}-reason",
+        ),
+        JoinGroupResponse,
+        8,
+    )
+    assert joined.error_code == 0
+    assigned = SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=f"{SECRET}-assignment".encode())
+    member = {"group_id": "g", "generation_id": joined.generation_id, "member_id": joined.member_id}
+    peer.asks(SyncGroupRequest(**member, group_instance_id=f"{SECRET}-instance", assignments=[assigned]), SyncGroupResponse, 3)
+    other = HeartbeatRequest(group_id="g", generation_id=1, member_id=f"{SECRET}-member", group_instance_id=None)
+    assert peer.asks(other, HeartbeatResponse, 3).error_code
+    committed = OffsetCommitRequest.OffsetCommitRequestTopic
+    row = committed.OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata=f"{SECRET}-note")
+    commit = OffsetCommitRequest(
+        group_id="other",
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        retention_time_ms=-1,
+        topics=[committed(name=TOPIC, partitions=[row])],
+    )
+    assert peer.asks(commit, OffsetCommitResponse, 2).topics[0].partitions[0].error_code == 0
+
+
+def administers_with_secrets(peer):
+    topic = CreateTopicsRequest.CreatableTopic
+    config = topic.CreatableTopicConfig(name=f"{SECRET}.config", value=f"{SECRET}-value")
+    made = topic(name="made", num_partitions=1, replication_factor=1, assignments=[], configs=[config])
+    peer.asks(CreateTopicsRequest(topics=[made], timeout_ms=5000, validate_only=False), CreateTopicsResponse, 4)
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+    change = resource.AlterableConfig(name="retention.ms", config_operation=0, value=f"{SECRET}-value")
+    altered = resource(resource_type=2, resource_name=TOPIC, configs=[change])
+    peer.asks(IncrementalAlterConfigsRequest(resources=[altered], validate_only=False), IncrementalAlterConfigsResponse, 0)
+    begun = InitProducerIdRequest(transactional_id=f"{SECRET}-transaction", transaction_timeout_ms=1000)
+    peer.asks(begun, InitProducerIdResponse, 1)
+
+
+def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
+    log = tmp_path / "traffic"
+    settings = {"users_file": users_file(tmp_path), "group_initial_rebalance_delay_ms": 0, "traffic_log_interval_ms": 1000}
+    with gateway(tmp_path, "--traffic-log", str(log), listeners=("SASL_PLAINTEXT",), **settings) as server:
+        with server.peer() as peer:
+            named = ApiVersionsRequest(client_software_name="library", client_software_version="1.2.3")
+            peer.sends(framed(named, 3))
+            assert peer.hears()
+            assert logs_in(peer, 1, f"{SECRET}-password")
+            produces_secrets(peer)
+            is_in_a_group_with_secrets(peer)
+            administers_with_secrets(peer)
+        for version, password in [(0, f"{SECRET}-password"), (0, f"{SECRET}-wrong"), (1, f"{SECRET}-wrong")]:
+            with server.peer() as peer:
+                assert logs_in(peer, version, password) == (password == f"{SECRET}-password")
+        with server.peer() as peer:
+            peer.asks(SaslHandshakeRequest(mechanism=f"{SECRET}-mechanism"), SaslHandshakeResponse, 1)
+        with server.peer() as peer:
+            # As a client of 0.9 begins, which has Kerberos.
+            peer.sends(bytes.fromhex("6082024b06092a864886f71201020201006e") + SECRET.encode())
+            assert peer.is_hung_up_on()
+        assert server.stop() == 0
+    text = b"".join(lines_of(log))
+    assert SECRET.encode() not in text
+    assert b"alice" in text
+    rows = rows_of(log)
+    # A refused log-in is closed a while later, so the next connection may be gone before.
+    reasons = sorted(row["reason"] for row in rows if row.get("event") == "closed")
+    assert reasons == ["client", "client", "error:login", "error:login", "error:mechanism", "error:mechanism"]
+    assert [row["event"] for row in rows if row.get("mechanism") == "GSSAPI"] == ["closed"]
+    assert {row["api_key"] for row in rows if row["kind"] == "usage"} == {0, 1, 3, 8, 11, 12, 14, 17, 18, 19, 22, 36, 44}
+    assert [row["sequence"] for row in rows] == list(range(len(rows)))
+
+
+def test_addresses_are_hidden_where_there_is_a_salt(tmp_path):
+    log, salt = tmp_path / "traffic", tmp_path / "salt"
+    salt.write_text("pepper\n")
+    with gateway(tmp_path, "--traffic-log", str(log), traffic_log_salt_file=salt) as server:
+        for _ in range(2):
+            with server.peer() as peer:
+                peer.makes(TOPIC)
+        assert server.stop() == 0
+    text = b"".join(lines_of(log))
+    assert b"127.0.0.1" not in text
+    assert b"pepper" not in text
+    assert len({row["peer"] for row in rows_of(log) if row["kind"] == "connection"}) == 1
+
+
+def test_a_gateway_that_is_killed_leaves_all_but_the_last_interval_and_the_next_one_finishes_its_file(tmp_path):
+    log = tmp_path / "traffic"
+    interval = {"traffic_log_interval_ms": 1000}
+    with gateway(tmp_path, "--traffic-log", str(log), **interval) as server, server.peer() as peer:
+        peer.makes(TOPIC)
+        assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
+        assert waits_for(log, lambda row: row.get("topic") == TOPIC and row["records"] == 1)
+        server.process.kill()
+        server.process.wait()
+    (left,) = log.rglob("*.jsonl")
+    with left.open("ab") as file:
+        file.write(b'{"kind":"usage","v":1,"at":17')
+    before = lines_of(log)
+    with gateway(tmp_path, "--traffic-log", str(log), **interval) as server:
+        with server.peer() as peer:
+            peer.makes(TOPIC)
+        assert server.stop() == 0
+    assert list(log.rglob("*.jsonl")) == []
+    assert lines_of(log)[: len(before)] == before
+    assert len({row["connection"] for row in rows_of(log)}) == 2
+
+
+def test_a_gateway_that_is_killed_under_load_loses_no_more_than_the_last_interval(tmp_path):
+    log = tmp_path / "traffic"
+    interval, leeway, pace = 1.0, 5.0, 0.05
+    acknowledged = []
+    with gateway(tmp_path, "--traffic-log", str(log), traffic_log_interval_ms=int(interval * 1000)) as server, server.peer() as peer:
+        peer.makes(TOPIC)
+        now = 0.0
+        while now < interval + leeway + 1.3:
+            began = time.monotonic()
+            assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
+            time.sleep(pace)
+            # Where the machine stood still, the gateway did so, too, and what it had to write is due so much later.
+            now += min(time.monotonic() - began, 2 * pace)
+            acknowledged.append(now)
+        server.process.kill()
+        server.process.wait()
+    # The leeway is that of a machine that is busy with other things: the row is due, and its thread has still to come to it.
+    due = [at for at in acknowledged if at < acknowledged[-1] - interval - leeway]
+    assert due
+    written = sum(row.get("records", 0) for row in rows_of(log) if row.get("topic") == TOPIC and row["api_key"] == 0)
+    assert len(due) <= written <= len(acknowledged)
+
+
+def test_of_more_than_the_folder_may_hold_the_youngest_rows_are_kept(tmp_path):
+    log = tmp_path / "traffic"
+    most, connections = 64 << 10, 400
+    with gateway(tmp_path, "--traffic-log", str(log), traffic_log_rotate_bytes=64 << 10, traffic_log_retention_bytes=most) as server:
+        for _ in range(connections):
+            with server.peer() as peer:
+                # A name that cannot be compressed, so it takes few connections to be too much.
+                peer.sends(framed(ApiVersionsRequest(client_software_name=secrets.token_hex(200), client_software_version="1"), 3))
+                assert peer.hears()
+        assert server.stop() == 0
+    files = list(log.rglob("*.jsonl*"))
+    assert 0 < sum(path.stat().st_size for path in files) <= most
+    # Most files are gone, and what is left is the end of all.
+    numbers = [row["sequence"] for row in rows_of(log)]
+    assert numbers == list(range(numbers[0], numbers[-1] + 1))
+    assert numbers[0] >= connections
+    assert numbers[-1] + 1 >= 2 * connections
+
+
+def test_a_file_is_finished_in_time_although_no_request_comes_and_its_rows_are_in_order(tmp_path):
+    log = tmp_path / "traffic"
+    with gateway(tmp_path, "--traffic-log", str(log), traffic_log_rotate_ms=2000) as server:
+        for _ in range(5):
+            with server.peer() as peer:
+                peer.makes(TOPIC)
+        # On a slow machine they are more than one file.
+        end = time.monotonic() + 60
+        while len(lines := finished(log)) < 5 * 4 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert [msgspec.json.decode(line)["sequence"] for line in lines] == list(range(5 * 4))
+        assert server.stop() == 0
+
+
+def finished(log):
+    """The lines of all finished files, which are numbered."""
+    files = sorted(log.rglob("*.jsonl.gz"), key=lambda path: int(path.name.split(".")[0].split("-")[-1]))
+    return [line for path in files for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def test_two_gateways_share_a_folder_and_one_that_is_killed_loses_no_row_that_was_written(tmp_path):
+    log = tmp_path / "traffic"
+    often = {"traffic_log_interval_ms": 1000, "traffic_log_rotate_ms": 1000}
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with (
+        gateway(tmp_path / "first", "--traffic-log", str(log), "--node-id", "1", **often) as first,
+        gateway(tmp_path / "second", "--traffic-log", str(log), "--node-id", "2", **often) as second,
+    ):
+        for _ in range(30):
+            for server in (first, second):
+                with server.peer() as peer:
+                    peer.makes(TOPIC)
+        assert waits_for(log, lambda row: row["node"] == 1 and row["sequence"] == 30 * 4 - 1)
+        first.process.kill()
+        first.process.wait()
+        with gateway(tmp_path / "first", "--traffic-log", str(log), "--node-id", "1", **often) as again:
+            with again.peer() as peer:
+                peer.makes(TOPIC)
+            assert again.stop() == 0
+        assert second.stop() == 0
+    assert list(log.rglob("*.jsonl")) == []
+    numbers = {}
+    for row in rows_of(log):
+        numbers.setdefault((row["node"], row["connection"].split("-")[1]), []).append(row["sequence"])
+    assert sorted(len(found) for found in numbers.values()) == [4, 30 * 4, 30 * 4]
+    assert all(found == list(range(len(found))) for found in numbers.values())
+
+
+def test_the_version_of_tls_is_told_and_so_is_a_client_that_speaks_none(tmp_path):
+    authority = Authority()
+    certificate, key = authority.sign("127.0.0.1").write(tmp_path, "server")
+    trusted = ssl.create_default_context(cafile=authority.write(tmp_path))
+    log = tmp_path / "traffic"
+    files = {"ssl_certificate_file": certificate, "ssl_key_file": key}
+    with gateway(tmp_path, "--traffic-log", str(log), listeners=("SSL",), **files) as server:
+        for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+            trusted.minimum_version = trusted.maximum_version = version
+            with server.peer() as peer:
+                peer.socket = trusted.wrap_socket(peer.socket, server_hostname="127.0.0.1")
+                peer.makes(TOPIC)
+                # With a goodbye, which not all clients say.
+                peer.socket = peer.socket.unwrap()
+        with server.peer() as peer:
+            peer.raw(framed(producing(TOPIC, one_record(b"v")), 7))
+            assert peer.is_hung_up_on()
+        assert server.stop() == 0
+    closed = [row for row in rows_of(log) if row.get("event") == "closed"]
+    assert [(row.get("tls"), row["protocol"], row["reason"]) for row in closed] == [
+        ("TLSv1.2", "SSL", "client"),
+        ("TLSv1.3", "SSL", "client"),
+        (None, "SSL", "error:tls"),
+    ]
+
+
+def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read(tmp_path):
+    log = tmp_path / "traffic"
+    with gateway(tmp_path, "--traffic-log", str(log), "--traffic-topic") as server:
+        for _ in range(3):
+            with server.peer() as peer:
+                peer.makes(TOPIC)
+                assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
+        assert server.stop() == 0
+    with gateway(tmp_path) as server:
+        address = "{}:{}".format(*server.address)
+        consumer = KafkaConsumer(NAME, bootstrap_servers=address, auto_offset_reset="earliest", consumer_timeout_ms=60_000)
+        records = list(islice(consumer, len(rows_of(log))))
+        consumer.close()
+    assert [msgspec.json.decode(record.value) for record in records] == rows_of(log)
+    assert len({row["connection"] for row in rows_of(log)}) == 3

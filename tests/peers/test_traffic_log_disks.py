@@ -1,0 +1,164 @@
+"""A traffic log on a disk of its own that is full, read-only, emptied, or hangs: it costs lines, which are told and seen, and never service."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from kafka.protocol.producer.produce import ProduceResponse
+
+from tests.legacy_clients.brokers import are_required
+from tests.peers.cache import CannotInstall, cached, command, fingerprint
+from tests.peers.gateway import MIB, framed, gateway, one_record, producing
+from tests.peers.test_full_disk import NAMESPACES, succeeds, write_for_ever
+from tests.peers.traffic import lines_of, rows_of, waits_for
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+
+TOPIC = "orders"
+VOLUME = 4 * MIB
+OFTEN = {"traffic_log_interval_ms": 1000, "traffic_log_rotate_ms": 1000}
+HANGS = Path(__file__).with_name("hanging_disk.c")
+#: What a client may wait beside a disk that hangs, but for a few of a thousand: the disk hangs all the while, the machine now and then.
+AT_ONCE_SECONDS = 2.0
+A_FEW = 5
+
+
+@pytest.fixture
+def volume(tmp_path):
+    """A command that gives the gateway a small volume for its traffic log."""
+    folder = tmp_path / "traffic"
+    folder.mkdir()
+    mounted = ["sh", "-c", 'mount -t tmpfs -o size="$0" none "$1" && shift && exec "$@"', str(VOLUME), str(folder)]
+    found = next(([*namespace, *mounted] for namespace in NAMESPACES if succeeds([*namespace, *mounted, "true"])), None)
+    if found is None:
+        (pytest.fail if are_required() else pytest.skip)("no tmpfs can be mounted here")
+    return found
+
+
+def test_a_full_disk_costs_lines_and_no_service(tmp_path, volume):
+    folder = tmp_path / "traffic"
+    with gateway(tmp_path, "--traffic-log", str(folder), within=volume, **OFTEN) as server, server.peer() as peer:
+        log = Path(f"/proc/{server.process.pid}/root{folder}")
+        peer.makes(TOPIC)
+        assert waits_for(log, lambda row: row["kind"] == "usage")
+        filler = log / "of others"
+        with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+            write_for_ever(file)
+        assert told(server, peer, "traffic lines dropped")
+        assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
+        filler.unlink()
+        # As soon as there is room, and it was let alone for a while.
+        assert reads_on(peer, lambda: bool(gaps(log)))
+        assert server.process.poll() is None
+        # Whatever was written is whole; what is being written soon is.
+        assert reads_on(peer, lambda: all(line.endswith(b"}") for line in lines_of(log)))
+
+
+def test_a_volume_that_becomes_read_only_costs_lines_until_it_is_writable_again(tmp_path, volume):
+    folder = tmp_path / "traffic"
+    with gateway(tmp_path, "--traffic-log", str(folder), within=volume, **OFTEN) as server, server.peer() as peer:
+        inside = ["nsenter", "--target", str(server.process.pid), "--mount", *(["--user"] if "--user" in volume else []), "mount", "-o"]
+        log = Path(f"/proc/{server.process.pid}/root{folder}")
+        peer.makes(TOPIC)
+        assert waits_for(log, lambda row: row["kind"] == "usage")
+        remounts([*inside, "remount,ro", str(folder)])
+        assert told(server, peer, "Read-only file system")
+        remounts([*inside, "remount,rw", str(folder)])
+        assert reads_on(peer, lambda: bool(gaps(log)))
+        assert server.stop() == 0
+
+
+def remounts(argv):
+    """While a file is written there it is refused; once nothing comes, none is."""
+    end = time.monotonic() + 60
+    while not succeeds(argv):
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def test_a_folder_that_is_removed_is_made_again_and_what_was_in_it_is_told(tmp_path):
+    log = tmp_path / "traffic"
+    with gateway(tmp_path, "--traffic-log", str(log), traffic_log_interval_ms=1000) as server, server.peer() as peer:
+        peer.makes(TOPIC)
+        assert waits_for(log, lambda row: row["kind"] == "usage")
+        # Away in one go: it may be written there while its files are deleted one by one.
+        shutil.rmtree(log.rename(tmp_path / "removed"))
+        assert told(server, peer, "their file was deleted")
+        assert reads_on(peer, lambda: bool(list(log.rglob("*.jsonl"))))
+        assert server.stop() == 0
+    rows = rows_of(log)
+    assert rows[-1]["reason"] == "drain"
+    assert [row["sequence"] for row in rows] == list(range(rows[0]["sequence"], rows[-1]["sequence"] + 1))
+
+
+@pytest.fixture(scope="session")
+def hanging():
+    """The library that hangs; built once."""
+    library = HANGS.with_suffix(".so").name
+
+    def build(folder):
+        command(["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", folder / library, HANGS, "-ldl"])
+
+    try:
+        return cached(f"hanging-disk/{fingerprint([HANGS.read_bytes()])}", build) / library
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+
+
+def test_a_disk_that_hangs_costs_the_lines_that_find_no_room_and_no_service(tmp_path, hanging):
+    log, orders = tmp_path / "traffic", tmp_path / "hangs"
+    environment = {"LD_PRELOAD": str(hanging), "HANGING_DISK": str(orders)}
+    settings = {"traffic_log_queue_lines": 1000, "traffic_log_rotate_ms": 60_000}
+    with gateway(tmp_path, "--traffic-log", str(log), environment=environment, **settings) as server:
+        with server.peer() as peer:
+            peer.makes(TOPIC)
+        assert waits_for(log, lambda row: row.get("event") == "closed")
+        orders.touch()
+        memory = server.memory()
+        waited = []
+        for _ in range(1000):
+            began = time.monotonic()
+            with server.peer() as peer:
+                assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
+            waited.append(time.monotonic() - began)
+        assert len([one for one in waited if one >= AT_ONCE_SECONDS]) <= A_FEW
+        assert server.waits_for_lines(1, "they were not written fast enough")
+        assert server.memory() - memory < 50 * MIB
+        orders.unlink()
+        with server.peer() as peer:
+            assert reads_on(peer, lambda: bool(gaps(log)))
+        assert server.stop() == 0
+
+
+def test_a_disk_that_hangs_for_ever_holds_up_no_end(tmp_path, hanging):
+    log, orders = tmp_path / "traffic", tmp_path / "hangs"
+    with gateway(tmp_path, "--traffic-log", str(log), environment={"LD_PRELOAD": str(hanging), "HANGING_DISK": str(orders)}) as server:
+        orders.touch()
+        with server.peer() as peer:
+            peer.makes(TOPIC)
+        assert server.stop() == 0
+
+
+def told(server, peer, words):
+    return reads_on(peer, lambda: bool([line for line in server.lines() if words in line]))
+
+
+def reads_on(peer, is_enough, seconds=40):
+    """Whether it was enough in time; meanwhile there is something to be written down."""
+    for _ in range(seconds * 10):
+        peer.sends(framed(producing(TOPIC, one_record(os.urandom(10))), 7))
+        assert ProduceResponse.decode(peer.hears()[4:], version=7).responses[0].partition_responses[0].error_code == 0
+        if is_enough():
+            return True
+        peer.is_hung_up_on(0.1)
+    return False
+
+
+def gaps(log):
+    """Numbers that are missing between those that are there."""
+    numbers = [row["sequence"] for row in rows_of(log)]
+    return sorted(set(range(max(numbers))) - set(numbers)) if numbers else []

@@ -1,0 +1,151 @@
+"""The rows of the traffic log in a topic of a real Pulsar: the same as in the files, and what becomes of them while Pulsar is away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
+
+from gateway.traffic.topic import NAME
+from tests.legacy_clients.brokers import are_required
+from tests.peers.cache import CannotInstall
+from tests.peers.chaos.stages import BROKER_MEMORY, ONE_BOOKIE
+from tests.peers.gateway import Gateway, Peer, is_quick, one_record
+from tests.peers.on_pulsar import bootstrap, on
+from tests.peers.pulsar import Pulsar
+from tests.peers.tenant import Tenant
+from tests.peers.traffic import Row, rows_of, waits_for
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+
+TOPIC = "orders"
+SEND_TIMEOUT_MS = 5_000
+#: For a question that needs no Pulsar.
+AT_ONCE_SECONDS = 2.0
+RECOVER_SECONDS = 90.0
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Pulsar]:
+    try:
+        with Pulsar.start(memory=BROKER_MEMORY, **ONE_BOOKIE) as started:
+            yield started
+    except CannotInstall as missing:
+        (pytest.fail if are_required() else pytest.skip)(str(missing))
+
+
+@pytest.fixture
+def settings(broker: Pulsar) -> Any:
+    return Tenant.make(broker.service_url, broker.admin_url).settings()
+
+
+def logging_to(log: Path) -> list[str]:
+    return ["--traffic-log", str(log), "--traffic-topic", "--set", "traffic_log_interval_ms=1000"]
+
+
+def produces(peer: Peer) -> int:
+    return int(peer.produces(TOPIC, one_record(b"v")).error_code)
+
+
+def in_topic(running: Gateway, seconds: float = 60.0, after: float | None = None) -> list[Row]:
+    """The rows of the topic up to its end, or up to the first behind that number, or until nothing came for so long."""
+    consumer = KafkaConsumer(NAME, bootstrap_servers=bootstrap(running), auto_offset_reset="earliest", consumer_timeout_ms=seconds * 1000)
+    try:
+        place = TopicPartition(NAME, 0)
+        end = consumer.end_offsets([place])[place]
+        rows: list[Row] = []
+        for record in consumer:
+            rows.append(msgspec.json.decode(record.value))
+            if rows[-1]["sequence"] > after if after is not None else record.offset + 1 >= end:
+                break
+        return rows
+    finally:
+        consumer.close()
+
+
+@pytest.mark.parametrize("entry_format", ["mixed_kafka", "pulsar"])
+def test_rows_in_pulsar_are_those_of_the_files_also_of_the_next_gateway(settings: Any, tmp_path: Path, entry_format: str) -> None:
+    log = tmp_path / "traffic"
+    for _ in range(2):
+        with on(settings, tmp_path, *logging_to(log), "--set", f"entry_format={entry_format}") as running:
+            with running.peer() as peer:
+                peer.makes(TOPIC)
+                assert produces(peer) == 0
+            assert running.stop() == 0
+    written = rows_of(log)
+    assert len({row["connection"].split("-")[1] for row in written}) == 2
+    with on(settings, tmp_path) as running:
+        assert in_topic(running) == written
+        assert running.stop() == 0
+
+
+def test_while_pulsar_is_away_rows_are_dropped_and_told_and_nothing_else_suffers(broker: Pulsar, settings: Any, tmp_path: Path) -> None:
+    log = tmp_path / "traffic"
+    with on(settings, tmp_path, *logging_to(log), "--set", f"pulsar_send_timeout_ms={SEND_TIMEOUT_MS}") as running:
+        with running.peer() as peer:
+            peer.makes(TOPIC)
+            assert produces(peer) == 0
+        assert waits_for(log, lambda row: row.get("topic") == TOPIC)
+        _waits_for_the_topic(running)
+        broker.kill()
+        try:
+            _asks_until(running, lambda: any("traffic lines dropped" in line and NAME in line for line in running.lines()))
+            during = rows_of(log)[-1]["sequence"]
+        finally:
+            broker.launch()
+        _serves_again(running)
+        assert in_topic(running, RECOVER_SECONDS, during)[-1]["sequence"] > during
+        assert running.stop() == 0
+    written = rows_of(log)
+    assert [row["sequence"] for row in written] == list(range(len(written)))
+    with on(settings, tmp_path) as running:
+        found = in_topic(running)
+        assert running.stop() == 0
+    numbers = [row["sequence"] for row in found]
+    assert numbers == sorted(set(numbers))
+    assert found == [written[number] for number in numbers]
+    assert numbers[0] == 0
+    assert numbers[-1] > during
+    assert len(numbers) < len(written)
+
+
+def _waits_for_the_topic(running: Gateway) -> None:
+    """Until the first row is in it: the file has rows long before the topic is made."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap(running))
+    try:
+        end, place = time.monotonic() + RECOVER_SECONDS, TopicPartition(NAME, 0)
+        while NAME not in consumer.topics() or not consumer.end_offsets([place])[place]:
+            assert time.monotonic() < end, "\n".join(running.lines())
+            time.sleep(0.1)
+    finally:
+        consumer.close()
+
+
+def _asks_until(running: Gateway, is_enough: Any) -> None:
+    """Connections come and go, and are served at once, until it is so."""
+
+    def asks() -> None:
+        with running.peer() as peer:
+            assert peer.asks(ApiVersionsRequest(), ApiVersionsResponse, 0).error_code == 0
+
+    end = time.monotonic() + RECOVER_SECONDS
+    while not is_enough():
+        assert time.monotonic() < end, "\n".join(running.lines())
+        assert is_quick(asks, AT_ONCE_SECONDS)
+        time.sleep(0.2)
+
+
+def _serves_again(running: Gateway) -> None:
+    end = time.monotonic() + RECOVER_SECONDS
+    while True:
+        with running.peer() as peer:
+            if produces(peer) == 0:
+                return
+        assert time.monotonic() < end, "\n".join(running.lines())
+        time.sleep(0.5)

@@ -1,0 +1,44 @@
+"""Reads a traffic log as whoever reports on it: all files of the folder, finished or not."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+Row = dict[str, Any]
+
+
+def lines_of(folder: Path) -> list[bytes]:
+    """All lines, file by file; the last one of a file may be half a line. A file may be finished while it is looked at."""
+    while True:
+        files = sorted(path for path in folder.rglob("*.jsonl*") if not path.name.endswith(".part"))
+        names = {path.with_suffix("") if path.suffix == ".gz" else path: path for path in files}
+        try:
+            return [line for path in names.values() for line in _read(path).split(b"\n") if line]
+        except FileNotFoundError:
+            continue
+
+
+def _read(path: Path) -> bytes:
+    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+
+
+def rows_of(folder: Path) -> list[Row]:
+    """What the whole lines say, process by process in the order of their numbers."""
+    rows = [msgspec.json.decode(line) for line in lines_of(folder) if line.endswith(b"}")]
+    return sorted(rows, key=lambda row: (row["connection"].split("-")[1], row["sequence"]))
+
+
+def waits_for(folder: Path, wanted: Callable[[Row], bool], seconds: float = 60.0) -> list[Row]:
+    """The rows that are wanted, once there is one; an empty list after so long."""
+    end = time.monotonic() + seconds
+    while True:
+        found = [row for row in rows_of(folder) if wanted(row)]
+        if found or time.monotonic() > end:
+            return found
+        time.sleep(0.05)

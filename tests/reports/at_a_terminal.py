@@ -1,0 +1,82 @@
+"""Commands as a person starts them: on a terminal, where Ctrl-C comes to all of their processes."""
+
+from __future__ import annotations
+
+import glob
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.gateway.commands.screen import pieces_of, terminal
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = 60
+#: The terminal is closed when the last process that has it ends.
+LAST_WORDS_SECONDS = 30.0
+#: Runs what it is told with the terminal on stderr as its session's, and with signals as a shell at a terminal leaves them: whoever runs the tests may
+#: ignore some.
+TAKES_TERMINAL = """
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+fcntl.ioctl(2, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class Terminal:
+    """A command whose stderr is a terminal that is its own: what is typed there comes to all processes of it."""
+
+    def __init__(self, words: list[str]) -> None:
+        self._ours, theirs = terminal(COLUMNS)
+        its_own = [sys.executable, "-c", TAKES_TERMINAL, *words]
+        self.process = subprocess.Popen(its_own, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, text=True, start_new_session=True)
+        os.close(theirs)
+        self._read = b""
+        # Else the command would wait for somebody to read.
+        self._reader = threading.Thread(target=self._look)
+        self._reader.start()
+
+    @property
+    def written(self) -> str:
+        """So far."""
+        return self._read.decode(errors="replace")
+
+    def _look(self) -> None:
+        for piece in pieces_of(self._ours):
+            self._read += piece
+
+    def ctrl_c(self) -> None:
+        os.write(self._ours, b"\x03")
+
+    def end(self) -> tuple[int, str, str, list[str]]:
+        """The exit code, what came on stdout, what stands on the terminal, and what of the command still runs."""
+        with self.process:
+            answer, _ = self.process.communicate(timeout=300)
+        left = running_in(self.process.pid)
+        self._reader.join(LAST_WORDS_SECONDS)
+        os.close(self._ours)
+        return self.process.returncode, answer, self.written, left
+
+
+def running_in(session: int) -> list[str]:
+    """Names of the processes of a session that have not ended."""
+    found = []
+    for place in glob.glob("/proc/[0-9]*/stat"):
+        try:
+            name, _, rest = Path(place).read_text().rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        state, _, _, of = rest.split()[:4]
+        if int(of) == session and state != "Z":
+            found.append(name.partition("(")[2])
+    return found
+
+
+def when(process: subprocess.Popen[str], is_there: Callable[[], object]) -> None:
+    """Returns as soon as it is, or the process has ended."""
+    while process.poll() is None and not is_there():
+        time.sleep(0.005)

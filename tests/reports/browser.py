@@ -1,0 +1,160 @@
+"""Headless Chromium (Debian's package `chromium`), told what to do over a pair of pipes: a page from disk, as a telephone, a screen and a printer have it.
+
+No host name resolves in it, and whatever a page asks for is noted. The protocol is Chromium's DevTools protocol: JSON messages that end with a zero byte.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FLAGS = (
+    "--headless=new",
+    "--remote-debugging-pipe",
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--disable-gpu",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    # Nothing is found on a network, whatever asks.
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)
+TELEPHONE, SCREEN = 390, 1200
+#: What the margins of the style leave of A4, at 96 pixels an inch.
+PAPER = 703
+MEDIA = {"telephone": TELEPHONE, "screen": SCREEN, "print": PAPER}
+#: Elements that reach over the right edge; what is in a table that is moved sideways may, on a screen.
+CUT = """[...document.querySelectorAll('body *')].filter(one => one.getBoundingClientRect().right > innerWidth + 1
+    && (matchMedia('print').matches || !one.closest('.wide'))).map(one => one.outerHTML.slice(0, 200))"""
+PIECE = 1 << 16
+TALLEST = 8000
+"""Pixels of a picture, whatever the page has."""
+PLACED = """
+import fcntl, os, sys
+read, write = (fcntl.fcntl(int(number), fcntl.F_DUPFD_CLOEXEC, 10) for number in sys.argv[1:3])
+os.dup2(read, 3)
+os.dup2(write, 4)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+"""It reads from descriptor 3 and writes to 4, whatever numbers the pipes have here."""
+A4_INCHES = (8.27, 11.69)
+
+
+def find() -> str | None:
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """`requested` are the addresses that pages asked for, `said` what they put on the console."""
+
+    def __init__(self, into: int, out: int) -> None:
+        self._into, self._out = into, out
+        self._numbers = itertools.count(1)
+        self._read = b""
+        self._tab = ""
+        self._session = ""
+        self.requested: list[str] = []
+        self.said: list[str] = []
+
+    def open(self, page: Path, width: int, height: int = 800, medium: str = "screen") -> None:
+        """In a tab of its own. `width` and `height` are CSS pixels; `medium` is screen, telephone or print."""
+        if self._tab:
+            self._ask("Target.closeTarget", targetId=self._tab)
+        self._tab = self._ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._ask("Target.attachToTarget", targetId=self._tab, flatten=True)["sessionId"]
+        self.requested, self.said = [], []
+        for domain in ("Page", "Network", "Log", "Runtime"):
+            self._ask(f"{domain}.enable")
+        self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=medium == "telephone")
+        # Emulated, the screen would be that of what is printed, too.
+        self._ask("Emulation.setEmulatedMedia", media="print" if medium == "print" else "")
+        self._ask("Page.navigate", url=page.resolve().as_uri())
+        while self._next()["method"] != "Page.loadEventFired":
+            pass
+
+    def evaluate(self, expression: str) -> Any:
+        """What a script says of the page; the page's own policy does not hold for it."""
+        answer = self._ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        if "exceptionDetails" in answer:
+            raise BrowserFailed(str(answer["exceptionDetails"]))
+        return answer["result"].get("value")
+
+    def picture(self, file: Path) -> None:
+        """The page as a PNG, as far as a picture may go."""
+        size = self._ask("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {**size, "height": min(size["height"], TALLEST), "scale": 1}
+        file.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]))
+
+    def printed(self) -> bytes:
+        """A PDF, as its style for paper has it."""
+        width, height = A4_INCHES
+        return base64.b64decode(self._ask("Page.printToPDF", paperWidth=width, paperHeight=height)["data"])
+
+    def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": parameters}
+        if self._session and not method.startswith("Target."):
+            message["sessionId"] = self._session
+        os.write(self._into, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._next()
+            if answer.get("id") == number:
+                if "error" in answer:
+                    raise BrowserFailed(f"{method}: {answer['error']['message']}")
+                return dict(answer["result"])
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._read:
+            piece = os.read(self._out, PIECE)
+            if not piece:
+                raise BrowserFailed("it has ended")
+            self._read += piece
+        line, _, self._read = self._read.partition(b"\0")
+        message = json.loads(line)
+        self._note(message.get("method", ""), message.get("params", {}))
+        return {"method": "", **message}
+
+    def _note(self, method: str, of: dict[str, Any]) -> None:
+        if method == "Network.requestWillBeSent":
+            self.requested.append(of["request"]["url"])
+        elif method == "Log.entryAdded":
+            self.said.append(of["entry"]["text"])
+        elif method in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown"):
+            self.said.append(json.dumps(of))
+
+
+class BrowserFailed(Exception):
+    """It ended, or would not do as it was told."""
+
+
+@contextmanager
+def browser(binary: str, folder: Path) -> Iterator[Browser]:
+    """`folder` is for what it writes. It is killed and reaped at the end."""
+    ours, theirs = os.pipe(), os.pipe()
+    root = ["--no-sandbox"] if os.geteuid() == 0 else []
+    argv = [sys.executable, "-c", PLACED, str(ours[0]), str(theirs[1]), binary, *FLAGS, *root, f"--user-data-dir={folder}"]
+    with (
+        (folder / "chromium.log").open("w") as errors,
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, pass_fds=(ours[0], theirs[1])) as process,
+    ):
+        os.close(ours[0])
+        os.close(theirs[1])
+        try:
+            yield Browser(ours[1], theirs[0])
+        finally:
+            process.kill()
+            os.close(ours[1])
+            os.close(theirs[0])

@@ -1,0 +1,53 @@
+"""One small Spark session and one browser for all of these tests. Where there is no PySpark, Java or Chromium they say so; in CI that is a failure."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import pytest
+
+from tests.legacy_clients.brokers import are_required
+from tests.reports.browser import browser, find
+
+#: A Java that lives for minutes has no use for its second compiler, nor for threads that collect garbage.
+FOR_SHORT_LIVES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+#: Tables of some rows: what takes time is to plan a query and to compile it, not to run it. The tests of the command have none of these settings.
+FOR_SMALL_TABLES = {
+    "spark_sql_shuffle_partitions": "1",
+    "spark_sql_codegen_wholeStage": "false",
+    "spark_sql_codegen_factoryMode": "NO_CODEGEN",
+}
+
+
+@pytest.fixture(scope="session")
+def pyspark():
+    """Says why, where Spark cannot run; else readies Java for it."""
+    missing = [
+        name for name, is_there in (("PySpark", importlib.util.find_spec("pyspark")), ("Java", shutil.which("java"))) if not is_there
+    ]
+    if missing:
+        (pytest.fail if are_required() else pytest.skip)(f"there is no {' and no '.join(missing)} here: `make spark` brings PySpark")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("JAVA_TOOL_OPTIONS", f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {FOR_SHORT_LIVES}".strip())
+        yield
+
+
+@pytest.fixture(scope="session")
+def spark(pyspark):
+    from reports.session import open_session
+
+    session = open_session("local[2]", "1g", **FOR_SMALL_TABLES)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory):
+    binary = find()
+    if binary is None:
+        (pytest.fail if are_required() else pytest.skip)("there is no Chromium here; on Debian: apt-get install chromium")
+    with browser(binary, tmp_path_factory.mktemp("chromium")) as running:
+        yield running

@@ -1,0 +1,137 @@
+"""Lines of a version that nobody knew come out of the quarantine when it is known: each once, whenever a run ends."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import pydoc
+from datetime import UTC, date, datetime
+
+import pytest
+
+from tests.reports.logs import Process, lines, ms
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+DAY = "2026-11-20"
+NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
+REASON = "unknown schema version 2"
+
+
+class KilledError(Exception):
+    """The run ends here."""
+
+
+@pytest.fixture
+def process(tmp_path):
+    return Process(tmp_path / "logs")
+
+
+@pytest.fixture
+def tables(pyspark, tmp_path):
+    from reports.taken import Tables
+
+    return Tables(tmp_path / "tables")
+
+
+@pytest.fixture
+def knows(pyspark, monkeypatch):
+    """As of a release that knows these versions."""
+    from reports import rows
+
+    return lambda *versions: monkeypatch.setattr(rows, "VERSIONS", versions)
+
+
+@pytest.fixture
+def take(spark, process, tables):
+    """Takes what is new, and before that what is in the quarantine and known by now: gives what came of that."""
+    from reports.again import take_again
+    from reports.ingest import take_new
+
+    def run():
+        with tables.alone():
+            found = take_again(spark, tables, NOW)
+            take_new(spark, process.logs, tables, NOW, lambda done, of: None)
+            return found
+
+    return run
+
+
+@pytest.fixture
+def numbers(spark, tables):
+    from reports.ingest import stored
+
+    return lambda: sorted(row["sequence"] for row in stored(spark, tables, "usage").select("sequence").collect())
+
+
+def some(process, count, version=1, **fields):
+    said = {"api_key": 0, "api_version": 9, "requests": 1, **fields}
+    return [{**process.row("usage", ms(DAY, 12, 30), f"1-{process.start}-1", **said), "v": version} for _ in range(count)]
+
+
+def test_lines_of_a_version_count_once_it_is_known_though_their_files_are_gone(spark, process, take, knows, numbers, tables):
+    from reports.ingest import stored
+
+    rows = [*some(process, 3), *some(process, 4, version=2, topic="日本"), *some(process, 2, version=3), *some(process, 1)]
+    first = process.file(DAY, 12, rows)
+    take()
+    # Some of them lie in the quarantine twice.
+    again = first.with_name("other.jsonl.gz")
+    again.write_bytes(gzip.compress(lines(rows[5:8])))
+    assert (take().rows, numbers()) == ({}, [0, 1, 2, 9])
+    first.unlink()
+    again.unlink()
+    knows(1, 2)
+    taken = take()
+    assert (taken.rows, taken.quarantined, taken.repeated_rows, numbers()) == ({"usage": 4}, {}, 2, [0, 1, 2, 3, 4, 5, 6, 9])
+    assert (take().rows, numbers()) == ({}, [0, 1, 2, 3, 4, 5, 6, 9])
+    found = stored(spark, tables, "usage").filter("topic is not null").select("v", "topic", "date").distinct().collect()
+    assert [tuple(row) for row in found] == [(2, "日本", date.fromisoformat(DAY))]
+    process.file(DAY, 13, rows[2:])
+    knows(1, 2, 3)
+    assert (take().rows, numbers()) == ({"usage": 2}, list(range(10)))
+    assert stored(spark, tables, "quarantine").count() == 4 + 2 + 2 + 1
+
+
+def test_a_line_that_is_none_of_its_version_goes_to_quarantine_for_that(process, take, knows, numbers):
+    process.file(DAY, 12, [*some(process, 1), *some(process, 1, version=2, requests=-1), *some(process, 1, version=2)])
+    take()
+    knows(1, 2)
+    taken = take()
+    assert (taken.rows, taken.quarantined, numbers()) == ({"usage": 1}, {"a number that cannot be": 1}, [0, 2])
+
+
+#: By the step, the function that is the last to run, and how often it has run by then.
+STEPS = {
+    "all lines are written": ("reports.writing.write", 1),
+    "new rows are written": ("reports.writing.write", 2),
+    "what was written is looked at": ("reports.writing.found", 2),
+    "they are noted": ("reports.taken.os.link", 1),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_when_a_step_is_done_each_counts_once_the_next_time(process, take, knows, numbers, monkeypatch, step):
+    process.file(DAY, 12, [*some(process, 2), *some(process, 3, version=2)])
+    take()
+    process.file(DAY, 13, some(process, 2))
+    knows(1, 2)
+    with monkeypatch.context() as patched:
+        _kill_after(patched, *STEPS[step])
+        with pytest.raises(KilledError):
+            take()
+    assert numbers() == ([0, 1, 2, 3, 4] if step == "they are noted" else [0, 1])
+    take()
+    assert numbers() == list(range(7))
+
+
+def _kill_after(patched, name, times):
+    function, calls = pydoc.locate(name), itertools.count(1)
+
+    def last(*given):
+        result = function(*given)
+        if next(calls) == times:
+            raise KilledError
+        return result
+
+    patched.setattr(name, last)

@@ -1,0 +1,86 @@
+"""The page in Chromium: from disk, without a network, as wide as a telephone, a screen and a sheet of paper."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import pytest
+
+from reports.page import page
+from tests.reports import made_up
+from tests.reports.browser import CUT, MEDIA, SCREEN, TELEPHONE
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(120)]
+
+LONG = "a-very-long-name-" * 30 + "{}"
+REPORTS = {
+    "usual": {"applications": 16, "days": 10},
+    "one": {"applications": 1, "days": 1, "refused": 1},
+    "ready": {"applications": 12, "days": 9, "refused": 0},
+    "large": {"applications": 1000, "days": 400, "refused": 300, "name": LONG},
+}
+SMALLEST = """Math.min(...[...document.querySelectorAll('body *')].filter(one => [...one.childNodes].some(node => node.nodeType == 3 && node.data.trim()))
+    .map(one => parseFloat(getComputedStyle(one).fontSize)))"""
+#: Words of one plot that stand on each other.
+COVERED = """[...document.querySelectorAll('svg')].flatMap(plot => {
+    const words = [...plot.querySelectorAll('text')], boxes = words.map(one => one.getBoundingClientRect());
+    return words.filter((_, here) => boxes.some((box, there) => there > here && box.left < boxes[here].right && boxes[here].left < box.right
+        && box.top < boxes[here].bottom && boxes[here].top < box.bottom)).map(one => one.textContent)
+})"""
+
+
+@pytest.fixture(params=REPORTS)
+def made(request, tmp_path):
+    """The file of a page."""
+    said = REPORTS[request.param]
+    shown = made_up.figures(**said)
+    zero = "2026-01-25" if request.param == "usual" else None
+    summary = made_up.summary(shown, said["applications"], said.get("refused"), zero)
+    file = tmp_path / "report.html"
+    file.write_text(page(summary, shown, made_up.TARGET, made_up.NAMES), "utf-8")
+    return file
+
+
+def test_a_page_asks_for_nothing_and_complains_of_nothing(chromium, made):
+    chromium.open(made, SCREEN)
+    assert (chromium.requested, chromium.said) == ([made.as_uri()], [])
+
+
+@pytest.mark.parametrize("medium", MEDIA)
+def test_nothing_is_cut_off_at_the_right(chromium, made, medium):
+    chromium.open(made, MEDIA[medium], medium=medium)
+    assert chromium.evaluate("document.scrollingElement.scrollWidth <= innerWidth && innerWidth") == MEDIA[medium]
+    assert chromium.evaluate(CUT) == []
+
+
+@pytest.mark.parametrize("medium", ["telephone", "screen"])
+def test_every_word_can_be_read(chromium, made, medium):
+    chromium.open(made, MEDIA[medium], medium=medium)
+    assert chromium.evaluate(SMALLEST) >= 12
+    assert chromium.evaluate(COVERED) == []
+
+
+def test_a_picture_of_it_is_as_wide_as_the_window(chromium, made, tmp_path):
+    chromium.open(made, TELEPHONE, medium="telephone")
+    chromium.picture(tmp_path / "telephone.png")
+    head = (tmp_path / "telephone.png").read_bytes()[:24]
+    assert (head[:8], struct.unpack(">I", head[16:20])) == (b"\x89PNG\r\n\x1a\n", (TELEPHONE,))
+
+
+def test_it_can_be_printed(chromium, made):
+    chromium.open(made, SCREEN)
+    sheets = chromium.printed()
+    assert sheets.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", sheets)) >= 2
+
+
+def test_what_a_page_would_ask_for_is_seen_and_does_not_come(chromium, tmp_path):
+    """That the tests above can fail: of this page they would say so."""
+    file = tmp_path / "bad.html"
+    file.write_text("<img src='http://example.com/x.png'><script>nothing()</script><p style='width: 2000px'>wide</p>")
+    chromium.open(file, TELEPHONE, medium="telephone")
+    assert "http://example.com/x.png" in chromium.requested
+    assert any("ERR_NAME_NOT_RESOLVED" in words for words in chromium.said)
+    assert any("nothing is not defined" in words for words in chromium.said)
+    assert len(chromium.evaluate(CUT)) == 1

@@ -1,0 +1,128 @@
+"""The same code by `spark-submit` on a cluster: a standalone master and a worker, whose executor is a process of its own, on this machine's loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.reports.conftest import FOR_SMALL_TABLES
+from tests.reports.logs import Process, ms
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200), pytest.mark.usefixtures("pyspark")]
+
+ROOT = Path(__file__).parents[2]
+DAYS = ("2026-11-19", "2026-11-20")
+#: Else the executor takes what Spark takes by default, and the driver opens a page.
+SMALL = {"spark.driver.memory": "512m", "spark.executor.memory": "512m", "spark.ui.enabled": "false"}
+SMALL |= {name.replace("_", "."): text for name, text in FOR_SMALL_TABLES.items()}
+
+
+@contextmanager
+def running(*words: str, environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A part of the cluster, until the end. It says in `log` what it does."""
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+@pytest.fixture
+def of_cluster() -> dict[str, str]:
+    """The environment of a machine that has Spark, and of kopgate nothing, nor any Python."""
+    import pyspark
+
+    mine = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    home = str(Path(pyspark.__file__).parent)
+    return {**mine, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": "/nonexistent"}
+
+
+@pytest.fixture
+def environment(of_cluster, tmp_path) -> dict[str, str]:
+    """Of the driver."""
+    settings = tmp_path / "conf" / "spark-defaults.conf"
+    settings.parent.mkdir()
+    settings.write_text("".join(f"{name} {value}\n" for name, value in SMALL.items()))
+    of_kopgate = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    return {**of_cluster, **of_kopgate, "SPARK_CONF_DIR": str(settings.parent)}
+
+
+@pytest.fixture
+def master(of_cluster, tmp_path) -> Iterator[str]:
+    """Its address, on a port that it finds itself: one that was free before might not be when it begins."""
+    of, log = f"{of_cluster['SPARK_HOME']}/bin/spark-class", tmp_path / "master.log"
+    place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    with running(of, "org.apache.spark.deploy.master.Master", *place, environment=of_cluster, log=log) as process:
+        while not (found := re.search(r"Starting Spark master at (spark://\S+:\d+)\s", log.read_text())):
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        worker = (*place, "--cores", "2", "--memory", "1g", "--work-dir", str(tmp_path / "work"), found[1])
+        with running(of, "org.apache.spark.deploy.worker.Worker", *worker, environment=of_cluster, log=tmp_path / "worker.log"):
+            yield found[1]
+
+
+@pytest.fixture
+def logs(tmp_path):
+    process = Process(tmp_path / "logs")
+    for day in DAYS:
+        begin = ms(day)
+        rows = process.connection(begin, begin + 60_000, ["billing"], [(0, 1, 10, 100, 100), (1, 4, 5, 50, 70)])
+        rows += process.connection(begin, begin + 60_000, ["shop"], [(0, 9, 7, 100, 100)])
+        process.file(day, 12, rows)
+    process.file(DAYS[0], 13, [b'{"half'])
+    return process.logs
+
+
+def submitted(environment, master, *words):
+    place = subprocess.run([sys.executable, "-m", "reports.places"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    command = [f"{environment['SPARK_HOME']}/bin/spark-submit", "--master", master, place, *map(str, words)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def said(out):
+    """What a report says of the log, whenever it was made."""
+    summary = json.loads((out / "summary.json").read_text())
+    del summary["made_at"]
+    return summary, (out / "clients.csv").read_text(), (out / "blockers.csv").read_text()
+
+
+def test_a_report_on_a_cluster_is_that_of_one_machine(spark, environment, master, logs, tmp_path):
+    """By spark-submit, and by the command."""
+    from reports import answer, facts
+    from reports.run import Order, run
+
+    there, here = tmp_path / "there", tmp_path / "here"
+    first = submitted(environment, master, "--logs", logs, "--out", there, "--since", DAYS[0])
+    assert first.returncode == 3, first.stderr[-3000:]
+    # Spark hands on both of Python's outputs as one.
+    *before, warning = first.stdout.splitlines()[:-5]
+    lines = first.stdout.splitlines()[-5:]
+    assert warning == "Warning: 1 new lines were put into quarantine: half line", before
+    assert list((tmp_path / "work").glob("app-*/0")), "no executor of the cluster had any part in it"
+    order = Order(logs, here, facts.target(facts.DEFAULT_TARGET), date.fromisoformat(DAYS[0]))
+    assert answer.in_five_lines(run(spark, order, datetime.now(UTC))) == lines
+    assert said(there) == said(here)
+    from_here = [sys.executable, "-m", "gateway", "report", "--logs", logs, "--out", tmp_path / "from-here", "--since", DAYS[0]]
+    command = [*map(str, from_here), "--master", master, "--memory", "512m"]
+    second = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert second.stdout.splitlines() == lines, second.stderr[-3000:]
+    assert len(list((tmp_path / "work").glob("app-*/0"))) == 2
+
+
+def test_the_address_of_an_object_store_is_refused_with_what_to_do(environment, tmp_path):
+    refused = submitted(environment, "local[1]", "--logs", "s3a://bucket/logs", "--out", tmp_path / "out")
+    assert refused.returncode == 2
+    assert "mounted or copied first" in refused.stdout

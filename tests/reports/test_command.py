@@ -1,0 +1,131 @@
+"""The command as a process of its own: its answer, its exit code, and a disk that is full."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.legacy_clients.brokers import are_required
+from tests.reports.logs import Process, ms
+
+# A report as a process of its own took five minutes on a machine with much else to do.
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]
+
+ROOT = Path(__file__).parents[2]
+DAY = "2026-11-20"
+#: A command on a small volume of its own, which goes with it: as root, or as anybody who may.
+NAMESPACES = [["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]]
+#: Of a size, a folder, a folder to keep things in and a command: runs it on a small volume and again when that has room, and keeps what was there each
+#: time. All in one, since the volume goes with whoever mounted it.
+TWICE = """
+mount -t tmpfs -o size="$0" none "$1" || exit 99
+out="$1" kept="$2"; shift 2
+"$@" > "$kept/stdout" 2> "$kept/stderr"
+printf %s $? > "$kept/code"
+cp -r "$out" "$kept/full" && mount -o remount,size=64m "$out" || exit 98
+"$@"
+code=$?
+cp -r "$out" "$kept/roomy" && exit $code
+"""
+
+
+@pytest.fixture
+def logs(tmp_path):
+    process = Process(tmp_path / "logs")
+    begin = ms(DAY)
+    rows = process.connection(begin, begin + 60_000, ["billing"], [(0, 1, 10, 100, 100)])
+    # Names that do not compress, so that a small disk is full.
+    rows += [process.row("usage", begin, "1-a-1", api_key=3, api_version=9, requests=1, topic=os.urandom(40).hex()) for _ in range(5000)]
+    process.file(DAY, 12, rows)
+    return process.logs
+
+
+def command(logs, out):
+    folders = ["--logs", str(logs), "--out", str(out)]
+    return [sys.executable, "-m", "gateway", "report", *folders, "--since", "9999d", "--master", "local[1]", "--memory", "512m"]
+
+
+def report(logs, out, *before):
+    return subprocess.run([*before, *command(logs, out)], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def killed_when(pattern, logs, out):
+    """Whether a report was killed, without warning, as soon as it had made a file like that below `out`."""
+
+    def made():
+        # Unlike pathlib's, this bears folders that go away meanwhile.
+        return set(glob.glob(f"{out}/**/{pattern}", recursive=True))
+
+    there = made()
+    with subprocess.Popen(command(logs, out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and made() <= there:
+            time.sleep(0.005)
+        process.kill()
+    return process.returncode == -signal.SIGKILL
+
+
+def test_the_answer_is_five_lines_and_the_exit_code_says_not_ready(logs, tmp_path):
+    done = report(logs, tmp_path / "out")
+    assert (done.returncode, len(done.stdout.splitlines())) == (3, 5), done.stderr
+    # And nothing of what Java and Spark write at each start.
+    assert done.stderr.splitlines() == ["starting Spark", "files", "clients", "readiness", "costs", "trend", "summary", "done"]
+    assert "billing" in done.stdout.splitlines()[1]
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["applications"]["refused"] == 1
+    assert "billing" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("size", "batches"), [("200k", 0), ("800k", 1)], ids=["while rows are written", "while the report is"])
+def test_on_a_full_disk_it_says_so_and_counts_everything_once_when_there_is_room(spark, logs, tmp_path, size, batches):
+    from reports.ingest import stored
+    from reports.taken import Tables
+
+    within = next(
+        (found for found in NAMESPACES if subprocess.run([*found, "true"], capture_output=True, check=False).returncode == 0), None
+    )
+    if within is None:
+        missing = "no volume can be mounted here: neither as root nor in a namespace of one's own"
+        (pytest.fail if are_required() else pytest.skip)(missing)
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    out.mkdir()
+    kept.mkdir()
+    done = report(logs, out, *within, "sh", "-c", TWICE, size, str(out), str(kept))
+    assert ((kept / "code").read_text(), (kept / "stdout").read_text()) == ("1", "")
+    told = (kept / "stderr").read_text()
+    assert "there is no room left in" in told.splitlines()[-1]
+    assert "Traceback" not in told
+    assert (len(Tables(kept / "full" / "tables").batches()), (kept / "full" / "summary.json").exists()) == (batches, False)
+    assert done.returncode == 3, done.stderr
+    rows = stored(spark, Tables(kept / "roomy" / "tables"), "usage")
+    assert (rows.count(), rows.select("sequence").distinct().count()) == (5001, 5001)
+    with (kept / "roomy" / "clients.csv").open(newline="") as file:
+        counts = {row["client_id"]: (row["requests"], row["topic_count"]) for row in csv.DictReader(file)}
+    assert counts == {"billing": ("10", "0"), "": ("5000", "5000")}
+    assert json.loads((kept / "roomy" / "summary.json").read_text())["log"]["files"] == 1 - batches
+
+
+def test_killed_at_any_point_it_counts_everything_once_the_next_time(spark, logs, tmp_path):
+    """While rows are written, when they count (and those of a file that is still written to do not yet), and while the report is made."""
+    from reports.ingest import ingest, stored
+    from reports.taken import Tables
+
+    process = Process(logs, node=2)
+    process.file(DAY, 12, [process.row("usage", ms(DAY), "2-a-1", api_key=3, api_version=9, requests=1) for _ in range(10)], packed=False)
+    tables = Tables(tmp_path / "out" / "tables")
+    (tmp_path / "out").mkdir()
+    for pattern in ("batch=*/_temporary", "taken/*.json", "clients.csv"):
+        assert killed_when(pattern, logs, tmp_path / "out"), pattern
+    assert not (tmp_path / "out" / "summary.json").exists()
+    ingest(spark, logs, tables, datetime.now(UTC))
+    assert {path.name for path in tables.folder.glob("batch=*")} == {f"batch={batch.name}" for batch in tables.batches()}
+    rows = stored(spark, tables, "usage")
+    assert (rows.count(), rows.select("node", "sequence").distinct().count()) == (5001 + 10, 5001 + 10)

@@ -1,0 +1,24 @@
+"""`make demo`, stopped half-way."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.gateway.commands.screen import lines_of
+from tests.reports.at_a_terminal import COLUMNS, Terminal, when
+
+pytestmark = [pytest.mark.spark, pytest.mark.peer, pytest.mark.timeout(600), pytest.mark.usefixtures("pyspark")]
+
+
+def test_ctrl_c_while_clients_run_is_exit_code_130_and_the_same_command_may_begin_anew(tmp_path):
+    out = tmp_path / "out"
+    here = Terminal([sys.executable, "-m", "tests.legacy_clients.demo", "--out", str(out)])
+    when(here.process, lambda: "[ 1/" in here.written)
+    here.ctrl_c()
+    code, answer, written, left = here.end()
+    assert (code, answer, left, (out / "log").exists()) == (130, "", [], False), written
+    *_, turn, word = lines_of(written, COLUMNS * 10)
+    assert turn.startswith("[ ")
+    assert word == "stopped; clients that were fetched stay, and the same command begins anew"

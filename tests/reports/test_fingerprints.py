@@ -1,0 +1,141 @@
+"""The report on what real clients were recorded to do: libraries that it concludes are the true ones, and nobody is called fine whom Kafka 4 fails."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from compat.fingerprint.matching import SURE
+from compat.fingerprint.table import OBSERVED, numbers
+from tests.compat.fingerprint.judging import UNSEEN
+from tests.reports.logs import Process, ms
+from tests.reports.test_run import planted, reported
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+JUDGEMENT = UNSEEN.parent / "kafka-4.jsonl"
+DAY = planted.DAYS[-1]
+SETTING = "its protocol setting"
+#: A library and a version in what an application needs; what is not refused, but below the baseline, stands apart.
+ADVISED = re.compile(r"([a-z][a-z-]+) (?:\(not refused from )?(\d[\d.]*\d)")
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+RUNS = [*lines(OBSERVED), *lines(UNSEEN)]
+
+
+def name_of(row):
+    return f"{row['client']}/{row['scenario']}"
+
+
+def write(logs, rows):
+    """Each run is an application with a principal of its own, one connection for each beginning, the first of which does everything."""
+    process = Process(logs)
+    begin, end = ms(DAY, 12, 1), ms(DAY, 12, 59)
+    written = []
+    for row in rows:
+        requests = [(int(key), version, 10, 1024, 1024) for key, versions in row["requests"].items() for version in versions]
+        said = {name: row[name] for name in ("software", "software_version", "api_versions") if name in row}
+        said["principal"] = f"User:{name_of(row)}"
+        client_ids = [one.replace("{n}", "1").replace("{group}", "billing") for one in row.get("client_ids", ())][:1]
+        habits = {name: values[0] for name, values in row["habits"].items()}
+        for place, first in enumerate(row["first"]):
+            did = requests if place == 0 else ()
+            written += process.connection(begin, end, client_ids, did, first_requests=first, habits=habits, **said)
+    process.file(DAY, 12, written)
+
+
+@pytest.fixture(scope="module")
+def clients(spark, tmp_path_factory):
+    """What the report says of each run: of the versions that the table has, and of those that it has not."""
+    folder = tmp_path_factory.mktemp("fingerprints")
+    write(folder / "logs", RUNS)
+    reported(spark, folder / "logs", folder / "out", target="kafka-4.x")
+    with (folder / "out" / "clients.csv").open(newline="") as file:
+        return {row["principal"].removeprefix("User:"): row for row in csv.DictReader(file)}
+
+
+def test_each_run_is_an_application(clients):
+    assert set(clients) == {name_of(row) for row in RUNS}
+
+
+def test_libraries_that_are_named_are_the_true_ones_with_their_version(clients):
+    named, wrong = 0, set()
+    for row in lines(UNSEEN):
+        told = clients[name_of(row)]
+        if not told["library"]:
+            continue
+        named += 1
+        if told["library"] != row["library"]:
+            wrong.add(row["client"])
+            continue
+        low, high = told["version_low"], told["version_high"]
+        assert numbers(low) <= numbers(row["version"]), told
+        assert not high or numbers(row["version"]) <= numbers(high), told
+    assert named >= 0.9 * len(lines(UNSEEN))
+    # It goes by librdkafka's own client id.
+    assert wrong <= {"java-2.0.1"}
+
+
+def test_what_is_concluded_says_by_what_and_how_surely(clients):
+    concluded = [clients[name_of(row)] for row in lines(UNSEEN) if "software" not in row and clients[name_of(row)]["library"]]
+    assert concluded
+    for told in concluded:
+        assert SURE <= float(told["confidence"]) < 1
+        assert told["evidence"].startswith("requests ")
+    assert {clients[name_of(row)]["confidence"] for row in lines(UNSEEN) if "software" in row} == {"1.0"}
+
+
+def test_those_are_refused_whom_a_real_kafka_4_fails_and_no_others(clients):
+    works = {name_of(row): row["works"] for row in lines(JUDGEMENT)}
+    assert works.keys() <= clients.keys()
+    states = {name: clients[name]["state"] for name in works}
+    assert {name for name, state in states.items() if state == "refused"} == {name for name, does in works.items() if not does}
+
+
+def test_no_version_is_advised_that_a_real_kafka_4_failed_nor_any_above_it(clients):
+    works = {name_of(row): row["works"] for row in lines(JUDGEMENT)}
+    failed = [row for row in RUNS if "pinned" not in row and not works.get(name_of(row), True)]
+    refused = [told for told in clients.values() if told["state"] == "refused"]
+    wrong = []
+    for told in refused:
+        advised = ADVISED.findall(told["needs"])
+        assert advised or told["needs"].startswith(SETTING), told
+        wrong += [(told["needs"], row["client"]) for name, version in advised for row in failed if is_from(row, name, version)]
+    assert refused
+    assert wrong == []
+
+
+def is_from(row, name, version):
+    return row["library"] == name and numbers(row["version"]) >= numbers(version)
+
+
+def test_who_is_told_to_speak_an_older_protocol_needs_another_setting(clients):
+    pinned = [clients[name_of(row)] for row in RUNS if "pinned" in row and clients[name_of(row)]["state"] == "refused"]
+    assert pinned
+    assert [told for told in pinned if SETTING not in told["needs"]] == []
+
+
+def test_who_asks_or_has_no_such_setting_needs_another_version_or_library(clients):
+    unset = ("java-0.9.0.1/produce", "java-0.10.2.2/group", "kafkajs-1.0.1/group", "confluent-1.4.2/group", "kafka-node-5.0.0/group")
+    assert {name: clients[name]["needs"] for name in unset} == {
+        "java-0.9.0.1/produce": "java 2.1.0 (not refused from 0.11.0)",
+        "java-0.10.2.2/group": "java 2.1.0 (not refused from 0.11.0)",
+        "kafkajs-1.0.1/group": "kafkajs 1.15.0 (not refused from 1.12.0)",
+        "confluent-1.4.2/group": "librdkafka 1.8.2",
+        "kafka-node-5.0.0/group": "another library, such as kafkajs 1.15.0: no version of kafka-node is served",
+    }
+
+
+def test_of_a_library_that_may_or_may_not_be_told_the_version_is_said_and_the_setting(clients):
+    assert clients["kafka-python-1.0.2/produce"]["needs"] == (
+        "kafka-python 2.0.2 (not refused from 1.4.7), with its protocol setting (api_version) left out"
+    )
+    assert clients["sarama-1.29.1/group"]["needs"] == "sarama 1.41.0, with its protocol setting (Config.Version) left out"

@@ -1,0 +1,129 @@
+"""The tables from the topic, read by Spark's own Kafka source through a real gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.peers.cache import CannotInstall
+from tests.peers.gateway import gateway, one_record
+from tests.peers.traffic import rows_of
+from tests.reports.conftest import FOR_SMALL_TABLES
+from tests.reports.logs import Process, ms
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+TOPIC = "orders"
+
+
+@pytest.fixture
+def environment(pyspark):
+    """In which Spark finds its Kafka source, and is told that tables are small."""
+    import pyspark
+
+    from tests.reports.connector import connector
+
+    try:
+        jars = ",".join(map(str, connector(pyspark.__version__)))
+    except CannotInstall as missing:
+        pytest.fail(str(missing))
+    settings = " ".join(f"--conf {name.replace('_', '.')}={text}" for name, text in FOR_SMALL_TABLES.items())
+    return {**os.environ, "PYSPARK_SUBMIT_ARGS": f"--driver-memory 512m {settings} --jars {jars} pyspark-shell"}
+
+
+@pytest.fixture
+def following(environment, tmp_path):
+    """The command that follows the topic of a gateway, as a process."""
+
+    def start(server, *more):
+        address = "{}:{}".format(*server.address)
+        command = [
+            sys.executable,
+            "-m",
+            "reports.following",
+            "--bootstrap-servers",
+            address,
+            "--out",
+            str(tmp_path / "out"),
+            "--master",
+            "local[1]",
+        ]
+        return subprocess.Popen([*command, *more], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+def ends_well(process):
+    errors = process.communicate()[1]
+    assert process.returncode == 0, errors[-3000:]
+
+
+def produces(server, times=3):
+    for _ in range(times):
+        with server.peer() as peer:
+            peer.makes(TOPIC)
+            assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
+
+
+def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_killed(spark, following, tmp_path):
+    from reports.ingest import ingest, stored
+    from reports.taken import Tables
+
+    log, out = tmp_path / "traffic", tmp_path / "out"
+    tables = Tables(out / "tables")
+
+    def there():
+        rows = [row for kind in ("usage", "connection") for row in stored(spark, tables, kind).select("connection", "sequence").collect()]
+        return sorted((row["connection"].rpartition("-")[0], row["sequence"]) for row in rows)
+
+    with gateway(tmp_path, "--traffic-log", str(log), "--traffic-topic", traffic_log_interval_ms=1000) as server:
+        produces(server)
+        ends_well(following(server, "--once"))
+        first = there()
+        assert len(first) >= 3 * 3
+        produces(server)
+        with following(server, "--every", "1") as process:
+            while len(tables.batches()) < 2:
+                assert process.poll() is None, process.stderr.read()[-3000:]
+                time.sleep(0.01)
+            process.kill()
+        produces(server)
+        ends_well(following(server, "--once"))
+        followed = there()
+        assert server.stop() == 0
+    everything = sorted((row["connection"].rpartition("-")[0], row["sequence"]) for row in rows_of(log))
+    assert set(first) < set(followed) < set(everything)
+    assert len(followed) == len(set(followed))
+    taken = ingest(spark, log, tables, datetime.now(UTC))
+    assert (there(), taken.repeated_rows) == (everything, len(followed))
+    with gateway(tmp_path) as server:
+        ends_well(following(server, "--once"))
+    assert there() == everything
+
+
+def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_record(spark, tmp_path):
+    from pyspark.sql import functions as F
+
+    from reports.following import take_batch
+    from reports.ingest import stored
+    from reports.literals import table_of
+    from reports.taken import Tables
+
+    process, written = Process(tmp_path), ms("2026-11-20", 0, 10)
+    times = [written, ms("2026-11-19", 23, 59), ms("2026-11-10"), ms("2026-11-30"), ms("1970-01-01")]
+    said = {"api_key": 0, "api_version": 9}
+    values = [(json.dumps(process.row("usage", at, "1-a-1", **said)), written) for at in times]
+    records = table_of(spark, values, "value string, written long")
+    tables = Tables(tmp_path / "tables")
+    lines = records.select("value", F.timestamp_millis("written").alias("timestamp"))
+    assert take_batch(lines, tables, "q/0", datetime(2026, 11, 20, 8, tzinfo=UTC)).rows == {"usage": 5}
+    found = {row["at"]: (row["date"].day, row["clock_jumped"]) for row in stored(spark, tables, "usage").collect()}
+    assert found == dict(zip(times, [(20, False), (19, False), (20, True), (20, True), (20, True)], strict=True))

@@ -1,0 +1,50 @@
+"""The Java of a command: what is said of it."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def quiet():
+    from reports.java import _is_no_echo, quieten
+
+    level = logging.getLogger("py4j").level
+    quieten()
+    yield
+    logging.getLogger("py4j").setLevel(level)
+    logging.getLogger().removeFilter(_is_no_echo)
+
+
+def asks_one_that_hangs_up():
+    """What py4j's thread that lets go of objects does while Java ends."""
+    from py4j.java_gateway import GatewayClient, GatewayParameters
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hangs_up():
+            connection, _ = server.accept()
+            connection.recv(100)
+            connection.close()
+
+        java = threading.Thread(target=hangs_up)
+        java.start()
+        client = GatewayClient(gateway_parameters=GatewayParameters(port=server.getsockname()[1]))
+        assert client.send_command("m\nd\no1\ne\n", retry=False) == "x"
+        java.join()
+
+
+def test_what_py4j_raises_is_not_written_as_well(quiet, caplog):
+    asks_one_that_hangs_up()
+    assert caplog.records == []
+
+
+def test_left_to_itself_it_writes_that_to_the_log(caplog):
+    asks_one_that_hangs_up()
+    assert "Exception while sending command." in caplog.messages

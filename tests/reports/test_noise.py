@@ -1,0 +1,113 @@
+"""The report on thousands of rows by chance: what is planted among them is found, and of the rest what plain counting finds."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.reports import noise, planted
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+NOW = datetime.fromisoformat(f"{planted.NOW}T09:00:00+00:00").astimezone(UTC)
+NUMBERS = {"Produce": 0, "Fetch": 1, "ListOffsets": 2, "OffsetCommit": 8, "OffsetFetch": 9, "JoinGroup": 11, "CreateTopics": 19}
+NUMBERS |= {"DeleteTopics": 20, "DescribeConfigs": 32}
+
+
+def reported(spark, logs, out):
+    """The summary, and the tables by name."""
+    from reports import facts
+    from reports.run import Order, run
+
+    summary = run(spark, Order(logs, out, facts.target("kafka-4.0")), NOW)
+    tables = {}
+    for path in out.glob("*.csv"):
+        with path.open(newline="") as file:
+            tables[path.stem] = list(csv.DictReader(file))
+    return summary, tables
+
+
+def who(row):
+    return row["principal"], row["client_id"], row["address"]
+
+
+@pytest.fixture(scope="module")
+def among_noise(spark, tmp_path_factory):
+    """The planted log with traffic around it that Kafka 4 serves, and the report on both."""
+    folder = tmp_path_factory.mktemp("among-noise")
+    planted.write(folder / "logs")
+    found = noise.write(folder / "logs", 4, planted.DAYS, lowest=noise.MINIMUMS)
+    assert found.refused == {}
+    return found, *reported(spark, folder / "logs", folder / "out")
+
+
+def test_each_planted_blocker_is_found_among_noise_and_nothing_else(among_noise):
+    found, summary, tables = among_noise
+    blockers = defaultdict(set)
+    for row in tables["blockers"]:
+        blockers[row["client_id"]].add(row["what"])
+    assert blockers == {name: what for name, (_, what) in planted.STATES.items() if what}
+    assert summary["applications"]["total"] == len(planted.STATES) + len(found.applications)
+    assert summary["applications"]["refused"] == len(blockers)
+
+
+def test_what_binds_and_what_is_converted_among_noise_is_what_was_planted(among_noise):
+    found, _, tables = among_noise
+    assert {(row["kind"], row["name"]) for row in tables["bindings"]} == {("topic", "orders"), ("group", "billers")}
+    converted = {(who(row), row["topic"]) for row in tables["conversions"]}
+    assert converted - set(found.converted) == {(("User:ANONYMOUS", "billing", "10.0.1.1"), "orders")}
+    assert set(found.converted) - converted == set()
+
+
+def test_noise_does_not_move_the_trend(among_noise):
+    assert [int(row["refused_applications"]) for row in among_noise[2]["trend"]] == [7] * 5 + [6] * 5
+
+
+@pytest.fixture(scope="module")
+def by_chance(spark, tmp_path_factory):
+    """Traffic of every kind by chance alone, as plain counting finds it, and the report on it."""
+    folder = tmp_path_factory.mktemp("by-chance")
+    found = noise.write(folder / "logs", 896, planted.DAYS)
+    return found, *reported(spark, folder / "logs", folder / "out")
+
+
+def test_blockers_by_chance_are_those_of_plain_counting(by_chance):
+    found, summary, tables = by_chance
+    blockers = {}
+    for row in tables["blockers"]:
+        api, version = row["what"].split()
+        blockers[who(row), NUMBERS[api], int(version)] = [int(row["requests"]), int(row["bytes"])]
+    assert blockers == found.refused
+    counted = summary["applications"]
+    assert (counted["total"], counted["refused"]) == (len(found.applications), len(found.old))
+
+
+def test_applications_by_chance_have_their_names_and_requests(by_chance):
+    found, _, tables = by_chance
+    assert {who(row): int(row["requests"]) for row in tables["clients"]} == found.requests
+
+
+def test_what_binds_by_chance_is_what_plain_counting_finds(by_chance):
+    found, _, tables = by_chance
+    bound = {(row["kind"], row["name"]): (int(row["old"]), int(row["new"]), int(row["bytes"])) for row in tables["bindings"]}
+    assert bound == found.bound
+    assert len(bound) > 50
+
+
+def test_what_conversions_cost_by_chance_is_what_plain_counting_finds(by_chance):
+    found, _, tables = by_chance
+    names = ("conversions", "converted_records", "converted_bytes")
+    converted = {
+        (who(row), row["topic"]): {name: int(row[name]) for name in names} | {"conversion_cpu_us": round(float(row["cpu_seconds"]) * 1e6)}
+        for row in tables["conversions"]
+    }
+    assert converted == {place: dict(counted) for place, counted in found.converted.items()}
+
+
+def test_days_by_chance_have_their_applications(by_chance):
+    found, _, tables = by_chance
+    days = {row["date"]: (int(row["applications"]), int(row["refused_applications"])) for row in tables["trend"]}
+    assert days == {day: (len(seen), len(found.old_by_day[day])) for day, seen in found.seen.items()}

@@ -1,0 +1,72 @@
+"""How Spark joins: what is small is copied to where the log is, and the log is summed up before it meets its connections.
+
+Of plans as they are made, with Spark's own guesses of sizes turned off: what is broadcast there is so because the code says it, whatever the sizes are.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+NAMED = ("library", "version_high", "generation")
+
+
+@pytest.fixture(scope="module")
+def plans(spark, tmp_path_factory):
+    """By name, the lines of the plan of what is computed from a log."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    from reports import activity, clients, costs, facts, identity, readiness, schema, trend
+
+    def of(rows):
+        return str(rows._jdf.queryExecution().sparkPlan()).splitlines()
+
+    log = spark.read.schema(schema.STORED).parquet(str(tmp_path_factory.mktemp("nothing")))
+    guesses = spark.conf.get("spark.sql.autoBroadcastJoinThreshold")
+    spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
+    try:
+        summed = activity.activity(log, log, activity.who_is_who(log))
+        # The rest is of tables with these columns, so that each plan has its own joins alone.
+        did = spark.read.schema(summed.schema).parquet(str(tmp_path_factory.mktemp("did")))
+        whose = StructType([did.schema[name] for name in ("principal", "client_id", "address")])
+        named = spark.read.schema(StructType([*whose, *[StructField(name, StringType()) for name in NAMED]]))
+        named = named.parquet(str(tmp_path_factory.mktemp("named")))
+        states = named.withColumnRenamed("library", "state")
+        found = readiness.findings(did, activity.bare_tokens(did), facts.target("kafka-4.0"))
+        yield {
+            "activity": of(summed),
+            "limits": of(found),
+            "libraries": of(clients.distribution(did, named)),
+            "states": of(costs.bindings(did, states)),
+            "verdicts": of(identity._concluded(named.withColumnRenamed("library", "doing"), identity._known())),
+            "days": of(trend.trend(did, found.select("date", *whose.names, "requests", "bytes"))),
+        }
+    finally:
+        spark.conf.set("spark.sql.autoBroadcastJoinThreshold", guesses)
+
+
+def joins(plan):
+    return re.findall(r"\b(\w+Join|BroadcastNestedLoopJoin|CartesianProduct)\b", "\n".join(plan))
+
+
+@pytest.mark.parametrize(("name", "number"), [("limits", 1), ("libraries", 1), ("states", 1), ("verdicts", 1), ("days", 2)])
+def test_what_is_small_is_broadcast_whatever_its_size_is_thought_to_be(plans, name, number):
+    """The days are joined with what the limits have found."""
+    assert joins(plans[name]) == ["BroadcastHashJoin"] * number
+
+
+def test_the_log_is_never_broadcast_and_neither_are_its_connections(plans):
+    """Rows of usage, and rows of the ends of connections; there may be millions of connections."""
+    assert joins(plans["activity"]) == ["SortMergeJoin"] * 2
+
+
+def test_the_log_is_summed_up_by_connection_before_it_meets_its_connections(plans):
+    """So a connection with most of the log has a row for each topic and request of a day there, not for each minute."""
+    join = next(place for place, line in enumerate(plans["activity"]) if "SortMergeJoin" in line)
+    below = plans["activity"][join + 1 :]
+    first = next(line for line in below if re.search(r"(Aggregate|FileScan|SortMergeJoin)\b", line))
+    assert "Aggregate(keys=[" in first
+    assert "connection#" in first

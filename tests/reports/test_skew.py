@@ -1,0 +1,286 @@
+"""A log of which one connection, one application, one topic and nulls are nearly the whole: the same report, whatever Spark makes of such a log."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter, defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.reports import planted, skewed
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+
+NOW = datetime.fromisoformat(f"{planted.NOW}T09:00:00+00:00").astimezone(UTC)
+ALL_IN_ONE = {"spark.sql.shuffle.partitions": "1", "spark.sql.adaptive.skewJoin.enabled": "false"}
+#: As where all is too large: nothing is copied because it is small, no parts are put together, and parts of a few KiB are split.
+IN_MANY = {
+    "spark.sql.shuffle.partitions": "7",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.adaptive.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    "spark.sql.adaptive.skewJoin.enabled": "true",
+    "spark.sql.adaptive.skewJoin.skewedPartitionFactor": "1",
+    "spark.sql.adaptive.skewJoin.skewedPartitionThresholdInBytes": "2KB",
+    "spark.sql.adaptive.advisoryPartitionSizeInBytes": "2KB",
+}
+
+
+@contextmanager
+def set_to(spark, settings):
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+
+@dataclass(frozen=True)
+class Reported:
+    """By settings, all tables as their CSV has them, and the summary."""
+
+    usage: Any
+    connections: Any
+    ways: list[tuple[dict[str, list[dict[str, str]]], dict[str, Any]]]
+
+    @property
+    def tables(self):
+        return self.ways[0][0]
+
+    @property
+    def summary(self):
+        return self.ways[0][1]
+
+
+@pytest.fixture(scope="module")
+def reported(spark, tmp_path_factory):
+    """The log, taken into tables once, and two reports on it."""
+    from reports import facts
+    from reports.ingest import ingest, stored
+    from reports.run import Order, run
+
+    folder = tmp_path_factory.mktemp("skewed")
+    skewed.write(folder / "logs")
+    order = Order(None, folder / "out", facts.target("kafka-4.0"))
+    ingest(spark, folder / "logs", order.tables, NOW)
+    ways = []
+    for settings in (ALL_IN_ONE, IN_MANY):
+        with set_to(spark, settings):
+            summary = run(spark, order, NOW)
+        ways.append(({path.stem: rows_of(path) for path in order.out.glob("*.csv")}, summary))
+    return Reported(stored(spark, order.tables, "usage"), stored(spark, order.tables, "connection"), ways)
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def who(row):
+    return row["principal"], row["client_id"], row["address"]
+
+
+def test_nearly_all_of_the_log_is_what_it_is_skewed_by(reported):
+    """Else the rest of this says nothing."""
+    usage, connections = (
+        rows.select("connection", "principal", "client_id", "topic", "group", "peer").collect()
+        for rows in (reported.usage, reported.connections)
+    )
+    assert most(usage, "connection") == ("2-hot-1", pytest.approx(0.75, abs=0.1))
+    assert most(connections, "peer") == (skewed.MACHINE[2], pytest.approx(0.75, abs=0.1))
+    for name in ("principal", "client_id", "topic", "group"):
+        assert most(usage, name) == (None, pytest.approx(0.8, abs=0.2))
+    assert most([row for row in usage if row["topic"]], "topic") == ("orders", pytest.approx(1, abs=0.1))
+    assert most([row for row in usage if row["group"]], "group") == ("billers", pytest.approx(1, abs=0.1))
+
+
+def most(rows, name):
+    """The value that is there most often, and its share."""
+    ((value, count),) = Counter(row[name] for row in rows).most_common(1)
+    return value, count / len(rows)
+
+
+def test_a_skewed_log_gives_the_same_report_however_it_is_split(reported):
+    """All tables with their order, and the summary."""
+    (tables, summary), (others, other) = reported.ways
+    assert tables.keys() == others.keys() >= {"clients", "blockers", "trend"}
+    for name in tables:
+        assert tables[name] == others[name], name
+    assert as_told(summary) == as_told(other)
+
+
+def as_told(summary):
+    """Without its time; sums of fractions may differ in the last of their sixteen digits by the order in which they are made."""
+    return json.loads(json.dumps(summary | {"made_at": None}), parse_float=lambda text: round(float(text), 9))
+
+
+def test_in_a_skewed_log_each_application_has_its_state_and_the_hot_ones_all_that_is_theirs(reported):
+    states = {name or "10.0.1.3": state for name, (state, _) in planted.STATES.items()}
+    states |= {address: wanted["state"] for (_, _, address), wanted in skewed.HOT.items()}
+    assert {row["client_id"] or row["address"]: row["state"] for row in reported.tables["clients"]} == states
+    rows = {who(row): row for row in reported.tables["clients"]}
+    for hot, wanted in skewed.HOT.items():
+        assert {name: rows[hot][name] for name in wanted} == wanted
+    counted = reported.summary["applications"]
+    assert (counted["total"], counted["refused"]) == (len(states), 8)
+    assert reported.summary["log"]["lines_missing"] == 2 * len(planted.DAYS)
+
+
+def test_in_a_skewed_log_the_others_have_the_blockers_and_costs_that_they_were_planted_with(reported):
+    blockers = defaultdict(set)
+    for row in reported.tables["blockers"]:
+        blockers[row["client_id"] or row["address"]].add(row["what"])
+    wanted = {name or "10.0.1.3": what for name, (_, what) in planted.STATES.items() if what}
+    assert blockers == wanted | {skewed.MACHINE[2]: {"Fetch 3"}}
+    (cost,) = reported.tables["conversions"]
+    assert (cost["client_id"], cost["topic"], cost["cpu_seconds"]) == ("billing", "orders", "5.0")
+    bound = {(row["kind"], row["name"], int(row["old"]), int(row["new"]), int(row["bytes"])) for row in reported.tables["bindings"]}
+    assert bound == skewed.BOUND
+
+
+def test_in_a_skewed_log_the_trend_moves_by_one_application_for_each_that_is_hot(reported):
+    assert [(int(row["applications"]), int(row["refused_applications"])) for row in reported.tables["trend"]] == skewed.DAYS
+
+
+def below(node):
+    """The nodes right below one of an executed plan."""
+    if kind(node) == "AdaptiveSparkPlanExec":
+        return [node.executedPlan()]
+    if kind(node).endswith("QueryStageExec"):
+        return [node.plan()]
+    children = node.children()
+    return [children.apply(place) for place in range(children.size())]
+
+
+def kind(node):
+    return node.getClass().getSimpleName()
+
+
+def nodes(node):
+    yield node
+    for child in below(node):
+        yield from nodes(child)
+
+
+def of_kind(plan, *kinds):
+    return [node for node in nodes(plan) if kind(node) in kinds]
+
+
+def executed(spark, usage, connections, settings):
+    """The plan of who did what, as it was in the end, and the rows of that."""
+    from reports import activity
+
+    with set_to(spark, settings):
+        its = activity.who_is_who(connections).persist()
+        its.count()
+        did = activity.activity(usage, connections, its)
+        rows = sorted(map(str, did.collect()))
+        its.unpersist()
+    return did._jdf.queryExecution().executedPlan(), rows
+
+
+@pytest.fixture(scope="module")
+def in_many(spark, reported):
+    return executed(spark, reported.usage, reported.connections, IN_MANY)
+
+
+def parted_by(shuffle):
+    return tuple(re.findall(r"(\w+)#", shuffle.outputPartitioning().toString()))
+
+
+def written_to(plan):
+    """By what they are parted by, how many rows shuffles have written."""
+    found = defaultdict(list)
+    for node in of_kind(plan, "ShuffleExchangeExec"):
+        found[parted_by(node)].append(node.metrics().apply("shuffleRecordsWritten").value())
+    return found
+
+
+def test_of_a_connection_with_nearly_all_of_the_log_only_its_sums_are_shuffled(in_many, reported):
+    """In the first shuffle at most once from each task that has read of it; to the connections once."""
+    from reports.activity import REQUEST, SOFTWARE
+
+    usage = reported.usage
+    keys = ("date", "connection", "client_id", "listener", "principal", "peer", *SOFTWARE, *REQUEST)
+    rows = [tuple(row) for row in usage.select(*keys).collect()]
+    tasks = usage._jdf.rdd().getNumPartitions()
+    shuffled = written_to(in_many[0])
+    (first,) = shuffled[keys]
+    assert len(set(rows)) <= first <= tasks * len(set(rows)) < len(rows) / 2
+    assert len(set(rows)) in shuffled[("connection",)]
+    assert len(rows) not in [count for counts in shuffled.values() for count in counts]
+
+
+def test_what_is_left_of_a_connection_with_thousands_of_topics_is_split_where_it_is_joined(spark, reported):
+    from pyspark.sql import functions as F
+
+    topics = spark.range(3000).select(F.concat(F.lit("topic-"), F.col("id").cast("string")).alias("topic"))
+    row = reported.usage.filter("connection = '2-hot-1' and topic is not null").limit(1).drop("topic")
+    usage = reported.usage.unionByName(row.crossJoin(F.broadcast(topics)))
+    plan, rows = executed(spark, usage, reported.connections, IN_MANY)
+    of_usage, _ = of_kind(plan, "SortMergeJoinExec", "ShuffledHashJoinExec")
+    assert of_usage.isSkewJoin()
+    whole, same = executed(spark, usage, reported.connections, IN_MANY | {"spark.sql.adaptive.skewJoin.enabled": "false"})
+    assert not any(join.isSkewJoin() for join in of_kind(whole, "SortMergeJoinExec", "ShuffledHashJoinExec"))
+    assert rows == same
+    assert len(rows) > 3000
+
+
+def test_connections_that_are_few_are_broadcast(spark, in_many, reported):
+    plan, rows = executed(spark, reported.usage, reported.connections, ALL_IN_ONE)
+    assert [kind(join) for join in nodes(plan) if kind(join).endswith("JoinExec")] == ["BroadcastHashJoinExec"] * 2
+    assert rows == in_many[1]
+
+
+def is_summed_up(node):
+    """Whether there is a sum on each way from here to what is read, but for what is small and copied."""
+    if "AggregateExec" in kind(node) or kind(node) == "BroadcastExchangeExec":
+        return True
+    return bool(below(node)) and all(map(is_summed_up, below(node)))
+
+
+def test_each_table_sums_up_what_it_reads_before_it_shuffles_it(spark, tmp_path):
+    """So an application, a topic or a null that has nearly everything is a row from each task. What connections say of themselves is a few rows each, which
+    go to where the connection is. Of plans as they begin, where nothing is known to be small.
+    """
+    from reports import activity, clients, costs, facts, identity, readiness, schema, trend
+
+    with set_to(spark, IN_MANY):
+        log = spark.read.schema(schema.STORED).parquet(str(tmp_path))
+        connections = activity.who_is_who(log)
+        summed = activity.activity(log, log, connections)
+        did = spark.read.schema(summed.schema).parquet(str(tmp_path))
+        named = identity.identify(did, log, connections)
+        found = readiness.findings(did, activity.bare_tokens(did), facts.target("kafka-4.0"))
+        applications = readiness.applications(did, named, readiness.blockers(found), facts.target("kafka-4.0"))
+        tables = {
+            "activity": summed, "applications": applications, "distribution": clients.distribution(did, named), "matrix": clients.matrix(did),
+            "blockers": readiness.blockers(found), "bindings": costs.bindings(did, applications), "conversions": costs.conversions(did),
+            "formats": costs.formats(did), "trend": trend.trend(did, found),
+        }  # fmt: skip
+        for name, rows in tables.items():
+            shuffles = of_kind(rows._jdf.queryExecution().executedPlan(), "ShuffleExchangeExec")
+            assert shuffles, name
+            assert [str(one) for one in shuffles if parted_by(one) != ("connection",) and not is_summed_up(one.child())] == [], name
+
+
+def test_of_two_names_that_were_last_used_in_the_same_minute_it_is_one_whichever_row_comes_first(spark):
+    from reports import identity
+
+    rows = ["('sarama', '1.29.1')", "('apache-kafka-java', '3.9.1')", "('apache-kafka-java', '2.8.2')"]
+    found = set()
+    for order in (rows, rows[::-1]):
+        did = spark.sql(
+            f"SELECT '' principal, 'both' client_id, '' address, 60000L last_seen, * FROM VALUES {', '.join(order)} AS t(software, software_version)"
+        )
+        found |= {tuple(row) for row in identity._said(did).collect()}
+    assert found == {("", "both", "", "sarama", "1.29.1", "1.29.1", "calls itself sarama 1.29.1")}

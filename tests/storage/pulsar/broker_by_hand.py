@@ -1,0 +1,99 @@
+"""The client library's side of one partition, where a test says what the broker answers and when; and a table whose puts it lands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pulsar
+from twisted.internet.defer import Deferred, maybeDeferred
+
+from storage.pulsar.settings import PulsarSettings
+
+Ok = pulsar.Result.Ok
+Timeout = pulsar.Result.Timeout
+
+
+class Place:
+    def __init__(self, entry: int) -> None:
+        self._entry = entry
+
+    def ledger_id(self) -> int:
+        return 1
+
+    def entry_id(self) -> int:
+        return self._entry
+
+
+class Producer:
+    """What was sent waits in `waiting`. `refuses` is raised by the next send."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.waiting: list[Callable[[Any, Any], None]] = []
+        self.refuses: Exception | None = None
+        self.closed = 0
+
+    def send_async(self, payload: bytes, callback: Callable[[Any, Any], None], properties: Mapping[str, str]) -> None:
+        if self.refuses:
+            raise self.refuses
+        self.sent.append(payload)
+        self.waiting.append(callback)
+
+    def answer(self, *results: Any) -> None:
+        """To the oldest that wait, in order."""
+        for result in results:
+            self.waiting.pop(0)(result, Place(len(self.sent) - len(self.waiting)))
+
+    def close(self) -> None:
+        self.closed += 1
+        self.answer(*[pulsar.Result.AlreadyClosed] * len(self.waiting))
+
+
+class Wake:
+    """`run` is the reactor's turn."""
+
+    def __init__(self) -> None:
+        self.posted: list[Callable[[], None]] = []
+
+    def post(self, call: Callable[[], None]) -> None:
+        self.posted.append(call)
+
+    def run(self) -> None:
+        posted, self.posted = self.posted, []
+        for call in posted:
+            call()
+
+
+class Session:
+    """Calls run at once."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = PulsarSettings("pulsar://nowhere", "http://nowhere", **settings)
+        self.message_bytes = self.settings.message_bytes
+        self.wake = Wake()
+
+    def run(self, call: Callable[[], Any]) -> Deferred[Any]:
+        return maybeDeferred(call)
+
+
+class Table:
+    """Puts land when the test says so."""
+
+    def __init__(self) -> None:
+        self.puts: list[tuple[Mapping[bytes, bytes | None], Deferred[None]]] = []
+
+    async def items(self) -> list[tuple[bytes, bytes]]:
+        return []
+
+    def put(self, rows: Mapping[bytes, bytes | None]) -> Deferred[None]:
+        told: Deferred[None] = Deferred()
+        self.puts.append((rows, told))
+        return told
+
+    def land(self, error: Exception | None = None) -> None:
+        _, told = self.puts.pop(0)
+        if error:
+            told.errback(error)
+        else:
+            told.callback(None)

@@ -1,0 +1,91 @@
+"""A compacted topic in a store on a real broker, with ledgers that end where a test says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet import reactor, task
+
+from storage.log import Entry, PartitionLog
+from storage.pulsar.listing import LOWERED, RETENTION
+from storage.pulsar.lowering import CURSOR
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.store import PulsarStore
+from tests.contract.entries import sized, topic
+from tests.peers.tenant import Tenant
+
+COMPACT = {"cleanup.policy": "compact"}
+SIZE = 10_000
+
+
+class Compacted:
+    """Topic `orders`."""
+
+    store: PulsarStore
+
+    def __init__(self, tenant: Tenant, settings: PulsarSettings) -> None:
+        self.tenant = tenant
+        self.settings = settings
+        self.path = f"persistent/{settings.tenant}/{settings.namespace}/orders"
+
+    async def make(self, partitions: int = 1, configs: dict[str, str] | None = None) -> None:
+        await self.open()
+        await self.store.create_topic(topic(partitions=partitions, configs=configs or COMPACT))
+
+    async def open(self) -> None:
+        self.store = PulsarStore(self.settings, reactor=reactor)
+        await self.store.open()
+
+    async def restart(self) -> None:
+        await self.store.close()
+        await self.open()
+
+    async def log(self, partition: int = 0) -> PartitionLog:
+        return await self.store.log("orders", partition)
+
+    async def fill(self, ledgers: int = 4, partition: int = 0) -> list[Entry]:
+        """Ten entries in each ledger, of which each has its offset as its time."""
+        begin = (await self.log(partition)).end_offset
+        entries = [sized(begin + n, SIZE, time=begin + n) for n in range(10 * ledgers)]
+        for n, entry in enumerate(entries, 1):
+            await (await self.log(partition)).append([entry])
+            if n % 10 == 0:
+                self.roll(partition)
+        return entries
+
+    def roll(self, partition: int = 0) -> None:
+        """What comes next is in another ledger."""
+        self.tenant.admin("PUT", f"{self.path}-partition-{partition}/unload")
+
+    def stats(self, partition: int = 0) -> Any:
+        return self.tenant.admin("GET", f"{self.path}-partition-{partition}/internalStats")
+
+    def size(self, partition: int = 0) -> int:
+        """Bytes that the partition's own topic takes in Pulsar."""
+        return int(self.stats(partition)["totalSize"])
+
+    async def settles(self) -> None:
+        """Returns when nothing is left of what was set while space was freed."""
+        while self.traces():
+            await self.rests()
+
+    async def rests(self) -> None:
+        """Before it is looked again."""
+        await task.deferLater(reactor, 0.1)
+
+    def traces(self) -> list[str]:
+        """What is set on the topic for a moment only."""
+        found = [name for name in self.tenant.admin("GET", f"{self.path}/subscriptions") if name == CURSOR]
+        found += self.tenant.admin("GET", f"{self.path}/backlogQuotaMap")
+        time_to_live = self.tenant.admin("GET", f"{self.path}/messageTTL")
+        properties = self.tenant.admin("GET", f"{self.path}/properties")
+        return found + [f"time to live {time_to_live}"] * (time_to_live not in ("", None)) + [LOWERED] * (LOWERED in properties[RETENTION])
+
+    def side_topics(self) -> list[str]:
+        topics = self.tenant.admin("GET", f"persistent/{self.settings.metadata_tenant}/{self.settings.metadata_namespace}")
+        return [name for name in topics if ".compacted." in name]
+
+    def retention(self) -> tuple[int, int]:
+        """Minutes and MB."""
+        found = self.tenant.admin("GET", f"{self.path}/retention")
+        return found["retentionTimeInMinutes"], found["retentionSizeInMB"]

@@ -1,0 +1,59 @@
+"""What tests of reading need: partitions on the broker of the fixture `pulsar`, and a side that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pulsar as library
+import pytest
+from twisted.internet import reactor
+
+from storage.pulsar.readers import QUEUE_MESSAGES
+from storage.pulsar.settings import PulsarSettings
+from tests.contract.waiting import settle
+from tests.peers.tenant import Tenant
+from tests.storage.pulsar.partitions import Partition, Side
+
+SideOpener = Callable[..., Awaitable[Side]]
+
+
+@pytest.fixture(scope="session")
+def reading_settings(pulsar: Tenant) -> PulsarSettings:
+    return pulsar.settings()
+
+
+@pytest.fixture(scope="session")
+def writer(pulsar: Tenant) -> Iterator[library.Client]:
+    client = library.Client(pulsar.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error))
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def partition(pulsar: Tenant, reading_settings: PulsarSettings, writer: library.Client) -> Partition:
+    """An empty one."""
+    return Partition(pulsar, reading_settings, writer)
+
+
+@pytest.fixture
+def open_side(reading_settings: PulsarSettings) -> Iterator[SideOpener]:
+    """A side with these settings in place of the usual ones; closed after the test."""
+    sides: list[Side] = []
+
+    async def open_one(**others: Any) -> Side:
+        names = {name: getattr(reading_settings, name) for name in PulsarSettings.__slots__}
+        side = Side(PulsarSettings(**{**names, **others}), reactor)
+        await side.session.open()
+        sides.append(side)
+        return side
+
+    yield open_one
+    for side in sides:
+        settle(side.close())
+
+
+@pytest.fixture
+def side(open_side: SideOpener) -> Side:
+    """Its readers fetch as many messages ahead as suits the small ones of most tests, so that none gives place to another."""
+    return settle(open_side(reader_queue_messages=QUEUE_MESSAGES))

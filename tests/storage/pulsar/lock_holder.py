@@ -1,0 +1,37 @@
+"""A process that has the store: `python -m tests.storage.pulsar.lock_holder NODE SERVICE_URL ADMIN_URL TENANT NAMESPACE`.
+
+Prints `taken`, and the reason when it is lost; then it ends.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+
+from storage.pulsar.admin import Admin
+from storage.pulsar.client import Session
+from storage.pulsar.lock import StoreLock
+from storage.pulsar.settings import PulsarSettings
+
+
+def lost(reason: str) -> None:
+    print(reason, flush=True)
+    reactor.stop()
+
+
+async def hold(node: str, settings: PulsarSettings) -> None:
+    session = Session(settings, reactor)
+    await session.open()
+    lock = StoreLock(session, Admin(settings, reactor), settings, reactor)
+    lock.when_lost(lost)
+    await lock.take(node, False)
+    print("taken", flush=True)
+
+
+if __name__ == "__main__":
+    service_url, admin_url, tenant, namespace = sys.argv[2:]
+    chosen = PulsarSettings(service_url, admin_url, metadata_tenant=tenant, metadata_namespace=namespace, lock_beat_seconds=0.2)
+    Deferred.fromCoroutine(hold(sys.argv[1], chosen)).addErrback(lambda failure: failure.printTraceback())
+    reactor.run()

@@ -1,0 +1,120 @@
+"""Partitions on a real broker, written by a plain client as the store would, or as others would; and readers of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import _pulsar as native
+import pulsar as library
+
+from storage.pulsar.admin import Admin
+from storage.pulsar.client import Session
+from storage.pulsar.index import Position
+from storage.pulsar.messages import Header
+from storage.pulsar.reading import PartitionReader, ReaderCache, Stored
+from storage.pulsar.settings import PulsarSettings
+from tests.peers.tenant import Tenant
+
+#: Header and payload of a message, or None for one that somebody else wrote.
+Written = tuple[Header, bytes] | None
+
+_numbers = itertools.count()
+
+
+def header(base: int, last: int | None = None, *, time: int = -1, before: int = 0, epoch: int = 0, greatest: int | None = None) -> Header:
+    return Header(base, base if last is None else last, time, before, epoch, time if greatest is None else greatest)
+
+
+def numbered(begin: int, end: int, size: int = 10, epoch: int = 0) -> list[Written]:
+    """A message for each offset."""
+    return [
+        (header(offset, time=offset, before=offset * size, epoch=epoch), (b"%d " % offset).ljust(size, b"."))
+        for offset in range(begin, end)
+    ]
+
+
+class Partition:
+    """The topic of a partition, written by a plain client. What it asks of the broker blocks."""
+
+    def __init__(self, tenant: Tenant, settings: PulsarSettings, client: library.Client) -> None:
+        self.topic = f"persistent://{settings.tenant}/{settings.namespace}/t{next(_numbers)}"
+        self._path = self.topic.replace("://", "/")
+        self._tenant = tenant
+        self._client = client
+        tenant.admin("PUT", self._path)
+
+    def write(self, messages: Sequence[Written], *, foreign_batches: bool = False) -> list[Position]:
+        """Stores them in order; the place of each."""
+        producer = self._client.create_producer(
+            self.topic,
+            batching_enabled=foreign_batches,
+            batching_max_publish_delay_ms=100,
+            max_pending_messages=1000,
+            block_if_queue_full=True,
+        )
+        results: list[tuple[Any, Any]] = []
+        for message in messages:
+            one, payload = message or (None, b"of somebody else")
+            properties = one.properties("mixed_kafka") if one else {"kopgate": "a word"}
+            producer.send_async(payload, lambda result, place: results.append((result, place)), properties=properties)
+        producer.flush()
+        producer.close()
+        assert {result for result, _ in results} <= {library.Result.Ok}
+        return [Position(place.ledger_id(), place.entry_id()) for _, place in results]
+
+    def write_broken_text(self) -> None:
+        """A message whose properties are no UTF-8, which only a client that breaks Pulsar's protocol sends."""
+        producer = self._client.create_producer(self.topic)
+        message = native.MessageBuilder()
+        message.content(b"of somebody else")
+        message.property("kopgate", b"\xff")
+        producer._producer.send(message.build())
+        producer.close()
+
+    def roll(self) -> None:
+        """The next message goes to a new ledger."""
+        self._tenant.admin("PUT", f"{self._path}/unload")
+
+    def trim(self) -> None:
+        """All ledgers go but the one that is written to."""
+        self._tenant.admin("POST", f"{self._path}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
+        # The policy takes a moment to be in force.
+        while len(self.ledgers()) > 1:
+            self._tenant.admin("POST", f"{self._path}/trim")
+
+    def ledgers(self) -> list[int]:
+        return [ledger["ledgerId"] for ledger in self._tenant.admin("GET", f"{self._path}/internalStats")["ledgers"]]
+
+
+class Counted(Session):
+    """A session that knows how many readers were opened in it."""
+
+    readers = 0
+
+    def reader(self, *arguments: Any, **options: Any) -> Any:
+        self.readers += 1
+        return super().reader(*arguments, **options)
+
+
+class Side:
+    """All that a store has for reading, with its settings; `reader` reads a partition."""
+
+    def __init__(self, settings: PulsarSettings, reactor: Any) -> None:
+        self.settings = settings
+        self.session = Counted(settings, reactor)
+        self.admin = Admin(settings, reactor)
+        self.cache = ReaderCache(self.session, settings.readers)
+
+    def reader(self, partition: Partition) -> PartitionReader:
+        return PartitionReader(self.session, self.admin, self.cache, partition.topic, self.settings)
+
+    async def close(self) -> None:
+        await self.cache.close()
+        await self.admin.close()
+        await self.session.close()
+
+
+def offsets(messages: Sequence[Stored]) -> list[int]:
+    return [message.header.base_offset for message in messages]

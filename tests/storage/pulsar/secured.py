@@ -1,0 +1,102 @@
+"""A Pulsar of one's own that asks who is there: TLS on ports beside the plain ones, tokens of a secret key, roles with and without rights."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.certificates import Authority
+from tests.peers.kafka import free_ports
+from tests.peers.pulsar import Pulsar
+
+SECRET = b"a secret key of as many bytes as HS256 wants"
+SUPERUSER = "super"
+
+
+def token(role: str, *, expires: float | None = None, secret: bytes = SECRET) -> str:
+    """A JWT as `pulsar tokens create --secret-key` makes it (RFC 7519, HS256)."""
+    claims: dict[str, Any] = {"sub": role, **({} if expires is None else {"exp": int(expires)})}
+    signed = b".".join(_base64(json.dumps(part).encode()) for part in ({"alg": "HS256"}, claims))
+    return b".".join([signed, _base64(hmac.digest(secret, signed, hashlib.sha256))]).decode()
+
+
+def expired(role: str) -> str:
+    return token(role, expires=time.time() - 3600)
+
+
+def _base64(raw: bytes) -> bytes:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=")
+
+
+class Guarded(Pulsar):
+    """Answers nobody without a token, tests of its readiness included."""
+
+    def _is_ready(self) -> bool:
+        try:
+            return all(self.call("GET", path) is not None for path in ("brokers/health", "namespaces/public/default"))
+        except (OSError, Refused):
+            return False
+
+    def call(self, method: str, path: str, body: object = None) -> Any:
+        """The admin API as its superuser; `ok` for what is no JSON."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token(SUPERUSER)}"}
+        request = urllib.request.Request(f"{self.admin_url}/admin/v2/{path}", data, headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                raw = answer.read()
+        except urllib.error.HTTPError as refused:
+            with refused:
+                raise Refused(f"{method} {path}: {refused.code} {refused.read()!r}") from None
+        return json.loads(raw) if raw[:1] in b"[{" and raw else raw.decode()
+
+
+class Refused(Exception):
+    """The superuser was refused; a test is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """The running broker, its addresses with TLS, and the authority that it and its clients trust."""
+
+    broker: Guarded
+    tls_service_url: str
+    tls_admin_url: str
+    authority: Authority
+    trust_file: Path
+
+
+@contextmanager
+def secured(folder: Path, **others: str) -> Iterator[Secured]:
+    """`others`: more of the broker's settings."""
+    authority = Authority()
+    trust = authority.write(folder)
+    certificate, key = authority.sign().write(folder, "broker")
+    (folder / "secret.key").write_bytes(SECRET)
+    port, web_port = free_ports(2)
+    settings = {
+        "authenticationEnabled": "true",
+        "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+        "authorizationEnabled": "true",
+        "superUserRoles": SUPERUSER,
+        "tokenSecretKey": f"file://{folder / 'secret.key'}",
+        "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
+        "brokerClientAuthenticationParameters": f"token:{token(SUPERUSER)}",
+        "brokerServicePortTls": str(port),
+        "webServicePortTls": str(web_port),
+        "tlsCertificateFilePath": str(certificate),
+        "tlsKeyFilePath": str(key),
+        "tlsTrustCertsFilePath": str(trust),
+    }
+    with Guarded.start(**settings, **others) as broker:
+        yield Secured(broker, f"pulsar+ssl://localhost:{port}", f"https://localhost:{web_port}", authority, trust)

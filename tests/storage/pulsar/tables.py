@@ -1,0 +1,93 @@
+"""Tables on a broker, each as a process of its own would have it, and what a test does to their topics behind their back."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pulsar as client_library
+from twisted.internet import reactor
+
+from storage.pulsar.admin import Admin
+from storage.pulsar.client import Session
+from storage.pulsar.names import path_of
+from storage.pulsar.rows import topic_of
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.table import PulsarTable
+from tests.contract.waiting import settle
+from tests.peers.tenant import Tenant
+
+PATIENCE_SECONDS = 180.0
+
+
+class Tables:
+    """The tables of one namespace; closed together."""
+
+    def __init__(self, tenant: Tenant, settings: PulsarSettings) -> None:
+        self.tenant = tenant
+        self.settings = settings
+        self._opened: list[tuple[PulsarTable, Admin, Session]] = []
+
+    async def open(self, name: str = "rows", *, settings: PulsarSettings | None = None, session: Session | None = None) -> PulsarTable:
+        """The table of that name, opened as by another process."""
+        settings = settings or self.settings
+        session = session or Session(settings, reactor)
+        admin = Admin(settings, reactor)
+        await session.open()
+        table = PulsarTable(session, admin, settings, reactor, name)
+        self._opened.append((table, admin, session))
+        await table.open()
+        return table
+
+    async def rows(self, name: str = "rows") -> list[tuple[bytes, bytes]]:
+        """What the next process would find."""
+        return await (await self.open(name)).items()
+
+    def close(self) -> None:
+        for table, admin, session in self._opened:
+            settle(table.close())
+            settle(admin.close())
+            settle(session.close())
+
+    def admin(self, method: str, what: str = "", body: object = None, name: str = "rows") -> Any:
+        """A call about the table's topic; blocks."""
+        return self.tenant.admin(method, path_of(topic_of(self.settings, name)).lstrip("/") + what, body)
+
+    def compact(self, name: str = "rows") -> None:
+        self.admin("PUT", "/compaction", name=name)
+        self.until(lambda: self.admin("GET", "/compaction", name=name)["status"] == "SUCCESS")
+
+    def move(self, name: str = "rows") -> None:
+        """As when the topic moves to another broker: what the broker knew of it is gone, and a new ledger begins."""
+        self.admin("PUT", "/unload", name=name)
+
+    def trim(self) -> int:
+        """Have deleted what nothing keeps; the bytes that the topic takes then, what compaction left included."""
+        self.admin("POST", "/trim")
+        space = self.admin("GET", "/internalStats")
+        return int(space["totalSize"]) + max(int(space["compactedLedger"]["size"]), 0)
+
+    def send(self, *messages: tuple[str | None, bytes]) -> None:
+        """Messages that somebody else puts into the topic, by key and payload."""
+        client = client_library.Client(self.settings.service_url, logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error))
+        producer = client.create_producer(topic_of(self.settings, "rows"))
+        for key, payload in messages:
+            producer.send(payload, partition_key=key)
+        client.close()
+
+    def places(self) -> dict[str | None, tuple[int, int]]:
+        """Where each key was written last: ledger and entry, as they are before any compaction."""
+        client = client_library.Client(self.settings.service_url, logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error))
+        reader = client.create_reader(topic_of(self.settings, "rows"), client_library.MessageId.earliest)
+        found = {}
+        while reader.has_message_available():
+            message = reader.read_next()
+            found[message.partition_key()] = message.message_id().ledger_id(), message.message_id().entry_id()
+        client.close()
+        return found
+
+    def until(self, is_so: Any) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not is_so():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)

@@ -1,0 +1,257 @@
+"""One process has the store: whoever comes second is told who has it, whoever is killed lets go, whoever loses it learns of that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+import pulsar as client_library
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, gatherResults
+
+from storage.log import Fenced, StoreInUse
+from storage.pulsar.admin import Admin
+from storage.pulsar.client import Session
+from storage.pulsar.lock import StoreLock
+from storage.pulsar.names import path_of
+from storage.pulsar.settings import PulsarSettings
+from tests.contract.waiting import settle
+from tests.peers.tenant import Tenant
+
+pytestmark = pytest.mark.peer
+
+BEAT_SECONDS = 0.2
+
+
+class Locks:
+    """Locks of one store, each as in a process of its own."""
+
+    def __init__(self, settings: PulsarSettings) -> None:
+        self.settings = replace(settings, lock_beat_seconds=BEAT_SECONDS)
+        self.topic = f"persistent://{settings.metadata_tenant}/{settings.metadata_namespace}/__kopgate.lock"
+        self.reasons: list[str] = []
+        self._opened: list[tuple[StoreLock, Admin, Session]] = []
+        self._processes: list[subprocess.Popen[str]] = []
+
+    async def make(self, lost: Deferred[str] | None = None, **settings: float) -> StoreLock:
+        chosen = replace(self.settings, **settings)
+        session, admin = Session(chosen, reactor), Admin(chosen, reactor)
+        await session.open()
+        lock = StoreLock(session, admin, chosen, reactor)
+        lock.when_lost(lost.callback if lost else self.reasons.append)
+        self._opened.append((lock, admin, session))
+        return lock
+
+    async def taken(self, node: str = "one", *, takeover: bool = False, lost: Deferred[str] | None = None, **settings: float) -> StoreLock:
+        lock = await self.make(lost, **settings)
+        await lock.take(node, takeover)
+        return lock
+
+    def process(self, node: str) -> subprocess.Popen[str]:
+        """Another process that has taken the store."""
+        names = ("service_url", "admin_url", "metadata_tenant", "metadata_namespace")
+        command = [sys.executable, "-m", "tests.storage.pulsar.lock_holder", node, *(getattr(self.settings, name) for name in names)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._processes.append(process)
+        assert process.stdout
+        assert process.stdout.readline() == "taken\n"
+        return process
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            assert process.stdout
+            process.stdout.close()
+        for lock, admin, session in self._opened:
+            settle(lock.release())
+            settle(admin.close())
+            settle(session.close())
+
+
+@pytest.fixture
+def locks(pulsar: Tenant) -> Iterator[Locks]:
+    made = Locks(pulsar.settings())
+    yield made
+    made.close()
+
+
+def after(seconds: float) -> Deferred[None]:
+    over: Deferred[None] = Deferred()
+    reactor.callLater(seconds, over.callback, None)
+    return over
+
+
+@ensureDeferred
+async def test_the_second_is_told_who_has_the_store_and_what_to_do(locks: Locks) -> None:
+    await locks.taken("one")
+    await after(BEAT_SECONDS * 2)
+    second = await locks.make()
+    with pytest.raises(StoreInUse) as caught:
+        await second.take("two", False)
+    said = str(caught.value)
+    assert f"node 'one' (process {os.getpid()} on " in said
+    assert "--pulsar-takeover" in said
+    assert locks.settings.metadata_namespace in said
+
+
+@ensureDeferred
+async def test_a_store_that_was_released_can_be_taken(locks: Locks) -> None:
+    first = await locks.taken("one")
+    await first.release()
+    await first.release()
+    second = await locks.taken("two")
+    with pytest.raises(StoreInUse, match="'two'"):
+        await first.take("one", False)
+    await second.release()
+    await first.take("one", False)
+
+
+@ensureDeferred
+async def test_a_holder_that_nobody_disturbs_keeps_the_store(locks: Locks) -> None:
+    await locks.taken("one")
+    await after(BEAT_SECONDS * 10)
+    assert locks.reasons == []
+
+
+@ensureDeferred
+async def test_a_holder_keeps_the_store_when_its_topic_moves(locks: Locks, pulsar: Tenant) -> None:
+    await locks.taken("one")
+    for _ in range(3):
+        pulsar.admin("PUT", f"{path_of(locks.topic).lstrip('/')}/unload")
+        # Who finds nobody there may take it: its holder is there again as soon as its client has noticed.
+        await until(lambda: is_held(locks, pulsar))
+        await after(BEAT_SECONDS * 3)
+    with pytest.raises(StoreInUse, match="'one'"):
+        await locks.taken("two")
+    assert locks.reasons == []
+
+
+@ensureDeferred
+async def test_whoever_loses_the_store_is_told_once_and_soon_by_whom(locks: Locks) -> None:
+    lost: Deferred[str] = Deferred()
+    old = await locks.taken("old", lost=lost)
+    await locks.taken("new", takeover=True)
+    lost.addTimeout(60, reactor)
+    assert "node 'new'" in await lost
+    await after(BEAT_SECONDS * 5)
+    await old.release()
+    assert locks.reasons == []
+
+
+@ensureDeferred
+async def test_the_store_of_a_killed_holder_is_free_as_soon_as_the_broker_has_noticed(locks: Locks, pulsar: Tenant) -> None:
+    process = locks.process("killed")
+    with pytest.raises(StoreInUse, match="'killed'"):
+        await locks.taken("next")
+    process.kill()
+    process.wait()
+    await until(lambda: not is_held(locks, pulsar))
+    await locks.taken("next")
+
+
+@ensureDeferred
+async def test_a_holder_that_stands_still_keeps_the_store_until_it_is_taken_and_then_learns_of_it(locks: Locks) -> None:
+    process = locks.process("paused")
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(StoreInUse, match=r"'paused' .* heard last \d+ s ago"):
+        await locks.taken("next")
+    await locks.taken("next", takeover=True)
+    process.send_signal(signal.SIGCONT)
+    assert process.stdout
+    assert "node 'next'" in process.stdout.readline()
+
+
+@ensureDeferred
+async def test_a_holder_that_the_broker_refuses_has_the_lock_again_where_nobody_else_took_it(
+    locks: Locks, caplog: pytest.LogCaptureFixture
+) -> None:
+    await locks.taken("one")
+    await after(BEAT_SECONDS)
+    with foreign_producer(locks):
+        await until(lambda: "looking who has the store" in caplog.text)
+    await until(lambda: "held again" in caplog.text)
+    with pytest.raises(StoreInUse, match="'one'"):
+        await locks.taken("two")
+    assert locks.reasons == []
+
+
+@ensureDeferred
+async def test_a_lock_that_stays_closed_is_lost(locks: Locks) -> None:
+    lost: Deferred[str] = Deferred()
+    await locks.taken("one", lost=lost, lock_contest_seconds=1)
+    await after(BEAT_SECONDS)
+    with foreign_producer(locks):
+        lost.addTimeout(60, reactor)
+        assert "does not say who it is" in await lost
+
+
+@ensureDeferred
+async def test_a_lock_whose_last_message_is_no_holders_names_nobody(locks: Locks) -> None:
+    lock = await locks.taken("one", lock_beat_seconds=1000)
+    await lock.release()
+    with foreign_producer(locks) as producer:
+        producer.send(b"no holder")
+        with pytest.raises(StoreInUse, match="has not said who it is"):
+            await locks.taken("two")
+
+
+class foreign_producer:
+    """Somebody who takes the lock's topic by force and says nothing."""
+
+    def __init__(self, locks: Locks) -> None:
+        self._locks = locks
+
+    def __enter__(self) -> client_library.Producer:
+        self._client = client_library.Client(self._locks.settings.service_url)
+        access = client_library.ProducerAccessMode.ExclusiveWithFencing
+        return self._client.create_producer(self._locks.topic, access_mode=access)
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+
+def is_held(locks: Locks, pulsar: Tenant) -> bool:
+    """Whether the broker knows of somebody who has the store."""
+    return bool(pulsar.admin("GET", f"{path_of(locks.topic).lstrip('/')}/stats")["publishers"])
+
+
+async def until(is_so: object) -> None:
+    while not is_so():  # type: ignore[operator]
+        await after(0.02)
+
+
+@ensureDeferred
+async def test_a_holder_that_asks_is_told_at_once_that_it_still_has_the_store(locks: Locks) -> None:
+    lock = await locks.taken(lock_beat_seconds=60)
+    await lock.confirm()
+    await gatherResults([lock.confirm(), lock.confirm()])
+
+
+@ensureDeferred
+async def test_a_holder_that_asks_after_a_takeover_learns_of_it_at_once(locks: Locks) -> None:
+    lost: Deferred[str] = Deferred()
+    lock = await locks.taken("one", lost=lost, lock_beat_seconds=60)
+    await locks.taken("two", takeover=True)
+    with pytest.raises(Fenced):
+        await lock.confirm()
+    assert "two" in await lost
+    with pytest.raises(Fenced):
+        await lock.confirm()
+
+
+@ensureDeferred
+async def test_who_waits_for_a_word_of_the_lock_is_told_when_it_is_let_go(locks: Locks) -> None:
+    lock = await locks.taken()
+    waiting = lock.confirm()
+    await lock.release()
+    with suppress(Fenced):
+        await waiting
+    assert waiting.called

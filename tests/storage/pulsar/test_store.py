@@ -1,0 +1,286 @@
+"""The store on a real broker, and what becomes of appends when something fails underneath."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pulsar as library
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.threads import deferToThread
+
+from storage.log import EntryTooLarge, Fenced, LogClosed, StorageFailed, UnknownTopic
+from storage.pulsar.leader import Taken
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.store import PulsarStore
+from tests.contract.entries import bases, entry, everything, plain, sized, topic
+from tests.contract.waiting import settle
+from tests.peers.pulsar import START_SECONDS, Pulsar
+from tests.peers.relay import SEND, SEND_RECEIPT, Between
+from tests.peers.tenant import Tenant
+
+pytestmark = pytest.mark.peer
+
+Opener = Callable[[PulsarSettings], PulsarStore]
+#: Shorter than what a store has, for what is lost here; longer than a broker on a busy machine takes for what is not.
+HASTE = {"send_timeout_seconds": 5.0, "operation_timeout_seconds": 15.0, "admin_timeout_seconds": 15.0, "close_timeout_seconds": 2.0}
+
+
+@pytest.fixture
+def open_store() -> Iterator[Opener]:
+    """Opens a store; closed after the test."""
+    opened: list[PulsarStore] = []
+
+    def open_one(settings: PulsarSettings) -> PulsarStore:
+        store = PulsarStore(settings, reactor=reactor)
+        settle(store.open())
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        settle(store.close())
+
+
+@pytest.fixture
+def between(pulsar: Tenant) -> Iterator[Between]:
+    with Between(pulsar.settings(**HASTE)) as relays:
+        yield relays
+
+
+@pytest.fixture
+def store(between: Between, open_store: Opener) -> PulsarStore:
+    """Behind relays, with one topic."""
+    made = open_store(between.settings)
+    settle(made.create_topic(topic()))
+    return made
+
+
+@pytest.fixture
+def log(store: PulsarStore) -> Any:
+    return settle(store.log("orders", 0))
+
+
+def path_of_partition(settings: PulsarSettings) -> str:
+    return f"persistent/{settings.tenant}/{settings.namespace}/orders-partition-0"
+
+
+async def failure_of(appended: Any) -> BaseException:
+    try:
+        await appended
+    except Exception as error:
+        return error
+    raise AssertionError("the append succeeded")
+
+
+@ensureDeferred
+async def test_what_was_stored_without_an_acknowledgement_is_there_whole_for_the_next_log(store, log, between):
+    await log.append([entry(0)])
+    with between.losing(SEND_RECEIPT):
+        appends = [log.append([entry(1), entry(2)]), log.append([entry(3)])]
+        assert [type(await failure_of(one)) for one in appends] == [Fenced, Fenced]
+    again = await store.log("orders", 0)
+    assert again is not log
+    assert bases(await everything(again)) == [0, 1, 2, 3]
+    assert again.size == sum(len(one.payload) for one in await everything(again))
+    await again.append([entry(4)])
+    assert bases(await everything(again)) == [0, 1, 2, 3, 4]
+
+
+@ensureDeferred
+async def test_a_finished_log_refuses_everything_and_tells_its_watchers(store, log, between):
+    await log.append([entry(0)])
+    told: list[None] = []
+    log.watch(lambda: told.append(None))
+    with between.losing(SEND):
+        assert type(await failure_of(log.append([entry(1)]))) is Fenced
+    assert told
+    for call in (log.append([entry(1)]), log.read(0, 1), log.entry_for_time(0), log.delete_before(1), log.replace(0, 0, [])):
+        assert type(await failure_of(call)) is Fenced
+    with pytest.raises(Fenced):
+        log.read_resident(0, 1)
+
+
+@ensureDeferred
+async def test_each_leader_has_an_epoch_of_its_own_and_the_past_ones_stay_known(store, log, between):
+    await log.append([entry(0, 5)])
+    with between.losing(SEND):
+        await failure_of(log.append([entry(5)]))
+    again = await store.log("orders", 0)
+    assert again.leader_epoch > log.leader_epoch
+    await again.append([entry(5, 3)])
+    assert again.end_offset_for_epoch(log.leader_epoch) == (log.leader_epoch, 5)
+    assert again.end_offset_for_epoch(again.leader_epoch) == (again.leader_epoch, 8)
+
+
+@ensureDeferred
+async def test_whoever_is_fenced_takes_the_partition_back_and_loses_nothing(store, log, between, pulsar):
+    await log.append([entry(0)])
+    client = library.Client(pulsar.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error))
+    full_name = path_of_partition(between.settings).replace("persistent/", "persistent://", 1)
+    other = await deferToThread(client.create_producer, full_name, access_mode=library.ProducerAccessMode.ExclusiveWithFencing)
+    assert type(await failure_of(log.append([entry(1)]))) is Taken
+    again = await store.log("orders", 0)
+    await again.append([entry(again.next_offset)])
+    with pytest.raises(library.PulsarException):
+        await deferToThread(other.send, b"too late")
+    assert bases(await everything(again)) == [0, 1]
+    await deferToThread(client.close)
+
+
+@ensureDeferred
+async def test_messages_of_others_take_no_offset(store, log, between, pulsar):
+    await log.append([entry(0)])
+    await store.close()
+    client = library.Client(pulsar.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error))
+    producer = await deferToThread(client.create_producer, path_of_partition(between.settings).replace("persistent/", "persistent://", 1))
+    await deferToThread(producer.send, b"somebody else's")
+    await deferToThread(client.close)
+    again = PulsarStore(between.settings, reactor=reactor)
+    await again.open()
+    reopened = await again.log("orders", 0)
+    await reopened.append([entry(1)])
+    assert bases(await everything(reopened)) == [0, 1]
+    await again.close()
+
+
+@ensureDeferred
+async def test_a_topic_that_was_deleted_underneath_is_unknown(store, log, between, pulsar):
+    await log.append([entry(0)])
+    settings = between.settings
+    await deferToThread(pulsar.admin, "DELETE", f"persistent/{settings.tenant}/{settings.namespace}/orders/partitions?force=true")
+    assert isinstance(await failure_of(log.append([entry(1)])), Fenced | LogClosed)
+    with pytest.raises(UnknownTopic):
+        await store.log("orders", 0)
+    assert "orders" not in store.topics
+
+
+@ensureDeferred
+async def test_a_topic_that_was_terminated_takes_nothing_more(store, log, between, pulsar):
+    await log.append([entry(0)])
+    await deferToThread(pulsar.admin, "POST", f"{path_of_partition(between.settings)}/terminate")
+    assert type(await failure_of(log.append([entry(1)]))) is LogClosed
+    with pytest.raises(LogClosed):
+        await store.log("orders", 0)
+
+
+@ensureDeferred
+async def test_a_log_that_many_ask_for_is_opened_once(store):
+    asked = [Deferred.fromCoroutine(store.log("orders", 0)) for _ in range(5)]
+    logs = [await one for one in asked]
+    assert all(one is logs[0] for one in logs)
+    assert logs[0].leader_epoch == 0
+
+
+@ensureDeferred
+async def test_a_log_whose_topic_is_deleted_while_it_opens_is_not_handed_out(store):
+    opening = Deferred.fromCoroutine(store.log("orders", 0))
+    await store.delete_topic("orders")
+    with suppress(UnknownTopic, StorageFailed):
+        # It may have been open before the topic went.
+        assert (await opening).is_over
+    assert "orders" not in store.topics
+
+
+@ensureDeferred
+async def test_more_than_a_message_holds_is_refused_and_the_log_goes_on(log):
+    with pytest.raises(EntryTooLarge):
+        await log.append([sized(0, 5 << 20)])
+    await log.append([sized(0, (5 << 20) - 1024)])
+    assert [len(one.payload) for one in await log.read(0, 1)] == [(5 << 20) - 1024]
+
+
+@pytest.mark.parametrize("checks", [False, True])
+@pytest.mark.parametrize("assumed", [1 << 20, 9 << 20])
+@ensureDeferred
+async def test_how_much_a_message_holds_is_read_from_the_brokers_configuration(pulsar, assumed, checks):
+    # maxMessageSize is 5 MiB: what is assumed without knowing is too little, or too much.
+    store = PulsarStore(pulsar.settings(message_bytes=assumed, checks_at_start=checks), reactor=reactor)
+    await store.open()
+    try:
+        await store.create_topic(topic())
+        log = await store.log("orders", 0)
+        await log.append([sized(0, (5 << 20) - 1024)])
+        with pytest.raises(EntryTooLarge, match="5241856"):
+            await log.append([sized(1, (5 << 20) - 1023)])
+    finally:
+        await store.close()
+
+
+@ensureDeferred
+async def test_closing_ends_in_time_where_pulsar_is_not_reached(store, log, between):
+    await log.append([entry(0)])
+    between.close()
+    appended = log.append([entry(1)])
+    failing = Deferred.fromCoroutine(failure_of(appended))
+    began = time.monotonic()
+    await store.close()
+    # Ten steps at most, each with its own time.
+    assert time.monotonic() - began < 10 * HASTE["close_timeout_seconds"]
+    assert isinstance(await failing, LogClosed | Fenced)
+
+
+@ensureDeferred
+async def test_opening_fails_in_time_where_pulsar_is_not_reached(between):
+    between.close()
+    store = PulsarStore(between.settings, reactor=reactor)
+    with pytest.raises(StorageFailed):
+        await store.open()
+    await store.close()
+
+
+@ensureDeferred
+async def test_what_is_on_its_way_is_bounded_and_what_is_refused_was_not_stored(between):
+    store = PulsarStore(replace(between.settings, queue_operations=3), reactor=reactor)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await log.append([entry(0)])
+    with between.losing(SEND):
+        appends = [log.append([entry(n)]) for n in (1, 2, 3)]
+        with pytest.raises(StorageFailed, match="queue_operations"):
+            await log.append([entry(4)])
+        assert log.next_offset == 4
+        for one in appends:
+            assert type(await failure_of(one)) is Fenced
+    await store.close()
+
+
+@pytest.mark.timeout(600)
+@ensureDeferred
+async def test_a_broker_that_is_killed_with_appends_on_their_way_loses_and_repeats_none():
+    broker = await deferToThread(Pulsar.start)
+    try:
+        tenant = Tenant.make(broker.service_url, broker.admin_url)
+        # As long as a broker may take to come again on a machine that others keep busy.
+        store = PulsarStore(tenant.settings(send_timeout_seconds=START_SECONDS), reactor=reactor)
+        await store.open()
+        await store.create_topic(topic())
+        log = await store.log("orders", 0)
+        await log.append([entry(0)])
+        appends = [log.append([sized(n, 2000)]) for n in range(1, 500)]
+        await appends[20]
+        await deferToThread(broker.kill)
+        appends += [log.append([sized(n, 2000)]) for n in range(500, 600)]
+        await deferToThread(broker.launch)
+        for one in appends:
+            await one
+        expected = plain([entry(0), *(sized(n, 2000) for n in range(1, 600))])
+        assert plain(await everything(log)) == expected
+        await store.close()
+        again = PulsarStore(
+            tenant.settings(namespace=store.settings.namespace, metadata_namespace=store.settings.metadata_namespace), reactor=reactor
+        )
+        await again.open()
+        reopened = await again.log("orders", 0)
+        assert (reopened.start_offset, reopened.end_offset, reopened.size) == (0, 600, 7 + 599 * 2000)
+        assert plain(await everything(reopened)) == expected
+        await again.close()
+    finally:
+        await deferToThread(broker.stop)

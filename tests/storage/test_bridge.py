@@ -1,0 +1,128 @@
+"""Between the threads and the reactor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.defer import CancelledError
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
+
+from storage.bridge import Readers, Wake
+from storage.log import StorageFailed
+
+
+class StillReactor:
+    """Collects what it is asked to call; the test says when."""
+
+    def __init__(self) -> None:
+        self.asked: list[Callable[..., object]] = []
+
+    def callFromThread(self, call: Callable[..., object], *arguments: object) -> None:
+        self.asked.append(call)
+
+
+def test_what_piles_up_costs_one_wake_up() -> None:
+    reactor, ran = StillReactor(), []
+    wake = Wake(reactor)
+    for n in range(5):
+        wake.post(lambda n=n: ran.append(n))
+    assert len(reactor.asked) == 1
+    reactor.asked.pop()()
+    assert ran == [0, 1, 2, 3, 4]
+    wake.post(lambda: ran.append(5))
+    assert len(reactor.asked) == 1
+
+
+def test_a_receiver_that_raises_does_not_keep_the_others_from_theirs(caplog: pytest.LogCaptureFixture) -> None:
+    reactor, ran = StillReactor(), []
+    wake = Wake(reactor)
+    wake.post(lambda: 1 // 0)
+    wake.post(lambda: ran.append(1))
+    reactor.asked.pop()()
+    assert ran == [1]
+    assert "ZeroDivisionError" in caplog.text
+
+
+@ensureDeferred
+async def test_a_reader_gives_back_what_the_call_gave_or_raised() -> None:
+    readers = Readers(Wake(reactor), threads=2, waiting=10)
+    assert await readers.run(lambda: threading.current_thread().name) != threading.current_thread().name
+    with pytest.raises(ZeroDivisionError):
+        await readers.run(lambda: 1 // 0)
+    await readers.stop(lambda: None)
+
+
+@ensureDeferred
+async def test_reads_beyond_the_limit_are_refused_and_say_which_limit() -> None:
+    held = threading.Event()
+    readers = Readers(Wake(reactor), threads=1, waiting=2)
+    began = threading.Event()
+
+    def hold() -> None:
+        began.set()
+        held.wait(10)
+
+    first = readers.run(hold)
+    began.wait(10)
+    waiting = [readers.run(lambda: 1) for _ in range(2)]
+    with pytest.raises(StorageFailed, match="reads_waiting"):
+        await readers.run(lambda: 1)
+    held.set()
+    await first
+    assert [await one for one in waiting] == [1, 1]
+    await readers.stop(lambda: None)
+
+
+@ensureDeferred
+async def test_one_call_after_the_other_runs_in_the_same_thread_and_many_at_once_in_all() -> None:
+    readers = Readers(Wake(reactor), threads=4, waiting=10)
+    meeting = threading.Barrier(4)
+
+    def meet() -> str:
+        meeting.wait(10)
+        return threading.current_thread().name
+
+    assert len({await one for one in [readers.run(meet) for _ in range(4)]}) == 4
+    names = set()
+    for _ in range(20):
+        # A thread is idle again when it has taken the lock once more, which the reactor may be ahead of.
+        while len(readers._idle) < 4:
+            await deferLater(reactor, 0)
+        names.add(await readers.run(lambda: threading.current_thread().name))
+    assert len(names) == 1
+    await readers.stop(lambda: None)
+
+
+@ensureDeferred
+async def test_what_was_asked_before_the_end_is_still_done_and_then_the_threads_are_gone() -> None:
+    held = threading.Event()
+    readers = Readers(Wake(reactor), threads=2, waiting=10)
+    asked = [readers.run(lambda number=number: held.wait(10) and number) for number in range(6)]
+    last = readers.stop(lambda: "last")
+    held.set()
+    assert [await one for one in asked] == list(range(6))
+    assert await last == "last"
+    for thread in readers._threads:
+        await deferToThread(thread.join, 10)
+        assert not thread.is_alive()
+
+
+@ensureDeferred
+async def test_a_cancelled_read_that_has_not_begun_is_not_begun() -> None:
+    held, ran = threading.Event(), []
+    readers = Readers(Wake(reactor), threads=1, waiting=10)
+    first = readers.run(lambda: held.wait(10))
+    second = readers.run(lambda: ran.append(2))
+    second.cancel()
+    with pytest.raises(CancelledError):
+        await second
+    held.set()
+    await first
+    await readers.run(lambda: None)
+    assert ran == []
+    await readers.stop(lambda: None)

@@ -1,0 +1,82 @@
+"""The entries kept in memory."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.log import Entry
+from storage.tail import ENTRY_COST, Run, Tail
+from tests.contract.entries import bases, sized
+
+
+def test_what_was_added_is_read_from_memory() -> None:
+    tail, run = Tail(10_000), Run()
+    entries = [sized(0, 10, records=5), sized(5, 10)]
+    for one in entries:
+        tail.add(run, one)
+    assert run.read(3, 100) == entries
+    assert run.read(5, 100) == entries[1:]
+
+
+def test_a_run_that_does_not_reach_back_so_far_knows_nothing() -> None:
+    tail, run = Tail(10_000), Run()
+    tail.add(run, sized(7, 10))
+    assert run.read(6, 100) is None
+    assert Run().read(0, 100) is None
+
+
+def test_the_oldest_of_all_logs_leaves_first() -> None:
+    tail, old, new = Tail(2 * (100 + ENTRY_COST)), Run(), Run()
+    tail.add(old, sized(0, 100))
+    tail.add(new, sized(0, 100))
+    tail.add(new, sized(1, 100))
+    assert old.read(0, 1) is None
+    assert bases(new.read(0, 1000) or []) == [0, 1]
+
+
+def test_an_entry_larger_than_the_limit_is_not_kept() -> None:
+    tail, run = Tail(1000), Run()
+    tail.add(run, sized(0, 2000))
+    assert run.read(0, 1) is None
+
+
+def test_a_view_is_copied_so_that_it_does_not_keep_the_whole_buffer() -> None:
+    tail, run = Tail(10_000), Run()
+    buffer = bytearray(5000)
+    tail.add(run, Entry(0, 0, -1, memoryview(buffer)[:3]))
+    found = run.read(0, 100)
+    assert found is not None
+    assert found[0].payload == bytes(3)
+    buffer.clear()  # impossible while a view of it is alive
+
+
+def test_a_cleared_run_is_not_harmed_by_what_still_stands_in_the_queue() -> None:
+    tail, run = Tail(3 * (100 + ENTRY_COST)), Run()
+    tail.add(run, sized(0, 100))
+    run.clear()
+    fresh = Run()
+    for base in (1, 2, 3):
+        tail.add(fresh, sized(base, 100))
+    assert bases(fresh.read(1, 1000) or []) == [1, 2, 3]
+
+
+@given(
+    adds=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 1, 300, 2500])), max_size=60),
+    limit=st.sampled_from([0, 700, 3000, 9000]),
+)
+def test_what_is_held_is_an_unbroken_run_to_the_end_within_the_limit(adds: list[tuple[int, int]], limit: int) -> None:
+    tail, runs, ends = Tail(limit), [Run() for _ in range(4)], [0] * 4
+    for which, size in adds:
+        tail.add(runs[which], sized(ends[which], size))
+        ends[which] += 1
+    held = 0
+    for run, end in zip(runs, ends, strict=True):
+        readable = [run.read(offset, 1 << 30) for offset in range(end)]
+        known = [entries for entries in readable if entries is not None]
+        assert readable[: end - len(known)] == [None] * (end - len(known))
+        for entries in known:
+            assert bases(entries) == list(range(end - len(entries), end))
+        if known:
+            held += sum(len(one.payload) + ENTRY_COST for one in known[0])
+    assert held <= limit
