@@ -10,7 +10,10 @@ from storage.log import Store
 MAX_NAME_LENGTH = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+TRAFFIC = "__kopgate_traffic"
+
+#: No client produces into these, nor deletes records of them.
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", TRAFFIC})
 
 
 class Names:

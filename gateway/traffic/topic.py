@@ -14,12 +14,11 @@ from gateway import records
 from gateway.errors import ErrorCode, KafkaError
 from gateway.native import Format2
 from gateway.partition import Partition
+from gateway.topic_names import TRAFFIC
 from gateway.topics import Topics
 from gateway.traffic.losses import Losses
 from gateway.waiting import Clock, Shared
 from storage.records import Record, RecordBatch
-
-NAME = "__kopgate_traffic"
 
 #: Lines that become one batch, in bytes before they are compressed: a tenth of that afterwards, far below any limit on batches.
 BATCH_BYTES = 256 << 10
@@ -56,7 +55,7 @@ class TopicSink:
     def put(self, block: bytes, lines: int) -> None:
         """Take so many whole lines, or drop them."""
         if self._bytes + len(block) > self._max_bytes:
-            self._losses.add(lines, f"{NAME}: the store is too slow")
+            self._losses.add(lines, f"{TRAFFIC}: the store is too slow")
             return
         self._waiting.append((block, lines))
         self._bytes += len(block)
@@ -71,7 +70,7 @@ class TopicSink:
         try:
             await self._under_way.within(self._clock, seconds)
         except TimeoutError:
-            self._losses.add(sum(lines for _, lines in self._waiting), f"{NAME}: the store is too slow")
+            self._losses.add(sum(lines for _, lines in self._waiting), f"{TRAFFIC}: the store is too slow")
 
     async def _append_all(self) -> None:
         under_way = self._under_way
@@ -94,16 +93,16 @@ class TopicSink:
                 partition = await self._partition()
                 await partition.append_batch(memoryview(batch), records.read_batch(batch), now)
             except KafkaError as failure:
-                self._losses.add(count, f"{NAME}: {failure.message or failure.code.name}")
+                self._losses.add(count, f"{TRAFFIC}: {failure.message or failure.code.name}")
 
     async def _partition(self) -> Partition:
-        if self._topics.get(NAME) is None:
+        if self._topics.get(TRAFFIC) is None:
             try:
-                await self._topics.create(NAME, 1, self._configs)
+                await self._topics.create(TRAFFIC, 1, self._configs)
             except KafkaError as failure:
                 if failure.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                     raise
-        return await self._topics.partition(NAME, 0)
+        return await self._topics.partition(TRAFFIC, 0)
 
 
 def _batches(lines: bytes, now: int) -> list[tuple[bytearray, int]]:

@@ -9,11 +9,11 @@ from compat.records import records
 from gateway.config import Settings
 from gateway.session import Session
 from gateway.startup import open_traffic
+from gateway.topic_names import TRAFFIC
 from gateway.traffic.appender import Rotation
 from gateway.traffic.client import Peer
 from gateway.traffic.files import Limits
 from gateway.traffic.log import OFF
-from gateway.traffic.topic import NAME
 from tests.fakes.broker import House, ended, open_house
 
 
@@ -53,7 +53,7 @@ def test_the_topic_alone_will_do(house):
     log = opened(house, traffic_topic=True)
     log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), Session(None)).closed("client")
     ended(log.close(5))
-    stored = [one.value for entry in ended(house.partition(NAME).read(0, 1 << 20)) for one in records(entry.payload)]
+    stored = [one.value for entry in ended(house.partition(TRAFFIC).read(0, 1 << 20)) for one in records(entry.payload)]
     assert [msgspec.json.decode(value)["event"] for value in stored] == ["opened", "closed"]
 
 

@@ -30,7 +30,7 @@ from kafka.protocol.metadata.api_versions import ApiVersionsRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProducerIdResponse
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse
 
-from gateway.traffic.topic import NAME
+from gateway.topic_names import TRAFFIC
 from tests.certificates import Authority
 from tests.compat.records.building import NONE, Sample, batch, message_set, wrapper
 from tests.peers.gateway import framed, gateway, one_record, producing
@@ -322,7 +322,7 @@ def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read(tmp_path):
         assert server.stop() == 0
     with gateway(tmp_path) as server:
         address = "{}:{}".format(*server.address)
-        consumer = KafkaConsumer(NAME, bootstrap_servers=address, auto_offset_reset="earliest", consumer_timeout_ms=60_000)
+        consumer = KafkaConsumer(TRAFFIC, bootstrap_servers=address, auto_offset_reset="earliest", consumer_timeout_ms=60_000)
         records = list(islice(consumer, len(rows_of(log))))
         consumer.close()
     assert [msgspec.json.decode(record.value) for record in records] == rows_of(log)

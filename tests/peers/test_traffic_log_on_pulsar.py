@@ -12,7 +12,7 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
-from gateway.traffic.topic import NAME
+from gateway.topic_names import TRAFFIC
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
 from tests.peers.chaos.stages import BROKER_MEMORY, ONE_BOOKIE
@@ -55,9 +55,11 @@ def produces(peer: Peer) -> int:
 
 def in_topic(running: Gateway, seconds: float = 60.0, after: float | None = None) -> list[Row]:
     """The rows of the topic up to its end, or up to the first behind that number, or until nothing came for so long."""
-    consumer = KafkaConsumer(NAME, bootstrap_servers=bootstrap(running), auto_offset_reset="earliest", consumer_timeout_ms=seconds * 1000)
+    consumer = KafkaConsumer(
+        TRAFFIC, bootstrap_servers=bootstrap(running), auto_offset_reset="earliest", consumer_timeout_ms=seconds * 1000
+    )
     try:
-        place = TopicPartition(NAME, 0)
+        place = TopicPartition(TRAFFIC, 0)
         end = consumer.end_offsets([place])[place]
         rows: list[Row] = []
         for record in consumer:
@@ -95,7 +97,7 @@ def test_while_pulsar_is_away_rows_are_dropped_and_told_and_nothing_else_suffers
         _waits_for_the_topic(running)
         broker.kill()
         try:
-            _asks_until(running, lambda: any("traffic lines dropped" in line and NAME in line for line in running.lines()))
+            _asks_until(running, lambda: any("traffic lines dropped" in line and TRAFFIC in line for line in running.lines()))
             during = rows_of(log)[-1]["sequence"]
         finally:
             broker.launch()
@@ -119,8 +121,8 @@ def _waits_for_the_topic(running: Gateway) -> None:
     """Until the first row is in it: the file has rows long before the topic is made."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap(running))
     try:
-        end, place = time.monotonic() + RECOVER_SECONDS, TopicPartition(NAME, 0)
-        while NAME not in consumer.topics() or not consumer.end_offsets([place])[place]:
+        end, place = time.monotonic() + RECOVER_SECONDS, TopicPartition(TRAFFIC, 0)
+        while not consumer.partitions_for_topic(TRAFFIC) or not consumer.end_offsets([place])[place]:
             assert time.monotonic() < end, "\n".join(running.lines())
             time.sleep(0.1)
     finally:

@@ -9,6 +9,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 
 from gateway.errors import ErrorCode
 from gateway.routes import ROUTES, Encoded
+from gateway.topic_names import INTERNAL_TOPICS
 from gateway.wire.api_keys import ApiKey
 from tests.fakes.broker import House, ended, open_house
 from tests.gateway.handlers.asking import answer, ask, asked
@@ -101,11 +102,12 @@ def test_a_name_that_collides_with_another_is_invalid(house: House) -> None:
     assert codes(ask(house, request("a_b"), 9)) == [("a_b", 17)]
 
 
-def test_internal_topics_are_not_made_and_are_told_as_such(house: House) -> None:
-    (topic,) = ask(house, request("__consumer_offsets"), 9).topics
+@pytest.mark.parametrize("name", sorted(INTERNAL_TOPICS))
+def test_internal_topics_are_not_made_and_are_told_as_such(house: House, name: str) -> None:
+    (topic,) = ask(house, request(name), 9).topics
     assert (topic.error_code, topic.is_internal) == (3, True)
-    house.topic("__consumer_offsets")
-    (topic,) = ask(house, request("__consumer_offsets"), 9).topics
+    house.topic(name)
+    (topic,) = ask(house, request(name), 9).topics
     assert (topic.error_code, topic.is_internal) == (0, True)
 
 

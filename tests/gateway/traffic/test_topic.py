@@ -7,8 +7,9 @@ import os
 import pytest
 
 from compat.records import records
+from gateway.topic_names import TRAFFIC
 from gateway.traffic.losses import Losses
-from gateway.traffic.topic import BATCH_BYTES, NAME, TopicSink
+from gateway.traffic.topic import BATCH_BYTES, TopicSink
 from tests.fakes.broker import NOW, Started, ended, open_house
 
 
@@ -38,7 +39,7 @@ def sink(house, losses):
 
 def stored(house):
     """The values of all records of the topic."""
-    entries = ended(house.partition(NAME).read(0, 64 << 20))
+    entries = ended(house.partition(TRAFFIC).read(0, 64 << 20))
     return [(one.key, bytes(one.value), one.timestamp) for entry in entries for one in records(entry.payload)]
 
 
@@ -51,14 +52,14 @@ def test_each_line_is_a_record_in_its_order(house, sink):
 
 def test_the_topic_has_one_partition_and_the_retention_of_the_log(house, sink):
     sink.put(b"{}\n", 1)
-    topic = house.broker.topics.get(NAME).topic
+    topic = house.broker.topics.get(TRAFFIC).topic
     assert (topic.partitions, topic.configs["retention.ms"]) == (1, "1000")
 
 
 def test_a_topic_that_is_there_is_used_as_it_is(house, sink):
-    house.topic(NAME, 1, retention_ms="5")
+    house.topic(TRAFFIC, 1, retention_ms="5")
     sink.put(b"{}\n", 1)
-    assert house.broker.topics.get(NAME).topic.configs["retention.ms"] == "5"
+    assert house.broker.topics.get(TRAFFIC).topic.configs["retention.ms"] == "5"
     assert len(stored(house)) == 1
 
 
@@ -66,7 +67,7 @@ def test_many_lines_become_batches_of_bounded_size(house, sink):
     lines = [os.urandom(500).hex().encode() for _ in range(1000)]
     sink.put(b"".join(line + b"\n" for line in lines), len(lines))
     assert [value for _, value, _ in stored(house)] == lines
-    entries = ended(house.partition(NAME).read(0, 64 << 20))
+    entries = ended(house.partition(TRAFFIC).read(0, 64 << 20))
     assert len(entries) == -(-1000 * 1000 // BATCH_BYTES)
     assert all(len(entry.payload) <= BATCH_BYTES for entry in entries)
 

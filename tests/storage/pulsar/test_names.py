@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.traffic.topic import NAME
+from gateway.topic_names import TRAFFIC
 from storage.pulsar.names import LONGEST, Names, partition_name, partition_of, path_of
 from storage.pulsar.settings import PulsarSettings
 
@@ -28,7 +28,7 @@ NAMES = Names(
         ("acme/stock/orders", "persistent://acme/stock/orders", "persistent://acme/stock/orders"),
         ("persistent://other/shop/orders", "persistent://other/shop/orders", "persistent://other/shop/orders"),
         ("orders-partition-3", "persistent://acme/shop/orders-partition-3", "orders-partition-3"),
-        (NAME, f"persistent://acme/shop/{NAME}", NAME),
+        (TRAFFIC, f"persistent://acme/shop/{TRAFFIC}", TRAFFIC),
     ],
 )
 def test_a_topic_has_one_canonical_name_however_it_is_called(name: str, full: str, canonical: str) -> None:
@@ -50,7 +50,7 @@ def test_a_topic_has_one_canonical_name_however_it_is_called(name: str, full: st
         ("a\nb", "1 to 512 printable characters"),
         ("x" * (LONGEST + 1), "1 to 512 printable characters"),
         ("__kopgate-lock", "own topics"),
-        (f"{NAME}-partition-0", "own topics"),
+        (f"{TRAFFIC}-partition-0", "own topics"),
         ("__change_events", "own topics"),
         ("__change_events-partition-0", "own topics"),
         ("__transaction_buffer_snapshot", "own topics"),
