@@ -24,7 +24,7 @@ from reports.files import LogFile, UnreadableError
 from reports.literals import empty
 from reports.rows import EARLIEST, to_rows
 from reports.schema import CONNECTION, STORED, USAGE
-from reports.spans import Span
+from reports.spans import Rows, Span
 from reports.taken import Batch, Tables, TablesError, TakenFile
 
 BATCH_BYTES = 8 << 30
@@ -181,8 +181,7 @@ class Intake:
         came = writing.found(self._spark, everything)
         if lines is not None:
             _must_be(came.lines, lines)
-        there = writing.read(self._spark, everything)
-        spans = writing.spans_of(there)
+        there, spans = writing.bounded(writing.read(self._spark, everything), self._now)
         writing.write(writing.new_rows(there, self._stored(spans)), folder)
         self._tables.drop(f"{name}-all")
         found = writing.found(self._spark, folder)
@@ -192,7 +191,8 @@ class Intake:
 
     def _stored(self, spans: Sequence[Span]) -> DataFrame | None:
         """The rows of every batch that may have one of these."""
-        batches = [batch for batch in self.batches if writing.has_any(batch.spans, spans)]
+        wanted = Rows(spans)
+        batches = [batch for batch in self.batches if any(map(wanted.touches, batch.spans))]
         if not batches:
             return None
         return stored(self._spark, self._tables, USAGE, batches).unionByName(stored(self._spark, self._tables, CONNECTION, batches))

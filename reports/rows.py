@@ -13,6 +13,8 @@ LONGEST_ROW = 1 << 18
 """Bytes; a row has some hundreds, and its names are cut to 512 characters each."""
 LONGEST_LINE_KEPT = 16_384
 """Characters of a line that is kept in the quarantine."""
+LONGEST_CONNECTION = 512
+"""Characters; it has some thirty. What comes before its last `-` is noted of each process."""
 MOST = 1 << 50
 """What is counted stays below it; so a sum of them stays a number of 64 bits."""
 EARLIEST = date(2020, 1, 1)
@@ -60,6 +62,15 @@ def to_rows(lines: DataFrame, now: datetime, written: Column | None = None) -> D
     )
     fields = [F.col(f"row.{name}").alias(name) for name in ROW.fieldNames()]
     return rows.select(*fields, *[name for name in STORED.fieldNames() if name not in {*ROW.fieldNames(), "batch"}])
+
+
+def as_lines(rows: DataFrame, problem: str, now: datetime) -> DataFrame:
+    """Rows of the log as lines for the quarantine, with what was read of them."""
+    names = ROW.fieldNames()
+    line = F.substring(F.to_json(F.struct("kind", *names)), 1, LONGEST_LINE_KEPT)
+    said = {"problem": F.lit(problem), "line": line, "kind": F.lit(QUARANTINE), "date": F.lit(now.astimezone(UTC).date())}
+    nothing = {name: F.lit(None).cast(ROW[name].dataType) for name in names} | {"clock_jumped": F.lit(None).cast("boolean")}
+    return rows.select(*[{**nothing, **said}.get(name, F.col(name)).alias(name) for name in rows.columns])
 
 
 def reasons_of_known_versions() -> list[str]:
@@ -126,6 +137,7 @@ def _problem(now: datetime) -> Column:
         (F.col("row.kind").isNull() | ~F.col("row.kind").isin(*NEEDED), F.lit("unknown kind")),
         *[(_lacks(kind, name), F.lit(f"no {name}")) for kind, names in NEEDED.items() for name in names],
         (~F.col("row.connection").contains("-"), F.lit("a connection that names no process")),
+        (F.length("row.connection") > LONGEST_CONNECTION, F.lit("a connection with too long a name")),
         (_is_no_count(), F.lit("a number that cannot be")),
         (~F.col("date").between(F.lit(EARLIEST), F.lit(now.astimezone(UTC).date() + timedelta(days=1))), F.lit("a time that cannot be")),
     ]

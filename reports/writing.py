@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,13 +13,14 @@ from pyspark.sql import functions as F
 
 from reports.examining import Examined
 from reports.files import LogFile
-from reports.rows import process
+from reports.literals import table_of
+from reports.rows import as_lines, process
 from reports.schema import QUARANTINE, STORED
 from reports.spans import Span
-from reports.taken import TablesError
 
 MOST_PROCESSES = 10_000
-"""Gateways' processes in one batch that is compared: each is some bytes in its note."""
+"""Gateways' processes in one batch that is compared, each some hundred bytes in its note: a gateway that starts every ten seconds has as many in a day."""
+TOO_MANY_PROCESSES = f"of more than {MOST_PROCESSES} processes at once"
 
 
 @dataclass(slots=True)
@@ -134,12 +136,24 @@ def new_rows(rows: DataFrame, there: DataFrame | None) -> DataFrame:
     return good.select(*rows.columns).unionByName(rows.filter("problem is not null"))
 
 
-def spans_of(rows: DataFrame) -> list[Span]:
-    """By process. Raises TablesError where there are too many for a log."""
+def bounded(rows: DataFrame, now: datetime) -> tuple[DataFrame, list[Span]]:
+    """`rows` and their spans. Of too many processes those with the most rows are left; the rows of the others become lines for the quarantine."""
+    spans = spans_of(rows, MOST_PROCESSES + 1)
+    if len(spans) <= MOST_PROCESSES:
+        return rows, spans
+    del spans[MOST_PROCESSES:]
+    names = table_of(rows.sparkSession, [[span.process] for span in spans], "process string")
+    good = rows.filter("problem is null").withColumn("process", process("connection"))
+    kept, others = (good.join(names, "process", how).select(*rows.columns) for how in ("left_semi", "left_anti"))
+    return kept.unionByName(as_lines(others, TOO_MANY_PROCESSES, now)).unionByName(rows.filter("problem is not null")), spans
+
+
+def spans_of(rows: DataFrame, most: int = MOST_PROCESSES) -> list[Span]:
+    """Of the `most` processes with the most rows."""
     good = rows.filter(F.col("sequence").isNotNull()).groupBy(process("connection").alias("process"))
-    found = good.agg(F.min("sequence"), F.max("sequence"), F.count("*")).limit(MOST_PROCESSES + 1).collect()
-    if len(found) > MOST_PROCESSES:
-        raise TablesError(f"rows of more than {MOST_PROCESSES} processes of gateways at once: this is no log of theirs")
+    found = (
+        good.agg(F.min("sequence"), F.max("sequence"), F.count("*").alias("rows")).orderBy(F.desc("rows"), "process").limit(most).collect()
+    )
     return [Span(name, first, last, count == last - first + 1) for name, first, last, count in found]
 
 
@@ -155,8 +169,3 @@ def literally(path: Path) -> str:
 def joined(*counts: Mapping[str, int]) -> dict[str, int]:
     """Their sums."""
     return dict(sorted(sum(map(Counter, counts), Counter[str]()).items()))
-
-
-def has_any(spans: Iterable[Span], others: Sequence[Span]) -> bool:
-    """Whether one of the spans touches one of the others."""
-    return any(span.touches(other) for span in spans for other in others)

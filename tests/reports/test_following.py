@@ -127,3 +127,41 @@ def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_record(spark, tmp
     assert take_batch(lines, tables, "q/0", datetime(2026, 11, 20, 8, tzinfo=UTC)).rows == {"usage": 5}
     found = {row["at"]: (row["date"].day, row["clock_jumped"]) for row in stored(spark, tables, "usage").collect()}
     assert found == dict(zip(times, [(20, False), (19, False), (20, True), (20, True), (20, True)], strict=True))
+
+
+def test_of_too_many_processes_in_a_batch_those_with_the_most_rows_count_and_the_following_goes_on(spark, tmp_path, monkeypatch):
+    from pyspark.sql import functions as F
+
+    from reports import writing
+    from reports.following import take_batch
+    from reports.ingest import stored
+    from reports.literals import table_of
+    from reports.taken import Tables
+
+    monkeypatch.setattr(writing, "MOST_PROCESSES", 2)
+    at, now = ms("2026-11-20", 0, 10), datetime(2026, 11, 20, 8, tzinfo=UTC)
+    processes = [Process(tmp_path, start=f"p{number}") for number in range(4)]
+    tables = Tables(tmp_path / "tables")
+
+    def takes(batch, *counts):
+        rows = [
+            (json.dumps(one.row("usage", at, f"1-{one.start}-1", api_key=0, api_version=9)), at)
+            for one, count in zip(processes, counts, strict=True)
+            for _ in range(count)
+        ]
+        lines = table_of(spark, rows, "value string, written long").select("value", F.timestamp_millis("written").alias("timestamp"))
+        return take_batch(lines, tables, f"q/{batch}", now)
+
+    def there():
+        rows = stored(spark, tables, "usage").select("connection", "sequence").collect()
+        return sorted((row["connection"][2:4], row["sequence"]) for row in rows)
+
+    taken = takes(0, 1, 3, 2, 1)
+    assert (taken.rows, taken.quarantined) == ({"usage": 5}, {writing.TOO_MANY_PROCESSES: 2})
+    of_the_busiest = [("p1", 0), ("p1", 1), ("p1", 2), ("p2", 0), ("p2", 1)]
+    assert there() == of_the_busiest
+    left = [json.loads(row["line"]) for row in stored(spark, tables, "quarantine").collect()]
+    assert sorted(row["connection"] for row in left) == ["1-p0-1", "1-p3-1"]
+    assert {(row["kind"], row["at"], row["api_version"], row["sequence"]) for row in left} == {("usage", at, 9, 0)}
+    assert takes(1, 1, 0, 0, 1).rows == {"usage": 2}
+    assert there() == sorted([*of_the_busiest, ("p0", 1), ("p3", 1)])
