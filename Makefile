@@ -51,7 +51,7 @@ spark: $(VENV)/.report ## the reports, with PySpark (some 400 MB) and Java, on p
 legacy: $(VENV)/.test ## the real clients alone, side by side, and a grid of them (ARGS: `--store pulsar`, `--client NAME`, --every-pair, or --reference for Kafka itself)
 	$(PY) -m pytest -q -n auto --dist loadfile tests/legacy_clients -m "peer and not slow" --grid $(ARGS)
 
-demo: $(VENV)/.report ## real clients of many ages against a gateway with a traffic log, and the report on them (ARGS: --out DIR, --target NAME), in some three minutes
+demo: $(VENV)/.report ## real clients of many ages against a gateway with a traffic log, and the report on them (ARGS: --out DIR, --target NAME), in some two minutes
 	@$(PY) -m tests.legacy_clients.demo $(ARGS)
 
 fingerprints: $(VENV)/.test ## what each real client looks like in the traffic log, written to compat/fingerprint/observed.jsonl, in some 40 minutes (ARGS: for example --help)
