@@ -439,6 +439,13 @@ class Settings(BaseSettings):
         description="A message not acknowledged by then may be stored or not: its partition begins anew, and its producer is told to try again. "
         "The default of Pulsar's client, and Java's producers wait as long for an answer.",
     )
+    pulsar_start_timeout_ms: int = Field(
+        90 * SECOND,
+        ge=0,
+        le=1 * HOUR,
+        description="How long a start is tried again while the brokers answer that they have trouble of their own, or keep the topics for a gateway that is "
+        "gone. A broker that starts is without its bookies for some seconds, and takes a dead host's connection for alive for 30 to 60.",
+    )
     pulsar_operation_timeout_ms: int = Field(
         30 * SECOND,
         ge=1 * SECOND,

@@ -31,7 +31,7 @@ from gateway.sweep import Sweep
 from gateway.transport import Port
 from gateway.waiting import Wake, start, unbroken_within
 from gateway.wire import plain
-from storage.log import StorageError, Store
+from storage.log import NotReady, StorageError, Store
 
 __all__ = ["run"]
 
@@ -52,6 +52,15 @@ BACKLOG = 4096
 CLOSE_SECONDS = 1.5
 
 
+#: Between two attempts to open a store that is not ready, in seconds; twice as long each time.
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 8.0
+
+Listeners = list[tuple[Endpoint, Listener, Tls | None]]
+
+#: What is listened on, and what clients are told of it, by listener.
+Bound = tuple[list[Endpoint], dict[str, tuple[str, int]]]
+
+
 class StartFailed(Exception):
     """The server could not start; the message says why and what to do."""
 
@@ -65,8 +74,7 @@ class Server:
         self._doors = Doors(settings)
         self._budget = Budget(settings.max_in_flight_bytes, reactor)
         self._outgoing = Outgoing(settings.max_in_flight_bytes)
-        self._store: Store = make_store(settings, reactor)
-        self._store.when_lost(self._store_lost)
+        self._store = self._make_store()
         self._lost = lost
         self._conversions = ThreadPool(0, settings.conversion_threads, "convert")
         self._checks = ThreadPool(0, settings.sasl_check_threads, "check")
@@ -79,6 +87,11 @@ class Server:
         self._is_store_open = False
         self._is_store_lost = False
 
+    def _make_store(self) -> Store:
+        store = make_store(self._settings, self._reactor)
+        store.when_lost(self._store_lost)
+        return store
+
     def _store_lost(self, reason: str) -> None:
         self._is_store_lost = True
         self._lost(reason)
@@ -89,12 +102,7 @@ class Server:
         self._checks.start()
         try:
             listeners = self._make_listeners()
-            await self._store.open()
-            self._is_store_open = True
-            bound, advertised = self._bind(listeners)
-            broker = await open_broker(
-                self._settings, self._store, advertised, self._reactor, self._convert, self._background, self._outgoing
-            )
+            broker, bound = await self._open(listeners)
         except (StorageError, TlsError, UsersFileError, ValueError) as failure:
             raise StartFailed(str(failure)) from failure
         self._broker = broker
@@ -114,7 +122,37 @@ class Server:
             )
         return bound
 
-    def _make_listeners(self) -> list[tuple[Endpoint, Listener, Tls | None]]:
+    async def _open(self, listeners: Listeners) -> tuple[Broker, list[Endpoint]]:
+        """The store, the addresses and what is between them. Tried again as long as the store is not ready and there is time."""
+        deadline = self._reactor.seconds() + self._settings.pulsar_start_timeout_ms / 1000
+        pause = SHORTEST_PAUSE_SECONDS
+        bound: Bound | None = None
+        while True:
+            try:
+                await self._store.open()
+                self._is_store_open = True
+                bound = bound or self._bind(listeners)
+                return await self._open_broker(bound[1]), bound[0]
+            except NotReady as failure:
+                left = deadline - self._reactor.seconds()
+                if left <= 0:
+                    raise
+                reason = "; ".join(str(failure).splitlines())
+                _log.warning("the store is not ready, and is tried again", seconds_left=round(left), reason=reason)
+            await self._discard_store()
+            await Wake(self._reactor).wait(min(pause, left))
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+            self._store = self._make_store()
+
+    def _open_broker(self, advertised: dict[str, tuple[str, int]]) -> Coroutine[Any, Any, Broker]:
+        return open_broker(self._settings, self._store, advertised, self._reactor, self._convert, self._background, self._outgoing)
+
+    async def _discard_store(self) -> None:
+        if self._is_store_open:
+            self._is_store_open = False
+            await self._store.close()
+
+    def _make_listeners(self) -> Listeners:
         settings = self._settings
         protocols = {endpoint.name: settings.security_protocol(endpoint.name) for endpoint in settings.listeners}
         mechanisms = make_mechanisms(settings, self._check) if any(p.has_sasl for p in protocols.values()) else None
@@ -126,7 +164,7 @@ class Server:
             made.append((endpoint, listener, tls if protocol.has_tls else None))
         return made
 
-    def _bind(self, listeners: list[tuple[Endpoint, Listener, Tls | None]]) -> tuple[list[Endpoint], dict[str, tuple[str, int]]]:
+    def _bind(self, listeners: Listeners) -> Bound:
         bound = []
         for endpoint, listener, tls in listeners:
             factory: Any = listener

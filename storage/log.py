@@ -32,6 +32,10 @@ class StorageFailed(StorageError):
     """The medium failed: disk full, I/O error, broker lost. Nothing of the failed call is visible, and it may be tried again."""
 
 
+class NotReady(StorageFailed):
+    """What the store lies on is there, and has trouble of its own that may pass: it starts, or what it needs in turn is away."""
+
+
 class NotAllowed(StorageError):
     """The medium does not let this process do that with this topic: to try again helps nobody before somebody grants it. The message says what to grant."""
 
@@ -65,6 +69,10 @@ class UnknownTopic(StorageError):
 
 class StoreInUse(StorageError):
     """Another process holds this store. The message says which and what to do."""
+
+
+class StoreLeft(StoreInUse, NotReady):
+    """Whoever held this store seems to be gone, and the medium has not let go of it yet."""
 
 
 class StoreTooNew(StorageError):

@@ -11,13 +11,16 @@ import msgspec
 from twisted.internet.defer import Deferred, DeferredSemaphore, TimeoutError
 from twisted.web.http_headers import Headers
 
-from storage.log import NotAllowed, StorageFailed
+from storage.log import NotAllowed, NotReady, StorageFailed
 from storage.pulsar.exchange import Exchange
 from storage.pulsar.names import path_of
 from storage.pulsar.settings import PulsarSettings
 
 REASON_CHARACTERS = 300
 """Of a broker's reason, which may be a page of HTML: so much goes into an error."""
+
+SERVER_ERROR = 500
+"""The first status of HTTP by which a server says that the fault is its own."""
 
 PARTITIONED = "application/vnd.partitioned-topic-metadata+json"
 """What the body is called that makes a partitioned topic together with its properties."""
@@ -42,6 +45,10 @@ class Conflict(AdminFailed):
 
 class Unmet(AdminFailed):
     """412: Pulsar's rules do not allow it; `reason` says which."""
+
+
+class Troubled(AdminFailed, NotReady):
+    """5xx: the broker failed, whatever was asked, for example since no bookie is there yet."""
 
 
 class Forbidden(AdminFailed, NotAllowed):
@@ -106,7 +113,8 @@ class Peeked(msgspec.Struct, frozen=True, gc=False):
 class Admin:
     """Calls of the admin API for the thread of `reactor`. Paths begin behind `/admin/v2`.
 
-    Every call raises AdminFailed (Missing, Conflict, Unmet, Forbidden) for an answer that is no success and StorageFailed where there is none.
+    Every call raises AdminFailed (Missing, Conflict, Unmet, Forbidden, Troubled) for an answer that is no success, NotReady where there is none in time
+    and StorageFailed where nobody can be asked.
     """
 
     def __init__(self, settings: PulsarSettings, reactor: Any) -> None:
@@ -184,7 +192,7 @@ class Admin:
             )
             return await exchange.addTimeout(self._settings.admin_timeout_seconds, self._reactor)
         except TimeoutError:
-            raise StorageFailed(
+            raise NotReady(
                 f"{method} {path}: no answer of Pulsar's admin API at {self._url} within {self._settings.admin_timeout_seconds:g} s (admin_timeout_seconds)"
             ) from None
         finally:
@@ -197,7 +205,7 @@ class Admin:
             except msgspec.DecodeError as error:
                 raise StorageFailed(f"{method} {path}: the answer of {self._url} is not that of Pulsar's admin API: {error}") from None
         reason = _reason(answer)
-        failure = Forbidden if reason.startswith(_MAY_NOT) else _ERRORS.get(status, AdminFailed)
+        failure = Forbidden if reason.startswith(_MAY_NOT) else _ERRORS.get(status, Troubled if status >= SERVER_ERROR else AdminFailed)
         remedy = next((f" ({told})" for one, told in _REMEDIES if issubclass(failure, one)), "")
         raise failure(f"{method} {path} at {self._url}: {status} {reason}{remedy}", status, reason)
 

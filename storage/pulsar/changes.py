@@ -8,7 +8,7 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
-from storage.pulsar.admin import PARTITIONED, Admin, AdminFailed, Conflict, Missing
+from storage.pulsar.admin import PARTITIONED, Admin, AdminFailed, Conflict, Missing, Troubled
 from storage.pulsar.listing import CONFIG, NATIVE, RETENTION, Found, Listing, properties_of
 from storage.pulsar.lowering import Lowering
 from storage.pulsar.messages import ENTRY_FORMAT
@@ -48,7 +48,7 @@ class Changes:
                 f"{full_name} cannot be made: {failure.reason}. `pulsar-admin namespaces create {namespace}` makes it"
             ) from None
         except StorageFailed as failure:
-            if isinstance(failure, AdminFailed) and failure.status < 500:
+            if isinstance(failure, AdminFailed) and not isinstance(failure, Troubled):
                 raise
             await self._make_sure(topic, full_name, failure)
         return Found(topic, full_name, True, entry_format)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pulsar
 from twisted.internet.defer import Deferred, gatherResults
 
-from storage.log import StorageError, StorageFailed
+from storage.log import NotReady, StorageError, StorageFailed
 from storage.pulsar.admin import Admin, AdminFailed, Forbidden, Missing, Unauthenticated
 from storage.pulsar.appending import MESSAGE_OVERHEAD
 from storage.pulsar.client import Session
@@ -31,7 +31,7 @@ LARGE, ROWS = "send large messages", "send rows of tables"
 async def prepare(settings: PulsarSettings, admin: Admin, session: Session) -> None:
     """Set up what may be, where that is asked for, then look whether all is there; what is merely a pity is logged.
 
-    Raises StorageFailed with what stops, one thing a line.
+    Raises StorageFailed with what stops, one thing a line; NotReady where all of that may pass by itself.
     """
     if settings.setup:
         try:
@@ -43,9 +43,10 @@ async def prepare(settings: PulsarSettings, admin: Admin, session: Session) -> N
     for problem in problems:
         if not problem.stops:
             log.warning("%s", problem)
-    stopping = [str(problem) for problem in problems if problem.stops]
+    stopping = [problem for problem in problems if problem.stops]
     if stopping:
-        raise StorageFailed("\n".join(stopping))
+        kind = NotReady if all(problem.may_pass for problem in stopping) else StorageFailed
+        raise kind("\n".join(map(str, stopping)))
 
 
 async def check(settings: PulsarSettings, admin: Admin, session: Session) -> list[Problem]:
@@ -158,7 +159,10 @@ class Checks:
 
     def _refused(self, namespace: str, what: str, failure: StorageError, is_needed: bool) -> None:
         reason = failure.reason if isinstance(failure, AdminFailed) else str(failure)
-        if what in ("produce", "consume"):
+        if isinstance(failure, NotReady) and (what in ("produce", "consume") or (is_needed and what == "make topics")):
+            text = f"nobody can {what} in {namespace} now: {reason}"
+            self._found.append(Problem(True, text, "see what the logs of the brokers and the bookies say", may_pass=True))
+        elif what in ("produce", "consume"):
             remedy = self._remedies.grant(namespace)
             if isinstance(failure.__cause__, pulsar.Timeout):
                 remedy = (

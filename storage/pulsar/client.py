@@ -12,7 +12,7 @@ import pulsar
 from twisted.internet.defer import Deferred
 
 from storage.bridge import Reactor, Readers, Wake
-from storage.log import EntryTooLarge, Fenced, LogClosed, NotAllowed, StorageError, StorageFailed, UnknownTopic
+from storage.log import EntryTooLarge, Fenced, LogClosed, NotAllowed, NotReady, StorageError, StorageFailed, UnknownTopic
 from storage.pulsar.client_log import client_logger
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tokens import Token
@@ -26,6 +26,9 @@ MEANINGS: dict[type[Exception], tuple[type[StorageError], str]] = {
     pulsar.TopicNotFound: (UnknownTopic, "there is no such topic in Pulsar"),
     pulsar.TopicTerminated: (LogClosed, "the topic was terminated in Pulsar: it takes no messages any more"),
     pulsar.MessageTooBig: (EntryTooLarge, "more than a broker takes in one message"),
+    pulsar.BrokerPersistenceError: (NotReady, "the broker cannot store anything now; its log, or the bookies', says why"),
+    pulsar.BrokerMetadataError: (NotReady, "the broker does not reach its metadata store now; its log says why"),
+    pulsar.ServiceUnitNotReady: (NotReady, "the topic is moving from one broker to another"),
     pulsar.AuthorizationError: (NotAllowed, "the role of this gateway may not do that; grant it produce and consume there"),
     pulsar.AuthenticationError: (StorageFailed, "the broker does not accept who this gateway says that it is"),
     # What a broker makes of a token that is missing, bad or too old, too: it says nothing at all.

@@ -25,7 +25,7 @@ import pulsar
 from twisted.internet.defer import Deferred
 
 from storage.bridge import Reactor, Timer
-from storage.log import Fenced, StorageError, StorageFailed, StoreInUse
+from storage.log import Fenced, StorageError, StorageFailed, StoreInUse, StoreLeft
 from storage.pulsar.admin import Admin
 from storage.pulsar.client import Session
 from storage.pulsar.names import OURS, PREFIX
@@ -35,6 +35,9 @@ from storage.pulsar.table_upkeep import forget_the_old, make_topic
 
 RETRY_SECONDS = 1.0
 """Between two attempts to have the lock again."""
+
+BEGAN = time.time()
+"""When this process did, or little later."""
 
 Access = pulsar.ProducerAccessMode
 log = logging.getLogger(__name__)
@@ -77,7 +80,7 @@ class StoreLock:
         self._lost = call
 
     async def take(self, node: str, takeover: bool) -> None:
-        """Have the store, or with `takeover` take it away from whoever has it. Raises StoreInUse, StorageFailed."""
+        """Have the store, or with `takeover` take it away from whoever has it. Raises StoreInUse (StoreLeft where its holder seems to be gone), StorageFailed."""
         await make_topic(self._admin, self._topic)
         await forget_the_old(self._admin, self._topic)
         now = time.time()
@@ -97,7 +100,9 @@ class StoreLock:
         try:
             self._producer = await self._session.run(open_and_say)
         except Fenced:
-            raise StoreInUse(self._in_use(await self._last_holder())) from None
+            other = await self._last_holder()
+            is_left = other is not None and seems_gone(other, 2 * self._settings.lock_beat_seconds)
+            raise (StoreLeft if is_left else StoreInUse)(self._in_use(other)) from None
         self._holder = holder
         self._again(self._settings.lock_beat_seconds, self._beat)
 
@@ -264,6 +269,24 @@ class StoreLock:
             "process is free at once, that of one that stands still or whose host is lost after a minute at most, when the broker gives up its connection. "
             "To take the store away from a process that lives, start with --pulsar-takeover"
         )
+
+
+def seems_gone(holder: Holder, seconds: float) -> bool:
+    """Whether that process has ended, as far as one can tell from here, or has said nothing for so long."""
+    return not _may_live(holder) or time.time() - holder.said > seconds
+
+
+def _may_live(holder: Holder) -> bool:
+    """False where the number of its process is nobody's on this host, or is ours and was another's before: a container's first process is 1 each time."""
+    if holder.host != socket.gethostname():
+        return True
+    try:
+        os.kill(holder.process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return holder.process != os.getpid() or holder.since >= BEGAN
 
 
 def told(holder: Holder) -> str:

@@ -51,7 +51,7 @@ async def probe(admin: Admin, session: Session, namespace: str, sizes: Mapping[s
     finally:
         try:
             await admin.delete(f"{path_of(topic)}/partitions?force=true")
-        except AdminFailed as failure:
+        except StorageFailed as failure:
             findings.refused["delete topics"] = failure
     return findings
 

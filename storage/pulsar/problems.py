@@ -16,11 +16,12 @@ from storage.pulsar.tokens import Token
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`stops`: the gateway does not start with it; otherwise it is a warning."""
+    """`stops`: the gateway does not start with it; otherwise it is a warning. `may_pass`: without anybody doing anything."""
 
     stops: bool
     text: str
     remedy: str
+    may_pass: bool = False
 
     def __str__(self) -> str:
         """One line, whatever a broker has said."""

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pulsar
 
 from storage.log import Entry, StorageFailed
-from storage.pulsar.admin import Admin, AdminFailed, Conflict, Missing
+from storage.pulsar.admin import Admin, AdminFailed, Conflict, Missing, Troubled
 from storage.pulsar.client import Session
 from storage.pulsar.messages import Header, entries_of, header_of, packed
 from storage.pulsar.names import OURS, PREFIX, path_of
@@ -30,9 +30,6 @@ KEEPER = "kopgate"
 """The subscription that is never moved: whatever the retention of the namespace, nothing of a side topic goes but the whole."""
 
 FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
-
-SERVER_ERROR = 500
-"""From here on a status is no refusal: it may be tried again."""
 
 MESSAGE_BYTES = MIB
 """Entries are packed into messages of about this size; a larger one is alone in its own."""
@@ -62,9 +59,9 @@ class Runs:
         try:
             # A time to live or a backlog quota with eviction would move the subscription.
             await self._admin.post(f"{path_of(topic)}/retention", FOR_EVER)
+        except Troubled:
+            raise
         except AdminFailed as error:
-            if error.status >= SERVER_ERROR:
-                raise
             log.warning(
                 "%s is kept by its subscription alone, which a time to live or a backlog quota of its namespace may move: %s", topic, error
             )

@@ -14,8 +14,8 @@ from twisted.web.http import Request
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
 
-from storage.log import StorageFailed
-from storage.pulsar.admin import Admin, Forbidden, Unauthenticated
+from storage.log import NotReady, StorageFailed
+from storage.pulsar.admin import Admin, AdminFailed, Forbidden, Unauthenticated
 from storage.pulsar.exchange import REDIRECTS
 from storage.pulsar.settings import PulsarSettings
 from tests.contract.waiting import settle
@@ -203,6 +203,23 @@ async def test_a_role_that_may_not_is_told_from_one_that_is_not_known(server: Se
     with pytest.raises(Forbidden, match="may not do that; a superuser or the tenant's administrator") as caught:
         await admins(server.url).get("/persistent/a/b/t/partitions")
     assert not isinstance(caught.value, Unauthenticated)
+
+
+@pytest.mark.parametrize(
+    ("status", "may_pass"), [(400, False), (405, False), (409, False), (412, False), (500, True), (503, True), (599, True)]
+)
+@ensureDeferred
+async def test_a_broker_in_trouble_may_be_asked_again_and_one_that_refuses_may_not(
+    server: Server, admins: Callable[..., Admin], status: int, may_pass: bool
+) -> None:
+    def answers(request: Request) -> bytes:
+        request.setResponseCode(status)
+        return b'{"reason":"Not enough non-faulty bookies available error code: -6"}'
+
+    server.answer = answers
+    with pytest.raises(AdminFailed, match=f"{status} Not enough non-faulty bookies") as caught:
+        await admins(server.url).get("/persistent/a/b/t/properties")
+    assert isinstance(caught.value, NotReady) == may_pass
 
 
 @pytest.mark.parametrize("written", [None, "", "two words", "\xe4"])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,10 +18,10 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 
-from storage.log import Fenced, StoreInUse
+from storage.log import Fenced, StoreInUse, StoreLeft
 from storage.pulsar.admin import Admin
 from storage.pulsar.client import Session
-from storage.pulsar.lock import StoreLock
+from storage.pulsar.lock import Holder, StoreLock, seems_gone
 from storage.pulsar.names import path_of
 from storage.pulsar.settings import PulsarSettings
 from tests.contract.waiting import settle
@@ -28,6 +30,7 @@ from tests.peers.tenant import Tenant
 pytestmark = pytest.mark.peer
 
 BEAT_SECONDS = 0.2
+HERE = socket.gethostname()
 
 
 class Locks:
@@ -96,6 +99,7 @@ async def test_the_second_is_told_who_has_the_store_and_what_to_do(locks: Locks)
     second = await locks.make()
     with pytest.raises(StoreInUse) as caught:
         await second.take("two", False)
+    assert type(caught.value) is StoreInUse, "its holder lives"
     said = str(caught.value)
     assert f"node 'one' (process {os.getpid()} on " in said
     assert "--pulsar-takeover" in said
@@ -146,6 +150,21 @@ async def test_whoever_loses_the_store_is_told_once_and_soon_by_whom(locks: Lock
     assert locks.reasons == []
 
 
+@pytest.mark.parametrize(("host", "process", "since", "said", "is_gone"), [
+    (HERE, os.getppid(), 0.0, 0.0, False),
+    ("another", 1 << 30, 0.0, 0.0, False),
+    ("another", 1 << 30, 0.0, -3 * BEAT_SECONDS, True),
+    (HERE, 1 << 30, 0.0, 0.0, True),
+    (HERE, os.getpid(), 0.0, 0.0, False),
+    (HERE, os.getpid(), -86_400.0, 0.0, True),
+])  # fmt: skip
+def test_a_holder_seems_gone_where_its_process_is_or_where_it_says_nothing_any_more(
+    host: str, process: int, since: float, said: float, is_gone: bool
+) -> None:
+    now = time.time()
+    assert seems_gone(Holder("t", "one", host, process, now + since, now + said), 2 * BEAT_SECONDS) == is_gone
+
+
 @ensureDeferred
 async def test_the_store_of_a_killed_holder_is_free_as_soon_as_the_broker_has_noticed(locks: Locks, pulsar: Tenant) -> None:
     process = locks.process("killed")
@@ -162,6 +181,9 @@ async def test_a_holder_that_stands_still_keeps_the_store_until_it_is_taken_and_
     process = locks.process("paused")
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(StoreInUse, match=r"'paused' .* heard last \d+ s ago"):
+        await locks.taken("next")
+    await after(BEAT_SECONDS * 3)
+    with pytest.raises(StoreLeft, match="'paused'"):
         await locks.taken("next")
     await locks.taken("next", takeover=True)
     process.send_signal(signal.SIGCONT)

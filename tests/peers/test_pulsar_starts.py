@@ -1,0 +1,102 @@
+"""Starts on a Pulsar that cannot store anything yet, or that has not noticed that the gateway before is gone: waited for, as long as that may pass."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.peers.gateway import one_record
+from tests.peers.on_pulsar import ends, on, options
+from tests.peers.tenant import Tenant
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+
+NOT_READY = "the store is not ready, and is tried again"
+NOTICED_SECONDS = 60.0
+#: Without bookies some calls of the admin API have no answer at all.
+IMPATIENT = ("--set", "pulsar_admin_timeout_ms=5000")
+
+
+@pytest.fixture
+def settings(pulsar: Tenant) -> Any:
+    return pulsar.settings()
+
+
+@pytest.fixture(scope="module")
+def grouped(pulsar: Tenant) -> Iterator[None]:
+    """Its bookie is in a group, so that namespaces of another group have none (IsolatedBookieEnsemblePlacementPolicy)."""
+    (bookie,) = [one["bookieId"] for one in pulsar.admin("GET", "bookies/all")["bookies"]]
+    pulsar.admin("POST", f"bookies/racks-info/{bookie}?group=some", {"rack": "/a"})
+    yield
+    pulsar.admin("DELETE", f"bookies/racks-info/{bookie}")
+
+
+def bookies(settings: Any, kind: str) -> str:
+    """Of one of the namespaces: which bookies its topics may use (pulsar-admin namespaces set-bookie-affinity-group)."""
+    return f"namespaces/{settings.tenant}/{getattr(settings, kind)}/persistence/bookieAffinity"
+
+
+def without_bookies(pulsar: Tenant, settings: Any, kind: str) -> None:
+    pulsar.admin("POST", bookies(settings, kind), {"bookkeeperAffinityGroupPrimary": "others"})
+
+
+@pytest.mark.usefixtures("grouped")
+@pytest.mark.parametrize("kind", ["namespace", "metadata_namespace"])
+def test_a_gateway_waits_for_bookies_and_serves_as_soon_as_there_are_some(pulsar: Tenant, settings: Any, tmp_path: Path, kind: str) -> None:
+    without_bookies(pulsar, settings, kind)
+    log = tmp_path / "gateway.log"
+    was_told = threading.Event()
+
+    def bring_them_back() -> None:
+        end = time.monotonic() + NOTICED_SECONDS
+        while time.monotonic() < end:
+            if log.exists() and NOT_READY in log.read_text():
+                was_told.set()
+                break
+            time.sleep(0.1)
+        pulsar.admin("DELETE", bookies(settings, kind))
+
+    waiting = threading.Thread(target=bring_them_back)
+    waiting.start()
+    try:
+        with on(settings, tmp_path, *IMPATIENT) as running, running.peer() as peer:
+            assert was_told.is_set()
+            peer.makes("orders")
+            assert peer.produces("orders", one_record(b"v")).error_code == 0
+            assert running.stop() == 0
+    finally:
+        waiting.join()
+    assert all("Traceback" not in line for line in log.read_text().splitlines())
+
+
+@pytest.mark.usefixtures("grouped")
+@pytest.mark.parametrize("kind", ["namespace", "metadata_namespace"])
+def test_a_gateway_whose_pulsar_stays_without_bookies_ends_and_says_so(pulsar: Tenant, settings: Any, tmp_path: Path, kind: str) -> None:
+    without_bookies(pulsar, settings, kind)
+    try:
+        code, log = ends(*options(settings, *IMPATIENT), "--set", "pulsar_start_timeout_ms=1000")
+    finally:
+        pulsar.admin("DELETE", bookies(settings, kind))
+    assert code == 1
+    last = log.splitlines()[-1]
+    assert "cannot start" in last
+    assert "no answer of Pulsar's admin API" in last
+    assert "Traceback" not in log
+
+
+def test_a_gateway_that_comes_right_after_one_that_was_killed_serves(settings: Any, tmp_path: Path) -> None:
+    """As a supervisor starts it: no wait for the broker to notice."""
+    for number in range(2):
+        with on(settings, tmp_path) as running, running.peer() as peer:
+            peer.makes("orders")
+            assert peer.produces("orders", one_record(b"v")).error_code == 0, number
+            running.process.kill()
+            running.process.wait()
+            with on(settings, tmp_path) as again, again.peer() as other:
+                assert other.produces("orders", one_record(b"w")).error_code == 0
+                again.process.kill()
