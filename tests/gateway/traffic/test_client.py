@@ -216,6 +216,7 @@ def test_ten_thousand_names_of_one_connection_and_of_many_are_bounded():
     assert len(scene.rows("usage")) == 5 + 1 + 1
     assert scene.event("closed")["software"] == "library-0"
     assert len(scene.event("closed")["client_ids"]) == 8
+    assert len(scene.event("closed")["first_requests"]) == 16
     many = []
     for number in range(200):
         scene.connects()

@@ -379,8 +379,15 @@ def test_a_clock_that_jumps_turns_no_time_around(scene, jump_ms):
     assert [row["sequence"] for row in scene.kept.rows] == list(range(len(scene.kept.rows)))
 
 
+def test_what_ends_by_the_clock_before_it_began_lasted_no_time(scene):
+    client = scene.connects()
+    scene.log.now = lambda: NOW - 3_600_000
+    scene.leaves(client)
+    assert scene.event("closed")["duration_ms"] == 0
+
+
 def test_the_limit_is_one_of_an_interval():
-    scene = Scene(max_keys=1)
+    scene = Scene(max_keys=1, max_rows=1)
     scene.connects()
     recorder = scene.recorder
     for group in ("a", "b"):

@@ -127,6 +127,31 @@ def test_who_leaves_before_its_turn_is_written_once_and_the_end_writes_the_rest(
     first.closed("client")
 
 
+def test_a_step_that_is_due_while_another_is_written_waits_for_it_and_who_leaves_meanwhile_has_said_all():
+    clock = Clock()
+    log, kept = opened(clock, max_keys=200, max_rows=1300)
+    log.start()
+    *_, last = crowded(log, 200)
+    _, of_the_next_step = connect(log), connect(log)
+    of_the_next_step.touched(3, 1, "t")
+    kept.blocks.clear()
+    clock.rightNow += 60 / STEPS
+    clock.calls.pop(0).func()
+    first = sum(kept.blocks)
+    assert ROWS_AT_ONCE <= first < 6 * 200
+    # The next step, before the rest of this one.
+    _, step = clock.calls
+    clock.calls.remove(step)
+    clock.rightNow += 60 / STEPS
+    step.func()
+    assert (sum(kept.blocks), len(clock.getDelayedCalls())) == (first, 2)
+    last.closed("client")
+    last.touched(3, 1, "t")
+    clock.advance(0)
+    assert sum(kept.blocks) == 6 * 200 + 1 + 1
+    assert [row["connection"] for row in kept.rows if "topic" in row] == [f"7-1000-{6 * STEPS + 1}"]
+
+
 @pytest.mark.parametrize(("late", "rows"), [(0.0, 0), (20.0, 10), (60.0, 10), (6000.0, 10)])
 def test_a_reactor_that_comes_late_catches_up_but_writes_nothing_twice(late, rows):
     clock = Clock()

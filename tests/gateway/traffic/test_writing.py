@@ -103,13 +103,18 @@ def test_what_an_earlier_process_left_is_compressed_at_the_start(tmp_path):
 YEAR_MS = 365 * 24 * 3_600_000
 
 
-@pytest.mark.parametrize(("jump_ms", "seconds", "is_kept"), [(YEAR_MS, 0, True), (-YEAR_MS, 0, True), (0, YEAR_MS // 1000, False)])
-def test_a_clock_that_jumps_ages_no_file(tmp_path, jump_ms, seconds, is_kept):
+@pytest.mark.parametrize(
+    ("begins_ms", "jump_ms", "seconds", "is_kept"),
+    [(0, YEAR_MS, 0, True), (0, -YEAR_MS, 0, True), (YEAR_MS, 0, 0, True), (0, 0, YEAR_MS // 1000, False)],
+    ids=["jumps ahead", "is set back", "was ahead and is set right", "goes on"],
+)
+def test_a_clock_that_jumps_ages_no_file(tmp_path, begins_ms, jump_ms, seconds, is_kept):
     before = writer(tmp_path)
     before.start()
     before.put(LINE, 1)
     ended(before.stop(10))
     clock = Hand()
+    clock.jump_ms = begins_ms
     one = writer(tmp_path, clock=clock, keep_ms=7_200_000, start=1)
     clock.jump_ms = jump_ms
     clock.seconds += seconds
