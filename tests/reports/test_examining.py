@@ -107,10 +107,25 @@ def test_a_file_that_unpacks_to_very_much_is_not_unpacked_to_its_end(tmp_path):
     assert seen.size <= (64 << 20) + examining.PIECE
 
 
+@pytest.mark.parametrize("name", ["f.jsonl", "f.jsonl.gz"])
+def test_a_file_of_more_than_gateways_ever_write_is_not_read_to_its_end(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(examining, "MOST_BYTES", 2 << 20)
+    content = row(1) * 200_000
+    seen = examine(file(tmp_path, gzip.compress(content) if name.endswith(".gz") else content, name))
+    assert seen.damage == f"it unpacks to more than {2 << 20} bytes"
+    assert seen.size <= (2 << 20) + examining.PIECE < len(content)
+
+
 def test_a_line_that_has_no_end_is_not_read_to_its_end(tmp_path):
     seen = examine(file(tmp_path, row(1) + bytes(50 << 20) + b"\n" + row(2), "f.jsonl"))
     assert seen.damage == f"it has a line of more than {8 << 20} bytes"
     assert seen.size < 10 << 20
+
+
+def test_very_many_lines_that_are_not_too_long_are_none_that_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(examining, "PIECE", 9)
+    monkeypatch.setattr(examining, "LONGEST_LINE", 41)
+    assert examine(file(tmp_path, (b"x" * 40 + b"\n") * 100, "f.jsonl")).damage is None
 
 
 def test_a_file_of_very_many_compressed_parts_is_read_in_a_moment(tmp_path):

@@ -48,9 +48,12 @@ def test_what_spark_does_not_see_is_no_file_of_the_log(tmp_path):
     assert found(tmp_path) == {}
 
 
-def test_what_leads_nowhere_is_no_file(tmp_path):
+def test_what_leads_nowhere_and_a_pipe_that_nobody_writes_is_no_file(tmp_path):
     (tmp_path / "1-a-0.jsonl").symlink_to("nowhere")
     (tmp_path / "1-a-1.jsonl.gz").mkdir()
+    (tmp_path / "1-a-2.jsonl").symlink_to("1-a-1.jsonl.gz")
+    os.mkfifo(tmp_path / "1-a-3.jsonl.gz")
+    (tmp_path / "1-a-4.jsonl").symlink_to("1-a-3.jsonl.gz")
     assert found(tmp_path) == {}
 
 
@@ -95,9 +98,9 @@ def test_a_file_that_is_gone_cannot_be_copied(tmp_path):
         copied(LogFile(tmp_path / "1-a-0.jsonl", "1-a-0.jsonl", False), tmp_path / "copies")
 
 
-def test_a_copy_of_a_file_without_end_is_not_made_to_its_end(tmp_path, monkeypatch):
+def test_a_copy_of_a_file_that_is_too_large_is_not_made_to_its_end(tmp_path, monkeypatch):
     put(tmp_path, "logs/1-a-0.jsonl")
-    os.truncate(tmp_path / "logs" / "1-a-0.jsonl", 1 << 40)
+    os.truncate(tmp_path / "logs" / "1-a-0.jsonl", 64 << 20)
     monkeypatch.setattr(files, "MOST_COPIED", 8 << 20)
     (file,) = find(tmp_path / "logs")
     with pytest.raises(UnreadableError, match="it has more than 8388608 bytes"):
