@@ -107,12 +107,33 @@ def test_a_name_that_spark_writes_in_another_way_counts_once(process, take, stor
 
 
 def test_where_lines_were_dropped_the_rest_is_no_repeat(process, take, stored):
-    rows = some(process, 20)
+    rows = [row for _ in range(10) for row in (usage(process), process.row("connection", AT, f"1-{process.start}-1", event="opened"))]
     process.file(DAY, 12, rows[:5] + rows[9:])
     take()
     process.file(DAY, 13, rows[3:12])
     assert take().repeated_rows == 5
-    assert sequences(stored()) == list(range(20))
+    assert (sequences(stored()), sequences(stored("connection"))) == (list(range(0, 20, 2)), list(range(1, 20, 2)))
+
+
+@pytest.mark.parametrize("start", ["mh8z3k00", "other"])
+def test_a_row_that_the_ends_of_its_file_do_not_tell_of_counts_once(process, take, stored, start):
+    """It is beyond them, or of another process."""
+    other = Process(process.logs, start=start) if start == "other" else process
+    rows, others = some(process, 10), some(other, 30)
+    at = 5 if start == "other" else 20
+    process.file(DAY, 12, [rows[0], others[at], rows[9]])
+    other.file(DAY, 12, others[at - 5 : at + 5])
+    take()
+    told = [row["sequence"] for row in (rows[0], rows[9], *others[at - 5 : at + 5])]
+    assert sequences(stored()) == sorted(told)
+
+
+@pytest.mark.parametrize("last", [3, 5])
+def test_a_line_that_is_there_twice_in_the_place_of_another_counts_once(process, take, stored, last):
+    rows = some(process, 6)
+    process.file(DAY, 12, [rows[0], rows[1], rows[1], rows[last]])
+    take()
+    assert sequences(stored()) == [0, 1, last]
 
 
 def test_a_file_that_goes_away_while_the_run_looks_at_it_is_not_missed(process, take, stored, monkeypatch):
@@ -255,11 +276,16 @@ BAD = [
     ('{"v":1,"kind":"usage","at":NaN}', "a field of the wrong type"),
     ('{"v":1,"kind":"usage","at":1' + "0" * 2000 + "}", "not a JSON object"),
     ('{"v":1,"kind":"usage","sequence":"7"}', "a field of the wrong type"),
+    ('{"v":99,"kind":"usage"}', "unknown schema version 99"),
     ('{"v":4711,"kind":"usage"}', "unknown schema version"),
+    ('{"v":-5,"kind":"usage"}', "unknown schema version"),
     (f'{{"v":1,"kind":"usage","client_id":"{LONG}"}}', "a line that is longer than any row"),
     (f'{{"v":1,"kind":"usage","deep":{DEEP}}}', "not a JSON object"),
     (f'{{{GOOD},"requests":-1}}', "a number that cannot be"),
     (f'{{{GOOD},"bytes_in":{1 << 60}}}', "a number that cannot be"),
+    (f'{{{GOOD},"sequence":-1}}', "a number that cannot be"),
+    (f'{{{GOOD},"sequence":{(1 << 50) + 1}}}', "a number that cannot be"),
+    (f'{{{GOOD},"api_key":-1}}', "a number that cannot be"),
     (f'{{{GOOD},"throttle_ms":-1}}', "a number that cannot be"),
     (f'{{{GOOD},"latency_us_sum":-1}}', "a number that cannot be"),
     (f'{{{GOOD},"magic_in":{{"1":-1}}}}', "a number that cannot be"),
@@ -269,6 +295,8 @@ BAD = [
 
 
 def test_each_bad_line_is_in_quarantine_with_its_reason_and_counted(process, take, stored):
+    from pyspark.sql import functions as F
+
     process.file(DAY, 12, [usage(process), *[line for line, _ in BAD], usage(process)])
     taken = take()
     assert sequences(stored()) == [0, 1]
@@ -278,6 +306,8 @@ def test_each_bad_line_is_in_quarantine_with_its_reason_and_counted(process, tak
     assert {line.replace("\0", ""): reason for line, reason in found.items()} == {
         line.replace("\0", ""): reason for line, reason in wanted.items()
     }
+    # Other readers of Parquet bear with no text that is no UTF-8.
+    assert {bytes.fromhex(row[0]).decode() for row in stored("quarantine").select(F.hex("line")).collect()} == found.keys()
 
 
 def test_of_a_field_that_is_there_twice_the_last_counts(process, take, stored):
@@ -319,7 +349,7 @@ def test_tables_of_an_older_version_lack_columns_and_are_read_all_the_same(proce
 
 
 def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_file(process, take, stored):
-    times = [AT, AT - ms(DAY), AT + 10 * 86_400_000, ms("1970-01-01"), ms("2026-11-21", 11)]
+    times = [AT, AT - ms(DAY), AT + 10 * 86_400_000, ms("1970-01-01"), ms("2026-11-21", 11), ms(DAY, 11), ms(DAY, 10, 59)]
     process.file(DAY, 12, [usage(process, at=at) for at in times])
     take()
     rows = stored().orderBy("sequence").collect()
@@ -330,12 +360,16 @@ def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_file(process, tak
         (day, True),
         (day, True),
         (day + timedelta(1), False),
+        (day, False),
+        (day, True),
     ]
 
 
 def test_a_file_from_a_clock_that_was_never_set_is_put_aside(process, take, stored):
     process.file("1970-01-01", 0, some(process, 2, at=ms("1970-01-01")))
-    assert take().quarantined == {"a time that cannot be": 2}
+    # Where no folder says when it was written.
+    process.file(DAY, 0, some(process, 3, at=ms("2262-01-01"))).rename(process.logs / "copy.jsonl.gz")
+    assert take().quarantined == {"a time that cannot be": 5}
     assert sequences(stored()) == []
 
 
