@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 import pydoc
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
+from pathlib import Path
 
 import pytest
 
+from tests.reports.at_a_terminal import running_in, when
 from tests.reports.logs import Process, lines, ms
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -135,3 +142,60 @@ def _kill_after(patched, name, times):
         return result
 
     patched.setattr(name, last)
+
+
+ROOT = Path(__file__).parents[2]
+#: Takes what is in the tables again, as of a release that knows version 2, and stands still before that is noted.
+TAKES = """
+import sys, time
+from datetime import datetime
+from pathlib import Path
+from reports import rows
+from reports.again import take_again
+from reports.session import open_session
+from reports.taken import Tables
+from tests.reports.conftest import FOR_SMALL_TABLES
+
+rows.VERSIONS, Tables.note = (1, 2), lambda *_: time.sleep(120)
+tables = Tables(Path(sys.argv[1]))
+with tables.alone():
+    take_again(open_session("local[1]", "512m", **FOR_SMALL_TABLES), tables, datetime.fromisoformat(sys.argv[2]))
+"""
+
+
+@contextmanager
+def taking(tables):
+    """The process; at the end neither it nor its Java is there."""
+    words = [sys.executable, "-c", TAKES, str(tables.folder), NOW.isoformat()]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
+        try:
+            yield running
+        finally:
+            if running_in(running.pid):
+                os.killpg(running.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("point", ["while new rows are written", "before they are noted"])
+def test_a_process_that_is_killed_leaves_each_to_count_once(process, take, knows, numbers, tables, point):
+    process.file(DAY, 12, [*some(process, 2), *some(process, 3, version=2)])
+    take()
+    process.file(DAY, 13, some(process, 2))
+    (there,) = tables.batches()
+    seen = {"while new rows are written": "_temporary", "before they are noted": "kind=usage/date=*/*.parquet"}[point]
+
+    def is_there():
+        found = {path.relative_to(tables.folder).parts[0] for path in tables.folder.glob(f"batch=*/{seen}")}
+        # All lines, new or not, are written to a folder of their own before that.
+        return [name for name in found if name != f"batch={there.name}" and not name.endswith("-all")]
+
+    with taking(tables) as running:
+        when(running, is_there)
+        assert running.poll() is None, running.stderr.read()[-3000:]
+        running.kill()
+        # Its Java may write on.
+        assert numbers() == [0, 1]
+        knows(1, 2)
+        take()
+    assert numbers() == list(range(7))
+    with tables.alone():
+        assert {path.name for path in tables.folder.glob("batch=*")} == {f"batch={batch.name}" for batch in tables.batches()}
