@@ -10,10 +10,13 @@ from storage.log import Store
 MAX_NAME_LENGTH = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+
 TRAFFIC = "__kopgate_traffic"
 
-#: No client produces into these, nor deletes records of them.
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", TRAFFIC})
+#: No client produces into these, nor are they made because one names them. The log of the traffic is no internal topic: Spark's Kafka source reads none of
+#: those, even by its name (ConsumerStrategy).
+KEPT_TOPICS = INTERNAL_TOPICS | {TRAFFIC}
 
 
 class Names:

@@ -11,7 +11,7 @@ from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
 from gateway.live_topic import LiveTopic
 from gateway.routes import Encoded, serves
-from gateway.topic_names import INTERNAL_TOPICS
+from gateway.topic_names import INTERNAL_TOPICS, KEPT_TOPICS
 from gateway.waiting import gather
 from gateway.wire import messages
 from gateway.wire.api_keys import ApiKey
@@ -110,7 +110,7 @@ def _may_be_made(name: str, topic_id: bytes, caller: Caller) -> bool:
     if topic_id != _NO_ID or topics.get(name) is not None:
         return False
     try:
-        return topics.names.canonical(name) not in INTERNAL_TOPICS
+        return topics.names.canonical(name) not in KEPT_TOPICS
     except KafkaError:
         return False
 

@@ -16,7 +16,7 @@ from gateway.old_sets import LARGE_MESSAGE_SET, as_batch, check_old
 from gateway.partition import Appended, Partition, storage_error
 from gateway.records import Batch, check_batch
 from gateway.routes import Later, serves
-from gateway.topic_names import INTERNAL_TOPICS
+from gateway.topic_names import KEPT_TOPICS
 from gateway.waiting import NOT_YET, gather, unbroken_within
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.produce import PartitionProduced, PartitionRecords, ProduceRequest, ProduceResponse
@@ -58,9 +58,9 @@ async def _prepare(request: ProduceRequest, topic: str | bytes, sent: PartitionR
     """Everything that can be known before the append: the partition is there and the records may be stored."""
     try:
         partition = caller.broker.topics.opened(topic, sent.index) or await _open(request, topic, sent.index, caller)
-        if partition.topic in INTERNAL_TOPICS:
-            # As Kafka's ReplicaManager, which lets those through that call themselves __admin_client: anybody can.
-            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to internal topic {partition.topic}")
+        if partition.topic in KEPT_TOPICS:
+            # As Kafka's ReplicaManager with internal topics, which lets those through that call themselves __admin_client: anybody can.
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to {partition.topic}, which the gateway keeps for itself")
         if sent.records is None or not (len(sent.records) or caller.api_version < 3):
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE if caller.api_version < 3 else ErrorCode.INVALID_RECORD, "there are no records")
         if caller.api_version >= 3:

@@ -8,12 +8,14 @@ import ssl
 import subprocess
 import sys
 import time
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 import pytest
-from kafka import KafkaConsumer
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import InvalidTopicError
 from kafka.protocol.admin.configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
 from kafka.protocol.consumer.group import (
@@ -312,7 +314,7 @@ def test_the_version_of_tls_is_told_and_so_is_a_client_that_speaks_none(tmp_path
     ]
 
 
-def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read(tmp_path):
+def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read_and_no_client_can_write(tmp_path):
     log = tmp_path / "traffic"
     with gateway(tmp_path, "--traffic-log", str(log), "--traffic-topic") as server:
         for _ in range(3):
@@ -322,8 +324,11 @@ def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read(tmp_path):
         assert server.stop() == 0
     with gateway(tmp_path) as server:
         address = "{}:{}".format(*server.address)
+        with closing(KafkaProducer(bootstrap_servers=address)) as producer, pytest.raises(InvalidTopicError):
+            producer.send(TRAFFIC, b"{}").get(60)
         consumer = KafkaConsumer(TRAFFIC, bootstrap_servers=address, auto_offset_reset="earliest", consumer_timeout_ms=60_000)
         records = list(islice(consumer, len(rows_of(log))))
+        assert consumer.end_offsets([TopicPartition(TRAFFIC, 0)]) == {TopicPartition(TRAFFIC, 0): len(records)}
         consumer.close()
     assert [msgspec.json.decode(record.value) for record in records] == rows_of(log)
     assert len({row["connection"] for row in rows_of(log)}) == 3

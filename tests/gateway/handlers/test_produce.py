@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 from gateway.errors import ErrorCode, Refused
 from gateway.old_sets import LARGE_MESSAGE_SET
 from gateway.routes import ROUTES, Later
-from gateway.topic_names import INTERNAL_TOPICS
+from gateway.topic_names import KEPT_TOPICS
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.produce import PartitionProduced, PartitionRecords, ProduceRequest, TopicRecords, write_produce_response
 from tests.compat.records import building
@@ -172,7 +172,7 @@ def test_a_topic_that_is_not_there_is_unknown_and_not_made(house, version, topic
     assert len(house.broker.topics) == 1
 
 
-@pytest.mark.parametrize("topic", sorted(INTERNAL_TOPICS))
+@pytest.mark.parametrize("topic", sorted(KEPT_TOPICS))
 @pytest.mark.parametrize("version", [0, NEW])
 def test_what_the_gateway_writes_itself_no_client_writes(house, version, topic):
     house.topic(topic)
