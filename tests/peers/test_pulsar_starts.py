@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
 
 NOT_READY = "the store is not ready, and is tried again"
 NOTICED_SECONDS = 60.0
+END_SECONDS = 30.0
 #: Without bookies some calls of the admin API have no answer at all.
 IMPATIENT = ("--set", "pulsar_admin_timeout_ms=5000")
 
@@ -45,6 +48,16 @@ def without_bookies(pulsar: Tenant, settings: Any, kind: str) -> None:
     pulsar.admin("POST", bookies(settings, kind), {"bookkeeperAffinityGroupPrimary": "others"})
 
 
+def says_that_it_waits(log: Path) -> bool:
+    """As soon as it does; False where it does not."""
+    end = time.monotonic() + NOTICED_SECONDS
+    while time.monotonic() < end:
+        if log.exists() and NOT_READY in log.read_text():
+            return True
+        time.sleep(0.1)
+    return False
+
+
 @pytest.mark.usefixtures("grouped")
 @pytest.mark.parametrize("kind", ["namespace", "metadata_namespace"])
 def test_a_gateway_waits_for_bookies_and_serves_as_soon_as_there_are_some(pulsar: Tenant, settings: Any, tmp_path: Path, kind: str) -> None:
@@ -53,12 +66,8 @@ def test_a_gateway_waits_for_bookies_and_serves_as_soon_as_there_are_some(pulsar
     was_told = threading.Event()
 
     def bring_them_back() -> None:
-        end = time.monotonic() + NOTICED_SECONDS
-        while time.monotonic() < end:
-            if log.exists() and NOT_READY in log.read_text():
-                was_told.set()
-                break
-            time.sleep(0.1)
+        if says_that_it_waits(log):
+            was_told.set()
         pulsar.admin("DELETE", bookies(settings, kind))
 
     waiting = threading.Thread(target=bring_them_back)
@@ -87,6 +96,22 @@ def test_a_gateway_whose_pulsar_stays_without_bookies_ends_and_says_so(pulsar: T
     assert "cannot start" in last
     assert "no answer of Pulsar's admin API" in last
     assert "Traceback" not in log
+
+
+@pytest.mark.usefixtures("grouped")
+def test_a_gateway_that_waits_for_bookies_ends_when_it_is_asked_to(pulsar: Tenant, settings: Any, tmp_path: Path) -> None:
+    without_bookies(pulsar, settings, "namespace")
+    log = tmp_path / "gateway.log"
+    argv = [sys.executable, "-m", "gateway", "serve", "--listener", "PLAINTEXT://127.0.0.1:0", *options(settings, *IMPATIENT)]
+    with log.open("w") as errors, subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors) as process:
+        try:
+            assert says_that_it_waits(log)
+            process.terminate()
+            assert process.wait(END_SECONDS) == 0
+        finally:
+            process.kill()
+            pulsar.admin("DELETE", bookies(settings, "namespace"))
+    assert "Traceback" not in log.read_text()
 
 
 def test_a_gateway_that_comes_right_after_one_that_was_killed_serves(settings: Any, tmp_path: Path) -> None:
