@@ -75,6 +75,10 @@ class Upkeep:
         self._path = path_of(topic)
         self._written = 0
         """Bytes since the last compaction began, and all of the topic where that is not known."""
+        self._asked = 0
+        """Bytes before the compaction that was asked for, until it is known how it ended."""
+        self._before = -1
+        """The ledger of the compaction before that one."""
         self._timer: Timer | None = None
         self._is_stopped = False
         self._is_failing = False
@@ -108,6 +112,10 @@ class Upkeep:
         if compaction.status == "RUNNING":
             return
         space = await space_of(self._admin, self._topic)
+        if compaction.status == "NOT_RUN" and space.compacted_ledger.ledger_id == self._before:
+            # The topic moved, or its broker was killed, in the midst of it: the broker that has it now knows of none.
+            self._written += self._asked
+        self._asked = 0
         if compaction.status == "ERROR":
             self._complain(f"compaction failed: {compaction.last_error}")
             self._written = space.total_size
@@ -119,6 +127,7 @@ class Upkeep:
             with suppress(Conflict):
                 await self._admin.put(f"{self._path}/compaction")
             self._written -= written
+            self._asked, self._before = written, space.compacted_ledger.ledger_id
 
     def _later(self) -> None:
         if not self._is_stopped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pytest_twisted import ensureDeferred
@@ -12,7 +13,7 @@ from twisted.internet.defer import Deferred
 
 from storage.pulsar.admin import Admin
 from storage.pulsar.rows import topic_of
-from storage.pulsar.table_upkeep import Upkeep
+from storage.pulsar.table_upkeep import Compaction, Upkeep
 from tests.contract.waiting import settle
 from tests.peers.tenant import Tenant
 from tests.storage.pulsar.tables import Tables
@@ -76,7 +77,7 @@ async def test_a_table_that_is_rewritten_for_long_takes_bounded_space_and_loses_
             upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
             await upkeep.prepare()
             await upkeep.look()
-            tables.until(lambda: tables.admin("GET", "/compaction")["status"] == "SUCCESS")
+            tables.until_compacted()
             # A ledger is deleted as a whole, and closed after 10 minutes or when its topic moves.
             tables.move()
             # Of the five million bytes of all turns, those of the last ten at the most, and what compaction left.
@@ -109,7 +110,7 @@ async def test_a_table_is_compacted_after_so_many_bytes_and_not_before(tables: T
     assert tables.admin("GET", "/compaction")["status"] == "NOT_RUN"
     upkeep.wrote(1)
     await upkeep.look()
-    tables.until(lambda: tables.admin("GET", "/compaction")["status"] == "SUCCESS")
+    tables.until_compacted()
     before = tables.admin("GET", "/internalStats")["compactedLedger"]
     await upkeep.look()
     assert tables.admin("GET", "/compaction")["status"] == "SUCCESS"
@@ -124,6 +125,78 @@ async def test_what_the_process_before_left_uncompacted_counts(tables: Tables, a
     await upkeep.prepare()
     await upkeep.look()
     assert tables.admin("GET", "/compaction")["status"] != "NOT_RUN"
+
+
+class Unheard(Admin):
+    """What it asks for of compaction gets lost, as where the topic moves to another broker in the midst of it; `says` is what became of it."""
+
+    asked = 0
+    says: Compaction | None = None
+
+    async def get(self, path: str, kind: Any = Any) -> Any:
+        return self.says if self.says and kind is Compaction else await super().get(path, kind)
+
+    async def put(self, path: str, body: Any = None, content_type: str = "application/json") -> Any:
+        if path.endswith("/compaction"):
+            self.asked += 1
+            return None
+        return await super().put(path, body, content_type)
+
+
+@pytest.fixture
+def unheard(tables: Tables) -> Iterator[Unheard]:
+    made = Unheard(tables.settings, reactor)
+    yield made
+    settle(made.close())
+
+
+@ensureDeferred
+async def test_a_compaction_that_got_lost_is_asked_for_again(tables: Tables, unheard: Unheard) -> None:
+    await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
+    upkeep = Upkeep(unheard, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    await upkeep.prepare()
+    upkeep.wrote(LIMIT)
+    for times in (1, 2, 3):
+        await upkeep.look()
+        assert unheard.asked == times
+        assert tables.admin("GET", "/compaction")["status"] == "NOT_RUN"
+
+
+@ensureDeferred
+async def test_a_compaction_that_failed_is_told_once_and_asked_for_again_until_it_succeeds(
+    tables: Tables, unheard: Unheard, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
+    await table.put({b"%d" % row: VALUE for row in range(LIMIT // len(VALUE) + 1)})
+    upkeep = Upkeep(unheard, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    await upkeep.prepare()
+    for times in (1, 2, 3):
+        await upkeep.look()
+        assert unheard.asked == times
+        unheard.says = Compaction("ERROR", "request timeout")
+    unheard.says = Compaction("RUNNING")
+    await upkeep.look()
+    unheard.says = Compaction("SUCCESS")
+    await upkeep.look()
+    assert unheard.asked == 3
+    assert [one.split(" ", 1)[1] for one in caplog.messages if "compact" in one] == [
+        "grows until it is compacted again: compaction failed: request timeout",
+        "is compacted again",
+    ]
+
+
+@ensureDeferred
+async def test_a_compaction_that_ended_before_the_topic_moved_is_not_asked_for_again(tables: Tables, admin: Admin) -> None:
+    table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
+    await table.put({b"a": b"1"})
+    upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    await upkeep.prepare()
+    upkeep.wrote(LIMIT)
+    await upkeep.look()
+    tables.until_compacted()
+    tables.move()
+    await upkeep.look()
+    assert tables.admin("GET", "/compaction")["status"] == "NOT_RUN"
 
 
 @ensureDeferred
