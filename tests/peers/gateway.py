@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,15 @@ class Gateway:
         times = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
+    def waits_in_line(self) -> dict[str, float]:
+        """For how many seconds each of its threads was ready to run while the processors were busy with others; by the thread's id."""
+        waits = {}
+        for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
+            # It may have ended meanwhile.
+            with suppress(OSError):
+                waits[thread.name] = in_line(thread)
+        return waits
+
     def lines(self) -> list[str]:
         """Whole ones: the last may be under way."""
         return self.log.read_text().rpartition("\n")[0].splitlines()
@@ -78,6 +87,17 @@ class Gateway:
         """Its exit code after SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_SECONDS)
+
+    def stop_by(self, watch: Stopwatch) -> tuple[int, float]:
+        """Its exit code after SIGTERM, which it may have had already, and what the stopwatch says of it then."""
+        self.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + STOP_SECONDS
+        # What is known of a process is there until somebody asked for its code.
+        while os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            assert time.monotonic() < deadline, "\n".join(self.lines())
+            time.sleep(0.01)
+        seconds = watch.seconds()
+        return self.process.wait(), seconds
 
 
 @contextmanager
@@ -250,15 +270,26 @@ def is_quick(asks: Callable[[], object], seconds: float, times: int = 5) -> bool
 
 
 class Stopwatch:
-    """Seconds from its making on, but no more than the gateway had of the processors: what others on the machine take is not its doing."""
+    """Seconds from its making on, without those that the gateway's threads or the one that asks stood in line for a processor: what others on the
+    machine take is not its doing. What it works itself counts in any case, and so does all that it waits for.
+    """
 
     def __init__(self, server: Gateway) -> None:
         self._server = server
-        self._began = time.monotonic(), server.cpu_seconds()
+        self._began = time.monotonic(), server.cpu_seconds(), server.waits_in_line(), in_line(Path("/proc/thread-self"))
 
     def seconds(self) -> float:
-        began, had = self._began
-        return min(time.monotonic() - began, self._server.cpu_seconds() - had)
+        began, had, stood, asker_stood = self._began
+        took = time.monotonic() - began
+        # Threads stand in line side by side: the one that stood there longest is all that is let off.
+        let_off = max(seconds - stood.get(thread, 0.0) for thread, seconds in self._server.waits_in_line().items())
+        let_off += in_line(Path("/proc/thread-self")) - asker_stood
+        return max(took - let_off, min(took, self._server.cpu_seconds() - had))
+
+
+def in_line(thread: Path) -> float:
+    """For how many seconds a thread, by its folder of /proc, was ready to run without a processor."""
+    return int((thread / "schedstat").read_text().split()[1]) / 1e9
 
 
 class Witness:

@@ -34,8 +34,8 @@ RESIDENT = 16 * MIB
 ITSELF = 120 * MIB
 MEMORY = IN_FLIGHT * 9 // 8 + IN_FLIGHT + READERS * 2 * BATCH + 2 * UNPACKED + RESIDENT + ITSELF
 
-#: A round of produce and fetch of the witness, in seconds that the gateway worked; two shared cores are busy with the attack itself.
-PATIENCE = 5.0
+#: A round of produce and fetch of the witness, by the stopwatch: at most 0.44 s were seen, on two cores that ten processes fought over.
+PATIENCE = 2.0
 
 IDLE_CONNECTIONS = 5_000
 TOKEN = b"\0alice\0secret"
