@@ -35,7 +35,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslAuthenticateRespons
 from gateway.topic_names import TRAFFIC
 from tests.certificates import Authority
 from tests.compat.records.building import NONE, Sample, batch, message_set, wrapper
-from tests.peers.gateway import framed, gateway, one_record, producing
+from tests.peers.gateway import Stopwatch, framed, gateway, one_record, producing
 from tests.peers.traffic import lines_of, rows_of, waits_for
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
@@ -199,25 +199,32 @@ def test_a_gateway_that_is_killed_leaves_all_but_the_last_interval_and_the_next_
 
 def test_a_gateway_that_is_killed_under_load_loses_no_more_than_the_last_interval(tmp_path):
     log = tmp_path / "traffic"
-    interval, leeway, pace = 1.0, 5.0, 0.05
+    # Seen were 0.84 s in all, as well beside eight busy processes and a busy disk; the leeway is for the thread that writes.
+    interval, leeway, pace = 1.0, 0.5, 0.05
     acknowledged = []
+
+    def written():
+        return sum(row.get("records", 0) for row in rows_of(log) if row.get("topic") == TOPIC and row["api_key"] == 0)
+
+    def due():
+        return len([at for at in acknowledged if at < acknowledged[-1] - interval - leeway])
+
     with gateway(tmp_path, "--traffic-log", str(log), traffic_log_interval_ms=int(interval * 1000)) as server, server.peer() as peer:
         peer.makes(TOPIC)
         now = 0.0
-        while now < interval + leeway + 1.3:
-            began = time.monotonic()
+        while now < 4 * interval:
+            watch = Stopwatch(server)
             assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
             time.sleep(pace)
+            # It could be killed at any time: what is in the file then stays.
+            assert due() <= written()
             # Where the machine stood still, the gateway did so, too, and what it had to write is due so much later.
-            now += min(time.monotonic() - began, 2 * pace)
+            now += min(watch.seconds(), 2 * pace)
             acknowledged.append(now)
         server.process.kill()
         server.process.wait()
-    # The leeway is that of a machine that is busy with other things: the row is due, and its thread has still to come to it.
-    due = [at for at in acknowledged if at < acknowledged[-1] - interval - leeway]
-    assert due
-    written = sum(row.get("records", 0) for row in rows_of(log) if row.get("topic") == TOPIC and row["api_key"] == 0)
-    assert len(due) <= written <= len(acknowledged)
+    assert due()
+    assert due() <= written() <= len(acknowledged)
 
 
 def test_of_more_than_the_folder_may_hold_the_youngest_rows_are_kept(tmp_path):
