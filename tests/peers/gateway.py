@@ -12,11 +12,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kafka.protocol.consumer.fetch import FetchRequest, FetchResponse
 from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
@@ -51,20 +51,6 @@ class Gateway:
 
     def open_files(self) -> int:
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
-
-    def cpu_seconds(self) -> float:
-        """What it has had of the processors, all its threads together."""
-        times = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
-
-    def waits_in_line(self) -> dict[str, float]:
-        """For how many seconds each of its threads was ready to run while the processors were busy with others; by the thread's id."""
-        waits = {}
-        for thread in Path(f"/proc/{self.process.pid}/task").iterdir():
-            # It may have ended meanwhile.
-            with suppress(OSError):
-                waits[thread.name] = in_line(thread)
-        return waits
 
     def lines(self) -> list[str]:
         """Whole ones: the last may be under way."""
@@ -259,14 +245,10 @@ def fetching(topic: str, offset: int, version: int = 4, *, max_wait_ms: int = 0,
     )
 
 
-def is_quick(asks: Callable[[], object], seconds: float, times: int = 5) -> bool:
-    """Whether it is done in this time, one of so many times: a machine stands still now and then, but who has to wait for something does so each time."""
-    for _ in range(times):
-        began = time.monotonic()
-        asks()
-        if time.monotonic() - began < seconds:
-            return True
-    return False
+class Served(Protocol):
+    """A gateway in a process of its own."""
+
+    process: Any
 
 
 class Stopwatch:
@@ -274,22 +256,41 @@ class Stopwatch:
     machine take is not its doing. What it works itself counts in any case, and so does all that it waits for.
     """
 
-    def __init__(self, server: Gateway) -> None:
-        self._server = server
-        self._began = time.monotonic(), server.cpu_seconds(), server.waits_in_line(), in_line(Path("/proc/thread-self"))
+    def __init__(self, server: Served) -> None:
+        self._process = Path(f"/proc/{server.process.pid}")
+        self._began = time.monotonic(), had(self._process), stood_in_line(self._process), in_line(ASKER)
 
     def seconds(self) -> float:
-        began, had, stood, asker_stood = self._began
+        began, had_then, stood, asker_stood = self._began
         took = time.monotonic() - began
         # Threads stand in line side by side: the one that stood there longest is all that is let off.
-        let_off = max(seconds - stood.get(thread, 0.0) for thread, seconds in self._server.waits_in_line().items())
-        let_off += in_line(Path("/proc/thread-self")) - asker_stood
-        return max(took - let_off, min(took, self._server.cpu_seconds() - had))
+        let_off = max(seconds - stood.get(thread, 0.0) for thread, seconds in stood_in_line(self._process).items())
+        let_off += in_line(ASKER) - asker_stood
+        return max(took - let_off, min(took, had(self._process) - had_then))
+
+
+ASKER = Path("/proc/thread-self")
+
+
+def had(process: Path) -> float:
+    """The seconds that it has had of the processors, all its threads together; by its folder of /proc."""
+    times = (process / "stat").read_text().rpartition(")")[2].split()
+    return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def in_line(thread: Path) -> float:
-    """For how many seconds a thread, by its folder of /proc, was ready to run without a processor."""
+    """For how many seconds it was ready to run while the processors were busy with others; by its folder of /proc."""
     return int((thread / "schedstat").read_text().split()[1]) / 1e9
+
+
+def stood_in_line(process: Path) -> dict[str, float]:
+    """The same for each thread of a process, by the thread's id."""
+    seconds = {}
+    for thread in (process / "task").iterdir():
+        # It may have ended meanwhile.
+        with suppress(OSError):
+            seconds[thread.name] = in_line(thread)
+    return seconds
 
 
 class Witness:

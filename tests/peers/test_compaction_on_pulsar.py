@@ -151,7 +151,8 @@ def test_what_native_clients_share_pulsar_compacts_for_those_that_ask_for_it(pul
         table.write(running)
         assert pulsar.admin("GET", f"{table.path.removesuffix('-partition-0')}/compactionThreshold") > 0
         pulsar.admin("PUT", f"{table.path}/compaction")
-        while pulsar.admin("GET", f"{table.path}/compaction")["status"] != "SUCCESS":
+        while (compaction := pulsar.admin("GET", f"{table.path}/compaction"))["status"] != "SUCCESS":
+            assert compaction["status"] == "RUNNING", compaction
             time.sleep(0.1)
         with closing(native.Client(settings.service_url, logger=native.ConsoleLogger(native.LoggerLevel.Error))) as client:
             reader = client.create_reader(table.path.replace("/", "://", 1), native.MessageId.earliest, is_read_compacted=True)
