@@ -172,12 +172,14 @@ def test_what_is_none_of_the_log_is_let_alone(folder, tmp_path):
         tmp_path / "notes.txt",
         tmp_path / "date=2026-11-22" / "hour=09" / "x.jsonl.gz",
         tmp_path / "date=x" / "hour=09" / "0-1-1.jsonl",
+        tmp_path / "date=2026-13-01" / "hour=09" / "0-1-1.jsonl.gz",
+        tmp_path / "date=2026-11-22" / "hour=24" / "0-1-1.jsonl.gz",
     ]
     for path in strangers:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine")
     folder.delete_old(NINE + 999 * HOUR_MS, Limits(0, 0, 1))
-    assert [path.read_text() for path in strangers] == ["mine"] * 3
+    assert [path.read_text() for path in strangers] == ["mine"] * 5
     assert len(folder.found()) == 0
 
 

@@ -166,6 +166,18 @@ def test_a_reactor_that_comes_late_catches_up_but_writes_nothing_twice(late, row
     assert len(clock.getDelayedCalls()) == 1
 
 
+def test_what_stood_still_for_long_makes_up_for_one_interval_at_most():
+    clock = Clock()
+    log, _ = opened(clock)
+    log.start()
+    clock.rightNow += 6000
+    steps = 0
+    while clock.calls[0].getTime() <= clock.seconds():
+        clock.calls.pop(0).func()
+        steps += 1
+    assert STEPS <= steps <= STEPS + 1
+
+
 def test_at_the_end_open_connections_are_closed_and_the_writer_stopped():
     clock = Clock()
     log, kept = opened(clock)

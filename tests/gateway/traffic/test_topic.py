@@ -80,6 +80,10 @@ def test_what_waits_for_the_store_is_bounded(house, sink, losses):
     assert losses.total == 2
     house.threads.release()
     assert len(stored(house)) == 2
+    # What is stored waits no more.
+    for _ in range(4):
+        sink.put(line, 1)
+    assert (losses.total, len(stored(house))) == (2, 6)
 
 
 def test_what_the_store_refuses_is_dropped_and_what_comes_after_it_is_stored(house, sink, losses):

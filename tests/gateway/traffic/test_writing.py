@@ -89,6 +89,18 @@ def test_what_is_put_while_it_writes_is_written_in_order(tmp_path):
     assert lines_of(tmp_path).split() == [b"%d" % number for number in range(5000)]
 
 
+def test_room_is_free_again_for_what_comes_after_what_was_written(tmp_path):
+    one = writer(tmp_path, max_lines=2, max_bytes=2 * len(LINE))
+    one.start()
+    end = time.monotonic() + 20
+    for _ in range(20):
+        one.put(LINE, 1)
+        while one._waiting and time.monotonic() < end:
+            time.sleep(0.001)
+    ended(one.stop(10))
+    assert (one.dropped, lines_of(tmp_path)) == (0, 20 * LINE)
+
+
 def test_what_an_earlier_process_left_is_compressed_at_the_start(tmp_path):
     left = Folder(tmp_path, 0, 5).place(NINE, 3)
     file = begin(left)
