@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from datetime import date
 
@@ -73,6 +74,20 @@ def test_a_folder_that_a_gateway_deletes_while_it_is_looked_for_hides_no_other(t
     assert not old.exists()
 
 
+def test_a_folder_that_cannot_be_listed_is_said(tmp_path, monkeypatch):
+    put(tmp_path, "a/1-a-0.jsonl", "b/1-a-1.jsonl")
+    real = os.scandir
+
+    def scandir(path):
+        if str(path) == str(tmp_path / "a"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError):
+        find(tmp_path)
+
+
 def test_a_folder_of_logs_that_is_none_is_said(tmp_path):
     with pytest.raises(FileNotFoundError):
         find(tmp_path / "nowhere")
@@ -95,6 +110,12 @@ def test_a_copy_has_whole_lines_only_and_lies_at_the_same_place(tmp_path, conten
 
 def test_a_file_that_is_gone_cannot_be_copied(tmp_path):
     with pytest.raises(FileNotFoundError):
+        copied(LogFile(tmp_path / "1-a-0.jsonl", "1-a-0.jsonl", False), tmp_path / "copies")
+
+
+def test_a_file_that_cannot_be_read_cannot_be_copied_and_it_is_said_why(tmp_path):
+    (tmp_path / "1-a-0.jsonl").symlink_to("/proc/self/mem")
+    with pytest.raises(UnreadableError, match="it cannot be read: Input/output error"):
         copied(LogFile(tmp_path / "1-a-0.jsonl", "1-a-0.jsonl", False), tmp_path / "copies")
 
 

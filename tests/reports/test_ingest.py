@@ -151,13 +151,34 @@ def test_a_file_that_goes_away_while_the_run_looks_at_it_is_not_missed(process, 
     assert (taken.files, taken.damaged, sequences(stored())) == (1, [], [0, 1]), kept
 
 
+def test_a_file_that_changes_while_it_is_read_counts_for_nothing_until_the_next_run(process, take, stored, monkeypatch):
+    from reports import writing
+    from reports.taken import TablesError
+
+    rows = some(process, 9)
+    path = process.file(DAY, 12, rows)
+    write = writing.write
+
+    def late(*given):
+        path.write_bytes(gzip.compress(lines(rows[:5])))
+        return write(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writing, "write", late)
+        with pytest.raises(TablesError, match="of 9 lines 5 came out: a file changed while it was read"):
+            take()
+    assert sequences(stored()) == []
+    take()
+    assert sequences(stored()) == [0, 1, 2, 3, 4]
+
+
 def test_a_file_that_cannot_be_read_is_named_and_the_others_count(process, take, stored):
     process.file(DAY, 12, some(process, 2))
-    unreadable = [process.logs / f"date={DAY}" / "hour=12" / name for name in ("9-a-0.jsonl", "9-a-1.jsonl.gz")]
+    unreadable = [process.logs / f"date={DAY}" / "hour=12" / name for name in ("9-a-0.jsonl", "8-a-1.jsonl.gz")]
     for path in unreadable:
         path.symlink_to("/proc/self/mem")
     assert {name.rsplit("/", 1)[-1]: reason for name, reason in take().damaged} == dict.fromkeys(
-        ["9-a-0.jsonl", "9-a-1.jsonl"], "it cannot be read: Input/output error"
+        ["9-a-0.jsonl", "8-a-1.jsonl"], "it cannot be read: Input/output error"
     )
     assert sequences(stored()) == [0, 1]
 
