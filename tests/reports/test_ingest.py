@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import pydoc
 import random
 import shutil
 from datetime import UTC, date, datetime, timedelta
@@ -136,17 +137,16 @@ def test_a_line_that_is_there_twice_in_the_place_of_another_counts_once(process,
     assert sequences(stored()) == [0, 1, last]
 
 
-def test_a_file_that_goes_away_while_the_run_looks_at_it_is_not_missed(process, take, stored, monkeypatch):
-    from reports import writing
-
+@pytest.mark.parametrize("step", ["reports.examining.examine", "reports.writing.write"])
+def test_a_file_that_goes_away_while_the_run_looks_at_it_is_not_missed(process, take, stored, monkeypatch, step):
     kept, old = process.file(DAY, 13, some(process, 2)), process.file(DAY, 12, some(process, 2))
-    write = writing.write
+    function = pydoc.locate(step)
 
     def late(*given):
         old.unlink(missing_ok=True)
-        return write(*given)
+        return function(*given)
 
-    monkeypatch.setattr(writing, "write", late)
+    monkeypatch.setattr(step, late)
     taken = take()
     assert (taken.files, taken.damaged, sequences(stored())) == (1, [], [0, 1]), kept
 
