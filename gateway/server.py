@@ -86,6 +86,7 @@ class Server:
         self._broker: Broker | None = None
         self._is_store_open = False
         self._is_store_lost = False
+        self._is_draining = False
 
     def _make_store(self) -> Store:
         store = make_store(self._settings, self._reactor)
@@ -135,12 +136,14 @@ class Server:
                 return await self._open_broker(bound[1]), bound[0]
             except NotReady as failure:
                 left = deadline - self._reactor.seconds()
-                if left <= 0:
+                if left <= 0 or self._is_draining:
                     raise
                 reason = "; ".join(str(failure).splitlines())
                 _log.warning("the store is not ready, and is tried again", seconds_left=round(left), reason=reason)
             await self._discard_store()
             await Wake(self._reactor).wait(min(pause, left))
+            if self._is_draining:
+                raise StartFailed("the gateway was told to end while it started")
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             self._store = self._make_store()
 
@@ -149,8 +152,8 @@ class Server:
 
     async def _discard_store(self) -> None:
         if self._is_store_open:
-            self._is_store_open = False
             await self._store.close()
+            self._is_store_open = False
 
     def _make_listeners(self) -> Listeners:
         settings = self._settings
@@ -188,6 +191,7 @@ class Server:
 
     async def drain(self) -> None:
         """Stop accepting, answer what is owed, write what is queued; within `shutdown_timeout_ms`, then regardless."""
+        self._is_draining = True
         deadline = self._reactor.seconds() + self._settings.shutdown_timeout_ms / 1000
         for port in self._ports:
             await port.stopListening()
@@ -279,6 +283,9 @@ def run(settings: Settings, reactor: Any) -> int:
 
     def failed(failure: BaseException) -> None:
         nonlocal outcome
+        if is_ending:
+            # Its store was closed under it, or it gave up: nobody wants it to start any more.
+            return
         outcome = 1
         if isinstance(failure, StartFailed):
             # What a store misses of its cluster may be several things, each with its remedy.

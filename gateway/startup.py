@@ -59,6 +59,8 @@ async def open_broker(
     outgoing: Outgoing,
 ) -> Broker:
     """Everything behind the sockets, on a store that is open. Raises StorageError."""
+    # What may fail comes before what has timers: groups are the last that the store is asked for.
+    cluster = Cluster(settings.node_id, await _cluster_id(store), advertised)
     deadlines = CoarseClock(clock)
     topics = Topics(store, settings, clock, now_ms, start)
     await topics.open()
@@ -71,7 +73,6 @@ async def open_broker(
     topology = TopicView(topics, settings.group_consumer_regex_max_bytes)
     groups = Coordinator(await store.table("groups"), topology, settings, clock, now_ms, lambda: str(uuid.uuid4()), start)
     await groups.open()
-    cluster = Cluster(settings.node_id, await _cluster_id(store), advertised)
     traffic = open_traffic(settings, cluster.cluster_id, clock, topics, run, start)
     sessions = FetchSessions(settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1)
     converter = Converter(run, cache_bytes=settings.conversion_cache_bytes, max_decompressed_bytes=settings.max_decompressed_bytes)

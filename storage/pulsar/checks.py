@@ -37,6 +37,8 @@ async def prepare(settings: PulsarSettings, admin: Admin, session: Session) -> N
         try:
             for line in await set_up(settings, admin):
                 log.warning("set up in Pulsar: %s", line)
+        except NotReady:
+            raise
         except StorageFailed as failure:
             log.warning("nothing was set up in Pulsar: %s", failure)
     problems = await check(settings, admin, session)
@@ -71,7 +73,8 @@ async def _reach_admin(settings: PulsarSettings, admin: Admin) -> Problem | None
     except AdminFailed:
         return None
     except StorageFailed as failure:
-        return Problem(True, str(failure), "set pulsar_admin to the brokers' webServicePort, http://HOST:8080 or https://HOST:8443")
+        remedy = "set pulsar_admin to the brokers' webServicePort, http://HOST:8080 or https://HOST:8443"
+        return Problem(True, str(failure), remedy, may_pass=isinstance(failure, NotReady))
     return None
 
 
@@ -159,9 +162,10 @@ class Checks:
 
     def _refused(self, namespace: str, what: str, failure: StorageError, is_needed: bool) -> None:
         reason = failure.reason if isinstance(failure, AdminFailed) else str(failure)
-        if isinstance(failure, NotReady) and (what in ("produce", "consume") or (is_needed and what == "make topics")):
+        if isinstance(failure, NotReady):
+            stops = what in ("produce", "consume") or (is_needed and what == "make topics")
             text = f"nobody can {what} in {namespace} now: {reason}"
-            self._found.append(Problem(True, text, "see what the logs of the brokers and the bookies say", may_pass=True))
+            self._found.append(Problem(stops, text, "see what the logs of the brokers and the bookies say", may_pass=True))
         elif what in ("produce", "consume"):
             remedy = self._remedies.grant(namespace)
             if isinstance(failure.__cause__, pulsar.Timeout):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import pulsar
 
-from storage.log import StorageError, StorageFailed
-from storage.pulsar.admin import Admin, AdminFailed, Forbidden
+from storage.log import NotReady, StorageError, StorageFailed
+from storage.pulsar.admin import Admin, AdminFailed, Conflict, Forbidden
 from storage.pulsar.client import Session, translated
 from storage.pulsar.messages import Header
 from storage.pulsar.names import OURS, PREFIX, partition_name, path_of
@@ -19,6 +22,14 @@ from storage.pulsar.policies import ALL, Retention
 
 INDEX = "index"
 """The property in which a broker that numbers entries keeps the last number (ManagedLedgerInterceptorImpl)."""
+
+CHECK = f"{OURS}-check-"
+"""Begins the names of the topics that are tried out; the second at which their process began follows."""
+
+LEFT_SECONDS = 3600
+"""A topic that was made for trying things out so long ago is nobody's any more."""
+
+_MADE, _PROCESS = int(time.time()), uuid.uuid4().hex
 
 LONGEST_HEADER = Header(*(5 * [(1 << 63) - 1]))
 """What stands beside a payload counts towards the size of a message."""
@@ -39,21 +50,42 @@ class Findings:
 async def probe(admin: Admin, session: Session, namespace: str, sizes: Mapping[str, int]) -> Findings:
     """Raises StorageFailed where the admin API does not answer. `sizes`: how large the payloads are that are sent, and what each is called in `refused`."""
     findings = Findings()
-    topic = f"{PREFIX}{namespace}/{OURS}-check-{uuid.uuid4().hex}"
+    topic = f"{PREFIX}{namespace}/{CHECK}{_MADE}-{_PROCESS}"
     try:
         await admin.put(f"{path_of(topic)}/partitions", 1)
+    except Conflict:
+        pass  # of an attempt before, which could not delete it
     except AdminFailed as failure:
         findings.refused["make topics"] = failure
         return findings
     try:
         await _ask(admin, topic, findings)
         await _use(session, partition_name(topic, 0), sizes, findings)
-    finally:
-        try:
-            await admin.delete(f"{path_of(topic)}/partitions?force=true")
-        except StorageFailed as failure:
-            findings.refused["delete topics"] = failure
+    except NotReady:
+        # Who does not answer now does not answer to a deletion either, and the next attempt has the same topic.
+        raise
+    except BaseException:
+        await _delete(admin, topic, findings)
+        raise
+    await _delete(admin, topic, findings)
+    await _delete_left(admin, namespace)
     return findings
+
+
+async def _delete(admin: Admin, topic: str, findings: Findings) -> None:
+    try:
+        await admin.delete(f"{path_of(topic)}/partitions?force=true")
+    except StorageFailed as failure:
+        findings.refused["delete topics"] = failure
+
+
+async def _delete_left(admin: Admin, namespace: str) -> None:
+    """What processes have left that ended while brokers were in trouble; not what another gateway may be trying out now."""
+    with suppress(StorageFailed):
+        for topic in await admin.get(f"/persistent/{quote(namespace)}/partitioned", list[str]) or ():
+            made, _, _ = topic.rpartition("/")[2].removeprefix(CHECK).partition("-")
+            if topic.startswith(f"{PREFIX}{namespace}/{CHECK}") and made.isdecimal() and int(made) < time.time() - LEFT_SECONDS:
+                await admin.delete(f"{path_of(topic)}/partitions?force=true")
 
 
 async def _ask(admin: Admin, topic: str, findings: Findings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from storage.log import NotReady
 from storage.pulsar.admin import Admin, AdminFailed, Conflict, Forbidden, Missing
 from storage.pulsar.namespaces import (
     AutoTopicCreation,
@@ -55,6 +56,8 @@ async def _put(admin: Admin, path: str, what: str, body: object = None) -> str:
         await admin.put(path, body)
     except Conflict:
         return ""
+    except NotReady:
+        raise
     except AdminFailed as failure:
         return f"{what} could not be made: {failure.reason}"
     return f"made {what}"
@@ -82,6 +85,8 @@ async def _rule(settings: PulsarSettings, admin: Admin, namespace: str, rules: R
 async def _post(admin: Admin, path: str, policy: object, what: str) -> str:
     try:
         await admin.post(path, policy)
+    except NotReady:
+        raise
     except AdminFailed as failure:
         return f"could not be set: {what}: {failure.reason}"
     return f"set {what}"

@@ -80,6 +80,8 @@ def test_a_gateway_waits_for_bookies_and_serves_as_soon_as_there_are_some(pulsar
             assert running.stop() == 0
     finally:
         waiting.join()
+    topics = pulsar.admin("GET", f"persistent/{settings.tenant}/{getattr(settings, kind)}/partitioned")
+    assert not [name for name in topics if "-check-" in name], "what was tried out in vain is gone"
     assert all("Traceback" not in line for line in log.read_text().splitlines())
 
 

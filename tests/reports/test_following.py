@@ -157,7 +157,7 @@ def test_of_too_many_processes_in_a_batch_those_with_the_most_rows_count_and_the
         return sorted((row["connection"][2:4], row["sequence"]) for row in rows)
 
     taken = takes(0, 1, 3, 2, 1)
-    assert (taken.rows, taken.quarantined) == ({"usage": 5}, {writing.TOO_MANY_PROCESSES: 2})
+    assert (taken.rows, taken.quarantined, taken.repeated_rows) == ({"usage": 5}, {writing.TOO_MANY_PROCESSES: 2}, 0)
     of_the_busiest = [("p1", 0), ("p1", 1), ("p1", 2), ("p2", 0), ("p2", 1)]
     assert there() == of_the_busiest
     left = [json.loads(row["line"]) for row in stored(spark, tables, "quarantine").collect()]

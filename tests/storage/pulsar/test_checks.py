@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
-from storage.log import StorageFailed
-from storage.pulsar.admin import Admin
+from storage.log import NotReady, StorageFailed
+from storage.pulsar.admin import Admin, Troubled
 from storage.pulsar.appending import MESSAGE_OVERHEAD
 from storage.pulsar.checks import check, prepare
 from storage.pulsar.client import Session
@@ -69,6 +70,27 @@ async def test_a_cluster_that_has_all_has_no_problem_and_is_left_as_it_was(pulsa
     for namespace in (settings.namespace, settings.metadata_namespace):
         assert pulsar.admin("GET", f"persistent/{settings.tenant}/{namespace}") == []
         assert pulsar.admin("GET", f"persistent/{settings.tenant}/{namespace}/partitioned") == []
+
+
+@ensureDeferred
+async def test_what_a_gateway_left_that_could_not_clean_up_goes_an_hour_later(pulsar: Tenant, checking: Checking) -> None:
+    settings = pulsar.settings()
+    namespace = f"persistent/{settings.tenant}/{settings.namespace}"
+    hour_ago, now = (f"__kopgate-check-{int(time.time()) - seconds}-abc" for seconds in (3601, 0))
+    for topic in (hour_ago, now):
+        pulsar.admin("PUT", f"{namespace}/{topic}/partitions", 1)
+    assert await checking(settings) == []
+    assert pulsar.admin("GET", f"{namespace}/partitioned") == [f"{namespace.replace('/', '://', 1)}/{now}"]
+
+
+@ensureDeferred
+async def test_a_setup_of_brokers_in_trouble_may_be_tried_again(pulsar: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(admin: Admin, path: str, body: object = None, content_type: str = "") -> None:
+        raise Troubled("500 no bookies", 500, "no bookies")
+
+    monkeypatch.setattr(Admin, "put", fails)
+    with pytest.raises(NotReady, match="no bookies"):
+        await preparing(pulsar.settings(setup=True, metadata_namespace="n-that-is-not-there"))
 
 
 @ensureDeferred

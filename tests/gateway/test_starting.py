@@ -1,0 +1,84 @@
+"""A start whose store is not ready: tried again with a new store each time, for so long and no longer, and not by a gateway that was told to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from twisted.internet.task import Clock
+
+from gateway import server as servers
+from gateway.config import Settings
+from gateway.server import Server, StartFailed
+from storage.log import NotReady, StorageFailed
+from tests.fakes.broker import Started
+
+TIMEOUT_SECONDS = 90.0
+NOT_READY = NotReady("there is no bookie")
+
+
+class Unready:
+    """A store that cannot be opened."""
+
+    def __init__(self, failure: Exception) -> None:
+        self._failure = failure
+
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        pass
+
+    async def open(self) -> None:
+        raise self._failure
+
+
+class Starting:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failure: Exception = NOT_READY
+        self.made = 0
+        self.clock = Clock()
+        monkeypatch.setattr(servers, "make_store", self._make)
+        settings = Settings(listeners="PLAINTEXT://127.0.0.1:0", pulsar_start_timeout_ms=round(TIMEOUT_SECONDS * 1000))
+        self.server = Server(settings, self.clock, lambda reason: None)
+
+    def _make(self, *_: object) -> Unready:
+        self.made += 1
+        return Unready(self.failure)
+
+
+@pytest.fixture
+def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
+    made = Starting(monkeypatch)
+    yield made
+    Started(made.server.drain())
+
+
+def test_a_store_that_is_not_ready_is_tried_again_with_longer_pauses_until_the_time_is_up(starting: Starting) -> None:
+    start = Started(starting.server.start())
+    tries = []
+    while not start.is_done:
+        tries.append(starting.clock.seconds())
+        before = starting.made
+        while starting.made == before and not start.is_done:
+            assert starting.clock.seconds() < 2 * TIMEOUT_SECONDS
+            starting.clock.advance(1)
+    assert tries == [0, 1, 3, 7, 15, 23, 31, 39, 47, 55, 63, 71, 79, 87]
+    assert starting.clock.seconds() == TIMEOUT_SECONDS
+    with pytest.raises(StartFailed, match="there is no bookie"):
+        assert start.result
+
+
+def test_what_nobody_can_wait_for_ends_the_start_at_once(starting: Starting) -> None:
+    starting.failure = StorageFailed("there is no such tenant")
+    starting.server = Server(Settings(listeners="PLAINTEXT://127.0.0.1:0"), starting.clock, lambda reason: None)
+    with pytest.raises(StartFailed, match="no such tenant"):
+        assert Started(starting.server.start()).result
+
+
+def test_a_gateway_that_is_told_to_end_while_it_waits_makes_no_other_store(starting: Starting) -> None:
+    start = Started(starting.server.start())
+    starting.clock.advance(1)
+    made = starting.made
+    Started(starting.server.drain())
+    starting.clock.advance(TIMEOUT_SECONDS)
+    assert starting.made == made
+    with pytest.raises(StartFailed, match="told to end"):
+        assert start.result
