@@ -5,16 +5,11 @@ from __future__ import annotations
 import pytest
 
 from compat.fingerprint.table import numbers, runs_in, table_of
-from tests.compat.fingerprint.figures import BEGIN, END, PAGE, as_markdown, undated
+from tests.compat.fingerprint.figures import AIMED_AT, BEGIN, END, PAGE, as_markdown, undated
 from tests.compat.fingerprint.judging import UNSEEN, rounds, share, strangers, unseen
 
-RIGHT_LIBRARY = {
-    "each version held out": 0.95,
-    "each version held out, client ids of applications": 0.85,
-    "versions never recorded, some under foreign names and settings": 0.90,
-    "versions never recorded, client ids of applications": 0.94,
-}
-"""The least, of those that do not say their name. What is aimed at is 0.90."""
+MISSED = {"each version held out, client ids of applications": 0.85}
+"""Where AIMED_AT is not reached, what was when it was last looked at: less than that is a step back. The page has the exact figures of all, and a test of its own."""
 RIGHT_RANGE = 0.95
 """Of those of which a library is named."""
 MOST_WRONG = 0.01
@@ -31,7 +26,7 @@ each_round = pytest.mark.parametrize("one", rounds(), ids=lambda one: one.title)
 
 @each_round
 def test_the_library_is_right_and_the_true_version_is_not_excluded(one):
-    assert one.right >= RIGHT_LIBRARY[one.title], "\n".join(map(str, one.nameless))
+    assert one.right >= MISSED.get(one.title, AIMED_AT), "\n".join(map(str, one.nameless))
     assert one.ranges >= RIGHT_RANGE, "\n".join(map(str, one.named))
     assert one.wrong <= MOST_WRONG, "\n".join(map(str, one.nameless))
 
@@ -65,7 +60,10 @@ def test_every_recorded_run_is_what_the_whole_table_says_or_one_of_those_it_may_
 
 
 def test_of_a_library_that_is_in_no_recording_most_is_left_open():
-    """What it sends may be just what a near relative sends; what is on the wire is judged apart from that."""
+    """What it sends may be just what a near relative sends; what is on the wire is judged apart from that.
+
+    Nobody has said how well this can go: the two limits are a little above what was measured, so that a step back is looked at.
+    """
     told = strangers()
     assert share(told, lambda one: one.is_wrong_library) <= 0.31, "\n".join(map(str, told))
     assert share(told, lambda one: one.is_wrong_library and one.verdict.confidence >= 0.9) <= 0.15, "\n".join(map(str, told))
