@@ -151,12 +151,12 @@ async def test_whoever_loses_the_store_is_told_once_and_soon_by_whom(locks: Lock
 
 
 @pytest.mark.parametrize(("host", "process", "since", "said", "is_gone"), [
-    (HERE, os.getppid(), 0.0, 0.0, False),
-    ("another", 1 << 30, 0.0, 0.0, False),
-    ("another", 1 << 30, 0.0, -3 * BEAT_SECONDS, True),
-    (HERE, 1 << 30, 0.0, 0.0, True),
-    (HERE, os.getpid(), 0.0, 0.0, False),
-    (HERE, os.getpid(), -86_400.0, 0.0, True),
+    pytest.param(HERE, os.getppid(), 0.0, 0.0, False, id="another process here"),
+    pytest.param("another", 1 << 30, 0.0, 0.0, False, id="a process elsewhere"),
+    pytest.param("another", 1 << 30, 0.0, -3 * BEAT_SECONDS, True, id="one that is silent"),
+    pytest.param(HERE, 1 << 30, 0.0, 0.0, True, id="one that has ended here"),
+    pytest.param(HERE, os.getpid(), 0.0, 0.0, False, id="this one"),
+    pytest.param(HERE, os.getpid(), -86_400.0, 0.0, True, id="one that had this number before"),
 ])  # fmt: skip
 def test_a_holder_seems_gone_where_its_process_is_or_where_it_says_nothing_any_more(
     host: str, process: int, since: float, said: float, is_gone: bool
