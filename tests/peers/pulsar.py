@@ -48,6 +48,8 @@ SETTINGS = {
     "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor",
     "defaultRetentionSizeInMB": "-1",
     "defaultRetentionTimeInMinutes": "-1",
+    # More than an entry of the tests: it goes into the journal by one call of the kernel (see `Pulsar.kill`).
+    "journalWriteBufferSizeKB": "2048",
     "managedLedgerNewEntriesCheckDelayInMillis": "0",
 }
 """What standalone.conf says otherwise, or not at all."""
@@ -155,10 +157,19 @@ class Pulsar:
             return sum(QUARREL in line for line in log)
 
     def kill(self) -> None:
-        """SIGKILL: no farewell to clients, nothing flushed."""
-        if self._process:
+        """SIGKILL: no farewell to clients, nothing flushed.
+
+        It stands still first, so that it ends between two calls of the kernel. What a bookie has written half into its journal it takes for whole when it
+        comes again (the rest of the file is zeros), and if that is a ledger's last entry and there is no other bookie, nobody can open that ledger any more
+        (`Mac mismatch`, error -10): 8 of 10 kills under records of 256 KiB were such, and none of 16 since.
+        """
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             self._process.kill()
-            self._process.wait()
+        self._process.wait()
 
     def pause(self) -> None:
         """SIGSTOP: connections stay, nobody answers."""
