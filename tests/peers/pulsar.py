@@ -80,6 +80,7 @@ class Pulsar:
         # Where there is data, it stands there: a bookie goes by its address.
         self._bookie_port = None if (folder / "bookkeeper").exists() else free_ports(1)[0]
         self._process: subprocess.Popen[bytes] | None = None
+        self._has_served = False
         port, web_port = ports
         addresses = {"bindAddress": "127.0.0.1", "advertisedAddress": "127.0.0.1", "brokerServicePort": port, "webServicePort": web_port}
         conf = (distribution() / "conf" / "standalone.conf").read_text("utf-8")
@@ -124,11 +125,20 @@ class Pulsar:
     def launch(self) -> None:
         """Starts the process on the data that is there, and waits until clients are served. Raises BrokerFailed.
 
-        One that fights with itself is ended and started again: after a kill one start of some six is such.
+        One that fights with itself is ended and started again: after a kill one start of some six is such. So is one that exits, where it has served
+        before: somebody may have taken a port of it meanwhile, for a connection of his own.
         """
-        for _ in range(START_ATTEMPTS):
+        for attempt in range(START_ATTEMPTS):
             already = self._log_bytes()
-            self._launch()
+            try:
+                self._launch()
+            except BrokerFailed:
+                if not self._has_served or attempt + 1 == START_ATTEMPTS:
+                    raise
+                self.kill()
+                time.sleep(1)
+                continue
+            self._has_served = True
             if self._quarrels(already) <= MOST_QUARRELS:
                 return
             self.kill()
