@@ -48,11 +48,12 @@ SETTINGS = {
     "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor",
     "defaultRetentionSizeInMB": "-1",
     "defaultRetentionTimeInMinutes": "-1",
-    # More than an entry of the tests: it goes into the journal by one call of the kernel (see `Pulsar.kill`).
-    "journalWriteBufferSizeKB": "2048",
     "managedLedgerNewEntriesCheckDelayInMillis": "0",
 }
 """What standalone.conf says otherwise, or not at all."""
+
+TO_BE_KILLED = {"journalWriteBufferSizeKB": "2048"}
+"""More than most entries of the tests have: one goes into the journal by one call of the kernel (see `Pulsar.kill`)."""
 
 
 def distribution() -> Path:
@@ -84,7 +85,9 @@ class Pulsar:
         port, web_port = ports
         addresses = {"bindAddress": "127.0.0.1", "advertisedAddress": "127.0.0.1", "brokerServicePort": port, "webServicePort": web_port}
         conf = (distribution() / "conf" / "standalone.conf").read_text("utf-8")
-        (folder / "standalone.conf").write_text(with_settings(conf, {**SETTINGS, **{k: str(v) for k, v in addresses.items()}, **settings}))
+        (folder / "standalone.conf").write_text(
+            with_settings(conf, {**SETTINGS, **TO_BE_KILLED, **{k: str(v) for k, v in addresses.items()}, **settings})
+        )
 
     @classmethod
     def start(cls, *, memory: str = "512m", **settings: str) -> Self:
