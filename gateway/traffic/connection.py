@@ -167,7 +167,10 @@ class ConnectionRecorder(Recorder):
         self._counters[api_key, version, topic, None].conversion_cpu_us += microseconds
 
     def interval(self) -> list[Row]:
-        """take(), and once what a connection that never closes would never say: when it has shown its habits."""
+        """take(), and once what a connection that never closes would never say: when it has shown its habits. Nothing while a log-in lasts."""
+        if self._client.principal is None:
+            # Its requests are counted with those after it, under whoever it turns out to be. connection_authentication_timeout_ms is its end.
+            return []
         rows: list[Row] = list(self.take())
         if rows and self._unsettled:
             self._unsettled = self._unsettled - 1 if self._client.is_new else 0

@@ -8,7 +8,7 @@ from auth.mechanism import AuthenticationBusy, AuthenticationFailed
 from gateway.wire.api_keys import ApiKey
 from tests.fakes.broker import NOW
 from tests.fakes.connection import Scripted, authenticate, bare, handshake, versions
-from tests.fakes.traffic import Scene
+from tests.fakes.traffic import INTERVAL, Scene
 
 METADATA_OF_ALL_V0 = bare(ApiKey.METADATA, 0, b"\0\0\0\0")
 
@@ -105,6 +105,22 @@ def test_bare_tokens_and_wrapped_ones_are_two_roads():
         assert "principal" not in scene.event("opened")
         scene.leaves(client)
         assert scene.event("closed")["principal"] == "User:alice"
+
+
+@pytest.mark.parametrize(("version", "tokens"), [(0, [b"token"]), (1, [authenticate(b"token")])], ids=["bare", "wrapped"])
+def test_an_interval_that_ends_while_a_log_in_lasts_tells_nothing_of_it_yet(version, tokens):
+    """Else its rows would belong to nobody."""
+    scene = Scene()
+    scene.log.start()
+    client = scene.connects([Scripted("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT")
+    client.says(handshake("PLAIN", version))
+    scene.house.clock.pump([1] * INTERVAL)
+    assert scene.rows("usage") == []
+    client.says(*tokens, METADATA_OF_ALL_V0)
+    scene.house.clock.pump([1] * INTERVAL)
+    assert {(row["api_key"], row["principal"], row["requests"]) for row in scene.rows("usage")} == {
+        (int(key), "User:alice", 1) for key in (17, 3, *[36] * version)
+    }
 
 
 def test_a_log_in_that_fails_is_the_reason_of_the_end_and_nobody_was_there():
