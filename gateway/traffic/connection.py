@@ -49,6 +49,7 @@ class ConnectionRecorder(Recorder):
         "_group",
         "_home",
         "_is_closed",
+        "_is_overdue",
         "_name",
         "_opened_at",
         "_peer",
@@ -71,6 +72,7 @@ class ConnectionRecorder(Recorder):
         self._group: str | None = None
         self._reason: Reason | None = None
         self._is_closed = False
+        self._is_overdue = False
         self._unsettled = SETTLES_AFTER
         self._requests = self._bytes_in = self._bytes_out = 0
         self._counters = self._fresh()
@@ -88,7 +90,11 @@ class ConnectionRecorder(Recorder):
 
     def authenticated(self) -> None:
         self._client.principal = text(str(self._session.principal))
-        self._home.write([self._event("authenticated")])
+        rows: list[Row] = [self._event("authenticated")]
+        if self._is_overdue:
+            self._is_overdue = False
+            rows += self.take()
+        self._home.write(rows)
 
     def introduced(self, software: str | None, version: str | None) -> None:
         self._client.introduced(software, version)
@@ -167,9 +173,9 @@ class ConnectionRecorder(Recorder):
         self._counters[api_key, version, topic, None].conversion_cpu_us += microseconds
 
     def interval(self) -> list[Row]:
-        """take(), and once what a connection that never closes would never say: when it has shown its habits. Nothing while a log-in lasts."""
+        """take(), and once what a connection that never closes would never say: when it has shown its habits. While a log-in lasts that waits for its end, which says whose it is."""
         if self._client.principal is None:
-            # Its requests are counted with those after it, under whoever it turns out to be. connection_authentication_timeout_ms is its end.
+            self._is_overdue = True
             return []
         rows: list[Row] = list(self.take())
         if rows and self._unsettled:
