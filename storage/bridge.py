@@ -9,7 +9,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredList
 
 from storage.log import StorageFailed
 
@@ -150,3 +150,12 @@ class OnceEach(Generic[K, T]):
 
             make().addBoth(tell)
         return await mine
+
+    def settled(self, is_meant: Callable[[K], bool]) -> Deferred[Any]:
+        """Fires once those of these keys that are being made now are made, or could not be."""
+        told: list[Deferred[T]] = []
+        for key, waiting in self._waiting.items():
+            if is_meant(key):
+                told.append(Deferred())
+                waiting.append(told[-1])
+        return DeferredList(told, consumeErrors=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -196,7 +196,7 @@ class Coordinator(Driver):
             return
         group.check_empty()
         try:
-            await unbroken(self._delete_rows(group))
+            await unbroken(self._delete_rows(group, lambda: group.is_empty))
         except StorageError as failure:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
 
@@ -247,13 +247,13 @@ class Coordinator(Driver):
 
     async def _forget(self, group: AnyGroup) -> None:
         try:
-            await self._delete_rows(group)
+            await self._delete_rows(group, lambda: group.is_deserted)
         except StorageError as failure:
             _log.warning("group not forgotten", group=group.group_id, reason=str(failure))
 
-    async def _delete_rows(self, group: AnyGroup) -> None:
+    async def _delete_rows(self, group: AnyGroup, is_over: Callable[[], bool]) -> None:
         await self._put(dict.fromkeys(group.stored_keys()))
         # Who has joined meanwhile is in the group as it was, which is stored again with its next generation.
-        if self._groups.get(group.group_id) is group and group.is_empty:
+        if self._groups.get(group.group_id) is group and is_over():
             group.delete(self._now())
             self._drop(group)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from twisted.internet.defer import Deferred, DeferredList, DeferredLock
+from twisted.internet.defer import Deferred, DeferredList, DeferredLock, TimeoutError
 
 from storage.bridge import OnceEach, Reactor
 from storage.log import Fenced, LogClosed, StorageError, StorageFailed, Topic, UnknownTopic, Usage
@@ -27,6 +27,7 @@ from storage.pulsar.partition_rows import TABLE, Partition, PartitionRow, key_of
 from storage.pulsar.reading import ReaderCache
 from storage.pulsar.runs import Runs
 from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.standstills import Standstills
 from storage.pulsar.table import PulsarTable
 from storage.pulsar.topics import TopicCatalogue
 from storage.records import BatchFormat
@@ -64,8 +65,11 @@ class PulsarStore:
         self._mirror = CursorMirror(self._admin, self._place, reactor, settings)
         self._trimming = DeferredLock()
         self._is_open = False
-        self._logs_taken = self._logs_taken_when_held = 0
-        """How many logs another process took, and how many when the lock was last known to be held: each time that may have been who has the store now."""
+        self._standstills = Standstills(reactor)
+        self._logs_taken = self._doubts_when_held = 0
+        """How many logs another process took, and how many doubts there were when the lock was last known to be held."""
+        self._leaving: set[str] = set()
+        """Topics that are being deleted here."""
         self._catalogue.watch(self._topics_changed)
 
     async def open(self) -> None:
@@ -83,6 +87,7 @@ class PulsarStore:
             await self._release()
             raise
         self._is_open = True
+        self._standstills.start()
         if self.settings.mirror_cursors:
             self._mirror.start()
 
@@ -97,6 +102,7 @@ class PulsarStore:
         if not self._is_open:
             return
         self._is_open = False
+        self._standstills.stop()
         self._mirror.stop()
         # A topic whose retention is lowered gets it back first.
         await self._within(self._trimming.acquire())
@@ -184,18 +190,30 @@ class PulsarStore:
         self._topics_changed()
 
     async def delete_topic(self, name: str) -> None:
-        """`Store.delete_topic`. Producers go first: one that is connected would make the topic anew where brokers make topics by themselves."""
+        """`Store.delete_topic`. Producers go first: one that is connected would make the topic anew where brokers make topics by themselves, and of one
+        that is loaded for the first time while it is deleted a broker keeps something that is no topic and answers in its place."""
         self._check_open()
         topic = self.topics.get(name)
         if topic is None:
             raise UnknownTopic(f"no topic {name}")
-        await self._shut(name)
-        await self._catalogue.delete(name)
+        self._leaving.add(name)
+        try:
+            await self._not_opening(name)
+            await self._shut(name)
+            await self._catalogue.delete(name)
+        finally:
+            self._leaving.discard(name)
         await self._shut(name)
         for index in range(topic.partitions):
             partition = self._partitions.pop(key_of(topic.topic_id, index), None)
             if partition:
                 await self._forget_partition(partition)
+
+    async def _not_opening(self, name: str) -> None:
+        """Waits for the logs of that topic that are being opened, for as long as Pulsar has for an answer."""
+        with suppress(TimeoutError):
+            settled = self._logs.settled(lambda key: key[0] == name)
+            await settled.addTimeout(self.settings.operation_timeout_seconds, self._reactor)  # type: ignore[arg-type]
 
     def _shut(self, name: str) -> Deferred[Any]:
         """Close the logs of that topic."""
@@ -249,6 +267,8 @@ class PulsarStore:
         await self._check_held()
         if name not in self.topics:
             raise UnknownTopic(f"topic {name} was deleted before it was opened")
+        if name in self._leaving:
+            raise StorageFailed(f"topic {name} is being deleted")
         key = key_of(self.topics[name].topic_id, index)
         assert self._rows
         partition = self._partitions.get(key) or Partition(self._rows, key, PartitionRow())
@@ -294,11 +314,11 @@ class PulsarStore:
             self._trimming.release()
 
     async def _check_held(self) -> None:
-        """That nothing is taken back from a process that has taken the store. Raises Fenced."""
-        taken = self._logs_taken
-        if taken > self._logs_taken_when_held:
+        """That nothing is taken back from a process that has taken the store: who took a log, or came while this one stood still, may have. Raises Fenced."""
+        doubts = self._logs_taken + self._standstills.count()
+        if doubts > self._doubts_when_held:
             await self._lock.confirm()
-            self._logs_taken_when_held = max(taken, self._logs_taken_when_held)
+            self._doubts_when_held = max(doubts, self._doubts_when_held)
 
     async def table(self, name: str) -> PulsarTable:
         self._check_open()

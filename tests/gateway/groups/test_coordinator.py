@@ -359,6 +359,19 @@ def test_a_group_that_could_not_be_forgotten_stays(house, caplog):
     assert state(house) is GroupState.EMPTY
 
 
+def test_who_is_told_an_id_while_its_group_is_being_forgotten_comes_with_it(house):
+    member = alone(house)
+    groups = house.broker.groups
+    groups.leave("g", member.member_id, None, "")
+    house.store.hold()
+    groups.forget("g")
+    told = join(house, first=True).result
+    house.store.release()
+    waiting = join(house, told.member_id)
+    house.clock.advance(INITIAL_DELAY)
+    assert (waiting.result.code, waiting.result.generation) == (ErrorCode.NONE, 3)
+
+
 def test_who_joins_while_its_group_is_being_deleted_is_in_it(house):
     member = alone(house)
     house.broker.groups.leave("g", member.member_id, None, "")

@@ -18,6 +18,7 @@ from twisted.internet.threads import deferToThread
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageFailed, UnknownTopic
 from storage.pulsar.leader import Taken
 from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.standstills import STILL_SECONDS
 from storage.pulsar.store import PulsarStore
 from tests.contract.entries import bases, entry, everything, plain, sized, topic
 from tests.contract.waiting import settle
@@ -186,6 +187,33 @@ async def test_a_log_whose_topic_is_deleted_while_it_opens_is_not_handed_out(sto
         # It may have been open before the topic went.
         assert (await opening).is_over
     assert "orders" not in store.topics
+    # Nothing of it is left in the broker, where it would stand in the way of the next one.
+    await store.create_topic(topic())
+    again = await store.log("orders", 0)
+    await again.append([entry(0)])
+    assert bases(await again.read(0, 1)) == [0]
+
+
+@ensureDeferred
+async def test_who_stood_still_takes_no_partition_from_whoever_has_taken_the_store(pulsar, monkeypatch):
+    settings = pulsar.settings(lock_beat_seconds=60.0)
+    old, new = [PulsarStore(one, reactor=reactor) for one in (settings, replace(settings, takeover=True))]
+    try:
+        await old.open()
+        await old.create_topic(topic())
+        await new.open()
+        log = await new.log("orders", 0)
+        await log.append([entry(0)])
+        # The old one has heard nothing of it yet, and may have been away for long.
+        ticks = time.clock_gettime
+        monkeypatch.setattr(time, "clock_gettime", lambda clock: ticks(clock) + 2 * STILL_SECONDS)
+        with pytest.raises(Fenced, match="another process has taken the store"):
+            await old.log("orders", 0)
+        await log.append([entry(1)])
+        assert (log.is_over, await new.log("orders", 0) is log) == (False, True)
+    finally:
+        await new.close()
+        await old.close()
 
 
 @ensureDeferred
