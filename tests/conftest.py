@@ -13,6 +13,7 @@ pytest_plugins = ["tests.peers.pulsar"]
 #: Files whose few tests take longest, by their names: five to seven minutes each.
 LONGEST = ("test_pulsar_chaos.py", "test_pulsar_outages.py", "test_pulsar_silences.py")
 
+# In CI (Hypothesis looks for it) this inherits that examples are the same each time: what fails there fails again. Elsewhere each run has others.
 settings.register_profile("kopgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # `make check` looks at a quarter of the examples, so that it stays a matter of two minutes; `make test` looks at all of them.
 settings.register_profile("quick", settings.get_profile("kopgate"), max_examples=25)

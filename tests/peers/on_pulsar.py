@@ -24,7 +24,9 @@ def options(settings, *more):
         "kafkaMetadataNamespace": settings.metadata_namespace,
     }
     words = [word for name, value in names.items() for word in ("--set", f"{name}={value}")]
-    words += ["--set", "group_initial_rebalance_delay_ms=0"]
+    # A Pulsar that others keep busy stands still for seconds, and not everybody here tries again.
+    patience = ("partition_open_timeout_ms=20000", "offsets_commit_timeout_ms=20000")
+    words += [word for setting in ("group_initial_rebalance_delay_ms=0", *patience) for word in ("--set", setting)]
     return ["--store", settings.service_url, "--pulsar-admin", settings.admin_url, *words, *more]
 
 

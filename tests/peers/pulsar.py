@@ -35,6 +35,8 @@ VERSION = "4.0.8"
 START_SECONDS = 240.0
 STOP_SECONDS = 30.0
 START_ATTEMPTS = 3
+#: Of one that fights with itself: one start of some six after a kill.
+QUARREL_ATTEMPTS = 8
 #: A bookie that was killed is still registered when it comes again, and may then delete and renew its registration for ever, a hundred times a second;
 #: meanwhile every third topic or so cannot be opened (BookKeeper error -6). Known for ZooKeeper as apache/pulsar#17759, and seen here with the store
 #: that `standalone` has. One that starts well has one or two of these lines.
@@ -128,15 +130,17 @@ class Pulsar:
     def launch(self) -> None:
         """Starts the process on the data that is there, and waits until clients are served. Raises BrokerFailed.
 
-        One that fights with itself is ended and started again: after a kill one start of some six is such. So is one that exits, where it has served
-        before: somebody may have taken a port of it meanwhile, for a connection of his own.
+        One that fights with itself is ended and started again. So is one that exits, where it has served before: somebody may have taken a port of it
+        meanwhile, for a connection of his own.
         """
-        for attempt in range(START_ATTEMPTS):
+        exits = 0
+        for _ in range(QUARREL_ATTEMPTS):
             already = self._log_bytes()
             try:
                 self._launch()
             except BrokerFailed:
-                if not self._has_served or attempt + 1 == START_ATTEMPTS:
+                exits += 1
+                if not self._has_served or exits == START_ATTEMPTS:
                     raise
                 self.kill()
                 time.sleep(1)
@@ -145,7 +149,7 @@ class Pulsar:
             if self._quarrels(already) <= MOST_QUARRELS:
                 return
             self.kill()
-        raise BrokerFailed(f"Pulsar's bookie lost its registration again and again in each of {START_ATTEMPTS} starts:\n{self.log()}")
+        raise BrokerFailed(f"Pulsar's bookie lost its registration again and again in each of {QUARREL_ATTEMPTS} starts:\n{self.log()}")
 
     def _launch(self) -> None:
         with (self._folder / "broker.log").open("ab") as output:

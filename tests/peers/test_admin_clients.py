@@ -102,7 +102,7 @@ def test_kcat_lists_the_same_cluster(sides: Sides) -> None:
         (pytest.fail if are_required() else pytest.skip)("kcat is not on this machine: install Debian's `kafkacat`")
     for at in (sides.gateway, sides.kafka):
         admin = KafkaAdminClient(bootstrap_servers=at)
-        admin.create_topics([NewTopic("listed", 3, 1)])
+        admin.create_topics([NewTopic("listed", 3, 1)], wait_for_metadata=True)
         admin.close()
     ours, theirs = sides.run([str(kcat), "-b", "{}", "-L", "-J", "-t", "listed"])
     assert (ours.code, theirs.code) == (0, 0)

@@ -222,7 +222,7 @@ def consume_kafka_python(address: tuple[str, int], *, is_member: bool) -> list[i
         consumer.assign([partition])
     found: list[Any] = []
     while len(found) < 10:
-        found += consumer.poll(timeout_ms=1000, max_records=10 - len(found)).get(partition, [])
+        found += consumer.poll(timeout_ms=SECONDS * 1000, max_records=10 - len(found)).get(partition, [])
     consumer.commit({partition: OffsetAndMetadata(found[-1].offset + 1, "mine", -1)})
     consumer.close()
     return numbers(record.value for record in found)

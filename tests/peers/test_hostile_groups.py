@@ -375,9 +375,10 @@ def test_subscriptions_to_a_million_topics_are_not_taken_apart(server, bad_day):
     peers = [Peer(server.address, seconds=SECONDS) for _ in range(6)]
     before = server.memory()
     for one in peers:
-        one.sends(framed(join("million", metadata=words, rebalance=500), 3))
+        one.sends(framed(join("million", metadata=words, rebalance=5_000), 3))
     for one in peers:
         assert JoinGroupResponse.decode(one.hears()[4:], version=3).error_code in (0, ErrorCode.GROUP_MAX_SIZE_REACHED)
+    # While there are members, of whom none has asked for its part yet.
     (reply,) = asked(server, [framed(beat("million", "new", 0, ["loyal"]), 1)], ConsumerGroupHeartbeatResponse, 1, peers=1)
     assert reply.error_code == ErrorCode.GROUP_ID_NOT_FOUND
     assert server.memory() < before + 4 * GROUPS

@@ -33,6 +33,8 @@ TOPIC_AUTHORIZATION_FAILED = 29
 #: For what somebody did in Pulsar to be noticed by everybody there and here.
 NOTICED_SECONDS = 90.0
 REFRESH_MS = 500
+#: Some here do not try again, and a Pulsar that others keep busy stands still for seconds.
+OPENING_MS = 20_000
 
 
 class Place:
@@ -53,7 +55,8 @@ def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., Place]]:
 
         def started(**settings: object) -> Place:
             store = list(in_pulsar(pulsar))
-            gateway = Gateway(tmp_path, store, {"num_partitions": 1, "pulsar_refresh_ms": REFRESH_MS, **settings})
+            named = {"num_partitions": 1, "pulsar_refresh_ms": REFRESH_MS, "partition_open_timeout_ms": OPENING_MS, **settings}
+            gateway = Gateway(tmp_path, store, named)
             stack.callback(gateway.kill)
             gateway.launch()
             with gateway.peer() as peer:

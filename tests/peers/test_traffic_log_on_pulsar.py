@@ -79,6 +79,9 @@ def test_rows_in_pulsar_are_those_of_the_files_also_of_the_next_gateway(settings
             with running.peer() as peer:
                 peer.makes(TOPIC)
                 assert produces(peer) == 0
+            # The end leaves the topic little time: so it is there, and has all but what comes last.
+            assert waits_for(log, lambda row: row.get("event") == "closed")
+            _waits_for_the_topic(running, len(rows_of(log)))
             assert running.stop() == 0
     written = rows_of(log)
     assert len({row["connection"].split("-")[1] for row in written}) == 2
@@ -117,12 +120,12 @@ def test_while_pulsar_is_away_rows_are_dropped_and_told_and_nothing_else_suffers
     assert len(numbers) < len(written)
 
 
-def _waits_for_the_topic(running: Gateway) -> None:
-    """Until the first row is in it: the file has rows long before the topic is made."""
+def _waits_for_the_topic(running: Gateway, rows: int = 1) -> None:
+    """Until so many rows are in it: the file has rows long before the topic is made."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap(running))
     try:
         end, place = time.monotonic() + RECOVER_SECONDS, TopicPartition(TRAFFIC, 0)
-        while not consumer.partitions_for_topic(TRAFFIC) or not consumer.end_offsets([place])[place]:
+        while not consumer.partitions_for_topic(TRAFFIC) or not consumer.end_offsets([place])[place] < rows:
             assert time.monotonic() < end, "\n".join(running.lines())
             time.sleep(0.1)
     finally:

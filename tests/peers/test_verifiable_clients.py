@@ -192,7 +192,9 @@ def ends_well(here: Scene) -> None:
         assert len(producer.stored) + len(producer.failed) == producer.sent
     # One without retries sends nothing twice either.
     assert [value for value, count in times.items() if count > 1] == []
-    assert producers[-1].failed == [], "the idempotent one sends again until it is answered"
+    # At its end it closes its producer in one thread, and may send in another just then.
+    failed = [one for one in producers[-1].failed if "closed" not in one]
+    assert (failed, len(producers[-1].failed) <= 1) == ([], True), "the idempotent one sends again until it is answered"
     assert " error " not in here.log()
 
 

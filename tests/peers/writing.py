@@ -87,11 +87,11 @@ class Application:
         settings = {"bootstrap.servers": gateway.bootstrap, "enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": 600_000}
         self._producer = confluent_kafka.Producer({**settings, "log_level": 0})
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
         self.stored: dict[int, str] = {}
         self.failures: list[str] = []
         self.sent = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         while not self._is_over.wait(0.05):

@@ -54,6 +54,9 @@ def common(options):
         settings["api_version"] = tuple(int(part) for part in options["api-version"].split("."))
     if VERSION >= (3, 0):
         settings["bootstrap_timeout_ms"] = int(float(options["timeout"]) * 1000)
+    elif VERSION >= (1, 3):
+        # Two seconds by default, for all that comes before the first request.
+        settings["api_version_auto_timeout_ms"] = int(float(options["timeout"]) * 1000)
     user, ca = options.get("sasl-plain"), options.get("tls-ca")
     if user or ca:
         settings["security_protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")

@@ -46,7 +46,8 @@ def main(bootstrap: str, topic: str, group: str) -> None:
         try:
             # A constructor that finds nobody raises too.
             consumer = consumer or joined(bootstrap, topic, group)
-            polled = consumer.poll(timeout_ms=100)
+            # Longer than joining takes: if the time ends between the replies to JoinGroup and SyncGroup, 3.0.12 may never ask again.
+            polled = consumer.poll(timeout_ms=1000)
         except KafkaError as failure:
             # Of a refresh of the metadata that two coroutines waited for and that was refused, one catches it; the other's comes out of
             # poll() and ends the loop that refreshes (kafka/cluster.py of 3.0.12). An application then begins anew.
