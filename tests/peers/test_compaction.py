@@ -135,7 +135,7 @@ def test_what_old_producers_wrote_is_compacted_in_its_format(bootstrap):
 def test_a_record_without_a_key_is_refused(bootstrap):
     topic = "strict-table"
     create(bootstrap, topic)
-    producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all")
+    producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=False)
     try:
         with pytest.raises(InvalidRecordError):
             producer.send(topic, value=b"v", partition=0).get(SECONDS)

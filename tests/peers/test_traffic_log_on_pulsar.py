@@ -125,7 +125,7 @@ def _waits_for_the_topic(running: Gateway, rows: int = 1) -> None:
     consumer = KafkaConsumer(bootstrap_servers=bootstrap(running))
     try:
         end, place = time.monotonic() + RECOVER_SECONDS, TopicPartition(TRAFFIC, 0)
-        while not consumer.partitions_for_topic(TRAFFIC) or not consumer.end_offsets([place])[place] < rows:
+        while not consumer.partitions_for_topic(TRAFFIC) or consumer.end_offsets([place])[place] < rows:
             assert time.monotonic() < end, "\n".join(running.lines())
             time.sleep(0.1)
     finally:
