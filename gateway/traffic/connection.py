@@ -173,7 +173,10 @@ class ConnectionRecorder(Recorder):
         self._counters[api_key, version, topic, None].conversion_cpu_us += microseconds
 
     def interval(self) -> list[Row]:
-        """take(), and once what a connection that never closes would never say: when it has shown its habits. While a log-in lasts that waits for its end, which says whose it is."""
+        """take(), and once what a connection that never closes would never say: when it has shown its habits.
+
+        While a log-in lasts that waits for its end, which says whose it is.
+        """
         if self._client.principal is None:
             self._is_overdue = True
             return []

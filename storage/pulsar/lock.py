@@ -109,7 +109,8 @@ class StoreLock:
     def confirm(self) -> Deferred[None]:
         """Fires when the broker has taken a message that is sent from now on: nobody else had the store before. Fails with Fenced where it is lost.
 
-        Fails with StorageFailed where Pulsar does not say so within `send_timeout_seconds`. To be asked before anything is taken from another process: that may be the new holder.
+        Fails with StorageFailed where Pulsar does not say so within `send_timeout_seconds`; where it refuses this holder and nobody says that they have the
+        store, that is told after `lock_contest_seconds`. To be asked before anything is taken from another process: that may be the new holder.
         """
         told: Deferred[None] = Deferred()
         if self._producer is None:

@@ -15,7 +15,7 @@ STILL_SECONDS = 10.0
 """A third of what a broker waits for at least, where nobody has changed it."""
 
 LOOKS = 4
-"""In that time."""
+"""How often in that time somebody looks, if only a timer. What is asked of a busy reactor for as long counts, too, and costs one message of the lock."""
 
 #: Goes on while the machine is suspended, where there is such a clock.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from twisted.internet.defer import Deferred, DeferredList, DeferredLock, TimeoutError
+from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock
 
 from storage.bridge import OnceEach, Reactor
 from storage.log import Fenced, LogClosed, StorageError, StorageFailed, Topic, UnknownTopic, Usage
@@ -79,6 +79,7 @@ class PulsarStore:
             if self.settings.checks_at_start:
                 await prepare(self.settings, self._admin, self._session)
             self._session.message_bytes = await largest_message(self._admin) or self._session.message_bytes
+            self._standstills.start()
             await self._lock.take(self.settings.node, self.settings.takeover)
             await self._catalogue.open()
             self._rows = await self._open_table(TABLE)
@@ -87,7 +88,6 @@ class PulsarStore:
             await self._release()
             raise
         self._is_open = True
-        self._standstills.start()
         if self.settings.mirror_cursors:
             self._mirror.start()
 
@@ -102,7 +102,6 @@ class PulsarStore:
         if not self._is_open:
             return
         self._is_open = False
-        self._standstills.stop()
         self._mirror.stop()
         # A topic whose retention is lowered gets it back first.
         await self._within(self._trimming.acquire())
@@ -122,6 +121,7 @@ class PulsarStore:
                 logger.warning("the end of %s was not noted: %s", log.topic, error)
 
     async def _release(self) -> None:
+        self._standstills.stop()
         for table in self._tables.made.values():
             await self._within(Deferred.fromCoroutine(table.close()))
         self._catalogue.close()
@@ -190,15 +190,23 @@ class PulsarStore:
         self._topics_changed()
 
     async def delete_topic(self, name: str) -> None:
-        """`Store.delete_topic`. Producers go first: one that is connected would make the topic anew where brokers make topics by themselves, and of one
-        that is loaded for the first time while it is deleted a broker keeps something that is no topic and answers in its place."""
+        """`Store.delete_topic`. Producers go first: one that is connected would make the topic anew where brokers make topics by themselves.
+
+        And of a topic that is loaded for the first time while it is deleted a broker keeps something that is none, and that answers in its place.
+        """
         self._check_open()
-        topic = self.topics.get(name)
-        if topic is None:
+        self._check_stays(name)
+        meant = self.topics.get(name)
+        if meant is None:
             raise UnknownTopic(f"no topic {name}")
         self._leaving.add(name)
         try:
             await self._not_opening(name)
+            await self._check_held()
+            self._check_open()
+            topic = self.topics.get(name)
+            if topic is None or topic.topic_id != meant.topic_id:
+                raise UnknownTopic(f"topic {name} was deleted by others")
             await self._shut(name)
             await self._catalogue.delete(name)
         finally:
@@ -211,9 +219,15 @@ class PulsarStore:
 
     async def _not_opening(self, name: str) -> None:
         """Waits for the logs of that topic that are being opened, for as long as Pulsar has for an answer."""
-        with suppress(TimeoutError):
-            settled = self._logs.settled(lambda key: key[0] == name)
-            await settled.addTimeout(self.settings.operation_timeout_seconds, self._reactor)  # type: ignore[arg-type]
+        seconds = self.settings.operation_timeout_seconds
+        # When its time is up the list fires, with who was waited for in vain.
+        settled = self._logs.settled(lambda key: key[0] == name).addTimeout(seconds, self._reactor)  # type: ignore[arg-type]
+        if any(not is_made and outcome.check(CancelledError) for is_made, outcome in await settled):
+            logger.warning("topic %s is deleted although it is still being opened: Pulsar did not answer within %s s", name, seconds)
+
+    def _check_stays(self, name: str) -> None:
+        if name in self._leaving:
+            raise StorageFailed(f"topic {name} is being deleted")
 
     def _shut(self, name: str) -> Deferred[Any]:
         """Close the logs of that topic."""
@@ -267,8 +281,7 @@ class PulsarStore:
         await self._check_held()
         if name not in self.topics:
             raise UnknownTopic(f"topic {name} was deleted before it was opened")
-        if name in self._leaving:
-            raise StorageFailed(f"topic {name} is being deleted")
+        self._check_stays(name)
         key = key_of(self.topics[name].topic_id, index)
         assert self._rows
         partition = self._partitions.get(key) or Partition(self._rows, key, PartitionRow())
@@ -314,7 +327,10 @@ class PulsarStore:
             self._trimming.release()
 
     async def _check_held(self) -> None:
-        """That nothing is taken back from a process that has taken the store: who took a log, or came while this one stood still, may have. Raises Fenced."""
+        """That nothing is taken back from a process that has taken the store. Who took a log, or came while this one stood still, may have it.
+
+        Whoever stands still between this and the taking itself takes it all the same. Raises Fenced, StorageFailed.
+        """
         doubts = self._logs_taken + self._standstills.count()
         if doubts > self._doubts_when_held:
             await self._lock.confirm()
@@ -326,6 +342,7 @@ class PulsarStore:
 
     def _open_table(self, name: str) -> Deferred[PulsarTable]:
         async def make() -> PulsarTable:
+            await self._check_held()
             table = PulsarTable(self._session, self._admin, self.settings, self._reactor, name)
             await table.open()
             self._tables.made[name] = table

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
-from twisted.internet.defer import CancelledError
-from twisted.internet.task import deferLater
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock, deferLater
 from twisted.internet.threads import deferToThread
 
-from storage.bridge import Readers, Wake
+from storage.bridge import OnceEach, Readers, Wake
 from storage.log import StorageFailed
 
 
@@ -126,3 +126,26 @@ async def test_a_cancelled_read_that_has_not_begun_is_not_begun() -> None:
     await readers.run(lambda: None)
     assert ran == []
     await readers.stop(lambda: None)
+
+
+def test_who_waits_until_things_are_made_hears_of_all_that_are_meant_whatever_becomes_of_them():
+    things, made = OnceEach(), {key: Deferred() for key in ("a1", "a2", "b1")}
+    for key, one in made.items():
+        Deferred.fromCoroutine(things.get(key, lambda one=one: one)).addErrback(lambda failure: failure.trap(ValueError))
+    settled = things.settled(lambda key: key[0] == "a")
+    made["a1"].callback("one")
+    assert not settled.called
+    made["a2"].errback(ValueError("no"))
+    assert [is_made for is_made, _ in settled.result] == [True, False]
+    assert things.settled(lambda key: key[0] == "a").called
+
+
+def test_who_waits_for_things_no_longer_harms_nobody():
+    clock, things, making = Clock(), OnceEach(), Deferred()
+    got = Deferred.fromCoroutine(things.get("a", lambda: making))
+    settled = things.settled(lambda key: True).addTimeout(5, clock)
+    clock.advance(6)
+    ((is_made, outcome),) = settled.result
+    assert (is_made, outcome.check(CancelledError)) == (False, CancelledError)
+    making.callback("one")
+    assert got.result == "one"

@@ -195,6 +195,21 @@ async def test_a_log_whose_topic_is_deleted_while_it_opens_is_not_handed_out(sto
 
 
 @ensureDeferred
+async def test_a_topic_that_is_being_deleted_is_not_deleted_again_and_its_next_namesake_stays(store):
+    await store.create_topic(topic("bills", 2))
+    opening = Deferred.fromCoroutine(store.log("bills", 0))
+    deleting = Deferred.fromCoroutine(store.delete_topic("bills"))
+    for call in (lambda: store.delete_topic("bills"), lambda: store.log("bills", 1)):
+        with pytest.raises(StorageFailed, match="being deleted"):
+            await call()
+    await deleting
+    with suppress(UnknownTopic, StorageFailed):
+        await opening
+    await store.create_topic(topic("bills", 2))
+    await (await store.log("bills", 0)).append([entry(0)])
+
+
+@ensureDeferred
 async def test_who_stood_still_takes_no_partition_from_whoever_has_taken_the_store(pulsar, monkeypatch):
     settings = pulsar.settings(lock_beat_seconds=60.0)
     old, new = [PulsarStore(one, reactor=reactor) for one in (settings, replace(settings, takeover=True))]
