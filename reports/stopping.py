@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,6 +21,17 @@ class Stopped(BaseException):
         """As shells have it: 130 for Ctrl-C."""
 
 
+def _told_otherwise(hook: Callable[[sys.UnraisableHookArgs], object]) -> Callable[[sys.UnraisableHookArgs], object]:
+    """But for Stopped, which may be raised in a finalizer (py4j has one for each object of Java's), where nobody can catch it and Python prints it. What
+    Signals did first ends the work then, and `came` says why."""
+
+    def heard(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, Stopped):
+            hook(unraisable)
+
+    return heard
+
+
 class Signals:
     """While `heeded`, the first signal raises Stopped, and those after it do nothing; what was ignored before stays so."""
 
@@ -33,10 +45,12 @@ class Signals:
     @contextmanager
     def heeded(self) -> Iterator[None]:
         self._before = {number: signal.getsignal(number) for number in NUMBERS}
+        before, sys.unraisablehook = sys.unraisablehook, _told_otherwise(sys.unraisablehook)
         self.take()
         try:
             yield
         finally:
+            sys.unraisablehook = before
             for number, handler in self._before.items():
                 signal.signal(number, handler)
 

@@ -117,8 +117,8 @@ def test_ctrl_c_is_exit_code_130_with_one_line_and_nothing_goes_on_or_is_left_ha
     here.ctrl_c()
     code, answer, written, left = here.end()
     assert (code, answer, left) == (130, "", []), written
-    bar, word = lines_of(written, COLUMNS * 10)
-    assert (bar.startswith("["), word) == (True, STOPPED)
+    bar, *words = lines_of(written, COLUMNS * 10)
+    assert (bar.startswith("["), words) == (True, [STOPPED]), written
     noted = {path.stem for path in (out / "tables" / "taken").glob("*.json")}
     assert {path.name for path in (out / "tables").glob("batch=*")} == {f"batch={name}" for name in noted}
     assert [path.name for path in (out / ".new", out / "tables" / "copies", out / "summary.json") if path.exists()] == []

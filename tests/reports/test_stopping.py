@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 
@@ -44,6 +45,25 @@ def test_a_signal_stops_with_the_exit_code_of_shells(signals, done, number, code
     with pytest.raises(Stopped) as stopped:
         send(number)
     assert (stopped.value.exit_code, done, signals.came) == (code, ["first"], number)
+
+
+class Finalized:
+    def __init__(self, error=None):
+        self._error = error
+
+    def __del__(self):
+        if self._error:
+            raise self._error
+        send()
+
+
+def test_one_that_comes_while_an_object_is_finalized_is_noted_and_not_printed(signals, done, monkeypatch):
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: printed.append(unraisable.exc_type))
+    with signals.heeded():
+        Finalized(ValueError())
+        Finalized()
+    assert (printed, done, signals.came) == ([ValueError], ["first"], signal.SIGINT)
 
 
 def test_a_second_one_does_not_disturb_who_cleans_up(signals, done):
