@@ -22,8 +22,8 @@ class Stopped(BaseException):
 
 
 def _told_otherwise(hook: Callable[[sys.UnraisableHookArgs], object]) -> Callable[[sys.UnraisableHookArgs], object]:
-    """But for Stopped, which may be raised in a finalizer (py4j has one for each object of Java's), where nobody can catch it and Python prints it. What
-    Signals did first ends the work then, and `came` says why."""
+    """`hook`, but not of Stopped. That may be raised in a finalizer (py4j has one for each object of Java's), where nobody can catch it and Python prints
+    it. What Signals did first ends the work then, and `came` says why."""
 
     def heard(unraisable: sys.UnraisableHookArgs) -> None:
         if not isinstance(unraisable.exc_value, Stopped):

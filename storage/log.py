@@ -279,7 +279,7 @@ class Store(Protocol):
         ...
 
     async def delete_topic(self, name: str) -> None:
-        """The topic is gone when this returns, its logs closed; its space is freed afterwards. Raises UnknownTopic, StorageFailed."""
+        """The topic is gone when this returns, its logs closed; its space is freed afterwards. Raises UnknownTopic, Fenced, StorageFailed."""
         ...
 
     async def log(self, topic: str, partition: int) -> PartitionLog:

@@ -15,7 +15,7 @@ STILL_SECONDS = 10.0
 """A third of what a broker waits for at least, where nobody has changed it."""
 
 LOOKS = 4
-"""How often in that time somebody looks, if only a timer. What is asked of a busy reactor for as long counts, too, and costs one message of the lock."""
+"""How often in that time a timer looks. A reactor that is busy for so long counts as well, which costs one message of the lock."""
 
 #: Goes on while the machine is suspended, where there is such a clock.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
