@@ -18,6 +18,9 @@ $(shell rm -f $(VENV)/.made)
 endif
 endif
 
+# Tests with real peers: a file is run by one worker, and what failed is run once more, alone, at the end (tests/reruns.py).
+PEERS := -n 2 --dist loadfile --no-loadscope-reorder --rerun-failed-peers
+
 .DEFAULT_GOAL := help
 .PHONY: help serve pulsar test check lint format bench bench-groups bench-pulsar bench-traffic slow legacy fingerprints tox clean spark bench-reports demo
 
@@ -40,13 +43,13 @@ lint: $(VENV)/.dev ## format, lint and types alone
 
 test: $(VENV)/.test ## every test but the slow ones, real clients and brokers included
 	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" $(ARGS)
-	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "peer and not slow and not spark" $(ARGS)
+	$(PY) -m pytest -q $(PEERS) -m "peer and not slow and not spark" $(ARGS)
 
 slow: $(VENV)/.test ## the tests that take minutes
 	$(PY) -m pytest -q -m slow $(ARGS)
 
 spark: $(VENV)/.report ## the reports, with PySpark (some 400 MB) and Java, on planted logs and on what real clients send; some fifteen minutes
-	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m spark $(ARGS)
+	$(PY) -m pytest -q $(PEERS) -m spark $(ARGS)
 
 legacy: $(VENV)/.test ## the real clients alone, side by side, and a grid of them (ARGS: `--store pulsar`, `--client NAME`, --every-pair, or --reference for Kafka itself)
 	$(PY) -m pytest -q -n auto --dist loadfile tests/legacy_clients -m "peer and not slow" --grid $(ARGS)

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, settings
 
-#: The fixture `pulsar`, for whoever wants a real one.
-pytest_plugins = ["tests.peers.pulsar"]
+#: The fixture `pulsar`, and the second run of failed tests with real peers.
+pytest_plugins = ["tests.peers.pulsar", "tests.reruns"]
 
 #: Files whose few tests take longest, by their names: five to seven minutes each.
 LONGEST = ("test_pulsar_chaos.py", "test_pulsar_outages.py", "test_pulsar_silences.py")
