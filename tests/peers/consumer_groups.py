@@ -61,6 +61,9 @@ from tests.peers.gateway import Peer
 SECONDS = 60.0
 MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS = 79, 27
 
+#: Names of groups, one in each of the four partitions in which the tests' Kafka keeps groups (`String.hashCode` modulo 4).
+IN_EACH_PARTITION = "abcd"
+
 #: Ids that were made up: a UUID as Java writes it, perhaps behind the client's id, and as Kafka does.
 _CHANCE = re.compile(r"(\w+-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![\w-])[\w-]{22}(?![\w-])")
 
@@ -233,7 +236,7 @@ class Member:
 
     def joins(self, *topics: str, assignor: str | None = "range", **fields: Any) -> Any:
         subscribed = {"subscribed_topic_names": list(topics)} if topics else {}
-        values = {"member_epoch": 0, "rebalance_timeout_ms": 10_000, "server_assignor": assignor, "topic_partitions": []}
+        values = {"member_epoch": 0, "rebalance_timeout_ms": 60_000, "server_assignor": assignor, "topic_partitions": []}
         return self.says(**values | subscribed | fields)
 
     def has(self, **owned: Iterable[int]) -> Any:
@@ -257,7 +260,7 @@ class Member:
 
     def says_all(self, *topics: str, owned: Owned, **fields: Any) -> Any:
         """As a member does that has lost an answer."""
-        told = {"rebalance_timeout_ms": 10_000, "subscribed_topic_names": list(topics), "server_assignor": "range"}
+        told = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": list(topics), "server_assignor": "range"}
         return self.says(**told | {"topic_partitions": self.rows(owned)} | fields)
 
     def leaves(self, epoch: int = -1) -> Any:
@@ -312,7 +315,7 @@ class ClassicMember:
     def joins(self, version: int = 9, **fields: Any) -> Any:
         kind = JoinGroupRequest.JoinGroupRequestProtocol
         rows = [kind(name=name.replace("_", "-"), metadata=metadata) for name, metadata in self.protocols.items()]
-        values = {"session_timeout_ms": 30_000, "rebalance_timeout_ms": 10_000, "protocol_type": "consumer", "reason": None} | fields
+        values = {"session_timeout_ms": 30_000, "rebalance_timeout_ms": 60_000, "protocol_type": "consumer", "reason": None} | fields
         request = JoinGroupRequest(group_id=self.group, member_id=self.id, group_instance_id=self.instance, protocols=rows, **values)
         reply = self._side.asks(request, JoinGroupResponse, version)
         if reply.error_code == MEMBER_ID_REQUIRED:
@@ -375,11 +378,12 @@ def unlike(ours: Any, theirs: Any, place: str = "") -> list[str]:
 
 
 def wait_for_coordinator(peer: Peer) -> None:
-    """Kafka makes the topic that it keeps groups in when it is first asked for a coordinator, and takes its time to read it."""
+    """Kafka creates the topic of its groups when it is first asked for a coordinator, and then loads its partitions one by one."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         found = peer.asks(FindCoordinatorRequest(key="g", key_type=0), FindCoordinatorResponse, 1)
-        if not found.error_code and not peer.asks(ListGroupsRequest(states_filter=[], types_filter=[]), ListGroupsResponse, 5).error_code:
+        asked = DescribeGroupsRequest(groups=list(IN_EACH_PARTITION), include_authorized_operations=False)
+        if not found.error_code and not any(one.error_code for one in peer.asks(asked, DescribeGroupsResponse, 5).groups):
             return
         time.sleep(0.2)
     raise AssertionError("there is no coordinator")

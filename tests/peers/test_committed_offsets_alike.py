@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,16 +18,13 @@ from kafka.protocol.consumer.group import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 
+from tests.peers.consumer_groups import wait_for_coordinator
 from tests.peers.gateway import Peer
 from tests.peers.groups import makes_topic
 from tests.peers.sides import side_by_side
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(400), pytest.mark.xdist_group("committed offsets")]
-
-SECONDS = 60.0
-COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, LOADING = 15, 16, 14
 
 #: The newest versions that 3.9.2 knows.
 COMMITS, FETCHES = range(1, 10), range(1, 10)
@@ -97,27 +93,13 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, s
 def both(addresses: tuple[str, str]) -> Iterator[Both]:
     with _peer(addresses[0]) as ours, _peer(addresses[1]) as theirs:
         for peer in (ours, theirs):
-            _wait_for_coordinator(peer)
+            wait_for_coordinator(peer)
         yield Both(ours, theirs)
 
 
 def _peer(address: str) -> Peer:
     host, _, port = address.partition(":")
     return Peer((host, int(port)))
-
-
-def _wait_for_coordinator(peer: Peer) -> None:
-    """Kafka makes the topic that it keeps offsets in when it is first asked for a coordinator, and takes its time to read it."""
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        found = peer.asks(FindCoordinatorRequest(key="g", key_type=0), FindCoordinatorResponse, 1)
-        if not found.error_code:
-            asked = [Fetch(name="orders", partition_indexes=[0])]
-            reply = peer.asks(OffsetFetchRequest(group_id="g", topics=asked, require_stable=False), OffsetFetchResponse, 7)
-            if reply.error_code not in (COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, LOADING):
-                return
-        time.sleep(0.2)
-    raise AssertionError("there is no coordinator")
 
 
 @pytest.mark.parametrize("version", COMMITS)

@@ -27,8 +27,8 @@ from kafka.protocol.consumer.group import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 
+from tests.peers.consumer_groups import wait_for_coordinator
 from tests.peers.gateway import Peer, framed
 from tests.peers.sides import side_by_side
 
@@ -140,23 +140,10 @@ def play(addresses: tuple[str, str], scene: Callable[[Side], None]) -> None:
     with ExitStack() as stack:
         ours, theirs = (Side(address, stack) for address in addresses)
         for side in (ours, theirs):
-            _wait_for_coordinator(side.peer)
+            wait_for_coordinator(side.peer)
             scene(side)
         for our, their in zip(ours.answers, theirs.answers, strict=True):
             assert our == their
-
-
-def _wait_for_coordinator(peer: Peer) -> None:
-    """Kafka makes the topic that it keeps groups in when it is first asked for a coordinator, and takes its time to read it."""
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        found = peer.asks(FindCoordinatorRequest(key="g", key_type=0), FindCoordinatorResponse, 1)
-        if not found.error_code and not peer.asks(ListGroupsRequest(states_filter=[], types_filter=[]), ListGroupsResponse, 5).error_code:
-            reply = peer.asks(leave(("m", None), group="nobody's"), LeaveGroupResponse, 3)
-            if not reply.error_code:
-                return
-        time.sleep(0.2)
-    raise AssertionError("there is no coordinator")
 
 
 def test_who_is_unknown_is_told_so_alike(addresses: tuple[str, str]) -> None:
