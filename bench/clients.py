@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from kafka.admin import KafkaAdminClient
 
+from tests.peers import jvm
 from tests.peers.cache import cached, command, fingerprint, maven_jars
 from tests.peers.kafka import TOOLS, VERSION, java
 
@@ -111,7 +112,7 @@ def _own_program(name: str, client: str) -> list[str]:
         command(["javac", "-nowarn", "-cp", f"{jars}/*", "-d", str(folder), str(source)])
 
     classes = cached(f"bench/{fingerprint((client, source.read_bytes()))}", build)
-    return ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{classes}:{jars}/*", name]
+    return jvm.argv([classes, f"{jars}/*"], name, flags=["-Xmx512m", *jvm.SERIAL])
 
 
 def run(argv: Sequence[str], records: int, printed: Callable[[str], None] = lambda line: None) -> str:

@@ -27,13 +27,18 @@ NEEDED = {
     "spark.sql.codegen.hugeMethodLimit": "8000",
 }
 
+#: Without it, Java warns on stdout when a process of another container that shares /tmp has the same id.
+#: Spark's launcher script reads that output as a command line.
+NO_PERFORMANCE_FILE = "-XX:-UsePerfData"
+_LOG4J = Path(__file__).with_name("log4j2.properties").as_uri()
+
 #: On one machine: no page, no bar of Spark's own, nothing on the network.
 LOCAL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
+    "spark.driver.extraJavaOptions": f"{NO_PERFORMANCE_FILE} -Dlog4j2.configurationFile={_LOG4J}",
 }
 
 
@@ -51,6 +56,7 @@ def open_session(master: str | None, memory: str | None = None, launch: Launch |
         if master.startswith("local"):
             # Else it looks for an address of this machine, and warns of what it finds.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            os.environ.setdefault("SPARK_LAUNCHER_OPTS", NO_PERFORMANCE_FILE)
             # Spark's 200 are for a cluster; here most of the time would go into parts with nothing in them.
             settings |= LOCAL | {"spark.sql.shuffle.partitions": str(max(4, 2 * _cores(master)))}
         if memory is not None:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.peers import jvm
 from tests.peers.cache import CannotInstall, cached, command, fingerprint, maven_jars
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def _java(client: Client) -> list[str]:
 
     classes = cached(_place(client), build)
     # Client, serial and small: dozens of these start in a test run and live for a second.
-    flags = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
-    return ["java", *flags, "-cp", f"{classes}:{jars}/*", "Driver"]
+    flags = ["-Xmx256m", *jvm.CLIENT, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+    return jvm.argv([classes, f"{jars}/*"], "Driver", flags=flags)
 
 
 def _python(client: Client) -> list[str]:

@@ -23,7 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.peers.cache import TAIL_CHARACTERS, CannotInstall, maven_jars
+from tests.peers import jvm
+from tests.peers.cache import TAIL_CHARACTERS, maven_jars
+from tests.peers.jvm import SERIAL
 
 VERSION = "3.9.2"
 #: The one that is asked about what came after 3.9.
@@ -36,8 +38,6 @@ START_ATTEMPTS = 3
 #: Below those that systems give to outgoing connections (net.ipv4.ip_local_port_range).
 SERVERS_PORTS = range(20_000, 32_768)
 
-#: JVM flags of short-lived or small processes on few cores, where parallel collectors would fight over them.
-SERIAL = ("-XX:+UseSerialGC",)
 #: Those with which Kafka's own scripts start a broker: KAFKA_JVM_PERFORMANCE_OPTS of kafka-run-class.sh (3.9).
 G1 = (
     "-server",
@@ -84,10 +84,8 @@ def java(
     main: str, *arguments: str, version: str = VERSION, heap: str = "-Xmx256m", collector: Sequence[str] = SERIAL, log_level: str = "WARN"
 ) -> list[str]:
     """The argv of a main class from the broker's jars, logging to stderr."""
-    if not shutil.which("java"):
-        raise CannotInstall("`java` is not on this machine: Kafka needs a JDK of version 17 or later")
     flags = [heap, *collector, "-Djava.awt.headless=true", *_logging(version, log_level)]
-    return ["java", *flags, "-cp", f"{jars(version)}/*", main, *arguments]
+    return jvm.argv([f"{jars(version)}/*"], main, *arguments, flags=flags)
 
 
 def tool(name: str, bootstrap: str, *arguments: str, check: bool = True) -> str:

@@ -21,11 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
 from tests.legacy_clients.brokers import are_required
+from tests.peers import jvm
 from tests.peers.cache import TAIL_CHARACTERS, CannotInstall, cached, command
 from tests.peers.kafka import BrokerFailed, free_ports
 from tests.peers.tenant import AdminFailed, Tenant, rest
@@ -154,6 +155,10 @@ class Pulsar:
     def _launch(self) -> None:
         with (self._folder / "broker.log").open("ab") as output:
             self._process = subprocess.Popen(self._argv(), env=self._environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
+        assert self._process
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
@@ -183,17 +188,26 @@ class Pulsar:
         if self._process is None:
             return
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            suspend(self._process)
             self._process.kill()
         self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay, nobody answers."""
-        os.kill(self.pid, signal.SIGSTOP)
+        """SIGSTOP: connections stay, nobody answers. It stands still when this returns."""
+        assert self._process
+        suspend(self._process)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
+
+    def serve(self) -> None:
+        """Start it or resume it if it is killed or paused, and wait until clients are served."""
+        assert self._process
+        if self._process.poll() is not None:
+            self.launch()
+            return
+        self.resume()
+        self._wait_until_ready()
 
     def end(self) -> None:
         """SIGTERM, SIGKILL when that does not help in time; the data stays."""
@@ -247,7 +261,7 @@ class Pulsar:
             "PULSAR_LOG_DIR": str(self._folder),
             # Small, and without the collector of its scripts, whose threads would fight over few cores.
             "PULSAR_MEM": f"-Xms64m -Xmx{self._memory} -XX:MaxDirectMemorySize={self._memory}",
-            "PULSAR_GC": "-XX:+UseSerialGC",
+            "PULSAR_GC": " ".join([*jvm.QUIET, *jvm.SERIAL]),
             "PULSAR_GC_LOG": " ",
         }
 
@@ -259,6 +273,18 @@ class Pulsar:
         except OSError:
             return False
         return (health, default) == (200, 200)
+
+
+def suspend(process: subprocess.Popen[Any]) -> None:
+    """SIGSTOP; returns when all threads of the process are stopped, or when it has ended.
+
+    The kernel delivers the signal some time after `kill` has returned: until then the process
+    still answers. The state is left for the next who waits for it (WNOWAIT), since a process that
+    is already stopped does not report a second stop.
+    """
+    process.send_signal(signal.SIGSTOP)
+    if process.returncode is None:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
 
 def with_settings(conf: str, settings: Mapping[str, str]) -> str:

@@ -19,6 +19,7 @@ import kafka
 import pytest
 
 from tests.legacy_clients.brokers import are_required
+from tests.peers import jvm
 from tests.peers.cache import CannotInstall, maven_jars
 from tests.peers.gateway import Gateway, Stopwatch, gateway
 from tests.peers.kafka import free_ports
@@ -57,7 +58,7 @@ def java(version: str, **config: str) -> Client:
     def argv() -> list[str]:
         jars = maven_jars((f"org.apache.kafka:kafka-clients:{version}", "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36"))
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
-        return ["java", "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", quiet, "-cp", f"{jars}/*", str(PROGRAMS / "Member.java")]
+        return jvm.argv([f"{jars}/*"], PROGRAMS / "Member.java", flags=["-Xmx128m", *jvm.CLIENT, quiet])
 
     return Client(argv, _named(config))
 

@@ -13,6 +13,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, Ne
 from kafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from tests.legacy_clients.brokers import are_required
+from tests.peers import jvm
 from tests.peers.cache import CannotInstall, cached, command, maven_jars
 from tests.peers.sides import PROGRAMS, Printed, Sides, side_by_side
 
@@ -31,7 +32,7 @@ def java(program: str, clients: str) -> list[str]:
     """The argv of a program in one file, with kafka-clients of that version."""
     jars = maven_jars((f"org.apache.kafka:kafka-clients:{clients}", "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36"))
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
-    return ["java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", quiet, "-cp", f"{jars}/*", str(PROGRAMS / program), "{}"]
+    return jvm.argv([f"{jars}/*"], PROGRAMS / program, "{}", flags=["-Xmx256m", *jvm.CLIENT, quiet])
 
 
 def installed(argv: Callable[[], Sequence[str]]) -> list[str]:
@@ -43,10 +44,10 @@ def installed(argv: Callable[[], Sequence[str]]) -> list[str]:
 
 
 def agree(ours: Printed, theirs: Printed) -> None:
-    assert theirs.code == 0, theirs.output
+    assert theirs.code == 0, theirs.output + theirs.errors
     differences = list(difflib.unified_diff(theirs.output.splitlines(), ours.output.splitlines(), "Kafka", "gateway", n=0))
     assert not differences, "\n".join(differences)
-    assert ours.code == 0
+    assert ours.code == 0, ours.errors
 
 
 @pytest.mark.parametrize("clients", ["0.11.0.3", "2.8.2"])
@@ -104,8 +105,8 @@ def test_kcat_lists_the_same_cluster(sides: Sides) -> None:
         admin = KafkaAdminClient(bootstrap_servers=at)
         admin.create_topics([NewTopic("listed", 3, 1)], wait_for_metadata=True)
         admin.close()
-    ours, theirs = sides.run([str(kcat), "-b", "{}", "-L", "-J", "-t", "listed"])
-    assert (ours.code, theirs.code) == (0, 0)
+    ours, theirs = sides.run([str(kcat), "-b", "{}", "-L", "-m", "120", "-J", "-t", "listed"])
+    assert (ours.code, theirs.code) == (0, 0), ours.errors + theirs.errors
     lists = [json.loads(one.output) for one in (ours, theirs)]
     for one in lists:
         del one["originating_broker"]

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.errors import KafkaError
 from gateway.groups.expressions import Expressions
+from tests.peers import jvm
 from tests.peers.cache import CannotInstall, maven_jars
 
 pytestmark = pytest.mark.peer
@@ -48,8 +49,8 @@ def theirs(expressions: list[str]) -> list[str]:
     except CannotInstall as reason:
         pytest.skip(str(reason))
     lines = "".join(" ".join(word.encode().hex() for word in (expression, *NAMES)) + "\n" for expression in expressions)
-    argv = ["java", "-XX:+UseSerialGC", "-cp", f"{jars}/*", str(PROGRAM)]
-    done = subprocess.run(argv, input=lines, capture_output=True, text=True, timeout=100, check=False)
+    argv = jvm.argv([f"{jars}/*"], PROGRAM)
+    done = subprocess.run(argv, input=lines, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.legacy_clients.clients import table
 from tests.legacy_clients.install import install
+from tests.peers import jvm
 from tests.peers.cache import cached, command, fingerprint, maven_jars
 from tests.peers.chaos.evidence import Commits, Sent, Sightings
 from tests.peers.verifiable import END_SECONDS, TOPIC, Tool
@@ -19,7 +20,7 @@ MEMBER = Path(__file__).parent.parent / "members" / "Member.java"
 REQUEST_MS = 10_000
 SESSION_MS = 10_000
 #: Small and serial: half a dozen of them share two cores with the servers.
-JVM = ("java", "-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+JVM = ("-Xmx96m", *jvm.CLIENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Producing:
         where, settings = self.options
         words = ["--topic", TOPIC, where, bootstrap, settings, str(properties), "--throughput", str(pace)]
         words += ["--value-prefix", self.prefix] if self.prefix else []
-        return [*JVM, "-cp", f"{jars}/*", "org.apache.kafka.tools.VerifiableProducer", *words]
+        return jvm.argv([f"{jars}/*"], "org.apache.kafka.tools.VerifiableProducer", *words, flags=JVM)
 
 
 FOR_EVER = {"retries": str((1 << 31) - 1), "request.timeout.ms": str(REQUEST_MS), "reconnect.backoff.max.ms": "500"}
@@ -101,7 +102,8 @@ def _java(name: str) -> Callable[[], Sequence[str]]:
             command(["javac", "-nowarn", "-d", folder, "-cp", f"{jars}/*", MEMBER])
 
         classes = cached(f"chaos/member-{name}-{fingerprint([MEMBER.read_bytes()])}", build)
-        return [*JVM, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{classes}:{jars}/*", "Member"]
+        flags = [*JVM, "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+        return jvm.argv([classes, f"{jars}/*"], "Member", flags=flags)
 
     return argv
 
