@@ -15,7 +15,7 @@ from tests.storage.lmdb.conftest import Opener
 def run_on_a_small_disk(directory: Path) -> list[str]:
     """What the process on a disk of 4 MiB printed."""
     command = [sys.executable, "-m", "tests.storage.lmdb.full_disk", str(directory), str(4 << 20)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from storage.lmdb.gate import Gate
 
@@ -22,33 +23,33 @@ def test_readers_do_not_wait_for_each_other() -> None:
 
 def test_alone_waits_for_those_inside_and_keeps_out_those_who_come_later() -> None:
     gate, seen = Gate(), []
-    inside, leave, is_alone = threading.Event(), threading.Event(), threading.Event()
+    inside, is_asked, leave = threading.Event(), threading.Event(), threading.Event()
 
     def early() -> None:
         with gate.shared():
             inside.set()
-            leave.wait(10)
+            leave.wait()
             seen.append("early")
 
     def alone() -> None:
-        inside.wait(10)
+        inside.wait()
         with gate.alone():
             seen.append("alone")
-            is_alone.set()
 
     def late() -> None:
-        inside.wait(10)
-        while not gate._alone:
-            pass
+        is_asked.wait()
         with gate.shared():
             seen.append("late")
 
-    threads = [threading.Thread(target=call) for call in (early, alone, late)]
+    threads = [threading.Thread(target=call, daemon=True) for call in (early, alone, late)]
     for thread in threads:
         thread.start()
     while not gate._alone:
-        pass
+        time.sleep(0.001)
+    is_asked.set()
+    # A late reader that is not kept out enters in this time.
+    threads[-1].join(0.1)
     leave.set()
     for thread in threads:
-        thread.join(10)
+        thread.join()
     assert seen == ["early", "alone", "late"]

@@ -52,7 +52,7 @@ def on(environment: Any, slots: list[Slot], call: Callable[[Any], Any]) -> Any:
     return result
 
 
-quiet = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+quiet = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 
 
 @quiet
