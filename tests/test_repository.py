@@ -138,11 +138,14 @@ def test_the_image_runs_as_nobody_of_importance():
 def test_the_image_is_healthy_while_its_first_listener_is_open():
     command = json.loads(re.search(r"^HEALTHCHECK (?:.*\\\n)*.*CMD (.*)$", read("Dockerfile"), re.MULTILINE)[1])
     assert command[0] == "python"
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listeners = f"PLAINTEXT://0.0.0.0:{listening.getsockname()[1]},SSL://0.0.0.0:9093"
+    # Bound from the beginning, so that no other process takes the port while it is closed.
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listeners = f"PLAINTEXT://0.0.0.0:{listener.getsockname()[1]},SSL://0.0.0.0:9093"
         check = [sys.executable, *command[1:]]
+        closed = subprocess.run(check, env={"KOPGATE_LISTENERS": listeners}, capture_output=True, check=False)
+        listener.listen()
         open_ = subprocess.run(check, env={"KOPGATE_LISTENERS": listeners}, check=False)
-    closed = subprocess.run(check, env={"KOPGATE_LISTENERS": listeners}, capture_output=True, check=False)
     assert (open_.returncode, closed.returncode) == (0, 1)
 
 

@@ -108,4 +108,5 @@ def test_every_step_is_made_by_real_clients(monkeypatch: pytest.MonkeyPatch) -> 
     paced = figures[-1]
     assert paced.p50 is not None
     assert paced.p99 is not None
-    assert 0 < paced.p50 <= paced.p99 < 10_000
+    # The producer gives a record up after two minutes (`delivery.timeout.ms`).
+    assert 0 < paced.p50 <= paced.p99 < 120_000

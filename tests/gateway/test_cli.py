@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from click.testing import CliRunner
 
 from gateway import cli
 from gateway.addresses import parse_endpoint, parse_store
+from tests.peers.gateway import STOP_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -176,10 +176,8 @@ def test_a_gateway_says_when_it_is_ready_and_leaves_with_0_on_sigterm(tmp_path):
     try:
         line = process.stdout.readline()
         assert re.fullmatch(rf"ready listeners=PLAINTEXT://127\.0\.0\.1:\d+ store=lmdb:{re.escape(str(tmp_path / 'data'))} node=3\n", line)
-        begun = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-        assert time.monotonic() - begun < 10
+        assert process.wait(STOP_SECONDS) == 0
     finally:
         process.kill()
         process.communicate()
@@ -204,8 +202,6 @@ def test_a_gateway_takes_the_open_files_that_its_connections_need(tmp_path, hard
 
 
 def test_a_wrong_setting_stops_the_process_with_2_and_no_traceback():
-    result = subprocess.run(
-        [sys.executable, "-m", "gateway", "serve", "--node-id", "x"], capture_output=True, text=True, timeout=60, check=False
-    )
+    result = subprocess.run([sys.executable, "-m", "gateway", "serve", "--node-id", "x"], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "kopgate: --node-id: input should be a valid integer, not 'x'\n"

@@ -16,11 +16,15 @@ from hypothesis import strategies as st
 
 from gateway import logs
 
+#: For the writer's thread, which may stand still on a busy machine longer than a process waits for it at its end.
+WRITTEN_SECONDS = 60.0
+
 
 def lines_of(write, **kwargs):
     sink = io.StringIO()
-    with logs.Log(sink, **kwargs):
+    with logs.Log(sink, **kwargs) as log:
         write()
+        log.close(WRITTEN_SECONDS)
     # "\n" alone: splitlines would hide a separator that was not escaped.
     return sink.getvalue().removesuffix("\n").split("\n") if sink.getvalue() else []
 
@@ -170,7 +174,7 @@ class Gate:
 
     def write(self, text):
         self.entered.set()
-        assert self.open.wait(30)
+        assert self.open.wait(WRITTEN_SECONDS)
         self.text += text
 
     def flush(self):
@@ -181,11 +185,12 @@ def test_a_blocked_sink_blocks_nobody_and_what_is_dropped_is_counted_and_told():
     gate = Gate()
     with logs.Log(gate, queue_events=100) as log:
         SESSION.info("first")
-        assert gate.entered.wait(30)
+        assert gate.entered.wait(WRITTEN_SECONDS)
         for i in range(150):
             SESSION.info("n", i=i)
         assert log.dropped == 50
         gate.open.set()
+        log.close(WRITTEN_SECONDS)
     *heard, last = gate.text.splitlines()
     assert len(heard) == 101
     assert 'warning gateway.logs lines dropped count=50 reason="stderr was too slow or closed"' in last
@@ -196,7 +201,7 @@ def test_closing_leaves_a_blocked_sink_behind():
     log = logs.Log(gate, queue_events=100)
     with log:
         SESSION.info("first")
-        assert gate.entered.wait(30)
+        assert gate.entered.wait(WRITTEN_SECONDS)
         log.close(timeout=0.01)
     gate.open.set()
 
@@ -220,6 +225,7 @@ def test_a_sink_whose_reader_has_gone_harms_nobody():
     sink = os.fdopen(writer, "w", buffering=1)
     with logs.Log(sink) as log:
         SESSION.info("n")
+        log.close(WRITTEN_SECONDS)
     assert log.dropped >= 1
     with pytest.raises(BrokenPipeError):
         sink.close()

@@ -16,6 +16,9 @@ from gateway.cli import main
 from gateway.commands.admin import Server, connected, describe, server_of
 from tests.certificates import Authority
 
+#: Seconds. The client tries again until then, many times: an attempt takes milliseconds.
+GIVES_UP_AFTER = "3"
+
 
 def listing(*arguments):
     return CliRunner().invoke(main, ["topics", "list", *arguments])
@@ -52,8 +55,10 @@ def test_an_authority_means_tls(tmp_path):
 
 @pytest.fixture
 def closed_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+    """A port that is bound, so that no other process gets it, and does not listen."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 def test_nobody_there_is_told_at_once(closed_port):
@@ -93,7 +98,7 @@ def answering(answer):
 )
 def test_a_server_of_another_kind_is_told_as_such(answer, arguments, complaint):
     with answering(answer) as server:
-        result = listing("--bootstrap-server", f"127.0.0.1:{server.getsockname()[1]}", "--timeout", "0.5", *arguments)
+        result = listing("--bootstrap-server", f"127.0.0.1:{server.getsockname()[1]}", "--timeout", GIVES_UP_AFTER, *arguments)
         server.shutdown(socket.SHUT_RDWR)
     assert result.exit_code == 1
     assert complaint in result.stderr
@@ -129,7 +134,7 @@ def test_a_certificate_that_nobody_vouches_for_is_told(tmp_path):
                     connection.close()
 
         threading.Thread(target=serve, daemon=True).start()
-        result = listing("--bootstrap-server", f"127.0.0.1:{plain.getsockname()[1]}", "--timeout", "0.5", "--tls")
+        result = listing("--bootstrap-server", f"127.0.0.1:{plain.getsockname()[1]}", "--timeout", GIVES_UP_AFTER, "--tls")
         plain.shutdown(socket.SHUT_RDWR)
     assert result.exit_code == 1
     assert "name its authority with --tls-ca" in result.stderr

@@ -47,7 +47,7 @@ def test_at_a_terminal_it_is_asked_for_twice_and_not_shown(tmp_path):
             while not seen.endswith(prompt):
                 seen += os.read(terminal, 1000)
             os.write(terminal, b"s3cret\n")
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups import expressions
-from gateway.groups.expressions import ALLOWANCE, LOOKED_AT_ANYHOW, MAX_REMEMBERED, Expressions
+from gateway.groups.expressions import ALLOWANCE, ALLOWANCE_PER_NAME, LOOKED_AT_ANYHOW, MAX_REMEMBERED, Expressions
 
 MAX_BYTES = Settings().group_consumer_regex_max_bytes
 NAMES = frozenset({"orders", "orders-eu", "orders.v2", "Orders", "bills", "bill", "a_1"})
@@ -132,11 +132,12 @@ def test_a_machine_that_stood_still_for_a_few_names_has_refused_nobody():
     ],
 )
 def test_no_expression_holds_everybody_up(expression):
-    names = frozenset(("ab" * 125)[number % 40 :] + str(number) for number in range(500))
-    began = time.process_time()
+    names = frozenset(("ab" * 125)[number % 40 :] + str(number) for number in range(5000))
+    began = time.thread_time()
     with suppress(KafkaError):
         Expressions(MAX_BYTES).matching(expression, names)
-    assert time.process_time() - began < 1.0
+    # The first two would take 20 seconds to their end.
+    assert time.thread_time() - began < 10 * (ALLOWANCE + ALLOWANCE_PER_NAME * len(names))
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text("ab.*+?(){}[]|^$\\1,-", max_size=20))
@@ -145,11 +146,10 @@ def test_any_text_is_evaluated_or_refused(text):
         assert Expressions(MAX_BYTES).matching(text, NAMES) <= NAMES
 
 
-def test_ten_thousand_topics_are_looked_at_in_no_time():
+def test_ten_thousand_topics_are_looked_at_within_the_allowance():
+    """An expression that takes longer is refused. This one takes less than a tenth of the allowance."""
     names = frozenset(f"team-{number % 17}.orders.region-{number}" for number in range(10_000))
-    began = time.process_time()
     assert len(Expressions(MAX_BYTES).matching("team-3\\.orders\\..*", names)) == 589
-    assert time.process_time() - began < 0.2
 
 
 def test_ever_new_costly_expressions_have_a_share_of_the_time_and_known_ones_are_looked_at():

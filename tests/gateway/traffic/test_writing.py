@@ -18,6 +18,10 @@ from tests.fakes.broker import ended
 from tests.fakes.traffic import NINE, Hand
 
 LINE = b'{"v":1}\n'
+#: For a disk that works, on a machine that may stand still for some seconds.
+STOP_SECONDS = 60.0
+#: How long a disk hangs for whoever waits for it, and what is far below that: a stop that is given 0.2 seconds.
+HANG_SECONDS, SOON = 300.0, 30.0
 
 
 def writer(folder, opened=begin, *, max_ms=60_000, keep_ms=None, clock=None, start=0, **more):
@@ -35,7 +39,7 @@ def test_a_clean_stop_writes_and_compresses_all_that_waits(tmp_path):
     for number in range(5):
         one.put(b"%d\n" % number, 1)
     one.start()
-    ended(one.stop(10))
+    ended(one.stop(STOP_SECONDS))
     assert lines_of(tmp_path) == b"0\n1\n2\n3\n4\n"
     assert [path.name for path in tmp_path.rglob("*.jsonl*")] == ["0-0-0.jsonl.gz"]
 
@@ -44,11 +48,11 @@ def test_a_file_is_finished_and_compressed_in_time_although_nothing_more_comes(t
     one = writer(tmp_path, max_ms=50)
     one.start()
     one.put(LINE, 1)
-    end = time.monotonic() + 20
+    end = time.monotonic() + STOP_SECONDS
     while not list(tmp_path.rglob("*.gz")) and time.monotonic() < end:
         time.sleep(0.01)
     assert lines_of(tmp_path) == LINE
-    ended(one.stop(10))
+    ended(one.stop(STOP_SECONDS))
 
 
 @pytest.mark.parametrize(("lines", "size", "taken"), [(1, 10, 10), (1, 200, 5), (3, 10, 3)])
@@ -58,7 +62,7 @@ def test_lines_and_bytes_that_wait_are_bounded_and_the_others_are_dropped(tmp_pa
         one.put(b"x" * (size - 1) + b"\n", lines)
     assert one.dropped == (20 - taken) * lines
     one.start()
-    ended(one.stop(10))
+    ended(one.stop(STOP_SECONDS))
     assert len(lines_of(tmp_path)) == taken * size
 
 
@@ -66,7 +70,7 @@ def test_a_disk_that_hangs_holds_up_neither_who_writes_nor_the_end(tmp_path):
     hangs = threading.Event()
 
     def opened(path):
-        hangs.wait(30)
+        hangs.wait(HANG_SECONDS)
         return begin(path)
 
     one = writer(tmp_path, opened)
@@ -75,7 +79,7 @@ def test_a_disk_that_hangs_holds_up_neither_who_writes_nor_the_end(tmp_path):
     for _ in range(1000):
         one.put(LINE, 1)
     ended(one.stop(0.2))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON
     assert one.dropped >= 1000 - 2 * 10
     hangs.set()
 
@@ -85,19 +89,19 @@ def test_what_is_put_while_it_writes_is_written_in_order(tmp_path):
     one.start()
     for number in range(5000):
         one.put(b"%d\n" % number, 1)
-    ended(one.stop(10))
+    ended(one.stop(STOP_SECONDS))
     assert lines_of(tmp_path).split() == [b"%d" % number for number in range(5000)]
 
 
 def test_room_is_free_again_for_what_comes_after_what_was_written(tmp_path):
     one = writer(tmp_path, max_lines=2, max_bytes=2 * len(LINE))
     one.start()
-    end = time.monotonic() + 20
+    end = time.monotonic() + STOP_SECONDS
     for _ in range(20):
         one.put(LINE, 1)
         while one._waiting and time.monotonic() < end:
             time.sleep(0.001)
-    ended(one.stop(10))
+    ended(one.stop(STOP_SECONDS))
     assert (one.dropped, lines_of(tmp_path)) == (0, 20 * LINE)
 
 
@@ -108,7 +112,7 @@ def test_what_an_earlier_process_left_is_compressed_at_the_start(tmp_path):
     file.close()
     one = writer(tmp_path)
     one.start()
-    ended(one.stop(10))
+    ended(one.stop(STOP_SECONDS))
     assert lines_of(tmp_path) == b"1\n2\n3"
 
 
@@ -124,41 +128,43 @@ def test_a_clock_that_jumps_ages_no_file(tmp_path, begins_ms, jump_ms, seconds, 
     before = writer(tmp_path)
     before.start()
     before.put(LINE, 1)
-    ended(before.stop(10))
+    ended(before.stop(STOP_SECONDS))
     clock = Hand()
     clock.jump_ms = begins_ms
     one = writer(tmp_path, clock=clock, keep_ms=7_200_000, start=1)
     clock.jump_ms = jump_ms
     clock.seconds += seconds
     one.start()
-    ended(one.stop(10))
+    ended(one.stop(STOP_SECONDS))
     assert lines_of(tmp_path) == (LINE if is_kept else b"")
 
 
 def test_a_stop_that_cannot_wait_for_the_compression_leaves_the_lines_for_the_next_start(tmp_path, monkeypatch):
-    goes_on = threading.Event()
+    began_to_pack, goes_on = threading.Event(), threading.Event()
     real = files._pack
 
     def packs(source, target, level):
         target.write_bytes(b"half")
-        goes_on.wait(30)
+        began_to_pack.set()
+        goes_on.wait(HANG_SECONDS)
         raise OSError("too late")
 
     with monkeypatch.context() as patched:
         patched.setattr(files, "_pack", packs)
-        one = writer(tmp_path)
+        one = writer(tmp_path, max_ms=50)
         one.start()
         one.put(LINE, 1)
+        assert began_to_pack.wait(STOP_SECONDS)
         began = time.monotonic()
         ended(one.stop(0.2))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOON
         assert [path.read_bytes() for path in tmp_path.rglob("*.jsonl")] == [LINE]
         goes_on.set()
-        one._tidies.join(10)
+        one._tidies.join(STOP_SECONDS)
     assert files._pack is real
     again = writer(tmp_path, start=1)
     again.start()
-    ended(again.stop(10))
+    ended(again.stop(STOP_SECONDS))
     assert lines_of(tmp_path) == LINE
     assert len(list(tmp_path.rglob("*.jsonl*"))) == 1
 
@@ -169,7 +175,7 @@ def test_a_disk_that_hangs_in_the_middle_holds_up_neither_who_writes_nor_the_end
 
     class Hanging(FileIO):
         def hang(self, *arguments):
-            hangs.wait(30)
+            hangs.wait(HANG_SECONDS)
             return getattr(super(), call)(*arguments)
 
     setattr(Hanging, call, Hanging.hang)
@@ -179,9 +185,9 @@ def test_a_disk_that_hangs_in_the_middle_holds_up_neither_who_writes_nor_the_end
     for _ in range(1000):
         one.put(LINE, 1)
     ended(one.stop(0.2))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON
     hangs.set()
-    one._writes.join(10)
+    one._writes.join(STOP_SECONDS)
 
 
 def test_what_another_gateway_leaves_meanwhile_is_compressed_as_well(tmp_path):
@@ -191,7 +197,7 @@ def test_what_another_gateway_leaves_meanwhile_is_compressed_as_well(tmp_path):
     other = next(file for number in range(100) if (file := begin(Folder(tmp_path, 1, 5).place(NINE, number))) is not None)
     other.write(memoryview(LINE))
     other.close()
-    ended(one.stop(10))
+    ended(one.stop(STOP_SECONDS))
     assert lines_of(tmp_path) == LINE
 
 
@@ -209,7 +215,7 @@ def test_files_are_looked_after_on_where_a_folder_vanishes_while_they_are_looked
     monkeypatch.setattr(os, "scandir", after_another)
     one = writer(tmp_path)
     one.start()
-    assert looked.wait(20)
+    assert looked.wait(STOP_SECONDS)
     one.put(LINE, 1)
-    ended(one.stop(10))
+    ended(one.stop(STOP_SECONDS))
     assert lines_of(tmp_path) == LINE
