@@ -293,7 +293,7 @@ def spoiled(draw):
     return bytes(frame[: draw(st.integers(0, len(frame)))])
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(frames=st.lists(st.sampled_from(SENSIBLE) | spoiled() | st.binary(max_size=40), max_size=6))
 def test_whatever_is_said_before_the_log_in_has_one_answer_or_is_hung_up_on(caplog, frames):
     caplog.clear()

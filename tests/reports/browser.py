@@ -66,6 +66,7 @@ class Browser:
         self._read = b""
         self._tab = ""
         self._session = ""
+        self._loaded: set[str] = set()
         self.requested: list[str] = []
         self.said: list[str] = []
 
@@ -78,12 +79,14 @@ class Browser:
         self.requested, self.said = [], []
         for domain in ("Page", "Network", "Log", "Runtime"):
             self._ask(f"{domain}.enable")
+        self._ask("Page.setLifecycleEventsEnabled", enabled=True)
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=medium == "telephone")
         # Emulated, the screen would be that of what is printed, too.
         self._ask("Emulation.setEmulatedMedia", media="print" if medium == "print" else "")
-        self._ask("Page.navigate", url=page.resolve().as_uri())
-        while self._next()["method"] != "Page.loadEventFired":
-            pass
+        navigated = self._ask("Page.navigate", url=page.resolve().as_uri())
+        # The load event of the empty page may come as late as here, and that of this page before the answer.
+        while navigated["loaderId"] not in self._loaded:
+            self._next()
 
     def evaluate(self, expression: str) -> Any:
         """What a script says of the page; the page's own policy does not hold for it."""
@@ -124,11 +127,15 @@ class Browser:
             self._read += piece
         line, _, self._read = self._read.partition(b"\0")
         message = json.loads(line)
-        self._note(message.get("method", ""), message.get("params", {}))
+        # Of a tab that was closed there may still be some.
+        if message.get("sessionId") == self._session:
+            self._note(message.get("method", ""), message.get("params", {}))
         return {"method": "", **message}
 
     def _note(self, method: str, of: dict[str, Any]) -> None:
-        if method == "Network.requestWillBeSent":
+        if method == "Page.lifecycleEvent" and of["name"] == "load":
+            self._loaded.add(of["loaderId"])
+        elif method == "Network.requestWillBeSent":
             self.requested.append(of["request"]["url"])
         elif method == "Log.entryAdded":
             self.said.append(of["entry"]["text"])

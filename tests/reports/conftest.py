@@ -9,10 +9,11 @@ import shutil
 import pytest
 
 from tests.legacy_clients.brokers import are_required
+from tests.peers import jvm
 from tests.reports.browser import browser, find
 
 #: A Java that lives for minutes has no use for its second compiler, nor for threads that collect garbage.
-FOR_SHORT_LIVES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+FOR_SHORT_LIVES = " ".join((*jvm.QUIET, *jvm.CLIENT))
 
 #: Tables of some rows: what takes time is to plan a query and to compile it, not to run it. The tests of the command have none of these settings.
 FOR_SMALL_TABLES = {

@@ -11,7 +11,7 @@ from reports.page import page
 from tests.reports import made_up
 from tests.reports.browser import CUT, MEDIA, SCREEN, TELEPHONE
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.peer
 
 LONG = "a-very-long-name-" * 30 + "{}"
 REPORTS = {
