@@ -81,6 +81,7 @@ class Gateway:
         # What is known of a process is there until somebody asked for its code.
         while os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             assert time.monotonic() < deadline, "\n".join(self.lines())
+            watch.note()
             time.sleep(0.01)
         seconds = watch.seconds()
         return self.process.wait(), seconds
@@ -252,24 +253,34 @@ class Served(Protocol):
 
 
 class Stopwatch:
-    """Seconds from its making on, without those that the gateway's threads or the one that asks stood in line for a processor: what others on the
-    machine take is not its doing. What it works itself counts in any case, and so does all that it waits for.
+    """Seconds since it was created, without the time that threads of the gateway or of the tests were
+    ready to run and waited for a processor, which other processes cause.
+
+    The gateway's own processor time always counts, and so does everything that it waits for, such as
+    timers, disks and locks.
     """
 
     def __init__(self, server: Served) -> None:
         self._process = Path(f"/proc/{server.process.pid}")
-        self._began = time.monotonic(), had(self._process), stood_in_line(self._process), in_line(ASKER)
+        self._stood: dict[str, float] = {}
+        self.note()
+        self._began = time.monotonic(), had(self._process), {**self._stood}
+
+    def note(self) -> None:
+        """Look how long each thread has waited for a processor; of a thread that ended, the last look counts."""
+        self._stood |= stood_in_line(TESTS) | stood_in_line(self._process)
 
     def seconds(self) -> float:
-        began, had_then, stood, asker_stood = self._began
+        began, had_then, stood = self._began
         took = time.monotonic() - began
-        # Threads stand in line side by side: the one that stood there longest is all that is let off.
-        let_off = max(seconds - stood.get(thread, 0.0) for thread, seconds in stood_in_line(self._process).items())
-        let_off += in_line(ASKER) - asker_stood
+        self.note()
+        # The sum over all threads: they hand work to each other, or hold what another one waits for
+        # (a lock, Python's GIL), so that their delays follow one another.
+        let_off = sum(seconds - stood.get(thread, 0.0) for thread, seconds in self._stood.items())
         return max(took - let_off, min(took, had(self._process) - had_then))
 
 
-ASKER = Path("/proc/thread-self")
+TESTS = Path("/proc/self")
 
 
 def had(process: Path) -> float:
