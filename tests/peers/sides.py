@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,10 @@ from tests.legacy_clients.brokers import are_required, gateway, reference
 from tests.peers.cache import CannotInstall
 from tests.peers.kafka import TOOLS, VERSION, java
 
-COMMAND_SECONDS = 200.0
+#: For some twenty tools one after the other; they take half a minute on an idle machine.
+COMMAND_SECONDS = 360.0
+#: Of kafka-consumer-groups, which by default waits no longer than five seconds for all that it asks.
+TOOL_TIMEOUT_MS = 120_000
 
 #: What the reference broker is set to, too: its id, that it keeps records for ever, and that groups that were empty wait for nobody.
 ALIKE = ("--node-id", "1", "--set", "log_retention_ms=-1", "--set", "group_initial_rebalance_delay_ms=0")
@@ -36,6 +39,8 @@ class Printed:
 
     code: int
     output: str
+    errors: str = field(default="", compare=False)
+    """Stderr: for people, when something failed. A JVM or librdkafka may write anything there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +67,13 @@ class Sides:
 
 def _parts(printed: Printed, count: int) -> list[Printed]:
     found = _EXIT.split(printed.output)
-    assert (printed.code, len(found)) == (0, 2 * count + 1), printed.output
+    assert (printed.code, len(found)) == (0, 2 * count + 1), printed.output + printed.errors
     return [Printed(int(code), output) for output, code in zip(found[::2], found[1::2], strict=False)]
 
 
 def _run(argv: Sequence[str]) -> Printed:
-    done = subprocess.run(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=COMMAND_SECONDS, check=False
-    )
-    return Printed(done.returncode, _unmarked(done.stdout))
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    return Printed(done.returncode, _unmarked(done.stdout), done.stderr)
 
 
 def _unmarked(text: str) -> str:

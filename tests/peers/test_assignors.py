@@ -87,7 +87,7 @@ def kafka_s() -> Answers:
         pytest.skip(str(reason))
     asked = [(question, group) for seed, question in enumerate(QUESTIONS) for group in groups(seed, are_alike=question[1])]
     lines = "".join(f"{line(assignor, group)}\n" for (assignor, _), group in asked)
-    done = subprocess.run(argv, input=lines, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(argv, input=lines, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     answers: Answers = {question: [] for question in QUESTIONS}
     for (question, group), answer in zip(asked, done.stdout.splitlines(), strict=True):

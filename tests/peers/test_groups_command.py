@@ -154,7 +154,7 @@ def test_a_new_group_is_given_a_place_to_begin(server: str) -> None:
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_what_cannot_be_reset_is_told(server: str, arguments: list[str], complaint: str) -> None:
-    if "refused" not in CliRunner().invoke(main, ["topics", "list", "--bootstrap-server", server]).stdout:
+    if "refused" not in CliRunner().invoke(main, ["topics", "list", "--bootstrap-server", server, "--timeout", "60"]).stdout:
         makes_topic(server, "refused", 1)
     result = groups(server, "reset-offsets", "refused-app", *arguments, "--execute")
     assert (result.stdout, result.exit_code) == ("", 1)

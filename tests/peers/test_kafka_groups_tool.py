@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.peers import groups
-from tests.peers.sides import Command, Printed, Sides, side_by_side
+from tests.peers.sides import TOOL_TIMEOUT_MS, Command, Printed, Sides, side_by_side
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("kafka groups tool")]  # one pair of brokers for all of them
 
@@ -40,7 +40,7 @@ def members(sides: Sides, group: str, topic: str, *names: str) -> Iterator[None]
 
 
 def tool(*arguments: str) -> Command:
-    return ("kafka-consumer-groups", *arguments)
+    return ("kafka-consumer-groups", "--timeout", str(TOOL_TIMEOUT_MS), *arguments)
 
 
 def same(sides: Sides, *commands: Command, codes: Sequence[int] = ()) -> list[str]:

@@ -14,7 +14,7 @@ from tests.legacy_clients.brokers import are_required, gateway
 from tests.peers import groups
 from tests.peers.cache import CannotInstall
 from tests.peers.kafka import MODERN, VERSION, Kafka
-from tests.peers.sides import ALIKE, Command, Printed, Sides
+from tests.peers.sides import ALIKE, TOOL_TIMEOUT_MS, Command, Printed, Sides
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(400), pytest.mark.xdist_group("kafka groups tool and the consumer protocol")]
 
@@ -67,7 +67,7 @@ def _wait_until_stable(at: str, group: str) -> None:
 
 
 def tool(*arguments: str) -> Command:
-    return ("kafka-consumer-groups", *arguments)
+    return ("kafka-consumer-groups", "--timeout", str(TOOL_TIMEOUT_MS), *arguments)
 
 
 def same(sides: Sides, version: str, *commands: Command, codes: Sequence[int] = ()) -> list[str]:

@@ -32,7 +32,7 @@ def prepare(sides: Sides, name: str, partitions: int, records: int = 0) -> None:
         admin.close()
         producer = KafkaProducer(bootstrap_servers=at, linger_ms=0)
         for number in range(records):
-            producer.send(name, b"value", partition=0, timestamp_ms=1000 * (number + 1)).get(30)
+            producer.send(name, b"value", partition=0, timestamp_ms=1000 * (number + 1)).get(120)
         producer.close()
 
 

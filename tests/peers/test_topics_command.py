@@ -43,7 +43,7 @@ def topics(bootstrap, command, *arguments):
 
 def eventually(is_so):
     """Kafka answers a change when it is stored, a moment before all of it knows."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 90
     while not is_so() and time.monotonic() < end:
         time.sleep(0.1)
     assert is_so()

@@ -16,9 +16,9 @@ public class NewAdmin {
         }
     }
 
-    /** Kafka takes a moment until all of it knows of a change: asked again until it does, for ten seconds at the most. */
+    /** Kafka takes a moment until all of it knows of a change: asked again until it does, for a minute at most. */
     static void eventually(String name, String expected, Step step) throws Exception {
-        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(10);
+        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
         String result = "";
         while (System.nanoTime() < deadline) {
             try {
@@ -35,7 +35,9 @@ public class NewAdmin {
     }
 
     public static void main(String[] arguments) throws Exception {
-        Map<String, Object> settings = Map.of("bootstrap.servers", arguments[0]);
+        // A request that is sent again after a timeout would be answered otherwise, for example that the topic exists.
+        Map<String, Object> settings = Map.of(
+            "bootstrap.servers", arguments[0], "request.timeout.ms", "120000", "default.api.timeout.ms", "120000");
         ConfigResource topic = new ConfigResource(ConfigResource.Type.TOPIC, "new");
         TopicPartition first = new TopicPartition("new", 0);
         try (Admin admin = Admin.create(settings)) {

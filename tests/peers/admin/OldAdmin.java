@@ -15,9 +15,9 @@ public class OldAdmin {
         }
     }
 
-    /** Kafka takes a moment until all of it knows of a change: asked again until it does, for ten seconds at the most. */
+    /** Kafka takes a moment until all of it knows of a change: asked again until it does, for a minute at most. */
     static void eventually(String name, String expected, Step step) throws Exception {
-        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(10);
+        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
         String result = "";
         while (System.nanoTime() < deadline) {
             try {

@@ -15,9 +15,11 @@ from confluent_kafka.admin import (
     OffsetSpec,
 )
 
+SECONDS = 120
+
 # Old applications use what is deprecated.
 warnings.simplefilter("ignore")
-admin = AdminClient({"bootstrap.servers": sys.argv[1]})
+admin = AdminClient({"bootstrap.servers": sys.argv[1], "socket.timeout.ms": 1000 * SECONDS})
 topic = ConfigResource(ConfigResource.Type.TOPIC, "librd")
 first = TopicPartition("librd", 0)
 
@@ -25,18 +27,18 @@ first = TopicPartition("librd", 0)
 def step(name, futures, show=lambda result: result):
     for future in futures.values():
         try:
-            print(name, show(future.result(30)))
+            print(name, show(future.result(SECONDS)))
         except KafkaException as failed:
             print(name, failed.args[0].name(), failed.args[0].str())
 
 
 def config(*names, expected):
-    """Kafka takes a moment until all of it knows of a change: asked again until it does, for ten seconds at the most."""
-    deadline = time.monotonic() + 10
+    """Kafka takes a moment until all of it knows of a change: asked again until it does, for a minute at most."""
+    deadline = time.monotonic() + 60
     while True:
         (future,) = admin.describe_configs([topic]).values()
         try:
-            configs = future.result(30)
+            configs = future.result(SECONDS)
             found = [(configs[name].value, configs[name].source) for name in names]
         except KafkaException as failed:
             found = failed.args[0].name()
@@ -49,7 +51,7 @@ def config(*names, expected):
 step("create", admin.create_topics([NewTopic("librd", 3, 1, config={"retention.ms": "5000"})]))
 step("again", admin.create_topics([NewTopic("librd", 3, 1)]))
 config("retention.ms", expected="5000")
-print("list", sorted(name for name in admin.list_topics(timeout=30).topics if name == "librd"))
+print("list", sorted(name for name in admin.list_topics(timeout=SECONDS).topics if name == "librd"))
 append = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.APPEND)
 step("append", admin.incremental_alter_configs([ConfigResource(ConfigResource.Type.TOPIC, "librd", incremental_configs=[append])]))
 step("replace", admin.alter_configs([ConfigResource(ConfigResource.Type.TOPIC, "librd", set_config={"max.message.bytes": "2000"})]))
