@@ -14,11 +14,11 @@ Row = dict[str, Any]
 
 
 def lines_of(folder: Path) -> list[bytes]:
-    """All lines, file by file; the last one of a file may be half a line. A file may be finished while it is looked at."""
+    """All lines, file by file; the last one of a file may be half a line. A file may be finished, and a folder deleted, while it is looked at."""
     while True:
-        files = sorted(path for path in folder.rglob("*.jsonl*") if not path.name.endswith(".part"))
-        names = {path.with_suffix("") if path.suffix == ".gz" else path: path for path in files}
         try:
+            files = sorted(path for path in folder.rglob("*.jsonl*") if not path.name.endswith(".part"))
+            names = {path.with_suffix("") if path.suffix == ".gz" else path: path for path in files}
             return [line for path in names.values() for line in _read(path).split(b"\n") if line]
         except FileNotFoundError:
             continue
@@ -34,7 +34,7 @@ def rows_of(folder: Path) -> list[Row]:
     return sorted(rows, key=lambda row: (row["connection"].split("-")[1], row["sequence"]))
 
 
-def waits_for(folder: Path, wanted: Callable[[Row], bool], seconds: float = 60.0) -> list[Row]:
+def waits_for(folder: Path, wanted: Callable[[Row], bool], seconds: float = 240.0) -> list[Row]:
     """The rows that are wanted, once there is one; an empty list after so long."""
     end = time.monotonic() + seconds
     while True:
