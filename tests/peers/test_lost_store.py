@@ -20,7 +20,7 @@ def test_a_gateway_that_lost_its_store_ends_with_code_1_and_says_why(how: str) -
             assert process.stdout is not None
             port = int(re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())[1])
             with socket.create_connection(("127.0.0.1", port), timeout=60):
-                _, told = process.communicate("lose it\n", timeout=60)
+                _, told = process.communicate("lose it\n", timeout=240)
         finally:
             process.kill()
     assert process.returncode == 1
