@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pulsar
 import pytest
@@ -30,6 +31,16 @@ def impatient(address: str) -> PulsarSettings:
     return PulsarSettings(f"pulsar://{address}", f"http://{address}", operation_timeout_seconds=1, close_timeout_seconds=2)
 
 
+def patient(address: str) -> PulsarSettings:
+    """What waits for a broker waits for an hour."""
+    return replace(impatient(address), operation_timeout_seconds=3600, connection_timeout_seconds=3600)
+
+
+def soon(coroutine: Coroutine[Any, Any, None]) -> Deferred[None]:
+    """Fails where it waits for a broker; a busy machine needs far less."""
+    return Deferred.fromCoroutine(coroutine).addTimeout(60, reactor)
+
+
 @pytest.mark.parametrize(
     ("error", "meaning"),
     [
@@ -51,11 +62,9 @@ def test_an_error_of_the_library_is_one_of_the_store(error, meaning):
 
 @ensureDeferred
 async def test_opening_waits_for_no_broker(silent_address):
-    session = Session(impatient(silent_address), reactor)
-    began = time.monotonic()
-    await session.open()
-    assert time.monotonic() - began < 1
-    await session.close()
+    session = Session(patient(silent_address), reactor)
+    await soon(session.open())
+    await soon(session.close())
 
 
 @ensureDeferred
@@ -69,7 +78,7 @@ async def test_what_a_silent_broker_is_asked_for_fails_in_time(silent_address):
 
 @ensureDeferred
 async def test_closing_waits_for_nothing_that_is_under_way(silent_address):
-    session = Session(impatient(silent_address), reactor)
+    session = Session(patient(silent_address), reactor)
     await session.open()
     begun: Deferred[None] = Deferred()
 
@@ -80,10 +89,8 @@ async def test_closing_waits_for_nothing_that_is_under_way(silent_address):
     asked = session.run(ask)
     asked.addErrback(lambda failure: failure.trap(StorageError))
     await begun
-    began = time.monotonic()
-    await session.close()
-    assert time.monotonic() - began < 2 * 2 + 1
-    await asked
+    await soon(session.close())
+    await asked.addTimeout(60, reactor)
 
 
 @ensureDeferred

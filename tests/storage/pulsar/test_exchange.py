@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,11 @@ def admins() -> Iterator[Callable[..., Admin]]:
         settle(admin.close())
 
 
+def in_haste(admin: Admin, seconds: float) -> None:
+    """Its calls end after so long; a connection may take as long as before."""
+    admin._settings = replace(admin._settings, admin_timeout_seconds=seconds)
+
+
 def sends_to(location: str) -> Answer:
     def answer(request: Request) -> bytes:
         request.setResponseCode(307)
@@ -121,8 +127,10 @@ async def test_brokers_that_send_a_call_round_and_round_are_not_followed_for_eve
 @ensureDeferred
 async def test_an_answer_that_never_comes_is_given_up_at_the_deadline(server: Server, admins: Callable[..., Admin]) -> None:
     server.answer = lambda _: NOT_DONE_YET
+    admin = admins(server.url)
+    in_haste(admin, 0.05)
     with pytest.raises(StorageFailed, match=r"GET /clusters: no answer .* within 0\.05 s \(admin_timeout_seconds\)"):
-        await admins(server.url, admin_timeout_seconds=0.05).get("/clusters")
+        await admin.get("/clusters")
 
 
 @ensureDeferred
@@ -132,7 +140,8 @@ async def test_an_answer_that_never_ends_is_given_up_at_the_deadline(server: Ser
         return NOT_DONE_YET
 
     server.answer = begins
-    admin = admins(server.url, admin_timeout_seconds=0.1, admin_connections=1)
+    admin = admins(server.url, admin_connections=1)
+    in_haste(admin, 0.1)
     for _ in range(2):  # the first has given back its turn
         with pytest.raises(StorageFailed, match="no answer"):
             await admin.get("/clusters")
