@@ -27,7 +27,7 @@ from tests.peers.gateway import Gateway, gateway
 from tests.peers.kafka import free_ports
 from tests.peers.verifiable import GROUP, TOPIC, Consumer, Producer, Tool
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
 #: What KafkaProducer says to whoever sends while it is closed by another thread.
 CLOSING = re.compile("producer has been closed|Producer closed while send in progress")
@@ -36,7 +36,7 @@ PARTITIONS = 4
 #: So many answers each producer must have before the next blow.
 ANSWERS = 300
 #: For everything that is waited for; a JVM on a busy machine starts in seconds.
-SECONDS = 90.0
+SECONDS = 180.0
 #: Beyond all restarts: whoever joins again did so without need.
 PATIENT_MS = 60_000
 #: Kafka's shortest. Who left just before a kill may be in its group again, and the others wait for it so long.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from abc import ABC, abstractmethod
@@ -16,7 +17,7 @@ TOPIC, GROUP = "load", "readers"
 #: Records a second of each producer: so many that some are under way at every moment, so few that JVMs on two cores keep up.
 PACE = 300
 #: For a JVM that ends; one that is owed answers waits for them.
-END_SECONDS = 90.0
+END_SECONDS = 120.0
 
 Stored = tuple[int, int, str]
 """Partition, offset, value."""
@@ -48,8 +49,11 @@ class Tool(ABC):
         """One of the events that its documentation lists."""
 
     def is_held(self, held: bool) -> None:
-        """Stopped as it stands, or let go on."""
+        """Stop it, which has taken effect in all its threads when this returns, or let it go on."""
         self.process.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
+        if held:
+            # WNOWAIT: a process that has ended instead is left to whoever asks for its exit code.
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def ends(self) -> None:
         """As after ^C: a producer waits for its answers, a member leaves."""
