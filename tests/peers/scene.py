@@ -28,7 +28,7 @@ PROGRAMS = Path(__file__).parent / "members"
 TOPIC, GROUP = "orders", "billing"
 PARTITIONS = [0, 1, 2, 3]
 #: Sessions are 10 s unless a test says otherwise; a Java client on a busy machine starts in a few.
-EVENT_SECONDS = 120.0
+EVENT_SECONDS = 240.0
 #: What the shutdown may take, and what it must not need by the stopwatch.
 SHUTDOWN_MS = 50_000
 DRAIN_SECONDS = 6.0

@@ -16,10 +16,10 @@ from tests.legacy_clients.clients import Record, Span, consume, produce, table
 from tests.peers.cache import CannotInstall
 from tests.peers.kafka import Kafka
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("compaction")]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200), pytest.mark.xdist_group("compaction")]
 
 TOPIC = "table"
-SECONDS = 90.0
+SECONDS = 180.0
 #: With the last record, nothing else fits into the segment that is left alone.
 SEGMENT_BYTES = 1024
 LAST_VALUE = b"." * 930

@@ -16,7 +16,7 @@ from tests.peers.consumer_groups import REBALANCE_IN_PROGRESS, ClassicMember, Me
 from tests.peers.kafka import MODERN, VERSION, Kafka
 from tests.peers.sides import ALIKE
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(400), pytest.mark.xdist_group("consumer protocol alike")]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200), pytest.mark.xdist_group("consumer protocol alike")]
 
 #: Longer than a busy machine takes for any scene but those that wait for its end.
 SESSION_MS = 30_000

@@ -14,7 +14,7 @@ from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchRespons
 
 from tests.peers.scene import GROUP, PARTITIONS, TOPIC, Client, Member, Scene, java, python, scene
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
 #: Beyond whatever happens here: whoever has to join again did so without need.
 PATIENT = "60000"
@@ -141,7 +141,7 @@ def test_members_that_subscribe_by_a_regular_expression_read_a_topic_that_comes_
         here.until_all_is_read(*clients)
         producer = kafka.KafkaProducer(bootstrap_servers=here.bootstrap)
         for topic in ("orders-eu", "bills"):
-            producer.send(topic, topic.encode()).get(30)
+            producer.send(topic, topic.encode()).get(120)
         producer.close()
         here.until(lambda: all("orders-eu" in here.told(group) for group in clients), "the new topic is read")
         for group in clients:

@@ -15,7 +15,11 @@ from tests.peers.cache import CannotInstall
 from tests.peers.groups import commits, committed, makes_topic, members
 from tests.peers.sides import ALIKE
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("groups command")]  # one broker at a time for all of them
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.timeout(1200),
+    pytest.mark.xdist_group("groups command"),
+]  # one broker at a time for all of them
 
 
 @pytest.fixture(scope="module", params=["Kafka", "gateway"])

@@ -50,7 +50,7 @@ from gateway.wire.consumer_groups import (
 from tests.peers.consumer_groups import subscription
 from tests.peers.gateway import MIB, Gateway, Peer, Stopwatch, Witness, framed, gateway
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile groups"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile groups"), pytest.mark.timeout(1200)]
 
 #: What the gateway under test may hold: groups, offsets, requests in flight and what they are taken apart into, the newest batches, and itself. The
 #: allocator keeps what was once used, so this is its highest as well.

@@ -22,7 +22,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslAuthenticateRespons
 from tests.compat.records.building import GZIP, LZ4, SNAPPY, ZSTD, Sample, batch, compress, message
 from tests.peers.gateway import MIB, Witness, fetching, framed, gateway, producing
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile"), pytest.mark.timeout(1200)]
 
 #: What the gateway under test may hold: requests in flight (and an eighth), replies on their way out and beyond them a batch each, two batches
 #: unpacked, its newest batches, and itself with its threads. The allocator keeps what was once used, so this is its highest as well.

@@ -12,7 +12,11 @@ import pytest
 from tests.peers import groups
 from tests.peers.sides import TOOL_TIMEOUT_MS, Command, Printed, Sides, side_by_side
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("kafka groups tool")]  # one pair of brokers for all of them
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.timeout(1200),
+    pytest.mark.xdist_group("kafka groups tool"),
+]  # one pair of brokers for all of them
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
