@@ -131,7 +131,7 @@ def run(company: Sequence[Application], folder: Path, log: Path, told: Told = la
 def _users(company: Sequence[Application], file: Path) -> Path:
     for user in sorted({who.user for who in company if who.user}):
         add = [sys.executable, "-m", "gateway", "users", "add", user, "--file", str(file), "--password-file", "-"]
-        subprocess.run(add, input=PASSWORD + "\n", text=True, check=True, timeout=30, stdout=subprocess.DEVNULL)
+        subprocess.run(add, input=PASSWORD + "\n", text=True, check=True, timeout=120, stdout=subprocess.DEVNULL)
     return file
 
 

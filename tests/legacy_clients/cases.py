@@ -70,7 +70,7 @@ def create_topics(bootstrap: str, names: Sequence[str], partitions: int) -> None
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         wanted = {name: {"num_partitions": partitions, "replication_factor": 1} for name in names}
-        admin.create_topics(wanted, timeout_ms=15_000, wait_for_metadata=True)
+        admin.create_topics(wanted, timeout_ms=120_000, wait_for_metadata=True)
     finally:
         admin.close()
 

@@ -22,11 +22,13 @@ import msgspec
 
 from tests.legacy_clients.install import install
 
+# For all that one run of a driver does; on an idle machine it takes a few seconds.
+TIMEOUT_SECONDS = 180.0
 # What a driver may take beyond its own timeout: a JVM or an old interpreter on a busy machine needs seconds to start.
-GRACE_SECONDS = 60.0
+GRACE_SECONDS = 120.0
 TAIL_CHARACTERS = 3000
-# Longer than a busy machine stands still, and what a member that vanished costs a test.
-SESSION_MS = 10_000
+# Longer than a busy machine stands still: old clients send heartbeats only while they poll.
+SESSION_MS = 30_000
 # What most libraries let a fetch wait is half a second, which a test would pay at the end of each partition.
 FETCH_WAIT_MS = 100
 
@@ -147,7 +149,7 @@ def produce(
     is_idempotent: bool = False,
     linger_ms: int = 5,
     batch_bytes: int = 16384,
-    timeout: float = 60.0,
+    timeout: float = TIMEOUT_SECONDS,
     security: Security = OPEN,
 ) -> list[Acknowledged]:
     """Sends the records with the real client; one answer a record, in their order. Raises DriverFailed unless all are acknowledged."""
@@ -167,7 +169,7 @@ def consume(
     spans: Sequence[Span],
     *,
     fetch_bytes: int | None = None,
-    timeout: float = 60.0,
+    timeout: float = TIMEOUT_SECONDS,
     security: Security = OPEN,
 ) -> list[Record]:
     """Reads exactly the spans, partitions assigned by hand; ordered within a partition. Raises DriverFailed when some do not come."""
@@ -177,7 +179,7 @@ def consume(
 
 
 def consume_in_group(
-    client: Client, bootstrap: str, group: str, topic: str, count: int, *, timeout: float = 60.0, security: Security = OPEN
+    client: Client, bootstrap: str, group: str, topic: str, count: int, *, timeout: float = TIMEOUT_SECONDS, security: Security = OPEN
 ) -> list[Record]:
     """One member's life: it joins, reads `count` records from the commit or the beginning on, commits what follows them, and leaves.
 
@@ -190,7 +192,7 @@ def consume_in_group(
 
 @contextmanager
 def producing(
-    client: Client, bootstrap: str, *arguments: str, timeout: float = 60.0, security: Security = OPEN
+    client: Client, bootstrap: str, *arguments: str, timeout: float = TIMEOUT_SECONDS, security: Security = OPEN
 ) -> Iterator[subprocess.Popen[str]]:
     """A producer under the caller's hand: lines go into `stdin`, acknowledgements are read from `stdout` while it runs.
 
@@ -219,7 +221,7 @@ def run(
     given: str = "",
     *,
     client_id: str = "",
-    timeout: float = 60.0,
+    timeout: float = TIMEOUT_SECONDS,
     security: Security = OPEN,
 ) -> str:
     """What the driver prints. An empty client id is the library's own. Raises DriverFailed unless its exit code is 0, and in time."""

@@ -22,8 +22,8 @@ RECORDS = 10
 #: A member that has committed what there was gets more after so long: libraries heartbeat every three seconds, unless told otherwise.
 HEARTBEAT_SECONDS = 3.6
 LATER_RECORDS = 2
-PATIENCE_SECONDS = 60.0
-RUN_SECONDS = 90.0
+PATIENCE_SECONDS = 120.0
+RUN_SECONDS = 180.0
 
 
 def scenarios_of(client: Client, only: Sequence[str] = ()) -> list[str]:

@@ -78,7 +78,7 @@ def _read(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> lis
     """When not all can be read, topic by topic, so that the failure names those that cannot."""
     spans = [Span(topic, partition, 0, len(written)) for topic, what in topics.items() for partition, written in enumerate(what.partitions)]
     try:
-        return consume(consumer, bootstrap, spans, timeout=60)
+        return consume(consumer, bootstrap, spans, timeout=600)
     except DriverFailed as whole:
         failures = [f"all at once: {whole}"]
         for topic in topics:

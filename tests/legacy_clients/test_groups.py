@@ -17,8 +17,8 @@ from tests.legacy_clients.clients import Client, Record, consume_in_group, produ
 from tests.legacy_clients.install import install
 from tests.legacy_clients.relay import Relay, Versions, relay
 
-# 300 s: the first run on a machine also downloads and builds the clients.
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+# 20 minutes: the first run on a machine also downloads and builds the clients.
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
 CLIENTS = tuple(row.name for row in table().values() if row.groups != "none")
 PARTITIONS = 2

@@ -14,8 +14,8 @@ from tests.legacy_clients.clients import Client, produce, table
 from tests.legacy_clients.install import install
 from tests.legacy_clients.stored import Stored, Written, can_read, misread
 
-# 600 s: the first test waits until all producers are done.
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(600)]
+# Half an hour: the first test waits until all producers are done.
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 PRODUCERS = tuple(row.name for row in table().values() if row.produces)
 CONSUMERS = tuple(row.name for row in table().values() if row.consumes)

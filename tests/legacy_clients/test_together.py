@@ -11,7 +11,7 @@ from tests.legacy_clients.brokers import Broker
 from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client, Record, Span, consume, produce
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
 # Record formats 0, 1 and 2, each from two libraries' worth of codecs that all of the consumers have.
 PRODUCERS = (("kafka-python-1.0.2", "snappy"), ("java-0.10.2.2", "gzip"), ("franz-go-1.22.2", "gzip"))
@@ -28,7 +28,7 @@ def logs(broker: Broker, client: Callable[[str], Client]) -> dict[str, list[Reco
     create_topics(broker.bootstrap, [TOPIC], 1)
     span = [Span(TOPIC, 0, 0, EACH * len(producers))]
     with ThreadPoolExecutor(len(producers) + len(consumers)) as pool:
-        reading = {one.name: pool.submit(consume, one, broker.bootstrap, span, timeout=60) for one in consumers}
+        reading = {one.name: pool.submit(consume, one, broker.bootstrap, span) for one in consumers}
         writing = [pool.submit(produce, one, broker.bootstrap, sent_by(one), codec=codec, batch_bytes=1024) for one, codec in producers]
         for outcome in writing:
             outcome.result()

@@ -15,7 +15,7 @@ from tests.legacy_clients.clients import SESSION_MS, Client, Record, Security, S
 from tests.legacy_clients.test_sasl import USER, users_file
 from tests.peers.traffic import Row, rows_of
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
 RECORDS = 10
 PRODUCE, FETCH, METADATA, API_VERSIONS = "0", "1", "3", "18"
@@ -86,7 +86,7 @@ def ended(watched: Watched, client: Client, *did: int, topic: str | None = None,
         is_of_it = row.get("group") == group if topic is None else row.get("topic") == topic
         return bool(row["kind"] == "usage" and row.get("client_id") == client.name and is_of_it)
 
-    end = time.monotonic() + 60
+    end = time.monotonic() + 180
     while True:
         rows = rows_of(watched.log)
         its = [row for row in rows if client.name in row.get("client_ids", [])]

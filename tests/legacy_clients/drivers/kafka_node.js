@@ -22,7 +22,7 @@ function parse(words) {
 }
 
 function common(options) {
-  const settings = { kafkaHost: options.bootstrap, connectTimeout: 5000, requestTimeout: 1000 * Number(options.timeout) }
+  const settings = { kafkaHost: options.bootstrap, connectTimeout: 1000 * Number(options.timeout), requestTimeout: 1000 * Number(options.timeout) }
   if (options['client-id']) settings.clientId = options['client-id']
   if (options['tls-ca']) settings.sslOptions = { ca: [fs.readFileSync(options['tls-ca'], 'utf8')] }
   if (options['sasl-plain']) {

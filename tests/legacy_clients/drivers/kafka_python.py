@@ -57,6 +57,10 @@ def common(options):
     elif VERSION >= (1, 3):
         # Two seconds by default, for all that comes before the first request.
         settings["api_version_auto_timeout_ms"] = int(float(options["timeout"]) * 1000)
+    else:
+        # The same two seconds, for which there is no setting: node_id, timeout, strict.
+        asks = kafka.client_async.KafkaClient.check_version
+        getattr(asks, "__func__", asks).__defaults__ = (None, float(options["timeout"]), False)
     user, ca = options.get("sasl-plain"), options.get("tls-ca")
     if user or ca:
         settings["security_protocol"] = ("SASL_" if user else "") + ("SSL" if ca else "PLAINTEXT")

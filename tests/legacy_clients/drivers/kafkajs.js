@@ -50,6 +50,9 @@ function parse(words) {
 function connect(options) {
   const settings = {
     brokers: [options.bootstrap],
+    // A second by default, and up to 1.x a second for a log-in, too.
+    connectionTimeout: 60000,
+    authenticationTimeout: 60000,
     logLevel: logLevel.ERROR,
     logCreator: () => entry => process.stderr.write(`${entry.log.message} ${entry.log.error || ''}\n`),
   }
