@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import pulsar as client_library
-from twisted.internet import reactor
+from twisted.internet import reactor, task
 
+from storage.log import StorageFailed
 from storage.pulsar.admin import Admin
 from storage.pulsar.client import Session
 from storage.pulsar.names import path_of
@@ -17,10 +19,21 @@ from storage.pulsar.table import PulsarTable
 from tests.contract.waiting import settle
 from tests.peers.tenant import Tenant
 
+T = TypeVar("T")
+
 #: A compaction takes half a second, two on cores that six others use; one whose messages do not come gives up after 30 (its phase one) or never.
 PATIENCE_SECONDS = 60.0
 #: Of a compaction: in a broker that stands still for 30 s in the midst of one, requests of its own time out, and the compaction fails.
 ATTEMPTS = 3
+
+
+async def until_answered(call: Callable[[], Awaitable[T]]) -> T:
+    """What `call` gives. It is called again while Pulsar does not answer within the time that the store's settings leave it."""
+    while True:
+        try:
+            return await call()
+        except StorageFailed:
+            await task.deferLater(reactor, 0.1)
 
 
 class Tables:

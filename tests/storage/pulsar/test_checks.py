@@ -235,7 +235,7 @@ def roles(guarded: Secured, tmp_path: Path) -> Roles:
             file.write_text(with_token)
         named = {"tenant": "acme", "namespace": "shop", "metadata_tenant": "acme", "metadata_namespace": "meta"}
         own = {"service_url": guarded.tls_service_url, "admin_url": guarded.tls_admin_url, "tls_trust_file": guarded.trust_file, **named}
-        return PulsarSettings(**{**own, "token_file": file if with_token else None, "operation_timeout_seconds": 5, **others})
+        return PulsarSettings(**{**own, "token_file": file if with_token else None, "operation_timeout_seconds": 30, **others})
 
     return come
 

@@ -18,7 +18,7 @@ from storage.log import Fenced, StorageFailed
 from storage.pulsar.table import PulsarTable
 from tests.peers.relay import SEND, SEND_RECEIPT, BrokerRelay
 from tests.peers.tenant import Tenant
-from tests.storage.pulsar.tables import Tables
+from tests.storage.pulsar.tables import Tables, until_answered
 
 pytestmark = pytest.mark.peer
 
@@ -105,7 +105,7 @@ async def test_an_acknowledged_put_stays_whole_and_none_that_failed_comes_after_
         if trouble == "taken":
             taken = await tables.open()
             await process.end()
-            check(lanes, await taken.items())
+            check(lanes, await until_answered(taken.items))
             process = Process(taken, lanes)
             continue
         network.lost = frozenset({SEND} if "puts" in trouble else {SEND_RECEIPT} if trouble == "answers" else ())
@@ -114,7 +114,7 @@ async def test_an_acknowledged_put_stays_whole_and_none_that_failed_comes_after_
             network.drop()
         network.lost = frozenset()
     await process.end()
-    check(lanes, await tables.rows())
+    check(lanes, await until_answered(tables.rows))
     assert all(lane.last > 1 for lane in lanes)
 
 
