@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from storage.pulsar.settings import PulsarSettings
 
-REST_SECONDS = 30.0
+#: An operation that a broker itself gives up after 30 s, on a machine that others keep busy.
+REST_SECONDS = 120.0
 #: What `pulsar standalone` calls its cluster.
 CLUSTER = "standalone"
 

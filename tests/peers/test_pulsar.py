@@ -6,11 +6,12 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.peers.kafka import free_ports
-from tests.peers.pulsar import Pulsar, with_settings
+from tests.peers.pulsar import Pulsar, suspend, with_settings
 from tests.peers.tenant import Tenant, rest
 
 
@@ -19,7 +20,26 @@ def test_a_setting_stands_once_in_the_file_whether_it_was_there_or_not():
     assert conf == "# one=comment\ntwo=2\noneMore=1\none=5\nthree=3\n"
 
 
+def test_all_threads_of_a_process_stand_still_when_it_is_suspended():
+    program = (
+        "import threading; [threading.Thread(target=lambda: [None for _ in iter(int, 1)]).start() for _ in range(20)]; print(flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout.readline()
+            for _ in range(20):
+                suspend(process)
+                suspend(process)
+                stats = [(task / "stat").read_text() for task in Path(f"/proc/{process.pid}/task").iterdir()]
+                assert {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
+                assert len(stats) == 21
+                process.send_signal(signal.SIGCONT)
+        finally:
+            process.kill()
+
+
 @pytest.mark.peer
+@pytest.mark.timeout(1200)
 def test_a_tenant_of_a_shared_broker_starts_empty(pulsar):
     settings = pulsar.settings()
     assert settings.namespace != settings.metadata_namespace
@@ -27,6 +47,7 @@ def test_a_tenant_of_a_shared_broker_starts_empty(pulsar):
 
 
 @pytest.mark.peer
+@pytest.mark.timeout(1200)
 def test_a_broker_keeps_its_data_ports_and_settings_when_it_is_killed_and_started_again():
     with Pulsar.start(backlogQuotaDefaultLimitGB="7") as broker:
         tenant = Tenant.make(broker.service_url, broker.admin_url)
@@ -39,6 +60,7 @@ def test_a_broker_keeps_its_data_ports_and_settings_when_it_is_killed_and_starte
 
 
 @pytest.mark.peer
+@pytest.mark.timeout(1200)
 def test_make_pulsar_says_where_it_is_ends_when_asked_and_finds_its_data_again(tmp_path):
     port, web_port = free_ports(2)
     options = ["--data", str(tmp_path / "data"), "--port", str(port), "--web-port", str(web_port), "--memory", "512m"]
@@ -51,8 +73,8 @@ def test_make_pulsar_says_where_it_is_ends_when_asked_and_finds_its_data_again(t
             assert "kopgate serve --store pulsar://" in lines[2]
             api = f"http://127.0.0.1:{web_port}/admin/v2/persistent/public/default"
             assert rest("GET", f"{api}/partitioned") == (200, topics)
-            rest("PUT", f"{api}/orders/partitions", 1)
+            assert rest("PUT", f"{api}/orders/partitions", 1)[0] == (409 if topics else 204)
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
+            assert process.wait(240) == 0
             with socket.create_server(("127.0.0.1", port)):
                 pass

@@ -14,7 +14,7 @@ from storage.pulsar.messages import entries_of, header_of
 from tests.peers.chaos.evidence import Log, Place
 from tests.peers.verifiable import TOPIC
 
-READ_MS = 30_000
+READ_MS = 240_000
 
 
 def stored(service_url: str, namespace: str, partitions: int, found: Log) -> Log:

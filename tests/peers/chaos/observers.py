@@ -20,7 +20,9 @@ PACE_SECONDS = 0.3
 #: A group is asked about by its own members, too: whoever does not know the newest versions.
 OFFSET_FETCH_VERSION = 7
 #: Of a reader who gets nothing although the end is not reached.
-READ_MS = 60_000
+READ_MS = 240_000
+#: Of one who reads while everything is struck: what it asks next will be answered.
+REQUEST_MS = 10_000
 #: Of one who asks while everything is struck: the next one will be answered.
 ASK_SECONDS = 5.0
 
@@ -69,7 +71,7 @@ class Observer:
 
     def _reads_on(self, places: dict[kafka.TopicPartition, int]) -> None:
         """From there on; as long as there is no failure, or until it is over."""
-        with closing(reader(self._gateway.bootstrap)) as consumer:
+        with closing(reader(self._gateway.bootstrap, REQUEST_MS)) as consumer:
             consumer.assign([*places])
             for place, offset in places.items():
                 consumer.seek(place, offset)
@@ -115,7 +117,7 @@ def stands(peer: Peer, group: str, partitions: int) -> Mapping[int, int] | None:
     return {row.partition_index: max(row.committed_offset, 0) for row in rows}
 
 
-def reader(bootstrap: str) -> kafka.KafkaConsumer:
+def reader(bootstrap: str, request_ms: int = READ_MS) -> kafka.KafkaConsumer:
     return kafka.KafkaConsumer(
         bootstrap_servers=bootstrap,
         check_crcs=True,
@@ -123,7 +125,9 @@ def reader(bootstrap: str) -> kafka.KafkaConsumer:
         enable_auto_commit=False,
         # An offset that is not there any more is lost: no silent jump.
         auto_offset_reset="none",
-        request_timeout_ms=10_000,
+        request_timeout_ms=request_ms,
+        # Kafka-python's own at least.
+        bootstrap_timeout_ms=max(request_ms, 30_000),
         reconnect_backoff_max_ms=500,
     )
 
