@@ -22,7 +22,7 @@ from tests.peers.tenant import CLUSTER, Tenant
 from tests.peers.verifiable import TOPIC
 from tests.storage.pulsar.secured import secured, token
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
 OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -31,7 +31,7 @@ INVALID_TOPIC = 17
 TOPIC_AUTHORIZATION_FAILED = 29
 
 #: For what somebody did in Pulsar to be noticed by everybody there and here.
-NOTICED_SECONDS = 90.0
+NOTICED_SECONDS = 300.0
 REFRESH_MS = 500
 #: Some here do not try again, and a Pulsar that others keep busy stands still for seconds.
 OPENING_MS = 20_000
@@ -187,7 +187,6 @@ def test_what_pulsars_retention_took_from_the_beginning_is_out_of_range_and_the_
     assert place.gateway.bugs() == []
 
 
-@pytest.mark.timeout(400)
 def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthorized(tmp_path: Path) -> None:
     """The gateway administers a tenant of its own, and is a guest in another's namespace, until it is one no more."""
     with installed_or_skipped(), secured(tmp_path) as pulsar:
@@ -216,7 +215,7 @@ def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthor
             until(lambda: peer.produces(name, one_record(b"2")).error_code, TOPIC_AUTHORIZATION_FAILED)
             until(lambda: peer.fetches(name, 0).error_code, TOPIC_AUTHORIZATION_FAILED)
             peer.makes(TOPIC)
-            assert peer.produces(TOPIC, one_record(b"the others are served")).error_code == 0
+            until(lambda: peer.produces(TOPIC, one_record(b"the others are served")).error_code, 0)
             assert gateway.bugs() == []
 
 

@@ -16,13 +16,13 @@ from tests.peers.gateway import one_record
 from tests.peers.on_pulsar import ends, on, options
 from tests.peers.tenant import Tenant
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
 NOT_READY = "the store is not ready, and is tried again"
-NOTICED_SECONDS = 60.0
-END_SECONDS = 30.0
+NOTICED_SECONDS = 240.0
+END_SECONDS = 240.0
 #: Without bookies some calls of the admin API have no answer at all.
-IMPATIENT = ("--set", "pulsar_admin_timeout_ms=5000")
+IMPATIENT = ("--set", "pulsar_admin_timeout_ms=10000")
 
 
 @pytest.fixture

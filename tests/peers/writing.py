@@ -19,7 +19,7 @@ from tests.peers.verifiable import TOPIC
 #: Clients that write to a gateway at the same time, and so the least that is under way at any moment.
 WRITERS = 4
 #: For an answer, and for everything that is under way to be answered.
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 240.0
 #: So many that each client has been answered many times.
 ANSWERS = 200
 #: Requests that wait in the sockets of a gateway that stands still.
