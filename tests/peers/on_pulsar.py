@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer
 from tests.peers.gateway import gateway
 from tests.peers.tenant import rest
 
-END_SECONDS = 120.0
+END_SECONDS = 240.0
 
 
 def options(settings, *more):
@@ -55,10 +55,12 @@ def bootstrap(running):
 
 def produces(running, topic, *values):
     failed = []
-    producer = Producer({"bootstrap.servers": bootstrap(running), "message.timeout.ms": 60_000, "log_level": 0})
+    # One request at a time: the values are stored in this order also where one is tried again.
+    ordered = {"max.in.flight.requests.per.connection": 1, "message.timeout.ms": 240_000}
+    producer = Producer({"bootstrap.servers": bootstrap(running), **ordered, "log_level": 0})
     for value in values:
         producer.produce(topic, value, on_delivery=lambda error, _: failed.append(error) if error else None)
-    assert producer.flush(90) == 0
+    assert producer.flush(END_SECONDS) == 0
     assert failed == []
 
 
@@ -67,7 +69,7 @@ def consumes(running, topic, count, group="readers"):
     with closing(Consumer({"bootstrap.servers": bootstrap(running), **config})) as consumer:
         consumer.subscribe([topic])
         found = []
-        while len(found) < count and (message := consumer.poll(60)) is not None:
+        while len(found) < count and (message := consumer.poll(END_SECONDS)) is not None:
             assert message.error() is None, message.error()
             found.append((message.offset(), message.value()))
         consumer.commit(asynchronous=False)

@@ -15,9 +15,9 @@ from tests.peers.on_pulsar import bootstrap, ends, on, options
 from tests.peers.pulsar import distribution
 from tests.storage.pulsar.secured import SUPERUSER, secured, token
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
-SECONDS = 90
+SECONDS = 240
 TOPIC = "orders"
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.peers.on_pulsar import consumes, on, produces
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
 
 #: Cursors are moved every ten seconds.
-SHOWN_SECONDS = 120.0
+SHOWN_SECONDS = 300.0
 MIRRORED = ("--set", "pulsar_mirror_cursors=true")
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.peers.relay import SEND, SEND_RECEIPT, Between
 from tests.peers.tenant import rest
 
+pytestmark = pytest.mark.timeout(1200)
+
 
 @pytest.fixture
 def between(pulsar):
