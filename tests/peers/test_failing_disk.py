@@ -26,7 +26,7 @@ from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall, cached, command, fingerprint
 from tests.peers.gateway import Gateway, framed, gateway, one_record, producing
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
 
 SHIM = Path(__file__).with_name("failing_disk.c")
 TOPIC = "orders"
@@ -199,13 +199,13 @@ class Reader:
 
     def __exit__(self, *_):
         self._is_over.set()
-        self._thread.join(30)
+        self._thread.join(240)
 
     def waits_for_answers(self, more):
         """Whether so many come from now on."""
         with self._change:
             wanted = self.answers + more
-            return self._change.wait_for(lambda: self.answers >= wanted, 60)
+            return self._change.wait_for(lambda: self.answers >= wanted, 240)
 
     def _run(self):
         with self._server.peer() as peer:
@@ -414,12 +414,12 @@ class Load:
 
     def __exit__(self, *_):
         self._is_over.set()
-        self._thread.join(60)
+        self._thread.join()
 
     def waits_for_answers(self, more):
         with self._change:
             wanted = self._answers + more
-            assert self._change.wait_for(lambda: self._answers >= wanted, 60)
+            assert self._change.wait_for(lambda: self._answers >= wanted, 240)
 
     def _told(self, failure, _):
         with self._change:
@@ -434,4 +434,4 @@ class Load:
             self.sent += 1
             while self._producer.poll(0) or len(self._producer) >= 100:
                 self._producer.poll(0.05)
-        self._producer.flush(50)
+        self._producer.flush(240)

@@ -14,7 +14,7 @@ from kafka.protocol.admin.topics import DeleteRecordsRequest, DeleteRecordsRespo
 
 from tests.peers.gateway import MIB, gateway, one_record
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
 
 #: The store leaves 64 MiB of it to deletions.
 VOLUME = 96 * MIB
@@ -117,7 +117,7 @@ def deletes_the_other_topic(peer):
     assert peer.asks(asked, DeleteTopicsResponse, 3).responses[0].error_code == 0
 
 
-def goes_on(peer, seconds=60.0):
+def goes_on(peer, seconds=240.0):
     """Whether produce works within this time, for what was deleted is freed bit by bit."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -148,9 +148,9 @@ def test_a_full_volume_refuses_produce_and_serves_reads_until_something_is_delet
         deletes(peer)
         assert goes_on(peer)
         assert "the disk is full" in one_line_each(server)[0]
-        more = fill(peer, TOPIC)
-        assert more > 3
-        assert is_read(peer, range(stored // 2, stored + 1 + more))
+        # Freeing is in turns with what is written: one may be refused while there will be room.
+        assert all(goes_on(peer) for _ in range(4))
+        assert is_read(peer, range(stored // 2, stored + 1 + 4))
 
 
 def test_a_volume_that_others_fill_to_the_last_byte_refuses_writes_and_serves_reads_until_they_leave(server, volume):

@@ -70,7 +70,7 @@ def test_an_old_client_waits_at_it_and_goes_on_when_more_comes(running, client):
     stores(running, topic, readable(), unreadable())
     with ThreadPoolExecutor(1) as consumer:
         read = consumer.submit(reads, client, running, topic, 6)
-        told = running.waits_for_lines(1, f"topic={topic}", seconds=60)
+        told = running.waits_for_lines(1, f"topic={topic}", seconds=240)
         stores(running, topic, readable())
         assert [record.offset for record in read.result()] == [0, 1, 2, 6, 7, 8]
     assert [TOLD in line for line in told] == [True]
@@ -80,9 +80,10 @@ def test_a_client_that_asks_by_time_is_sent_to_its_begin(running):
     with unless_it_is_missing():
         kcat = install(table()["kcat-1.7.1"])[-1]
     stores(running, "by-time", readable(1000), unreadable(timestamp=2000), readable(3000))
-    command = [kcat, "-b", "{}:{}".format(*running.address), "-Q", "-t"]
+    # By itself it waits for five seconds.
+    command = [kcat, "-m", "60", "-b", "{}:{}".format(*running.address), "-Q", "-t"]
     found = [
-        subprocess.run([*command, f"by-time:0:{timestamp}"], capture_output=True, text=True, timeout=90, check=True).stdout
+        subprocess.run([*command, f"by-time:0:{timestamp}"], capture_output=True, text=True, timeout=240, check=True).stdout
         for timestamp in (1000, 1500, 2500)
     ]
     assert found == ["by-time [0] offset 0\n", "by-time [0] offset 3\n", "by-time [0] offset 6\n"]
