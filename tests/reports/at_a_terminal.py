@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 COLUMNS = 60
 #: The terminal is closed when the last process that has it ends.
 LAST_WORDS_SECONDS = 30.0
+#: A report took five minutes on a machine with much else to do.
+END_SECONDS = 1500.0
 #: Runs what it is told with the terminal on stderr as its session's, and with signals as a shell at a terminal leaves them: whoever runs the tests may
 #: ignore some.
 TAKES_TERMINAL = """
@@ -55,7 +57,7 @@ class Terminal:
     def end(self) -> tuple[int, str, str, list[str]]:
         """The exit code, what came on stdout, what stands on the terminal, and what of the command still runs."""
         with self.process:
-            answer, _ = self.process.communicate(timeout=300)
+            answer, _ = self.process.communicate(timeout=END_SECONDS)
         left = running_in(self.process.pid)
         self._reader.join(LAST_WORDS_SECONDS)
         os.close(self._ours)

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.legacy_clients.brokers import are_required
+from tests.reports.at_a_terminal import running_in, when
+from tests.reports.held import held
 from tests.reports.logs import Process, ms
 
 # A report as a process of its own took five minutes on a machine with much else to do.
@@ -59,18 +61,21 @@ def report(logs, out, *before):
     return subprocess.run([*before, *command(logs, out)], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def killed_when(pattern, logs, out):
-    """Whether a report was killed, without warning, as soon as it had made a file like that below `out`."""
+def killed_when(pattern, there, logs, out):
+    """Whether a report was killed, without warning, as soon as it had made a file like that below `out`. It stands still once there is something like
+    `there`, and its Java is gone when this returns."""
 
     def made():
         # Unlike pathlib's, this bears folders that go away meanwhile.
         return set(glob.glob(f"{out}/**/{pattern}", recursive=True))
 
-    there = made()
-    with subprocess.Popen(command(logs, out), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and made() <= there:
-            time.sleep(0.005)
+    before = made()
+    words = held(command(logs, out), out, there)
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        when(process, lambda: not made() <= before)
         process.kill()
+    while running_in(process.pid):
+        time.sleep(0.05)
     return process.returncode == -signal.SIGKILL
 
 
@@ -122,8 +127,8 @@ def test_killed_at_any_point_it_counts_everything_once_the_next_time(spark, logs
     process.file(DAY, 12, [process.row("usage", ms(DAY), "2-a-1", api_key=3, api_version=9, requests=1) for _ in range(10)], packed=False)
     tables = Tables(tmp_path / "out" / "tables")
     (tmp_path / "out").mkdir()
-    for pattern in ("batch=*/_temporary", "taken/*.json", "clients.csv"):
-        assert killed_when(pattern, logs, tmp_path / "out"), pattern
+    for pattern, there in (("batch=*/_temporary", "tables"), ("taken/*.json", "tables/taken/*.json"), ("clients.csv", "clients.csv")):
+        assert killed_when(pattern, there, logs, tmp_path / "out"), pattern
     assert not (tmp_path / "out" / "summary.json").exists()
     ingest(spark, logs, tables, datetime.now(UTC))
     assert {path.name for path in tables.folder.glob("batch=*")} == {f"batch={batch.name}" for batch in tables.batches()}

@@ -15,9 +15,10 @@ import pytest
 from gateway.commands.report import STOPPED
 from tests.gateway.commands.screen import lines_of
 from tests.reports.at_a_terminal import COLUMNS, Terminal, running_in, when
+from tests.reports.held import held
 from tests.reports.logs import Process, ms
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.usefixtures("pyspark")]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]
 
 ROOT = Path(__file__).parents[2]
 DAY = "2026-11-20"
@@ -107,12 +108,12 @@ def test_ready_is_exit_code_0_and_the_terminal_has_one_bar_that_is_complete(logs
 @pytest.mark.parametrize("point", ["while Java starts", "while rows are written", "while the report is made"])
 def test_ctrl_c_is_exit_code_130_with_one_line_and_nothing_goes_on_or_is_left_half(logs, tmp_path, point):
     out = tmp_path / "out"
-    seen = {
-        "while Java starts": lambda: "java" in running_in(here.process.pid),
-        "while rows are written": lambda: glob.glob(f"{out}/tables/batch=*/_temporary"),
-        "while the report is made": lambda: glob.glob(f"{out}/matrix"),
+    there, seen = {
+        "while Java starts": ("nothing", lambda: "java" in running_in(here.process.pid)),
+        "while rows are written": ("tables", lambda: glob.glob(f"{out}/tables/batch=*/_temporary")),
+        "while the report is made": ("matrix", lambda: glob.glob(f"{out}/matrix")),
     }[point]
-    here = Terminal(command("--logs", logs, "--out", out))
+    here = Terminal(held(command("--logs", logs, "--out", out), out, there))
     when(here.process, seen)
     here.ctrl_c()
     code, answer, written, left = here.end()
@@ -126,7 +127,7 @@ def test_ctrl_c_is_exit_code_130_with_one_line_and_nothing_goes_on_or_is_left_ha
 
 def test_java_that_is_killed_is_exit_code_1_and_said_so(logs, tmp_path):
     out = tmp_path / "out"
-    here = Terminal(command("--logs", logs, "--out", out))
+    here = Terminal(held(command("--logs", logs, "--out", out), out, "tables"))
     when(here.process, lambda: glob.glob(f"{out}/tables/batch=*"))
     for place in glob.glob("/proc/[0-9]*"):
         kill_if_java_of(here.process.pid, int(Path(place).name))

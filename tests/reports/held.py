@@ -1,0 +1,33 @@
+"""`kopgate report`, standing still at a point: a test then has as long as it needs to do something to it there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+#: What Spark writes once something is there that matches the pattern is not finished: its tasks sleep.
+HELD = """
+import sys
+from pathlib import Path
+from gateway.cli import main
+
+try:
+    from pyspark.sql.classic.dataframe import DataFrame
+except ImportError:  # before Spark 4
+    from pyspark.sql import DataFrame
+
+out, there, *words = sys.argv[1:]
+write = DataFrame.write.fget
+
+def held(rows):
+    is_there = any(Path(out).glob(there))
+    return write(rows.filter("java_method('java.lang.Thread', 'sleep', 86400000L) is null") if is_there else rows)
+
+DataFrame.write = property(held)
+main(words, prog_name="kopgate")
+"""
+
+
+def held(command: list[str], out: Path, there: str) -> list[str]:
+    """A command (`python -m gateway report ...`) that stands still once there is something like `there` below `out`."""
+    python, _, _, *words = command
+    return [python, "-c", HELD, str(out), there, *words]
