@@ -24,11 +24,13 @@ from tests.storage.pulsar.compacted import COMPACT, SIZE, Compacted
 pytestmark = pytest.mark.peer
 
 EVER = (-1, -1)
+#: It lowers a retention for as long as a slow broker takes, and is soon done with what follows.
+TIMES = {"refresh_seconds": 0.3, "settling_seconds": 0.5, "lowered_seconds": 300.0}
 
 
 @pytest.fixture
 def compacted(pulsar: Tenant) -> Iterator[Compacted]:
-    made = Compacted(pulsar, pulsar.settings(refresh_seconds=0.3, settling_seconds=0.5))
+    made = Compacted(pulsar, pulsar.settings(**TIMES))
     settle(made.make())
     yield made
     settle(made.store.close())
@@ -95,7 +97,7 @@ async def test_what_compaction_wrote_is_compacted_and_freed_again(compacted):
 
 @ensureDeferred
 async def test_the_other_partitions_of_the_topic_keep_all_they_have(pulsar):
-    compacted = Compacted(pulsar, pulsar.settings(refresh_seconds=0.3, settling_seconds=0.5))
+    compacted = Compacted(pulsar, pulsar.settings(**TIMES))
     await compacted.make(partitions=2)
     try:
         await compacted.fill(3)
@@ -157,7 +159,7 @@ async def test_a_store_that_was_killed_while_retention_was_lowered_loses_nothing
 
 @ensureDeferred
 async def test_one_that_was_stopped_in_the_middle_of_it_finds_its_time_over(pulsar):
-    compacted = Compacted(pulsar, pulsar.settings(refresh_seconds=0.3, settling_seconds=0.5, lowered_seconds=0.0))
+    compacted = Compacted(pulsar, pulsar.settings(**{**TIMES, "lowered_seconds": 0.0}))
     await compacted.make()
     try:
         await compacted.fill()
@@ -174,7 +176,7 @@ async def test_one_that_was_stopped_in_the_middle_of_it_finds_its_time_over(puls
 
 @ensureDeferred
 async def test_a_store_that_is_closed_in_the_middle_of_it_raises_the_retention_first(pulsar, monkeypatch):
-    compacted = Compacted(pulsar, pulsar.settings())
+    compacted = Compacted(pulsar, pulsar.settings(lowered_seconds=TIMES["lowered_seconds"]))
     await compacted.make()
     await compacted.fill()
     log = await compacted.log()
@@ -237,7 +239,7 @@ async def test_who_has_lost_the_store_lowers_no_retention(compacted):
 
 @ensureDeferred
 async def test_a_retention_of_the_topics_own_is_given_back(pulsar):
-    compacted = Compacted(pulsar, pulsar.settings(refresh_seconds=0.3, settling_seconds=0.5))
+    compacted = Compacted(pulsar, pulsar.settings(**TIMES))
     await compacted.make(configs={"cleanup.policy": "compact,delete", "retention.ms": "7200000"})
     try:
         entries = await compacted.fill()

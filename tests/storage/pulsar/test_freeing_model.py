@@ -85,7 +85,7 @@ async def test_a_log_of_which_the_beginning_is_freed_is_a_list_of_entries(pulsar
     monkeypatch.setattr(gathering, "FEW_WINDOWS", 2)
     monkeypatch.setattr(gathering, "PIECE_BYTES", 3000)
     freed: list[int] = []
-    made = {"new_bench": lambda self: Bench(pulsar.settings()), "tenant": pulsar, "freed": freed}
+    made = {"new_bench": lambda self: Bench(pulsar.settings(lowered_seconds=300.0)), "tenant": pulsar, "freed": freed}
     machine = type("Machine", (FreeingMachine,), made)
     # What is made up frees something or not; this does.
     await in_own_greenlet(lambda: frees_a_ledger(machine()))

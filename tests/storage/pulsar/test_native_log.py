@@ -234,15 +234,16 @@ async def test_a_native_consumer_reads_what_was_appended(bench: Bench, sender: S
 
 @ensureDeferred
 async def test_what_a_native_producer_wrote_is_read_as_records(bench: Bench, sender: Sender) -> None:
+    began = int(time.time() * 1000)
     producer = sender.client.create_producer(sender.topic, compression_type=client.CompressionType.ZSTD)
     producer.send(b"v", partition_key="k", ordering_key="o", properties={"b": "2", "a": "1"}, event_timestamp=TIME)
     producer.send(None, partition_key="gone")
-    began = time.time() * 1000
+    ended = time.time() * 1000
     log = await bench.open()
     (_, first), (_, second) = await everything(log)
     assert first == Record(b"o", b"v", ((b"a", b"1"), (b"b", b"2")), TIME)
     assert (second.key, second.value) == (b"gone", None)
-    assert began - 5000 < second.timestamp <= began
+    assert began <= second.timestamp <= ended
 
 
 @ensureDeferred
@@ -384,6 +385,7 @@ async def test_where_all_was_trimmed_it_goes_on_at_the_brokers_index(bench: Benc
     assert await seen(again) == [(2, b"c")]
 
 
+@pytest.mark.timeout(900)  # a broker takes minutes to start on a machine that does much else
 @ensureDeferred
 async def test_offsets_go_on_after_the_broker_was_killed(partition: Partition) -> None:
     with Pulsar.start() as broker:
@@ -401,6 +403,7 @@ async def test_offsets_go_on_after_the_broker_was_killed(partition: Partition) -
         bench.sender.client.close()
 
 
+@pytest.mark.timeout(900)
 @ensureDeferred
 async def test_without_an_index_the_brokers_setting_is_named(partition: Partition) -> None:
     with Pulsar.start(brokerEntryMetadataInterceptors="") as broker:
