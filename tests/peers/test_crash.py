@@ -21,7 +21,7 @@ import pytest
 
 from tests.peers.kafka import free_ports
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 TOPIC = "load"
 PARTITIONS = 3

@@ -8,7 +8,7 @@ from tests.peers.kafka import free_ports
 from tests.peers.on_pulsar import END_SECONDS, consumes, ends, on, options, produces
 from tests.peers.tenant import rest
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 
 def test_topics_records_and_committed_offsets_are_in_pulsar_alone(pulsar, tmp_path):

@@ -15,7 +15,7 @@ from tests.peers.on_pulsar import bootstrap, ends, on, options
 from tests.peers.pulsar import distribution
 from tests.storage.pulsar.secured import SUPERUSER, secured, token
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 SECONDS = 240
 TOPIC = "orders"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.peers.on_pulsar import consumes, on, produces
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 #: Cursors are moved every ten seconds.
 SHOWN_SECONDS = 300.0

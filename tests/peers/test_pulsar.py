@@ -39,7 +39,7 @@ def test_all_threads_of_a_process_stand_still_when_it_is_suspended():
 
 
 @pytest.mark.peer
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_a_tenant_of_a_shared_broker_starts_empty(pulsar):
     settings = pulsar.settings()
     assert settings.namespace != settings.metadata_namespace
@@ -47,7 +47,7 @@ def test_a_tenant_of_a_shared_broker_starts_empty(pulsar):
 
 
 @pytest.mark.peer
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_a_broker_keeps_its_data_ports_and_settings_when_it_is_killed_and_started_again():
     with Pulsar.start(backlogQuotaDefaultLimitGB="7") as broker:
         tenant = Tenant.make(broker.service_url, broker.admin_url)
@@ -60,7 +60,7 @@ def test_a_broker_keeps_its_data_ports_and_settings_when_it_is_killed_and_starte
 
 
 @pytest.mark.peer
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_make_pulsar_says_where_it_is_ends_when_asked_and_finds_its_data_again(tmp_path):
     port, web_port = free_ports(2)
     options = ["--data", str(tmp_path / "data"), "--port", str(port), "--web-port", str(web_port), "--memory", "512m"]

@@ -22,7 +22,7 @@ from tests.peers.tenant import CLUSTER, Tenant
 from tests.peers.verifiable import TOPIC
 from tests.storage.pulsar.secured import secured, token
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 OFFSET_OUT_OF_RANGE = 1
 UNKNOWN_TOPIC_OR_PARTITION = 3

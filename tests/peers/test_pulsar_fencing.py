@@ -17,7 +17,7 @@ from tests.peers.tenant import Tenant
 from tests.peers.verifiable import TOPIC
 from tests.peers.writing import GROUP, Writers, commit, queued, taken_in_turn
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 #: For whoever lost its right to notice it and to end.
 END_SECONDS = 240.0

@@ -26,7 +26,7 @@ from tests.peers.tenant import Tenant
 from tests.peers.verifiable import TOPIC
 from tests.peers.writing import Application
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 OUTAGE_SECONDS = 60.0
 #: After which it cannot be known any more what became of a message: well within the outage.

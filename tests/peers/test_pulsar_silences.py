@@ -26,7 +26,7 @@ from tests.peers.tenant import Tenant
 from tests.peers.verifiable import TOPIC
 from tests.peers.writing import GROUP, Application, Writers, commit, committed_as, queued, taken_in_turn
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 #: After one to two of these without a word the broker gives up a connection. Its default is 30.
 KEEP_ALIVE_SECONDS = 5

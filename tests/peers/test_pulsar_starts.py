@@ -16,7 +16,7 @@ from tests.peers.gateway import one_record
 from tests.peers.on_pulsar import ends, on, options
 from tests.peers.tenant import Tenant
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 NOT_READY = "the store is not ready, and is tried again"
 NOTICED_SECONDS = 240.0

@@ -10,7 +10,7 @@ import pytest
 from tests.peers.relay import SEND, SEND_RECEIPT, Between
 from tests.peers.tenant import rest
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture

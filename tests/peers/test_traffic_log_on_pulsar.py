@@ -22,7 +22,7 @@ from tests.peers.pulsar import Pulsar
 from tests.peers.tenant import Tenant
 from tests.peers.traffic import Row, rows_of, waits_for
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 TOPIC = "orders"
 SEND_TIMEOUT_MS = 5_000
