@@ -8,7 +8,7 @@ import pytest
 
 from tests.reports.logs import Process, ms
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 DAY = "2026-11-18"
 

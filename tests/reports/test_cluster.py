@@ -18,7 +18,7 @@ import pytest
 from tests.reports.conftest import FOR_SMALL_TABLES
 from tests.reports.logs import Process, ms
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1200), pytest.mark.usefixtures("pyspark")]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]
 
 ROOT = Path(__file__).parents[2]
 DAYS = ("2026-11-19", "2026-11-20")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 
 from tests.gateway.commands.screen import lines_of
-from tests.reports.at_a_terminal import COLUMNS, Terminal, when
+from tests.reports.at_a_terminal import COLUMNS, Terminal, running_in, when
 
-pytestmark = [pytest.mark.spark, pytest.mark.peer, pytest.mark.timeout(600), pytest.mark.usefixtures("pyspark")]
+pytestmark = [pytest.mark.spark, pytest.mark.peer, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]
 
 
 def test_ctrl_c_while_clients_run_is_exit_code_130_and_the_same_command_may_begin_anew(tmp_path):
@@ -17,8 +18,13 @@ def test_ctrl_c_while_clients_run_is_exit_code_130_and_the_same_command_may_begi
     here = Terminal([sys.executable, "-m", "tests.legacy_clients.demo", "--out", str(out)])
     when(here.process, lambda: "[ 1/" in here.written)
     here.ctrl_c()
-    code, answer, written, left = here.end()
-    assert (code, answer, left, (out / "log").exists()) == (130, "", [], False), written
+    code, answer, written, _ = here.end()
+    assert (code, answer, (out / "log").exists()) == (130, "", False), written
+    # Ctrl-C came to what a client has started, too, which may take longer to end than the command.
+    deadline = time.monotonic() + 60
+    while left := running_in(here.process.pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
     *_, turn, word = lines_of(written, COLUMNS * 10)
     assert turn.startswith("[ ")
     assert word == "stopped; clients that were fetched stay, and the same command begins anew"

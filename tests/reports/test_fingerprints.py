@@ -15,7 +15,7 @@ from tests.compat.fingerprint.judging import UNSEEN
 from tests.reports.logs import Process, ms
 from tests.reports.test_run import planted, reported
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 JUDGEMENT = UNSEEN.parent / "kafka-4.jsonl"
 DAY = planted.DAYS[-1]

@@ -15,10 +15,11 @@ import pytest
 from tests.peers.cache import CannotInstall
 from tests.peers.gateway import gateway, one_record
 from tests.peers.traffic import rows_of
+from tests.reports.at_a_terminal import running_in
 from tests.reports.conftest import FOR_SMALL_TABLES
 from tests.reports.logs import Process, ms
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 TOPIC = "orders"
@@ -56,7 +57,15 @@ def following(environment, tmp_path):
             "--master",
             "local[1]",
         ]
-        return subprocess.Popen([*command, *more], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            [*command, *more],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
     return start
 
@@ -95,6 +104,9 @@ def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_k
                 assert process.poll() is None, process.stderr.read()[-3000:]
                 time.sleep(0.01)
             process.kill()
+        # Its Java would still take from the topic beside the next one.
+        while running_in(process.pid):
+            time.sleep(0.05)
         produces(server)
         ends_well(following(server, "--once"))
         followed = there()

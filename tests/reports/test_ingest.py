@@ -15,7 +15,7 @@ import pytest
 
 from tests.reports.logs import Process, lines, ms
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 DAY = "2026-11-20"
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.reports import noise, planted
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 NOW = datetime.fromisoformat(f"{planted.NOW}T09:00:00+00:00").astimezone(UTC)
 NUMBERS = {"Produce": 0, "Fetch": 1, "ListOffsets": 2, "OffsetCommit": 8, "OffsetFetch": 9, "JoinGroup": 11, "CreateTopics": 19}

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 NAMED = ("library", "version_high", "generation")
 

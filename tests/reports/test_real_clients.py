@@ -21,7 +21,7 @@ from tests.legacy_clients.clients import table
 from tests.legacy_clients.test_traffic_log import API_VERSIONS, FETCH, KNOWN, METADATA, NEVER, PRODUCE, Speaks
 from tests.reports.browser import CUT, MEDIA, SCREEN
 
-pytestmark = [pytest.mark.spark, pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.spark, pytest.mark.peer, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "127.0.0.1"

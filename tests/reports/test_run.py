@@ -12,7 +12,7 @@ import pytest
 from tests.reports import planted
 from tests.reports.logs import Process, ms
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 NOW = datetime.fromisoformat(f"{planted.NOW}T09:00:00+00:00").astimezone(UTC)
 

@@ -6,7 +6,7 @@ from datetime import date, timedelta
 
 import pytest
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 TODAY = date(2026, 11, 20)
 DOES_NOT, NOBODY, PACE = "it does not get less", "nobody is left", "at the pace of these days"
