@@ -25,7 +25,7 @@ ECHOES = ("Exception while sending command.", "KeyboardInterrupt while sending c
 """What py4j writes to the root of the log: it raises the same, but for its thread that lets go of objects, which may do so while Java ends."""
 END_SECONDS = 5.0
 """For its shutdown hooks, which remove its temporary files; then it is killed."""
-LAST_WORDS_SECONDS = 1.0
+LAST_WORDS_SECONDS = 5.0
 
 
 def quieten() -> None:

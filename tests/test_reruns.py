@@ -37,10 +37,12 @@ class Sessions:
         (self.folder / "test_it.py").write_text(f"import os\nimport pytest\n\n{text}")
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        # The outer session may be a worker's.
+        outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         return subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "no:cacheprovider", "--rerun-failed-peers", *arguments],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            env={**outside, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -31,7 +31,7 @@ VERSION = "3.9.2"
 #: The one that is asked about what came after 3.9.
 MODERN = "4.3.1"
 CLUSTER_ID = "a29wZ2F0ZS1yZWZlcmVuYw"
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 STOP_SECONDS = 20.0
 TOOL_SECONDS = 180.0
 START_ATTEMPTS = 3
