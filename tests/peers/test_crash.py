@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 TOPIC = "load"
 PARTITIONS = 3
-START_SECONDS = 120.0
+START_SECONDS = 480.0
 RECOVER_SECONDS = 240.0
 DRAIN_SECONDS = 180.0
 #: A producer waits while so many of its records are unanswered; together they keep the gateway busy at every moment.

@@ -18,7 +18,7 @@ from tests.peers.kafka import free_ports
 from tests.peers.pulsar import suspend
 
 #: On a Pulsar that has only just come itself, on a busy machine.
-START_SECONDS = 240.0
+START_SECONDS = 480.0
 #: Its own limits are some 10 s together; the rest is for a machine that others keep busy.
 STOP_SECONDS = 180.0
 
