@@ -24,7 +24,7 @@ async def test_every_acknowledged_entry_and_row_outlives_a_killed_process(bench:
 
 
 async def open_again(bench: Bench) -> Store:
-    """A store on the medium of a process that was killed, opened as soon as the medium has let go of that."""
+    """A store on the medium of a killed process, opened as soon as the dead process has lost its lock."""
     while True:
         store = bench.store()
         try:

@@ -113,7 +113,7 @@ def test_an_announced_frame_takes_no_memory_before_its_bytes_are_there():
 
 
 def test_a_frame_that_comes_in_many_reads_is_not_joined_anew_for_each():
-    """Or a frame would cost as the square of its size. Who joins anew has it twice, each time."""
+    """A splitter that joins all parts on every read holds the frame twice and has a quadratic cost."""
     size, chunk = 4 << 20, 1460  # one Ethernet frame, the most reads that a stream can take
     stream = memoryview(framed(bytes(size)))
     splitter = Splitter(size)

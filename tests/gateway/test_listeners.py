@@ -86,7 +86,7 @@ def test_a_client_of_its_kind_is_served(gateway, folder, listener, words):
     ],
 )
 def test_a_client_of_another_kind_is_refused_and_told(gateway, folder, listener, words, complaint):
-    # The client tries again until its time is up; that has room for many attempts.
+    # The client retries until its timeout, which leaves time for many attempts.
     result = topics(gateway[listener], *options(folder, words), timeout="3")
     assert result.exit_code == 1
     assert complaint in result.stderr

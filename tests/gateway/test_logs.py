@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gateway import logs
 
-#: For the writer's thread, which may stand still on a busy machine longer than a process waits for it at its end.
+#: Seconds that the writer thread may need on a busy machine; a process at its end waits less.
 WRITTEN_SECONDS = 60.0
 
 

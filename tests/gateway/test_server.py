@@ -19,7 +19,7 @@ from tests.certificates import Authority
 from tests.compat.records.building import Sample, batch
 from tests.peers.gateway import MIB, Peer, Stopwatch, fetching, framed, gateway, producing
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.peer]
 
 RECORDS = batch([Sample(0, 1_700_000_000_000, b"k", b"v" * 100)])
 
@@ -358,7 +358,7 @@ def test_connections_of_one_address_have_their_own_limit(tmp_path):
 
 
 def test_a_silent_connection_is_closed_after_the_idle_time(tmp_path):
-    # Long enough for a request on a machine that stands still for a second or two.
+    # Long enough for a request on a machine that stalls for a second or two.
     with gateway(tmp_path, connections_max_idle_ms=5000) as server, Peer(server.address) as peer:
         peer.makes("t")
         begun = len(server.lines())

@@ -247,7 +247,7 @@ async def test_an_end_right_after_a_paused_write_still_comes(bench):
 
 @ensureDeferred
 async def test_the_end_is_no_reset_for_a_peer_that_is_still_talking(bench, monkeypatch):
-    # The peer talks for less than that, however slow this machine is.
+    # Longer than the conversation takes on any machine.
     monkeypatch.setattr(transport, "GOODBYE_SECONDS", 60.0)
     client, peer = await bench.connect(receive_buffer=4096)
     peer.transport.pauseProducing()

@@ -22,12 +22,12 @@ import msgspec
 
 from tests.legacy_clients.install import install
 
-# For all that one run of a driver does; on an idle machine it takes a few seconds.
+# Limit of one run of a driver, which takes a few seconds on an idle machine.
 TIMEOUT_SECONDS = 180.0
 # What a driver may take beyond its own timeout: a JVM or an old interpreter on a busy machine needs seconds to start.
 GRACE_SECONDS = 120.0
 TAIL_CHARACTERS = 3000
-# Longer than a busy machine stands still: old clients send heartbeats only while they poll.
+# Longer than a busy machine stalls: old clients send heartbeats only while they poll.
 SESSION_MS = 30_000
 # What most libraries let a fetch wait is half a second, which a test would pay at the end of each partition.
 FETCH_WAIT_MS = 100

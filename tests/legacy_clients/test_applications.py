@@ -16,7 +16,7 @@ from tests.legacy_clients.applications import COMPANY, Application, Reads, Write
 from tests.legacy_clients.clients import Client, table
 from tests.peers.traffic import rows_of
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer]
 
 ROOT = Path(__file__).parents[2]
 WRITER = "kafka-python-3.0.12"

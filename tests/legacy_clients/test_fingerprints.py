@@ -84,7 +84,6 @@ def watch(is_reference: bool) -> Iterator[Watch]:
 
 
 @pytest.mark.peer
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("scenario", ["produce", "beginning", "group-sasl"])
 @pytest.mark.parametrize("name", ["java-0.10.2.2", "aiokafka-0.14.0"])
 def test_a_real_client_does_what_the_data_says(name: str, scenario: str, watch: Watch, client: Callable[[str], Client]) -> None:

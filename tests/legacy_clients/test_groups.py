@@ -17,8 +17,7 @@ from tests.legacy_clients.clients import Client, Record, consume_in_group, produ
 from tests.legacy_clients.install import install
 from tests.legacy_clients.relay import Relay, Versions, relay
 
-# 20 minutes: the first run on a machine also downloads and builds the clients.
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer]
 
 CLIENTS = tuple(row.name for row in table().values() if row.groups != "none")
 PARTITIONS = 2

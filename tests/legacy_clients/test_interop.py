@@ -12,8 +12,7 @@ from tests.legacy_clients.cases import create_topics, records
 from tests.legacy_clients.clients import Client, Record, Span, consume, produce, table
 from tests.legacy_clients.stored import Stored, Turn, Written, can_read, compare, misread
 
-# 20 minutes: the first run on a machine also downloads and builds the clients.
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer]
 
 # One for each record format: 0, 1 and 2.
 PRODUCERS = ("java-0.8.2.2", "java-0.10.2.2", "java-3.9.2")

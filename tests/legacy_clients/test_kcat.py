@@ -12,7 +12,7 @@ from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client
 from tests.legacy_clients.install import install
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer]
 
 
 def test_kcat_lists_the_broker_the_topic_and_its_partitions(bootstrap: str, client: Callable[[str], Client]) -> None:

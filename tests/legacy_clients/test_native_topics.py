@@ -15,7 +15,7 @@ from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client, Record, Span, consume, consume_in_group, produce
 from tests.peers.tenant import Tenant
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer]
 
 #: Record formats 0, 1 and 2.
 PRODUCERS = ("java-0.9.0.1", "java-0.10.2.2", "kafka-python-3.0.12")

@@ -34,7 +34,7 @@ SUCCESSORS = (
 )
 #: A JVM on a busy machine starts in a few seconds, and each step waits for two heartbeats at most.
 SECONDS = 400.0
-#: For a client that starts and is refused, which takes some two seconds on an idle machine; some then try for ever.
+#: Limit for a client that is refused, which takes two seconds on an idle machine; some clients retry forever.
 PATIENCE_SECONDS = 20.0
 
 

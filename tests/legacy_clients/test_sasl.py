@@ -17,7 +17,7 @@ from tests.legacy_clients.cases import create_where_old_clients_need_it
 from tests.legacy_clients.clients import Client, DriverFailed, Record, Security, produce, table
 from tests.peers.kafka import Secured
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer]
 
 # A colon, since drivers are given `user:password`, and what LDAP passwords are made of.
 USER = ("alice", "pass:word with=signs, and;more")

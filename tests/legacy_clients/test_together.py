@@ -11,7 +11,7 @@ from tests.legacy_clients.brokers import Broker
 from tests.legacy_clients.cases import create_topics
 from tests.legacy_clients.clients import Client, Record, Span, consume, produce
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer]
 
 # Record formats 0, 1 and 2, each from two libraries' worth of codecs that all of the consumers have.
 PRODUCERS = (("kafka-python-1.0.2", "snappy"), ("java-0.10.2.2", "gzip"), ("franz-go-1.22.2", "gzip"))

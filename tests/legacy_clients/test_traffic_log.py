@@ -15,7 +15,7 @@ from tests.legacy_clients.clients import SESSION_MS, Client, Record, Security, S
 from tests.legacy_clients.test_sasl import USER, users_file
 from tests.peers.traffic import Row, rows_of
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer]
 
 RECORDS = 10
 PRODUCE, FETCH, METADATA, API_VERSIONS = "0", "1", "3", "18"

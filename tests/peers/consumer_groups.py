@@ -61,7 +61,7 @@ from tests.peers.gateway import Peer
 SECONDS = 60.0
 MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS = 79, 27
 
-#: Names of groups, one in each of the four partitions in which the tests' Kafka keeps groups (`String.hashCode` modulo 4).
+#: Group names, one in each of the four partitions of the tests' `__consumer_offsets` (`String.hashCode` modulo 4).
 IN_EACH_PARTITION = "abcd"
 
 #: Ids that were made up: a UUID as Java writes it, perhaps behind the client's id, and as Kafka does.
@@ -378,7 +378,7 @@ def unlike(ours: Any, theirs: Any, place: str = "") -> list[str]:
 
 
 def wait_for_coordinator(peer: Peer) -> None:
-    """Kafka creates the topic of its groups when it is first asked for a coordinator, and then loads its partitions one by one."""
+    """Kafka creates `__consumer_offsets` at the first FindCoordinator and then loads its partitions one by one."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         found = peer.asks(FindCoordinatorRequest(key="g", key_type=0), FindCoordinatorResponse, 1)

@@ -55,7 +55,7 @@ def bootstrap(running):
 
 def produces(running, topic, *values):
     failed = []
-    # One request at a time: the values are stored in this order also where one is tried again.
+    # One request in flight, so that a retry does not reorder values.
     ordered = {"max.in.flight.requests.per.connection": 1, "message.timeout.ms": 240_000}
     producer = Producer({"bootstrap.servers": bootstrap(running), **ordered, "log_level": 0})
     for value in values:

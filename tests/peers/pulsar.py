@@ -32,7 +32,7 @@ from tests.peers.kafka import BrokerFailed, free_ports
 from tests.peers.tenant import AdminFailed, Tenant, rest
 
 VERSION = "4.0.8"
-#: Ten seconds on an idle core, and over four minutes with a twentieth of one. An exit is seen at once.
+#: A start takes ten seconds on an idle core and over four minutes on a twentieth of one. An exit is noticed at once.
 START_SECONDS = 900.0
 STOP_SECONDS = 60.0
 START_ATTEMPTS = 3
@@ -193,7 +193,7 @@ class Pulsar:
         self._process.wait()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay, nobody answers. It stands still when this returns."""
+        """SIGSTOP: connections stay open and are not answered. Returns when the process is stopped."""
         assert self._process
         suspend(self._process)
 
@@ -201,7 +201,7 @@ class Pulsar:
         os.kill(self.pid, signal.SIGCONT)
 
     def serve(self) -> None:
-        """Start it or resume it if it is killed or paused, and wait until clients are served."""
+        """Start or resume a killed or paused broker, and wait until it serves clients."""
         assert self._process
         if self._process.poll() is not None:
             self.launch()

@@ -16,9 +16,9 @@ from tests.legacy_clients.brokers import are_required, gateway, reference
 from tests.peers.cache import CannotInstall
 from tests.peers.kafka import TOOLS, VERSION, java
 
-#: For some twenty tools one after the other; they take half a minute on an idle machine.
+#: Limit of some twenty tools run one after the other, half a minute on an idle machine.
 COMMAND_SECONDS = 360.0
-#: Of kafka-consumer-groups, which by default waits no longer than five seconds for all that it asks.
+#: --timeout of kafka-consumer-groups, five seconds by default.
 TOOL_TIMEOUT_MS = 120_000
 
 #: What the reference broker is set to, too: its id, that it keeps records for ever, and that groups that were empty wait for nobody.
@@ -40,7 +40,7 @@ class Printed:
     code: int
     output: str
     errors: str = field(default="", compare=False)
-    """Stderr: for people, when something failed. A JVM or librdkafka may write anything there."""
+    """Stderr is shown when a command failed and never compared: a JVM or librdkafka may write to it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from storage.pulsar.settings import PulsarSettings
 
-#: An operation that a broker itself gives up after 30 s, on a machine that others keep busy.
+#: A broker ends an operation after 30 s; the rest is for a busy machine.
 REST_SECONDS = 120.0
 #: What `pulsar standalone` calls its cluster.
 CLUSTER = "standalone"

@@ -17,7 +17,7 @@ from tests.peers import jvm
 from tests.peers.cache import CannotInstall, cached, command, maven_jars
 from tests.peers.sides import PROGRAMS, Printed, Sides, side_by_side
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200), pytest.mark.xdist_group("admin clients")]  # one pair of brokers for all of them
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("admin clients")]  # one pair of brokers for all of them
 
 CONFLUENT = "confluent-kafka==2.16.1"
 

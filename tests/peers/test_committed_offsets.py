@@ -19,7 +19,7 @@ from kafka.structs import OffsetAndMetadata
 from tests.peers.gateway import Gateway, Peer, framed, gateway
 from tests.peers.kafka import free_ports
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer]
 
 TOPIC = "orders"
 RECORDS = 40

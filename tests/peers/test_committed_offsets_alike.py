@@ -24,7 +24,7 @@ from tests.peers.gateway import Peer
 from tests.peers.groups import makes_topic
 from tests.peers.sides import side_by_side
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200), pytest.mark.xdist_group("committed offsets")]
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("committed offsets")]
 
 #: The newest versions that 3.9.2 knows.
 COMMITS, FETCHES = range(1, 10), range(1, 10)

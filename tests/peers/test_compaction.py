@@ -16,7 +16,7 @@ from tests.legacy_clients.clients import Record, Span, consume, produce, table
 from tests.peers.cache import CannotInstall
 from tests.peers.kafka import Kafka
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200), pytest.mark.xdist_group("compaction")]
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("compaction")]
 
 TOPIC = "table"
 SECONDS = 180.0

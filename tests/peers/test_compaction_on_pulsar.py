@@ -64,7 +64,7 @@ class Table:
             time.sleep(0.1)
 
     def has_fewer_records_than(self, count, running):
-        """What is new is compacted with one of the next rounds."""
+        """New records are compacted by one of the next rounds."""
         deadline = time.monotonic() + SECONDS
         while (found := len(self.read(running))) >= count:
             assert time.monotonic() < deadline, f"{found} records stay"
@@ -142,7 +142,7 @@ def test_what_was_compacted_is_read_as_it_was_when_native_clients_share_the_topi
         for done in admin.incremental_alter_configs([ConfigResource("topic", TOPIC, incremental_configs=[switched])]).values():
             done.result(SECONDS)
         assert set(table.read(running)) <= set(before)
-        # Until then a round may compact what was new when it was read.
+        # Until then, a round may compact records that were new when they were read.
         assert len(running.waits_for_lines(1, "this gateway does not compact the topic", seconds=SECONDS)) == 1
         before = table.read(running)
         table.write(running)

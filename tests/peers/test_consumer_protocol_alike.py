@@ -16,9 +16,9 @@ from tests.peers.consumer_groups import REBALANCE_IN_PROGRESS, ClassicMember, Me
 from tests.peers.kafka import MODERN, VERSION, Kafka
 from tests.peers.sides import ALIKE
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200), pytest.mark.xdist_group("consumer protocol alike")]
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("consumer protocol alike")]
 
-#: Longer than a busy machine takes for any scene but those that wait for its end.
+#: Longer than any scene takes on a busy machine, except those that wait for the timeout.
 SESSION_MS = 30_000
 
 #: For the gateway and for Kafka, by Kafka's names; members that are not heard of for so long are gone.
@@ -479,7 +479,7 @@ def test_sessions_end_alike(stage: Stage) -> None:
         lively = Member(side, "lively", "!")
         lively.joins("sessions")
         classic, slow = ClassicMember(side, "lively", "sessions"), ClassicMember(side, "lively", "sessions")
-        # Neither is over before what the scene does in between.
+        # Neither timeout expires before the steps in between.
         for one, session_ms, rebalance_ms in ((classic, 10_000, 60_000), (slow, 60_000, 10_000)):
             one.joins(session_timeout_ms=session_ms, rebalance_timeout_ms=rebalance_ms)
             lively.says()

@@ -14,7 +14,7 @@ from kafka.protocol.consumer.group import OffsetFetchRequest, OffsetFetchRespons
 
 from tests.peers.scene import GROUP, PARTITIONS, TOPIC, Client, Member, Scene, java, python, scene
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer]
 
 #: Beyond whatever happens here: whoever has to join again did so without need.
 PATIENT = "60000"

@@ -140,7 +140,7 @@ class KafkaPython:
             reconnect_backoff_ms=20,
             reconnect_backoff_max_ms=200,
             request_timeout_ms=10_000,
-            # A start may take longer than what there is room for.
+            # A start may take longer than the producer's buffer lasts.
             max_block_ms=300_000,
             delivery_timeout_ms=300_000,
         )

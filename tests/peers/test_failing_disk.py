@@ -26,7 +26,7 @@ from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall, cached, command, fingerprint
 from tests.peers.gateway import Gateway, framed, gateway, one_record, producing
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.peer]
 
 SHIM = Path(__file__).with_name("failing_disk.c")
 TOPIC = "orders"

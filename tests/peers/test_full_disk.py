@@ -14,7 +14,7 @@ from kafka.protocol.admin.topics import DeleteRecordsRequest, DeleteRecordsRespo
 
 from tests.peers.gateway import MIB, gateway, one_record
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.peer]
 
 #: The store leaves 64 MiB of it to deletions.
 VOLUME = 96 * MIB
@@ -148,7 +148,7 @@ def test_a_full_volume_refuses_produce_and_serves_reads_until_something_is_delet
         deletes(peer)
         assert goes_on(peer)
         assert "the disk is full" in one_line_each(server)[0]
-        # Freeing is in turns with what is written: one may be refused while there will be room.
+        # Space is freed between writes, so a write can still be refused.
         assert all(goes_on(peer) for _ in range(4))
         assert is_read(peer, range(stored // 2, stored + 1 + 4))
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.peers.scene import java, python, scene
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer]
 
 CLIENTS = {
     "kafka-python": python("kafka_python.py"),

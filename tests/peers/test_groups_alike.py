@@ -32,7 +32,7 @@ from tests.peers.consumer_groups import wait_for_coordinator
 from tests.peers.gateway import Peer, framed
 from tests.peers.sides import side_by_side
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200), pytest.mark.xdist_group("groups alike")]
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("groups alike")]
 
 SECONDS = 60.0
 MEMBER_ID_REQUIRED = 79

@@ -17,7 +17,6 @@ from tests.peers.sides import ALIKE
 
 pytestmark = [
     pytest.mark.peer,
-    pytest.mark.timeout(1200),
     pytest.mark.xdist_group("groups command"),
 ]  # one broker at a time for all of them
 

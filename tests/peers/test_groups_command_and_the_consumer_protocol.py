@@ -18,7 +18,7 @@ from tests.peers.groups import SECONDS, commits, makes_topic, members
 from tests.peers.kafka import MODERN, Kafka
 from tests.peers.sides import ALIKE
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200), pytest.mark.xdist_group("groups command and the consumer protocol")]
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("groups command and the consumer protocol")]
 
 
 @pytest.fixture(scope="module", params=["Kafka", "gateway"])

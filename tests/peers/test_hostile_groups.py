@@ -50,7 +50,7 @@ from gateway.wire.consumer_groups import (
 from tests.peers.consumer_groups import subscription
 from tests.peers.gateway import MIB, Gateway, Peer, Stopwatch, Witness, framed, gateway
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile groups"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile groups")]
 
 #: What the gateway under test may hold: groups, offsets, requests in flight and what they are taken apart into, the newest batches, and itself. The
 #: allocator keeps what was once used, so this is its highest as well.
@@ -59,7 +59,7 @@ OFFSETS = 8 * MIB
 IN_FLIGHT = 32 * MIB
 MEMORY = GROUPS + OFFSETS + 3 * IN_FLIGHT + 150 * MIB
 
-#: Between a heartbeat of the witness and its answer, by the stopwatch: at most 0.5 s were seen, the gateway's work for the attack.
+#: Limit of a heartbeat of the witness, by the stopwatch. The longest seen took 0.5 s, the gateway's work for the attack.
 PATIENCE = 5.0
 
 SECONDS = 60.0

@@ -14,7 +14,6 @@ from tests.peers.sides import TOOL_TIMEOUT_MS, Command, Printed, Sides, side_by_
 
 pytestmark = [
     pytest.mark.peer,
-    pytest.mark.timeout(1200),
     pytest.mark.xdist_group("kafka groups tool"),
 ]  # one pair of brokers for all of them
 

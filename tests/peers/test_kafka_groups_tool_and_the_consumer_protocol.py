@@ -16,7 +16,7 @@ from tests.peers.cache import CannotInstall
 from tests.peers.kafka import MODERN, VERSION, Kafka
 from tests.peers.sides import ALIKE, TOOL_TIMEOUT_MS, Command, Printed, Sides
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200), pytest.mark.xdist_group("kafka groups tool and the consumer protocol")]
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("kafka groups tool and the consumer protocol")]
 
 tools = pytest.mark.parametrize("version", [VERSION, MODERN])
 

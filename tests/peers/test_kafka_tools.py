@@ -12,7 +12,7 @@ from kafka.admin import KafkaAdminClient, NewTopic
 
 from tests.peers.sides import Command, Sides, side_by_side
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200), pytest.mark.xdist_group("kafka tools")]  # one pair of brokers for all of them
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("kafka tools")]  # one pair of brokers for all of them
 
 #: Settings of brokers that are not the same thing on both sides: where they are, what the tests' Kafka is told, what the gateway chose.
 OF_ITS_OWN = frozenset({"listeners", "log.dirs", "sasl.enabled.mechanisms", "max.connections", "max.connections.per.ip"})

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.peer]
 
 
 @pytest.mark.parametrize("how", ["", "hangs"], ids=["closes", "hangs"])

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 #: For whoever lost its right to notice it and to end.
 END_SECONDS = 240.0
-#: Some here do not try again, and a Pulsar that others keep busy stands still for seconds.
+#: Some requests here are not retried, and Pulsar on a busy machine stalls for seconds.
 OPENING_MS = 20_000
 
 
@@ -41,7 +41,7 @@ def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., Gateway]]:
 
 
 def has_ended(gateway: Gateway) -> None:
-    """It has noticed that it lost the topics."""
+    """Wait until the gateway has noticed that it lost the topics."""
     assert gateway.process.wait(END_SECONDS) == 1, gateway.log()
 
 

@@ -43,9 +43,9 @@ IN_FLIGHT = 16 * MIB
 #: The frames, what Pulsar's client has of them until it is told, and what a partition that begins anew reads.
 MOST_GROWTH = 6 * IN_FLIGHT
 ANSWERS = 60
-#: As long as an impatient client's own connection check; by the stopwatch.
+#: Limit of an answer, by the stopwatch: the connection check of an impatient client.
 ANSWER_SECONDS = 2.0
-#: What SIGTERM may take, by the stopwatch: the gateway's own limit for its clients, and that for the client library.
+#: Limit of a shutdown, by the stopwatch: the gateway's own for its clients, and pulsar-client's.
 END_SECONDS = 30.0
 
 

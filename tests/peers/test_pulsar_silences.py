@@ -40,7 +40,7 @@ SILENT_SECONDS = 20.0
 #: A client's own request timeout, which each request to write contains, and what the gateway may
 #: take beyond; less than pulsar-client takes to give up a connection on which nothing is answered.
 ANSWER_SECONDS = 10.0 + 15.0
-#: For a question that needs no Pulsar, by the stopwatch: less than any wait for Pulsar takes.
+#: Limit of a request that does not need Pulsar, by the stopwatch: less than any wait for Pulsar.
 AT_ONCE_SECONDS = 4.0
 #: pulsar-client gives up a connection on which nobody answers after one to two times 30 s, which it lets nobody change. Then it makes another.
 RECOVER_SECONDS = 300.0

@@ -12,7 +12,7 @@ from gateway.cli import main
 from tests.certificates import Authority
 from tests.peers.kafka import Kafka, Secured, tool
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200), pytest.mark.xdist_group("topics command")]  # one broker for all of them
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("topics command")]  # one broker for all of them
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ from tests.compat.records.building import NONE, Sample, batch, message_set, wrap
 from tests.peers.gateway import Stopwatch, framed, gateway, one_record, producing
 from tests.peers.traffic import lines_of, rows_of, waits_for
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.peer]
 
 SECRET = "hunter2"
 """In everything that a client sends and that is no name of a thing."""
@@ -148,7 +148,7 @@ def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
             # As a client of 0.9 begins, which has Kerberos.
             peer.sends(bytes.fromhex("6082024b06092a864886f71201020201006e") + SECRET.encode())
             assert peer.is_hung_up_on()
-        # The end leaves the file little time: all but its own rows are there.
+        # A shutdown leaves the file little time: only its last rows may be missing.
         waits_until(lambda: len(reasons(log)) == 6)
         assert server.stop() == 0
     text = b"".join(lines_of(log))
@@ -163,7 +163,7 @@ def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
 
 
 def reasons(log):
-    """Why connections ended, each of those that did."""
+    """The reasons why connections ended, one for each ended connection."""
     return [row["reason"] for row in rows_of(log) if row.get("event") == "closed"]
 
 
@@ -206,8 +206,8 @@ def test_a_gateway_that_is_killed_leaves_all_but_the_last_interval_and_the_next_
 
 def test_a_gateway_that_is_killed_under_load_loses_no_more_than_the_last_interval(tmp_path):
     log = tmp_path / "traffic"
-    # Seen were 0.84 s in all, as well beside eight busy processes and a busy disk; the leeway is for the thread that writes, which may stand still
-    # while others of the gateway do not.
+    # 0.84 s at most was seen, beside eight busy processes and a busy disk. The rest is for the writer
+    # thread, which can stall while the gateway's other threads run.
     interval, leeway, pace = 1.0, 2.0, 0.05
     acknowledged = []
 
@@ -247,7 +247,7 @@ def test_of_more_than_the_folder_may_hold_the_youngest_rows_are_kept(tmp_path):
                 assert peer.hears()
         waits_until(lambda: len(list(log.rglob("*.jsonl"))) <= 1)
         assert server.stop() == 0
-    # The end leaves little time for what is to be compressed; what is left is the next start's.
+    # A shutdown leaves little time for compression; the next start compresses the rest.
     with gateway(tmp_path, "--traffic-log", str(log), **limits) as server:
         waits_until(lambda: not list(log.rglob("*.jsonl")) and size_of(log) <= most)
         assert server.stop() == 0
@@ -279,7 +279,7 @@ def waits_until(is_so, seconds=240):
 
 
 def size_of(log):
-    """Bytes of all files; one may be deleted meanwhile."""
+    """Bytes of all files; a file can be deleted while they are counted."""
     size = 0
     for path in log.rglob("*.jsonl*"):
         with suppress(FileNotFoundError):
@@ -310,7 +310,7 @@ def test_two_gateways_share_a_folder_and_one_that_is_killed_loses_no_row_that_wa
             assert waits_for(log, lambda row, node=node: row["node"] == node and row["sequence"] == 30 * 4 - 1)
         first.process.kill()
         first.process.wait()
-        # What was being written when it was killed.
+        # The file that was being written at the kill.
         left = list(log.rglob("1-*.jsonl"))
         with gateway(tmp_path / "first", "--traffic-log", str(log), "--node-id", "1", **often) as again:
             with again.peer() as peer:
@@ -373,7 +373,7 @@ def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read_and_no_clien
         (end,) = consumer.end_offsets([TopicPartition(TRAFFIC, 0)]).values()
         records = list(islice(consumer, end))
         consumer.close()
-    # The end leaves the topic and the file little time: one may lack the end of what the other has.
+    # A shutdown leaves topic and file little time: either may lack the last rows of the other.
     rows = [msgspec.json.decode(record.value) for record in records]
     both = min(len(rows), len(rows_of(log)))
     assert both >= least

@@ -92,7 +92,7 @@ def test_rows_in_pulsar_are_those_of_the_files_also_of_the_next_gateway(settings
     with on(settings, tmp_path) as running:
         found = in_topic(running)
         assert running.stop() == 0
-    # The end leaves the topic little time: of each process it has all but what came last.
+    # A shutdown leaves the topic little time: the last rows of each process may be missing.
     for rows, least in zip(processes.values(), stored, strict=True):
         mine = [row for row in found if _process_of(row) == _process_of(rows[0])]
         assert mine == rows[: len(mine)]
@@ -135,7 +135,7 @@ def _process_of(row: Row) -> str:
 
 
 def _closed(log: Path, before: int) -> bool:
-    """Whether a connection's end is among the rows behind the first so many, as soon as it is."""
+    """Wait for a row that ends a connection, after the first `before` rows."""
     end = time.monotonic() + RECOVER_SECONDS
     while time.monotonic() < end:
         if any(row.get("event") == "closed" for row in rows_of(log)[before:]):

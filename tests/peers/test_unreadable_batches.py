@@ -80,7 +80,7 @@ def test_a_client_that_asks_by_time_is_sent_to_its_begin(running):
     with unless_it_is_missing():
         kcat = install(table()["kcat-1.7.1"])[-1]
     stores(running, "by-time", readable(1000), unreadable(timestamp=2000), readable(3000))
-    # By itself it waits for five seconds.
+    # The default is five seconds.
     command = [kcat, "-m", "60", "-b", "{}:{}".format(*running.address), "-Q", "-t"]
     found = [
         subprocess.run([*command, f"by-time:0:{timestamp}"], capture_output=True, text=True, timeout=240, check=True).stdout

@@ -27,7 +27,7 @@ from tests.peers.gateway import Gateway, gateway
 from tests.peers.kafka import free_ports
 from tests.peers.verifiable import GROUP, TOPIC, Consumer, Producer, Tool
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.peer]
 
 #: What KafkaProducer says to whoever sends while it is closed by another thread.
 CLOSING = re.compile("producer has been closed|Producer closed while send in progress")

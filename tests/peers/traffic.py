@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 def lines_of(folder: Path) -> list[bytes]:
-    """All lines, file by file; the last one of a file may be half a line. A file may be finished, and a folder deleted, while it is looked at."""
+    """All lines, file by file; the last line of a file can be cut. Files can be renamed and folders deleted meanwhile."""
     while True:
         try:
             files = sorted(path for path in folder.rglob("*.jsonl*") if not path.name.endswith(".part"))

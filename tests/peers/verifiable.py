@@ -49,10 +49,10 @@ class Tool(ABC):
         """One of the events that its documentation lists."""
 
     def is_held(self, held: bool) -> None:
-        """Stop it, which has taken effect in all its threads when this returns, or let it go on."""
+        """Stop the process, all its threads before this returns, or resume it."""
         self.process.send_signal(signal.SIGSTOP if held else signal.SIGCONT)
         if held:
-            # WNOWAIT: a process that has ended instead is left to whoever asks for its exit code.
+            # WNOWAIT keeps the exit code of a process that has ended instead.
             os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def ends(self) -> None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 COLUMNS = 60
 #: The terminal is closed when the last process that has it ends.
 LAST_WORDS_SECONDS = 30.0
-#: A report took five minutes on a machine with much else to do.
+#: A report took five minutes on a busy machine.
 END_SECONDS = 1500.0
 #: Runs what it is told with the terminal on stderr as its session's, and with signals as a shell at a terminal leaves them: whoever runs the tests may
 #: ignore some.

@@ -84,7 +84,7 @@ class Browser:
         # Emulated, the screen would be that of what is printed, too.
         self._ask("Emulation.setEmulatedMedia", media="print" if medium == "print" else "")
         navigated = self._ask("Page.navigate", url=page.resolve().as_uri())
-        # The load event of the empty page may come as late as here, and that of this page before the answer.
+        # The empty page's load event can arrive as late as here, and this page's before the answer.
         while navigated["loaderId"] not in self._loaded:
             self._next()
 
@@ -127,7 +127,7 @@ class Browser:
             self._read += piece
         line, _, self._read = self._read.partition(b"\0")
         message = json.loads(line)
-        # Of a tab that was closed there may still be some.
+        # A closed tab can still have events.
         if message.get("sessionId") == self._session:
             self._note(message.get("method", ""), message.get("params", {}))
         return {"method": "", **message}

@@ -1,10 +1,10 @@
-"""`kopgate report`, standing still at a point: a test then has as long as it needs to do something to it there."""
+"""`kopgate report`, suspended at a point, so that a test can act on it there."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-#: What Spark writes once something is there that matches the pattern is not finished: its tasks sleep.
+#: Spark's tasks sleep once a file matches the pattern, so that nothing further is finished.
 HELD = """
 import sys
 from pathlib import Path
@@ -28,6 +28,6 @@ main(words, prog_name="kopgate")
 
 
 def held(command: list[str], out: Path, there: str) -> list[str]:
-    """A command (`python -m gateway report ...`) that stands still once there is something like `there` below `out`."""
+    """A command (`python -m gateway report ...`) that is suspended once a file below `out` matches `there`."""
     python, _, _, *words = command
     return [python, "-c", HELD, str(out), there, *words]

@@ -183,7 +183,7 @@ def test_a_process_that_is_killed_leaves_each_to_count_once(process, take, knows
     process.file(DAY, 13, some(process, 2))
     (there,) = tables.batches()
     written = "kind=usage/date=*/*.parquet"
-    # Where the first is there too short a time to be seen, it is all written a moment later, and stays so.
+    # If the first file exists too briefly to be seen, the written ones follow, and stay.
     seen = {"while new rows are written": ["_temporary", written], "before they are noted": [written]}[point]
 
     def is_there():

@@ -62,8 +62,10 @@ def report(logs, out, *before):
 
 
 def killed_when(pattern, there, logs, out):
-    """Whether a report was killed, without warning, as soon as it had made a file like that below `out`. It stands still once there is something like
-    `there`, and its Java is gone when this returns."""
+    """Kill a report as soon as a file below `out` matches `made`; whether it was killed before its end.
+
+    The report is suspended once a file matches `there`. Its Java has ended when this returns.
+    """
 
     def made():
         # Unlike pathlib's, this bears folders that go away meanwhile.

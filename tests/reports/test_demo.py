@@ -20,7 +20,7 @@ def test_ctrl_c_while_clients_run_is_exit_code_130_and_the_same_command_may_begi
     here.ctrl_c()
     code, answer, written, _ = here.end()
     assert (code, answer, (out / "log").exists()) == (130, "", False), written
-    # Ctrl-C came to what a client has started, too, which may take longer to end than the command.
+    # A client's own processes get Ctrl-C as well, and can outlive the command for a moment.
     deadline = time.monotonic() + 60
     while left := running_in(here.process.pid):
         assert time.monotonic() < deadline, left

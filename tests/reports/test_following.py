@@ -104,7 +104,7 @@ def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_k
                 assert process.poll() is None, process.stderr.read()[-3000:]
                 time.sleep(0.01)
             process.kill()
-        # Its Java would still take from the topic beside the next one.
+        # Its Java would still read the topic beside the next run's.
         while running_in(process.pid):
             time.sleep(0.05)
         produces(server)

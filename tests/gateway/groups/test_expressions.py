@@ -136,7 +136,7 @@ def test_no_expression_holds_everybody_up(expression):
     began = time.thread_time()
     with suppress(KafkaError):
         Expressions(MAX_BYTES).matching(expression, names)
-    # The first two would take 20 seconds to their end.
+    # Without the allowance, the first two would take 20 seconds.
     assert time.thread_time() - began < 10 * (ALLOWANCE + ALLOWANCE_PER_NAME * len(names))
 
 

@@ -18,9 +18,9 @@ from tests.fakes.broker import ended
 from tests.fakes.traffic import NINE, Hand
 
 LINE = b'{"v":1}\n'
-#: For a disk that works, on a machine that may stand still for some seconds.
+#: Seconds that writing to a working disk may take on a busy machine.
 STOP_SECONDS = 60.0
-#: How long a disk hangs for whoever waits for it, and what is far below that: a stop that is given 0.2 seconds.
+#: How long the disk hangs, and the limit of a stop that may wait 0.2 seconds, in seconds.
 HANG_SECONDS, SOON = 300.0, 30.0
 
 

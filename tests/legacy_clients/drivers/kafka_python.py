@@ -58,7 +58,7 @@ def common(options):
         # Two seconds by default, for all that comes before the first request.
         settings["api_version_auto_timeout_ms"] = int(float(options["timeout"]) * 1000)
     else:
-        # The same two seconds, for which there is no setting: node_id, timeout, strict.
+        # The two-second default has no setting; the arguments are node_id, timeout, strict.
         asks = kafka.client_async.KafkaClient.check_version
         getattr(asks, "__func__", asks).__defaults__ = (None, float(options["timeout"]), False)
     user, ca = options.get("sasl-plain"), options.get("tls-ca")

@@ -33,7 +33,7 @@ def step(name, futures, show=lambda result: result):
 
 
 def config(*names, expected):
-    """Kafka takes a moment until all of it knows of a change: asked again until it does, for a minute at most."""
+    """Retry for at most a minute: Kafka's brokers see a change a moment after its controller."""
     deadline = time.monotonic() + 60
     while True:
         (future,) = admin.describe_configs([topic]).values()

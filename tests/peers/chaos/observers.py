@@ -21,7 +21,7 @@ PACE_SECONDS = 0.3
 OFFSET_FETCH_VERSION = 7
 #: Of a reader who gets nothing although the end is not reached.
 READ_MS = 240_000
-#: Of one who reads while everything is struck: what it asks next will be answered.
+#: Timeout of a request while servers are killed and paused; the next request is answered.
 REQUEST_MS = 10_000
 #: Of one who asks while everything is struck: the next one will be answered.
 ASK_SECONDS = 5.0

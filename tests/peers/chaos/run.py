@@ -25,10 +25,10 @@ PACE = 100
 ANSWERS = 20
 #: For JVMs that start side by side on few cores, which others use as well.
 START_SECONDS = 480.0
-#: After a fault, for the last of the clients: twice the session of one that a long pause threw out of
-#: its group, and the slowest back-off, on a machine that others keep busy.
+#: Recovery of the slowest client after a fault: twice the session timeout of a member that a long
+#: pause expelled, and the longest back-off, on a busy machine.
 RECOVER_SECONDS = 480.0
-#: So many faults are carried out however long they take: fewer would show little.
+#: Faults that are carried out however long they take; fewer would show little.
 LEAST_FAULTS = 4
 
 
@@ -94,7 +94,7 @@ class Run:
         self._began = time.monotonic()
 
     def suffers(self, faults: Sequence[Fault], seconds: float) -> None:
-        """Those that can begin in so much time, in their order, and the first LEAST_FAULTS in any case."""
+        """The faults that can begin within this time, in order, and at least the first LEAST_FAULTS."""
         for number, fault in enumerate(faults):
             if number >= LEAST_FAULTS and time.monotonic() > self._began + seconds:
                 self.outcome.left_out = len(faults) - number

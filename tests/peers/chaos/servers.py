@@ -19,7 +19,7 @@ from tests.peers.pulsar import suspend
 
 #: On a Pulsar that has only just come itself, on a busy machine.
 START_SECONDS = 480.0
-#: Its own limits are some 10 s together; the rest is for a machine that others keep busy.
+#: The gateway's own limits add up to about 10 s; the rest is for a busy machine.
 STOP_SECONDS = 180.0
 
 
@@ -102,7 +102,7 @@ class Gateway:
         return self._log.read_text(errors="replace")[-6000:]
 
     def says(self, words: str) -> bool:
-        """Whether these words are anywhere in its log; `log` is only the end of that."""
+        """Whether the whole log contains these words; `log` returns only its tail."""
         return words in self._log.read_text(errors="replace")
 
     def bugs(self) -> list[str]:

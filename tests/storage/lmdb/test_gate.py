@@ -47,7 +47,7 @@ def test_alone_waits_for_those_inside_and_keeps_out_those_who_come_later() -> No
     while not gate._alone:
         time.sleep(0.001)
     is_asked.set()
-    # A late reader that is not kept out enters in this time.
+    # Without the gate, the late reader enters within this time.
     threads[-1].join(0.1)
     leave.set()
     for thread in threads:

@@ -78,7 +78,7 @@ async def test_topics_made_and_deleted_over_and_over_do_not_fill_the_file(open_s
 @ensureDeferred
 async def test_freeing_that_a_restart_interrupted_is_finished(open_store: Opener, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     free_entries, turns = writer_module.free_entries, count()
-    # The writer's thread frees five entries and finds no time for more before the store is closed.
+    # The writer thread frees five entries and no more before the store is closed.
     monkeypatch.setattr(writer_module, "free_entries", lambda *given: next(turns) < 5 and free_entries(*given))
     store = open_store(freeing_entries=1)
     await store.open()

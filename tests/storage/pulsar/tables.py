@@ -28,7 +28,7 @@ ATTEMPTS = 3
 
 
 async def until_answered(call: Callable[[], Awaitable[T]]) -> T:
-    """What `call` gives. It is called again while Pulsar does not answer within the time that the store's settings leave it."""
+    """The result of `call`, which is retried while Pulsar exceeds the timeouts of the store's settings."""
     while True:
         try:
             return await call()

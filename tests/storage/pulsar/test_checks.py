@@ -27,7 +27,7 @@ from tests.peers.pulsar import distribution
 from tests.peers.tenant import Tenant
 from tests.storage.pulsar.secured import Secured, expired, secured, token
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.peer]
 
 Checking = Callable[[PulsarSettings], Awaitable[list[Problem]]]
 

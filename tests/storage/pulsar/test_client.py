@@ -32,12 +32,12 @@ def impatient(address: str) -> PulsarSettings:
 
 
 def patient(address: str) -> PulsarSettings:
-    """What waits for a broker waits for an hour."""
+    """Every wait for a broker takes an hour."""
     return replace(impatient(address), operation_timeout_seconds=3600, connection_timeout_seconds=3600)
 
 
 def soon(coroutine: Coroutine[Any, Any, None]) -> Deferred[None]:
-    """Fails where it waits for a broker; a busy machine needs far less."""
+    """Fails if the call waits for a broker; a busy machine needs far less."""
     return Deferred.fromCoroutine(coroutine).addTimeout(60, reactor)
 
 

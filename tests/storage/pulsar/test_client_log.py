@@ -10,13 +10,13 @@ import pytest
 
 from storage.pulsar.client_log import Sieve, client_logger, follow
 
-#: Another test's client of this process may be saying something still.
+#: A client of another test in this process can still write lines.
 THREAD_OF_THE_PROCESS = "pulsar-log"
 LINE = "2026-01-31 12:00:00.000 {:5} [140000000000000] ClientConnection:190 | [<none> -> pulsar://127.0.0.1:1] Failed: refused | again"
 
 
 def passed_on(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int, str]]:
-    """Logger, level and text of the lines that a test has passed on."""
+    """Logger, level and text of the lines that a test has logged."""
     records = [record for record in caplog.records if record.threadName != THREAD_OF_THE_PROCESS]
     return [(record.name, record.levelno, record.getMessage()) for record in records]
 

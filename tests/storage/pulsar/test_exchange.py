@@ -76,7 +76,7 @@ def admins() -> Iterator[Callable[..., Admin]]:
 
 
 def in_haste(admin: Admin, seconds: float) -> None:
-    """Its calls end after so long; a connection may take as long as before."""
+    """Requests time out after this long; the connect timeout is unchanged."""
     admin._settings = replace(admin._settings, admin_timeout_seconds=seconds)
 
 

@@ -24,7 +24,7 @@ from tests.storage.pulsar.compacted import COMPACT, SIZE, Compacted
 pytestmark = pytest.mark.peer
 
 EVER = (-1, -1)
-#: It lowers a retention for as long as a slow broker takes, and is soon done with what follows.
+#: Lowers a retention for as long as a slow broker needs, and frees space soon after.
 TIMES = {"refresh_seconds": 0.3, "settling_seconds": 0.5, "lowered_seconds": 300.0}
 
 

@@ -31,7 +31,7 @@ from tests.peers.tenant import Tenant
 pytestmark = pytest.mark.peer
 
 BEAT_SECONDS = 0.2
-#: Age of the last message after which a holder seems gone. No process stands still for so long.
+#: Age of the last message after which a holder counts as gone; no busy process stalls for so long.
 SILENT_SECONDS = 1000.0
 HERE = socket.gethostname()
 

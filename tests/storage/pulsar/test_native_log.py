@@ -385,7 +385,6 @@ async def test_where_all_was_trimmed_it_goes_on_at_the_brokers_index(bench: Benc
     assert await seen(again) == [(2, b"c")]
 
 
-@pytest.mark.timeout(900)  # a broker takes minutes to start on a machine that does much else
 @ensureDeferred
 async def test_offsets_go_on_after_the_broker_was_killed(partition: Partition) -> None:
     with Pulsar.start() as broker:
@@ -403,7 +402,6 @@ async def test_offsets_go_on_after_the_broker_was_killed(partition: Partition) -
         bench.sender.client.close()
 
 
-@pytest.mark.timeout(900)
 @ensureDeferred
 async def test_without_an_index_the_brokers_setting_is_named(partition: Partition) -> None:
     with Pulsar.start(brokerEntryMetadataInterceptors="") as broker:

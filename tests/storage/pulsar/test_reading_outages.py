@@ -16,11 +16,11 @@ from tests.peers.tenant import Tenant
 from tests.storage.pulsar.partitions import Partition, Side, numbered, offsets
 from tests.storage.pulsar.tables import until_answered
 
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.peer]
 
 ALL = 1 << 30
 STEP_SECONDS = 5.0
-#: For a message, for the question whether there is one, and for another reader.
+#: Covers a message, the question whether there is one, and another reader.
 READ_SECONDS = 10 * 3 * STEP_SECONDS
 
 
@@ -53,7 +53,7 @@ async def read_all(reader, offset):
 
 
 async def read_on(reader, offset):
-    """What was fetched ahead may still come, each read in its time."""
+    """Reads may still return prefetched messages; each read is in time."""
     while offset < 300:
         read = Deferred.fromCoroutine(reader.read(offset, 300, 0))
         assert offsets(await read.addTimeout(READ_SECONDS, reactor)) == [offset]

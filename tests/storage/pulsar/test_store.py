@@ -267,7 +267,7 @@ async def test_closing_ends_in_time_where_pulsar_is_not_reached(between):
     await log.append([entry(0)])
     between.close()
     failing = Deferred.fromCoroutine(failure_of(log.append([entry(1)])))
-    # Ten steps at most, each with its own time; and ten times that on a busy machine. What waits for Pulsar waits for an hour.
+    # Ten steps at most, each with a timeout; ten times that on a busy machine. A wait for Pulsar takes an hour.
     await Deferred.fromCoroutine(store.close()).addTimeout(10 * 10 * settings.close_timeout_seconds, reactor)
     assert isinstance(await failing.addTimeout(60, reactor), LogClosed | Fenced)
 
@@ -304,7 +304,7 @@ async def test_a_broker_that_is_killed_with_appends_on_their_way_loses_and_repea
     broker = await deferToThread(Pulsar.start)
     try:
         tenant = Tenant.make(broker.service_url, broker.admin_url)
-        # As long as a broker may take to come again on a machine that others keep busy, where it must be started three times.
+        # A broker on a busy machine may have to be started three times.
         store = PulsarStore(tenant.settings(send_timeout_seconds=3 * START_SECONDS), reactor=reactor)
         await store.open()
         await store.create_topic(topic())

@@ -47,7 +47,7 @@ def write_and_kill(settings: PulsarSettings, run: str, after: int) -> dict[str, 
     return told
 
 
-@pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=[pytest.mark.slow])])
 @ensureDeferred
 async def test_every_put_is_there_whole_or_not_at_all_and_whoever_was_told_finds_it(tables: Tables, rounds: int) -> None:
     chance = random.Random(rounds)

@@ -94,7 +94,7 @@ def tables(pulsar: Tenant, network: Network) -> Iterator[Tables]:
     made.close()
 
 
-@pytest.mark.parametrize("turns", [12, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("turns", [12, pytest.param(200, marks=[pytest.mark.slow])])
 @ensureDeferred
 async def test_an_acknowledged_put_stays_whole_and_none_that_failed_comes_after_it(tables: Tables, network: Network, turns: int) -> None:
     chance = random.Random(turns)
