@@ -16,7 +16,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest, MetadataResponse
 from tests.legacy_clients.brokers import are_required, in_pulsar
 from tests.peers.cache import CannotInstall
 from tests.peers.chaos.observers import partitions_of, reader, whole
-from tests.peers.chaos.servers import Gateway
+from tests.peers.chaos.servers import Gateway, Supervised
 from tests.peers.gateway import MIB, Peer, one_record
 from tests.peers.tenant import CLUSTER, Tenant
 from tests.peers.verifiable import TOPIC
@@ -35,6 +35,8 @@ NOTICED_SECONDS = 300.0
 REFRESH_MS = 500
 #: Some here do not try again, and a Pulsar that others keep busy stands still for seconds.
 OPENING_MS = 20_000
+#: A producer whose right is revoked hears nothing: it notices after so long.
+SEND_MS = 15_000
 
 
 class Place:
@@ -201,9 +203,13 @@ def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthor
         (tmp_path / "token").write_text(token("gateway"))
         names = {"tenant": "ours", "namespace": "topics", "metadata_tenant": "ours", "metadata_namespace": "tables"}
         settings = {f"pulsar_{name}": value for name, value in names.items()}
-        settings |= {"pulsar_allowed_namespaces": "theirs/topics", "pulsar_token_file": tmp_path / "token", "pulsar_send_timeout_ms": 3000}
+        settings |= {
+            "pulsar_allowed_namespaces": "theirs/topics",
+            "pulsar_token_file": tmp_path / "token",
+            "pulsar_send_timeout_ms": SEND_MS,
+        }
         store = ("--store", pulsar.broker.service_url, "--pulsar-admin", pulsar.broker.admin_url)
-        gateway = Gateway(tmp_path, store, {"num_partitions": 1, "pulsar_refresh_ms": REFRESH_MS, **settings})
+        gateway = Supervised(tmp_path, store, {"num_partitions": 1, "pulsar_refresh_ms": REFRESH_MS, **settings})
         with ExitStack() as stack:
             stack.callback(gateway.kill)
             gateway.launch()

@@ -25,7 +25,7 @@ from tests.peers.traffic import Row, rows_of, waits_for
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
 TOPIC = "orders"
-SEND_TIMEOUT_MS = 5_000
+SEND_TIMEOUT_MS = 15_000
 #: For a question that needs no Pulsar.
 AT_ONCE_SECONDS = 2.0
 RECOVER_SECONDS = 300.0
