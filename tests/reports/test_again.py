@@ -195,7 +195,8 @@ def test_a_process_that_is_killed_leaves_each_to_count_once(process, take, knows
         when(running, is_there)
         assert running.poll() is None, running.stderr.read()[-3000:]
         running.kill()
-        # Its Java may write on.
+        # The lock is free once the process has ended. Its Java may write on.
+        running.wait()
         assert numbers() == [0, 1]
         knows(1, 2)
         take()
