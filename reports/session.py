@@ -27,8 +27,8 @@ NEEDED = {
     "spark.sql.codegen.hugeMethodLimit": "8000",
 }
 
-#: Without it, Java warns on stdout when a process of another container that shares /tmp has the same id.
-#: Spark's launcher script reads that output as a command line.
+#: Without it, Java warns on stdout, among the report's lines, when a process of another container that
+#: shares /tmp has the same id.
 NO_PERFORMANCE_FILE = "-XX:-UsePerfData"
 _LOG4J = Path(__file__).with_name("log4j2.properties").as_uri()
 
