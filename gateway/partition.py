@@ -62,11 +62,12 @@ class _Turn:
 
 @dataclass(frozen=True, slots=True)
 class _Sequenced:
-    """A batch of an idempotent producer on its way, and what a retry of it waits for."""
+    """An idempotent producer's batch in flight. `end_offset`: the log's end before it was queued."""
 
     batch: Batch
     now: int
-    shared: Shared[Appended]
+    end_offset: int
+    shared: Shared[Appended] = field(default_factory=Shared)
 
 
 class Partition:
@@ -88,8 +89,9 @@ class Partition:
         self._give_up = give_up
         #: Bytes appended since the producers' state was last saved.
         self.unsaved_bytes = 0
-        # Appends of idempotent producers that are not durable yet, by base offset: a retry waits for the first try.
-        self._in_flight: dict[int, Shared[Appended]] = {}
+        # Idempotent producers' batches by the offset they were queued at, oldest first; a retry waits
+        # for the first try. A batch whose outcome is unknown stays: snapshots must not skip it.
+        self._in_flight: dict[int, _Sequenced] = {}
         # The large set that is being packed anew, and what came after it: nothing may overtake it, for its offsets are within what is packed.
         self._turns: deque[_Turn] = deque()
         # By format, the last stretch of offsets found to hold nothing for its consumers: (first, the one after).
@@ -128,8 +130,9 @@ class Partition:
             twin = self.producers.check(batch, called)
             if twin is not None:
                 # Looked up now: by the time the coroutine runs the first try may have failed, and be forgotten.
-                return _again(twin, self._in_flight.get(twin.base_offset))
-        base_offset = self.log.next_offset
+                first = self._in_flight.get(twin.base_offset)
+                return _again(twin, None if first is None else first.shared)
+        base_offset, end_offset = self.log.next_offset, self.log.end_offset
         log_append_time = now if self.config.is_log_append_time else None
         stamp_batch(records, base_offset, self.log.leader_epoch, log_append_time)
         timestamp = batch.max_timestamp if log_append_time is None else log_append_time
@@ -139,9 +142,12 @@ class Partition:
         if not batch.has_producer:
             return self._finish(waiting, result, len(records))
         self.producers.note(batch, base_offset, result.log_append_time, self.log.end_offset, now, called)
-        shared: Shared[Appended] = Shared()
-        self._in_flight[base_offset] = shared
-        return self._finish(waiting, result, len(records), _Sequenced(batch, now, shared))
+        sequenced = self._in_flight[base_offset] = _Sequenced(batch, now, end_offset)
+        # Started here, not when the caller awaits it: a batch that the log refuses at once must be
+        # forgotten before the next one is checked.
+        shared = sequenced.shared
+        start(self._finish(waiting, result, len(records), sequenced), shared.succeed, shared.fail)
+        return _result(shared)
 
     def append_message_set(
         self, records: memoryview, checked: MessageSet, now: int, run: Run | None = None
@@ -208,12 +214,12 @@ class Partition:
         try:
             assigned: int | None = await waiting
         except Exception as failure:
-            # A bug too: a retry must not wait for ever.
-            self.producers.rewind(self.log.end_offset)
-            error = self.failed(failure) if isinstance(failure, StorageError) else failure
+            # Only this batch: those queued before it may still be stored, and those behind it fail by themselves.
             if sequenced is not None:
+                self.producers.forget(sequenced.batch.producer_id, queued_offset)
+            error = self.failed(failure) if isinstance(failure, StorageError) else failure
+            if sequenced is not None and not isinstance(failure, Fenced | LogClosed):
                 self._in_flight.pop(queued_offset, None)
-                sequenced.shared.fail(error)
             if error is failure:
                 raise
             raise error from failure
@@ -224,8 +230,18 @@ class Partition:
             if assigned is not None:
                 self.producers.settle(sequenced.batch, queued_offset, assigned, result.log_append_time, sequenced.now)
             self._in_flight.pop(queued_offset, None)
-            sequenced.shared.succeed(result)
         return result
+
+    def snapshot(self) -> bytes:
+        """The state of the idempotent producers, as `Producers.load` reads it.
+
+        The log is replayed from where the oldest batch in flight may have been stored. In a log that
+        assigns offsets itself, such a batch can lie before `end_offset` although it is not
+        acknowledged yet, and a failed acknowledgement leaves it stored.
+        """
+        end_offset = self.log.end_offset
+        oldest = next(iter(self._in_flight.values()), None)
+        return self.producers.snapshot(end_offset, end_offset if oldest is None else min(oldest.end_offset, end_offset))
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         """Whole entries from the one that holds `offset` on; see PartitionLog.read. Raises KafkaError."""

@@ -137,4 +137,4 @@ def _key(topic_id: bytes, index: int) -> bytes:
 
 def _snapshot(partition: Partition) -> bytes:
     partition.unsaved_bytes = 0
-    return partition.producers.snapshot(partition.log.end_offset)
+    return partition.snapshot()

@@ -1,7 +1,7 @@
 """Idempotent producers: what each one sent to a partition last, so that a retry is recognised and a gap refused.
 
-Follows Kafka's ProducerStateManager and ProducerAppendInfo. Batches are noted when they are queued, before they are durable: those that
-then fail are forgotten again by `rewind`. No I/O, no clock: times are arguments, in milliseconds.
+Follows Kafka's ProducerStateManager and ProducerAppendInfo. Batches are noted when they are queued, before they are durable: one that
+then fails is forgotten again by `forget`. No I/O, no clock: times are arguments, in milliseconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class Producer:
 
 
 class Producers:
-    """The producers of one partition. `limit` is the most that are remembered; the one silent longest is forgotten first."""
+    """The producers of one partition. `limit` is the most that are remembered; the one silent longest is forgotten first.
+
+    A producer with a batch in flight is kept, even over the limit: a retry of the batch would be stored again.
+    """
 
     __slots__ = ("_limit", "_producers")
 
@@ -106,8 +109,7 @@ class Producers:
         producer = self._producers.pop(producer_id, None)
         if producer is None:
             producer = Producer([], now)
-            if len(self._producers) >= self._limit:
-                del self._producers[next(iter(self._producers))]
+            self._evict(durable_end)
         # Put back at the end: the order of the dictionary is the order of last use.
         self._producers[producer_id] = producer
         producer.last_seen = now
@@ -117,11 +119,31 @@ class Producers:
             del producer.sent[0]
         return producer
 
-    def rewind(self, end_offset: int) -> None:
-        """Appends from `end_offset` on have failed: forget the batches that were in them.
+    def _evict(self, durable_end: int) -> None:
+        """Make room for one more producer."""
+        while len(self._producers) >= self._limit:
+            # If the last batch of the one silent longest is not durable, no other producer's is.
+            longest_silent = next(iter(self._producers))
+            if self._producers[longest_silent].sent[-1].last_offset >= durable_end:
+                return
+            del self._producers[longest_silent]
 
-        A producer that had no others must still begin again with the first of them. Were it unknown, a later batch, sent before the failure
-        was told, would be taken in its place.
+    def forget(self, producer_id: int, base_offset: int) -> None:
+        """The batch noted at `base_offset` has failed.
+
+        A producer of which nothing before it is known must still send it again first. If the producer were
+        unknown, a later batch, sent before the failure was reported, would be accepted in its place.
+        """
+        producer = self._producers.get(producer_id)
+        for number, sent in enumerate(producer.sent if producer else ()):
+            if producer is not None and sent.base_offset == base_offset:
+                producer.sent[number : number + 1] = [] if number else [_before(sent)]
+                return
+
+    def rewind(self, end_offset: int) -> None:
+        """The outcome of appends from `end_offset` on is unknown, and the log will tell: forget the batches that were in them.
+
+        As `forget`, a producer of which nothing else is known must still begin with the first of them.
         """
         for producer in self._producers.values():
             if producer.sent[-1].last_offset >= end_offset:
@@ -131,7 +153,7 @@ class Producers:
     def settle(self, batch: Batch, queued_offset: int, base_offset: int, log_append_time: int, now: int) -> None:
         """What was noted at `queued_offset` is stored at `base_offset`: that of a log which gives offsets out itself is known only then.
 
-        It is noted again where a rewind, for an append that failed alone, has taken it along.
+        It is noted again where its producer was forgotten meanwhile.
         """
         producer = self._producers.get(batch.producer_id)
         if producer is None or all(sent.base_offset != queued_offset for sent in producer.sent):
@@ -156,25 +178,30 @@ class Producers:
             del self._producers[producer_id]
 
     def replay(self, batch: Batch, now: int) -> None:
-        """Note a batch found in the log, as `note` did when it was appended."""
-        if batch.has_producer:
+        """Note a batch found in the log, as `note` did when it was appended, unless the snapshot held it already."""
+        if batch.has_producer and not self._is_noted(batch):
             self.note(batch, batch.base_offset, batch.max_timestamp if batch.attributes & 0x08 else -1, batch.base_offset, now)
 
-    def snapshot(self, durable_end: int) -> bytes:
-        """All that is durable, to be put beside the log; `load` reads it."""
+    def _is_noted(self, batch: Batch) -> bool:
+        """Whether the batch, or a later one of its producer, is known. Older ones than the remembered ones are no news."""
+        producer = self._producers.get(batch.producer_id)
+        return producer is not None and batch.base_offset <= producer.sent[-1].last_offset
+
+    def snapshot(self, durable_end: int, replay_from: int | None = None) -> bytes:
+        """All that is durable, to be put beside the log; `load` reads it. The log must be replayed from `replay_from` on, by default `durable_end`."""
         rows = [
             (producer_id, producer.last_seen, durable[-REMEMBERED_BATCHES:])
             for producer_id, producer in self._producers.items()
             if (durable := [sent for sent in producer.sent if sent.last_offset < durable_end])
         ]
-        return _ENCODER.encode((durable_end, rows))
+        return _ENCODER.encode((durable_end if replay_from is None else replay_from, rows))
 
     def load(self, snapshot: bytes) -> int:
         """Take over a snapshot; the offset from which the log must be replayed. Raises msgspec.DecodeError."""
-        durable_end, rows = _DECODER.decode(snapshot)
+        replay_from, rows = _DECODER.decode(snapshot)
         for producer_id, last_seen, sent in rows[-self._limit :]:
             self._producers[producer_id] = Producer(sent, last_seen)
-        return durable_end
+        return replay_from
 
 
 def _before(sent: Sent) -> Sent:

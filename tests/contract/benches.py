@@ -9,6 +9,7 @@ import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -41,6 +42,11 @@ class Bench(Protocol):
         """Within it every write to the medium fails."""
         ...
 
+    @contextmanager
+    def full_queue(self, store: Store) -> Iterator[None]:
+        """Within it an append to `store` is refused at once while another one is in flight."""
+        ...
+
 
 class MemoryBench:
     spec: str | None = None
@@ -63,6 +69,15 @@ class MemoryBench:
         finally:
             store.refuse_writes = False
 
+    @contextmanager
+    def full_queue(self, store: Store) -> Iterator[None]:
+        assert isinstance(store, MemoryStore)
+        store.is_full = True
+        try:
+            yield
+        finally:
+            store.is_full = False
+
 
 class LmdbBench:
     settings = LmdbSettings()
@@ -80,6 +95,16 @@ class LmdbBench:
     def refusing_writes(self) -> Iterator[None]:
         with no_file_may_grow():
             yield
+
+    @contextmanager
+    def full_queue(self, store: Store) -> Iterator[None]:
+        assert isinstance(store, LmdbStore)
+        usual = store.settings
+        store.settings = replace(usual, queue_operations=1)
+        try:
+            yield
+        finally:
+            store.settings = usual
 
 
 class NarrowLmdbBench(LmdbBench):
@@ -107,6 +132,18 @@ class PulsarBench:
     def refusing_writes(self) -> Iterator[None]:
         with self._between.losing(SEND):
             yield
+
+    @contextmanager
+    def full_queue(self, store: Store) -> Iterator[None]:
+        from storage.pulsar.store import PulsarStore
+
+        assert isinstance(store, PulsarStore)
+        usual = store._room._limits
+        store._room._limits = usual[0], 1
+        try:
+            yield
+        finally:
+            store._room._limits = usual
 
     def close(self) -> None:
         self._between.close()

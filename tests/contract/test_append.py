@@ -8,7 +8,7 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet.defer import CancelledError, Deferred
 
-from storage.log import OffsetOutOfRange, PartitionLog, Store
+from storage.log import OffsetOutOfRange, PartitionLog, StorageFailed, Store
 from tests.contract.benches import Bench
 from tests.contract.entries import bases, entry, everything, plain, sized, topic
 
@@ -165,6 +165,18 @@ async def test_a_log_takes_nothing_new_before_the_last_of_those_that_fail_has_be
                 await one
     assert len(seen) == 3
     assert all(are_all_told for is_usable, are_all_told in seen if is_usable)
+
+
+@ensureDeferred
+async def test_an_append_refused_at_once_leaves_those_in_flight_alone(log: PartitionLog, store: Store, bench: Bench) -> None:
+    first = log.append([entry(0, 2)])
+    with bench.full_queue(store), pytest.raises(StorageFailed):
+        await log.append([entry(2)])
+    assert log.next_offset == 2
+    await first
+    assert (log.end_offset, log.next_offset) == (2, 2)
+    await log.append([entry(2)])
+    assert bases(await log.read(0, 100)) == [0, 2]
 
 
 @ensureDeferred

@@ -1,7 +1,7 @@
 """A store that keeps everything in memory: the double for tests of what stands on a store, held to the contract suite like any other.
 
 Every awaitable has fired when the call returns, unless the test asked for something else: `hold()` keeps writes in flight until `release()`,
-`refuse_writes` makes them fail as a full disk does, `fence` takes a log away as another writer would, `slow_logs` keeps logs from opening, `outside`
+`refuse_writes` makes them fail as a full disk does, `is_full` refuses new appends at once as a full queue does, `fence` takes a log away as another writer would, `slow_logs` keeps logs from opening, `outside`
 changes topics as somebody else would, `lose` takes the whole store away. What survives a restart lives in a `Medium`: a second `MemoryStore` on the same one
 sees what the first one wrote.
 """
@@ -110,6 +110,8 @@ class MemoryLog:
             self._check_open()
             if self._failing:
                 raise StorageFailed(self._failing)
+            if self._store.is_full:
+                raise StorageFailed("the queue is full: the test said so")
             expected = self._next_offset
             for entry in copies:
                 if entry.base_offset != expected or entry.last_offset < entry.base_offset:
@@ -292,6 +294,7 @@ class MemoryStore:
     def __init__(self, medium: Medium | None = None) -> None:
         self.medium = medium or Medium()
         self.refuse_writes = False
+        self.is_full = False
         self.refuse_logs: Exception | None = None
         self.slow_logs: Deferred[None] | None = None
         self.logs_asked = 0

@@ -387,6 +387,11 @@ class Producing(RuleBasedStateMachine):
     def hold(self) -> None:
         self.house.store.hold()
 
+    @rule(is_full=st.booleans())
+    def fill(self, is_full: bool) -> None:
+        """From now on appends are refused at once; those in flight go on."""
+        self.house.store.is_full = is_full
+
     @rule(fails=st.booleans())
     def release(self, fails: bool) -> None:
         self.house.store.refuse_writes = fails

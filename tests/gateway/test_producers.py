@@ -176,6 +176,51 @@ def test_beyond_the_limit_the_producer_silent_longest_goes():
     assert [producer_id for producer_id, _ in log.producers] == [3, 1, 4]
 
 
+def test_a_producer_with_a_batch_in_flight_is_kept_beyond_the_limit_until_it_is_durable():
+    log = Log(limit=2)
+    log.add(batch(0, producer=1), durable=False)
+    for producer in (2, 3):
+        log.add(batch(0, producer=producer), durable=False)
+    assert [producer_id for producer_id, _ in log.producers] == [1, 2, 3]
+    assert log.twin(batch(0, producer=1)).base_offset == 0
+    log.durable_end = log.end
+    log.add(batch(0, producer=4))
+    assert [producer_id for producer_id, _ in log.producers] == [3, 4]
+
+
+def test_a_failed_batch_is_forgotten_and_no_other():
+    log = Log()
+    log.add(batch(0))
+    for sequence in (1, 2):
+        log.add(batch(sequence), durable=False)
+    log.producers.forget(7, 1)
+    assert log.twin(batch(0)).base_offset == 0
+    assert log.twin(batch(2)).base_offset == 2
+
+
+def test_when_all_batches_of_a_new_producer_fail_the_first_one_is_next():
+    log = Log()
+    for sequence in (10, 11, 12):
+        log.add(batch(sequence), durable=False)
+    for base_offset in range(3):
+        log.producers.forget(7, base_offset)
+    assert [log.refusal(batch(sequence)) for sequence in (11, 12, 13)] == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER] * 3
+    assert log.producers.check(batch(10)) is None
+
+
+def test_a_batch_that_a_snapshot_holds_is_not_noted_again_from_the_log():
+    log = Log()
+    sent = [batch(sequence, base_offset=sequence) for sequence in range(8)]
+    for one in sent:
+        log.add(one)
+    again = Producers(10)
+    again.load(log.producers.snapshot(8, 1))
+    for one in sent[1:]:
+        again.replay(one, ANY_TIME)
+    assert again.check(batch(8)) is None
+    assert [kept.base_offset for _, producer in again for kept in producer.sent] == [3, 4, 5, 6, 7]
+
+
 def test_a_snapshot_holds_what_is_durable_and_says_how_far_that_is():
     log = Log()
     log.add(batch(0, 2))
@@ -263,13 +308,21 @@ class Recovery(RuleBasedStateMachine):
         self.log.append(self.in_flight.pop(0))
 
     @rule()
-    def fail(self) -> None:
+    def lose(self) -> None:
         self.in_flight.clear()
         self.producers.rewind(self.durable_end)
 
     @rule()
-    def save(self) -> None:
-        self.saved = self.producers.snapshot(self.durable_end)
+    def fail(self) -> None:
+        failed, self.in_flight = self.in_flight, []
+        for one in failed:
+            self.producers.forget(one.producer_id, one.base_offset)
+
+    @rule(overlap=st.integers(0, 8))
+    def save(self, overlap: int) -> None:
+        """The log is replayed from some batches before its end on."""
+        replay_from = self.log[-overlap].base_offset if 0 < overlap <= len(self.log) else self.durable_end
+        self.saved = self.producers.snapshot(self.durable_end, replay_from)
 
     @invariant()
     def a_crash_forgets_nothing_that_is_durable(self) -> None:

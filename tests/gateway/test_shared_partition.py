@@ -10,7 +10,7 @@ from twisted.internet.defer import Deferred
 from gateway.errors import ErrorCode, KafkaError
 from gateway.partition import Partition
 from gateway.producers import Producers
-from storage.log import Entry, EntryTooLarge, Fenced
+from storage.log import Entry, EntryTooLarge, Fenced, LogClosed
 from tests.fakes.broker import House, Started, open_house
 from tests.gateway.sets import batch, old_set
 from tests.gateway.test_partition import send, send_old
@@ -34,9 +34,13 @@ class SharedLog:
         return self.waiting[-1][1]
 
     def store(self, base_offset: int) -> None:
-        entry, told = self.waiting.pop(0)
+        self.arrive(base_offset)
+        self.waiting.pop(0)[1].callback(base_offset)
+
+    def arrive(self, base_offset: int) -> None:
+        """The oldest batch in flight is visible; its append has not ended."""
+        entry = self.waiting[0][0]
         self.end_offset = base_offset + entry.last_offset - entry.base_offset + 1
-        told.callback(base_offset)
 
 
 @pytest.fixture
@@ -84,7 +88,7 @@ def test_a_snapshot_holds_real_offsets_only(partition, log):
     log.store(5)
     send(partition, batch(2, producer=(7, 0, 2)))
     again = Producers(10)
-    assert again.load(partition.producers.snapshot(log.end_offset)) == 7
+    assert again.load(partition.snapshot()) == 7
     assert [sent.base_offset for _, producer in again for sent in producer.sent] == [5]
 
 
@@ -106,3 +110,44 @@ def test_what_is_lost_to_view_is_not_taken_for_stored(partition, log):
     log.waiting.pop(0)[1].errback(Fenced("lost"))
     send(partition, batch(2, producer=(7, 0, 0)))
     assert len(log.waiting) == 1
+
+
+def test_what_is_in_flight_behind_a_batch_that_failed_alone_stays_known(partition, log):
+    send(partition, batch(1, producer=(3, 0, 0)))
+    behind = send(partition, batch(2, producer=(7, 0, 0)))
+    log.waiting.pop(0)[1].errback(EntryTooLarge("large"))
+    retry = send(partition, batch(2, producer=(7, 0, 0)))
+    assert len(log.waiting) == 1
+    log.store(5)
+    assert [offset(behind), offset(retry)] == [5, 5]
+
+
+def test_a_snapshot_is_replayed_from_where_the_oldest_batch_in_flight_may_lie(partition, log):
+    send(partition, batch(2, producer=(7, 0, 0)))
+    log.store(5)
+    send(partition, batch(2, producer=(7, 0, 2)))
+    send(partition, batch(2, producer=(8, 0, 0)))
+    log.arrive(7)
+    again = Producers(10)
+    assert again.load(partition.snapshot()) == 7
+    log.store(7)
+    assert again.load(partition.snapshot()) == 7
+    log.store(9)
+    assert again.load(partition.snapshot()) == 11
+
+
+@pytest.mark.parametrize("failure", [Fenced("not acknowledged in time"), LogClosed("the topic was terminated")])
+def test_a_batch_whose_outcome_is_unknown_is_looked_for_in_the_log(partition, log, failure):
+    """It has arrived at the tail, so the log ends behind it, and then its acknowledgement fails."""
+    send(partition, batch(2, producer=(7, 0, 0)))
+    log.arrive(5)
+    log.waiting.pop(0)[1].errback(failure)
+    assert Producers(10).load(partition.snapshot()) == 0
+
+
+def test_what_was_certainly_not_stored_is_not_looked_for_in_the_log(partition, log):
+    send(partition, batch(1))
+    log.store(4)
+    send(partition, batch(2, producer=(7, 0, 0)))
+    log.waiting.pop(0)[1].errback(EntryTooLarge("large"))
+    assert Producers(10).load(partition.snapshot()) == 5

@@ -14,10 +14,15 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 
+from gateway.config import Settings
+from gateway.errors import ErrorCode, KafkaError
 from gateway.native import Format2
+from gateway.partition import Partition as Led
+from gateway.producer_snapshots import ProducerSnapshots
 from gateway.producers import Producers
-from gateway.records import read_batch
-from storage.log import Entry, EntryTooLarge, Fenced, OffsetOutOfRange, StorageFailed
+from gateway.records import check_batch, read_batch
+from gateway.topic_configs import effective
+from storage.log import Entry, EntryTooLarge, Fenced, OffsetOutOfRange, StorageFailed, Topic
 from storage.pulsar.admin import Admin
 from storage.pulsar.client import Session
 from storage.pulsar.leader import Room
@@ -29,8 +34,9 @@ from storage.records import ProducerSequence, Record, RecordBatch
 from storage.tail import Tail
 from tests.contract.waiting import settle
 from tests.fakes.memory_store import Medium, MemoryStore
+from tests.gateway.sets import batch
 from tests.peers.pulsar import Pulsar
-from tests.peers.relay import CLOSE_PRODUCER, Between
+from tests.peers.relay import CLOSE_PRODUCER, SEND_RECEIPT, Between
 from tests.peers.tenant import Tenant
 from tests.storage.pulsar.native_sender import Sender
 
@@ -271,6 +277,39 @@ async def test_a_retry_is_recognised_from_the_log_by_whoever_opens_it_next(bench
     twin = producers.check(read_batch(FORMAT.pack(RecordBatch(values(b"a", b"b"), sequence))))
     assert twin is not None
     assert (twin.base_offset, twin.last_offset) == (1, 2)
+
+
+@ensureDeferred
+async def test_a_stored_batch_whose_acknowledgement_is_lost_is_not_stored_again_by_its_retry(pulsar: Tenant, partition: Partition) -> None:
+    """The batch arrives at the tail, so the log ends behind it; then the send times out, and the log with it."""
+    sender = Sender(pulsar)
+    with Between(sender.settings) as between:
+        sender.settings = replace(between.settings, send_timeout_seconds=5.0)
+        bench = Bench(sender, partition)
+        log = await bench.open()
+        led = Led("t", 0, log, effective({}, Settings()), Producers(10))
+        assert (await send(led, 0)).base_offset == 0
+        with between.losing(SEND_RECEIPT):
+            unacknowledged = send(led, 1)
+            await reach(log, 2)
+            with pytest.raises(KafkaError) as caught:
+                await unacknowledged
+        assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        topic, snapshots = Topic("t", bytes(16), 1), ProducerSnapshots(10, lambda: TIME, lambda work: None)
+        snapshots.hold(topic.topic_id, led)
+        again = await bench.open()
+        producers, _ = await snapshots.recover(topic, 0, again)
+        led = Led("t", 0, again, effective({}, Settings()), producers)
+        assert (await send(led, 1)).base_offset == 1
+        assert (await send(led, 2)).base_offset == 2
+        await bench.close()
+    sender.client.close()
+
+
+def send(partition: Led, sequence: int) -> Any:
+    """Append a batch of an idempotent producer as a client would."""
+    records = batch(1, producer=(7, 0, sequence))
+    return partition.append_batch(records, check_batch(records, 11), TIME)
 
 
 @ensureDeferred

@@ -1,0 +1,105 @@
+"""What a partition remembers of idempotent producers when an append fails, on every store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pytest_twisted import ensureDeferred
+
+from gateway.config import Settings
+from gateway.errors import ErrorCode, KafkaError
+from gateway.partition import Appended, Partition
+from gateway.producer_snapshots import ProducerSnapshots
+from gateway.producers import Producers
+from gateway.records import check_batch
+from gateway.topic_configs import effective
+from storage.log import PartitionLog, Store
+from tests.contract.benches import Bench
+from tests.contract.entries import topic
+from tests.gateway.sets import batch
+
+
+@pytest.fixture
+def partition(log: PartitionLog) -> Partition:
+    return Partition("orders", 0, log, effective({}, Settings()), Producers(10))
+
+
+def send(partition: Partition, sequence: int, producer: int = 7) -> Any:
+    """Append a batch of two records; what waits for it."""
+    records = batch(2, producer=(producer, 0, sequence))
+    return partition.append_batch(records, check_batch(records, 11), 0)
+
+
+async def is_retry_of(partition: Partition, sequence: int, base_offset: int) -> bool:
+    """Whether a batch is recognized as the one stored at `base_offset`, and not stored again."""
+    end_offset = partition.log.end_offset
+    answer: Appended = await send(partition, sequence)
+    return answer.base_offset == base_offset and partition.log.end_offset == end_offset
+
+
+@ensureDeferred
+async def test_a_refused_append_leaves_other_producers_batches_known(partition: Partition, store: Store, bench: Bench) -> None:
+    in_flight = send(partition, 0)
+    with bench.full_queue(store), pytest.raises(KafkaError):
+        await send(partition, 0, producer=8)
+    assert (await in_flight).base_offset == 0
+    assert await is_retry_of(partition, 0, 0)
+    assert (await send(partition, 2)).base_offset == 2
+
+
+@ensureDeferred
+async def test_a_snapshot_after_a_refused_append_holds_what_was_in_flight(partition: Partition, store: Store, bench: Bench) -> None:
+    in_flight = send(partition, 0)
+    with bench.full_queue(store), pytest.raises(KafkaError):
+        await send(partition, 0, producer=8)
+    await in_flight
+    snapshots = ProducerSnapshots(10, lambda: 0, lambda work: None)
+    await snapshots.open(store)
+    await snapshots.save(topic().topic_id, partition)
+    again = ProducerSnapshots(10, lambda: 0, lambda work: None)
+    await again.open(store)
+    producers, _ = await again.recover(topic(), 0, partition.log)
+    assert await is_retry_of(Partition("orders", 0, partition.log, effective({}, Settings()), producers), 0, 0)
+
+
+@ensureDeferred
+async def test_a_batch_behind_a_refused_one_is_refused_before_anything_waits(partition: Partition, store: Store, bench: Bench) -> None:
+    """The producer is new: if the refused batch were forgotten wholly, the next one would be taken as its first."""
+    in_flight = send(partition, 0, producer=8)
+    with bench.full_queue(store):
+        refused = send(partition, 0)
+    with pytest.raises(KafkaError) as caught:
+        await send(partition, 2)
+    assert caught.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    with pytest.raises(KafkaError):
+        await refused
+    await in_flight
+    assert [(await send(partition, sequence)).base_offset for sequence in (0, 2)] == [2, 4]
+
+
+@ensureDeferred
+async def test_a_refused_append_that_is_awaited_late_forgets_nothing_newer(partition: Partition, store: Store, bench: Bench) -> None:
+    in_flight = send(partition, 0, producer=8)
+    with bench.full_queue(store):
+        refused = [send(partition, 0), partition.append_batch(*_plain(), 0)]
+    newer = send(partition, 0)
+    for one in refused:
+        with pytest.raises(KafkaError):
+            await one
+    await in_flight
+    assert (await newer).base_offset == 2
+    assert await is_retry_of(partition, 0, 2)
+
+
+@ensureDeferred
+async def test_a_producer_whose_batch_is_in_flight_is_not_evicted(log: PartitionLog) -> None:
+    partition = Partition("orders", 0, log, effective({}, Settings()), Producers(1))
+    in_flight = [send(partition, 0), send(partition, 0, producer=8)]
+    assert [(await one).base_offset for one in in_flight] == [0, 2]
+    assert await is_retry_of(partition, 0, 0)
+
+
+def _plain() -> tuple[memoryview, Any]:
+    records = batch(2)
+    return records, check_batch(records, 11)
