@@ -73,9 +73,10 @@ class Arrivals:
             self._arrived.clear()
 
     def end(self, error: StorageError) -> None:
-        """Nothing more is dealt with; what was acknowledged and has not arrived is lost to view."""
+        """Nothing more is dealt with; what was acknowledged and has not arrived is lost to view. What has arrived is stored, and told so."""
         self._is_over = True
         self._queue.clear()
+        self._tell_placed()
         waiting = list(self._acknowledged.values())
         self._acknowledged.clear()
         for appending in waiting:
@@ -103,6 +104,9 @@ class Arrivals:
 
     def _tell(self) -> None:
         self._on_pause()
+        self._tell_placed()
+
+    def _tell_placed(self) -> None:
         placed, self._placed = self._placed, []
         for appending, base_offset in placed:
             appending.told.callback(base_offset)
@@ -122,6 +126,4 @@ class Arrivals:
         error = failure.value
         if not isinstance(error, StorageError):
             logger.error("entries of %s could not be taken in, which is a bug", self._stored.finder.topic, exc_info=error)
-        for appending, _ in self._placed:
-            appending.told.errback(Fenced("the log ended"))
         self._on_failure(Fenced(f"what was written to the topic cannot be followed: {error}"))

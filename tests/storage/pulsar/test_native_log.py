@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
 
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
@@ -310,6 +311,41 @@ def send(partition: Led, sequence: int) -> Any:
     """Append a batch of an idempotent producer as a client would."""
     records = batch(1, producer=(7, 0, sequence))
     return partition.append_batch(records, check_batch(records, 11), TIME)
+
+
+@ensureDeferred
+async def test_a_batch_that_has_arrived_is_answered_although_the_log_ends_before_the_next_entry_is_counted(
+    bench: Bench, sender: Sender
+) -> None:
+    log = await bench.open()
+    index_of = log._stored.finder.index_of
+    peeks: list[Deferred[None]] = []
+
+    async def held(position: Any) -> int:
+        peeks.append(Deferred())
+        await peeks[-1]
+        return await index_of(position)
+
+    log._stored.finder.index_of = held  # type: ignore[method-assign]
+    own = append(log, *values(b"a"))
+    await until(lambda: len(peeks) == 1 and bool(log.arrivals._acknowledged))
+    # Its index is not counted on from the entry before it, but asked for.
+    sender.send(b"c" * 11_000_000, chunked=True)
+    await until(lambda: len(log.arrivals._queue) == 2)
+    peeks[0].callback(None)
+    await until(lambda: len(peeks) == 2)
+    await log.shut()
+    assert await own.addTimeout(10, reactor) == 0
+    peeks[1].callback(None)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Returns when it is so, within a minute."""
+    for _ in range(6000):
+        if is_so():
+            return
+        await deferLater(reactor, 0.01)
+    raise TimeoutError
 
 
 @ensureDeferred
