@@ -239,7 +239,9 @@ class Settings(BaseSettings):
         24 * HOUR, ge=1, description="An idempotent producer silent for so long is forgotten. Kafka's default."
     )
     max_producer_ids_per_partition: int = Field(
-        10_000, ge=1, description="Idempotent producers remembered by a partition, some 1 KB each; the longest silent is forgotten first."
+        10_000,
+        ge=1,
+        description="Idempotent producers remembered by a partition, some 1 KB each; the longest silent is forgotten first, unless it has batches in flight.",
     )
 
     # Fetching and conversion

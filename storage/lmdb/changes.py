@@ -10,7 +10,7 @@ from typing import Any
 
 from storage.lmdb.burst import Burst, Durable
 from storage.lmdb.layout import EVERY_OFFSET, LOG_ROW, PLACE, SLOT, U32, U64, LogRow, Slot, TopicRow, decode_topic, encode_topic, slot_of
-from storage.lmdb.queries import last_slot, log_row, slot_at, slots_from
+from storage.lmdb.queries import last_slot, log_row, retained_from, slot_at, slots_from
 from storage.log import Entry, OffsetOutOfRange, Topic, TopicExists, UnknownTopic
 
 
@@ -48,6 +48,15 @@ def move_start(burst: Burst, log_id: int, offset: int) -> tuple[int, int]:
         put_row(burst, log, first, row.compacted_to)
         burst.free(log_id, offset)
     return log.start_offset, log.size
+
+
+def retain(burst: Burst, log_id: int, since: int | None, at_most_bytes: int | None) -> tuple[int, int]:
+    """`PartitionLog.retain`; the new start and size. Raises LogClosed."""
+    log = burst.log(log_id)
+    row = log_row(burst.txn, burst.databases["logs"], log_id)
+    with burst.txn.cursor(db=burst.databases["entries"]) as cursor:
+        offset = retained_from(cursor, log_id, log.start_offset, log.end_offset, row, log.size, since, at_most_bytes)
+    return move_start(burst, log_id, offset)
 
 
 def size_from(cursor: Any, log: Durable, first: Slot | None, offset: int, compacted_to: int) -> int:

@@ -158,9 +158,24 @@ class PulsarLog:
         self._move_start(offset, before)
 
     async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
-        """`PartitionLog.retain`. The front tells at once whether anything goes; only then is it searched how much."""
+        """`PartitionLog.retain`. The front tells at once whether anything goes; only then is it searched how much.
+
+        Nothing else is deleted or replaced from the search to the deletion: it would change how many bytes remain.
+        """
         self._check_open()
         await self.see_trimmed()
+        await self.partition.turn.acquire()
+        try:
+            self._check_open()
+            offset = await self._retained_from(since, at_most_bytes)
+            self._check_open()
+            if offset > self._start_offset:
+                await self._delete_before(offset)
+        finally:
+            self.partition.turn.release()
+        return self._start_offset
+
+    async def _retained_from(self, since: int | None, at_most_bytes: int | None) -> int:
         start, end = self._start_offset, self._end
         front = await self._front_entry()
         kept: list[Entry | None] = []
@@ -168,8 +183,7 @@ class PulsarLog:
             kept.append(await self._entries.at_time(start, end.offset, since))
         if front and at_most_bytes is not None and self.size - len(front.payload) >= at_most_bytes:
             kept.append(await self._entries.behind_bytes(start, end.offset, end.bytes - self.partition.patches.savings - at_most_bytes))
-        self._check_open()
-        return await self.delete_before(max((entry.base_offset if entry else end.offset for entry in kept), default=start))
+        return max((entry.base_offset if entry else end.offset for entry in kept), default=start)
 
     async def _front_entry(self) -> Entry | None:
         """The first readable entry; None where there is none."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 
 from storage.log import OffsetOutOfRange, PartitionLog, StorageFailed, Store
 from tests.contract.benches import Bench
@@ -95,6 +100,26 @@ async def test_an_entry_goes_while_the_rest_still_fills_the_limit(log: Partition
     """The rule of Kafka's UnifiedLog for segments: what remains is the least that is not below the limit."""
     assert await log.retain(since=None, at_most_bytes=limit) == start
     assert (log.start_offset, log.size) == (start, 500 - 10 * start)
+
+
+@pytest.mark.parametrize("meanwhile", ["replace", "delete_before"])
+@ensureDeferred
+async def test_retention_by_bytes_counts_what_other_deletions_leave(store: Store, meanwhile: str) -> None:
+    """20,000 bytes, of which another deletion leaves 11,000 while retention is at work: one entry less would be below the limit."""
+    await store.create_topic(topic("busy"))
+    log = await store.log("busy", 0)
+    for n in range(20):
+        await log.append([sized(n, 1000)])
+    await log.replace(0, 0, [sized(0, 1000)])
+    # A turn of the reactor: what is written within the callbacks of another write waits for their end.
+    await deferLater(reactor, 0)
+    deleting = Deferred.fromCoroutine(log.replace(10, 18, []) if meanwhile == "replace" else log.delete_before(9))
+    # The store's own threads go on: the deletion is done, and the reactor has not been told.
+    time.sleep(0.2)  # noqa: ASYNC251 - the reactor is to stand still
+    await log.retain(since=None, at_most_bytes=10_500)
+    await deleting
+    assert log.size == 11_000
+    assert bases(await everything(log)) == ([*range(10), 19] if meanwhile == "replace" else [*range(9, 20)])
 
 
 @pytest.mark.parametrize(("since", "limit", "start"), [(11, 300, 20), (31, 300, 40), (None, None, 0)])

@@ -12,7 +12,8 @@ import pulsar as library
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageFailed, UnknownTopic
@@ -92,6 +93,23 @@ async def test_what_was_stored_without_an_acknowledgement_is_there_whole_for_the
     assert again.size == sum(len(one.payload) for one in await everything(again))
     await again.append([entry(4)])
     assert bases(await everything(again)) == [0, 1, 2, 3, 4]
+
+
+@ensureDeferred
+async def test_retention_by_bytes_counts_what_a_compaction_before_it_leaves(log):
+    """20,000 bytes, of which the compaction leaves 11,000: one entry less would be below the limit."""
+    for n in range(20):
+        await log.append([sized(n, 1000)])
+    turn = log.partition.turn
+    await turn.acquire()
+    replacing = Deferred.fromCoroutine(log.replace(10, 18, []))
+    retaining = Deferred.fromCoroutine(log.retain(since=None, at_most_bytes=10_500))
+    while len(turn.waiting) < 2:
+        await deferLater(reactor, 0.01)
+    turn.release()
+    await gatherResults([replacing, retaining])
+    assert log.size == 11_000
+    assert bases(await everything(log)) == [*range(10), 19]
 
 
 @ensureDeferred
