@@ -14,7 +14,7 @@ from gateway import logs
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
 from gateway.live_topic import LiveTopic, Opening, Troubles
-from gateway.partition import Partition, storage_error
+from gateway.partition import Partition, Recovery, storage_error
 from gateway.producer_snapshots import ProducerSnapshots
 from gateway.waiting import Clock
 from storage.log import StorageError, Store, UnknownTopic
@@ -101,20 +101,52 @@ class Leading:
             self.version += 1
         live.epochs[index] = epoch
         del live.opening[index]
+        if partition.recovery is not None:
+            self._start(self._recover(live, partition, partition.recovery))
         opening.result.succeed(partition)
+
+    async def recovered(self, partition: Partition) -> None:
+        """Returns when the partition knows its idempotent producers. Raises KafkaError."""
+        recovery = partition.recovery
+        if recovery is None:
+            return
+        try:
+            await recovery.ended.within(self._clock, recovery.until - self._clock.seconds())
+        except TimeoutError:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the partition's idempotent producers are still being recovered") from None
+
+    async def _recover(self, live: LiveTopic, partition: Partition, recovery: Recovery) -> None:
+        """Reads and what asks for no sequence are served meanwhile."""
+        try:
+            await self._snapshots.replay(live.topic.topic_id, partition, recovery)
+        except StorageError as failure:
+            error = storage_error(failure)
+            if not live.is_gone:
+                _log.warning("idempotent producers not recovered", topic=live.name, partition=partition.index, reason=str(failure))
+            # Opened again it goes on from there.
+            self._give_up(live, partition, error)
+            recovery.ended.fail(error)
+        except Exception as failure:
+            self._give_up(live, partition, KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the partition cannot be opened"))
+            recovery.ended.fail(failure)
+            raise
+        else:
+            partition.recovery = None
+            recovery.ended.succeed(None)
 
     async def _opened(self, live: LiveTopic, index: int) -> Partition:
         log = await self._store.log(live.name, index)
-        producers, replayed = await self._snapshots.recover(live.topic, index, log)
         if live.is_gone:
             # Deleted meanwhile; the log may even be that of a new topic of the same name.
             raise UnknownTopic(live.name)
+        producers, offset = self._snapshots.load(live.topic, index, log)
         partition = Partition(live.name, index, log, live.config, producers, partial(self._give_up, live))
-        partition.unsaved_bytes = replayed
+        if offset < log.end_offset:
+            partition.recovery = Recovery(offset, self._clock.seconds() + self._longest_wait)
         return partition
 
-    def _give_up(self, live: LiveTopic, partition: Partition) -> None:
-        """Its log is finished: the next who asks for the partition has it opened anew."""
+    def _give_up(self, live: LiveTopic, partition: Partition, reason: KafkaError | None = None) -> None:
+        """Its log is finished, or its producers cannot be recovered: the next who asks for the partition has it opened anew."""
         index = partition.index
         if live.is_leaving or live.partitions.get(index) is not partition:
             return
@@ -127,7 +159,8 @@ class Leading:
         if self._clock.seconds() - live.opened_at.pop(index) >= self._longest_pause:
             live.troubles.pop(index, None)
         _log.warning("partition given up, to be opened anew", topic=live.name, partition=index, epoch=partition.log.leader_epoch)
-        self._note_trouble(live, index, KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none"))
+        other_leader = KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none")
+        self._note_trouble(live, index, reason or other_leader)
 
     def _note_trouble(self, live: LiveTopic, index: int, reason: KafkaError) -> None:
         before = live.troubles.get(index)

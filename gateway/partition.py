@@ -70,13 +70,37 @@ class _Sequenced:
     shared: Shared[Appended] = field(default_factory=Shared)
 
 
+@dataclass(slots=True)
+class Recovery:
+    """The replay of the log into the state of the idempotent producers.
+
+    `offset` is how far it has come. A request waits for its end until `until` at most, in seconds of the broker's clock.
+    """
+
+    offset: int
+    until: float
+    ended: Shared[None] = field(default_factory=Shared)
+
+
 class Partition:
     """One partition that this gateway leads. `config` is replaced whenever the topic's configs change.
 
     `give_up` is called, again and again maybe, once its log is finished: whoever asks for the partition then gets another object.
     """
 
-    __slots__ = ("_give_up", "_in_flight", "_invisible", "_turns", "config", "index", "log", "producers", "topic", "unsaved_bytes")
+    __slots__ = (
+        "_give_up",
+        "_in_flight",
+        "_invisible",
+        "_turns",
+        "config",
+        "index",
+        "log",
+        "producers",
+        "recovery",
+        "topic",
+        "unsaved_bytes",
+    )
 
     def __init__(
         self, topic: str, index: int, log: PartitionLog, config: TopicConfig, producers: Producers, give_up: GivenUp | None = None
@@ -87,6 +111,8 @@ class Partition:
         self.config = config
         self.producers = producers
         self._give_up = give_up
+        #: While it lasts, and if it has failed, nothing of an idempotent producer may be appended.
+        self.recovery: Recovery | None = None
         #: Bytes appended since the producers' state was last saved.
         self.unsaved_bytes = 0
         # Idempotent producers' batches by the offset they were queued at, oldest first; a retry waits
@@ -239,9 +265,13 @@ class Partition:
         assigns offsets itself, such a batch can lie before `end_offset` although it is not
         acknowledged yet, and a failed acknowledgement leaves it stored.
         """
-        end_offset = self.log.end_offset
+        end_offset = replay_from = self.log.end_offset
         oldest = next(iter(self._in_flight.values()), None)
-        return self.producers.snapshot(end_offset, end_offset if oldest is None else min(oldest.end_offset, end_offset))
+        if oldest is not None:
+            replay_from = min(replay_from, oldest.end_offset)
+        if self.recovery is not None:
+            replay_from = min(replay_from, self.recovery.offset)
+        return self.producers.snapshot(end_offset, replay_from)
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
         """Whole entries from the one that holds `offset` on; see PartitionLog.read. Raises KafkaError."""

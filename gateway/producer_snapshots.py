@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from gateway import logs
-from gateway.partition import Partition
+from gateway.partition import Partition, Recovery
 from gateway.producers import Producers
 from gateway.records import HEADER_BYTES, magic_of, read_batch
-from storage.log import PartitionLog, StateTable, StorageError, Store, Topic
+from storage.log import OffsetOutOfRange, PartitionLog, StateTable, StorageError, Store, Topic
 
 _log = logs.part(__name__)
 
@@ -28,10 +28,12 @@ _SAVE_BYTES = 16 << 20
 
 
 class ProducerSnapshots:
-    """The table. `limit` is the most producers that a partition remembers; `now` is the time in ms; `start` runs a coroutine in the background."""
+    """The table. `limit` is the most producers that a partition remembers, `expiration_ms` for how long; `now` is the time in ms; `start` runs a
+    coroutine in the background."""
 
-    def __init__(self, limit: int, now: Callable[[], int], start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(self, limit: int, expiration_ms: int, now: Callable[[], int], start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._limit = limit
+        self._expiration_ms = expiration_ms
         self._now = now
         self._start = start
         self._table: StateTable | None = None
@@ -44,32 +46,51 @@ class ProducerSnapshots:
         self._table = await store.table("producers")
         self._rows = dict(await self._table.items())
 
-    async def recover(self, topic: Topic, index: int, log: PartitionLog) -> tuple[Producers, int]:
-        """The producers' state: the last snapshot, and after it what the log says. And how many bytes of the log had to be read."""
+    def load(self, topic: Topic, index: int, log: PartitionLog) -> tuple[Producers, int]:
+        """The producers' state by the last snapshot, and the offset from which the log must be replayed."""
         producers = Producers(self._limit)
-        offset, replayed = log.start_offset, 0
         row = self._rows.get(_key(topic.topic_id, index))
-        if row is not None:
+        if row is None:
+            return producers, log.start_offset
+        try:
+            claimed = producers.load(row)
+        except msgspec.MsgspecError:
+            _log.warning("producer snapshot unreadable, reading the log", topic=topic.name, partition=index)
+            return producers, log.start_offset
+        # What the log has not, nobody has sent: a retry of it must be stored.
+        producers.truncate(log.end_offset)
+        return producers, max(log.start_offset, min(claimed, log.end_offset))
+
+    async def replay(self, topic_id: bytes, partition: Partition, recovery: Recovery) -> None:
+        """Bring the producers' state up to the log's present end, saving it at steps. Raises StorageError.
+
+        After an error `recovery.offset` tells how far it has come, and so does a snapshot taken then.
+        """
+        log, now, end = partition.log, self._now(), partition.log.end_offset
+        if recovery.offset <= log.start_offset and log.size > SNAPSHOT_BYTES:
+            # No snapshot of a large log. A producer is expired by the time of its last batch, as in Kafka's
+            # ProducerStateManager.isProducerExpired: what is older need not be read.
+            young = await log.entry_for_time(now - self._expiration_ms)
+            recovery.offset = end if young is None else max(recovery.offset, young.base_offset)
+        while recovery.offset < end:
+            # Retention may have deleted what was to be read.
+            recovery.offset = max(recovery.offset, log.start_offset)
             try:
-                claimed = producers.load(row)
-            except msgspec.MsgspecError:
-                _log.warning("producer snapshot unreadable, reading the log", topic=topic.name, partition=index)
-            else:
-                # What the log has not, nobody has sent: a retry of it must be stored.
-                producers.truncate(log.end_offset)
-                offset = max(offset, min(claimed, log.end_offset))
-        now = self._now()
-        while offset < log.end_offset:
-            entries = await log.read(offset, _REPLAY_BYTES)
+                entries = await log.read(recovery.offset, _REPLAY_BYTES)
+            except OffsetOutOfRange:
+                if recovery.offset >= log.start_offset:
+                    raise
+                continue
             if not entries:
                 # Compaction has left nothing up to the end.
                 break
             for entry in entries:
                 if magic_of(entry.payload) == 2 and len(entry.payload) >= HEADER_BYTES:
-                    producers.replay(read_batch(entry.payload), now)
-                offset = entry.last_offset + 1
-                replayed += len(entry.payload)
-        return producers, replayed
+                    partition.producers.replay(read_batch(entry.payload), now)
+                recovery.offset = entry.last_offset + 1
+                partition.unsaved_bytes += len(entry.payload)
+            if self.is_due(partition):
+                self.save_soon(topic_id, partition)
 
     def let_go(self, topic_id: bytes, index: int) -> None:
         """The partition is open: its row need not be held any longer."""

@@ -39,7 +39,7 @@ class Topics:
         self._by_id: dict[bytes, LiveTopic] = {}
         self._by_alias: dict[str, LiveTopic] = {}
         self._by_unified_name: dict[str, str] = {}
-        self._snapshots = ProducerSnapshots(settings.max_producer_ids_per_partition, now, start)
+        self._snapshots = ProducerSnapshots(settings.max_producer_ids_per_partition, settings.producer_id_expiration_ms, now, start)
         self._creating: dict[str, Shared[LiveTopic]] = {}
         self._gone: dict[bytes, tuple[Topic, int]] = {}
         self.names = Names(store)
@@ -92,7 +92,7 @@ class Topics:
         return None if live is None else live.partitions.get(index)
 
     async def partition(self, topic: str | bytes, index: int) -> Partition:
-        """The partition, opened and its producers' state recovered. Raises KafkaError."""
+        """The partition, opened; its idempotent producers may still be recovered (`Leading.recovered`). Raises KafkaError."""
         live = self.require(topic)
         partition = live.partitions.get(index)
         if partition is not None:
@@ -254,6 +254,9 @@ class Topics:
             return
         if live is not None and (topic is None or topic.topic_id != live.topic.topic_id or topic.partitions < live.topic.partitions):
             _log.info("topic deleted by others", topic=name)
+            for partition in live.partitions.values():
+                # The topic may come back: a list of topics can be wrong for a moment.
+                self._snapshots.hold(live.topic.topic_id, partition)
             self._drop(live)
             self._gone[live.topic.topic_id] = live.topic, self._now()
             live = None

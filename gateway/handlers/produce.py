@@ -68,6 +68,8 @@ async def _prepare(request: ProduceRequest, topic: str | bytes, sent: PartitionR
             if batch.is_transactional:
                 raise KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served")
             _check_size(len(sent.records), partition)
+            if batch.has_producer and partition.recovery is not None:
+                await caller.broker.topics.leading.recovered(partition)
             if partition.config.compacts and await _lacks_key(sent.records, batch, caller):
                 raise _without_key(partition, ErrorCode.INVALID_RECORD)
             return partition, sent.records, batch, topic if isinstance(topic, str) else ""

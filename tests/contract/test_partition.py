@@ -9,7 +9,7 @@ from pytest_twisted import ensureDeferred
 
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
-from gateway.partition import Appended, Partition
+from gateway.partition import Appended, Partition, Recovery
 from gateway.producer_snapshots import ProducerSnapshots
 from gateway.producers import Producers
 from gateway.records import check_batch
@@ -54,13 +54,15 @@ async def test_a_snapshot_after_a_refused_append_holds_what_was_in_flight(partit
     with bench.full_queue(store), pytest.raises(KafkaError):
         await send(partition, 0, producer=8)
     await in_flight
-    snapshots = ProducerSnapshots(10, lambda: 0, lambda work: None)
+    snapshots = ProducerSnapshots(10, 1, lambda: 0, lambda work: None)
     await snapshots.open(store)
     await snapshots.save(topic().topic_id, partition)
-    again = ProducerSnapshots(10, lambda: 0, lambda work: None)
+    again = ProducerSnapshots(10, 1, lambda: 0, lambda work: None)
     await again.open(store)
-    producers, _ = await again.recover(topic(), 0, partition.log)
-    assert await is_retry_of(Partition("orders", 0, partition.log, effective({}, Settings()), producers), 0, 0)
+    producers, offset = again.load(topic(), 0, partition.log)
+    reopened = Partition("orders", 0, partition.log, effective({}, Settings()), producers)
+    await again.replay(topic().topic_id, reopened, Recovery(offset, 0))
+    assert await is_retry_of(reopened, 0, 0)
 
 
 @ensureDeferred
@@ -90,14 +92,6 @@ async def test_a_refused_append_that_is_awaited_late_forgets_nothing_newer(parti
     await in_flight
     assert (await newer).base_offset == 2
     assert await is_retry_of(partition, 0, 2)
-
-
-@ensureDeferred
-async def test_a_producer_whose_batch_is_in_flight_is_not_evicted(log: PartitionLog) -> None:
-    partition = Partition("orders", 0, log, effective({}, Settings()), Producers(1))
-    in_flight = [send(partition, 0), send(partition, 0, producer=8)]
-    assert [(await one).base_offset for one in in_flight] == [0, 2]
-    assert await is_retry_of(partition, 0, 0)
 
 
 def _plain() -> tuple[memoryview, Any]:

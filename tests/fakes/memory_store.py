@@ -381,6 +381,14 @@ class MemoryStore:
         self.medium.topics.update(wanted)
         self.tell_topics()
 
+    def unlisted(self) -> None:
+        """The list of topics is empty for a moment; what they hold is kept, and `outside` lists them again."""
+        self.medium.topics.clear()
+        logs, self._logs = self._logs, {}
+        for log in logs.values():
+            log.shut()
+        self.tell_topics()
+
     def lose(self, reason: str) -> None:
         """Another process takes the store away."""
         self.tell_lost(reason)

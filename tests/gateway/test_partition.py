@@ -131,6 +131,16 @@ def test_a_retry_of_what_is_in_flight_waits_for_it(house, partition):
     assert partition.log.end_offset == 3
 
 
+def test_a_retry_of_what_is_in_flight_waits_for_it_beyond_the_limit_of_producers():
+    house = open_house(max_producer_ids_per_partition=1)
+    house.topic()
+    partition = house.partition()
+    house.store.hold()
+    waiting = [send(partition, batch(1, producer=(producer, 0, 0))) for producer in (7, 8, 7)]
+    house.store.release()
+    assert [one.result.base_offset for one in waiting] == [0, 1, 0]
+
+
 def test_a_retry_of_what_then_fails_fails_too(house, partition):
     house.store.hold()
     waiting = [send(partition, batch(3, producer=(7, 0, 0))) for _ in range(2)]

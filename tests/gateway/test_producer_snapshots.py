@@ -5,15 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from twisted.internet.defer import Deferred
 
 from compat.records import check_message_set
+from gateway import producer_snapshots
 from gateway.errors import ErrorCode, KafkaError
 from gateway.partition import Partition
 from gateway.producer_snapshots import SNAPSHOT_BYTES
 from gateway.records import check_batch
 from storage.log import StorageFailed
-from tests.fakes.broker import House, Started, ended, open_house
+from tests.fakes.broker import NOW, House, Started, ended, open_house
 from tests.gateway.sets import batch, old_set, pairs
+
+DAY_MS = 24 * 3_600_000
 
 
 @pytest.fixture
@@ -79,26 +83,148 @@ def test_an_unreadable_snapshot_costs_only_the_reading_of_the_log(house):
     assert is_known(reopened(house).partition(), 0, 0)
 
 
-def test_an_opening_that_fails_does_not_lose_the_snapshot(house, monkeypatch):
+class Reads:
+    """Reads of the log `orders` that a test holds back or lets fail; `offsets` are those that were asked for."""
+
+    def __init__(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = ended(house.store.log("orders", 0))
+        self.offsets: list[int] = []
+        self.fails_at = -1
+        self.held: Deferred[None] | None = None
+        self._read = log.read
+        monkeypatch.setattr(log, "read", self)
+        # One entry at a time.
+        monkeypatch.setattr(producer_snapshots, "_REPLAY_BYTES", 1)
+
+    async def __call__(self, offset: int, max_bytes: int) -> Any:
+        self.offsets.append(offset)
+        if self.held is not None:
+            await self.held
+        if offset == self.fails_at:
+            raise StorageFailed("the test said so")
+        return await self._read(offset, max_bytes)
+
+
+def filled(house: House, count: int = 4) -> None:
     house.topic("orders")
+    for sequence in range(count):
+        send(house.partition(), batch(1, producer=(7, 0, sequence), timestamp=NOW))
+
+
+def test_a_read_error_does_not_lose_the_snapshot(house, monkeypatch):
+    filled(house, 1)
     partition = house.partition()
-    send(partition, batch(1, producer=(7, 0, 0)))
     ended(house.broker.topics.save(partition))
     ended(partition.log.delete_before(1))
     send(partition, batch(1, producer=(7, 0, 1)))
     again = reopened(house)
-    log = ended(again.store.log("orders", 0))
-    real = log.read
-
-    async def failing(offset: int, max_bytes: int) -> Any:
-        raise StorageFailed("the test said so")
-
-    monkeypatch.setattr(log, "read", failing)
-    failure = Started(again.broker.topics.partition("orders", 0)).failure
+    reads = Reads(again, monkeypatch)
+    reads.fails_at = 1
+    failure = Started(again.broker.topics.leading.recovered(again.partition())).failure
     assert isinstance(failure, KafkaError)
     assert failure.code is ErrorCode.KAFKA_STORAGE_ERROR
-    monkeypatch.setattr(log, "read", real)
+    reads.fails_at = -1
     assert is_known(again.partition(), 0, 0)
+
+
+def test_after_a_read_error_the_log_is_read_from_where_it_had_come_to(house, monkeypatch):
+    filled(house)
+    again = reopened(house)
+    reads = Reads(again, monkeypatch)
+    reads.fails_at = 2
+    first = again.partition()
+    reads.fails_at = -1
+    second = again.partition()
+    assert first is not second
+    assert reads.offsets == [0, 1, 2, 2, 3]
+    assert all(is_known(second, sequence, sequence) for sequence in range(4))
+
+
+def test_a_log_that_is_read_anew_is_saved_at_steps(house, monkeypatch):
+    filled(house)
+    again = reopened(house)
+    monkeypatch.setattr(producer_snapshots, "SNAPSHOT_BYTES", 1)
+    reads = Reads(again, monkeypatch)
+    reads.fails_at = 3
+    again.partition()
+    third = reopened(again)
+    reads = Reads(third, monkeypatch)
+    assert is_known(third.partition(), 2, 2)
+    assert reads.offsets == [3]
+
+
+def test_of_a_large_log_without_a_snapshot_only_what_producers_may_be_known_from_is_read(house, monkeypatch):
+    filled(house, 0)
+    for producer, timestamp in ((7, NOW - DAY_MS - 1), (8, NOW - DAY_MS + 1), (9, NOW)):
+        send(house.partition(), batch(1, producer=(producer, 0, 5), timestamp=timestamp))
+    again = reopened(house)
+    monkeypatch.setattr(producer_snapshots, "SNAPSHOT_BYTES", 100)
+    reads = Reads(again, monkeypatch)
+    assert [producer_id for producer_id, _ in again.partition().producers] == [8, 9]
+    assert reads.offsets == [1, 2]
+
+
+def test_while_producers_are_recovered_only_their_own_requests_wait(house, monkeypatch):
+    filled(house)
+    again = reopened(house)
+    reads = Reads(again, monkeypatch)
+    reads.held = held = Deferred()
+    partition = again.partition()
+    assert send(partition, batch(1)).base_offset == 4
+    waiting = [Started(again.broker.topics.leading.recovered(partition)) for _ in range(2)]
+    assert not any(one.is_done for one in waiting)
+    reads.held = None
+    held.callback(None)
+    assert all(one.is_done and one.failure is None for one in waiting)
+    assert is_known(partition, 3, 3)
+
+
+def test_what_waits_for_producers_is_told_to_come_again_at_its_time(house, monkeypatch):
+    filled(house)
+    again = reopened(house)
+    Reads(again, monkeypatch).held = Deferred()
+    partition = again.partition()
+    waiting = Started(again.broker.topics.leading.recovered(partition))
+    again.clock.advance(again.broker.settings.partition_open_timeout_ms / 1000)
+    late = Started(again.broker.topics.leading.recovered(partition))
+    failures = [waiting.failure, late.failure]
+    assert [isinstance(one, KafkaError) and one.code for one in failures] == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 2
+
+
+def test_a_snapshot_taken_while_producers_are_recovered_claims_no_more_than_was_read(house, monkeypatch):
+    filled(house)
+    again = reopened(house)
+    Reads(again, monkeypatch).held = Deferred()
+    partition = again.partition()
+    send(partition, batch(1))
+    ended(again.broker.topics.save(partition))
+    third = reopened(again)
+    assert all(is_known(third.partition(), sequence, sequence) for sequence in range(4))
+
+
+def test_retention_may_delete_what_was_about_to_be_read(house, monkeypatch):
+    filled(house)
+    again = reopened(house)
+    reads = Reads(again, monkeypatch)
+    reads.held = held = Deferred()
+    partition = again.partition()
+    ended(partition.log.delete_before(2))
+    reads.held = None
+    held.callback(None)
+    assert is_known(partition, 3, 3)
+    assert not again.bugs
+
+
+def test_a_topic_that_comes_back_to_the_list_of_topics_keeps_its_producers(house, monkeypatch):
+    filled(house)
+    topic = house.broker.topics.get("orders").topic
+    ended(house.partition().log.delete_before(4))
+    house.store.unlisted()
+    assert house.broker.topics.get("orders") is None
+    house.store.outside([topic])
+    reads = Reads(house, monkeypatch)
+    assert is_known(house.partition(), 3, 3)
+    assert reads.offsets == []
 
 
 def test_what_a_restart_had_to_read_counts_towards_the_next_snapshot(house):

@@ -14,6 +14,7 @@ from twisted.internet.defer import Deferred
 
 from gateway.errors import ErrorCode, Refused
 from gateway.old_sets import LARGE_MESSAGE_SET
+from gateway.partition import Recovery
 from gateway.routes import ROUTES, Later
 from gateway.topic_names import KEPT_TOPICS
 from gateway.wire.api_keys import ApiKey
@@ -455,3 +456,16 @@ def test_a_producer_id_that_is_not_there_in_time_is_asked_for_again(house: House
     asking = Started(ROUTES[ApiKey.INIT_PRODUCER_ID, 4].handler(InitProducerIdRequest(transactional_id=None), house.caller(4)))
     house.clock.advance(5)
     assert asking.result.error_code == ErrorCode.REQUEST_TIMED_OUT
+
+
+def test_while_idempotent_producers_are_recovered_others_are_served(house):
+    """As after a restart without a snapshot of a large log."""
+    partition = house.partition()
+    recovery = partition.recovery = Recovery(0, house.clock.seconds() + 5)
+    waiting = start(house, request(NEW, (0, batch(1, producer=(7, 0, 0)))))
+    assert code(house, NEW, batch(1)) == ErrorCode.NONE
+    assert not waiting.is_done
+    partition.recovery = None
+    recovery.ended.succeed(None)
+    ((_, (row,)),) = waiting.result.topics
+    assert (row.error_code, row.base_offset) == (ErrorCode.NONE, 1)

@@ -19,6 +19,7 @@ from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
 from gateway.native import Format2
 from gateway.partition import Partition as Led
+from gateway.partition import Recovery
 from gateway.producer_snapshots import ProducerSnapshots
 from gateway.producers import Producers
 from gateway.records import check_batch, read_batch
@@ -296,11 +297,12 @@ async def test_a_stored_batch_whose_acknowledgement_is_lost_is_not_stored_again_
             with pytest.raises(KafkaError) as caught:
                 await unacknowledged
         assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
-        topic, snapshots = Topic("t", bytes(16), 1), ProducerSnapshots(10, lambda: TIME, lambda work: None)
+        topic, snapshots = Topic("t", bytes(16), 1), ProducerSnapshots(10, 1, lambda: TIME, lambda work: None)
         snapshots.hold(topic.topic_id, led)
         again = await bench.open()
-        producers, _ = await snapshots.recover(topic, 0, again)
+        producers, offset = snapshots.load(topic, 0, again)
         led = Led("t", 0, again, effective({}, Settings()), producers)
+        await snapshots.replay(topic.topic_id, led, Recovery(offset, 0))
         assert (await send(led, 1)).base_offset == 1
         assert (await send(led, 2)).base_offset == 2
         await bench.close()
