@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import resource
 import sys
+import time
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -122,6 +123,9 @@ def _run(settings: Settings) -> int:
     from gateway.server import run
 
     _allow_files(settings.max_connections)
+    # Twisted's timers go by the wall clock. If that is set forward, all of them would fire at once, and
+    # members of groups be expelled; if it is set back, none would for as long.
+    cast(Any, reactor).seconds = time.monotonic
     # What Twisted itself has to say goes the way of every other library.
     globalLogBeginner.beginLoggingTo([cast(Any, STDLibLogObserver())], discardBuffer=True, redirectStandardIO=False)
     code: int = run(settings, reactor)

@@ -237,7 +237,7 @@ class Coordinator(Driver):
     def emptied_at(self, group_id: str) -> float | None:
         """When the last member left, in ms since 1970; None while there are members or where there were never any (KIP-211)."""
         group = self._groups.get(group_id)
-        return group.changed_at if group is not None and group.is_empty else None
+        return self._since_1970(group.changed_at) if group is not None and group.is_empty else None
 
     def forget(self, group_id: str) -> None:
         """Delete, in the background, a group that has neither members nor offsets any more; one that has members again stays."""

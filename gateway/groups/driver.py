@@ -7,13 +7,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, cast
 
+from msgspec import structs
+
 from gateway import logs
 from gateway.config import Settings
 from gateway.errors import ErrorCode, KafkaError
 from gateway.groups import consumer_rows, rows
 from gateway.groups.alarms import Alarms
 from gateway.groups.consumer_group import ConsumerGroup
-from gateway.groups.consumer_member import Beaten
+from gateway.groups.consumer_member import Beaten, ConsumerMember
+from gateway.groups.consumer_rows import ConsumerGroupRow
 from gateway.groups.effects import Answer, Effect, Note, Save, Write
 from gateway.groups.generations import NEVER
 from gateway.groups.group import Group
@@ -37,7 +40,7 @@ AnyGroup = Group | ConsumerGroup
 
 
 class Driver:
-    """`open` it before use. `now` is the time in ms since 1970, `clock` counts the waits, `new_id` makes what no other member's id ends in,
+    """`open` it before use. `now` is the time in ms since 1970, for rows alone; groups live by `clock`, which must not step; `new_id` makes what no other member's id ends in,
     and `start` runs a coroutine in the background."""
 
     def __init__(
@@ -55,7 +58,7 @@ class Driver:
         self._settings = settings
         self._clock = clock
         self._alarms = Alarms(clock)
-        self._now = now
+        self._wall_ms = now
         self._new_id = new_id
         self._start = start
         self._groups: dict[str, AnyGroup] = {}
@@ -72,8 +75,17 @@ class Driver:
     async def open(self) -> None:
         """Go on with the groups that the store has. Raises StorageError."""
         for group in await load(self._table, self._topology, self._settings, self._now()):
+            group.changed_at += self._now() - self._wall_ms()
             self._groups[group.group_id] = group
             self._act(group)
+
+    def _now(self) -> int:
+        """Milliseconds by the clock that deadlines go by."""
+        return int(self._clock.seconds() * 1000)
+
+    def _since_1970(self, time: float) -> int:
+        """A time of `_now` as rows have it."""
+        return int(time) - self._now() + self._wall_ms()
 
     def end(self) -> None:
         """Nothing waits any more: its clients are told to look for their coordinator again, as when Kafka's goes down."""
@@ -121,7 +133,7 @@ class Driver:
                 _log.info(event, group=group.group_id, generation=group.generation, members=len(group.roster), **told)
 
     async def _save(self, group: Group, save: Save) -> None:
-        stored = rows.value_of(save.row)
+        stored = rows.value_of(structs.replace(save.row, changed_at=self._since_1970(save.row.changed_at)))
         self._storing += len(stored)
         try:
             await self._put({**dict.fromkeys(save.drops), rows.key_of(group.group_id): stored})
@@ -135,7 +147,7 @@ class Driver:
         self._act(group)
 
     async def _write(self, group: ConsumerGroup, write: Write) -> None:
-        stored = {key: None if row is None else consumer_rows.value_of(row) for key, row in write.rows.items()}
+        stored = {key: None if row is None else consumer_rows.value_of(self._as_stored(row)) for key, row in write.rows.items()}
         try:
             await self._put(stored)
         except StorageError as failure:
@@ -144,6 +156,11 @@ class Driver:
         else:
             group.written(write)
         self._act(group)
+
+    def _as_stored(self, row: ConsumerGroupRow | ConsumerMember) -> ConsumerGroupRow | ConsumerMember:
+        if isinstance(row, ConsumerGroupRow):
+            return structs.replace(row, changed_at=self._since_1970(row.changed_at))
+        return row
 
     async def _put(self, stored: Mapping[bytes, bytes | None]) -> None:
         """Raises StorageError, also where it takes too long: then it may be stored all the same, but never after what is put later."""

@@ -2,7 +2,7 @@
 
 Whenever its members or their subscriptions or the topics of these change, the group's epoch rises. When somebody is heard of next, a target is
 made for that epoch: which partitions each member shall have. Each member comes to it in its own time, by its heartbeats.
-`gateway.groups.consumer_group` says what starts all this. Times are ms since 1970.
+`gateway.groups.consumer_group` says what starts all this. Times are ms of a clock that never steps; the driver stores them as ms since 1970.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a group comes from one generation to the next: its state, its members, and the waits in between.
 
 A rebalance waits until all members have joined again, or for as long as the most patient of them allows; then there is a new generation, and its
-leader brings the assignment. `gateway.groups.group` says what starts all this. Times are ms since 1970.
+leader brings the assignment. `gateway.groups.group` says what starts all this. Times are ms of a clock that never steps; the driver stores them as ms since 1970.
 """
 
 from __future__ import annotations

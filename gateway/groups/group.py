@@ -1,6 +1,6 @@
 """One group: what becomes of every request of its members, and of those who are not heard of any more.
 
-The rules are those of Kafka's GroupCoordinator (3.9). No I/O, no clock, no randomness: `now` is in ms since 1970, and new ids and the handles
+The rules are those of Kafka's GroupCoordinator (3.9). No I/O, no clock, no randomness: `now` is in ms of a clock that never steps, and new ids and the handles
 of requests are arguments. What is to be done gathers for `take`; `due` says when `expire` wants to be called.
 """
 

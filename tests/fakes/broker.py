@@ -98,13 +98,15 @@ class Threads:
 
 @dataclass(slots=True)
 class House:
-    """A broker and what a test holds it by. `bugs` are failures of work in the background: there must be none."""
+    """A broker and what a test holds it by. `bugs` are failures of work in the background: there must be none. `step_ms` is by how much the
+    wall clock was set forward."""
 
     broker: Broker
     store: MemoryStore
     clock: Clock
     threads: Threads
     bugs: list[BaseException] = field(default_factory=list)
+    step_ms: int = 0
 
     def caller(self, version: int, client_id: str | None = "test") -> Caller:
         """Somebody on a listener without log-in."""
@@ -121,7 +123,7 @@ class House:
         return ended(self.broker.topics.partition(name, index))
 
     def now(self) -> int:
-        return NOW + int(self.clock.seconds() * 1000)
+        return NOW + self.step_ms + int(self.clock.seconds() * 1000)
 
 
 def open_house(medium: Medium | None = None, **settings: Any) -> House:
@@ -133,7 +135,7 @@ def open_house(medium: Medium | None = None, **settings: Any) -> House:
     made: list[House] = []
 
     def now() -> int:
-        return NOW + int(clock.seconds() * 1000)
+        return made[0].now() if made else NOW + int(clock.seconds() * 1000)
 
     def background(work: Coroutine[Any, Any, None]) -> None:
         made[0].background(work)

@@ -7,14 +7,18 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from twisted.internet import reactor
+from twisted.logger import globalLogBeginner
 
-from gateway import cli
+from gateway import cli, server
 from gateway.addresses import parse_endpoint, parse_store
+from gateway.config import Settings
 from tests.peers.gateway import STOP_SECONDS
 
 
@@ -138,6 +142,15 @@ def test_a_fault_that_nobody_foresaw_is_one_line_of_the_log(monkeypatch):
     assert "error gateway.cli" in result.stderr
     assert "ZeroDivisionError: by nought" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_the_reactors_timers_do_not_follow_the_wall_clock(monkeypatch):
+    clocks = []
+    monkeypatch.setattr(reactor, "seconds", reactor.seconds)
+    monkeypatch.setattr(server, "run", lambda settings, its_reactor: clocks.append(its_reactor.seconds) or 0)
+    monkeypatch.setattr(globalLogBeginner, "beginLoggingTo", lambda *_, **__: None)
+    cli._run(Settings())
+    assert clocks == [time.monotonic]
 
 
 def test_the_version_is_that_of_the_package():

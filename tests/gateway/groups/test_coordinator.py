@@ -335,6 +335,44 @@ def test_all_groups_together_are_bounded(caplog):
     assert not join(house, group="another", metadata=bytes(100_000)).is_done
 
 
+HOUR_MS = 3_600_000
+
+
+def test_a_wall_clock_set_forward_expels_no_member(house):
+    member = alone(house)
+    house.clock.advance(SESSION - 1)
+    heartbeat(house, member.member_id, 1)
+    house.step_ms = HOUR_MS
+    house.clock.advance(SESSION - 1)
+    assert state(house) is GroupState.STABLE
+
+
+def test_a_wall_clock_set_back_keeps_no_dead_member(house):
+    alone(house)
+    house.step_ms = -HOUR_MS
+    house.clock.advance(SESSION)
+    assert state(house) is GroupState.EMPTY
+
+
+def test_a_member_whose_session_was_extended_under_a_wrong_wall_clock_goes_at_its_time(house):
+    house.step_ms = HOUR_MS
+    member = alone(house)
+    heartbeat(house, member.member_id, 1)
+    house.step_ms = 0
+    house.clock.advance(SESSION)
+    assert state(house) is GroupState.EMPTY
+
+
+def test_when_a_group_lost_its_last_member_is_told_and_stored_by_the_wall_clock(house):
+    member = alone(house)
+    house.step_ms = HOUR_MS
+    house.broker.groups.leave("g", member.member_id, None, "")
+    emptied_at = house.now()
+    house.clock.advance(60)
+    assert house.broker.groups.emptied_at("g") == emptied_at
+    assert again(house).broker.groups.emptied_at("g") == emptied_at
+
+
 def test_a_group_is_forgotten_when_it_is_asked_for_and_empty(house):
     member = alone(house)
     groups = house.broker.groups
