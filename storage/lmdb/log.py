@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SCAN_KEYS = 10_000
+"""Keys that a search looks at in one read transaction, some 10 to 30 ms. A map that has to grow waits for the reads under way, and all writes with
+it."""
+
 
 class LmdbLog:
     """A `PartitionLog`. One process writes an LMDB store, so there is one epoch, 0."""
@@ -116,18 +120,39 @@ class LmdbLog:
         return entries
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
-        return await self._find(lambda cursor, start, end: queries.slot_for_time(cursor, self._log_id, start, end, timestamp))
+        return await self._find(lambda start, end: self._slot_for_time(start, end, timestamp))
 
     async def latest_by_time(self) -> Entry | None:
-        return await self._find(lambda cursor, start, end: queries.latest_slot(cursor, self._log_id, start, end))
+        return await self._find(self._latest_slot)
 
-    async def _find(self, search: Callable[[Any, int, int], Slot | None]) -> Entry | None:
-        """The entry that `search` finds. Once more where its beginning was deleted meanwhile."""
+    async def _slot_for_time(self, start: int, end: int, timestamp: int) -> Slot | None:
+        found: Slot | None = None
+        while start < end and found is None:
+            scan = partial(queries.scan_for_time, log_id=self._log_id, start=start, end=end, timestamp=timestamp, most=SCAN_KEYS)
+            found, start = await self._query(scan)
+        return found
+
+    async def _latest_slot(self, start: int, end: int) -> Slot | None:
+        greatest = await self._query(partial(queries.greatest_timestamp, log_id=self._log_id, start=start))
+        found = None if greatest < 0 else await self._slot_for_time(start, end, greatest)
+        if greatest < 0 or found is not None:
+            return found
+        # The greatest timestamp went with what was deleted: only a look at every key tells which is the greatest of the rest.
+        while start < end:
+            scan = partial(queries.scan_for_latest, log_id=self._log_id, start=start, end=end, most=SCAN_KEYS)
+            later, start = await self._query(scan)
+            if later is not None and (found is None or later.timestamp > found.timestamp):
+                found = later
+        return found
+
+    async def _find(self, search: Callable[[int, int], Awaitable[Slot | None]]) -> Entry | None:
+        """The entry that `search` finds. Once more where its beginning, or what was found, was deleted meanwhile."""
         while True:
             self._check_open()
-            start, end = self._start_offset, self._end_offset
-            entry: Entry | None = await self._query(partial(find_entry, search, start, end))
-            if start == self._start_offset:
+            start = self._start_offset
+            slot = await search(start, self._end_offset)
+            entry: Entry | None = None if slot is None else await self._query(partial(queries.entry_at, slot=slot))
+            if start == self._start_offset and (entry is None) is (slot is None):
                 self._check_open()
                 return entry
 
@@ -214,7 +239,3 @@ class LmdbLog:
     def _check_open(self) -> None:
         if self._is_closed:
             raise LogClosed("the log is closed: its topic was deleted or the store was closed")
-
-
-def find_entry(search: Callable[[Any, int, int], Slot | None], start: int, end: int, cursor: Any) -> Entry | None:
-    return queries.entry_at(cursor, search(cursor, start, end))

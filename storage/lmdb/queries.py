@@ -71,9 +71,9 @@ def entry_on(cursor: Any, slot: Slot) -> Entry:
     return Entry(slot.base_offset, slot.last_offset, slot.timestamp, cursor.value())
 
 
-def entry_at(cursor: Any, slot: Slot | None) -> Entry | None:
-    """The entry of `slot`, wherever the cursor stands."""
-    if slot is None or not cursor.set_range(PLACE.pack(slot.log_id, slot.base_offset)):
+def entry_at(cursor: Any, slot: Slot) -> Entry | None:
+    """The entry of `slot`, wherever the cursor stands; None where it was deleted or replaced."""
+    if not cursor.set_range(PLACE.pack(slot.log_id, slot.base_offset)) or slot_of(cursor.key()) != slot:
         return None
     return entry_on(cursor, slot)
 
@@ -93,27 +93,42 @@ def read(cursor: Any, log_id: int, offset: int, end: int, max_bytes: int) -> lis
 
 
 def slot_for_time(cursor: Any, log_id: int, start: int, end: int, timestamp: int) -> Slot | None:
-    """The first slot within `start` and `end` whose own timestamp is at least `timestamp`.
+    """The first slot within `start` and `end` whose own timestamp is at least `timestamp`."""
+    return scan_for_time(cursor, log_id, start, end, timestamp, end - start)[0]
+
+
+def scan_for_time(cursor: Any, log_id: int, start: int, end: int, timestamp: int, most: int) -> tuple[Slot | None, int]:
+    """As `slot_for_time`, but reading on over `most` keys only; and where to go on, `end` when there is nothing left.
 
     The bisection finds where the log had first seen such a timestamp. Where that entry was deleted or compacted away, a later one may bear it
     (or none), and the keys are read on from there.
     """
     reached = first_that(cursor, log_id, start, end, lambda slot: slot.running_timestamp >= timestamp)
     if reached is None:
-        return None
-    return next((slot for slot in slots_from(cursor, log_id, reached.base_offset, end) if slot.timestamp >= timestamp), None)
+        return None, end
+    for count, slot in enumerate(slots_from(cursor, log_id, reached.base_offset, end), 1):
+        if slot.timestamp >= timestamp:
+            return slot, end
+        if count == most:
+            return None, slot.last_offset + 1
+    return None, end
 
 
-def latest_slot(cursor: Any, log_id: int, start: int, end: int) -> Slot | None:
-    """The first slot within `start` and `end` with the greatest timestamp of its own; None where none has one."""
+def greatest_timestamp(cursor: Any, log_id: int, start: int) -> int:
+    """No slot from `start` on has a greater one; it may have gone with what was deleted. -1 where there is none."""
     last = last_slot(cursor, log_id)
-    if last is None or last.last_offset < start or last.running_timestamp < 0:
-        return None
-    found = slot_for_time(cursor, log_id, start, end, last.running_timestamp)
-    if found is None:
-        # The greatest timestamp went with what was deleted: only a look at every key tells which is the greatest of the rest.
-        found = max(slots_from(cursor, log_id, start, end), key=lambda slot: slot.timestamp, default=None)
-    return found if found and found.timestamp >= 0 else None
+    return -1 if last is None or last.last_offset < start else last.running_timestamp
+
+
+def scan_for_latest(cursor: Any, log_id: int, start: int, end: int, most: int) -> tuple[Slot | None, int]:
+    """Of the first `most` slots from `start` on, the first with the greatest timestamp of its own; and where to go on, as `scan_for_time`."""
+    found: Slot | None = None
+    for count, slot in enumerate(slots_from(cursor, log_id, start, end), 1):
+        if slot.timestamp > (found.timestamp if found else -1):
+            found = slot
+        if count == most:
+            return found, slot.last_offset + 1
+    return found, end
 
 
 def slot_within_bytes(cursor: Any, log_id: int, start: int, end: int, row: LogRow, size: int, limit: int) -> Slot | None:

@@ -93,12 +93,38 @@ def test_the_slot_for_a_time_is_the_first_whose_own_time_reaches_it(
     assert on(environment, slots, lambda cursor: queries.slot_for_time(cursor, 2, start, 100, timestamp)) == expected
 
 
+def in_steps(start: int, scan: Callable[[int], tuple[Slot | None, int]]) -> list[Slot]:
+    """What `scan` finds from one offset after the other, each as the scan before told it."""
+    found: list[Slot] = []
+    while start < 100:
+        slot, start = scan(start)
+        found += [slot] if slot else []
+    return found
+
+
 @quiet
-@given(slots=logs(), start=st.integers(0, 50))
-def test_the_latest_slot_is_the_first_with_the_greatest_time(environment: Any, slots: list[Slot], start: int) -> None:
+@given(slots=logs(), start=st.integers(0, 50), timestamp=st.integers(-1, 10), most=st.integers(1, 4))
+def test_the_slot_for_a_time_is_found_in_steps_as_well(environment: Any, slots: list[Slot], start: int, timestamp: int, most: int) -> None:
+    expected = next((slot for slot in slots if slot.last_offset >= start and slot.timestamp >= timestamp), None)
+
+    def steps(cursor: Any) -> list[Slot]:
+        return in_steps(start, lambda offset: queries.scan_for_time(cursor, 2, offset, 100, timestamp, most))
+
+    assert on(environment, slots, steps) == ([expected] if expected else [])
+
+
+@quiet
+@given(slots=logs(), start=st.integers(0, 50), most=st.integers(1, 4))
+def test_the_latest_slot_is_the_first_with_the_greatest_time(environment: Any, slots: list[Slot], start: int, most: int) -> None:
     readable = [slot for slot in slots if slot.last_offset >= start and slot.timestamp >= 0]
     expected = max(readable, key=lambda slot: slot.timestamp, default=None)
-    assert on(environment, slots, lambda cursor: queries.latest_slot(cursor, 2, start, 100)) == expected
+
+    def steps(cursor: Any) -> list[Slot]:
+        return in_steps(start, lambda offset: queries.scan_for_latest(cursor, 2, offset, 100, most))
+
+    assert max(on(environment, slots, steps), key=lambda slot: slot.timestamp, default=None) == expected
+    greatest = max((slot.timestamp for slot in readable), default=-1)
+    assert on(environment, slots, lambda cursor: queries.greatest_timestamp(cursor, 2, start)) >= greatest
 
 
 @quiet

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet.defer import Deferred, gatherResults
 
-from storage.log import LogClosed, StorageFailed, Topic, UnknownTopic
+from storage.lmdb import queries
+from storage.lmdb.layout import Slot
+from storage.log import Entry, LogClosed, StorageFailed, Topic, UnknownTopic
 from tests.contract.entries import bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
 
@@ -44,6 +49,37 @@ async def test_one_write_larger_than_the_limit_is_taken_when_nothing_else_waits(
     store = open_store(queue_bytes=10)
     await store.open()
     await (await store.table("rows")).put({b"k": b"v" * 100})
+
+
+@pytest.mark.parametrize("call", [lambda log: log.latest_by_time(), lambda log: log.entry_for_time(60)], ids=["latest", "for time"])
+@ensureDeferred
+async def test_a_long_search_reads_in_steps_between_which_the_map_can_grow(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], Awaitable[Entry | None]]
+) -> None:
+    """A map that has to grow waits for the reads under way, and every write waits for it."""
+    monkeypatch.setattr("storage.lmdb.log.SCAN_KEYS", 5)
+    store = open_store(map_bytes=1, tail_bytes=0)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    for n in range(50):
+        # The greatest time of all is deleted, so that every key must be looked at.
+        await log.append([sized(n, 100, time=100 if n == 0 else n)])
+    await log.delete_before(1)
+    seen: list[int] = []
+    slots_from = queries.slots_from
+
+    def counted(*arguments: Any) -> Iterator[Slot]:
+        seen.append(0)
+        for slot in slots_from(*arguments):
+            seen[-1] += 1
+            yield slot
+
+    monkeypatch.setattr(queries, "slots_from", counted)
+    found = await call(log)
+    assert (found and found.base_offset) == (49 if found else None)
+    assert max(seen) <= 5
+    assert sum(seen) >= 49
 
 
 @ensureDeferred
