@@ -19,15 +19,39 @@ from gateway.routes import Later, serves
 from gateway.topic_names import KEPT_TOPICS
 from gateway.waiting import NOT_YET, gather, unbroken_within
 from gateway.wire.api_keys import ApiKey
-from gateway.wire.produce import PartitionProduced, PartitionRecords, ProduceRequest, ProduceResponse
+from gateway.wire.produce import (
+    PartitionProduced,
+    PartitionRecords,
+    ProduceRequest,
+    ProduceResponse,
+    RecordError,
+)
 from storage.log import StorageError
 
 #: Batches whose keys must be looked at are looked at on another thread from so many records on, too: they take about a millisecond.
 MANY_RECORDS = 500
 
+#: Invalid records that one reply names (some 100 bytes each); a producer takes the rest of such a batch for good.
+MAX_RECORD_ERRORS = 10_000
+
 #: Clients of an earlier version may not know this error, and give up on what they do not know; the other leader that they are told of instead they
 #: look for, and try again (KIP-112).
 FIRST_WITH_STORAGE_ERROR = 4
+
+
+class RecordsInvalid(KafkaError):
+    """A batch is refused because some of its records are invalid: INVALID_RECORD, with the records named (KIP-467)."""
+
+    def __init__(self, count: int, records: Sequence[RecordError]) -> None:
+        # In Kafka's words (LogValidator.processRecordErrors).
+        first = ", ".join(f"RecordError(batchIndex={one.batch_index}, message='{one.message}')" for one in records[:3])
+        super().__init__(
+            ErrorCode.INVALID_RECORD,
+            f"One or more records have been rejected due to {count} record errors in total, "
+            f"and only showing the first three errors at most: [{first}]",
+        )
+        self.records = records
+
 
 #: What stands ready to be appended to one partition, with the name that its topic was asked for by, if any; or why it cannot be.
 Ready = tuple[Partition, memoryview, Batch | MessageSet, str] | KafkaError
@@ -43,7 +67,14 @@ async def produce(request: ProduceRequest, caller: Caller) -> Later[ProduceRespo
         return _refuse_all(request, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS), caller)
     if request.transactional_id is not None:
         return _refuse_all(request, KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served"), caller)
-    ready = [await _prepare(request, topic.topic, sent, caller) for topic in request.topics for sent in topic.partitions]
+    ready: list[Ready] = []
+    unnamed = MAX_RECORD_ERRORS
+    for topic in request.topics:
+        for sent in topic.partitions:
+            prepared = await _prepare(request, topic.topic, sent, caller, unnamed)
+            if isinstance(prepared, RecordsInvalid):
+                unnamed -= len(prepared.records)
+            ready.append(prepared)
     now = caller.broker.now()
     works = [_append(one, now, caller) for one in ready]
     caller.traffic.produced(request, ready)
@@ -54,7 +85,7 @@ async def produce(request: ProduceRequest, caller: Caller) -> Later[ProduceRespo
     return Later(reply, request.timeout_ms / 1000, partial(_too_late, request, ready, so_far, caller))
 
 
-async def _prepare(request: ProduceRequest, topic: str | bytes, sent: PartitionRecords, caller: Caller) -> Ready:
+async def _prepare(request: ProduceRequest, topic: str | bytes, sent: PartitionRecords, caller: Caller, max_record_errors: int) -> Ready:
     """Everything that can be known before the append: the partition is there and the records may be stored."""
     try:
         partition = caller.broker.topics.opened(topic, sent.index) or await _open(request, topic, sent.index, caller)
@@ -70,13 +101,14 @@ async def _prepare(request: ProduceRequest, topic: str | bytes, sent: PartitionR
             _check_size(len(sent.records), partition)
             if batch.has_producer and partition.recovery is not None:
                 await caller.broker.topics.leading.recovered(partition)
-            if partition.config.compacts and await _lacks_key(sent.records, batch, caller):
-                raise _without_key(partition, ErrorCode.INVALID_RECORD)
+            if partition.config.compacts:
+                await _check_keys(sent.records, batch, partition, caller, max_record_errors)
             return partition, sent.records, batch, topic if isinstance(topic, str) else ""
         checked = await check_old(sent.records, caller)
         _check_size(checked.largest, partition)
         if partition.config.compacts and checked.has_null_key:
-            raise _without_key(partition, ErrorCode.CORRUPT_MESSAGE)
+            # As brokers answered until Kafka 2.4; INVALID_RECORD is younger than these producers, and so are record errors.
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _without_key(partition))
         if not (partition.config.keeps_one_format and checked.count):
             return partition, sent.records, checked, ""
         records, batch, cpu_us = await as_batch(sent.records, caller)
@@ -98,28 +130,40 @@ async def _open(request: ProduceRequest, topic: str | bytes, index: int, caller:
     return await topics.partition(topic, index)
 
 
-async def _lacks_key(records: memoryview, batch: Batch, caller: Caller) -> bool:
-    """Whether some record of a batch has no key: compaction would not know what to keep of it (LogValidator.validateKey). Raises KafkaError."""
+async def _check_keys(records: memoryview, batch: Batch, partition: Partition, caller: Caller, max_record_errors: int) -> None:
+    """Refuse a batch with records that have no key: compaction needs one (LogValidator.validateKey). Raises KafkaError."""
     limit = caller.broker.settings.max_decompressed_bytes
+    found = None
     try:
         if len(records) < LARGE_MESSAGE_SET and batch.count < MANY_RECORDS:
             with suppress(RecordsTooLarge):
-                return _has_null_key(records, min(limit, LARGE_MESSAGE_SET))
-        lacks: bool = await caller.broker.run(_has_null_key, records, limit)
-        return lacks
+                found = _null_keys(records, min(limit, LARGE_MESSAGE_SET), max_record_errors)
+        if found is None:
+            found = await caller.broker.run(_null_keys, records, limit, max_record_errors)
     except RecordsError as failure:
         release(failure)
         code = ErrorCode.MESSAGE_TOO_LARGE if isinstance(failure, RecordsTooLarge) else ErrorCode.INVALID_RECORD
         raise KafkaError(code, str(failure)) from failure
+    count, indexes = found
+    if count:
+        message = _without_key(partition)
+        raise RecordsInvalid(count, [RecordError(index, message) for index in indexes])
 
 
-def _has_null_key(records: memoryview, limit: int) -> bool:
-    return any(key is None for _, key, _ in keys(records, max_decompressed_bytes=limit))
+def _null_keys(records: memoryview, limit: int, most: int) -> tuple[int, list[int]]:
+    """How many records have no key, and the indexes of the first `most` of them."""
+    count = 0
+    indexes: list[int] = []
+    for index, (_, key, _) in enumerate(keys(records, max_decompressed_bytes=limit)):
+        if key is None:
+            count += 1
+            if len(indexes) < most:
+                indexes.append(index)
+    return count, indexes
 
 
-def _without_key(partition: Partition, code: ErrorCode) -> KafkaError:
-    """As brokers answered message sets until Kafka 2.4; INVALID_RECORD, which today's say to all, is younger than those producers."""
-    return KafkaError(code, f"Compacted topic cannot accept message without key in topic partition {partition.topic}-{partition.index}")
+def _without_key(partition: Partition) -> str:
+    return f"Compacted topic cannot accept message without key in topic partition {partition.topic}-{partition.index}"
 
 
 def _check_size(size: int, partition: Partition) -> None:
@@ -185,7 +229,8 @@ def _row(topic: str | bytes, index: int, ready: Ready, outcome: Appended | BaseE
         if code is ErrorCode.KAFKA_STORAGE_ERROR and caller.api_version < FIRST_WITH_STORAGE_ERROR:
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         caller.traffic.touched(ApiKey.PRODUCE, caller.api_version, topic, (code,))
-        return PartitionProduced(index, code, error_message=outcome.message)
+        records = outcome.records if isinstance(outcome, RecordsInvalid) else ()
+        return PartitionProduced(index, code, error_message=outcome.message, record_errors=records)
     if outcome is NOT_YET:
         caller.traffic.touched(ApiKey.PRODUCE, caller.api_version, topic, (ErrorCode.REQUEST_TIMED_OUT,))
         return PartitionProduced(index, ErrorCode.REQUEST_TIMED_OUT, error_message="not stored yet; it may be later")

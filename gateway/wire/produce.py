@@ -1,7 +1,7 @@
 """Produce, by hand: the request without copying a record, and its short reply.
 
 Versions: 0-2 carry message sets, 3 adds the transactional id, 9 is flexible, 13 names topics by id. The reply gains throttle time (1),
-log append time (2), log start offset (5), record errors (8), tags for the current leader (10, left empty here).
+log append time (2), log start offset (5), record errors and a message (8), tags for the current leader (10, left empty here).
 """
 
 from __future__ import annotations
@@ -49,8 +49,18 @@ class ProduceRequest(msgspec.Struct, frozen=True, gc=False):
     topics: Sequence[TopicRecords]
 
 
+class RecordError(msgspec.Struct, frozen=True, gc=False):
+    """An invalid record, by its index in the batch (KIP-467)."""
+
+    batch_index: int
+    message: str
+
+
 class PartitionProduced(msgspec.Struct, frozen=True, gc=False):
-    """What became of one partition's records. `log_append_time` is -1 where the topic keeps the producer's timestamps."""
+    """What became of one partition's records. `log_append_time` is -1 where the topic keeps the producer's timestamps.
+
+    `record_errors` name the records for which a batch was refused; there is an `error_message` then.
+    """
 
     index: int
     error_code: int = ErrorCode.NONE
@@ -58,6 +68,7 @@ class PartitionProduced(msgspec.Struct, frozen=True, gc=False):
     log_append_time: int = -1
     log_start_offset: int = -1
     error_message: str | None = None
+    record_errors: Sequence[RecordError] = ()
 
 
 class ProduceResponse(msgspec.Struct, frozen=True, gc=False):
@@ -151,7 +162,11 @@ def _write_partition(out: list[bytes], partition: PartitionProduced, version: in
     if version < 8:
         return
     compact = version >= FIRST_FLEXIBLE
-    out.append(_count(0, compact))
+    out.append(_count(len(partition.record_errors), compact))
+    for record in partition.record_errors:
+        out += INT32.pack(record.batch_index), string(record.message, compact=compact)
+        if compact:
+            out.append(b"\0")
     if partition.error_message is None:
         out.append(b"\0" if compact else INT16.pack(-1))
     else:

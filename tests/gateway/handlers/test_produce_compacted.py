@@ -11,7 +11,7 @@ from gateway import handlers as handlers  # importing them routes them
 from gateway.errors import ErrorCode
 from gateway.routes import ROUTES, Later
 from gateway.wire.api_keys import ApiKey
-from gateway.wire.produce import PartitionProduced, PartitionRecords, ProduceRequest, TopicRecords
+from gateway.wire.produce import PartitionProduced, PartitionRecords, ProduceRequest, RecordError, TopicRecords
 from tests.fakes.broker import House, ended, open_house
 from tests.gateway.compacted import FORMATS, put, table
 from tests.gateway.sets import Pair, batch, old_set
@@ -26,24 +26,53 @@ def house() -> House:
 
 def produced(house: House, version: int, records: memoryview) -> PartitionProduced:
     asked = ProduceRequest(version, None, -1, 1000, [TopicRecords("orders", [PartitionRecords(0, records)])])
-
-    async def serve() -> Any:
-        reply = await ROUTES[ApiKey.PRODUCE, version].handler(asked, house.caller(version))
-        return await reply.reply if isinstance(reply, Later) else reply
-
-    (((_, (row,)),),) = (ended(serve()).topics,)
+    (((_, (row,)),),) = (ended(answer(house, asked)).topics,)
     return row
 
 
+async def answer(house: House, asked: ProduceRequest) -> Any:
+    reply = await ROUTES[ApiKey.PRODUCE, asked.version].handler(asked, house.caller(asked.version))
+    return await reply.reply if isinstance(reply, Later) else reply
+
+
 WITHOUT_KEY: list[Pair] = [(b"a", b"1"), (None, b"2")]
+
+
+def message(partition: int = 0) -> str:
+    return f"Compacted topic cannot accept message without key in topic partition orders-{partition}"
 
 
 @pytest.mark.parametrize("codec", [0, 1, 4])
 def test_a_batch_with_a_record_without_a_key_is_refused(house, codec):
     row = produced(house, 11, batch(WITHOUT_KEY, codec=codec))
     assert (row.error_code, row.base_offset) == (ErrorCode.INVALID_RECORD, -1)
-    assert row.error_message == "Compacted topic cannot accept message without key in topic partition orders-0"
+    assert row.error_message == (
+        "One or more records have been rejected due to 1 record errors in total, and only showing the first three errors "
+        f"at most: [RecordError(batchIndex=1, message='{message()}')]"
+    )
+    assert list(row.record_errors) == [RecordError(1, message())]
     assert house.partition().log.end_offset == 0
+
+
+@pytest.mark.parametrize("count", [100, 1000])
+def test_every_record_without_a_key_is_named(house, count):
+    pairs: list[Pair] = [(None if n % 10 == 7 else b"k%d" % n, b"v") for n in range(count)]
+    row = produced(house, 8, batch(pairs))
+    assert list(row.record_errors) == [RecordError(n, message()) for n in range(7, count, 10)]
+    assert row.error_message is not None
+    assert f"due to {count // 10} record errors in total" in row.error_message
+    assert row.error_message.count("RecordError(") == 3
+
+
+def test_one_reply_names_a_limited_number_of_records(house, monkeypatch):
+    monkeypatch.setattr("gateway.handlers.produce.MAX_RECORD_ERRORS", 5)
+    house.topic("other", 3, **{"cleanup.policy": "compact"})
+    sent = [PartitionRecords(index, batch([(None, b"v")] * 3)) for index in range(3)]
+    asked = ProduceRequest(11, None, -1, 1000, [TopicRecords("other", sent)])
+    (((_, rows),),) = (ended(answer(house, asked)).topics,)
+    assert [row.error_code for row in rows] == [ErrorCode.INVALID_RECORD] * 3
+    assert [[one.batch_index for one in row.record_errors] for row in rows] == [[0, 1, 2], [0, 1], []]
+    assert ["due to 3 record errors" in row.error_message for row in rows] == [True] * 3
 
 
 @pytest.mark.parametrize("written", [one for one in FORMATS if one[0] < 2], ids=str)

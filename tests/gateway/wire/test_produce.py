@@ -16,6 +16,7 @@ from gateway.wire.produce import (
     PartitionRecords,
     ProduceRequest,
     ProduceResponse,
+    RecordError,
     TopicRecords,
     read_produce,
     write_produce_response,
@@ -129,12 +130,20 @@ def test_topics_and_partitions_together_are_limited():
         read_produce(bytearray(head + flexible.int32(2) + one + one), 0, 0)
 
 
+def _produced(index, code, base, time, start, ending):
+    message, records = ending
+    return PartitionProduced(index, code, base, time, start, message, [RecordError(*one) for one in records])
+
+
 @st.composite
 def responses(draw):
     """A version, the codec's response, and ours."""
     version = draw(versions)
     throttle = draw(int32s)
-    partition = st.tuples(int32s, int16s, int64s, int64s, int64s, texts | st.none())
+    # Records are named only beside a message.
+    record = st.tuples(int32s, texts)
+    ending = st.tuples(st.none(), st.just([])) | st.tuples(texts, st.lists(record, max_size=3))
+    partition = st.tuples(int32s, int16s, int64s, int64s, int64s, ending)
     rows = draw(st.lists(st.tuples(topics_of(version), st.lists(partition, max_size=4)), max_size=4))
     theirs = CodecResponse(
         version=version,
@@ -148,19 +157,20 @@ def responses(draw):
                         base_offset=base,
                         log_append_time_ms=time,
                         log_start_offset=start,
-                        record_errors=[],
+                        record_errors=[
+                            CodecPartitionProduced.BatchIndexAndErrorMessage(batch_index=at, batch_index_error_message=text)
+                            for at, text in records
+                        ],
                         error_message=message,
                     )
-                    for index, code, base, time, start, message in partitions
+                    for index, code, base, time, start, (message, records) in partitions
                 ],
                 **named(topic, version)[0],
             )
             for topic, partitions in rows
         ],
     )
-    ours = ProduceResponse(
-        [(named(topic, version)[1], [PartitionProduced(*row) for row in partitions]) for topic, partitions in rows], throttle
-    )
+    ours = ProduceResponse([(named(topic, version)[1], [_produced(*row) for row in partitions]) for topic, partitions in rows], throttle)
     return version, theirs, ours
 
 
