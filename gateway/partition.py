@@ -193,7 +193,7 @@ class Partition:
         )
 
     def _append_time(self, checked: MessageSet, now: int) -> int | None:
-        # Format 0 has no timestamps to set.
+        # Format 0 has no timestamps to set. Such a set gets here only if the topic changed to LogAppendTime a moment ago.
         return now if self.config.is_log_append_time and checked.magic == 1 else None
 
     async def _queue_set(self, records: memoryview, checked: MessageSet, now: int, run: Run | None) -> Coroutine[Any, Any, Appended]:

@@ -66,7 +66,8 @@ _EFFECTS = {
     "Apache Pulsar: one message a record, which Pulsar's own clients read and write. What was stored before stays readable.",
     "max.message.bytes": "The largest batch (or, of old formats, message) that is taken, as sent, with its header.",
     "message.downconversion.enable": "Whether consumers older than the stored format are served. Otherwise they get UNSUPPORTED_VERSION.",
-    "message.timestamp.type": "Whose clock a record's timestamp is from: the producer's or the gateway's.",
+    "message.timestamp.type": "Whose clock a record's timestamp is from: the producer's or the gateway's. With LogAppendTime, "
+    "message sets of format 0, which has no timestamps, are stored in format 2.",
     "retention.bytes": "How many bytes a partition keeps when cleanup.policy has delete; -1 is no limit.",
     "retention.ms": "How long a partition keeps records when cleanup.policy has delete; -1 is for ever.",
 }
@@ -180,6 +181,10 @@ class TopicConfig:
     compacts: bool
     compaction: CompactionConfig = CompactionConfig()
     keeps_one_format: bool = False
+
+    def stores_in_format_2(self, magic: int) -> bool:
+        """Whether a message set of format 0 or 1 is stored as a batch. Format 0 has no field for an append time."""
+        return self.keeps_one_format or (self.is_log_append_time and magic == 0)
 
 
 def value_of(name: str, overrides: Mapping[str, str], settings: Settings) -> Any:

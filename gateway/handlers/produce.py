@@ -109,7 +109,7 @@ async def _prepare(request: ProduceRequest, topic: str | bytes, sent: PartitionR
         if partition.config.compacts and checked.has_null_key:
             # As brokers answered until Kafka 2.4; INVALID_RECORD is younger than these producers, and so are record errors.
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _without_key(partition))
-        if not (partition.config.keeps_one_format and checked.count):
+        if not (partition.config.stores_in_format_2(checked.magic) and checked.count):
             return partition, sent.records, checked, ""
         records, batch, cpu_us = await as_batch(sent.records, caller)
         caller.traffic.converted(ApiKey.PRODUCE, caller.api_version, topic, records=batch.count, size=len(sent.records))

@@ -1,4 +1,4 @@
-"""Old producers on topics that keep format 2 only: what they send is one batch, with all that it said and the offsets that the leader gives."""
+"""Old producers on topics that store format 2: what they send is one batch, with all that it said and the offsets that the leader gives."""
 
 from __future__ import annotations
 
@@ -77,6 +77,26 @@ def test_the_gateways_clock_counts_where_the_topic_says_so():
     row = send(house, message_set([A, B], magic=1))
     assert row.log_append_time == NOW
     assert [found[1:3] for found in read_with_kafka_python(payloads(house)[0])] == [(NOW, 1), (NOW, 1)]
+
+
+@pytest.mark.parametrize("codec", [None, GZIP, SNAPPY, LZ4])
+def test_format_0_is_stored_in_format_2_where_the_gateways_clock_counts(codec):
+    house = open_house()
+    house.topic("orders", message_timestamp_type="LogAppendTime")
+    sent = message_set([A, B], magic=0) if codec is None else wrapper([A, B], codec, magic=0)
+    row = send(house, sent, magic=0)
+    assert (row.error_code, row.base_offset, row.log_append_time) == (0, 0, NOW)
+    (stored,) = payloads(house)
+    assert stored[22] & 7 == (codec or 0)
+    assert read_with_aiokafka(stored) == [(0, NOW, 1, b"k", b"first", ()), (1, NOW, 1, None, None, ())]
+
+
+def test_format_1_stays_as_it_is_where_the_gateways_clock_counts():
+    house = open_house()
+    house.topic("orders", message_timestamp_type="LogAppendTime")
+    send(house, message_set([A, B], magic=1))
+    (stored,) = payloads(house)
+    assert (stored[16], [found[1:3] for found in read_with_kafka_python(stored)]) == (1, [(NOW, 1), (NOW, 1)])
 
 
 def test_an_empty_set_comes_to_nothing(house):
