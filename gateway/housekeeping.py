@@ -40,8 +40,8 @@ class Housekeeping:
     def start(self) -> None:
         settings = self._broker.settings
         # Apart from each other: a pass over a large log may take many minutes, and retention does not wait for it.
-        for a_round in (self._retain_all, self._compaction.round):
-            self._later(a_round, settings.log_retention_check_interval_ms)
+        self._later(self._retain_all, settings.log_retention_check_interval_ms)
+        self._later(self._compaction.round, settings.log_cleaner_backoff_ms)
         self._later(self._expire_offsets, settings.offsets_retention_check_interval_ms)
 
     def stop(self) -> None:

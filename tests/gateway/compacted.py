@@ -21,9 +21,11 @@ FORMATS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1
 Seen = list[tuple[int, bytes | None, bytes | None]]
 
 
-def table(house: House, name: str = "orders", **configs: str) -> Any:
+def table(house: House, name: str = "orders", partitions: int = 1, **configs: str) -> Any:
     """A topic of which all but the last entry may be compacted at once, unless `configs` say otherwise."""
-    return house.topic(name, **{"cleanup_policy": "compact", "segment_bytes": "14", "min_cleanable_dirty_ratio": "0", **configs})
+    return house.topic(
+        name, partitions, **{"cleanup_policy": "compact", "segment_bytes": "14", "min_cleanable_dirty_ratio": "0", **configs}
+    )
 
 
 def put(

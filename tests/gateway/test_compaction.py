@@ -418,8 +418,8 @@ def test_a_changed_piece_does_not_rewrite_its_neighbours(house, monkeypatch):
     assert ranges == [(2, 2, 0)]
 
 
-def test_it_is_done_at_the_interval_of_retention():
-    house = open_house(log_retention_check_interval_ms=1000)
+def test_it_is_done_at_an_interval_of_its_own():
+    house = open_house(log_cleaner_backoff_ms=1000)
     table(house)
     put(house, (b"a", b"1"), (b"a", b"2"))
     close(house)
@@ -433,6 +433,116 @@ def test_it_is_done_at_the_interval_of_retention():
     assert values(consume(house)) == [(3, b"3")]
     keeping.stop()
     assert not house.clock.getDelayedCalls()
+
+
+class Reads:
+    """Counts what compaction asks of a log that costs I/O."""
+
+    def __init__(self, log, monkeypatch):
+        self.count = 0
+        for name in ("entry_for_time", "read", "reclaim"):
+            monkeypatch.setattr(log, name, self._counted(getattr(log, name)))
+
+    def _counted(self, real):
+        def call(*arguments):
+            self.count += 1
+            return real(*arguments)
+
+        return call
+
+    def of_round(self, compaction: Compaction) -> int:
+        self.count = 0
+        ended(compaction.round())
+        return self.count
+
+
+def test_an_idle_partition_is_read_again_only_when_something_changes(monkeypatch):
+    house = open_house()
+    live = table(house, segment_ms=str(HOUR), segment_bytes="1000000")
+    for value in (b"1", b"2"):
+        put(house, (b"a", value), timestamp=house.now())
+    house.clock.advance(60)
+    put(house, (b"a", b"3"), timestamp=house.now())
+    compaction = Compaction(house.broker)
+    reads = Reads(house.partition().log, monkeypatch)
+    assert reads.of_round(compaction) > 0
+    assert reads.of_round(compaction) == 0
+    # More records; another config; and then time alone.
+    put(house, (b"b", b"1"), timestamp=house.now())
+    assert reads.of_round(compaction) > 0
+    assert reads.of_round(compaction) == 0
+    configs = {**live.topic.configs, "segment.bytes": "1000001"}
+    ended(house.broker.topics.alter(live, lambda topic: replace(topic, configs=configs)))
+    assert reads.of_round(compaction) > 0
+    assert reads.of_round(compaction) == 0
+    assert [offset for offset, _ in values(consume(house))] == [0, 1, 2, 3]
+    house.clock.advance(HOUR / 1000 - 60)
+    assert reads.of_round(compaction) > 0
+    # The third record of the key is younger than segment.ms.
+    assert [offset for offset, _ in values(consume(house))] == [1, 2, 3]
+
+
+def test_new_records_that_are_too_few_cost_no_reading(monkeypatch):
+    house = open_house()
+    table(house, min_cleanable_dirty_ratio="0.5")
+    for n in range(10):
+        put(house, (b"key %d" % n, b"1"))
+    close(house)
+    compaction = Compaction(house.broker)
+    ended(compaction.round())
+    reads = Reads(house.partition().log, monkeypatch)
+    for _ in range(3):
+        put(house, (b"key 1", b"2"))
+        assert reads.of_round(compaction) == 0
+
+
+def test_a_partition_whose_only_new_records_stay_is_read_again_at_the_interval_of_retention(house, monkeypatch):
+    put(house, (b"a", b"1"), (b"a", b"2"))
+    compaction = Compaction(house.broker)
+    reads = Reads(house.partition().log, monkeypatch)
+    assert reads.of_round(compaction) > 0
+    assert reads.of_round(compaction) == 0
+    house.clock.advance(house.broker.settings.log_retention_check_interval_ms / 1000)
+    assert reads.of_round(compaction) > 0
+
+
+def test_overdue_records_are_compacted_in_the_round_after_they_became_so():
+    house = open_house()
+    table(house, min_cleanable_dirty_ratio="1", max_compaction_lag_ms=str(HOUR))
+    for value in (b"1", b"2"):
+        put(house, (b"a", value), timestamp=house.now())
+    close(house)
+    compaction = Compaction(house.broker)
+    for wait, left in ((0, 2), (HOUR / 1000 - 1, 2), (1.001, 1)):
+        house.clock.advance(wait)
+        ended(compaction.round())
+        assert len(values(consume(house))) == left
+
+
+def test_space_is_reclaimed_at_the_interval_of_retention(house, monkeypatch):
+    compaction = Compaction(house.broker)
+    log = house.partition().log
+    calls = []
+    real = log.reclaim
+
+    def reclaim():
+        calls.append(house.clock.seconds())
+        return real()
+
+    monkeypatch.setattr(log, "reclaim", reclaim)
+    for _ in range(41):
+        ended(compaction.round())
+        house.clock.advance(15)
+    assert calls == [0, 300, 600]
+
+
+def test_the_reactor_gets_a_turn_between_many_idle_partitions(house, monkeypatch):
+    monkeypatch.setattr("gateway.compaction.CHECKS_PER_TURN", 10)
+    table(house, "wide", partitions=25)
+    going = Started(Compaction(house.broker).round())
+    assert not going.is_done
+    house.clock.advance(0)
+    assert going.is_done
 
 
 def test_logs_that_nobody_has_opened_are_left_to_whoever_leads_them(house, monkeypatch):
@@ -481,7 +591,7 @@ def test_a_log_that_is_found_finished_is_compacted_when_it_was_opened_anew(house
 
 
 def test_a_policy_of_both_compacts_and_deletes():
-    house = open_house(log_retention_check_interval_ms=1000)
+    house = open_house(log_cleaner_backoff_ms=1000, log_retention_check_interval_ms=1000)
     table(house, cleanup_policy="compact,delete", retention_ms=str(HOUR))
     put(house, (b"old", b"1"), timestamp=NOW - 2 * HOUR)
     put(house, (b"a", b"1"), (b"a", b"2"), timestamp=NOW)

@@ -26,6 +26,7 @@ KAFKA_DEFAULTS = {
     "log_retention_ms": 604800000,
     "log_retention_bytes": -1,
     "log_retention_check_interval_ms": 300000,
+    "log_cleaner_backoff_ms": 15000,
     "message_max_bytes": 1048588,
     "log_message_timestamp_type": "CreateTime",
     "log_message_downconversion_enable": True,

@@ -24,7 +24,7 @@ SECONDS = 180.0
 SEGMENT_BYTES = 1024
 LAST_VALUE = b"." * 930
 VALUE = b"." * 600
-OFTEN = ["--set", "log_retention_check_interval_ms=200"]
+OFTEN = ["--set", "log_cleaner_backoff_ms=200", "--set", "log_retention_check_interval_ms=200"]
 
 CONFIGS = {
     "cleanup.policy": "compact",

@@ -20,7 +20,7 @@ TOPIC = "table"
 KEYS = 5
 VALUE_BYTES = 20_000
 CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "30000", "min.cleanable.dirty.ratio": "0.01"}
-OFTEN = ("--set", "log_retention_check_interval_ms=200")
+OFTEN = ("--set", "log_cleaner_backoff_ms=200", "--set", "log_retention_check_interval_ms=200")
 
 #: Key, value and offset of each record.
 Records = list[tuple[bytes, bytes, int]]
