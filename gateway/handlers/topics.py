@@ -45,13 +45,13 @@ class _Plan:
 async def create_topics(request: Any, caller: Caller) -> Any:
     """Make topics. v1 adds validate_only and messages, v4 takes -1 for the default partitions (KIP-464), v5 tells the configs (KIP-525), v7 the id.
 
-    Any replication factor is taken, as are the brokers of a manual assignment, and 1 is answered: old applications ask for the three of
-    their old cluster. The request's timeout is not needed, for every topic is there when it is answered.
+    Any replication factor is taken, and 1 is answered: old applications ask for the three of their old cluster. The brokers of a manual
+    assignment must exist, for whoever names them means these brokers. The request's timeout is not needed, for every topic is there when it is answered.
     """
     topics, settings = caller.broker.topics, caller.broker.settings
     counts = Counter(topic.name for topic in request.topics)
     asked = [topic for topic in request.topics if counts[topic.name] == 1]
-    plans: list[_Plan | KafkaError] = [_plan(topic, topics, settings) for topic in asked]
+    plans: list[_Plan | KafkaError] = [_plan(topic, caller) for topic in asked]
     _limit(plans, settings.max_partitions_per_topic)
     outcomes = plans if request.validate_only else await gather([_create(plan, topics) for plan in plans])
     rows = [_created(topic.name, outcome, settings, caller.api_version) for topic, outcome in zip(asked, outcomes, strict=True)]
@@ -61,16 +61,17 @@ async def create_topics(request: Any, caller: Caller) -> Any:
     return CreateTopicsResponse(topics=rows)
 
 
-def _plan(asked: Any, topics: Topics, settings: Settings) -> _Plan | KafkaError:
+def _plan(asked: Any, caller: Caller) -> _Plan | KafkaError:
     """What is to be made, or why it cannot be, looked at in Kafka's order: the name, the configs, then the partitions."""
+    settings = caller.broker.settings
     try:
-        topics.check_new(asked.name)
+        caller.broker.topics.check_new(asked.name)
         nulls = [config.name for config in asked.configs if config.value is None]
         if nulls:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {','.join(nulls)}")
         configs = {config.name: config.value for config in asked.configs}
         check(configs, settings)
-        partitions = _assigned(asked) if asked.assignments else _counted(asked, settings)
+        partitions = _assigned(asked, caller) if asked.assignments else _counted(asked, settings)
         if partitions > settings.max_partitions_per_topic:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS,
@@ -89,7 +90,7 @@ def _counted(asked: Any, settings: Settings) -> int:
     return settings.num_partitions if asked.num_partitions == -1 else int(asked.num_partitions)
 
 
-def _assigned(asked: Any) -> int:
+def _assigned(asked: Any, caller: Caller) -> int:
     """The number of partitions in a manual assignment."""
     for value, what in ((asked.replication_factor, "replication factor"), (asked.num_partitions, "numPartitions")):
         if value != -1:
@@ -102,28 +103,34 @@ def _assigned(asked: Any) -> int:
                 f"Found multiple manual partition assignments for partition {assignment.partition_index}",
             )
         seen.add(assignment.partition_index)
-    _check_replicas([assignment.broker_ids for assignment in asked.assignments])
+    _check_replicas(asked.assignments, caller)
     if seen != set(range(len(seen))):
         raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence")
     return len(seen)
 
 
-def _check_replicas(assignments: Sequence[Sequence[int]]) -> None:
-    """Raises KafkaError(INVALID_REPLICA_ASSIGNMENT) for an assignment that no cluster could have."""
-    for brokers in assignments:
+def _check_replicas(assignments: Sequence[Any], caller: Caller) -> None:
+    """Raises KafkaError(INVALID_REPLICA_ASSIGNMENT) for an assignment that this cluster cannot have."""
+    known = {node.node_id for node in caller.broker.cluster.nodes(caller.listener)}
+    for brokers in (assignment.broker_ids for assignment in assignments):
         if not brokers:
-            raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "The manual partition assignment includes an empty replica list.")
-        twice = [broker for broker, count in Counter(brokers).items() if count > 1]
-        if twice:
-            raise KafkaError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes the broker {twice[0]} more than once."
+            raise _misassigned("includes an empty replica list.")
+        # In the order of the ids, as ReplicationControlManager.validateManualPartitionAssignment looks at them.
+        for broker, count in sorted(Counter(brokers).items()):
+            if broker not in known:
+                raise _misassigned(f"includes broker {broker}, but no such broker is registered.")
+            if count > 1:
+                raise _misassigned(f"includes the broker {broker} more than once.")
+        expected = len(assignments[0].broker_ids)
+        if len(brokers) != expected:
+            raise _misassigned(
+                f"includes a partition with {len(brokers)} replica(s), but this is not consistent with previous partitions, "
+                f"which have {expected} replica(s)."
             )
-        if len(brokers) != len(assignments[0]):
-            raise KafkaError(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"The manual partition assignment includes a partition with {len(brokers)} replica(s), but this is not consistent "
-                f"with previous partitions, which have {len(assignments[0])} replica(s).",
-            )
+
+
+def _misassigned(why: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {why}")
 
 
 def _limit(plans: list[_Plan | KafkaError], most: int) -> None:
@@ -227,7 +234,7 @@ def _deleted(name: str | None, topic_id: bytes, outcome: BaseException | None) -
 
 @serves(ApiKey.CREATE_PARTITIONS, 0, 3)
 async def create_partitions(request: Any, caller: Caller) -> Any:
-    """Give topics more partitions. The brokers of an assignment are looked at for sense only, as with CreateTopics."""
+    """Give topics more partitions. The brokers of an assignment must exist, as with CreateTopics."""
     counts = Counter(topic.name for topic in request.topics)
     asked = [topic for topic in request.topics if counts[topic.name] == 1]
     outcomes = await gather([_extend(topic, caller, validate_only=request.validate_only) for topic in asked])
@@ -243,7 +250,7 @@ async def _extend(asked: Any, caller: Caller, *, validate_only: bool) -> None:
     live = topics.require(asked.name)
 
     def change(topic: Topic) -> Topic:
-        _check_increase(asked, topic, most)
+        _check_increase(asked, topic, most, caller)
         return replace(topic, partitions=asked.count)
 
     if validate_only:
@@ -252,7 +259,7 @@ async def _extend(asked: Any, caller: Caller, *, validate_only: bool) -> None:
         await topics.alter(live, change)
 
 
-def _check_increase(asked: Any, topic: Topic, most: int) -> None:
+def _check_increase(asked: Any, topic: Topic, most: int, caller: Caller) -> None:
     if asked.count == topic.partitions:
         raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {topic.partitions} partition(s).")
     if asked.count < topic.partitions:
@@ -270,7 +277,7 @@ def _check_increase(asked: Any, topic: Topic, most: int) -> None:
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"Attempted to add {additional} additional partition(s), but only {len(asked.assignments)} assignment(s) were specified.",
         )
-    _check_replicas([assignment.broker_ids for assignment in asked.assignments])
+    _check_replicas(asked.assignments, caller)
 
 
 def _extended(name: str, outcome: BaseException | None) -> Any:

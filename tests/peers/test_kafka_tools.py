@@ -81,7 +81,9 @@ def test_kafka_topics_fails_in_the_same_words(sides: Sides) -> None:
         topics("--alter", "--topic", "failing", "--partitions", "1"),
         topics("--describe", "--topic", "never"),
         topics("--delete", "--topic", "never"),
-        codes=[1, 1, 1, 1],
+        topics("--create", "--topic", "elsewhere", "--replica-assignment", "1,7"),
+        topics("--alter", "--topic", "failing", "--partitions", "3", "--replica-assignment", "1,1,9"),
+        codes=[1, 1, 1, 1, 1, 1],
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from kafka.protocol.admin.topics import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
 
+from gateway.cluster import Node
 from gateway.errors import ErrorCode
 from gateway.groups.offset_rows import Committed
 from tests.fakes.broker import House, ended, open_house
@@ -18,7 +19,7 @@ More = CreatePartitionsRequest.CreatePartitionsTopic
 
 @pytest.fixture
 def house() -> House:
-    return open_house()
+    return open_house(node_id=1)
 
 
 def new(name: str, partitions: int = 1, replicas: int = 1, assigned: Any = (), **configs: str | None) -> Any:
@@ -125,11 +126,11 @@ def test_validate_only_makes_nothing_and_tells_what_it_would_be(house: House) ->
         (new("t", -1, -1, [(0, [1]), (0, [1])]), 39, "Found multiple manual partition assignments for partition 0"),
         (new("t", -1, -1, [(0, [])]), 39, "The manual partition assignment includes an empty replica list."),
         (new("t", -1, -1, [(0, [1, 1])]), 39, "The manual partition assignment includes the broker 1 more than once."),
+        (new("t", -1, -1, [(0, [7])]), 39, "The manual partition assignment includes broker 7, but no such broker is registered."),
         (
             new("t", -1, -1, [(0, [1]), (1, [1, 2])]),
             39,
-            "The manual partition assignment includes a partition with 2 replica(s), but this is not consistent with previous "
-            "partitions, which have 1 replica(s).",
+            "The manual partition assignment includes broker 2, but no such broker is registered.",
         ),
     ],
 )
@@ -170,9 +171,21 @@ def test_one_refused_topic_does_not_hold_up_the_others(house: House) -> None:
     assert names(house) == {"good", "better"}
 
 
-def test_a_manual_assignment_gives_the_partitions_and_its_brokers_need_not_exist(house: House) -> None:
-    (row,) = create(house, new("orders", -1, -1, [(1, [101, 102]), (0, [102, 103])]), version=5)
+def test_a_manual_assignment_gives_the_partitions(house: House) -> None:
+    (row,) = create(house, new("orders", -1, -1, [(1, [1]), (0, [1])]), version=5)
     assert (row.error_code, row.num_partitions, row.replication_factor) == (0, 2, 1)
+
+
+def test_all_partitions_of_an_assignment_have_as_many_replicas(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(house.broker.cluster, "nodes", lambda listener: [Node(1, "a", 1), Node(2, "b", 2)])
+    assert told(create(house, new("t", -1, -1, [(0, [1]), (1, [1, 2])]))) == [
+        (
+            "t",
+            39,
+            "The manual partition assignment includes a partition with 2 replica(s), but this is not consistent with previous "
+            "partitions, which have 1 replica(s).",
+        )
+    ]
 
 
 def test_no_topic_has_more_partitions_than_the_limit() -> None:
@@ -316,6 +329,7 @@ def test_validate_only_adds_no_partitions(house: House) -> None:
         (4, [[1]], 39, "Attempted to add 2 additional partition(s), but only 1 assignment(s) were specified."),
         (3, [[]], 39, "The manual partition assignment includes an empty replica list."),
         (3, [[1, 1]], 39, "The manual partition assignment includes the broker 1 more than once."),
+        (4, [[1], [9]], 39, "The manual partition assignment includes broker 9, but no such broker is registered."),
     ],
 )
 def test_partitions_that_kafka_would_not_add_are_refused(house: House, count: int, brokers: Any, code: int, message: str) -> None:
