@@ -28,6 +28,7 @@ from gateway.groups.coordinator import Coordinator
 from gateway.groups.offsets import CommittedOffsets
 from gateway.groups.topology import TopicView
 from gateway.producer_ids import ProducerIds
+from gateway.topic_names import CONSUMER_OFFSETS
 from gateway.topics import Topics
 from gateway.traffic.appender import Rotation
 from gateway.traffic.files import Folder, Limits
@@ -73,6 +74,8 @@ async def open_broker(
     topology = TopicView(topics, settings.group_consumer_regex_max_bytes)
     groups = Coordinator(await store.table("groups"), topology, settings, clock, now_ms, lambda: str(uuid.uuid4()), start)
     await groups.open()
+    if len(offsets) or any(True for _ in groups):
+        topics.use_internal(CONSUMER_OFFSETS)
     traffic = open_traffic(settings, cluster.cluster_id, clock, topics, run, start)
     sessions = FetchSessions(settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1)
     converter = Converter(run, cache_bytes=settings.conversion_cache_bytes, max_decompressed_bytes=settings.max_decompressed_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from gateway.errors import ErrorCode, KafkaError
 from storage.log import Store
@@ -10,13 +11,23 @@ from storage.log import Store
 MAX_NAME_LENGTH = 249
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}\Z")
 
-INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state"})
+CONSUMER_OFFSETS = "__consumer_offsets"
+
+#: Kafka's internal topics, with the configs that Kafka gives them. Clients find them in Metadata and cannot read them: the gateway keeps committed
+#: offsets in a table of its own (decision 011).
+INTERNAL_TOPICS: Mapping[str, Mapping[str, str]] = {
+    CONSUMER_OFFSETS: {"compression.type": "producer", "cleanup.policy": "compact", "segment.bytes": "104857600"},
+    "__transaction_state": {"compression.type": "uncompressed", "cleanup.policy": "compact", "segment.bytes": "104857600"},
+}
+
+#: Partitions of an internal topic: Kafka's default of offsets.topic.num.partitions and transaction.state.log.num.partitions.
+INTERNAL_PARTITIONS = 50
 
 TRAFFIC = "__kopgate_traffic"
 
 #: No client produces into these, nor are they made because one names them. The log of the traffic is no internal topic: Spark's Kafka source reads none of
 #: those, even by its name (ConsumerStrategy).
-KEPT_TOPICS = INTERNAL_TOPICS | {TRAFFIC}
+KEPT_TOPICS = frozenset({*INTERNAL_TOPICS, TRAFFIC})
 
 
 class Names:

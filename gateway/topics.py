@@ -14,11 +14,15 @@ from gateway.live_topic import LiveTopic
 from gateway.partition import Partition, storage_error
 from gateway.producer_snapshots import ProducerSnapshots
 from gateway.topic_configs import effective
-from gateway.topic_names import Names, unified
+from gateway.topic_names import INTERNAL_PARTITIONS, INTERNAL_TOPICS, Names, unified
 from gateway.waiting import Clock, Shared, start, unbroken
 from storage.log import StorageError, Store, Topic, TopicExists, UnknownTopic
 
 _log = logs.part(__name__)
+
+
+#: The ids of internal topics are made from it and their names: the same in every gateway, at every start.
+_INTERNAL_IDS = uuid.UUID("6b6f7067-6174-6500-8000-000000000000")
 
 
 class Topics:
@@ -42,6 +46,7 @@ class Topics:
         self._snapshots = ProducerSnapshots(settings.max_producer_ids_per_partition, settings.producer_id_expiration_ms, now, start)
         self._creating: dict[str, Shared[LiveTopic]] = {}
         self._gone: dict[bytes, tuple[Topic, int]] = {}
+        self._internal: dict[str, LiveTopic] = {}
         self.names = Names(store)
         self.leading = Leading(store, self._snapshots, settings, clock, start)
         #: Goes up with every change of any topic, for caches.
@@ -79,10 +84,49 @@ class Topics:
             self._by_alias[name] = live
         return live
 
+    def use_internal(self, name: str) -> None:
+        """List an internal topic from now on. As in Kafka it appears with its first use, for example when a client asks for a coordinator."""
+        if name not in self._internal and name not in self._by_name:
+            topic = Topic(name, uuid.uuid5(_INTERNAL_IDS, name).bytes, INTERNAL_PARTITIONS, dict(INTERNAL_TOPICS[name]))
+            self._internal[name] = LiveTopic(topic, effective(topic.configs, self._settings))
+            self.version += 1
+
+    def internal(self, topic: str | bytes) -> LiveTopic | None:
+        """An internal topic in use, which is described but not stored; by any of its names, or by its id. None where one is stored."""
+        if isinstance(topic, str):
+            if "/" in topic:
+                try:
+                    topic = self.names.canonical(topic)
+                except KafkaError:
+                    return None
+            found = self._internal.get(topic)
+        else:
+            found = next((live for live in self._internal.values() if live.topic.topic_id == topic), None)
+        return None if found is None or found.name in self._by_name else found
+
+    def has_internal(self, topic: str, index: int) -> bool:
+        """Whether an internal topic has that partition. Its offsets are those of an empty log: reading it fails, and nothing before that."""
+        live = self.internal(topic)
+        return live is not None and 0 <= index < live.topic.partitions
+
+    def listed(self) -> Iterator[LiveTopic]:
+        """Every topic that clients are told of: all that there are, and the internal ones."""
+        yield from self
+        yield from (live for name, live in self._internal.items() if name not in self._by_name)
+
+    def find_listed(self, topic: str | bytes) -> LiveTopic | None:
+        """As `get`, the internal topics included."""
+        return self.get(topic) or self.internal(topic)
+
     def require(self, topic: str | bytes) -> LiveTopic:
-        """As `get`. Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, or UNKNOWN_TOPIC_ID for an id."""
+        """As `get`. Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID for an id, TOPIC_AUTHORIZATION_FAILED for an internal topic."""
         found = self.get(topic)
         if found is None:
+            internal = self.internal(topic)
+            if internal is not None:
+                # Every client takes this for final; after UNKNOWN_TOPIC_OR_PARTITION they would ask for Metadata, find it, and try again.
+                message = f"{internal.name} is an internal topic that the gateway does not store: it can be neither read nor altered."
+                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, message)
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if isinstance(topic, str) else ErrorCode.UNKNOWN_TOPIC_ID)
         return found
 
@@ -129,7 +173,7 @@ class Topics:
     def check_new(self, name: str) -> str:
         """The canonical name. Raises KafkaError for one that no new topic can have: INVALID_TOPIC_EXCEPTION or TOPIC_ALREADY_EXISTS."""
         canonical = self.names.canonical(name)
-        if canonical in self._by_name or canonical in self._creating:
+        if canonical in self._by_name or canonical in self._creating or canonical in INTERNAL_TOPICS:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
         twin = self._by_unified_name.get(unified(canonical))
         if twin is not None:

@@ -63,7 +63,8 @@ def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
     settings = caller.broker.settings
     if kind == ResourceType.TOPIC:
         caller.broker.topics.names.canonical(name)
-        return topic_entries(caller.broker.topics.require(name).topic.configs, settings)
+        topics = caller.broker.topics
+        return topic_entries((topics.internal(name) or topics.require(name)).topic.configs, settings)
     if kind == ResourceType.BROKER:
         # Without a name: what is set for all brokers at run time, which is nothing.
         return broker_entries(settings) if name and _is_this_broker(name, settings, "or empty string, ") else []

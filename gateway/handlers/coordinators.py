@@ -9,6 +9,7 @@ from kafka.protocol.metadata.find_coordinator import FindCoordinatorResponse
 from gateway.caller import Caller
 from gateway.errors import ErrorCode
 from gateway.routes import serves
+from gateway.topic_names import CONSUMER_OFFSETS
 from gateway.wire.api_keys import ApiKey
 
 GROUP = 0
@@ -23,6 +24,8 @@ async def find_coordinator(request: Any, caller: Caller) -> Any:
     keys = [request.key] if caller.api_version < FIRST_WITH_MANY_KEYS else request.coordinator_keys
     if request.key_type == GROUP and len(keys) == 1:
         caller.traffic.for_group(keys[0])
+    if request.key_type == GROUP:
+        caller.broker.topics.use_internal(CONSUMER_OFFSETS)
     node = caller.broker.cluster.nodes(caller.listener)[0]
     code, message, node_id, host, port = ErrorCode.NONE, None, node.node_id, node.host, node.port
     if request.key_type != GROUP:

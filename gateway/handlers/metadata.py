@@ -61,7 +61,7 @@ async def describe(request: Any, caller: Caller, asked: list[Any] | None, *, may
     if kept is not None:
         return Encoded(kept)
     if wanted is None:
-        rows = [_describe(live, live.name, request, caller) for live in topics]
+        rows = [_describe(live, live.name, request, caller) for live in topics.listed()]
     else:
         failures = await _create_missing(wanted, caller) if may_create else {}
         rows = [_find(name, topic_id, request, caller, failures) for name, topic_id in wanted]
@@ -90,6 +90,9 @@ async def _create_missing(wanted: Iterable[_Asked], caller: Caller) -> dict[str,
     topics, settings = caller.broker.topics, caller.broker.settings
     if not settings.auto_create_topics_enable:
         return {}
+    for name, topic_id in wanted:
+        if name is not None and name in INTERNAL_TOPICS and topic_id == _NO_ID:
+            topics.use_internal(name)
     missing = [name for name, topic_id in wanted if name is not None and _may_be_made(name, topic_id, caller)]
     if not missing:
         return {}
@@ -121,11 +124,11 @@ def _find(name: str | None, topic_id: bytes, request: Any, caller: Caller, failu
         if topic_id != _NO_ID and by_id:
             # The id is what counts, and a client must not take another topic of that name for its own.
             name = None
-            live = topics.require(topic_id)
+            live = topics.internal(topic_id) or topics.require(topic_id)
             return _describe(live, live.name, request, caller)
         if name is None or topic_id != _NO_ID:
             raise KafkaError(ErrorCode.INVALID_REQUEST)
-        found = topics.get(name)
+        found = topics.find_listed(name)
         if found is None:
             topics.names.canonical(name)
             raise failures.get(name) or KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -173,7 +176,7 @@ def _describe(live: LiveTopic, name: str, request: Any, caller: Caller) -> Any:
         error_code=0,
         name=name,
         topic_id=uuid_of(live.topic.topic_id),
-        is_internal=name in INTERNAL_TOPICS,
+        is_internal=live.name in INTERNAL_TOPICS,
         partitions=partitions,
         authorized_operations=_operations(request),
     )

@@ -59,6 +59,9 @@ async def _look_up(topic: str, asked: Any, count: int, caller: Caller) -> Any:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "the partition is in the request more than once")
         if asked.timestamp < 0 and caller.api_version < NAMED.get(asked.timestamp, caller.api_version + 1):
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"no offset is named {asked.timestamp}")
+        if caller.broker.topics.has_internal(topic, asked.partition_index):
+            offset = 0 if asked.timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL) else -1
+            return _Partition(partition_index=asked.partition_index, error_code=0, timestamp=-1, offset=offset, leader_epoch=-1)
         partition = await caller.broker.topics.partition(topic, asked.partition_index)
         check_epoch(asked.current_leader_epoch, partition.log.leader_epoch)
         offset, timestamp = await find(partition, asked.timestamp, caller)

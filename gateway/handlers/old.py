@@ -51,6 +51,9 @@ async def list_offsets_in_arrays(request: Any, caller: Caller) -> Any:
 async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
     row = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
     try:
+        if caller.broker.topics.has_internal(topic, asked.partition_index):
+            offsets = offsets_before(asked.timestamp, asked.max_num_offsets, start=0, end=0, last_before=0)
+            return row(partition_index=asked.partition_index, error_code=0, old_style_offsets=offsets)
         partition = await caller.broker.topics.partition(topic, asked.partition_index)
         last_before = None
         if asked.timestamp >= 0:

@@ -90,8 +90,7 @@ async def _prepare(request: ProduceRequest, topic: str | bytes, sent: PartitionR
     try:
         partition = caller.broker.topics.opened(topic, sent.index) or await _open(request, topic, sent.index, caller)
         if partition.topic in KEPT_TOPICS:
-            # As Kafka's ReplicaManager with internal topics, which lets those through that call themselves __admin_client: anybody can.
-            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to {partition.topic}, which the gateway keeps for itself")
+            raise _kept(partition.topic)
         if sent.records is None or not (len(sent.records) or caller.api_version < 3):
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE if caller.api_version < 3 else ErrorCode.INVALID_RECORD, "there are no records")
         if caller.api_version >= 3:
@@ -124,10 +123,18 @@ async def _prepare(request: ProduceRequest, topic: str | bytes, sent: PartitionR
 async def _open(request: ProduceRequest, topic: str | bytes, index: int, caller: Caller) -> Partition:
     """A partition that is not open, and with it all others of the request, lest each waits for the one before."""
     topics = caller.broker.topics
+    internal = topics.internal(topic)
+    if internal is not None:
+        raise _kept(internal.name)
     for other in request.topics:
         for sent in other.partitions:
             topics.open_soon(other.topic, sent.index)
     return await topics.partition(topic, index)
+
+
+def _kept(topic: str) -> KafkaError:
+    """As Kafka's ReplicaManager with internal topics, which lets those through that call themselves __admin_client: anybody can."""
+    return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to {topic}, which the gateway keeps for itself")
 
 
 async def _check_keys(records: memoryview, batch: Batch, partition: Partition, caller: Caller, max_record_errors: int) -> None:

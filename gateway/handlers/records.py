@@ -41,9 +41,10 @@ async def delete_records(request: Any, caller: Caller) -> Any:
 
 async def _delete(name: str, index: int, offset: int, caller: Caller) -> int:
     """The new start offset. Raises KafkaError; a topic that is only compacted keeps its records (Partition.deleteRecordsOnLeader)."""
-    partition = await caller.broker.topics.partition(name, index)
-    if partition.topic in INTERNAL_TOPICS:
+    live = caller.broker.topics.find_listed(name)
+    if live is not None and live.name in INTERNAL_TOPICS:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION)
+    partition = await caller.broker.topics.partition(name, index)
     if not partition.config.deletes:
         raise KafkaError(ErrorCode.POLICY_VIOLATION)
     log = partition.log

@@ -54,9 +54,9 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
 
 def _from(begin: str, asked: set[str], caller: Caller) -> Iterator[tuple[str, LiveTopic | None]]:
     topics = caller.broker.topics
-    names = asked or {live.name for live in topics}
+    names = asked or {live.name for live in topics.listed()}
     for name in sorted(name for name in names if name >= begin):
-        yield name, topics.get(name)
+        yield name, topics.find_listed(name)
 
 
 def _page(rows: list[Any], next_topic: str | None, next_partition: int) -> Any:

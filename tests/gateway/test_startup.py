@@ -1,4 +1,4 @@
-"""What is put together at the start: the traffic log that the settings ask for."""
+"""What is put together at the start: the broker on what the store has, and the traffic log that the settings ask for."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import pytest
 
 from compat.records import records
 from gateway.config import Settings
+from gateway.flow import Outgoing
 from gateway.session import Session
-from gateway.startup import open_traffic
-from gateway.topic_names import TRAFFIC
+from gateway.startup import open_broker, open_traffic
+from gateway.topic_names import CONSUMER_OFFSETS, TRAFFIC
 from gateway.traffic.appender import Rotation
 from gateway.traffic.client import Peer
 from gateway.traffic.files import Limits
 from gateway.traffic.log import OFF
 from tests.fakes.broker import House, ended, open_house
+from tests.fakes.memory_store import Medium, MemoryStore
+from tests.gateway.handlers.test_committed import commit
 
 
 @pytest.fixture
@@ -25,6 +28,22 @@ def house() -> House:
 def opened(house, **settings):
     broker = house.broker
     return open_traffic(Settings(**settings), "cluster", house.clock, broker.topics, house.threads.run, house.background)
+
+
+@pytest.mark.parametrize("has_committed", [False, True])
+def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are_some(has_committed):
+    medium = Medium()
+    house = open_house(medium)
+    house.topic("orders")
+    if has_committed:
+        assert commit(house, ("orders", 0, 1)) == [0]
+    ended(house.store.close())
+    store = MemoryStore(medium)
+    ended(store.open())
+    advertised = {"PLAINTEXT": ("127.0.0.1", 9092)}
+    outgoing = Outgoing(1 << 20)
+    broker = ended(open_broker(Settings(), store, advertised, house.clock, house.threads.run, house.background, outgoing))
+    assert [live.name for live in broker.topics.listed()] == ["orders", *([CONSUMER_OFFSETS] if has_committed else [])]
 
 
 def test_there_is_no_traffic_log_unless_it_is_asked_for(house):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
 
 from tests.legacy_clients.brokers import are_required, gateway, reference
 from tests.peers.cache import CannotInstall
@@ -74,6 +77,20 @@ def _parts(printed: Printed, count: int) -> list[Printed]:
 def _run(argv: Sequence[str]) -> Printed:
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     return Printed(done.returncode, _unmarked(done.stdout), done.stderr)
+
+
+def use_groups(address: str) -> None:
+    """Ask for a group's coordinator until the topic of committed offsets is there, which Kafka makes for that."""
+    deadline = time.monotonic() + COMMAND_SECONDS
+    admin = KafkaAdminClient(bootstrap_servers=address)
+    try:
+        while "__consumer_offsets" not in {topic["name"] for topic in admin.describe_topics()}:
+            assert time.monotonic() < deadline, f"{address} lists no topic of committed offsets"
+            with suppress(KafkaError):
+                admin.describe_groups(["nobody"])
+            time.sleep(0.1)
+    finally:
+        admin.close()
 
 
 def _unmarked(text: str) -> str:

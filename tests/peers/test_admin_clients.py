@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import json
 import shutil
@@ -9,13 +10,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka import TopicPartition as AioPartition
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import TopicAuthorizationFailedError as AioTopicAuthorizationFailedError
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewPartitions, NewTopic
 from kafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from tests.legacy_clients.brokers import are_required
 from tests.peers import jvm
 from tests.peers.cache import CannotInstall, cached, command, maven_jars
-from tests.peers.sides import PROGRAMS, Printed, Sides, side_by_side
+from tests.peers.sides import PROGRAMS, Printed, Sides, side_by_side, use_groups
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("admin clients")]  # one pair of brokers for all of them
 
@@ -112,3 +117,32 @@ def test_kcat_lists_the_same_cluster(sides: Sides) -> None:
         del one["originating_broker"]
         one["topics"][0]["partitions"].sort(key=lambda row: row["partition"])
     assert lists[0] == lists[1]
+
+
+def test_aiokafka_takes_the_topic_of_committed_offsets_for_internal(sides: Sides) -> None:
+    """What `exclude_internal_topics` goes by; and a consumer that reads it all the same is told why it cannot."""
+
+    async def look(address: str) -> tuple[bool, bool]:
+        client = AIOKafkaClient(bootstrap_servers=address)
+        await client.bootstrap()
+        try:
+            cluster = await client.fetch_all_metadata()
+            return "__consumer_offsets" in cluster.topics(exclude_internal_topics=False), "__consumer_offsets" in cluster.topics()
+        finally:
+            await client.close()
+
+    for address in (sides.gateway, sides.kafka):
+        use_groups(address)
+    assert [asyncio.run(look(address)) for address in (sides.gateway, sides.kafka)] == [(True, False)] * 2
+
+    async def read(address: str) -> None:
+        consumer = AIOKafkaConsumer(bootstrap_servers=address, auto_offset_reset="earliest")
+        await consumer.start()
+        try:
+            consumer.assign([AioPartition("__consumer_offsets", 0)])
+            await asyncio.wait_for(consumer.getone(), 60)
+        finally:
+            await consumer.stop()
+
+    with pytest.raises(AioTopicAuthorizationFailedError):
+        asyncio.run(read(sides.gateway))

@@ -10,7 +10,7 @@ import pytest
 from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from tests.peers.sides import Command, Sides, side_by_side
+from tests.peers.sides import Command, Sides, side_by_side, use_groups
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("kafka tools")]  # one pair of brokers for all of them
 
@@ -93,6 +93,22 @@ def test_kafka_topics_asks_for_any_replication_factor_and_gets_one(sides: Sides)
     )
     assert (ours[0].code, theirs[0].code) == (0, 1)
     assert "ReplicationFactor: 1" in ours[1].output
+
+
+def test_kafka_topics_shows_the_topic_of_committed_offsets_as_internal(sides: Sides) -> None:
+    for at in (sides.gateway, sides.kafka):
+        use_groups(at)
+    ours, theirs = sides.tools(
+        topics("--list"),
+        topics("--list", "--exclude-internal"),
+        topics("--describe", "--topic", "__consumer_offsets"),
+    )
+    listed = [[one.output.split() for one in found[:2]] for found in (ours, theirs)]
+    assert listed[0] == listed[1]
+    assert ["__consumer_offsets" in names for names in listed[0]] == [True, False]
+    headings = [sorted(re.split("[\t,]", found[2].output.splitlines()[0])) for found in (ours, theirs)]
+    # The tests' Kafka is told to have fewer partitions.
+    assert headings[0] == sorted(word.replace("PartitionCount: 4", "PartitionCount: 50") for word in headings[1])
 
 
 def test_kafka_configs_shows_and_alters_the_configs_of_a_topic(sides: Sides) -> None:

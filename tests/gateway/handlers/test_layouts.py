@@ -43,7 +43,7 @@ def answer(house: House, key: ApiKey, version: int, request: bytes) -> bytes:
 
 # Name, partitions, replication factor, assignments (partition, brokers), configs (name, value).
 NEW = text("new") + pack(">ih", 3, 1) + array() + array(text("retention.ms") + text("7"))
-ASSIGNED = text("assigned") + pack(">ih", -1, -1) + array(pack(">i", 0) + array(pack(">i", 1))) + array()
+ASSIGNED = text("assigned") + pack(">ih", -1, -1) + array(pack(">i", 0) + array(pack(">i", 0))) + array()
 BAD = text("bad") + pack(">ih", 0, 1) + array() + array()
 WHY = "Number of partitions was set to an invalid non-positive value."
 

@@ -54,7 +54,11 @@ def test_metadata_refuses_names_that_the_store_does_not_know(house):
 
 
 def test_metadata_makes_no_internal_topic_by_another_name(house):
-    assert metadata(house, "public/default/__consumer_offsets")[0][1] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    name = "public/default/__consumer_offsets"
+    assert metadata(house, name)[0][1] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    house.broker.topics.use_internal("__consumer_offsets")
+    assert metadata(house, name) == [(name, 0, 50)]
+    assert not list(house.broker.topics)
 
 
 def create(house: House, name: str) -> tuple[str, int]:

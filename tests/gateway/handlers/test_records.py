@@ -67,7 +67,7 @@ def test_a_topic_that_is_only_compacted_keeps_its_records(house: House) -> None:
 
 
 def test_records_of_an_internal_topic_are_not_deleted(house: House) -> None:
-    house.topic("__consumer_offsets")
+    house.broker.topics.use_internal("__consumer_offsets")
     assert delete(house, ("__consumer_offsets", {0: -1})) == {("__consumer_offsets", 0): (-1, ErrorCode.INVALID_TOPIC_EXCEPTION)}
 
 
