@@ -21,11 +21,11 @@ class Cluster:
     def __init__(self, node_id: int, cluster_id: str, advertised: Mapping[str, tuple[str, int]]) -> None:
         self.node_id = node_id
         self.cluster_id = cluster_id
-        self._advertised = dict(advertised)
+        self.advertised = dict(advertised)
 
     def nodes(self, listener: str) -> list[Node]:
         """Every live gateway, at the address that it advertises on the listener of that name."""
-        host, port = self._advertised[listener]
+        host, port = self.advertised[listener]
         return [Node(self.node_id, host, port)]
 
     def leader_of(self, topic: str, partition: int) -> int:

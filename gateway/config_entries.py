@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
+from gateway.addresses import Endpoint
 from gateway.config import Settings
 from gateway.config_types import ConfigType
 from gateway.topic_configs import DEFINITIONS, TopicDefinition, setting_text
+from gateway.topic_names import INTERNAL_PARTITIONS
 
 
 class ConfigSource(IntEnum):
@@ -64,14 +66,23 @@ def _server_synonyms(one: TopicDefinition, settings: Settings) -> tuple[Synonym,
     return _setting_synonyms(one.server_key, one.setting, settings)
 
 
+#: By a broker's config that Kafka leaves unset: the one that counts instead, with its default.
+_DEFAULTS_ELSEWHERE = {"log.retention.ms": ("log.retention.hours", "168")}
+
+
 def _setting_synonyms(name: str, setting: str, settings: Settings) -> tuple[Synonym, ...]:
-    default = Synonym(name, setting_text(Settings.model_fields[setting].default), ConfigSource.DEFAULT_CONFIG)
+    elsewhere = _DEFAULTS_ELSEWHERE.get(name)
+    if setting not in settings.model_fields_set and elsewhere:
+        # Kafka tells the synonyms from the config of that name on (ConfigHelper.configSynonyms), and this one has no value.
+        return ()
+    default_name, default_text = elsewhere or (name, setting_text(Settings.model_fields[setting].default))
+    default = Synonym(default_name, default_text, ConfigSource.DEFAULT_CONFIG)
     if setting not in settings.model_fields_set:
         return (default,)
     return Synonym(name, setting_text(getattr(settings, setting)), ConfigSource.STATIC_BROKER_CONFIG), default
 
 
-_B, _S, _I, _L, _X = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT, ConfigType.LONG, ConfigType.LIST
+_B, _S, _I, _L, _X, _H = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT, ConfigType.LONG, ConfigType.LIST, ConfigType.SHORT
 
 #: Kafka's name, type, and the setting. Nothing here is a secret: neither passwords nor the places where they are kept.
 _SETTINGS = (
@@ -81,6 +92,12 @@ _SETTINGS = (
     ("connections.max.idle.ms", _L, "connections_max_idle_ms"),
     ("entry.format", _S, "entry_format"),
     ("fetch.max.bytes", _I, "fetch_max_bytes"),
+    ("group.consumer.heartbeat.interval.ms", _I, "group_consumer_heartbeat_interval_ms"),
+    ("group.consumer.session.timeout.ms", _I, "group_consumer_session_timeout_ms"),
+    ("group.initial.rebalance.delay.ms", _I, "group_initial_rebalance_delay_ms"),
+    ("group.max.session.timeout.ms", _I, "group_max_session_timeout_ms"),
+    ("group.max.size", _I, "group_max_size"),
+    ("group.min.session.timeout.ms", _I, "group_min_session_timeout_ms"),
     ("log.cleaner.backoff.ms", _L, "log_cleaner_backoff_ms"),
     ("log.cleanup.policy", _X, "log_cleanup_policy"),
     ("log.message.downconversion.enable", _B, "log_message_downconversion_enable"),
@@ -94,6 +111,10 @@ _SETTINGS = (
     ("message.max.bytes", _I, "message_max_bytes"),
     ("node.id", _I, "node_id"),
     ("num.partitions", _I, "num_partitions"),
+    ("offset.metadata.max.bytes", _I, "offset_metadata_max_bytes"),
+    ("offsets.commit.timeout.ms", _I, "offsets_commit_timeout_ms"),
+    ("offsets.retention.check.interval.ms", _L, "offsets_retention_check_interval_ms"),
+    ("offsets.retention.minutes", _I, "offsets_retention_minutes"),
     ("producer.id.expiration.ms", _I, "producer_id_expiration_ms"),
     ("sasl.enabled.mechanisms", _X, "sasl_enabled_mechanisms"),
     ("sasl.server.max.receive.size", _I, "sasl_server_max_receive_size"),
@@ -105,11 +126,21 @@ _SETTINGS = (
 _FIXED = (
     ("default.replication.factor", _I, "1", "What clients see of a topic; how often records are kept is up to the store."),
     ("delete.topic.enable", _B, "true", "Topics can be deleted."),
+    ("group.consumer.assignors", _X, "uniform,range", "The assignors of the gateway for groups of the consumer protocol (KIP-848)."),
+    ("group.coordinator.rebalance.protocols", _X, "classic,consumer", "The group protocols that are served."),
+    ("log.cleaner.enable", _B, "true", "Topics whose cleanup.policy has compact are compacted."),
+    ("log.cleaner.threads", _I, "1", "Partitions are compacted one after the other."),
+    ("log.retention.hours", _I, "168", "How long records are kept where log.retention.ms is not set."),
+    ("offsets.topic.num.partitions", _I, str(INTERNAL_PARTITIONS), "Partitions that clients see of __consumer_offsets."),
+    ("offsets.topic.replication.factor", _H, "1", "Replicas that clients see of __consumer_offsets."),
 )
 
 
-def broker_entries(settings: Settings) -> list[ConfigEntry]:
-    """The configs of this broker that tools ask for, in the order of their names. None can be altered over the protocol."""
+def broker_entries(settings: Settings, advertised: Mapping[str, tuple[str, int]]) -> list[ConfigEntry]:
+    """The configs of this broker that tools ask for, in the order of their names. None can be altered over the protocol.
+
+    `advertised` is what clients are told, by listener.
+    """
     entries = [
         ConfigEntry(
             name,
@@ -121,6 +152,9 @@ def broker_entries(settings: Settings) -> list[ConfigEntry]:
         )
         for name, kind, setting in _SETTINGS
     ]
+    entries.append(_static("advertised.listeners", _listeners(advertised), "What clients connect to."))
+    protocols = ",".join(f"{one.name}:{settings.security_protocol(one.name).name}" for one in settings.listeners)
+    entries.append(_static("listener.security.protocol.map", protocols, "The security protocol of each listener."))
     entries.append(_static("listeners", setting_text(settings.listeners), "Where the gateway listens."))
     entries.append(_static("log.dirs", str(settings.store), "Where topics are kept."))
     fixed = [
@@ -136,6 +170,10 @@ def broker_entries(settings: Settings) -> list[ConfigEntry]:
             synonyms = (Synonym(name, value, ConfigSource.DEFAULT_CONFIG),)
             entries.append(ConfigEntry(name, value, kind, documentation, synonyms, is_read_only=True))
     return sorted(entries, key=lambda entry: entry.name)
+
+
+def _listeners(addresses: Mapping[str, tuple[str, int]]) -> str:
+    return ",".join(str(Endpoint(name, host, port)) for name, (host, port) in addresses.items())
 
 
 def _static(name: str, value: str, documentation: str) -> ConfigEntry:

@@ -67,7 +67,8 @@ def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
         return topic_entries((topics.internal(name) or topics.require(name)).topic.configs, settings)
     if kind == ResourceType.BROKER:
         # Without a name: what is set for all brokers at run time, which is nothing.
-        return broker_entries(settings) if name and _is_this_broker(name, settings, "or empty string, ") else []
+        advertised = caller.broker.cluster.advertised
+        return broker_entries(settings, advertised) if name and _is_this_broker(name, settings, "or empty string, ") else []
     if kind == ResourceType.BROKER_LOGGER:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")

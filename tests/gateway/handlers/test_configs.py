@@ -74,11 +74,29 @@ def test_synonyms_are_told_when_asked_for_the_one_that_counts_first() -> None:
     assert [(one.name, one.value, one.source) for one in result.configs[0].synonyms] == [
         ("retention.ms", "5", OF_TOPIC),
         ("log.retention.ms", "70", STATIC),
-        # A week, Kafka's default.
-        ("log.retention.ms", "604800000", DEFAULT),
+        # A week, by the name that has the default in Kafka.
+        ("log.retention.hours", "168", DEFAULT),
     ]
     (result,) = describe(house, wanted)
     assert list(result.configs[0].synonyms) == []
+
+
+def test_a_broker_says_what_clients_are_told_to_connect_to(house: House) -> None:
+    (result,) = describe(house, (BROKER, "0", ["advertised.listeners", "listener.security.protocol.map", "offsets.retention.minutes"]))
+    assert values(result) == {
+        "advertised.listeners": "PLAINTEXT://127.0.0.1:9092",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT",
+        "offsets.retention.minutes": "10080",
+    }
+
+
+def test_a_default_retention_time_has_no_synonyms(house: House) -> None:
+    """In Kafka log.retention.ms has no default, and what it is a synonym of is not told of it."""
+    house.topic()
+    for wanted in ((TOPIC, "orders", ["retention.ms"]), (BROKER, "0", ["log.retention.ms"])):
+        (result,) = describe(house, wanted, include_synonyms=True)
+        (row,) = result.configs
+        assert (row.value, row.config_source, list(row.synonyms)) == ("604800000", DEFAULT, [])
 
 
 def test_types_are_kafka_s_and_documentation_is_told_when_asked_for(house: House) -> None:

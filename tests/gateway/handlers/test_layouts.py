@@ -87,10 +87,11 @@ def test_describe_configs_0_has_is_default_in_place_of_sources(house: House) -> 
 
 
 def test_describe_configs_1_has_sources_and_synonyms(house: House) -> None:
-    request = array(pack(">b", 2) + text("orders") + array(text("retention.ms"))) + b"\1"
-    synonyms = array(text("retention.ms") + text("5") + b"\1", text("log.retention.ms") + text("604800000") + b"\5")
-    row = text("retention.ms") + text("5") + b"\0\1\0" + synonyms
-    expected = pack(">i", 0) + array(pack(">h", 0) + text("") + pack(">b", 2) + text("orders") + array(row))
+    request = array(pack(">b", 2) + text("orders") + array(text("retention.ms"), text("retention.bytes"))) + b"\1"
+    # Source 1 is the topic, 5 the default.
+    unlimited = text("retention.bytes") + text("-1") + b"\0\5\0" + array(text("log.retention.bytes") + text("-1") + b"\5")
+    limited = text("retention.ms") + text("5") + b"\0\1\0" + array(text("retention.ms") + text("5") + b"\1")
+    expected = pack(">i", 0) + array(pack(">h", 0) + text("") + pack(">b", 2) + text("orders") + array(unlimited, limited))
     assert answer(house, ApiKey.DESCRIBE_CONFIGS, 1, request) == expected
 
 
