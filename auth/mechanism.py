@@ -62,6 +62,6 @@ class Mechanism(Protocol):
         """As SaslHandshake names it, for example `PLAIN`."""
         ...
 
-    def begin(self) -> Exchange:
-        """A new log-in."""
+    def begin(self, host: str) -> Exchange:
+        """A new log-in from this address."""
         ...

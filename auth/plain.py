@@ -5,62 +5,56 @@ The rules are those of Kafka's PlainSaslServer: an authorization id must be empt
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from auth.mechanism import AuthenticationBusy, AuthenticationFailed, Outcome, Principal
+from auth.mechanism import AuthenticationFailed, Outcome, Principal
 
-Run = Callable[[Callable[[], bool]], Awaitable[bool]]
-"""Runs a function off the reactor thread, for example in a thread pool."""
+Run = Callable[[str, Callable[[], bool]], Awaitable[bool]]
+"""Runs a function off the reactor thread, for the log-in of a host. If it is cancelled while it waits, the function is not called. Raises
+AuthenticationBusy."""
 
 WRONG = "wrong user name or password"
 """One reason for both, so that nobody learns which names exist."""
 
 
 class Passwords(Protocol):
-    """Who may log in. `check` takes its time (it hashes) and may be called in any thread; unknown users cost what known ones cost."""
+    """Who may log in. `check` takes its time (it hashes) and may be called in any thread; unknown users cost what known ones cost.
 
+    `remembers` does not hash: whether that password was found right a short time ago.
+    """
+
+    def remembers(self, name: str, password: str, /) -> bool: ...
     def check(self, name: str, password: str, /) -> bool: ...
 
 
 class Plain:
-    """The mechanism. At most `max_waiting` checks are begun and not done; `run` takes each off the reactor thread."""
+    """The mechanism. `run` takes each check off the reactor thread."""
 
     name = "PLAIN"
 
-    def __init__(self, passwords: Passwords, run: Run, max_waiting: int) -> None:
+    def __init__(self, passwords: Passwords, run: Run) -> None:
         self._passwords = passwords
         self._run = run
-        self._places = threading.BoundedSemaphore(max_waiting)
 
-    def begin(self) -> PlainExchange:
-        return PlainExchange(self)
+    def begin(self, host: str) -> PlainExchange:
+        return PlainExchange(self, host)
 
-    async def check(self, name: str, password: str) -> bool:
-        """Whether that is the password. Raises AuthenticationBusy.
-
-        A cancelled check gives its place back when its thread is done with it, not before: the work is there all the same.
-        """
-        if not self._places.acquire(blocking=False):
-            raise AuthenticationBusy("too many password checks wait already")
-
-        def checked() -> bool:
-            try:
-                return self._passwords.check(name, password)
-            finally:
-                self._places.release()
-
-        return await self._run(checked)
+    async def check(self, host: str, name: str, password: str) -> bool:
+        """Whether that is the password. Raises AuthenticationBusy."""
+        if self._passwords.remembers(name, password):
+            return True
+        return await self._run(host, lambda: self._passwords.check(name, password))
 
 
 class PlainExchange:
     """One log-in: takes one token."""
 
-    __slots__ = ("_is_over", "_mechanism")
+    __slots__ = ("_host", "_is_over", "_mechanism")
 
-    def __init__(self, mechanism: Plain) -> None:
+    def __init__(self, mechanism: Plain, host: str) -> None:
         self._mechanism = mechanism
+        self._host = host
         self._is_over = False
 
     async def respond(self, token: bytes, /) -> Outcome:
@@ -68,7 +62,7 @@ class PlainExchange:
             raise AuthenticationFailed("the log-in is over already")
         self._is_over = True
         user, password = _parse(token)
-        if not await self._mechanism.check(user, password):
+        if not await self._mechanism.check(self._host, user, password):
             raise AuthenticationFailed(WRONG)
         return Outcome(b"", Principal("User", user))
 

@@ -16,6 +16,7 @@ import re
 import secrets
 import tempfile
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,12 @@ from pathlib import Path
 MAX_NAME_CHARS = 249
 RECHECK_SECONDS = 1.0
 """How often a log-in looks whether the file changed."""
+
+REMEMBERED_SECONDS = 60.0
+"""How long a password that was found right need not be hashed again, if its user is still the same in the file."""
+
+REMEMBERED_MAX = 10_000
+"""Passwords that are remembered, some 300 bytes each; the oldest is forgotten first."""
 
 _LINE = re.compile(r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]{1,128})\$([A-Za-z0-9+/]{22,128})\Z", re.ASCII)
 _MAX_MEMORY = 128 << 20
@@ -89,8 +96,23 @@ class Users:
         self._hashes = read(path)
         self._nobody = _decoy(self._hashes)
         self._looked = clock()
+        # By a keyed hash of name and password, which is of no use outside this process: the user's stored hash, and until when.
+        self._key = secrets.token_bytes(32)
+        self._remembered: OrderedDict[bytes, tuple[Hash, float]] = OrderedDict()
         if warning := open_to_others(path):
             on_problem(warning)
+
+    def remembers(self, name: str, password: str, /) -> bool:
+        """Whether `check` found that password right a short time ago, and neither the file nor the user has changed since."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            found = self._remembered.get(self._digest(name, password))
+            if found is None or found[1] < self._clock() or self._hashes.get(name) != found[0]:
+                return False
+            return self._clock() - self._looked < RECHECK_SECONDS or _stamp(self._path) == self._stamp
+        finally:
+            self._lock.release()
 
     def check(self, name: str, password: str, /) -> bool:
         """Whether `name` has that password. Blocks while it hashes, for an unknown name as long as for a known one."""
@@ -98,7 +120,18 @@ class Users:
             self._look_again()
             known = self._hashes.get(name)
             stored = known or self._nobody
-        return stored.matches(password) and known is not None
+        if not stored.matches(password) or known is None:
+            return False
+        with self._lock:
+            digest = self._digest(name, password)
+            self._remembered[digest] = known, self._clock() + REMEMBERED_SECONDS
+            self._remembered.move_to_end(digest)
+            if len(self._remembered) > REMEMBERED_MAX:
+                self._remembered.popitem(last=False)
+        return True
+
+    def _digest(self, name: str, password: str) -> bytes:
+        return hmac.digest(self._key, f"{name}\0{password}".encode(), "sha256")
 
     def _look_again(self) -> None:
         now = self._clock()

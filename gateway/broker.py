@@ -24,7 +24,8 @@ from storage.log import Store
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """`now()` is the time in ms since 1970; `clock` counts waits, `deadlines` those that hardly ever end by themselves; `run(function, *args)` runs a function on another thread;
+    """`now()` is the time in ms since 1970; `clock` counts waits, `deadlines` those that hardly ever end by themselves; `run(function, *args)` runs a function on another thread,
+    `run_for(owner, function, *args)` does so for a client, in turn with the others;
     `waits` are the long polls under way; `outgoing` says how large replies may be; `traffic` writes down who does what."""
 
     settings: Settings
@@ -40,6 +41,7 @@ class Broker:
     deadlines: CoarseClock
     now: Callable[[], int]
     run: Callable[..., Awaitable[Any]]
+    run_for: Callable[..., Awaitable[Any]]
     waits: Waits = field(default_factory=Waits)
     metadata_replies: ReplyCache = field(default_factory=ReplyCache)
     outgoing: Outgoing = field(default_factory=Outgoing)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import msgspec
 
 from auth.mechanism import Principal
@@ -25,3 +28,12 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     @property
     def principal(self) -> Principal:
         return self.session.principal
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Whose turn its work takes (`gateway.workers`): the principal and the address together."""
+        return str(self.session.principal), self.peer.rpartition(":")[0]
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+        """Call a function on another thread, in turn with other clients' calls."""
+        return self.broker.run_for(self.owner, function, *arguments)

@@ -76,7 +76,7 @@ class KafkaConnection(Protocol):
         self._settings = settings
         self.host = host
         self.peer = f"{host}:{port}"
-        self.session = Session(listener.mechanisms)
+        self.session = Session(listener.mechanisms, host)
         self._splitter = Splitter(self._frame_limit())
         self._flow = Flow(
             listener.budget,

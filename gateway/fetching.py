@@ -6,14 +6,14 @@ however large; the others give what fits. Consumers older than a batch get it co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 
 from compat.records import RecordsError, cut, has_old_lz4, with_right_lz4
 from gateway.broker import Broker
-from gateway.conversion import WITH_ZSTD, WITHOUT_ZSTD, Source, is_readable
+from gateway.conversion import WITH_ZSTD, WITHOUT_ZSTD, Share, Source, is_readable
 from gateway.errors import ErrorCode, KafkaError
 from gateway.fetch_sessions import Interest
 from gateway.partition import Partition
@@ -48,23 +48,29 @@ class Reading:
 
 
 class Reader:
-    """Reads for one request. `magic` is the newest format that its consumer reads, None for all of them; `traffic` notes what is converted."""
+    """Reads for one request. `magic` is the newest format that its consumer reads, None for all of them; `traffic` notes what is converted.
+    `owner` is whose turn the conversions take."""
 
-    __slots__ = ("_aborted", "_broker", "_limit", "_magic", "_request", "_traffic")
+    __slots__ = ("_aborted", "_broker", "_limit", "_magic", "_owner", "_request", "_share", "_traffic")
 
-    def __init__(self, broker: Broker, request: FetchRequest, magic: int | None, traffic: Recorder = NOTHING) -> None:
+    def __init__(
+        self, broker: Broker, request: FetchRequest, magic: int | None, traffic: Recorder = NOTHING, owner: Hashable = None
+    ) -> None:
         self._broker = broker
         self._traffic = traffic
         self._request = request
         #: The format that the consumer reads: 0, 1, or 2 with or without zstd.
         self._magic = _format_2(request.version) if magic is None else magic
         self._limit = 0
+        self._owner = owner
+        self._share = Share(owner)
         self._aborted: tuple[()] | None = () if request.isolation_level == 1 else None
 
     async def read(self, interests: list[Interest]) -> Reading:
         """One pass in this order. Failures are told in their rows."""
         outgoing = self._broker.outgoing
         self._limit = outgoing.promise(min(self._request.max_bytes, self._broker.settings.fetch_max_bytes))
+        self._share = Share(self._owner)
         try:
             return await self._read(interests)
         finally:
@@ -76,7 +82,7 @@ class Reader:
             if interest.partition is None:
                 # Those that are not open yet open at the same time, lest each waits for the one before.
                 self._broker.topics.open_soon(*interest.key)
-        for interest in interests:
+        for interest in self._in_turn(interests):
             try:
                 fetched = await self._read_one(interest, reading.size)
             except KafkaError as failure:
@@ -88,7 +94,15 @@ class Reader:
             reading.is_urgent = reading.is_urgent or bool(fetched.error_code or fetched.diverging)
             reading.rows[interest] = fetched
             reading.size += sum(map(len, fetched.records))
+        # The rest is converted for the next fetch, which may as well come now.
+        reading.is_urgent = reading.is_urgent or self._share.left_us <= 0
+        reading.rows = {interest: reading.rows[interest] for interest in interests}
         return reading
+
+    def _in_turn(self, interests: list[Interest]) -> list[Interest]:
+        """Another one first each time: old consumers do not change the order themselves, and the first may use up the share of all."""
+        first = self._broker.now() % len(interests) if self._request.version < 3 and interests else 0
+        return interests[first:] + interests[:first]
 
     async def _read_one(self, interest: Interest, size: int) -> PartitionFetched:
         partition = await self._resolve(interest)
@@ -149,7 +163,7 @@ class Reader:
     ) -> tuple[list[Buffer], int]:
         """What of these entries goes to the consumer, and the offset up to which they have been dealt with."""
         records: list[Buffer] = []
-        for entry, payload in zip(entries, await self._readable(interest, partition, entries), strict=True):
+        for entry, payload in zip(entries, await self._readable(interest, partition, entries), strict=False):
             if isinstance(payload, KafkaError):
                 if records:
                     # What stands before it is good; the next fetch begins at this one, and is told.
@@ -177,7 +191,8 @@ class Reader:
             self._traffic.converted(ApiKey.FETCH, self._request.version, interest.key[0], records=count, size=len(stored))
 
     async def _readable(self, interest: Interest, partition: Partition, entries: list[Entry]) -> Sequence[Buffer | KafkaError]:
-        """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it."""
+        """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it. The last ones are
+        missing if the request has had its share of conversions."""
         newest = self._magic
         if newest == WITH_ZSTD and all(len(entry.payload) > MAGIC and entry.payload[MAGIC] == 2 for entry in entries):
             # The road of every consumer of today.
@@ -187,9 +202,9 @@ class Reader:
         if not partition.config.may_downconvert:
             wanted = list(takewhile(lambda entry: not _needs_down(entry.payload, newest), entries))
         readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(
-            source, wanted, newest, partial(self._traffic.spent, ApiKey.FETCH, self._request.version, interest.key[0])
+            source, wanted, newest, partial(self._traffic.spent, ApiKey.FETCH, self._request.version, interest.key[0]), self._share
         )
-        if len(wanted) < len(entries):
+        if len(readable) == len(wanted) < len(entries):
             readable = [*readable, *[_refusal(newest)] * (len(entries) - len(wanted))]
         return [_modern(payload) for payload in readable] if newest == 1 else readable
 

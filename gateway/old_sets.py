@@ -37,7 +37,7 @@ async def check_old(records: memoryview, caller: Caller) -> MessageSet:
             except RecordsTooLarge:
                 # Small only while it is packed.
                 pass
-        checked: MessageSet = await caller.broker.run(_check, records, limit)
+        checked: MessageSet = await caller.run(_check, records, limit)
         return checked
     except RecordsError as failure:
         release(failure)
@@ -54,7 +54,7 @@ async def as_batch(records: memoryview, caller: Caller) -> tuple[memoryview, Bat
             with suppress(RecordsTooLarge):
                 found = _convert(records, min(limit, LARGE_MESSAGE_SET))
         if found is None:
-            found = await caller.broker.run(_convert, records, limit)
+            found = await caller.run(_convert, records, limit)
     except RecordsError as failure:
         release(failure)
         raise _error(failure) from failure

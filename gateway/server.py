@@ -5,14 +5,15 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.task import LoopingCall
-from twisted.internet.threads import deferToThreadPool
-from twisted.python.threadpool import ThreadPool
+from twisted.python.failure import Failure
 
+from auth.mechanism import AuthenticationBusy
 from auth.tls import Tls, TlsError
 from auth.users import UsersFileError
 from compat.records import KERNEL, KERNEL_REASON
@@ -31,6 +32,7 @@ from gateway.sweep import Sweep
 from gateway.transport import Port
 from gateway.waiting import Wake, start, unbroken_within
 from gateway.wire import plain
+from gateway.workers import TooMuchWaits, Workers
 from storage.log import NotReady, StorageError, Store
 
 __all__ = ["run"]
@@ -76,8 +78,8 @@ class Server:
         self._outgoing = Outgoing(settings.max_in_flight_bytes)
         self._store = self._make_store()
         self._lost = lost
-        self._conversions = ThreadPool(0, settings.conversion_threads, "convert")
-        self._checks = ThreadPool(0, settings.sasl_check_threads, "check")
+        self._conversions = Workers(reactor, settings.conversion_threads, "convert")
+        self._checks = Workers(reactor, settings.sasl_check_threads, "check", max_waiting=settings.sasl_max_waiting_checks)
         self._ports: list[Any] = []
         self._unswept = Sweep(self._doors.connections, SWEEP_STEPS)
         self._sweep = LoopingCall(self._close_overdue)
@@ -99,8 +101,6 @@ class Server:
 
     async def start(self) -> list[Endpoint]:
         """Open the store and the listeners; the addresses that they are bound to. Raises StartFailed."""
-        self._conversions.start()
-        self._checks.start()
         try:
             listeners = self._make_listeners()
             broker, bound = await self._open(listeners)
@@ -148,7 +148,16 @@ class Server:
             self._store = self._make_store()
 
     def _open_broker(self, advertised: dict[str, tuple[str, int]]) -> Coroutine[Any, Any, Broker]:
-        return open_broker(self._settings, self._store, advertised, self._reactor, self._convert, self._background, self._outgoing)
+        return open_broker(
+            self._settings,
+            self._store,
+            advertised,
+            self._reactor,
+            self._conversions.run,
+            self._conversions.run_for,
+            self._background,
+            self._outgoing,
+        )
 
     async def _discard_store(self) -> None:
         if self._is_store_open:
@@ -208,8 +217,13 @@ class Server:
                 await self._save(deadline)
         if self._is_store_open:
             await self._close_store(deadline)
-        self._conversions.stop()
-        self._checks.stop()
+        await self._close_workers(deadline)
+
+    async def _close_workers(self, deadline: float) -> None:
+        """A call cannot be broken off: one that takes longer ends with the process."""
+        for workers in (self._conversions, self._checks):
+            with suppress(TimeoutError):
+                await unbroken_within(self._reactor, max(deadline - self._reactor.seconds(), 0), workers.close())
 
     async def _save(self, deadline: float) -> None:
         left = max(deadline - self._reactor.seconds(), CLOSE_SECONDS)
@@ -247,14 +261,16 @@ class Server:
         for connection, reason in overdue(self._unswept.step(), self._reactor.seconds()):
             connection.close_overdue(reason)
 
-    def _convert(self, function: Any, *arguments: Any) -> Deferred[Any]:
-        return deferToThreadPool(self._reactor, self._conversions, function, *arguments)
-
-    def _check(self, function: Any, *arguments: Any) -> Deferred[Any]:
-        return deferToThreadPool(self._reactor, self._checks, function, *arguments)
+    def _check(self, host: str, check: Callable[[], bool]) -> Deferred[bool]:
+        return self._checks.run_for(host, check).addErrback(_busy)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         start(work, lambda _: None, lambda failure: _log.bug("work in the background failed", failure))
+
+
+def _busy(failure: Failure) -> NoReturn:
+    failure.trap(TooMuchWaits)
+    raise AuthenticationBusy("too many password checks wait already")
 
 
 def run(settings: Settings, reactor: Any) -> int:

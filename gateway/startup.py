@@ -56,6 +56,7 @@ async def open_broker(
     advertised: dict[str, tuple[str, int]],
     clock: Clock,
     run: Callable[..., Awaitable[Any]],
+    run_for: Callable[..., Awaitable[Any]],
     start: Callable[[Coroutine[Any, Any, None]], None],
     outgoing: Outgoing,
 ) -> Broker:
@@ -78,7 +79,7 @@ async def open_broker(
         topics.use_internal(CONSUMER_OFFSETS)
     traffic = open_traffic(settings, cluster.cluster_id, clock, topics, run, start)
     sessions = FetchSessions(settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1)
-    converter = Converter(run, cache_bytes=settings.conversion_cache_bytes, max_decompressed_bytes=settings.max_decompressed_bytes)
+    converter = Converter(run_for, cache_bytes=settings.conversion_cache_bytes, max_decompressed_bytes=settings.max_decompressed_bytes)
     return Broker(
         settings,
         store,
@@ -93,6 +94,7 @@ async def open_broker(
         deadlines,
         now_ms,
         run,
+        run_for,
         outgoing=outgoing,
         traffic=traffic,
     )
@@ -187,7 +189,7 @@ def make_mechanisms(settings: Settings, run: Callable[..., Awaitable[bool]]) -> 
     if settings.users_file is None:
         raise ValueError("a SASL listener needs users: make a file with `kopgate users add NAME --file FILE` and set users_file to it")
     users = Users(settings.users_file, time.monotonic, lambda problem: _log.warning("users file", problem=problem))
-    plain = Plain(users, run, settings.sasl_max_waiting_checks)
+    plain = Plain(users, run)
     return {plain.name: plain}
 
 

@@ -37,4 +37,4 @@ async def in_bytes(reply: Any, turns: Turns, caller: Caller) -> Any:
     """The reply, encoded already if it is a large one. Nobody else may have its parts."""
     if turns.rows <= TURN_ROWS:
         return reply
-    return Encoded(await caller.broker.run(encode, reply, caller.api_version))
+    return Encoded(await caller.run(encode, reply, caller.api_version))

@@ -28,7 +28,7 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
         return refused
     current.is_in_use = True
     try:
-        reader = Reader(caller.broker, request, magic, caller.traffic)
+        reader = Reader(caller.broker, request, magic, caller.traffic, caller.owner)
         reading = await reader.read(list(current.pending))
         if current.interests and not _is_enough(reading, request):
             await _wait(current, reading, request, caller)

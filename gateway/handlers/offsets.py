@@ -121,7 +121,7 @@ async def _look_into(partition: Partition, entry: Entry, timestamp: int, caller:
     search = partial(_first_at_or_after, entry, timestamp, limit) if is_whole else partial(_first_left, entry, timestamp, start, limit)
     try:
         # Unpacking may take a while: not on the reactor thread.
-        found: tuple[int, int] | None = await broker.run(search)
+        found: tuple[int, int] | None = await caller.run(search)
         return found
     except NoMemory as failure:
         raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(failure)) from failure

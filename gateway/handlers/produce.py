@@ -146,7 +146,7 @@ async def _check_keys(records: memoryview, batch: Batch, partition: Partition, c
             with suppress(RecordsTooLarge):
                 found = _null_keys(records, min(limit, LARGE_MESSAGE_SET), max_record_errors)
         if found is None:
-            found = await caller.broker.run(_null_keys, records, limit, max_record_errors)
+            found = await caller.run(_null_keys, records, limit, max_record_errors)
     except RecordsError as failure:
         release(failure)
         code = ErrorCode.MESSAGE_TOO_LARGE if isinstance(failure, RecordsTooLarge) else ErrorCode.INVALID_RECORD
@@ -186,7 +186,7 @@ def _append(ready: Ready, now: int, caller: Caller) -> Coroutine[Any, Any, Appen
     try:
         if isinstance(checked, Batch):
             return partition.append_batch(records, checked, now, called)
-        return partition.append_message_set(records, checked, now, caller.broker.run)
+        return partition.append_message_set(records, checked, now, caller.run)
     except KafkaError as failure:
         return _fail(failure)
 

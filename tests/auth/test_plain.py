@@ -23,13 +23,18 @@ class Known:
         self.asked.append(name)
         return self.users.get(name) == password
 
+    def remembers(self, name, password):
+        return (name, password) == self.remembered
 
-async def at_once(check):
+    remembered = None
+
+
+async def at_once(host, check):
     return check()
 
 
 def log_in(token, passwords=None):
-    return asyncio.run(Plain(passwords or Known(alice="s3cret"), at_once, 10).begin().respond(token))
+    return asyncio.run(Plain(passwords or Known(alice="s3cret"), at_once).begin("192.0.2.1").respond(token))
 
 
 def reason(token, passwords=None):
@@ -92,49 +97,30 @@ def test_any_bytes_log_in_or_fail(token):
 
 
 def test_an_exchange_takes_one_token():
-    exchange = Plain(Known(alice="s3cret"), at_once, 10).begin()
+    exchange = Plain(Known(alice="s3cret"), at_once).begin("192.0.2.1")
     with pytest.raises(AuthenticationFailed):
         asyncio.run(exchange.respond(b""))
     with pytest.raises(AuthenticationFailed, match="over already"):
         asyncio.run(exchange.respond(b"\0alice\0s3cret"))
 
 
-class Held:
-    """Runs nothing until told to; then everything."""
+def test_a_check_is_made_for_the_address_of_its_peer():
+    async def run(host, check):
+        hosts.append(host)
+        return check()
 
-    def __init__(self):
-        self.checks = []
-
-    def __call__(self, check):
-        self.checks.append(check)
-        return asyncio.get_running_loop().create_future()
-
-
-def test_no_more_checks_wait_than_the_limit_and_a_check_that_is_done_makes_room():
-    async def conversation():
-        held = Held()
-        plain = Plain(Known(), held, 2)
-        for _ in range(2):
-            task = asyncio.ensure_future(plain.begin().respond(b"\0alice\0s3cret"))
-            await asyncio.sleep(0)
-            task.cancel()  # the connection goes, the work does not
-        with pytest.raises(AuthenticationBusy):
-            await plain.begin().respond(b"\0alice\0s3cret")
-        held.checks[0]()
-        third = asyncio.ensure_future(plain.begin().respond(b"\0alice\0s3cret"))
-        await asyncio.sleep(0)
-        third.cancel()
-        return len(held.checks)
-
-    assert asyncio.run(conversation()) == 3
+    hosts = []
+    asyncio.run(Plain(Known(alice="s3cret"), run).begin("192.0.2.7").respond(b"\0alice\0s3cret"))
+    assert hosts == ["192.0.2.7"]
 
 
-def test_a_check_that_breaks_gives_its_place_back():
-    class Broken:
-        def check(self, name, password):
-            raise OSError
+def test_a_remembered_password_needs_no_check():
+    async def busy(host, check):
+        raise AuthenticationBusy("full")
 
-    plain = Plain(Broken(), at_once, 1)
-    for _ in range(3):
-        with pytest.raises(OSError):
-            asyncio.run(plain.begin().respond(b"\0alice\0s3cret"))
+    passwords = Known(alice="s3cret")
+    passwords.remembered = ("alice", "s3cret")
+    plain = Plain(passwords, busy)
+    assert asyncio.run(plain.begin("192.0.2.1").respond(b"\0alice\0s3cret")).principal == Principal("User", "alice")
+    with pytest.raises(AuthenticationBusy):
+        asyncio.run(plain.begin("192.0.2.1").respond(b"\0alice\0guess"))

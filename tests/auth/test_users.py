@@ -132,6 +132,45 @@ def test_an_unknown_user_costs_as_much_as_the_costliest_known_one(path, clock, p
     assert costs == [(8, 8, 1), (8, 8, 1)]
 
 
+def test_a_password_is_remembered_for_a_short_time_after_it_was_right(path, clock, problems):
+    found = Users(path, clock, problems.append)
+    assert not found.remembers("alice", "s3cret")
+    assert found.check("alice", "s3cret")
+    assert found.remembers("alice", "s3cret")
+    clock.now = users.REMEMBERED_SECONDS + 0.1
+    assert not found.remembers("alice", "s3cret")
+
+
+def test_a_wrong_password_and_an_unknown_user_are_not_remembered(path, clock, problems):
+    found = Users(path, clock, problems.append)
+    for name, password in (("alice", "wrong"), ("bob", "s3cret")):
+        assert not found.check(name, password)
+        assert not found.remembers(name, password)
+    assert found.check("alice", "s3cret")
+    assert not found.remembers("alice", "wrong")
+    assert not found.remembers("ali", "ces3cret")
+
+
+def test_a_remembered_password_does_not_outlive_a_change_of_its_user(path, clock, problems):
+    found = Users(path, clock, problems.append)
+    assert found.check("alice", "s3cret")
+    write(path, f"alice:{quick('other')}\n")
+    clock.now = users.RECHECK_SECONDS
+    assert not found.remembers("alice", "s3cret")
+    assert not found.check("alice", "s3cret")
+    assert not found.remembers("alice", "s3cret")
+    assert found.check("alice", "other")
+    assert found.remembers("alice", "other")
+
+
+def test_no_more_passwords_are_remembered_than_the_limit(path, clock, problems, monkeypatch):
+    monkeypatch.setattr(users, "REMEMBERED_MAX", 2)
+    write(path, "".join(f"{name}:{quick(name)}\n" for name in "abc"))
+    found = Users(path, clock, problems.append)
+    assert all(found.check(name, name) for name in "abc")
+    assert [found.remembers(name, name) for name in "abc"] == [False, True, True]
+
+
 def test_an_empty_file_lets_nobody_in(path, clock, problems):
     write(path, "# nobody yet\n\n")
     assert not Users(path, clock, problems.append).check("alice", "s3cret")

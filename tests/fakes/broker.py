@@ -95,6 +95,9 @@ class Threads:
             self.release()
         return told
 
+    def run_for(self, owner: object, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+        return self.run(function, *arguments)
+
 
 @dataclass(slots=True)
 class House:
@@ -164,11 +167,12 @@ def open_house(medium: Medium | None = None, **settings: Any) -> House:
         producer_ids,
         offsets,
         groups,
-        Converter(threads.run, cache_bytes=values.conversion_cache_bytes, max_decompressed_bytes=values.max_decompressed_bytes),
+        Converter(threads.run_for, cache_bytes=values.conversion_cache_bytes, max_decompressed_bytes=values.max_decompressed_bytes),
         clock,
         deadlines,
         now,
         threads.run,
+        threads.run_for,
     )
     made.append(House(broker, store, clock, threads))
     return made[0]

@@ -43,7 +43,7 @@ class Scripted:
         self.seen: list[bytes] = []
         self.begun = 0
 
-    def begin(self) -> Any:
+    def begin(self, host: str) -> Any:
         self.begun += 1
         return SimpleNamespace(respond=self._respond)
 

@@ -8,7 +8,7 @@ import pytest
 
 from compat.records import NoMemory
 from gateway import conversion
-from gateway.conversion import ENTRY_OVERHEAD, Converter, Source
+from gateway.conversion import ENTRY_OVERHEAD, Converter, Share, Source
 from gateway.errors import ErrorCode
 from gateway.records import read_batch, stamp_batch
 from storage.log import Entry
@@ -27,7 +27,7 @@ def threads() -> Threads:
 
 
 def converter(threads: Threads, cache_bytes: int = 1 << 20) -> Converter:
-    return Converter(threads.run, cache_bytes=cache_bytes, max_decompressed_bytes=1 << 20)
+    return Converter(threads.run_for, cache_bytes=cache_bytes, max_decompressed_bytes=1 << 20)
 
 
 @pytest.fixture
@@ -140,14 +140,6 @@ def test_a_consumer_that_goes_away_takes_the_conversion_from_nobody(one, threads
     assert consumers[who].failure is not None
 
 
-def test_a_conversion_that_nobody_waits_for_any_more_is_kept_all_the_same(one, threads):
-    threads.hold()
-    Started(one.convert(SOURCE, [stored()], 1)).cancel()
-    threads.release()
-    ended(one.convert(SOURCE, [stored()], 1))
-    assert threads.calls == 1
-
-
 def broken(base_offset: int = 3) -> Entry:
     payload = bytearray(stored(base_offset).payload)
     payload[-1] ^= 1
@@ -207,10 +199,10 @@ def test_zstd_that_cannot_be_read_is_nothing_to_those_who_need_another_codec(one
 def test_without_memory_an_entry_is_not_passed_over_but_asked_for_again(threads, caplog):
     failures = [NoMemory("no memory to decompress gzip")]
 
-    def run(function, *arguments):
+    def run_for(owner, function, *arguments):
         return threads.run(lambda: ([failures.pop()], 0)) if failures else threads.run(function, *arguments)
 
-    one = Converter(run, cache_bytes=1 << 20, max_decompressed_bytes=1 << 20)
+    one = Converter(run_for, cache_bytes=1 << 20, max_decompressed_bytes=1 << 20)
     with caplog.at_level(logging.WARNING):
         (refused,) = ended(one.convert(SOURCE, [stored()], 1))
     assert refused.code is ErrorCode.UNKNOWN_SERVER_ERROR
@@ -221,10 +213,10 @@ def test_without_memory_an_entry_is_not_passed_over_but_asked_for_again(threads,
 def test_a_bug_in_a_conversion_is_told_to_all_who_wait_and_the_next_one_tries_again(threads):
     broken = [True]
 
-    def run(function, *arguments):
+    def run_for(owner, function, *arguments):
         return threads.run(lambda: 1 // 0) if broken[0] else threads.run(function, *arguments)
 
-    one = Converter(run, cache_bytes=1 << 20, max_decompressed_bytes=1 << 20)
+    one = Converter(run_for, cache_bytes=1 << 20, max_decompressed_bytes=1 << 20)
     threads.hold()
     consumers = [Started(one.convert(SOURCE, [stored()], 1)) for _ in range(2)]
     threads.release()
@@ -248,3 +240,61 @@ def test_without_a_cache_every_conversion_is_made_anew(threads):
     for _ in range(2):
         ended(one.convert(SOURCE, [stored()], 1))
     assert (one.conversions, one.cached_bytes) == (2, 0)
+
+
+def expensive(monkeypatch):
+    """Every call uses up what one fetch may have converted."""
+    monkeypatch.setattr(conversion, "FETCH_CPU_US", -1)
+    monkeypatch.setattr(conversion, "CALL_BYTES", 1)
+
+
+def entries_at(*offsets: int) -> list[Entry]:
+    return [stored(offset) for offset in offsets]
+
+
+def test_a_fetch_gets_what_its_share_allows_and_the_rest_next_time(one, monkeypatch):
+    share = Share()
+    expensive(monkeypatch)
+    entries = entries_at(0, 10, 20)
+    assert len(ended(one.convert(SOURCE, entries, 1, share=share))) == 1
+    assert one.conversions == 1
+    monkeypatch.undo()
+    assert len(ended(one.convert(SOURCE, entries, 1, share=Share()))) == 3
+
+
+def test_a_share_that_is_used_up_gets_only_what_is_converted_already(one, monkeypatch):
+    share = Share()
+    share.left_us = 0
+    ended(one.convert(SOURCE, entries_at(0), 1))
+    assert len(ended(one.convert(SOURCE, entries_at(0, 10), 1, share=share))) == 1
+    assert ended(one.convert(SOURCE, entries_at(10), 1, share=share)) == []
+    assert one.conversions == 1
+
+
+def test_what_another_job_left_out_is_converted_by_whoever_wants_it(one, threads, monkeypatch):
+    threads.hold()
+    first = Started(one.convert(SOURCE, entries_at(0, 10), 1))
+    second = Started(one.convert(SOURCE, entries_at(10, 20), 1))
+    expensive(monkeypatch)
+    threads.release()
+    assert (len(first.result), len(second.result)) == (1, 1)
+
+
+def test_a_job_that_nobody_waits_for_is_dropped(one, threads):
+    threads.hold()
+    consumers = [Started(one.convert(SOURCE, [stored()], 1)) for _ in range(2)]
+    consumers[0].cancel()
+    again = Started(one.convert(SOURCE, [stored()], 1))
+    assert threads.calls == 1
+    for consumer in (consumers[1], again):
+        consumer.cancel()
+    threads.release()
+    assert one.conversions == 0
+    assert len(ended(one.convert(SOURCE, [stored()], 1))) == 1
+    assert one.conversions == 1
+
+
+def test_units_that_may_unpack_to_much_are_converted_one_by_one():
+    compressed = [bytes(building.batch([Sample(0, TIME, None, b"v")], codec=codec)) for codec in (building.GZIP, building.ZSTD)]
+    small = [stored().payload] * 3
+    assert [len(units) for units in conversion._calls([*small, *compressed, *small], 1 << 30)] == [3, 1, 1, 3]

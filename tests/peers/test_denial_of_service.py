@@ -1,0 +1,185 @@
+"""One client makes the gateway work hard or keeps something of it occupied: how long the others wait for it.
+
+The bounds are in seconds by the stopwatch, so that what other processes take of the machine does not count.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from kafka.protocol.sasl import SaslHandshakeRequest
+
+from auth.users import Hash, editing
+from tests.compat.records.building import ZSTD, Sample, batch
+from tests.peers.gateway import MIB, Stopwatch, fetching, framed, gateway
+
+pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("hostile"), pytest.mark.timeout(400)]
+
+TIME = 1_700_000_000_000
+SMALL = batch([Sample(0, TIME, b"k", b"v" * 100)])
+
+BOMBS = 240
+BOMB_BYTES = 95 * MIB
+
+#: For another consumer that needs a conversion: 0.4 s on an idle machine. Without turns it waited a minute for each attacker.
+CONSUMER_SECONDS = 5.0
+
+#: For a log-in while others send wrong passwords: 0.1 s on an idle machine. Without turns every one was reset.
+LOG_IN_SECONDS = 2.0
+
+
+@contextmanager
+def attackers(count, attack):
+    """`attack` again and again in so many threads."""
+    is_over = threading.Event()
+
+    def run():
+        while not is_over.is_set():
+            attack()
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def says_and_vanishes(address, *frames, seconds=0.1, host="127.0.0.1"):
+    """A client at another address of loopback, perhaps, that sends something and goes."""
+    with socket.socket() as attacker:
+        attacker.bind((host, 0))
+        attacker.connect(address)
+        attacker.sendall(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
+        time.sleep(seconds)
+        attacker.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.fixture
+def bombed(tmp_path):
+    """A gateway with a topic of small batches that unpack to much."""
+    with gateway(tmp_path) as started:
+        with started.peer() as peer:
+            peer.makes("bombs")
+            peer.makes("records")
+            bomb = batch([Sample(0, TIME, None, bytes(BOMB_BYTES))], codec=ZSTD)
+            for _ in range(BOMBS):
+                assert peer.produces("bombs", bomb).error_code == 0
+        yield started
+
+
+def test_an_old_consumer_does_not_wait_for_the_conversions_of_others(bombed):
+    fetch = framed(fetching("bombs", 0, 2), 2)
+    slowest = 0.0
+    with attackers(4, lambda: says_and_vanishes(bombed.address, fetch)), bombed.peer() as consumer:
+        time.sleep(0.5)
+        for _ in range(10):
+            offset = consumer.produces("records", SMALL).base_offset
+            watch = Stopwatch(bombed)
+            assert consumer.fetches("records", offset, 2).records
+            slowest = max(slowest, watch.seconds())
+    assert slowest < CONSUMER_SECONDS
+    assert bombed.stop() == 0
+
+
+def test_a_shutdown_does_not_wait_for_conversions(bombed):
+    fetch = framed(fetching("bombs", 0, 2), 2)
+    peers = [bombed.peer() for _ in range(2)]
+    for peer in peers:
+        peer.sends(fetch)
+    # Both threads are at work.
+    time.sleep(0.3)
+    watch = Stopwatch(bombed)
+    code, seconds = bombed.stop_by(watch)
+    assert code == 0
+    # A minute and more without a limit on what one fetch converts.
+    assert seconds < 5.0
+    for peer in peers:
+        peer.vanishes()
+
+
+def test_an_old_consumer_gets_past_records_that_unpack_to_much_in_the_end(bombed):
+    with bombed.peer() as consumer:
+        offset = fetches = 0
+        while offset < 20:
+            records = consumer.fetches("bombs", offset, 2, max_bytes=4 * MIB).records
+            assert records
+            offset += count_of(records)
+            fetches += 1
+        # Each is worth a fetch of its own, or nearly.
+        assert fetches >= 2
+
+
+def count_of(message_set):
+    """The messages of a set, each a wrapper of one record."""
+    count = position = 0
+    while position + 12 <= len(message_set):
+        position += 12 + struct.unpack_from(">i", message_set, position + 8)[0]
+        count += 1
+    return count
+
+
+# log-in
+
+HANDSHAKE = framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0)
+
+
+@contextmanager
+def locked(folder, **settings):
+    """A gateway with a log-in, for alice and bob."""
+    users = folder / "users"
+    with editing(users) as found:
+        found["alice"], found["bob"] = Hash.of("secret"), Hash.of("secret")
+    with gateway(folder, listeners=("SASL_PLAINTEXT",), users_file=users, **settings) as started:
+        yield started
+
+
+def logs_in(server, name):
+    """A connection that is logged in, or None."""
+    peer = server.peer()
+    peer.sends(HANDSHAKE)
+    if peer.hears() is not None:
+        peer.sends(b"\0%s\0secret" % name)
+        if peer.hears() == b"":
+            return peer
+    peer.socket.close()
+    return None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+def test_wrong_passwords_of_one_host_keep_nobody_out(tmp_path, host):
+    guess = (HANDSHAKE, b"\0alice\0guess")
+    # From another address they may even wait for their answers.
+    seconds = 0.02 if host == "127.0.0.1" else 0.3
+    slowest = 0.0
+    with locked(tmp_path, sasl_max_waiting_checks=20) as server:
+        with attackers(10 if host == "127.0.0.1" else 40, lambda: says_and_vanishes(server.address, *guess, seconds=seconds, host=host)):
+            time.sleep(1)
+            for n in range(8):
+                watch = Stopwatch(server)
+                peer = logs_in(server, (b"alice", b"bob")[n % 2])
+                assert peer is not None
+                slowest = max(slowest, watch.seconds())
+                peer.vanishes()
+        assert slowest < LOG_IN_SECONDS
+        assert server.stop() == 0
+
+
+def test_a_password_that_was_right_a_moment_ago_is_not_hashed_again(tmp_path):
+    with locked(tmp_path, sasl_max_waiting_checks=1) as server:
+        assert logs_in(server, b"alice") is not None
+        with attackers(20, lambda: says_and_vanishes(server.address, HANDSHAKE, b"\0alice\0guess", seconds=5.0)):
+            server.waits_for_lines(1, "too many password checks wait already")
+            for _ in range(10):
+                peer = logs_in(server, b"alice")
+                assert peer is not None
+                peer.vanishes()
