@@ -122,10 +122,10 @@ class Settings(BaseSettings):
     users_file: File | None = Field(None, description="Names and scrypt hashes, written by `kopgate users`. Read again when it changes.")
     sasl_enabled_mechanisms: Mechanisms = Field(("PLAIN",), description="What a SASL listener offers.")
     sasl_server_max_receive_size: int = Field(
-        512 * KIB,
+        64 * KIB,
         ge=1 * KIB,
         le=100 * MIB,
-        description="Largest token of a log-in. Kafka's default; the largest Kerberos tickets are an eighth of it.",
+        description="Largest token of a log-in: as much as the largest Kerberos tickets; passwords need far less. Kafka's default is 512 KiB.",
     )
     sasl_check_threads: int = Field(
         2, ge=1, le=64, description="Password checks at a time, of some 50 ms and 16 MiB each: two keep a log-in storm off the other cores."

@@ -17,7 +17,7 @@ from gateway import logs
 from gateway.broker import Broker
 from gateway.dispatch import Dispatch
 from gateway.errors import Refused
-from gateway.flow import Budget, Flow
+from gateway.flow import Budget, Flow, LoginBudget
 from gateway.framing import Splitter
 from gateway.session import Session
 from gateway.traffic.client import Peer
@@ -33,6 +33,9 @@ STALLED_SECONDS = 120.0
 
 #: How long a peer has for its part of a goodbye (TLS waits for the peer's own), and for what was still on its way to it.
 LEAVING_SECONDS = 10.0
+
+#: How long a frame may take to arrive before the log-in, in seconds, if `request_receive_timeout_ms` is not shorter: 64 KiB at 7 KB/s.
+LOGIN_FRAME_SECONDS = 10.0
 
 _IDLE = "idle"
 _GONE = "gone without a goodbye"
@@ -55,6 +58,7 @@ class Home(Interface):
     name: str
     broker: Broker
     budget: Budget
+    login_budget: LoginBudget
     mechanisms: Mapping[str, Mechanism] | None
 
     def opened(self, connection: Any, /) -> None: ...
@@ -77,6 +81,7 @@ class KafkaConnection(Protocol):
         self.host = host
         self.peer = f"{host}:{port}"
         self.session = Session(listener.mechanisms, host)
+        self._is_login = not self.session.is_ready
         self._splitter = Splitter(self._frame_limit())
         self._flow = Flow(
             listener.budget,
@@ -118,12 +123,12 @@ class KafkaConnection(Protocol):
             self._frame_began = None
         elif frames or self._frame_began is None:
             self._frame_began = self.last_active
-        self._flow.holds(unfinished)
+        self._holds(unfinished, has_begun=bool(frames))
         if frames:
             was_ready = self.session.is_ready
             self._dispatch.arrived(frames)
             if self.session.is_ready != was_ready:
-                self._splitter.limit = self._frame_limit()
+                self._logged_in()
         self._flow.settle()
 
     def dataReceived(self, data: bytes) -> None:
@@ -142,12 +147,14 @@ class KafkaConnection(Protocol):
             self._dispatch.refuse(f"TLS: {_reason_of(reason.value)}")
         self._dispatch.close()
         self._flow.close()
+        self._listener.login_budget.partial_frame(self, 0)
         self._traffic.closed("error:lost" if reason is not None and reason.check(ConnectionLost) else "client")
         self._listener.closed(self)
 
     def write(self, buffers: list[Buffer]) -> None:
-        # A log-in may have ended since the last byte came.
-        self._splitter.limit = self._frame_limit()
+        if self._is_login:
+            # The log-in may have ended since the last byte came.
+            self._logged_in()
         self.last_active = self._clock.seconds()
         self.transport.writeSequence(buffers)
 
@@ -178,11 +185,10 @@ class KafkaConnection(Protocol):
         is_known = self.session.is_ready and not self._awaits_handshake
         if not is_known and now - self.opened > settings.connection_authentication_timeout_ms / 1000:
             return _NOT_LOGGED_IN
-        if (
-            self._frame_began is not None
-            and not self._flow.is_paused
-            and now - self._frame_began > settings.request_receive_timeout_ms / 1000
-        ):
+        longest = settings.request_receive_timeout_ms / 1000
+        if self._is_login:
+            longest = min(longest, LOGIN_FRAME_SECONDS)
+        if self._frame_began is not None and not self._flow.is_paused and now - self._frame_began > longest:
             return _SLOW
         raw = self._raw_transport()
         if raw is not None and raw.unsent_bytes and now - raw.last_sent > STALLED_SECONDS:
@@ -212,6 +218,27 @@ class KafkaConnection(Protocol):
 
     def stopProducing(self) -> None:
         return
+
+    def give_way(self) -> None:
+        """Others that are not logged in need the room that an unfinished frame takes up."""
+        self._is_leaving = True
+        self._traffic.ends("error:busy")
+        self._dispatch.refuse("an unfinished frame before the log-in, and too many of others")
+        self.abort()
+
+    def _holds(self, unfinished: int, *, has_begun: bool = False) -> None:
+        if self._is_login:
+            self._listener.login_budget.partial_frame(self, unfinished, has_begun=has_begun)
+        else:
+            self._flow.holds(unfinished)
+
+    def _logged_in(self) -> None:
+        """Perhaps: whatever differs before and after a log-in is set."""
+        self._splitter.limit = self._frame_limit()
+        if self._is_login and self.session.is_ready:
+            self._holds(0)
+            self._is_login = False
+            self._holds(self._splitter.unfinished)
 
     def _frame_limit(self) -> int:
         settings = self._settings

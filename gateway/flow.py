@@ -7,6 +7,7 @@ that are still arriving. A length that is only announced counts nothing, or a fe
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from gateway.waiting import Clock
 
@@ -86,6 +87,42 @@ class Budget:
                 flow.go_on()
             else:
                 self.wait(flow)
+
+
+class Pushed(Protocol):
+    """A connection that is not logged in."""
+
+    def give_way(self) -> None:
+        """Close at once."""
+        ...
+
+
+class LoginBudget:
+    """Bytes of partly received frames on connections that are not logged in. They do not count in `Budget`, and no connection is paused
+    for them: beyond `limit` the connection whose frame began first is closed.
+
+    A token arrives within milliseconds, so that those are connections which hold a frame back.
+    """
+
+    __slots__ = ("_held", "limit", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._held: dict[Pushed, int] = {}
+
+    def partial_frame(self, connection: Pushed, size: int, *, has_begun: bool = False) -> None:
+        """Note how many bytes of its last, incomplete frame a connection has sent, 0 if there is none; `has_begun` says that it is another frame
+        than the last time."""
+        if not size or has_begun:
+            self.used -= self._held.pop(connection, 0)
+        if size:
+            self.used += size - self._held.get(connection, 0)
+            self._held[connection] = size
+        while self.used > self.limit:
+            oldest = next(iter(self._held))
+            self.used -= self._held.pop(oldest)
+            oldest.give_way()
 
 
 class Outgoing:

@@ -17,7 +17,7 @@ from gateway import logs
 from gateway.broker import Broker
 from gateway.config import Settings
 from gateway.connection import KafkaConnection
-from gateway.flow import Budget
+from gateway.flow import Budget, LoginBudget
 
 _log = logs.part(__name__)
 
@@ -55,10 +55,13 @@ class Listener(Factory):
 
     noisy = False
 
-    def __init__(self, name: str, doors: Doors, budget: Budget, mechanisms: Mapping[str, Mechanism] | None) -> None:
+    def __init__(
+        self, name: str, doors: Doors, budget: Budget, login_budget: LoginBudget, mechanisms: Mapping[str, Mechanism] | None
+    ) -> None:
         self.name = name
         self.doors = doors
         self.budget = budget
+        self.login_budget = login_budget
         self.mechanisms = mechanisms
         # Set before the first connection is accepted.
         self.broker: Broker

@@ -23,7 +23,7 @@ from gateway.addresses import Endpoint
 from gateway.broker import Broker
 from gateway.config import Settings
 from gateway.connection import overdue
-from gateway.flow import Budget, Outgoing
+from gateway.flow import Budget, LoginBudget, Outgoing
 from gateway.housekeeping import Housekeeping
 from gateway.listeners import Doors, Listener, TlsListener
 from gateway.startup import make_mechanisms, make_tls, open_broker
@@ -57,6 +57,9 @@ CLOSE_SECONDS = 1.5
 #: Between two attempts to open a store that is not ready, in seconds; twice as long each time.
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 8.0
 
+#: Bytes of unfinished frames on all connections that are not logged in: 256 of the largest tokens.
+LOGIN_BYTES = 16 << 20
+
 Listeners = list[tuple[Endpoint, Listener, Tls | None]]
 
 #: What is listened on, and what clients are told of it, by listener.
@@ -75,6 +78,7 @@ class Server:
         self._reactor = reactor
         self._doors = Doors(settings)
         self._budget = Budget(settings.max_in_flight_bytes, reactor)
+        self._login_budget = LoginBudget(LOGIN_BYTES)
         self._outgoing = Outgoing(settings.max_in_flight_bytes)
         self._store = self._make_store()
         self._lost = lost
@@ -172,7 +176,7 @@ class Server:
         made = []
         for endpoint in settings.listeners:
             protocol = protocols[endpoint.name]
-            listener = Listener(endpoint.name, self._doors, self._budget, mechanisms if protocol.has_sasl else None)
+            listener = Listener(endpoint.name, self._doors, self._budget, self._login_budget, mechanisms if protocol.has_sasl else None)
             made.append((endpoint, listener, tls if protocol.has_tls else None))
         return made
 

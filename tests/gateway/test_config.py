@@ -18,7 +18,6 @@ def refusal(**values):
 # KafkaConfig's defaults of 3.9, by Kafka's own names with the dots replaced.
 KAFKA_DEFAULTS = {
     "socket_request_max_bytes": 104857600,
-    "sasl_server_max_receive_size": 524288,
     "connection_failed_authentication_delay_ms": 100,
     "connections_max_idle_ms": 600000,
     "auto_create_topics_enable": True,

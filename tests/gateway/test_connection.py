@@ -14,8 +14,8 @@ from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
 from gateway.config import Settings
-from gateway.connection import LEAVING_SECONDS, STALLED_SECONDS, KafkaConnection, overdue
-from gateway.flow import TURN_SECONDS, Budget
+from gateway.connection import LEAVING_SECONDS, LOGIN_FRAME_SECONDS, STALLED_SECONDS, KafkaConnection, overdue
+from gateway.flow import TURN_SECONDS, Budget, LoginBudget
 from gateway.routes import ROUTES, Later, Route
 from gateway.traffic.log import OFF
 from gateway.traffic.recorder import Recorder
@@ -50,13 +50,14 @@ class Transport(StringTransport):
 class Door:
     """A listener. Its broker has a clock and settings, and nothing else."""
 
-    def __init__(self, mechanisms=None, budget_bytes=1 << 30, **settings):
+    def __init__(self, mechanisms=None, budget_bytes=1 << 30, login_bytes=1 << 20, **settings):
         self.name = "PLAINTEXT"
         self.clock = Clock()
         self.mechanisms = mechanisms and {mechanism.name: mechanism for mechanism in mechanisms}
         self.settings = Settings(**settings)
         self.broker = SimpleNamespace(clock=self.clock, settings=self.settings, traffic=OFF)
         self.budget = Budget(budget_bytes, self.clock)
+        self.login_budget = LoginBudget(login_bytes)
         self.inside = []
 
     def opened(self, connection):
@@ -143,6 +144,44 @@ def test_frames_are_small_until_the_log_in_is_done_and_large_after_it(version):
     assert connection.session.is_ready
     says(connection, struct.pack(">i", 1 << 20))
     assert not connection.transport.is_aborted
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_bytes_before_a_log_in_do_not_count_with_those_of_others(version):
+    door = Door([Scripted("PLAIN", {TOKEN: b""})])
+    connection = door.lets_in()
+    says(connection, struct.pack(">i", 1000) + bytes(100))
+    assert (door.budget.used, door.login_budget.used) == (0, 104)
+    connection.connectionLost()
+    assert (door.budget.used, door.login_budget.used) == (0, 0)
+    connection = door.lets_in()
+    token = bare(ApiKey.SASL_AUTHENTICATE, 0, struct.pack(">i", len(TOKEN)) + TOKEN) if version else TOKEN
+    says(connection, framed(handshake("PLAIN", version)) + framed(token)[:-1])
+    assert door.login_budget.used == len(framed(token)) - 1
+    says(connection, framed(token)[-1:] + struct.pack(">i", 1000) + bytes(100))
+    assert connection.session.is_ready
+    assert (door.budget.used, door.login_budget.used) == (104, 0)
+
+
+def test_the_oldest_unfinished_frame_before_a_log_in_gives_way():
+    door = Door([Scripted("PLAIN", {TOKEN: b""})], login_bytes=250)
+    first, second, third = (door.lets_in() for _ in range(3))
+    for connection in (first, second, third):
+        says(connection, struct.pack(">i", 1000) + bytes(40))
+    says(first, bytes(100))
+    assert [one.transport.is_aborted for one in (first, second, third)] == [False, False, False]
+    says(second, bytes(100))
+    assert [one.transport.is_aborted for one in (first, second, third)] == [True, False, False]
+    assert door.login_budget.used == 144 + 44
+
+
+def test_a_frame_before_a_log_in_must_come_soon():
+    door = Door([Scripted("PLAIN", {TOKEN: b""})], connection_authentication_timeout_ms=60_000)
+    connection = door.lets_in()
+    says(connection, struct.pack(">i", 1000) + bytes(10))
+    assert door.sweeps(LOGIN_FRAME_SECONDS) == []
+    says(connection, bytes(10))
+    assert door.sweeps(0.1) == ["a request did not arrive in time"]
 
 
 def test_a_frame_that_is_only_announced_takes_up_no_budget():

@@ -29,8 +29,11 @@ BOMB_BYTES = 95 * MIB
 #: For another consumer that needs a conversion: 0.4 s on an idle machine. Without turns it waited a minute for each attacker.
 CONSUMER_SECONDS = 5.0
 
-#: For a log-in while others send wrong passwords: 0.1 s on an idle machine. Without turns every one was reset.
-LOG_IN_SECONDS = 2.0
+#: For a producer that is logged in while others that are not hold frames back: some ms. It waited for the end of their log-in time, 30 s.
+PRODUCER_SECONDS = 5.0
+
+#: For a log-in while others send wrong passwords: half a second on an idle machine. Without turns every one was reset.
+LOG_IN_SECONDS = 20.0
 
 
 @contextmanager
@@ -183,3 +186,24 @@ def test_a_password_that_was_right_a_moment_ago_is_not_hashed_again(tmp_path):
                 peer = logs_in(server, b"alice")
                 assert peer is not None
                 peer.vanishes()
+
+
+def test_unfinished_frames_before_the_log_in_hold_nobody_up(tmp_path):
+    most = 32 * MIB
+    with locked(tmp_path, max_in_flight_bytes=most, socket_request_max_bytes=16 * MIB) as server:
+        producer = logs_in(server, b"alice")
+        producer.makes("records")
+        held = 60_000
+        hoarders = [server.peer() for _ in range(most * 5 // 4 // held)]
+        for hoarder in hoarders:
+            hoarder.raw(struct.pack(">i", held + 1) + bytes(held))
+        slowest = 0.0
+        for _ in range(5):
+            watch = Stopwatch(server)
+            assert producer.produces("records", SMALL).error_code == 0
+            slowest = max(slowest, watch.seconds())
+        assert slowest < PRODUCER_SECONDS
+        assert logs_in(server, b"bob") is not None
+        # What they hold has a limit of its own: those that began first had to go.
+        assert hoarders[0].is_hung_up_on()
+        assert server.stop() == 0
