@@ -92,10 +92,16 @@ _WORDS = {
 }
 
 
+#: Characters of an error message. One may quote names that the client sent, and a string has at most 32,767 bytes.
+MAX_MESSAGE_CHARS = 4_000
+
+
 class KafkaError(Exception):
     """A failure that the peer is told of: a code, and a message for the versions that carry one."""
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
+        if len(message) > MAX_MESSAGE_CHARS:
+            message = message[: MAX_MESSAGE_CHARS - 3] + "..."
         super().__init__(message or code.name)
         self.code = code
         self.message = message or _WORDS.get(code) or code.name.replace("_", " ").capitalize()

@@ -26,6 +26,7 @@ from gateway.config_types import (
     version_of_kafka,
 )
 from gateway.errors import ErrorCode, KafkaError
+from gateway.wire.primitives import MAX_STRING_BYTES
 
 #: The documentation of a config without effect.
 NO_EFFECT = "Kept and shown for the tools that set it; it has no effect in this gateway."
@@ -231,6 +232,8 @@ def check(overrides: Mapping[str, str], settings: Settings) -> None:
         if name not in DEFINITIONS:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
     for name, text in overrides.items():
+        if len(text.encode()) > MAX_STRING_BYTES:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Invalid value for configuration {name}: more than {MAX_STRING_BYTES} bytes")
         DEFINITIONS[name].definition.read(text)
     least, most = value_of("min.compaction.lag.ms", overrides, settings), value_of("max.compaction.lag.ms", overrides, settings)
     if least > most:

@@ -29,6 +29,7 @@ BELONGS_TO = {
         "gateway/transport.py",
         "gateway/connection.py",
         "gateway/waiting.py",
+        "gateway/workers.py",
         "storage/bridge.py",
         "storage/lmdb/",
         "storage/pulsar/",

@@ -23,6 +23,9 @@ _log = logs.part(__name__)
 
 T = TypeVar("T")
 
+#: Characters of a client's or an instance's id in the member ids made from it, so that they stay strings of at most 32,767 bytes.
+_MAX_PREFIX = 8_000
+
 #: The first version of OffsetCommit that is told that there is no such group, as by every Kafka that has consumer groups.
 _KNOWS_NO_GROUP = 9
 
@@ -35,7 +38,7 @@ class Coordinator(Driver):
     async def join(self, group_id: str, joining: Joining) -> Joined:
         """The outcome of a JoinGroup, which may take as long as the slowest of the other members. A cancelled one waits no longer."""
         waiting: Shared[Joined] = Shared()
-        member_id = joining.member_id or f"{joining.instance_id or joining.client_id}-{self._new_id()}"
+        member_id = joining.member_id or f"{(joining.instance_id or joining.client_id)[:_MAX_PREFIX]}-{self._new_id()}"
         try:
             group = self._group_to_join(group_id, joining)
             if isinstance(group, ConsumerGroup) and group.is_empty:

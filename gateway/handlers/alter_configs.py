@@ -157,10 +157,10 @@ def _join(name: str, operation: Operation, value: str, overrides: Mapping[str, s
     """A list with items put to it or taken from it; where the topic has none of its own, it begins with the default's."""
     if name not in DEFINITIONS or DEFINITIONS[name].definition.type is not ConfigType.LIST:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"Can't {operation.name} to key {name} because its type is not LIST.")
-    items: list[str] = [item for item in value_of(name, overrides, settings) if item]
+    items: dict[str, None] = dict.fromkeys(item for item in value_of(name, overrides, settings) if item)
     for item in value.split(","):
-        if operation is Operation.APPEND and item not in items:
-            items.append(item)
-        elif operation is Operation.SUBTRACT and item in items:
-            items.remove(item)
-    return show(items)
+        if operation is Operation.APPEND:
+            items[item] = None
+        else:
+            items.pop(item, None)
+    return show(list(items))

@@ -77,6 +77,9 @@ cdef bint length(Source* source, bint compact, bint is_long, int64_t* value) noe
         if not uvarint(source, &raw):
             return False
         value[0] = <int64_t>raw - 1
+        # MAX_STRING_BYTES
+        if not is_long and value[0] > 32767:
+            return False
     elif is_long:
         if not has(source, 4):
             return False

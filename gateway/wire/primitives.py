@@ -18,6 +18,10 @@ MAX_TAGS = 1024
 #: some microseconds while nobody else is served.
 MAX_ELEMENTS = 100_000
 
+#: Bytes of a string. Older versions write lengths in 16 bits, so a longer one from a newer version could be told to no older client. As in Kafka's
+#: generated readers.
+MAX_STRING_BYTES = (1 << 15) - 1
+
 Bytes = bytes | bytearray
 
 
@@ -74,6 +78,8 @@ def read_string(source: Bytes, position: int, *, compact: bool) -> tuple[str | N
         position += 2
     if length < 0:
         return None, position
+    if length > MAX_STRING_BYTES:
+        raise ValueError(f"a string of {length} bytes")
     end = position + length
     if end > len(source):
         raise ValueError("a string is longer than its message")

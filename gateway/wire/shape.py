@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gateway.wire.primitives import INT16, INT32, MAX_ELEMENTS, MAX_TAGS, read_uvarint
+from gateway.wire.primitives import INT16, INT32, MAX_ELEMENTS, MAX_STRING_BYTES, MAX_TAGS, read_uvarint
 
 #: What the decoder may copy for tagged fields in one message. Real clients send none that it does not know.
 MAX_COPIED_BYTES = 64 << 20
@@ -103,6 +103,8 @@ def _text(name: str, compact: bool, may_be_null: bool, *, is_long: bool) -> Step
             return position
         if length > len(walk.source) - position:
             raise ValueError(f"{name} has {length} bytes, and fewer are left")
+        if not is_long and length > MAX_STRING_BYTES:
+            raise ValueError(f"{name} has {length} bytes, and a string at most {MAX_STRING_BYTES}")
         return position + length
 
     return step

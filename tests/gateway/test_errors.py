@@ -7,6 +7,7 @@ import weakref
 
 from gateway.errors import ErrorCode, KafkaError, release
 from gateway.waiting import Shared, start
+from gateway.wire.primitives import MAX_STRING_BYTES
 
 
 class Records:
@@ -85,3 +86,10 @@ def test_what_kafka_s_tools_print_reads_as_from_kafka():
     # Errors.UNKNOWN_TOPIC_OR_PARTITION and UNKNOWN_TOPIC_ID of Kafka 3.9.2.
     assert KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION).message == "This server does not host this topic-partition."
     assert KafkaError(ErrorCode.UNKNOWN_TOPIC_ID).message == "This server does not host this topic ID."
+
+
+def test_a_message_that_quotes_long_names_is_cut():
+    failure = KafkaError(ErrorCode.INVALID_CONFIG, "Unknown topic config name: " + "\U0001f511" * 30_000)
+    assert failure.message.startswith("Unknown topic config name: \U0001f511")
+    assert failure.message.endswith("...")
+    assert len(failure.message.encode()) <= MAX_STRING_BYTES

@@ -12,6 +12,14 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from kafka.protocol.admin.configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from kafka.protocol.admin.groups import DescribeGroupsRequest, DescribeGroupsResponse, ListGroupsRequest, ListGroupsResponse
+from kafka.protocol.consumer.group import JoinGroupRequest
 from kafka.protocol.sasl import SaslHandshakeRequest
 
 from auth.users import Hash, editing
@@ -207,3 +215,53 @@ def test_unfinished_frames_before_the_log_in_hold_nobody_up(tmp_path):
         # What they hold has a limit of its own: those that began first had to go.
         assert hoarders[0].is_hung_up_on()
         assert server.stop() == 0
+
+
+# strings
+
+
+@pytest.fixture
+def open_to_all(tmp_path):
+    with gateway(tmp_path) as started:
+        yield started
+        assert started.stop() == 0
+        assert not [line for line in started.lines() if " error " in line]
+
+
+def test_a_string_that_old_versions_cannot_write_gets_into_no_group(open_to_all):
+    for protocol_type, client_id in (("x" * 40_000, "c"), ("consumer", "c" * 32_767)):
+        request = JoinGroupRequest(
+            version=6,
+            group_id="g",
+            session_timeout_ms=30_000,
+            rebalance_timeout_ms=30_000,
+            member_id="",
+            protocol_type=protocol_type,
+            protocols=[JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")],
+        )
+        request.API_VERSION = 3 if protocol_type == "consumer" else 6
+        request.with_header(1, client_id)
+        with open_to_all.peer() as member, open_to_all.peer() as admin:
+            member.sends(bytes(request.encode(version=request.API_VERSION, header=True)))
+            member.hears()
+            assert admin.asks(ListGroupsRequest(version=0), ListGroupsResponse, 0).error_code == 0
+            described = admin.asks(DescribeGroupsRequest(version=0, groups=["g"]), DescribeGroupsResponse, 0)
+            assert described.groups[0].error_code == 0
+
+
+def test_a_config_that_grows_can_always_be_described(open_to_all):
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+    with open_to_all.peer() as peer:
+        peer.makes("t")
+        for first in range(10_000, 60_000, 5_000):
+            items = ",".join(f"{n}:1" for n in range(first, first + 3_000))
+            config = resource.AlterableConfig(name="leader.replication.throttled.replicas", config_operation=2, value=items)
+            request = IncrementalAlterConfigsRequest(
+                version=0, resources=[resource(resource_type=2, resource_name="t", configs=[config])], validate_only=False
+            )
+            peer.asks(request, IncrementalAlterConfigsResponse, 0)
+        asked = DescribeConfigsRequest(
+            version=1,
+            resources=[DescribeConfigsRequest.DescribeConfigsResource(resource_type=2, resource_name="t", configuration_keys=None)],
+        )
+        assert peer.asks(asked, DescribeConfigsResponse, 1).results[0].error_code == 0

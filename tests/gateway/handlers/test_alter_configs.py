@@ -86,6 +86,16 @@ def test_items_are_put_to_a_list_once_and_taken_from_it(house: House) -> None:
     assert overrides(house) == {"cleanup.policy": ""}
 
 
+def test_a_list_does_not_become_longer_than_a_string(house: House) -> None:
+    house.topic()
+    name = "leader.replication.throttled.replicas"
+    halves = [",".join(f"{n}:{n}" for n in range(first, first + 2000)) for first in (10_000, 20_000)]
+    assert incremental(house, (TOPIC, "orders", [(name, APPEND, halves[0])])) == [(0, None)]
+    ((code, message),) = incremental(house, (TOPIC, "orders", [(name, APPEND, halves[1])]))
+    assert (code, "32767 bytes" in message) == (40, True)
+    assert overrides(house) == {name: halves[0]}
+
+
 def test_validate_only_changes_nothing_but_says_what_would_be_wrong(house: House) -> None:
     house.topic()
     assert incremental(house, (TOPIC, "orders", [("retention.ms", SET, "5")]), validate_only=True) == [(0, None)]

@@ -19,6 +19,7 @@ from tests.gateway.wire.values import names, topic_ids
 METADATA = REQUESTS[ApiKey.METADATA]
 DELETE_RECORDS = REQUESTS[ApiKey.DELETE_RECORDS]
 VERSIONS = REQUESTS[ApiKey.API_VERSIONS]
+JOIN_GROUP = REQUESTS[ApiKey.JOIN_GROUP]
 
 
 def asking(version, topics):
@@ -147,3 +148,15 @@ def test_no_topic_id_is_zeros():
 
 def test_a_reply_is_bytes():
     assert encode(asking(1, ["a"]), 1) == b"\0\0\0\x01\0\x01a"
+
+
+def test_a_string_that_older_versions_could_not_write_is_refused_and_bytes_are_not():
+    def joining(protocol_type: str, metadata: bytes):
+        protocols = [JOIN_GROUP.JoinGroupRequestProtocol(name="range", metadata=metadata)]
+        request = JOIN_GROUP(version=6, group_id="g", member_id="", protocol_type=protocol_type, protocols=protocols)
+        return decode(JOIN_GROUP, bytearray(request.encode(version=6)), 0, 6)
+
+    longest = "x" * 32_767
+    assert joining(longest, bytes(40_000)).protocol_type == longest
+    with pytest.raises(Refused, match="protocol_type has 32768 bytes"):
+        joining(longest + "x", b"")

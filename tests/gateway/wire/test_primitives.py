@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.wire.primitives import MAX_ELEMENTS, MAX_TAGS, read_count, read_string, read_uvarint, skip_tags, string, uvarint
+from gateway.wire.primitives import (
+    MAX_ELEMENTS,
+    MAX_STRING_BYTES,
+    MAX_TAGS,
+    read_count,
+    read_string,
+    read_uvarint,
+    skip_tags,
+    string,
+    uvarint,
+)
 from tests.gateway.wire import flexible
 from tests.gateway.wire.values import texts
 
@@ -98,3 +108,14 @@ def test_a_section_of_more_tags_than_any_client_has_is_refused():
     assert skip_tags(uvarint(MAX_TAGS) + b"\0\0" * MAX_TAGS, 0) == 2 + 2 * MAX_TAGS
     with pytest.raises(ValueError):
         skip_tags(uvarint(MAX_TAGS + 1) + b"\0\0" * (MAX_TAGS + 1), 0)
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_a_string_has_at_most_as_many_bytes_as_sixteen_bits_can_say(compact):
+    longest = "x" * MAX_STRING_BYTES
+    assert read_string(string(longest, compact=compact), 0, compact=compact)[0] == longest
+
+
+def test_a_longer_string_is_refused_where_its_length_could_be_said():
+    with pytest.raises(ValueError, match="32768"):
+        read_string(string("x" * (MAX_STRING_BYTES + 1), compact=True), 0, compact=True)
