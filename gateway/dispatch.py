@@ -36,6 +36,10 @@ _SIZE = Struct(">i")
 
 _PRODUCE = ApiKey.PRODUCE.to_bytes(2, "big")
 
+#: From this size on a body is decoded on another thread: the 100,000 elements that it may have take some 200 ms. Those of Produce are mostly
+#: records, which are not decoded, and its appends must be in order.
+LARGE_BODY = 64 << 10
+
 #: Replies are gathered up to this many bytes before they are sent: then the outlet can say that its peer reads slowly.
 SEND_BYTES = 256 << 10
 
@@ -212,7 +216,9 @@ class Dispatch:
             raise Refused("the gateway does not serve this api key and version")
         owed.route = route
         caller = Caller(self._broker, session, self._peer, self._listener, header.api_version, header.client_id, self._traffic)
-        return await route.handler(_decode(route, frame, header), caller)
+        if len(frame) < LARGE_BODY or route.api_key is ApiKey.PRODUCE:
+            return await route.handler(_decode(route, frame, header), caller)
+        return await route.handler(await caller.run(_decode, route, frame, header), caller)
 
     def _served(self, owed: _Owed, reply: Any) -> None:
         self._is_busy = False

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Coroutine, Iterable
+from itertools import islice
+from typing import Any, TypeVar
 
 from gateway.caller import Caller
+from gateway.errors import ErrorCode, KafkaError
 from gateway.routes import Encoded
-from gateway.waiting import Clock, Wake
+from gateway.waiting import Clock, Wake, gather
 from gateway.wire.messages import encode
 
 #: Rows of a reply that are made in one turn of the reactor, some 5 ms' worth. A reply that has more is put into bytes on another thread.
 TURN_ROWS = 500
+
+#: Calls of one request that run at the same time, and how many rows each of them counts as: some 50 us.
+WORKS_AT_ONCE = 50
+WORK_ROWS = 5
+
+#: Topics or resources that one request of an administrator may change. Kafka's QuorumController.MAX_RECORDS_PER_USER_OP.
+MAX_CHANGES = 10_000
+
+T = TypeVar("T")
 
 
 class Turns:
@@ -31,6 +43,21 @@ class Turns:
         if self._left <= 0:
             self._left = TURN_ROWS
             await Wake(self._clock).wait(0)
+
+    async def gather(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
+        """As `waiting.gather`, a few at a time. `works` makes each coroutine when it is its turn."""
+        outcomes: list[T | BaseException] = []
+        works = iter(works)
+        while some := list(islice(works, WORKS_AT_ONCE)):
+            outcomes += await gather(some)
+            await self.take(len(some) * WORK_ROWS)
+        return outcomes
+
+
+def check_changes(count: int) -> None:
+    """Raises KafkaError(POLICY_VIOLATION) where one request would change too much; then it changes nothing."""
+    if count > MAX_CHANGES:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{count} changes in one request are more than {MAX_CHANGES}: divide the request")
 
 
 async def in_bytes(reply: Any, turns: Turns, caller: Caller) -> Any:

@@ -20,7 +20,7 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.handlers.configs import ResourceType, broker_id_is_number
 from gateway.routes import serves
 from gateway.topic_configs import DEFINITIONS, check, value_of
-from gateway.waiting import gather
+from gateway.turns import Turns, check_changes, in_bytes
 from gateway.wire.api_keys import ApiKey
 from storage.log import Topic
 
@@ -45,7 +45,7 @@ async def alter_configs(request: Any, caller: Caller) -> Any:
         _check_keys(resource.configs, [config.name for config in resource.configs if config.value is None])
         return lambda _: {config.name: config.value for config in resource.configs}
 
-    return AlterConfigsResponse(responses=await _alter(request, caller, change, AlterConfigsResponse.AlterConfigsResourceResponse))
+    return await _alter(request, caller, change, AlterConfigsResponse)
 
 
 @serves(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1)
@@ -58,8 +58,7 @@ async def incremental_alter_configs(request: Any, caller: Caller) -> Any:
         _check_keys(resource.configs, missing)
         return lambda overrides: _apply(overrides, resource.configs, settings)
 
-    row = IncrementalAlterConfigsResponse.AlterConfigsResourceResponse
-    return IncrementalAlterConfigsResponse(responses=await _alter(request, caller, change, row))
+    return await _alter(request, caller, change, IncrementalAlterConfigsResponse)
 
 
 def _check_keys(configs: Iterable[Any], nulls: list[str]) -> None:
@@ -69,11 +68,13 @@ def _check_keys(configs: Iterable[Any], nulls: list[str]) -> None:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
 
 
-async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change], row: Any) -> list[Any]:
-    """One row for each resource of the request, in its order."""
+async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change], response: Any) -> Any:
+    """The response, with one row for each resource of the request, in its order."""
+    turns = Turns(caller.broker.clock)
     counts = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
 
     async def alter_one(resource: Any) -> None:
+        check_changes(len(request.resources))
         if counts[resource.resource_type, resource.resource_name] > 1:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
         change = change_of(resource)
@@ -81,19 +82,20 @@ async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change
         await _alter_topic(resource.resource_name, change, caller, validate_only=request.validate_only)
 
     rows = []
-    outcomes = await gather([alter_one(resource) for resource in request.resources])
+    outcomes = await turns.gather(alter_one(resource) for resource in request.resources)
     for resource, outcome in zip(request.resources, outcomes, strict=True):
         if isinstance(outcome, BaseException) and not isinstance(outcome, KafkaError):
             raise outcome
         rows.append(
-            row(
+            response.AlterConfigsResourceResponse(
                 error_code=ErrorCode.NONE if outcome is None else outcome.code,
                 error_message=None if outcome is None else outcome.message,
                 resource_type=resource.resource_type,
                 resource_name=resource.resource_name,
             )
         )
-    return rows
+        await turns.take()
+    return await in_bytes(response(responses=rows), turns, caller)
 
 
 def _check_resource(kind: int, name: str, caller: Caller) -> None:

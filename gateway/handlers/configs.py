@@ -14,6 +14,7 @@ from gateway.config_entries import ConfigEntry, ConfigSource, Synonym, broker_en
 from gateway.config_types import ConfigType
 from gateway.errors import ErrorCode, KafkaError
 from gateway.routes import serves
+from gateway.turns import Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
 
 
@@ -34,16 +35,19 @@ async def describe_configs(request: Any, caller: Caller) -> Any:
     """Configs and where they come from. v0 only says what is a default, v1 knows sources and synonyms (KIP-226), v3 types and documentation
     (KIP-569). A resource that is asked for twice is answered once, with what was asked of it in all."""
     results = []
+    turns = Turns(caller.broker.clock)
     for (kind, name), keys in _merged(request.resources).items():
         try:
             entries = _entries(kind, name, caller)
             rows = [_row(entry, request) for entry in entries if keys is None or entry.name in keys]
             results.append(_Result(error_code=0, error_message="", resource_type=kind, resource_name=name, configs=rows))
+            await turns.take(len(rows))
         except KafkaError as failure:
             results.append(
                 _Result(error_code=failure.code, error_message=failure.message, resource_type=kind, resource_name=name, configs=[])
             )
-    return DescribeConfigsResponse(results=results)
+        await turns.take()
+    return await in_bytes(DescribeConfigsResponse(results=results), turns, caller)
 
 
 def _merged(resources: Iterable[Any]) -> dict[tuple[int, str], set[str] | None]:

@@ -15,14 +15,10 @@ from gateway.groups.states import GroupState
 from gateway.handlers.metadata import NOT_ASKED
 from gateway.routes import serves
 from gateway.turns import Turns, in_bytes
-from gateway.waiting import gather
 from gateway.wire.api_keys import ApiKey
 
 #: AclOperation's numbers for what can be done with a group: read, delete, describe. Without ACLs everybody may.
 OPERATIONS = {3, 6, 8}
-
-#: Groups that one request deletes at the same time: the store writes them in one go.
-GROUPS_AT_ONCE = 100
 
 _Listed = ListGroupsResponse.ListedGroup
 _Described = DescribeGroupsResponse.DescribedGroup
@@ -135,13 +131,11 @@ async def delete_groups(request: Any, caller: Caller) -> Any:
     names = list(dict.fromkeys(request.groups_names))
     rows: list[Any] = []
     turns = Turns(caller.broker.clock)
-    for start in range(0, len(names), GROUPS_AT_ONCE):
-        some = names[start : start + GROUPS_AT_ONCE]
-        for group_id, outcome in zip(some, await gather([_delete(group_id, caller) for group_id in some]), strict=True):
-            if outcome is not None and not isinstance(outcome, KafkaError):
-                raise outcome
-            rows.append(_Deleted(group_id=group_id, error_code=ErrorCode.NONE if outcome is None else outcome.code))
-        await turns.take(len(some))
+    for group_id, outcome in zip(names, await turns.gather(_delete(group_id, caller) for group_id in names), strict=True):
+        if outcome is not None and not isinstance(outcome, KafkaError):
+            raise outcome
+        rows.append(_Deleted(group_id=group_id, error_code=ErrorCode.NONE if outcome is None else outcome.code))
+        await turns.take()
     return await in_bytes(DeleteGroupsResponse(results=rows), turns, caller)
 
 

@@ -17,7 +17,8 @@ from gateway.live_topic import LiveTopic
 from gateway.routes import serves
 from gateway.topic_configs import check
 from gateway.topics import Topics
-from gateway.waiting import gather, unbroken
+from gateway.turns import WORK_ROWS, Turns, check_changes, in_bytes
+from gateway.waiting import unbroken
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import topic_id_of, uuid_of
 from storage.log import Topic
@@ -51,20 +52,29 @@ async def create_topics(request: Any, caller: Caller) -> Any:
     topics, settings = caller.broker.topics, caller.broker.settings
     counts = Counter(topic.name for topic in request.topics)
     asked = [topic for topic in request.topics if counts[topic.name] == 1]
-    plans: list[_Plan | KafkaError] = [_plan(topic, caller) for topic in asked]
+    turns = Turns(caller.broker.clock)
+    plans: list[_Plan | KafkaError] = []
+    for topic in asked:
+        plans.append(_plan(topic, caller, len(counts)))
+        await turns.take(WORK_ROWS)
     _limit(plans, settings.max_partitions_per_topic)
-    outcomes = plans if request.validate_only else await gather([_create(plan, topics) for plan in plans])
-    rows = [_created(topic.name, outcome, settings, caller.api_version) for topic, outcome in zip(asked, outcomes, strict=True)]
+    outcomes = plans if request.validate_only else await turns.gather(_create(plan, topics) for plan in plans)
+    rows = []
+    for topic, outcome in zip(asked, outcomes, strict=True):
+        rows.append(_created(topic.name, outcome, settings, caller.api_version))
+        await turns.take(WORK_ROWS)
     for name, count in counts.items():
         if count > 1:
             rows.append(_created(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."), settings, caller.api_version))
-    return CreateTopicsResponse(topics=rows)
+            await turns.take()
+    return await in_bytes(CreateTopicsResponse(topics=rows), turns, caller)
 
 
-def _plan(asked: Any, caller: Caller) -> _Plan | KafkaError:
-    """What is to be made, or why it cannot be, looked at in Kafka's order: the name, the configs, then the partitions."""
+def _plan(asked: Any, caller: Caller, count: int) -> _Plan | KafkaError:
+    """What is to be made, or why it cannot be, looked at in Kafka's order: the name, the configs, then the partitions. `count` topics are asked for."""
     settings = caller.broker.settings
     try:
+        check_changes(count)
         caller.broker.topics.check_new(asked.name)
         nulls = [config.name for config in asked.configs if config.value is None]
         if nulls:
@@ -190,9 +200,12 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
     asked = [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [(name, _NO_ID) for name in request.topic_names]
     found: dict[str, tuple[str, LiveTopic]] = {}
     rows = []
+    turns = Turns(caller.broker.clock)
     # Those by id first: of a topic that is named both ways, the name is refused.
     for (name, topic_id), count in sorted(Counter(asked).items(), key=lambda one: one[0][0] is not None):
+        await turns.take()
         try:
+            check_changes(len(asked))
             live = _find(name, topic_id, count, topics)
             if live.name in found:
                 # Which of the two was meant? Neither is deleted.
@@ -201,10 +214,11 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
             found[live.name] = name or live.name, live
         except KafkaError as failure:
             rows.append(_deleted(name, topic_id, failure))
-    outcomes = await gather([unbroken(_delete(live, caller)) for _, live in found.values()])
+    outcomes = await turns.gather(unbroken(_delete(live, caller)) for _, live in found.values())
     for (name, live), outcome in zip(found.values(), outcomes, strict=True):
         rows.append(_deleted(name, live.topic.topic_id, outcome))
-    return DeleteTopicsResponse(responses=rows)
+        await turns.take()
+    return await in_bytes(DeleteTopicsResponse(responses=rows), turns, caller)
 
 
 async def _delete(live: LiveTopic, caller: Caller) -> None:
@@ -237,15 +251,21 @@ async def create_partitions(request: Any, caller: Caller) -> Any:
     """Give topics more partitions. The brokers of an assignment must exist, as with CreateTopics."""
     counts = Counter(topic.name for topic in request.topics)
     asked = [topic for topic in request.topics if counts[topic.name] == 1]
-    outcomes = await gather([_extend(topic, caller, validate_only=request.validate_only) for topic in asked])
-    rows = [_extended(topic.name, outcome) for topic, outcome in zip(asked, outcomes, strict=True)]
+    turns = Turns(caller.broker.clock)
+    outcomes = await turns.gather(_extend(topic, caller, len(counts), validate_only=request.validate_only) for topic in asked)
+    rows = []
+    for topic, outcome in zip(asked, outcomes, strict=True):
+        rows.append(_extended(topic.name, outcome))
+        await turns.take()
     for name, count in counts.items():
         if count > 1:
             rows.append(_extended(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")))
-    return CreatePartitionsResponse(results=rows)
+            await turns.take()
+    return await in_bytes(CreatePartitionsResponse(results=rows), turns, caller)
 
 
-async def _extend(asked: Any, caller: Caller, *, validate_only: bool) -> None:
+async def _extend(asked: Any, caller: Caller, changes: int, *, validate_only: bool) -> None:
+    check_changes(changes)
     topics, most = caller.broker.topics, caller.broker.settings.max_partitions_per_topic
     live = topics.require(asked.name)
 

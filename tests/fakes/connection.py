@@ -26,6 +26,7 @@ from gateway.dispatch import Dispatch
 from gateway.flow import Budget, Flow
 from gateway.session import Session
 from gateway.traffic.recorder import NOTHING, Recorder
+from tests.fakes.broker import Threads
 
 PEER = "192.0.2.1:5000"
 
@@ -83,7 +84,9 @@ class Client:
         self.session = Session(None if mechanisms is None else {mechanism.name: mechanism for mechanism in mechanisms})
         self.settings = Settings(connection_failed_authentication_delay_ms=100)
         self.clock = Clock()
-        broker = broker or SimpleNamespace(settings=self.settings, clock=self.clock, deadlines=CoarseClock(self.clock))
+        broker = broker or SimpleNamespace(
+            settings=self.settings, clock=self.clock, deadlines=CoarseClock(self.clock), run_for=Threads().run_for
+        )
         traffic = record(self.session)
         self.dispatch = Dispatch(broker, self.session, self, self.flow, peer=PEER, listener=listener, traffic=traffic)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+from kafka.protocol.admin.configs import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from kafka.protocol.admin.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
+from kafka.protocol.admin.topics import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
 from kafka.protocol.consumer.group import LeaveGroupRequest, OffsetFetchRequest
 
+from gateway import turns as turns_of_requests
 from gateway.groups.offset_rows import Committed
-from gateway.turns import TURN_ROWS, Turns
+from gateway.turns import TURN_ROWS, WORK_ROWS, WORKS_AT_ONCE, Turns
 from gateway.wire.consumer_groups import ConsumerGroupDescribeRequest
 from tests.fakes.broker import Started, ended, open_house
 from tests.gateway.handlers.asking import answer, asked
@@ -64,3 +68,111 @@ def test_few_rows_are_told_at_once():
     house = open_house()
     assert asked(house, DeleteGroupsRequest(groups_names=NAMES[:50]), 2).is_done
     assert asked(house, ListGroupsRequest(states_filter=[], types_filter=[]), 5).is_done
+
+
+def test_calls_of_one_request_run_a_few_at_a_time():
+    async def work(n):
+        begun.append(n)
+        return n
+
+    house, begun = open_house(), []
+    pauses = pauses_of(house)
+    count = 10 * WORKS_AT_ONCE + 1
+    assert ended_in_turns(house, Turns(house.clock).gather(work(n) for n in range(count))) == list(range(count))
+    assert len(pauses) == count * WORK_ROWS // TURN_ROWS
+    assert begun == list(range(count))
+
+
+def pauses_of(house):
+    """The clock's calls without a delay: each gives others their turn."""
+    pauses = []
+    call_later = house.clock.callLater
+
+    def noted(delay, call, *arguments):
+        if not delay:
+            pauses.append(call)
+        return call_later(delay, call, *arguments)
+
+    house.clock.callLater = noted
+    return pauses
+
+
+def ended_in_turns(house, work):
+    started = Started(work)
+    house.clock.advance(0)
+    return started.result
+
+
+def altered(names, kind=IncrementalAlterConfigsRequest, **more):
+    resource = kind.AlterConfigsResource
+    configs = [resource.AlterableConfig(name="retention.ms", value="1", **more)]
+    return kind(resources=[resource(resource_type=2, resource_name=name, configs=configs) for name in names], validate_only=False)
+
+
+#: Requests that change or describe many topics: the request, its version, the field of its reply.
+ABOUT_TOPICS = {
+    "incremental": lambda names: (altered(names, config_operation=0), 1, "responses"),
+    "alter": lambda names: (altered(names, AlterConfigsRequest), 2, "responses"),
+    "create": lambda names: (
+        CreateTopicsRequest(
+            topics=[
+                CreateTopicsRequest.CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[])
+                for name in names
+            ],
+            timeout_ms=1,
+            validate_only=True,
+        ),
+        7,
+        "topics",
+    ),
+    "delete": lambda names: (
+        DeleteTopicsRequest(topics=[DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=None) for name in names], timeout_ms=1),
+        6,
+        "responses",
+    ),
+    "partitions": lambda names: (
+        CreatePartitionsRequest(
+            topics=[CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=2, assignments=None) for name in names],
+            timeout_ms=1,
+            validate_only=False,
+        ),
+        3,
+        "results",
+    ),
+    "describe": lambda names: (
+        DescribeConfigsRequest(
+            resources=[
+                DescribeConfigsRequest.DescribeConfigsResource(resource_type=2, resource_name=name, configuration_keys=None)
+                for name in names
+            ],
+            include_synonyms=False,
+            include_documentation=False,
+        ),
+        4,
+        "results",
+    ),
+}
+
+
+@pytest.mark.parametrize("request_of", ABOUT_TOPICS.values(), ids=ABOUT_TOPICS.keys())
+def test_others_have_their_turn_while_many_topics_are_changed_or_described(request_of):
+    house = open_house()
+    request, version, rows = request_of(NAMES)
+    pauses = pauses_of(house)
+    started = asked(house, request, version)
+    house.clock.advance(0)
+    assert len(pauses) >= len(NAMES) // TURN_ROWS
+    assert [row.error_code for row in getattr(answer(request, started.result, version), rows)] == [
+        0 if "CreateTopics" in type(request).__name__ else 3
+    ] * len(NAMES)
+
+
+@pytest.mark.parametrize("request_of", [made for name, made in ABOUT_TOPICS.items() if name != "describe"])
+def test_a_request_that_would_change_too_much_changes_nothing(request_of, monkeypatch):
+    monkeypatch.setattr(turns_of_requests, "MAX_CHANGES", 2)
+    house = open_house()
+    request, version, rows = request_of(["a", "b", "c"])
+    reply = answer(request, asked(house, request, version).result, version)
+    assert [row.error_code for row in getattr(reply, rows)] == [44] * 3
+    request, version, rows = request_of(["a", "b"])
+    assert 44 not in [row.error_code for row in getattr(answer(request, asked(house, request, version).result, version), rows)]
