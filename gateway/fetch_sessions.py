@@ -74,6 +74,8 @@ class Round:
         self.is_closed = False
         self.names_by_id = False
         self.last_used = 0
+        #: How many of its partitions count in `FetchSessions.partitions`.
+        self.counted = 0
 
     def follow(self, key: Key, wanted: FetchPartition) -> Interest:
         """Add a partition, or change where its consumer stands."""
@@ -110,11 +112,24 @@ class FetchSessions:
     """The sessions that are kept, at most `slots`; the one unused longest makes room, if unused for `min_idle_ms`.
 
     `new_id` gives a positive int32; `max_partitions` bounds one session, for it is a client that names them: whoever fetches more does
-    without a session.
+    without a session. `max_partitions_in_all` bounds all of them together, some 400 bytes each; a session that is unused for `max_idle_ms`
+    goes in any case.
     """
 
-    def __init__(self, slots: int, new_id: Callable[[], int], *, min_idle_ms: int = 120_000, max_partitions: int = 10_000) -> None:
+    def __init__(
+        self,
+        slots: int,
+        new_id: Callable[[], int],
+        *,
+        min_idle_ms: int = 120_000,
+        max_idle_ms: int = 600_000,
+        max_partitions: int = 10_000,
+        max_partitions_in_all: int = 200_000,
+    ) -> None:
         self.max_partitions = max_partitions
+        self._max_partitions_in_all = max_partitions_in_all
+        self._max_idle_ms = max_idle_ms
+        self.partitions = 0
         self._slots = slots
         self._new_id = new_id
         self._min_idle_ms = min_idle_ms
@@ -125,6 +140,7 @@ class FetchSessions:
 
     def get(self, session_id: int, now: int) -> Round | None:
         """The session, marked as used now (ms)."""
+        self._expire(now)
         found = self._sessions.get(session_id)
         if found is not None:
             found.last_used = now
@@ -133,6 +149,7 @@ class FetchSessions:
 
     def create(self, now: int) -> Round:
         """A new session, or a round without one (id 0) where there is no room."""
+        self._expire(now)
         if len(self._sessions) >= self._slots and not self._evict(now):
             return Round()
         session_id = self._new_id()
@@ -146,7 +163,30 @@ class FetchSessions:
     def remove(self, session_id: int) -> None:
         found = self._sessions.pop(session_id, None)
         if found is not None:
+            self.partitions -= found.counted
+            found.counted = 0
             found.close()
+
+    def has_room(self, session: Round, now: int) -> bool:
+        """Count the partitions of `session`, which have changed. False if they are too many, for one session or for all together: it is not kept."""
+        size = len(session.interests)
+        self.partitions += size - session.counted
+        session.counted = size
+        if size <= self.max_partitions:
+            while self.partitions > self._max_partitions_in_all and self._evict(now):
+                pass
+            if self.partitions <= self._max_partitions_in_all:
+                return True
+        self.remove(session.session_id)
+        return False
+
+    def _expire(self, now: int) -> None:
+        """Remove those that have not been used for long."""
+        while self._sessions:
+            session_id, oldest = next(iter(self._sessions.items()))
+            if oldest.is_in_use or now - oldest.last_used < self._max_idle_ms:
+                return
+            self.remove(session_id)
 
     def _evict(self, now: int) -> bool:
         for session_id, session in self._candidates():

@@ -11,6 +11,8 @@ from gateway.waiting import Wake
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.fetch import FetchRequest, FetchResponse, PartitionFetched
 
+_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+
 
 @serves(ApiKey.FETCH, 4, 18)
 async def fetch(request: FetchRequest, caller: Caller) -> FetchResponse:
@@ -26,7 +28,6 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
         refused = FetchResponse((), error_code=failure.code)
         caller.traffic.fetched(request, refused)
         return refused
-    current.is_in_use = True
     try:
         reader = Reader(caller.broker, request, magic, caller.traffic, caller.owner)
         reading = await reader.read(list(current.pending))
@@ -35,6 +36,7 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
             again = await reader.read(list(current.pending))
             # Those that have nothing new were not read again, but a full reply must name them all the same.
             reading.rows.update(again.rows)
+        _forget_unknown(current, reading, request, caller)
         reply = _reply(current, reading, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH))
         caller.traffic.fetched(request, reply)
         return reply
@@ -69,11 +71,27 @@ def _begin(request: FetchRequest, caller: Caller) -> Round:
     for wanted_topic in request.topics:
         for wanted in wanted_topic.partitions:
             current.follow((wanted_topic.topic, wanted.index), wanted)
-    if current.session_id != NO_SESSION and len(current.interests) > sessions.max_partitions:
-        # It begins again with a full request, which then does without a session.
-        sessions.remove(current.session_id)
-        raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+    current.is_in_use = True
+    if current.session_id != NO_SESSION and not sessions.has_room(current, now):
+        if request.session_epoch != INITIAL_EPOCH:
+            # It begins again with a full request, which then does without a session.
+            current.is_in_use = False
+            current.close()
+            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        current.session_id = NO_SESSION
     return current
+
+
+def _forget_unknown(current: Round, reading: Reading, request: FetchRequest, caller: Caller) -> None:
+    """A session keeps no partitions that never existed, or a client could make them up. Their consumer does without a session until they exist."""
+    if current.session_id == NO_SESSION:
+        return
+    # A topic that was deleted had an id here, and may come back under its name.
+    if not any(row.error_code in _UNKNOWN and not interest.topic_id for interest, row in reading.rows.items()):
+        return
+    caller.broker.fetch_sessions.remove(current.session_id)
+    if request.session_epoch == INITIAL_EPOCH:
+        current.session_id = NO_SESSION
 
 
 def _is_enough(reading: Reading, request: FetchRequest) -> bool:

@@ -12,7 +12,7 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.live_topic import LiveTopic
 from gateway.routes import Encoded, serves
 from gateway.topic_names import INTERNAL_TOPICS, KEPT_TOPICS
-from gateway.waiting import gather
+from gateway.turns import Turns, in_bytes
 from gateway.wire import messages
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import topic_id_of, uuid_of
@@ -60,11 +60,14 @@ async def describe(request: Any, caller: Caller, asked: list[Any] | None, *, may
     kept = broker.metadata_replies.get(key, version)
     if kept is not None:
         return Encoded(kept)
-    if wanted is None:
-        rows = [_describe(live, live.name, request, caller) for live in topics.listed()]
-    else:
-        failures = await _create_missing(wanted, caller) if may_create else {}
-        rows = [_find(name, topic_id, request, caller, failures) for name, topic_id in wanted]
+    turns = Turns(broker.clock)
+    failures = await _create_missing(wanted, caller, turns) if may_create and wanted is not None else {}
+    version = topics.version + topics.leading.version
+    rows = []
+    for one in list(topics.listed()) if wanted is None else wanted:
+        row = _describe(one, one.name, request, caller) if isinstance(one, LiveTopic) else _find(*one, request, caller, failures)
+        rows.append(row)
+        await turns.take(max(len(row.partitions), 1))
     reply = MetadataResponse(
         brokers=[MetadataResponse.MetadataResponseBroker(node_id=one.node_id, host=one.host, port=one.port, rack=None) for one in nodes],
         cluster_id=broker.cluster.cluster_id,
@@ -72,10 +75,12 @@ async def describe(request: Any, caller: Caller, asked: list[Any] | None, *, may
         topics=rows,
         authorized_operations=CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED,
     )
+    made = await in_bytes(reply, turns, caller)
     if any(row.error_code for row in rows):
-        return reply
-    body = messages.encode(reply, caller.api_version)
-    broker.metadata_replies.keep(key, topics.version + topics.leading.version, body)
+        return made
+    body = made.body if isinstance(made, Encoded) else messages.encode(reply, caller.api_version)
+    if version == topics.version + topics.leading.version:
+        broker.metadata_replies.keep(key, version, body)
     return Encoded(body)
 
 
@@ -85,19 +90,22 @@ def _names(asked: list[Any], version: int) -> list[_Asked]:
     return [(topic.name, topic_id_of(topic.topic_id)) for topic in asked]
 
 
-async def _create_missing(wanted: Iterable[_Asked], caller: Caller) -> dict[str, KafkaError]:
+async def _create_missing(wanted: Iterable[_Asked], caller: Caller, turns: Turns) -> dict[str, KafkaError]:
     """Make the topics that are not there; why some could not be made. As many at a time as one request may make (CreateTopics' limit)."""
     topics, settings = caller.broker.topics, caller.broker.settings
     if not settings.auto_create_topics_enable:
         return {}
+    missing = []
     for name, topic_id in wanted:
         if name is not None and name in INTERNAL_TOPICS and topic_id == _NO_ID:
             topics.use_internal(name)
-    missing = [name for name, topic_id in wanted if name is not None and _may_be_made(name, topic_id, caller)]
+        elif name is not None and _may_be_made(name, topic_id, caller):
+            missing.append(name)
+        await turns.take()
     if not missing:
         return {}
     most = max(settings.max_partitions_per_topic // settings.num_partitions, 1)
-    outcomes = await gather([topics.find_or_create(name) for name in missing[:most]])
+    outcomes = await turns.gather(topics.find_or_create(name) for name in missing[:most])
     # The others come with the next request: clients ask again after this error.
     failures = {name: KafkaError(ErrorCode.LEADER_NOT_AVAILABLE) for name in missing[most:]}
     for name, outcome in zip(missing, outcomes, strict=False):

@@ -67,6 +67,9 @@ class CursorMirror:
         if group.startswith(RESERVED):
             # Such subscriptions the gateway has for itself.
             return
+        if group in (".", ".."):
+            # In the path of the admin API these name something else, however they are escaped.
+            return
         key = group, topic, partition
         if key not in self._waiting and len(self._waiting) >= self._settings.mirror_waiting:
             self._dropped += 1

@@ -158,3 +158,36 @@ def test_a_change_of_offset_keeps_a_partitions_place_in_the_queue(house):
         followed(house, current, index)
     current.follow(("orders", 0), at(5))
     assert [interest.key[1] for interest in current.pending] == [0, 1, 2]
+
+
+def following(kept: FetchSessions, count: int, now: int = 0) -> Round:
+    made = kept.create(now)
+    for index in range(count):
+        made.follow(("t", index), wanted=None)
+    return made
+
+
+def test_all_sessions_together_have_a_limit_of_partitions():
+    kept = FetchSessions(10, iter(range(1, 100)).__next__, max_partitions=8, max_partitions_in_all=10)
+    first, second = following(kept, 6), following(kept, 6)
+    assert kept.has_room(first, 0)
+    assert not kept.has_room(second, 0)
+    assert (len(kept), kept.partitions) == (1, 6)
+    # One that was unused for long enough makes room.
+    third = following(kept, 6, 130_000)
+    assert kept.has_room(third, 130_000)
+    assert kept.get(first.session_id, 130_000) is None
+    assert (len(kept), kept.partitions) == (1, 6)
+    third.forget(("t", 0))
+    assert kept.has_room(third, 130_000)
+    assert kept.partitions == 5
+    kept.remove(third.session_id)
+    assert kept.partitions == 0
+
+
+def test_a_session_that_is_not_used_expires():
+    kept = FetchSessions(10, iter(range(1, 100)).__next__, max_idle_ms=1000)
+    made = kept.create(0)
+    assert kept.get(made.session_id, 999) is made
+    assert kept.get(made.session_id, 2000) is None
+    assert len(kept) == 0

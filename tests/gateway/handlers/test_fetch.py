@@ -564,3 +564,14 @@ def test_partitions_that_are_not_open_open_together(house):
     assert house.store.logs_asked == 3
     house.store.slow_logs.callback(None)
     assert sorted(rows(polling.result)) == [("orders", 0), ("orders", 1), ("orders", 2)]
+
+
+def test_a_partition_that_does_not_exist_is_kept_in_no_session(house):
+    sessions = house.broker.fetch_sessions
+    consumer = Consumer(house, at(0, 0), at(0, 7))
+    assert (consumer.id, len(sessions), sessions.partitions) == (0, 0, 0)
+    consumer = Consumer(house, at(0, 0))
+    assert (len(sessions), sessions.partitions) == (1, 1)
+    assert rows(consumer.fetch(at(0, 7)))["orders", 7].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert (len(sessions), sessions.partitions) == (0, 0)
+    assert consumer.fetch().error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
