@@ -30,8 +30,9 @@ class Workers:
     """
 
     def __init__(self, reactor: Reactor, threads: int, name: str, *, max_waiting: int | None = None) -> None:
-        # No piece is handed over before a thread is free, so that the order is decided here.
-        self._threads = Readers(Wake(reactor), threads, threads, name)
+        # Started with the first piece of work. None is handed over before a thread is free, so that the order is decided here.
+        self._make_threads = partial(Readers, Wake(reactor), threads, threads, name)
+        self._threads: Readers | None = None
         self._size = self._free = threads
         self._max_waiting = max_waiting
         self._owners: OrderedDict[Hashable, OrderedDict[Deferred[Any], Work]] = OrderedDict()
@@ -92,6 +93,7 @@ class Workers:
         else:
             del self._owners[owner]
         self._free -= 1
+        self._threads = self._threads or self._make_threads()
         self._threads.run(work).addBoth(self._done, told)
 
     def _done(self, result: Any, told: Deferred[Any]) -> None:
@@ -105,5 +107,6 @@ class Workers:
 
     def _end_if_idle(self) -> None:
         if self._ended is not None and self._free == self._size and not self._ended.called:
-            self._threads.stop(lambda: None)
+            if self._threads is not None:
+                self._threads.stop(lambda: None)
             self._ended.callback(None)

@@ -203,7 +203,7 @@ def test_without_memory_to_look_into_it_a_batch_is_asked_for_again(house: House)
     def run(*_: object) -> Any:
         raise NoMemory("no memory to decompress gzip")
 
-    house.broker = replace(house.broker, run=run)
+    house.broker = replace(house.broker, run_for=run)
     (row,) = list_offsets(house, ("orders", 0, 350))
     assert row.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pulsar as client_library
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 
 from storage.pulsar.admin import Admin
 from storage.pulsar.cursors import CursorMirror, Place
@@ -129,3 +130,21 @@ async def test_a_group_with_a_name_of_the_gateways_own_moves_no_subscription(sce
     scene.mirror.note("billing", "orders", 0, 4)
     await scene.until("billing", MESSAGES - 4)
     assert scene.backlog("__kopgate_compaction") is None
+
+
+def test_a_group_whose_name_is_another_path_moves_no_subscription() -> None:
+    asked: list[str] = []
+
+    async def place(topic: str, partition: int, offset: int) -> None:
+        asked.append(topic)
+
+    clock = Clock()
+    settings = PulsarSettings("pulsar://127.0.0.1:1", "http://127.0.0.1:1")
+    mirror = CursorMirror(cast(Any, None), place, cast(Any, clock), settings)
+    for group, topic in ((".", "one dot"), ("..", "two dots"), ("...", "three dots")):
+        mirror.note(group, topic, 0, 1)
+    mirror.start()
+    clock.advance(settings.mirror_seconds)
+    clock.advance(settings.mirror_seconds)
+    mirror.stop()
+    assert asked == ["three dots"]
