@@ -22,7 +22,7 @@ endif
 PEERS := -n 2 --dist loadfile --no-loadscope-reorder --rerun-failed-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help serve pulsar test check lint format bench bench-groups bench-pulsar bench-traffic slow legacy fingerprints tox clean spark bench-reports demo
+.PHONY: help serve pulsar test check lint format bench bench-groups bench-shared bench-pulsar bench-traffic slow legacy fingerprints tox clean spark bench-reports demo
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -72,6 +72,9 @@ bench: $(VENV)/.test ## side by side with Apache Kafka, in some 20 minutes; a ta
 
 bench-groups: $(VENV)/.test ## 1,000 consumer groups of 4 members on one gateway, in some two minutes (ARGS: for example --help)
 	$(PY) -m bench.groups $(ARGS)
+
+bench-shared: $(VENV)/.test ## requests of several kinds on one connection, such as commits beside a waiting fetch, in some 20 minutes (ARGS: --kafka, --help)
+	$(PY) -m bench.shared $(ARGS)
 
 bench-pulsar: $(VENV)/.test ## the gateway in front of Apache Pulsar, and a native application beside it, in some eight minutes (ARGS: for example --help)
 	$(PY) -m bench.pulsar $(ARGS)

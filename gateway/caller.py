@@ -9,13 +9,14 @@ import msgspec
 
 from auth.mechanism import Principal
 from gateway.broker import Broker
+from gateway.long_poll import LongPoll
 from gateway.session import Session
 from gateway.traffic.recorder import NOTHING, Recorder
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
     """One per request. `peer` is "host:port", `listener` the listener's name; `client_id` is None where the client sent null; `traffic` notes what the
-    request was about."""
+    request was about. `long_poll` is the connection's."""
 
     broker: Broker
     session: Session
@@ -23,6 +24,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     listener: str
     api_version: int
     client_id: str | None
+    long_poll: LongPoll
     traffic: Recorder = NOTHING
 
     @property

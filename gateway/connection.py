@@ -129,6 +129,8 @@ class KafkaConnection(Protocol):
             self._dispatch.arrived(frames)
             if self.session.is_ready != was_ready:
                 self._logged_in()
+        if unfinished:
+            self._dispatch.arriving(self._splitter.beginning)
         self._flow.settle()
 
     def dataReceived(self, data: bytes) -> None:

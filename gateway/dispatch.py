@@ -2,6 +2,9 @@
 
 Produce requests overlap, for their handler puts every append in order before it first waits; all others are served one at a time. What
 waits and what is owed is bounded: past the limits the socket is not read.
+
+Replies that are ready are written before another request starts, and a Fetch that waits for data learns of requests behind it
+(`gateway.long_poll`).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from gateway.caller import Caller
 from gateway.errors import Refused
 from gateway.flow import Flow
 from gateway.handlers.greeting import unsupported_api_versions
+from gateway.long_poll import LongPoll
 from gateway.routes import ROUTES, Later, Route
 from gateway.session import Session
 from gateway.traffic.recorder import NOTHING, Recorder
@@ -35,6 +39,7 @@ _TAGGED_HEADER = Struct(">iiB")
 _SIZE = Struct(">i")
 
 _PRODUCE = ApiKey.PRODUCE.to_bytes(2, "big")
+_FETCH = ApiKey.FETCH.to_bytes(2, "big")
 
 #: From this size on a body is decoded on another thread: the 100,000 elements that it may have take some 200 ms. Those of Produce are mostly
 #: records, which are not decoded, and its appends must be in order.
@@ -97,6 +102,7 @@ class Dispatch:
         self._listener = listener
         self._traffic = traffic
         self._waiting: deque[bytearray] = deque()
+        self._long_poll = LongPoll()
         self._owed: deque[_Owed] = deque()
         self._unanswered = 0
         self._ready_bytes = 0
@@ -117,7 +123,13 @@ class Dispatch:
         """Take these frames; what they allow is started before this returns."""
         self._flow.took(sum(map(len, frames)), len(frames))
         self._waiting.extend(frames)
+        self._long_poll.arrived(sum(frame[:2] != _FETCH for frame in frames))
         self._advance()
+
+    def arriving(self, beginning: bytes) -> None:
+        """A frame was received in part; these are its first two bytes, or fewer if not all of them have come."""
+        if len(beginning) == 2 and beginning != _FETCH:
+            self._long_poll.arriving()
 
     def hold_writing(self, held: bool) -> None:
         """The peer reads slowly (or does again): meanwhile nothing new is started, so that replies do not pile up."""
@@ -142,17 +154,26 @@ class Dispatch:
         self._flow.gave(sum(map(len, waiting)) + sum(ended), len(waiting) + len(ended))
 
     def _advance(self) -> None:
-        """Start what may be started, then send what may be sent. Not re-entrant: a request that ends at once only leaves its reply here."""
+        """Send what is ready, start what may be started, and send what that made ready. Not re-entrant: a request that ends at once only
+        leaves its reply here."""
         if self._is_advancing:
             return
         self._is_advancing = True
         seconds = self._broker.clock.seconds
         until = seconds() + TURN_SECONDS
         try:
+            self._send()
             for _ in range(TURN_REQUESTS):
                 if not self._waiting or not self._may_start(self._waiting[0]):
                     break
-                self._start(self._waiting.popleft())
+                frame = self._waiting.popleft()
+                key = frame[:2]
+                if key != _FETCH:
+                    self._long_poll.starts(is_produce=key == _PRODUCE)
+                elif self._ready_bytes:
+                    # It may read for long before it waits.
+                    self._send()
+                self._start(frame)
                 if self._ready_bytes >= SEND_BYTES:
                     self._send()
                 if self._waiting and seconds() > until:
@@ -189,7 +210,7 @@ class Dispatch:
         owed.cancel = start(self._serve(frame, owed), partial(self._served, owed), partial(self._failed, owed))
         if owed.cancel is not None and owed.api_key != ApiKey.PRODUCE:
             self._is_waited_for = True
-            self._flow.waits(True)
+            self._flow.waits(owed.size)
 
     async def _serve(self, frame: bytearray, owed: _Owed) -> Any:
         """The reply, or `Later`. What it becomes on the wire stands in `owed.route`; without a route it is buffers already."""
@@ -215,7 +236,7 @@ class Dispatch:
                 return _reply([*unsupported_api_versions()], header.correlation_id, False)
             raise Refused("the gateway does not serve this api key and version")
         owed.route = route
-        caller = Caller(self._broker, session, self._peer, self._listener, header.api_version, header.client_id, self._traffic)
+        caller = Caller(self._broker, session, self._peer, self._listener, header.api_version, header.client_id, self._long_poll, self._traffic)
         if len(frame) < LARGE_BODY or route.api_key is ApiKey.PRODUCE:
             return await route.handler(_decode(route, frame, header), caller)
         return await route.handler(await caller.run(_decode, route, frame, header), caller)
@@ -224,7 +245,7 @@ class Dispatch:
         self._is_busy = False
         if self._is_waited_for:
             self._is_waited_for = False
-            self._flow.waits(False)
+            self._flow.waits(None)
         if not isinstance(reply, Later):
             self._answered(owed, reply)
             return

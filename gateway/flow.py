@@ -165,7 +165,7 @@ class Flow:
         self._bytes = 0
         self._requests = 0
         self.unfinished = 0
-        self._waits = False
+        self._waits: int | None = None
         self.is_paused = False
 
     @property
@@ -188,10 +188,14 @@ class Flow:
         if was_full:
             self._emptied()
 
-    def waits(self, does_it: bool) -> None:
-        """The request that is being served waits for something, or has stopped waiting. Meanwhile little is read of what comes behind it."""
+    def waits(self, size: int | None) -> None:
+        """The request that is being served, of so many bytes, waits for something; None once it has stopped waiting.
+
+        Meanwhile little is read of what comes behind it. Its own bytes do not count: it is answered early
+        when another request is seen behind it.
+        """
         was_full = self.is_paused and self._is_full
-        self._waits = does_it
+        self._waits = size
         if was_full:
             self._emptied()
 
@@ -226,7 +230,7 @@ class Flow:
 
     @property
     def _is_full(self) -> bool:
-        if self._waits and self._bytes + self.unfinished >= BEHIND_BYTES:
+        if self._waits is not None and self._bytes - self._waits + self.unfinished >= BEHIND_BYTES:
             return True
         return self._bytes >= self._max_bytes or self._requests >= self._max_requests
 

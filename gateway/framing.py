@@ -29,6 +29,11 @@ class Splitter:
         """How many bytes have come of a frame that is not whole yet, its length among them; 0 where none has begun."""
         return 4 + len(self._frame) if self._missing else len(self._prefix)
 
+    @property
+    def beginning(self) -> bytes:
+        """The first bytes, two at most, that have come of a frame that is not whole yet, its length not among them."""
+        return bytes(self._frame[:2])
+
     def feed(self, chunk: bytes | memoryview) -> list[bytearray]:
         """The frames that `chunk` completes, in order. Raises Refused for a length below zero or above the limit."""
         frames: list[bytearray] = []

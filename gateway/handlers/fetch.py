@@ -1,4 +1,7 @@
-"""Fetch: records from an offset on, now or as soon as there are enough of them."""
+"""Fetch: records from an offset on, now or as soon as there are enough of them.
+
+max_wait_ms is an upper bound; `gateway.long_poll` says when the wait is shorter.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
     try:
         reader = Reader(caller.broker, request, magic, caller.traffic, caller.owner)
         reading = await reader.read(list(current.pending))
-        if current.interests and not _is_enough(reading, request):
+        if current.interests and not _is_enough(reading, request) and not caller.long_poll.is_unwanted:
             await _wait(current, reading, request, caller)
             again = await reader.read(list(current.pending))
             # Those that have nothing new were not read again, but a full reply must name them all the same.
@@ -99,11 +102,12 @@ def _is_enough(reading: Reading, request: FetchRequest) -> bool:
 
 
 async def _wait(current: Round, reading: Reading, request: FetchRequest, caller: Caller) -> None:
-    """Until enough bytes are there, something failed or moved that the consumer should know of at once, or its time is up."""
+    """Until enough bytes are there, something failed or moved that the consumer should know of at once, another request is behind this one,
+    or its time is up."""
     for interest in reading.rows:
         if not interest.is_behind:
             current.pending.pop(interest, None)
-    wake = Wake(caller.broker.clock)
+    wake, long_poll = Wake(caller.broker.clock), caller.long_poll
 
     def look() -> None:
         if _has_enough(current, reading):
@@ -113,12 +117,15 @@ async def _wait(current: Round, reading: Reading, request: FetchRequest, caller:
         # It came while the other partitions were read.
         return
     current.on_change = look
+    long_poll.on_request = wake.fire
     try:
         # As long as the consumer likes, as in Kafka: it costs a timer, ends with the connection (which TCP's keep-alive tells of a peer that is
-        # gone without a word) and with a shutdown, and holds up nothing but the requests behind it on the same connection.
-        await caller.broker.waits.wait(wake, request.max_wait_ms / 1000)
+        # gone without a word) and with a shutdown, and holds up nothing but Fetch requests behind it on the same connection.
+        if not await caller.broker.waits.wait(wake, long_poll.seconds(request.max_wait_ms)):
+            long_poll.timed_out()
     finally:
         current.on_change = None
+        long_poll.on_request = None
 
 
 def _has_enough(current: Round, reading: Reading) -> bool:

@@ -19,6 +19,7 @@ from gateway.fetch_sessions import FetchSessions
 from gateway.groups.coordinator import Coordinator
 from gateway.groups.offsets import CommittedOffsets
 from gateway.groups.topology import TopicView
+from gateway.long_poll import LongPoll
 from gateway.producer_ids import ProducerIds
 from gateway.session import Session
 from gateway.topics import Topics
@@ -110,10 +111,12 @@ class House:
     threads: Threads
     bugs: list[BaseException] = field(default_factory=list)
     step_ms: int = 0
+    #: Of the connection that its callers are on.
+    long_poll: LongPoll = field(default_factory=LongPoll)
 
     def caller(self, version: int, client_id: str | None = "test") -> Caller:
         """Somebody on a listener without log-in."""
-        return Caller(self.broker, Session(None), "127.0.0.1:50000", "PLAINTEXT", version, client_id)
+        return Caller(self.broker, Session(None), "127.0.0.1:50000", "PLAINTEXT", version, client_id, self.long_poll)
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         start(work, lambda _: None, self.bugs.append)

@@ -17,7 +17,9 @@ from gateway.errors import ErrorCode, KafkaError, Refused
 from gateway.flow import BEHIND_BYTES, Budget
 from gateway.routes import ROUTES, Later, Route
 from gateway.wire.api_keys import ApiKey
-from tests.fakes.connection import PEER, Client, bare, events
+from tests.fakes.broker import open_house
+from tests.fakes.connection import PEER, Client, bare, events, versions
+from tests.peers.gateway import fetching, framed
 
 PRODUCE, OTHER, TAGGED = ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.FETCH
 
@@ -33,12 +35,14 @@ class Handlers:
         self.takes = 0.0
         self.preparing = {}
         self.answers = {}
+        self.on_start = lambda body: None
 
     async def other(self, request, caller):
         return await self._serve(request, self.answers)
 
     async def produce(self, request, caller):
         body, _ = request
+        self.on_start(body)
         self.started.append(body)
         if body in self.preparing:
             await self.preparing[body]
@@ -52,6 +56,7 @@ class Handlers:
 
     async def _serve(self, request, answers):
         body, _ = request
+        self.on_start(body)
         self.started.append(body)
         if self.clock is not None:
             self.clock.rightNow += self.takes
@@ -60,6 +65,12 @@ class Handlers:
         except CancelledError:
             self.cancelled.append(body)
             raise
+
+    def notes(self, look):
+        """What `look` finds when each request starts, by its body."""
+        found = {}
+        self.on_start = lambda body: found.setdefault(body, look())
+        return found
 
     def waits(self, body):
         self.answers[body] = Deferred()
@@ -130,6 +141,23 @@ def test_what_comes_together_is_answered_in_one_write(client):
     client.says(other(b"m1"), produce(b"p2"), other(b"m3"))
     assert client.writes == 1
     assert client.hears() == [reply(b"m1"), reply(b"p2"), reply(b"m3")]
+
+
+def test_a_reply_that_is_ready_is_written_before_the_next_request_starts(client, behind):
+    append = behind.waits(b"p1")
+    written = behind.notes(lambda: list(client.written))
+    client.says(produce(b"p1"), other(b"m2"))
+    append.callback(b"p1")
+    client.turns()
+    assert len(written[b"m2"]) > 0
+    assert client.hears() == [reply(b"p1"), reply(b"m2")]
+
+
+def test_replies_that_are_ready_are_written_before_a_fetch_starts(client, behind):
+    written = behind.notes(lambda: list(client.written))
+    client.says(other(b"m1"), other(b"m2"), bare(TAGGED, 0, b"f3", 3))
+    assert (written[b"m2"], len(written[b"f3"]) > 0) == ([], True)
+    assert len(client.hears()) == 3
 
 
 def test_requests_are_served_one_at_a_time(client, behind):
@@ -246,6 +274,88 @@ def test_the_cost_of_a_request_does_not_grow_with_those_around_it(behind):
     many = min(seconds(64_000) for _ in range(2))
     # Sixteen times the requests; looking at all that are owed for each takes 256 times as long.
     assert many < 64 * few
+
+
+# requests behind a Fetch that waits
+
+
+@pytest.fixture
+def consumer():
+    """A connection to a broker with the empty topic "orders"."""
+    house = open_house()
+    house.topic("orders")
+    return Client(broker=house.broker)
+
+
+WAIT_MS = 30_000
+
+
+def fetch(number, version=4):
+    return framed(fetching("orders", 0, version, max_wait_ms=WAIT_MS), version, correlation_id=number)
+
+
+def answered(client):
+    """The correlation ids of the replies, in their order."""
+    return [struct.unpack_from(">i", frame)[0] for frame in client.hears()]
+
+
+@pytest.mark.parametrize("version", [0, 3, 4, 11])
+def test_a_fetch_that_waits_is_answered_when_another_request_arrives(consumer, version):
+    consumer.says(fetch(1, version))
+    assert answered(consumer) == []
+    consumer.says(versions(correlation_id=2))
+    assert answered(consumer) == [1, 2]
+    assert consumer.budget.used == 0
+
+
+def test_a_fetch_does_not_wait_before_a_request_that_came_with_it(consumer):
+    consumer.says(fetch(1), versions(correlation_id=2))
+    assert answered(consumer) == [1, 2]
+
+
+def test_fetches_before_another_request_are_answered_one_after_the_other(consumer):
+    consumer.says(fetch(1), fetch(2))
+    consumer.says(versions(correlation_id=3))
+    assert answered(consumer) == [1, 2, 3]
+
+
+def test_a_fetch_behind_a_fetch_lets_it_wait(consumer):
+    """Two consumers on one connection would otherwise keep ending each other's waits."""
+    consumer.says(fetch(1))
+    consumer.says(fetch(2))
+    assert answered(consumer) == []
+    consumer.dispatch._broker.clock.advance(WAIT_MS / 1000)
+    assert answered(consumer) == [1]
+
+
+def test_each_request_behind_a_fetch_ends_one_wait(consumer):
+    """A client that fetches again at once waits its whole time, until it sends something else."""
+    consumer.says(fetch(1))
+    consumer.says(versions(correlation_id=2))
+    consumer.says(fetch(3))
+    assert answered(consumer) == [1, 2]
+    consumer.dispatch._broker.clock.advance(WAIT_MS / 1000 - 1)
+    assert answered(consumer) == []
+    consumer.dispatch._broker.clock.advance(1)
+    assert answered(consumer) == [3]
+
+
+def test_a_fetch_that_waits_is_answered_when_a_part_of_another_request_arrives(consumer):
+    """The rest may not be read before."""
+    consumer.says(fetch(1))
+    consumer.dispatch.arriving(b"")
+    consumer.dispatch.arriving(b"\0")
+    assert answered(consumer) == []
+    consumer.dispatch.arriving(versions(correlation_id=2)[:2])
+    assert answered(consumer) == [1]
+    consumer.says(versions(correlation_id=2), fetch(3))
+    assert answered(consumer) == [2]
+
+
+def test_a_part_of_another_fetch_lets_a_fetch_wait(consumer):
+    consumer.says(fetch(1))
+    consumer.dispatch.arriving(fetch(2)[:2])
+    assert answered(consumer) == []
 
 
 # limits

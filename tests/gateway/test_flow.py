@@ -79,25 +79,27 @@ def test_little_is_read_behind_a_request_that_waits():
     budget, _ = house()
     client = Client(budget)
     client.sends(100)
-    client.flow.waits(True)
+    client.flow.waits(100)
     client.sends(1000)
     assert client.reads
     client.sends(then=BEHIND_BYTES)
     assert not client.reads
-    client.flow.waits(False)
+    client.flow.waits(None)
     assert client.reads
     client.sends(BEHIND_BYTES)
     assert client.reads
 
 
-def test_a_large_request_that_waits_stops_the_reading_by_itself():
+def test_as_much_is_read_behind_a_large_request_that_waits():
     budget, _ = house()
     client = Client(budget)
     client.sends(BEHIND_BYTES)
-    client.flow.waits(True)
+    client.flow.waits(BEHIND_BYTES)
+    client.sends(BEHIND_BYTES - 1)
+    assert client.reads
     client.sends(1)
     assert not client.reads
-    client.flow.waits(False)
+    client.flow.waits(None)
     client.flow.gave(BEHIND_BYTES, 1)
     assert client.reads
 

@@ -71,6 +71,20 @@ def test_a_long_poll_ends_early_and_is_answered(tmp_path):
         assert seconds < SOON
 
 
+@pytest.mark.parametrize("names", [1, 5000])
+def test_a_large_request_behind_a_fetch_that_waits_ends_the_wait(tmp_path, names):
+    """Its last bytes are read only when the Fetch is answered. One that names many partitions is large itself."""
+    with gateway(tmp_path) as server, Peer(server.address) as peer:
+        peer.makes("t")
+        asked = fetching("t", 0, max_wait_ms=600_000)
+        asked.topics[0].partitions *= names
+        peer.sends(framed(asked, 4))
+        time.sleep(0.3)
+        peer.sends(framed(producing("t", batch([Sample(0, 1_700_000_000_000, b"k", b"v" * (MIB - 1000))])), 7))
+        assert FetchResponse.decode(peer.hears()[4:], version=4).responses[0].partitions[0].error_code == 0
+        assert ProduceResponse.decode(peer.hears()[4:], version=7).responses[0].partition_responses[0].error_code == 0
+
+
 def test_what_was_acknowledged_is_there_and_what_was_asked_is_answered(tmp_path):
     count = 50
     with gateway(tmp_path) as server, Peer(server.address) as producer:

@@ -233,6 +233,29 @@ def group(options, spans):
     consumer.close()
 
 
+def commits(options, spans):
+    """Commits every --every ms while a fetch waits on the idle topic."""
+    failures = []
+    settings = reading(options, failures)
+    settings.update({"group.id": options["group"], "enable.auto.commit": False, "auto.offset.reset": "earliest"})
+    topic, _, count = spans[0].partition(":")
+    place = TopicPartition(topic, 0, 0)
+    consumer = Consumer(settings)
+    consumer.assign([place])
+    waits = "asynchronous" if wrapper_version() >= (1, 0) else "async"
+    deadline = time.time() + float(options["timeout"])
+    pause = float(options.get("every", "100")) / 1000
+    for _ in range(int(count)):
+        for record in consumer.consume(100, pause):
+            if record.error() and record.error().code() != KafkaError._PARTITION_EOF:
+                raise RuntimeError(str(record.error()))
+        if failures or time.time() > deadline:
+            raise RuntimeError(str(failures[0]) if failures else "timed out")
+        began = time.time()
+        consumer.commit(offsets=[place], **{waits: False})
+        print("%.6f" % (time.time() - began))
+
+
 def wrapper_version():
     import confluent_kafka
 
@@ -254,6 +277,8 @@ def main():
         produce(options)
     elif verb == "group":
         group(options, spans)
+    elif verb == "commits":
+        commits(options, spans)
     else:
         consume(options, spans)
 

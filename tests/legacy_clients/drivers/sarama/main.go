@@ -65,16 +65,29 @@ func main() {
 	}
 	secure(config, opts)
 	setup(config, opts)
+	if command, ok := commands[os.Args[1]]; ok {
+		command(config, opts)
+		return
+	}
 	switch os.Args[1] {
 	case "produce":
 		produce(config, opts)
 	case "group":
-		topic, count, _ := strings.Cut(opts.spans[0], ":")
+		topic, count := split(opts.spans[0])
 		config.Consumer.Offsets.Initial = sarama.OffsetOldest
-		group(config, opts, topic, integer(count))
+		group(config, opts, topic, count)
 	default:
 		consume(config, opts)
 	}
+}
+
+// Commands of the files that only some versions are built with.
+var commands = map[string]func(*sarama.Config, options){}
+
+// A topic and a count, written as TOPIC:COUNT.
+func split(span string) (string, int) {
+	topic, count, _ := strings.Cut(span, ":")
+	return topic, integer(count)
 }
 
 func fail(why string) {

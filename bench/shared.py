@@ -1,0 +1,199 @@
+"""`make bench-shared`: requests of several kinds on one connection, on the gateway and on Apache Kafka.
+
+Each is done by a real client, on the two servers in turns:
+
+- One Sarama client writes a record and waits until its consumer has read it, again and again ("echoes"),
+  or writes one record after the other and reads them meanwhile ("records"). Producer and consumer share
+  a connection; with a group, so do commits and heartbeats.
+- A librdkafka consumer commits while its Fetch waits on an idle topic. Version 0.11 does both on one
+  connection; newer ones commit on a connection of their own.
+- A librdkafka consumer of an idle topic that commits nothing, or once a second: the CPU time of the
+  server and of the client per second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median, quantiles
+
+import msgspec
+
+from bench.__main__ import between_marks
+from bench.clients import create
+from bench.servers import COLLECTORS, Gateway, Reference, Server, cpu_seconds
+from tests.legacy_clients.clients import Client, run, table
+from tests.legacy_clients.install import install
+from tests.peers.kafka import Kafka
+
+BEGIN, END = "<!-- shared: begin -->", "<!-- shared: end -->"
+
+SARAMAS = ("sarama-1.19.0-as-2.0.0", "sarama-1.61.1")
+LIBRDKAFKAS = ("confluent-0.11.6", "confluent-2.16.1")
+COMMIT_EVERY_MS = 1000
+
+#: A consumer connects and joins in this time, before its CPU time counts.
+SETTLE_SECONDS = 5.0
+CLIENT_SECONDS = 300.0
+
+
+class Load(msgspec.Struct, frozen=True):
+    """`runs` of `records` echoes each, `commits` commits, and `seconds` of each consumer."""
+
+    runs: int = 20
+    records: int = 40
+    commits: int = 200
+    seconds: int = 20
+
+
+class Row(msgspec.Struct):
+    """One kind of load: its figures by server, and how they are summed up."""
+
+    name: str
+    summary: Callable[[Sequence[float]], str]
+    figures: dict[str, list[float]] = {}
+
+    def add(self, server: Server, figures: Sequence[float]) -> None:
+        self.figures.setdefault(server.name, []).extend(figures)
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """Median and range of durations in seconds."""
+    return f"{median(seconds):.2f} s ({min(seconds):.2f}-{max(seconds):.2f})"
+
+
+def percentiles(seconds: Sequence[float]) -> str:
+    """p50, p99 and the longest, in ms."""
+    cuts = quantiles(seconds, n=100, method="inclusive")
+    return f"{cuts[49] * 1000:.1f} / {cuts[98] * 1000:.1f} / {max(seconds) * 1000:.0f} ms"
+
+
+def load_of(shares: Sequence[float]) -> str:
+    """Median and range of CPU time, in ms per second."""
+    return f"{median(shares) * 1000:.2f} ms ({min(shares) * 1000:.2f}-{max(shares) * 1000:.2f})"
+
+
+def measure(servers: Sequence[Server], load: Load, say: Callable[[str], None]) -> list[Row]:
+    """All rows. The servers take turns in every run, and in which of them is first."""
+    kinds = [(verb, client, is_grouped) for client in SARAMAS for verb in ("echo", "stream") for is_grouped in (False, True)]
+    rows = [
+        Row(f"{load.records} {'echoes' if verb == 'echo' else 'records'}, {client}{', in a group' * is_grouped}", spread)
+        for verb, client, is_grouped in kinds
+    ]
+    for number, server in _turns(servers, load.runs):
+        for row, (verb, client, is_grouped) in zip(rows, kinds, strict=True):
+            topic = f"{verb}-{client}-{is_grouped}-{number}"
+            create(server.bootstrap, topic, 1)
+            words = ("--group", topic) if is_grouped else ()
+            row.add(server, [sum(_seconds(table()[client], verb, server, *words, f"{topic}:{load.records}"))])
+            say(f"{row.name}, {server.name}: {row.figures[server.name][-1]:.2f} s")
+    for name in LIBRDKAFKAS:
+        rows += _commits(servers, table()[name], load, say)
+    return rows
+
+
+def _commits(servers: Sequence[Server], client: Client, load: Load, say: Callable[[str], None]) -> Iterator[Row]:
+    topic, group = f"idle-{client.name}", ("--group", client.name)
+    committing = Row(f"a commit, {client.name}, p50 / p99 / max", percentiles)
+    for server in servers:
+        create(server.bootstrap, topic, 1)
+        committing.add(server, _seconds(client, "commits", server, *group, f"{topic}:{load.commits}"))
+        say(f"{committing.name}, {server.name}: {percentiles(committing.figures[server.name])}")
+    yield committing
+    busy = "--every", str(COMMIT_EVERY_MS), *group, f"{topic}:1000000"
+    for kind, words in {
+        "that only fetches": ("consume", f"{topic}:0:0:1"),
+        "that commits every second": ("commits", *busy),
+    }.items():
+        rows = [Row(f"{whose} CPU a second, {client.name} {kind}", load_of) for whose in ("server's", "client's")]
+        for _, server in _turns(servers, 3):
+            for row, share in zip(rows, _cpu(client, server, words, load.seconds), strict=True):
+                row.add(server, [share])
+                say(f"{row.name}, {server.name}: {share * 1000:.2f} ms")
+        yield from rows
+
+
+def _turns(servers: Sequence[Server], runs: int) -> Iterator[tuple[int, Server]]:
+    return ((number, server) for number in range(runs) for server in (servers if number % 2 == 0 else servers[::-1]))
+
+
+def _seconds(client: Client, verb: str, server: Server, *words: str) -> list[float]:
+    return [float(line) for line in run(client, verb, server.bootstrap, words, timeout=CLIENT_SECONDS).splitlines()]
+
+
+def _cpu(client: Client, server: Server, words: Sequence[str], seconds: float) -> tuple[float, float]:
+    """CPU seconds per second, the server's and the client's, while the client runs."""
+    verb, *rest = words
+    argv = [*install(client), verb, "--bootstrap", server.bootstrap, "--timeout", str(CLIENT_SECONDS), *rest]
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
+        try:
+            time.sleep(SETTLE_SECONDS)
+            began, before = time.monotonic(), (server.cpu_seconds(), cpu_seconds(process.pid))
+            time.sleep(seconds)
+            after, took = (server.cpu_seconds(), cpu_seconds(process.pid)), time.monotonic() - began
+        finally:
+            process.kill()
+    return (after[0] - before[0]) / took, (after[1] - before[1]) / took
+
+
+def markdown(rows: Sequence[Row], names: Sequence[str]) -> str:
+    lines = [["load", *names], ["---"] * (1 + len(names))]
+    lines += [[row.name, *(row.summary(row.figures[name]) for name in names)] for row in rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def main() -> int:
+    options = _options()
+    load = Load(options.runs, options.records, options.commits, options.seconds)
+    busy = " ".join(f"{average:.2f}" for average in os.getloadavg())
+    with ExitStack() as running:
+        servers: list[Server] = []
+        for start in (_gateway, *([_kafka] if options.kafka else [])):
+            servers.append(start())
+            running.callback(servers[-1].stop)
+        rows = measure(servers, load, lambda line: print(f"# {line}", file=sys.stderr))
+    text = f"{_made_by(options, busy)}\n\n{markdown(rows, [server.name for server in servers])}"
+    print(text)
+    if options.out is not None:
+        options.out.write_text(between_marks(options.out.read_text(), text, BEGIN, END))
+    return 0
+
+
+def _gateway() -> Server:
+    return Gateway.start(subprocess.DEVNULL, arguments=("--set", "group_initial_rebalance_delay_ms=0"))
+
+
+def _kafka() -> Server:
+    return Reference(Kafka.start(heap="-Xmx1g", collector=("-Xms1g", *COLLECTORS["g1"])))
+
+
+def _made_by(options: argparse.Namespace, busy: str) -> str:
+    arguments = f"--runs {options.runs} --records {options.records} --commits {options.commits} --seconds {options.seconds}"
+    arguments += " --kafka" if options.kafka else ""
+    return (
+        f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-shared ARGS="{arguments}"`, Python {platform.python_version()}, '
+        f"{os.cpu_count()} cores of {platform.machine()}, load average before it {busy}."
+    )
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench-shared", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=20, help="of each kind of echo (20)")
+    parser.add_argument("--records", type=int, default=40, help="of each run (40)")
+    parser.add_argument("--commits", type=int, default=200, help="of each librdkafka (200)")
+    parser.add_argument("--seconds", type=int, default=20, help="of each idle consumer, three times (20)")
+    parser.add_argument("--kafka", action="store_true", help="Apache Kafka as well")
+    parser.add_argument("--out", type=Path, help="the table goes into this file, between its marks; without it, it is only printed")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
