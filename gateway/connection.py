@@ -22,7 +22,7 @@ from gateway.framing import Splitter
 from gateway.session import Session
 from gateway.traffic.client import Peer
 from gateway.traffic.rows import Reason
-from gateway.transport import Connection, no_delay
+from gateway.transport import GOODBYE_SECONDS, Connection, no_delay
 from gateway.waiting import call_later
 from storage.log import Buffer
 
@@ -278,6 +278,9 @@ class KafkaConnection(Protocol):
         if not self._is_closed and self._left is None:
             self._left = self._clock.seconds()
             self._is_leaving = True
+            raw = self._raw_transport()
+            if raw is not None:
+                raw.is_quiet = not self._is_tls and self._left - self.last_active > GOODBYE_SECONDS
             self.transport.unregisterProducer()
             self.transport.loseConnection()
             if self._is_tls:

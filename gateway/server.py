@@ -318,6 +318,7 @@ def run(settings: Settings, reactor: Any) -> int:
     def drain() -> Deferred[None]:
         nonlocal is_ending
         is_ending = True
+        began = reactor.seconds()
         # The reactor would complain of a second one.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -329,7 +330,11 @@ def run(settings: Settings, reactor: Any) -> int:
             _log.bug("the drain failed", failure)
             done.callback(None)
 
-        start(server.drain(), done.callback, broken)
+        def drained(_: None) -> None:
+            _log.info("stopped", seconds=round(reactor.seconds() - began, 3))
+            done.callback(None)
+
+        start(server.drain(), drained, broken)
         return done
 
     reactor.addSystemEventTrigger("before", "shutdown", drain)

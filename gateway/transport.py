@@ -77,6 +77,8 @@ class Connection(tcp.Server):
         self._receive = getattr(self.protocol, "received", None)
         self._is_in_outbox = False
         self._is_waiting_to_write = False
+        #: Whether nothing was sent for so long that the peer has it: then its side of the goodbye is not waited for.
+        self.is_quiet = False
         # Set once all is said and the peer is heard out.
         self._parting: Cancel | None = None
 
@@ -177,6 +179,8 @@ class Connection(tcp.Server):
         """All is sent. Say so, and read away what still comes until the peer hangs up too: to close over bytes that nobody has read is a reset,
         which takes from the peer what has not reached it yet."""
         self.stopWriting()
+        if self.is_quiet:
+            return main.CONNECTION_DONE
         try:
             self.socket.shutdown(SHUT_WR)
         except OSError:

@@ -19,7 +19,7 @@ from gateway.flow import TURN_SECONDS, Budget, LoginBudget
 from gateway.routes import ROUTES, Later, Route
 from gateway.traffic.log import OFF
 from gateway.traffic.recorder import Recorder
-from gateway.transport import Connection
+from gateway.transport import GOODBYE_SECONDS, Connection
 from gateway.wire.api_keys import ApiKey
 from tests.fakes.connection import Scripted, bare, events, handshake, versions
 
@@ -490,3 +490,16 @@ def test_the_traffic_log_is_told_of_a_request_that_met_a_bug(told, waiting):
     says(connection, POLL)
     waiting.errback(ZeroDivisionError())
     assert told.reasons == ["error:bug"]
+
+
+@pytest.mark.parametrize(("idle_seconds", "is_quiet"), [(GOODBYE_SECONDS + 0.1, True), (GOODBYE_SECONDS - 0.1, False)])
+def test_a_connection_that_was_idle_is_closed_at_a_drain_without_waiting_for_its_peer(idle_seconds, is_quiet):
+    door = Door()
+    connection = door.lets_in()
+    says(connection, framed(versions()))
+    raw = Connection.__new__(Connection)
+    raw.is_quiet = False
+    connection.transport.transport = raw
+    door.clock.advance(idle_seconds)
+    connection.drain()
+    assert raw.is_quiet is is_quiet

@@ -275,6 +275,16 @@ async def test_a_peer_that_does_not_hang_up_too_is_not_waited_for_long(bench, mo
 
 
 @ensureDeferred
+async def test_the_end_of_a_quiet_connection_waits_for_nobody(bench, monkeypatch):
+    monkeypatch.setattr(transport, "GOODBYE_SECONDS", 3600.0)
+    client, peer = await bench.connect()
+    peer.transport.is_quiet = True
+    peer.transport.loseConnection()
+    await until(lambda: peer.lost == [ConnectionDone])
+    assert await read(client, 1) == b""
+
+
+@ensureDeferred
 async def test_an_abort_after_all_is_said_is_no_reset(bench):
     client, peer = await bench.connect()
     peer.transport.write(b"last words")

@@ -6,7 +6,7 @@ import threading
 import time
 from urllib.parse import quote, unquote
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition, libversion
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition, libversion
 
 IN_FLIGHT = 10000
 
@@ -245,15 +245,24 @@ def commits(options, spans):
     waits = "asynchronous" if wrapper_version() >= (1, 0) else "async"
     deadline = time.time() + float(options["timeout"])
     pause = float(options.get("every", "100")) / 1000
-    for _ in range(int(count)):
+    done = -1
+    while done < int(count):
         for record in consumer.consume(100, pause):
             if record.error() and record.error().code() != KafkaError._PARTITION_EOF:
                 raise RuntimeError(str(record.error()))
         if failures or time.time() > deadline:
             raise RuntimeError(str(failures[0]) if failures else "timed out")
         began = time.time()
-        consumer.commit(offsets=[place], **{waits: False})
-        print("%.6f" % (time.time() - began))
+        try:
+            consumer.commit(offsets=[place], **{waits: False})
+        except KafkaException:
+            # The first commit finds the coordinator, which may still be loading.
+            if done >= 0:
+                raise
+            continue
+        if done >= 0:
+            print("%.6f" % (time.time() - began))
+        done += 1
 
 
 def wrapper_version():
