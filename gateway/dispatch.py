@@ -236,7 +236,9 @@ class Dispatch:
                 return _reply([*unsupported_api_versions()], header.correlation_id, False)
             raise Refused("the gateway does not serve this api key and version")
         owed.route = route
-        caller = Caller(self._broker, session, self._peer, self._listener, header.api_version, header.client_id, self._long_poll, self._traffic)
+        caller = Caller(
+            self._broker, session, self._peer, self._listener, header.api_version, header.client_id, self._long_poll, self._traffic
+        )
         if len(frame) < LARGE_BODY or route.api_key is ApiKey.PRODUCE:
             return await route.handler(_decode(route, frame, header), caller)
         return await route.handler(await caller.run(_decode, route, frame, header), caller)
