@@ -6,6 +6,7 @@ import logging
 import re
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import click
-from kafka.errors import KafkaError
+from kafka.errors import KafkaConnectionError, KafkaError
 
 from gateway.commands import passwords
 from gateway.commands.client import Client
@@ -26,6 +27,11 @@ _FAILED_ATTEMPT = re.compile(r"Bootstrap \w+ to \S+ failed: (?P<reason>.*?)(?: \
 _PREFIXES = re.compile(r"\A(\[Error \d+\] )?([A-Z]\w*[A-Z]\w*(: |\Z))*")
 """Class names and error numbers."""
 _HANG_UP = re.compile("socket disconnected|Connection reset")
+_TIMEOUT = "timed out"
+
+#: How long a server is tried again after it first refused a connection. A server that expects TLS or a
+#: log-in refuses each attempt, some at first without a reason.
+REFUSED_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,7 @@ def describe(error: KafkaError) -> str:
     return text or getattr(type(error), "description", "") or type(error).__name__
 
 
-def _connect(server: Server, reasons: _Reasons) -> Client:
+def _connect(server: Server, reasons: Reasons) -> Client:
     try:
         return Client(
             bootstrap_servers=[f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in server.bootstrap],
@@ -164,12 +170,19 @@ def _tls(server: Server) -> ssl.SSLContext:
         raise click.ClickException(f"{server.authority}: {error.strerror}") from None
 
 
-class _Reasons(logging.Handler):
-    """Keeps why the client's last attempt failed, which its exception does not say."""
+class Reasons(logging.Handler):
+    """Keeps why the client's last attempt failed, which its exception does not say.
 
-    def __init__(self) -> None:
+    Ends the attempts REFUSED_SECONDS after the first that the server refused: the client itself goes on
+    until its timeout. Attempts that time out are not counted, the server may be slow. The log is the
+    only place where the client tells of an attempt, so `emit` raises, in the client's own thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self.last: str | None = None
+        self._clock = clock
+        self._first_refused: float | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         match = _FAILED_ATTEMPT.match(record.getMessage())
@@ -178,12 +191,18 @@ class _Reasons(logging.Handler):
             # A hang-up or a timeout may come before or after the attempt that was told why.
             if self.last is None or (_says_little(self.last) and not _says_little(reason)):
                 self.last = reason
+            if _TIMEOUT not in reason:
+                now = self._clock()
+                if self._first_refused is None:
+                    self._first_refused = now
+                if now - self._first_refused >= REFUSED_SECONDS:
+                    raise KafkaConnectionError(reason)
 
 
 @contextmanager
-def _listening() -> Iterator[_Reasons]:
+def _listening() -> Iterator[Reasons]:
     """Takes what the library logs: of all that, only the reason of a failure is ever shown."""
-    log, reasons = logging.getLogger("kafka"), _Reasons()
+    log, reasons = logging.getLogger("kafka"), Reasons()
     before, log.propagate = log.propagate, False
     log.addHandler(reasons)
     try:
@@ -194,7 +213,7 @@ def _listening() -> Iterator[_Reasons]:
 
 
 def _says_little(reason: str) -> bool:
-    return bool(_HANG_UP.search(reason)) or "timed out" in reason
+    return bool(_HANG_UP.search(reason)) or _TIMEOUT in reason
 
 
 def _explain(server: Server, reason: str) -> str:
