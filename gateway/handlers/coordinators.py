@@ -1,4 +1,8 @@
-"""FindCoordinator: who looks after a group. Java consumers of 0.9 to 0.10.2 want to know before every poll, even when they use none."""
+"""FindCoordinator. Java consumers of 0.9 to 0.10.2 ask before every poll, even without a group.
+
+A transactional id has a coordinator although transactions are not served: InitProducerId refuses it.
+Sarama retries every error of FindCoordinator, and takes that of InitProducerId as fatal.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,15 @@ from gateway.routes import serves
 from gateway.topic_names import CONSUMER_OFFSETS
 from gateway.wire.api_keys import ApiKey
 
-GROUP = 0
+GROUP, TRANSACTION = 0, 1
 
 FIRST_WITH_MANY_KEYS = 4
-_NO_TRANSACTIONS = "this gateway coordinates groups, not transactions"
+_NO_COORDINATOR = "only groups and transactional ids have a coordinator"
 
 
 @serves(ApiKey.FIND_COORDINATOR, 0, 6)
 async def find_coordinator(request: Any, caller: Caller) -> Any:
-    """The node that looks after a key. v1 tells groups from transactional ids, v4 takes many keys at once, v6 share groups."""
+    """The coordinator of each key. v1 adds transactional ids, v4 takes many keys at once, v6 share groups."""
     keys = [request.key] if caller.api_version < FIRST_WITH_MANY_KEYS else request.coordinator_keys
     if request.key_type == GROUP and len(keys) == 1:
         caller.traffic.for_group(keys[0])
@@ -28,8 +32,8 @@ async def find_coordinator(request: Any, caller: Caller) -> Any:
         caller.broker.topics.use_internal(CONSUMER_OFFSETS)
     node = caller.broker.cluster.nodes(caller.listener)[0]
     code, message, node_id, host, port = ErrorCode.NONE, None, node.node_id, node.host, node.port
-    if request.key_type != GROUP:
-        code, message, node_id, host, port = ErrorCode.INVALID_REQUEST, _NO_TRANSACTIONS, -1, "", -1
+    if request.key_type not in (GROUP, TRANSACTION):
+        code, message, node_id, host, port = ErrorCode.INVALID_REQUEST, _NO_COORDINATOR, -1, "", -1
     if caller.api_version < FIRST_WITH_MANY_KEYS:
         return FindCoordinatorResponse(error_code=code, error_message=message, node_id=node_id, host=host, port=port)
     rows = [

@@ -10,6 +10,7 @@ from typing import Any
 from kafka.protocol.producer.transaction import InitProducerIdResponse
 
 from compat.records import MessageSet, RecordsError, RecordsTooLarge, keys
+from gateway import logs
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError, Refused, release
 from gateway.old_sets import LARGE_MESSAGE_SET, as_batch, check_old
@@ -27,6 +28,8 @@ from gateway.wire.produce import (
     RecordError,
 )
 from storage.log import StorageError
+
+_log = logs.part(__name__)
 
 #: Batches whose keys must be looked at are looked at on another thread from so many records on, too: they take about a millisecond.
 MANY_RECORDS = 500
@@ -265,9 +268,22 @@ def _refuse_all(request: ProduceRequest, failure: KafkaError, caller: Caller) ->
 
 @serves(ApiKey.INIT_PRODUCER_ID, 0, 6)
 async def init_producer_id(request: Any, caller: Caller) -> Any:
-    """A producer id for idempotence. v3 lets a producer keep its id at the next epoch, v6 adds two-phase commit. No transactions yet."""
+    """A producer id for idempotence. v3 lets a producer keep its id at the next epoch, v6 adds two-phase commit.
+
+    A transactional id is refused with an error that no client retries: librdkafka, aiokafka and Sarama
+    retry INVALID_REQUEST.
+    """
     if request.transactional_id is not None:
-        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_id=-1, producer_epoch=-1)
+        _log.warning(
+            "transactional producer refused",
+            peer=caller.peer,
+            listener=caller.listener,
+            client_id=caller.client_id,
+            transactional_id=request.transactional_id,
+            reason="transactions are not served",
+        )
+        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
     try:
         longest = caller.broker.settings.offsets_commit_timeout_ms / 1000
         producer_id = await unbroken_within(caller.broker.clock, longest, caller.broker.producer_ids.next_id())

@@ -20,6 +20,12 @@ def test_many_keys_are_answered_one_by_one(version):
     assert [(row.key, row.error_code, row.node_id, row.port) for row in reply.coordinators] == [("a", 0, 0, 9092), ("b", 0, 0, 9092)]
 
 
-def test_transactions_have_no_coordinator():
-    reply = ask(open_house(), FindCoordinatorRequest(key="t", key_type=1), 2)
-    assert (reply.error_code, reply.node_id) == (ErrorCode.INVALID_REQUEST, -1)
+def test_a_transactional_id_has_a_coordinator_which_refuses_it():
+    reply = ask(open_house(node_id=5), FindCoordinatorRequest(key="t", key_type=1), 2)
+    assert (reply.error_code, reply.node_id, reply.port) == (0, 5, 9092)
+
+
+@pytest.mark.parametrize("key_type", [-1, 2, 3])
+def test_a_key_of_another_type_has_no_coordinator(key_type):
+    (row,) = ask(open_house(), FindCoordinatorRequest(key_type=key_type, coordinator_keys=["t"]), 6).coordinators
+    assert (row.error_code, row.node_id) == (ErrorCode.INVALID_REQUEST, -1)

@@ -23,7 +23,7 @@ from tests.compat.records import building
 from tests.compat.records.building import Sample
 from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import NOW, House, Started, ended, open_house
-from tests.fakes.connection import Client
+from tests.fakes.connection import Client, events
 from tests.gateway.handlers.asking import ask
 from tests.gateway.sets import batch, old_set
 
@@ -390,9 +390,14 @@ def test_who_has_an_id_already_gets_another_one_without_transactions(house):
     assert (answer.producer_id, answer.producer_epoch) == (0, 0)
 
 
-def test_transactions_are_refused(house):
-    answer = ask(house, InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1), 4)
-    assert (answer.error_code, answer.producer_id) == (ErrorCode.INVALID_REQUEST, -1)
+@pytest.mark.parametrize("version", range(7))
+def test_a_transactional_id_is_refused_with_one_line_that_says_why(house, caplog, version):
+    asked = InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1)
+    answer = ask(house, asked, version)
+    assert (answer.error_code, answer.producer_id) == (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)
+    ((event, fields),) = events(caplog)
+    assert event == "transactional producer refused"
+    assert (fields["transactional_id"], fields["reason"]) == ("tx", "transactions are not served")
 
 
 def test_an_id_that_cannot_be_reserved_is_a_storage_error(house):

@@ -171,6 +171,17 @@ async def group(options, spans):
     await consumer.stop()
 
 
+async def transaction(options, spans):
+    producer = AIOKafkaProducer(transactional_id=spans[0], **common(options))
+    began = time.time()
+    try:
+        await asyncio.wait_for(producer.start(), float(options["timeout"]))
+    except Exception as refused:
+        print("%.6f\t%s" % (time.time() - began, type(refused).__name__))
+    else:
+        print("ready")
+
+
 def show(record):
     timestamp = "-" if record.timestamp is None or record.timestamp < 0 else record.timestamp
     place = "%s\t%d\t%d\t%s" % (record.topic, record.partition, record.offset, timestamp)
@@ -181,7 +192,8 @@ async def bounded():
     verb = sys.argv[1]
     options, spans = parse(sys.argv[2:])
     # A broker that refuses it is asked for ever by some versions.
-    await asyncio.wait_for({"produce": produce, "consume": consume, "group": group}[verb](options, spans), 2 * float(options["timeout"]))
+    verbs = {"produce": produce, "consume": consume, "group": group, "transaction": transaction}
+    await asyncio.wait_for(verbs[verb](options, spans), 2 * float(options["timeout"]))
 
 
 if __name__ == "__main__":

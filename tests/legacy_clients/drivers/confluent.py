@@ -265,6 +265,20 @@ def commits(options, spans):
         done += 1
 
 
+def transaction(options, name):
+    failures = []
+    settings = common(options, failures)
+    settings["transactional.id"] = name
+    producer = Producer(settings)
+    began = time.time()
+    try:
+        producer.init_transactions(float(options["timeout"]))
+    except KafkaException as refused:
+        print("%.6f\t%s" % (time.time() - began, refused.args[0].name()))
+    else:
+        print("ready")
+
+
 def wrapper_version():
     import confluent_kafka
 
@@ -288,6 +302,8 @@ def main():
         group(options, spans)
     elif verb == "commits":
         commits(options, spans)
+    elif verb == "transaction":
+        transaction(options, spans[0])
     else:
         consume(options, spans)
 

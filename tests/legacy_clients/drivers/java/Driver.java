@@ -39,6 +39,8 @@ public final class Driver {
             parse(words, options, spans);
             if (words[0].equals("produce")) {
                 produce(options);
+            } else if (words[0].equals("transaction")) {
+                transaction(options, spans.get(0));
             } else {
                 // Both are absent from the build for 0.8.2, whose consumer was never finished.
                 Class.forName(words[0].equals("group") ? "Group" : "Consume").getMethod("run", Map.class, List.class).invoke(null, options, spans);
@@ -152,6 +154,26 @@ public final class Driver {
         }
         OUT.flush();
         producer.close();
+    }
+
+    private static void transaction(Map<String, String> options, String id) throws Exception {
+        Properties settings = common(options);
+        String bytes = "org.apache.kafka.common.serialization.ByteArraySerializer";
+        settings.put("key.serializer", bytes);
+        settings.put("value.serializer", bytes);
+        settings.put("max.block.ms", Long.toString(timeoutMs(options)));
+        settings.put("transactional.id", id);
+        KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(settings);
+        long began = System.nanoTime();
+        try {
+            // Since 0.11.
+            KafkaProducer.class.getMethod("initTransactions").invoke(producer);
+            OUT.println("ready");
+        } catch (java.lang.reflect.InvocationTargetException refused) {
+            Throwable cause = refused.getCause();
+            while (cause.getCause() != null) cause = cause.getCause();
+            OUT.println((System.nanoTime() - began) / 1e9 + "\t" + cause.getClass().getSimpleName());
+        }
     }
 
     private static void feed(KafkaProducer<byte[], byte[]> producer, BlockingQueue<Sent> queue) {

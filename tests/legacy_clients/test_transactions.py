@@ -1,0 +1,51 @@
+"""Real transactional producers, whose ids the gateway refuses: they stop at once, with an error that names the id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.legacy_clients.brokers import Broker
+from tests.legacy_clients.clients import Client, run
+from tests.peers.gateway import Gateway, gateway
+
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1200)]
+
+#: A client that retries the error does so for this long; one that does not needs less than a second.
+TIMEOUT_SECONDS = 120.0
+
+ERRORS = {
+    "java-0.11.0.3": "TransactionalIdAuthorizationException",
+    "java-2.8.2": "TransactionalIdAuthorizationException",
+    "java-3.9.2": "TransactionalIdAuthorizationException",
+    "java-4.4.0": "TransactionalIdAuthorizationException",
+    "confluent-2.8.0": "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "confluent-2.16.1": "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
+    "aiokafka-0.14.0": "TransactionalIdAuthorizationFailed",
+    "sarama-1.61.1": "53",
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with gateway(tmp_path_factory.mktemp("gateway")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_transactional_producer_is_refused_once_and_does_not_ask_again(
+    request: pytest.FixtureRequest, is_reference: bool, client: Callable[[str], Client], name: str
+) -> None:
+    row = client(name)
+    if is_reference:
+        broker: Broker = request.getfixturevalue("broker")
+        assert run(row, "transaction", broker.bootstrap, [name], timeout=TIMEOUT_SECONDS) == "ready\n"
+        return
+    server: Gateway = request.getfixturevalue("server")
+    host, port = server.address
+    seconds, error = run(row, "transaction", f"{host}:{port}", [name], timeout=TIMEOUT_SECONDS).split()
+    assert error == ERRORS[name]
+    assert float(seconds) < TIMEOUT_SECONDS / 4
+    (line,) = [line for line in server.lines() if f"transactional_id={name}" in line]
+    assert "transactional producer refused" in line
