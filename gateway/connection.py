@@ -280,12 +280,12 @@ class KafkaConnection(Protocol):
             self._is_leaving = True
             raw = self._raw_transport()
             if raw is not None:
-                raw.is_quiet = not self._is_tls and self._left - self.last_active > GOODBYE_SECONDS
+                raw.is_quiet = self._left - self.last_active > GOODBYE_SECONDS
             self.transport.unregisterProducer()
             self.transport.loseConnection()
-            if self._is_tls:
-                # Its goodbye is of two parts, and the peer's must be read.
-                self.transport.resumeProducing()
+            if self._is_tls and raw is not None:
+                # TLS would wait for the peer's close_notify, which some never send.
+                raw.loseConnection()
 
 
 def _reason_of(error: SSL.Error) -> str:

@@ -354,7 +354,6 @@ def test_a_peer_that_goes_before_the_delay_is_over_is_gone():
 
 
 def test_a_peer_that_never_says_goodbye_is_cut_off(caplog):
-    # TLS waits for the peer's close_notify, and for as long as it likes.
     door = Door(connections_max_idle_ms=60_000)
     connection = door.lets_in()
     assert door.sweeps(after=61) == ["idle"]
@@ -503,3 +502,20 @@ def test_a_connection_that_was_idle_is_closed_at_a_drain_without_waiting_for_its
     door.clock.advance(idle_seconds)
     connection.drain()
     assert raw.is_quiet is is_quiet
+
+
+def test_over_tls_the_peers_close_notify_is_not_waited_for(monkeypatch):
+    door = Door()
+    raw = Connection.__new__(Connection)
+    raw._unsent_bytes = 0
+    ended = []
+    connection = KafkaConnection(door, "192.0.2.1", 5000)
+    secured = Transport()
+    secured.transport = raw
+    # The gateway's own close_notify is on its way before.
+    monkeypatch.setattr(Connection, "loseConnection", lambda _: ended.append(secured.disconnecting))
+    connection.makeConnection(secured)
+    door.clock.advance(GOODBYE_SECONDS + 0.1)
+    connection.drain()
+    assert ended == [True]
+    assert raw.is_quiet

@@ -15,6 +15,7 @@ import pytest
 from kafka.protocol.consumer.fetch import FetchResponse
 from kafka.protocol.producer.produce import ProduceResponse
 
+from gateway.transport import GOODBYE_SECONDS
 from tests.certificates import Authority
 from tests.compat.records.building import Sample, batch
 from tests.peers.gateway import MIB, Peer, Stopwatch, fetching, framed, gateway, producing
@@ -242,15 +243,31 @@ def trust(authority, tmp_path):
     return ssl.create_default_context(cafile=str(authority.write(tmp_path)))
 
 
-def test_a_tls_peer_that_never_says_goodbye_is_cut_off_at_the_end_of_the_time(tmp_path, files, trust):
-    with gateway(tmp_path, listeners=("SSL",), shutdown_timeout_ms=1000, **files) as server:
-        peer = Peer(server.address)
-        with trust.wrap_socket(peer.socket, server_hostname="localhost") as silent:
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_tls_peer_that_never_sends_close_notify_is_not_waited_for(tmp_path, files, trust, is_idle):
+    with gateway(tmp_path, listeners=("SSL",), **PATIENT, **files) as server:
+        with trust.wrap_socket(Peer(server.address).socket, server_hostname="localhost") as silent:
             silent.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
-            assert silent.recv(8)[4:] == b"\0\0\0\x07"
+            assert silent.recv(MIB)[4:8] == b"\0\0\0\x07"
+            time.sleep(1.5 * GOODBYE_SECONDS if is_idle else 0)
             code, seconds = stop(server)
+            # The gateway's close_notify: without it this would be an SSLEOFError.
+            assert silent.recv(1) == b""
         assert code == 0
-        assert seconds < 1 + SOON
+        assert seconds < SOON
+        (line,) = server.lines()
+        assert " stopped seconds=" in line
+
+
+def test_a_tls_peer_in_its_handshake_is_not_waited_for(tmp_path, files):
+    with gateway(tmp_path, listeners=("SSL",), **PATIENT, **files) as server, Peer(server.address) as silent:
+        silent.raw(b"\x16\x03\x01")
+        time.sleep(0.3)
+        code, seconds = stop(server)
+        assert code == 0
+        assert seconds < SOON
+        (line,) = server.lines()
+        assert " stopped seconds=" in line
 
 
 def test_a_tls_peer_that_says_goodbye_is_not_waited_for(tmp_path, files, trust):
