@@ -285,7 +285,7 @@ class KafkaConnection(Protocol):
             self.transport.loseConnection()
             if self._is_tls and raw is not None:
                 # TLS would wait for the peer's close_notify, which some never send.
-                raw.loseConnection()
+                raw.loseConnection()  # type: ignore[no-untyped-call]
 
 
 def _reason_of(error: SSL.Error) -> str:
