@@ -275,6 +275,27 @@ async def test_how_much_a_message_holds_is_read_from_the_brokers_configuration(p
 
 
 @ensureDeferred
+async def test_at_the_close_no_partition_waits_for_another_to_note_its_end(open_store, pulsar, monkeypatch):
+    count = 5
+    store = open_store(pulsar.settings())
+    await store.create_topic(topic(partitions=count))
+    for index in range(count):
+        await (await store.log("orders", index)).append([entry(0)])
+    put = store._rows.put
+    begun = 0
+    begun_before_each_answer = []
+
+    def noting(rows):
+        nonlocal begun
+        begun += 1
+        return put(rows).addCallback(lambda _: begun_before_each_answer.append(begun))
+
+    monkeypatch.setattr(store._rows, "put", noting)
+    await store.close()
+    assert begun_before_each_answer == [count] * count
+
+
+@ensureDeferred
 async def test_closing_ends_in_time_where_pulsar_is_not_reached(between):
     hour = 3600.0
     settings = replace(between.settings, send_timeout_seconds=hour, operation_timeout_seconds=hour, admin_timeout_seconds=hour)
