@@ -19,17 +19,21 @@ OPENING = 4
 class Doing:
     """`requests` has the versions that were sent, by api key; `openings` the api keys with which connections began, repetitions folded; `habits` the
     values that were seen, by name, as text; `named_like` the library whose own client ids it uses.
+
+    `is_whole` is false for a single connection: a client that asks for ApiVersions may do so on another one.
     """
 
     requests: Mapping[int, frozenset[int]]
     openings: frozenset[tuple[int, ...]] = frozenset()
     habits: Mapping[str, frozenset[str]] = field(default_factory=dict)
     named_like: str | None = None
+    is_whole: bool = True
 
     @property
     def highest(self) -> dict[int, int]:
-        """By api key; of ApiVersions always, NEVER_ASKED where it sent none."""
-        return {API_VERSIONS: NEVER_ASKED} | {key: max(versions) for key, versions in self.requests.items() if versions}
+        """By api key; of ApiVersions NEVER_ASKED where a whole client sent none."""
+        sent = {key: max(versions) for key, versions in self.requests.items() if versions}
+        return {API_VERSIONS: NEVER_ASKED} | sent if self.is_whole else sent
 
 
 def opening(first_requests: Iterable[str]) -> tuple[int, ...]:

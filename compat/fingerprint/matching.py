@@ -36,6 +36,9 @@ SUREST = 0.99
 WORTH_NAMING = 0.05
 """The share with which it is one of those that it may be."""
 
+AS = "as "
+"""Evidence begins with it where a recorded version does the same."""
+
 #: Requests that clients send of themselves; others depend on what the application asks for.
 OF_THEMSELVES = frozenset({0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 17, 18, 22, 36})
 
@@ -55,7 +58,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fit:
+class Fit:
     """How well a place in the line of a library explains the requests: at a recorded version, in a gap beside one, or configured."""
 
     low: int
@@ -68,12 +71,17 @@ class _Fit:
     """The recordings that it is concluded from."""
 
     @property
+    def is_recorded(self) -> bool:
+        """Whether it is a recorded version, and not a gap beside one."""
+        return self.low == self.high and self.why.startswith(AS)
+
+    @property
     def cost(self) -> float:
         return CONTRADICTED * self.contradictions + STRETCHED * self.stretches
 
 
 def identify(doing: Doing, table: Table) -> Verdict:
-    fits = {library.name: _fits(doing, library) for library in table.libraries}
+    fits = {library.name: places(doing, library) for library in table.libraries}
     weighed = {library.name: _weighed(doing, library, fits[library.name], table.libraries) for library in table.libraries}
     scores = {name: speaks - costs for name, (speaks, costs) in weighed.items()}
     # A library that nobody has recorded would have as much speaking for it as the best one that somebody has.
@@ -88,8 +96,8 @@ def identify(doing: Doing, table: Table) -> Verdict:
     return Verdict(name, candidates, low, high, round(min(share, SUREST), 2), _evidence(doing, library, fits[name]))
 
 
-def _fits(doing: Doing, library: Library) -> list[_Fit]:
-    """All places in the line, and what it may be where it is configured."""
+def places(doing: Doing, library: Library) -> list[Fit]:
+    """All places in the line, in the same order for each `doing`, and last what it may be where it is configured."""
     highest = doing.highest
     releases = {version: place for place, version in enumerate(library.releases)}
     fits = []
@@ -98,13 +106,13 @@ def _fits(doing: Doing, library: Library) -> list[_Fit]:
         if after is not None:
             wrong = _too_old(highest, after) | _too_new(doing, after)
             place = releases[after.version]
-            fits.append(_Fit(place, place, len(wrong), 0, f"as {library.name} {after.version}", (after,)))
-    if library.may_be == "always" or (library.may_be == "unasked" and highest[API_VERSIONS] == NEVER_ASKED):
+            fits.append(Fit(place, place, len(wrong), 0, f"{AS}{library.name} {after.version}", (after,)))
+    if library.may_be == "always" or (library.may_be == "unasked" and highest.get(API_VERSIONS, NEVER_ASKED) == NEVER_ASKED):
         fits.append(_configured(doing, library, releases))
     return fits
 
 
-def _gap(doing: Doing, before: Profile | None, after: Profile | None, releases: dict[str, int]) -> _Fit:
+def _gap(doing: Doing, before: Profile | None, after: Profile | None, releases: dict[str, int]) -> Fit:
     """Versions after `before` and before `after`: they send what lies between the two."""
     highest = doing.highest
     wrong: set[int] = set()
@@ -123,10 +131,10 @@ def _gap(doing: Doing, before: Profile | None, after: Profile | None, releases: 
     why = f"{'older than' if before is None else 'after'} {(before or after or _NONE).version}"
     if before is not None and after is not None:
         why += f" and before {after.version}"
-    return _Fit(low, high, len(wrong), len(between - wrong), why, tuple(one for one in (before, after) if one is not None))
+    return Fit(low, high, len(wrong), len(between - wrong), why, tuple(one for one in (before, after) if one is not None))
 
 
-def _configured(doing: Doing, library: Library, releases: dict[str, int]) -> _Fit:
+def _configured(doing: Doing, library: Library, releases: dict[str, int]) -> Fit:
     """A version that was told what to speak, up to the newest that any can: only what cannot be configured bounds it."""
     highest = {key: version for key, version in doing.highest.items() if key != API_VERSIONS}
     wrong = min((len(_too_old(highest, profile)) for profile in library.profiles), default=0)
@@ -139,12 +147,12 @@ def _configured(doing: Doing, library: Library, releases: dict[str, int]) -> _Fi
     else:
         high = _before_all_that_ask(doing, library, releases)
     why = f"{library.name} that is configured to speak an older protocol"
-    return _Fit(low, high, wrong, unseen, why, library.configured or library.profiles)
+    return Fit(low, high, wrong, unseen, why, library.configured or library.profiles)
 
 
 def _before_all_that_ask(doing: Doing, library: Library, releases: dict[str, int]) -> int | None:
     """The release before the first from which on every recording asks for ApiVersions, however it is configured, where this one did not."""
-    if doing.highest[API_VERSIONS] != NEVER_ASKED:
+    if doing.highest.get(API_VERSIONS, NEVER_ASKED) != NEVER_ASKED:
         return None
     silent = [profile.version for profile in library.profiles if profile.highest[API_VERSIONS] == NEVER_ASKED]
     asking = [
@@ -168,7 +176,7 @@ def _too_new(doing: Doing, profile: Profile) -> set[int]:
     return {key for key, version in doing.highest.items() if key in own and version < own[key] and version not in sent.get(key, ())}
 
 
-def _weighed(doing: Doing, library: Library, fits: Sequence[_Fit], others: Sequence[Library]) -> tuple[float, float]:
+def _weighed(doing: Doing, library: Library, fits: Sequence[Fit], others: Sequence[Library]) -> tuple[float, float]:
     """What speaks for it, and what it costs to believe it."""
     speaks, costs = 0.0, min(fit.cost + ELSEWHERE * _elsewhere(doing, library, fit.near) for fit in fits)
     costs += FOREIGN * len((doing.requests.keys() & OF_THEMSELVES) - library.requests)
@@ -210,7 +218,7 @@ def _shares(scores: Iterable[float]) -> list[float]:
     return [one / sum(each) for one in each]
 
 
-def _range(fits: Sequence[_Fit], library: Library) -> tuple[str | None, str | None]:
+def _range(fits: Sequence[Fit], library: Library) -> tuple[str | None, str | None]:
     """All places that are contradicted least."""
     least = min(fit.contradictions for fit in fits)
     fitting = [fit for fit in fits if fit.contradictions == least and (fit.high is None or fit.low <= fit.high)]
@@ -220,7 +228,7 @@ def _range(fits: Sequence[_Fit], library: Library) -> tuple[str | None, str | No
     return library.releases[min(low, len(library.releases) - 1)], None if high is None else library.releases[high]
 
 
-def _evidence(doing: Doing, library: Library, fits: Sequence[_Fit]) -> tuple[str, ...]:
+def _evidence(doing: Doing, library: Library, fits: Sequence[Fit]) -> tuple[str, ...]:
     # A recorded version says more than a gap that it ends.
     best = min(fits, key=lambda fit: (fit.cost, fit.low != fit.high))
     found = [f"requests {best.why}"]

@@ -1,0 +1,60 @@
+"""Recorded runs taken apart again: what each connection of a client sent."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from compat.fingerprint.doing import API_VERSIONS, Doing, opening
+from compat.fingerprint.splitting import Named
+from compat.fingerprint.table import OBSERVED
+from tests.compat.fingerprint.judging import UNSEEN
+
+NAMES_ITSELF = 3
+"""The lowest version of ApiVersions that has the client's name."""
+Row = Mapping[str, Any]
+
+
+def rows() -> list[Row]:
+    """All lines of the recordings, as they are."""
+    return [json.loads(line) for path in (OBSERVED, UNSEEN) for line in path.read_text("utf-8").splitlines()]
+
+
+def connections_of(row: Row) -> list[Doing]:
+    """A connection for each way that connections began. What was sent later is of the first that sends such requests, or else of the longest."""
+    ways: list[tuple[list[str], dict[int, set[int]]]] = []
+    for first in row["first"]:
+        sent: dict[int, set[int]] = defaultdict(set)
+        for request in first:
+            key, version = map(int, request.split(":"))
+            sent[key].add(version)
+        ways.append((first, sent))
+    for name, versions in row["requests"].items():
+        key = int(name)
+        for version in versions:
+            if not any(version in sent.get(key, ()) for _, sent in ways):
+                of_it = [sent for _, sent in ways if key in sent] or [max(ways, key=lambda way: len(way[0]))[1]]
+                of_it[0][key].add(version)
+    return [
+        Doing({key: frozenset(versions) for key, versions in sent.items()}, frozenset([opening(first)]), is_whole=False)
+        for first, sent in ways
+    ]
+
+
+def told_apart(row: Row) -> tuple[list[Doing], list[Named]]:
+    """The connections without a name, and the client that sends it on the others."""
+    connections = connections_of(row)
+    if not row.get("software"):
+        return connections, []
+    named = [one for one in connections if max(one.requests.get(API_VERSIONS, {-1})) >= NAMES_ITSELF]
+    requests: dict[int, frozenset[int]] = {}
+    for one in named:
+        for key, versions in one.requests.items():
+            requests[key] = requests.get(key, frozenset()) | versions
+    return [one for one in connections if one not in named], [Named(row["library"], row["version"], requests)]
+
+
+def client_ids(row: Row) -> list[str]:
+    return [name.replace("{n}", "1").replace("{group}", "billing") for name in row.get("client_ids", ())]
