@@ -6,6 +6,8 @@ of a day and the connections of an application.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -31,6 +33,9 @@ BARE, ROADLESS = "mechanism = 'GSSAPI'", "road = 'none'"
 """A GSSAPI token without a SaslHandshake."""
 REQUEST = ("api_key", "api_version", "topic", "group")
 SOFTWARE = ("software", "software_version")
+OF_CONNECTION = ("date", "connection", "client_id", "listener", "principal", "peer", *SOFTWARE, *REQUEST)
+BEGINNING = ("first_requests", "habits")
+"""What a connection says at its end, or once while it stays open, of how it began."""
 
 
 def activity(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame:
@@ -49,7 +54,7 @@ def activity(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFr
 
 def who_is_who(connections: DataFrame) -> DataFrame:
     """One row a connection, as its latest row has it: every row repeats what is known so far."""
-    fields = ("listener", "peer", "protocol", "mechanism", "road", "principal", "client_ids", *SOFTWARE)
+    fields = ("listener", "peer", "protocol", "mechanism", "road", "principal", "client_ids", *SOFTWARE, *BEGINNING)
     latest = connections.groupBy("connection").agg(F.max_by(F.struct(*fields), "sequence").alias("latest"))
     # As it is summed up it lies by connection, and would be joined so; without that Spark may split the part that a connection with most of the log is in.
     return latest.select("connection", *[F.col(f"latest.{name}").alias(f"its_{name}") for name in fields]).hint("rebalance")
@@ -73,13 +78,16 @@ def _with_bare_tokens(connections: DataFrame) -> DataFrame:
     return bare.select("date", *named, "listener", *_times("at"))
 
 
-def of_applications(connections: DataFrame, who: DataFrame, *columns: Column | str) -> DataFrame:
-    """`columns` of rows of connections, with APPLICATION."""
-    rows = connections.select("connection", *columns, *_nothing("client_id", "listener", "principal", "peer", *SOFTWARE))
-    return _known(rows, who)
+def requests_by_connection(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame:
+    """The versions of requests that each connection sent: connection, APPLICATION, SOFTWARE, BEGINNING, api_key, api_version, requests, bytes, last_seen."""
+    keys = ("connection", "client_id", "listener", "principal", "peer", *SOFTWARE, "api_key", "api_version")
+    rows = _known(_by_connection(usage, keys), who, BEGINNING)
+    rows = rows.unionByName(_known(_said_at_the_end(connections), who, BEGINNING), allowMissingColumns=True)
+    columns = ("connection", *APPLICATION, *SOFTWARE, *BEGINNING, "api_key", "api_version", "requests", "last_seen")
+    return rows.filter("api_key is not null").select(*columns, (F.col("bytes_in") + F.col("bytes_out")).alias("bytes"))
 
 
-def _by_connection(usage: DataFrame) -> DataFrame:
+def _by_connection(usage: DataFrame, keys: Sequence[str] = OF_CONNECTION) -> DataFrame:
     """First by connection, which needs none of `who`: what is joined then is what is left."""
     counts = [F.col(f"magic_{way}")[magic].alias(f"magic_{way}_{magic}") for way in ("in", "out") for magic in MAGICS]
     # A request's bytes are in the row that counts it; a row of a topic has those of the topic's batches.
@@ -87,12 +95,11 @@ def _by_connection(usage: DataFrame) -> DataFrame:
     bytes_ = [F.when(is_whole, F.col(name)).alias(name) for name in ("bytes_in", "bytes_out")]
     of_topic = F.coalesce("bytes_in", F.lit(0)) + F.coalesce("bytes_out", F.lit(0))
     rows = usage.select(
-        "date", "connection", "client_id", "listener", "principal", "peer", *SOFTWARE, *REQUEST,
+        *OF_CONNECTION,
         *[name for name in SUMS if "bytes" not in name or name == "converted_bytes"], *bytes_, *counts,
         F.when(F.col("topic").isNotNull(), of_topic).alias("topic_bytes"),
         *_times("began"),
     )  # fmt: skip
-    keys = ("date", "connection", "client_id", "listener", "principal", "peer", *SOFTWARE, *REQUEST)
     return rows.groupBy(*keys).agg(*_sums(), *_seen())
 
 
@@ -111,8 +118,10 @@ def _said_at_the_end(connections: DataFrame) -> DataFrame:
     return rows.select("*", *_nothing("topic", "group"), *zeros)
 
 
-def _known(rows: DataFrame, who: DataFrame) -> DataFrame:
-    """With APPLICATION and the rest from the connection's own row, which was written later and knows more than an early usage row."""
+def _known(rows: DataFrame, who: DataFrame, more: Sequence[str] = ()) -> DataFrame:
+    """With APPLICATION and the rest from the connection's own row, which was written later and knows more than an early usage row; `more` of that row is
+    added as it is.
+    """
     joined = rows.join(who, "connection", "left")
     joined = joined.filter("its_protocol is null or its_protocol not like 'SASL%' or its_principal is not null or principal is not null")
     for name in ("principal", "listener", *SOFTWARE):
@@ -121,7 +130,8 @@ def _known(rows: DataFrame, who: DataFrame) -> DataFrame:
     joined = joined.withColumn("address", F.coalesce("its_peer", "peer", F.lit(""))).withColumn(
         "principal", F.coalesce("principal", F.lit(""))
     )
-    return joined.drop("connection", "peer", *[name for name in who.columns if name.startswith("its_")])
+    joined = joined.withColumns({name: F.col(f"its_{name}") for name in more})
+    return joined.drop("peer", *[name for name in who.columns if name.startswith("its_")])
 
 
 def _sums() -> list[Column]:

@@ -11,12 +11,12 @@ from reports.words import APPLICATION
 DIMENSIONS = ("principal", "client_id", "topic", "group", "listener")
 
 
-def distribution(activity: DataFrame, identity: DataFrame) -> DataFrame:
+def distribution(activity: DataFrame, applications: DataFrame) -> DataFrame:
     """By day, and by each value of each dimension: dimension, value, library, version, generation, applications, requests, bytes.
 
-    The version is the highest that the library may be of. A topic's requests are not known, and its bytes are those of its batches.
+    The version is the highest that the library may be of; an application of several libraries is under the one that decides its state. A topic's requests are not known, and its bytes are those of its batches.
     """
-    named = identity.select(*APPLICATION, "library", F.col("version_high").alias("version"), "generation")
+    named = applications.select(*APPLICATION, "library", F.col("version_high").alias("version"), "generation")
     sizes = {name: F.col("topic_bytes") if name == "topic" else F.col("bytes_in") + F.col("bytes_out") for name in DIMENSIONS}
     each = F.array(
         *[F.struct(F.lit(name).alias("dimension"), F.col(name).alias("value"), size.alias("bytes")) for name, size in sizes.items()]

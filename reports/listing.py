@@ -19,6 +19,8 @@ USUAL = (0, 1, 2, 3, 8, 9, 10, 11)
 MOST_REQUESTS = 20
 """Columns of the matrix that fit on a sheet."""
 LONGEST_EVIDENCE = 300
+MOST_LIBRARIES = 6
+"""Of one application, that its cell names."""
 CERTAIN = 1.0
 
 
@@ -27,7 +29,7 @@ def applications(shown: Figures, total: int, refused: int) -> str:
         [
             _name(row),
             Cell(f'<span class="state {row["state"]}">{SIGNS[row["state"]]} {WORDS[row["state"]]}</span>'),
-            Cell(f"{_library(row)}<small>{text(_evidence(row), LONGEST_EVIDENCE)}</small>"),
+            Cell(_libraries(row)),
             Cell(_why(row)),
             Cell(_used(row)),
             Cell(f"{size(row['bytes_in'] + row['bytes_out'])}<small>{text(row['last_seen'])}</small>", "number"),
@@ -46,6 +48,26 @@ def _left_out(shown: Figures, total: int, refused: int) -> str:
     more = refused - sum(row["state"] == REFUSED for row in shown.applications)
     among = f", {more:,} that would be refused among them" if more > 0 else ""
     return f'<p class="left-out">Here are the first {listed:,} of {total:,} applications. The other {total - listed:,} are in clients.csv{among}.</p>'
+
+
+def _libraries(row: Row) -> str:
+    """One with its evidence; of several each with its share of the traffic, its state, and what distinguishes it."""
+    several = row.get("libraries") or []
+    if len(several) < 2:
+        return f"{_library(row)}<small>{text(_evidence(row), LONGEST_EVIDENCE)}</small>"
+    items = "".join(f"<li>{_one_of_several(one)}</li>" for one in several[:MOST_LIBRARIES])
+    more = len(several) - MOST_LIBRARIES
+    return f"<ul>{items}</ul>" + (f"and {more:,} more" if more > 0 else "")
+
+
+def _one_of_several(one: Row) -> str:
+    share = "" if one["share"] is None else f", {_percent(one['share'])} of the traffic"
+    told = f"{SIGNS[one['state']]} {_library(one)}{share}, last seen {text(one['last_seen'])}"
+    return f"{told}<small>{text(one['difference'] or _evidence(one), LONGEST_EVIDENCE)}</small>"
+
+
+def _percent(share: float) -> str:
+    return "under 1%" if 0 < share < 0.01 else f"{share:.0%}"
 
 
 def _library(row: Row) -> str:

@@ -17,6 +17,7 @@ from reports.again import take_again
 from reports.answer import many
 from reports.beforehand import must_be_apart
 from reports.collecting import collect
+from reports.doings import kinds
 from reports.facts import Target, api_names
 from reports.failures import told
 from reports.identity import identify
@@ -82,12 +83,13 @@ def _report(spark: SparkSession, order: Order, now: datetime, taken: Ingested, p
     who = of_activity.who_is_who(everything).persist()
     did = of_activity.activity(usage, connections, who).persist()
     bare = of_activity.bare_tokens(did)
+    connected = kinds(usage, connections, who).persist()
     try:
         if did.isEmpty():
             raise TablesError(
                 f"there is no application in {place} since {since}: whoever connected asked for nothing, or never logged in; {FURTHER}"
             )
-        tables = _tables(outputs, did, identify(did, connections, who), bare, order.target, progress)
+        tables = _tables(outputs, did, identify(connected), bare, order.target, progress)
         summary = _summary(tables, order.target, now, taken)
         summary["log"]["library_not_looked_for"] = tables.left_out
         summary["log"]["never_logged_in"] = of_activity.never_logged_in(of_activity.who_is_who(connections)).count()
@@ -99,6 +101,7 @@ def _report(spark: SparkSession, order: Order, now: datetime, taken: Ingested, p
         tables.outputs.summary(summary)
     finally:
         outputs.discard()
+        connected.unpersist()
         did.unpersist()
         who.unpersist()
     return summary
@@ -134,19 +137,19 @@ def _tables(outputs: Outputs, did: DataFrame, named: DataFrame, bare: DataFrame,
     identity = named.persist()
     most = F.desc(F.col("bytes_in") + F.col("bytes_out"))
     by_application = [F.col(name) for name in APPLICATION]
-    kinds = outputs.table(
-        "distribution",
-        clients.distribution(did, identity),
-        [F.col(name) for name in ("date", "dimension", "value", "library", "version", "generation")],
-    )
     sent = outputs.table("matrix", clients.matrix(did), [*by_application, F.col("api_key")])
     step("readiness")
     found = readiness.findings(did, bare, target)
     outputs.table("blockers", _with_times(readiness.blockers(found)), [F.desc("bytes"), F.desc("requests"), *by_application, F.col("what")])
     applications = readiness.applications(did, identity, readiness.blockers(found), target)
     written = outputs.table("clients", _with_times(applications), [readiness.by_state(), most, F.desc("requests"), *by_application])
-    left_out = identity.filter("is_left_out").count()
+    left_out = identity.filter("is_left_out").select(*APPLICATION).distinct().count()
     identity.unpersist()
+    spread = outputs.table(
+        "distribution",
+        clients.distribution(did, written),
+        [F.col(name) for name in ("date", "dimension", "value", "library", "version", "generation")],
+    )
     step("costs")
     bound = outputs.table("bindings", costs.bindings(did, written), [F.col("kind"), F.desc("bytes"), F.col("name")])
     converted = outputs.table(
@@ -156,7 +159,7 @@ def _tables(outputs: Outputs, did: DataFrame, named: DataFrame, bare: DataFrame,
     step("trend")
     days = outputs.table("trend", trend(did, found), [F.col("date")])
     step("summary")
-    return _Tables(outputs, written, sent, kinds, bound, converted, days, left_out)
+    return _Tables(outputs, written, sent, spread, bound, converted, days, left_out)
 
 
 def _with_times(rows: DataFrame) -> DataFrame:
@@ -189,7 +192,19 @@ def _summary(tables: _Tables, target: Target, now: datetime, taken: Ingested) ->
 
 def _blockers(applications: DataFrame) -> list[dict[str, Any]]:
     rows = applications.filter(F.col("state") == REFUSED).withColumn("bytes", F.col("bytes_in") + F.col("bytes_out"))
-    fields = (*APPLICATION, "library", "version_low", "version_high", "reasons", "needs", "refused_requests", "bytes", "topics", "groups")
+    fields = (
+        *APPLICATION,
+        "library",
+        "version_low",
+        "version_high",
+        "libraries",
+        "reasons",
+        "needs",
+        "refused_requests",
+        "bytes",
+        "topics",
+        "groups",
+    )
     top = rows.orderBy(F.desc("bytes"), F.desc("refused_requests"), *APPLICATION).select(
         *fields, F.date_format("last_refused", "yyyy-MM-dd").alias("last_refused")
     )

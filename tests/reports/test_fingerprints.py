@@ -36,7 +36,9 @@ def name_of(row):
 
 
 def write(logs, rows):
-    """Each run is an application with a principal of its own, one connection for each beginning, the first of which does everything."""
+    """Each run is an application with a principal of its own, one connection for each beginning, the first of which does everything; others what they
+    begin with.
+    """
     process = Process(logs)
     begin, end = ms(DAY, 12, 1), ms(DAY, 12, 59)
     written = []
@@ -47,7 +49,7 @@ def write(logs, rows):
         client_ids = [one.replace("{n}", "1").replace("{group}", "billing") for one in row.get("client_ids", ())][:1]
         habits = {name: values[0] for name, values in row["habits"].items()}
         for place, first in enumerate(row["first"]):
-            did = requests if place == 0 else ()
+            did = requests if place == 0 else [(*map(int, one.split(":")), 1, 1, 1) for one in sorted(set(first))]
             written += process.connection(begin, end, client_ids, did, first_requests=first, habits=habits, **said)
     process.file(DAY, 12, written)
 

@@ -210,6 +210,50 @@ def test_an_end_of_a_range_that_is_not_known_is_told_in_words(summary, shown, lo
     assert f'<td data-label="Library">{told}<small>' in made(shown, summary)
 
 
+def test_of_several_libraries_each_is_told_with_its_share_and_what_distinguishes_it(summary, shown):
+    old = {
+        "library": "librdkafka",
+        "version_low": "0.11.0",
+        "version_high": "0.11.6",
+        "confidence": 0.99,
+        "share": 0.004,
+        "state": "refused",
+    }
+    old |= {
+        "difference": f"sends Fetch 4 (others: 16) {EVIL}",
+        "evidence": "requests as librdkafka 0.11.6; sends Fetch 4",
+        "last_seen": "2026-11-08",
+    }
+    new = old | {"version_low": "2.16.0", "version_high": "2.16.0", "confidence": 1.0, "share": 0.996, "state": "fine", "difference": None}
+    new |= {"evidence": "calls itself librdkafka 2.16.0; sends Fetch 16"}
+    idle = new | {"library": None, "share": None, "state": "unknown"}
+    shown.applications[1] |= {"libraries": [old, new, idle]}
+    text = made(shown, summary)
+    assert (
+        "<li>✕ probably librdkafka 0.11.0 to 0.11.6 (99%), under 1% of the traffic, last seen 2026-11-08<small>sends Fetch 4 (others: 16)"
+        in text
+    )
+    assert "<li>✓ librdkafka 2.16.0, 100% of the traffic, last seen 2026-11-08<small>calls itself librdkafka 2.16.0</small>" in text
+    assert "<li>? not known, last seen" in text
+    assert EVIL not in text
+    assert Tags(text).is_nested
+
+
+def test_libraries_of_one_application_that_its_cell_does_not_name_are_counted(summary, shown):
+    one = {
+        "library": "java",
+        "version_low": "2.1",
+        "version_high": "2.1",
+        "confidence": 1.0,
+        "share": 0.1,
+        "state": "fine",
+        "difference": None,
+    }
+    shown.applications[1] |= {"libraries": [one | {"evidence": "", "last_seen": "2026-11-08"}] * 10}
+    assert made(shown, summary).count("10% of the traffic, last seen") == 6
+    assert "</ul>and 4 more" in made(shown, summary)
+
+
 def test_what_is_in_the_matrix_is_not_evidence_as_long_as_there_is_other(summary, shown):
     shown.applications[1]["evidence"] = "requests as java 1.1; sends Fetch 7, Metadata 5"
     text = made(shown, summary)

@@ -220,6 +220,7 @@ def test_every_table_is_there_as_parquet_with_as_many_rows(spark, report):
 def test_another_target_makes_something_else_of_the_same_log(spark, report, target):
     """The tables of that log, without all that is written of them."""
     from reports import activity, facts, readiness
+    from reports.doings import kinds
     from reports.identity import identify
     from reports.ingest import stored
     from reports.taken import Tables
@@ -227,11 +228,11 @@ def test_another_target_makes_something_else_of_the_same_log(spark, report, targ
     tables, aim = Tables(report[1] / "tables"), facts.target(target)
     connections = stored(spark, tables, "connection")
     who = activity.who_is_who(connections)
-    did = activity.activity(stored(spark, tables, "usage"), connections, who).persist()
+    usage = stored(spark, tables, "usage")
+    did = activity.activity(usage, connections, who).persist()
+    named = identify(kinds(usage, connections, who))
     found = readiness.findings(did, activity.bare_tokens(did), aim)
-    states = (
-        readiness.applications(did, identify(did, connections, who), readiness.blockers(found), aim).select("client_id", "state").collect()
-    )
+    states = readiness.applications(did, named, readiness.blockers(found), aim).select("client_id", "state").collect()
     did.unpersist()
     assert {row["client_id"]: row["state"] for row in states} == planted.STATES_FOR[target]
 

@@ -252,18 +252,18 @@ def test_each_table_sums_up_what_it_reads_before_it_shuffles_it(spark, tmp_path)
     """So an application, a topic or a null that has nearly everything is a row from each task. What connections say of themselves is a few rows each, which
     go to where the connection is. Of plans as they begin, where nothing is known to be small.
     """
-    from reports import activity, clients, costs, facts, identity, readiness, schema, trend
+    from reports import activity, clients, costs, doings, facts, identity, readiness, schema, trend
 
     with set_to(spark, IN_MANY):
         log = spark.read.schema(schema.STORED).parquet(str(tmp_path))
         connections = activity.who_is_who(log)
         summed = activity.activity(log, log, connections)
         did = spark.read.schema(summed.schema).parquet(str(tmp_path))
-        named = identity.identify(did, log, connections)
+        named = identity.identify(doings.kinds(log, log, connections))
         found = readiness.findings(did, activity.bare_tokens(did), facts.target("kafka-4.0"))
         applications = readiness.applications(did, named, readiness.blockers(found), facts.target("kafka-4.0"))
         tables = {
-            "activity": summed, "applications": applications, "distribution": clients.distribution(did, named), "matrix": clients.matrix(did),
+            "activity": summed, "applications": applications, "distribution": clients.distribution(did, applications), "matrix": clients.matrix(did),
             "blockers": readiness.blockers(found), "bindings": costs.bindings(did, applications), "conversions": costs.conversions(did),
             "formats": costs.formats(did), "trend": trend.trend(did, found),
         }  # fmt: skip
@@ -273,14 +273,17 @@ def test_each_table_sums_up_what_it_reads_before_it_shuffles_it(spark, tmp_path)
             assert [str(one) for one in shuffles if parted_by(one) != ("connection",) and not is_summed_up(one.child())] == [], name
 
 
-def test_of_two_names_that_were_last_used_in_the_same_minute_it_is_one_whichever_row_comes_first(spark):
+def test_of_two_names_of_a_library_that_were_last_used_in_the_same_minute_it_is_one_whichever_row_comes_first(spark):
     from reports import identity
 
-    rows = ["('sarama', '1.29.1')", "('apache-kafka-java', '3.9.1')", "('apache-kafka-java', '2.8.2')"]
-    found = set()
+    rows = ["('sarama', '1.29.1')", "('apache-kafka-java', '3.9.1')", "('Java', '3.9.1')"]
+    found = []
     for order in (rows, rows[::-1]):
-        did = spark.sql(
-            f"SELECT '' principal, 'both' client_id, '' address, 60000L last_seen, * FROM VALUES {', '.join(order)} AS t(software, software_version)"
+        kinds = spark.sql(
+            "SELECT '' principal, 'both' client_id, '' address, 60000L last_seen, 1L bytes, 1L requests, 1L connections, "
+            "array(named_struct('api_key', 0, 'api_version', 9)) sent, * "
+            f"FROM VALUES {', '.join(order)} AS t(software, software_version)"
         )
-        found |= {tuple(row) for row in identity._said(did).collect()}
-    assert found == {("", "both", "", "sarama", "1.29.1", "1.29.1", "calls itself sarama 1.29.1")}
+        found.append({tuple(row) for row in identity._named(kinds).select("library", "version_low", "evidence").collect()})
+    assert found[0] == found[1]
+    assert ("sarama", "1.29.1", "calls itself sarama 1.29.1") in found[0]
