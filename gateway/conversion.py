@@ -266,18 +266,20 @@ def _convert_all(
 ) -> tuple[list[bytes | RecordsError], int]:
     """What the first ones came to, at least one, and the microseconds of CPU time of all."""
     begun = thread_time_ns()
+    cpu_us = 0
     outcomes: list[bytes | RecordsError] = []
     for units in _calls(payloads, max_decompressed_bytes):
         if magic < WITHOUT_ZSTD:
             outcomes += down_convert_all(units, magic, max_decompressed_bytes=max_decompressed_bytes)
         else:
             outcomes += [_in_format_2(payload, max_decompressed_bytes) for payload in units]
-        if flight.is_dropped or thread_time_ns() - begun > FETCH_CPU_US * 1000:
+        cpu_us = (thread_time_ns() - begun) // 1000
+        if flight.is_dropped or cpu_us > FETCH_CPU_US:
             break
     for outcome in outcomes:
         if isinstance(outcome, RecordsError):
             release(outcome)
-    return outcomes, (thread_time_ns() - begun) // 1000
+    return outcomes, cpu_us
 
 
 def _calls(payloads: Sequence[Buffer], max_decompressed_bytes: int) -> Iterator[list[Buffer]]:

@@ -42,7 +42,9 @@ def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are
     ended(store.open())
     advertised = {"PLAINTEXT": ("127.0.0.1", 9092)}
     outgoing = Outgoing(1 << 20)
-    broker = ended(open_broker(Settings(), store, advertised, house.clock, house.threads.run, house.background, outgoing))
+    broker = ended(
+        open_broker(Settings(), store, advertised, house.clock, house.threads.run, house.threads.run_for, house.background, outgoing)
+    )
     assert [live.name for live in broker.topics.listed()] == ["orders", *([CONSUMER_OFFSETS] if has_committed else [])]
 
 
