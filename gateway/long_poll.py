@@ -6,7 +6,7 @@ as long. Two rules, both about connections that carry more than Fetch requests:
 - A Fetch stops waiting when another request is behind it. Another Fetch does not count: two consumers
   on one connection would keep ending each other's waits. Each request ends the wait of the Fetch
   directly before it at most, so a client's empty fetches are no more than its other requests.
-- Sarama since 1.31 sends nothing while a Fetch is unanswered; a Produce waits in the client, where it
+- Sarama since 1.38 sends nothing while a Fetch is unanswered; a Produce waits in the client, where it
   cannot be seen. After a Produce on such a connection the waits are short, and each one that ends
   without data doubles the next one until max_wait_ms is reached.
 """
