@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
+import msgspec
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
@@ -29,6 +31,10 @@ class Exchange:
     def __init__(self, settings: PulsarSettings, reactor: Any) -> None:
         self._token = Token(settings.token_file) if settings.token_file else None
         self._limit = settings.admin_answer_bytes
+        self._brokers_url = f"{settings.admin_url.rstrip('/')}/admin/v2/brokers"
+        self._configured = frozenset(_hosts_of(f"{settings.admin_url},{settings.service_url}"))
+        # As the cluster listed them last.
+        self._listed: frozenset[str] = frozenset()
         self._pool = HTTPConnectionPool(reactor)
         self._pool.maxPersistentPerHost = settings.admin_connections
         self._pool.cachedConnectionTimeout = IDLE_SECONDS
@@ -48,9 +54,30 @@ class Exchange:
             if response.code not in (307, 308):
                 return response.code, answer, response.headers
             url = _owner(url, (response.headers.getRawHeaders("location") or [""])[-1])
+            await self._check_host(url)
         raise StorageFailed(
             f"{method} {urlsplit(url).path}: Pulsar's brokers sent it on more than {REDIRECTS} times; the topic is moving, or they disagree on its owner"
         )
+
+    async def _check_host(self, url: str) -> None:
+        """Raises StorageFailed for a host that is not one of the cluster: it would get the token.
+
+        A host of the cluster is configured, or the brokers list it as active. That list is for
+        superusers alone: other roles need the hosts of all brokers in the service URL.
+        """
+        host = urlsplit(url).hostname
+        if host in self._configured or host in self._listed:
+            return
+        response = await self._request("GET", self._brokers_url, None, "")
+        answer = await _read(response, self._limit)
+        if response.code == 200:
+            self._listed = _listed_hosts(answer)
+        if host not in self._listed:
+            raise StorageFailed(
+                f"Pulsar's admin API sends {urlsplit(url).path} on to {_origin(url)}, which is not followed: "
+                f"the host is not in the URLs of this store, and GET /admin/v2/brokers does not list it "
+                f"(status {response.code}); name every broker in the service URL, or let this role list brokers"
+            )
 
     async def _request(self, method: str, url: str, sent: Whole | None, content_type: str) -> Any:
         headers = Headers({"Accept": ["application/json"], "User-Agent": ["kopgate"]})
@@ -125,6 +152,20 @@ def _read(response: Any, limit: int) -> Deferred[bytes]:
     received = Received(limit)
     response.deliverBody(received)
     return received.told
+
+
+def _hosts_of(urls: str) -> list[str]:
+    """The hosts of URLs, in lower case. As in Pulsar's service URLs, later ones may lack the scheme."""
+    hosts = (urlsplit(f"//{url.partition('://')[2] or url}").hostname for url in re.split("[,;]", urls) if url)
+    return [host for host in hosts if host]
+
+
+def _listed_hosts(answer: bytes) -> frozenset[str]:
+    """Of the brokers' own list: `HOST:PORT` each. Empty where the answer is not such a list."""
+    try:
+        return frozenset(_hosts_of(",".join(msgspec.json.decode(answer, type=list[str]))))
+    except (msgspec.DecodeError, ValueError):
+        return frozenset()
 
 
 def _owner(url: str, location: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
 from storage.pulsar.admin import PARTITIONED, Admin, Conflict, LastMessageId, Missing, Unmet
+from storage.pulsar.exchange import _listed_hosts
 from storage.pulsar.names import path_of
 from storage.pulsar.settings import PulsarSettings
 from tests.contract.waiting import settle
@@ -66,3 +68,10 @@ async def test_an_empty_topic_has_no_last_message(admin: Admin, topic: str) -> N
     stats = await admin.internal_stats(topic)
     assert await admin.last_message_id(topic) == LastMessageId(stats.ledgers[-1].ledger_id, -1)
     assert (stats.number_of_entries, stats.current_ledger_entries, stats.total_size) == (0, 0, 0)
+
+
+@ensureDeferred
+async def test_brokers_list_the_hosts_that_calls_may_be_redirected_to(admin: Admin, settings: PulsarSettings) -> None:
+    listed = await admin.get("/brokers", list[str])
+    assert listed == [settings.admin_url.removeprefix("http://")]
+    assert _listed_hosts(msgspec.json.encode(listed)) == {"127.0.0.1"}

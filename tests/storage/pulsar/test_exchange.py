@@ -108,6 +108,60 @@ async def test_a_call_about_a_topic_goes_on_to_its_owner_with_method_body_and_to
     assert owner.requests == [("POST", "/admin/v2/persistent/a/b/c/retention?authoritative=true", "Bearer secret", b'{"x":1}')]
 
 
+class Cluster:
+    """A broker that redirects every call to `owner`, under a name that is not configured, and lists `brokers`."""
+
+    def __init__(self, first: Server, owner: Server, brokers: bytes, status: int = 200) -> None:
+        self.url = owner.url.replace("127.0.0.1", "localhost")
+
+        def answers(request: Request) -> bytes:
+            if request.path == b"/admin/v2/brokers":
+                request.setResponseCode(status)
+                return brokers
+            return sends_to(self.url + request.uri.decode())(request)
+
+        first.answer = answers
+
+
+@ensureDeferred
+async def test_a_call_follows_to_a_broker_that_the_cluster_lists(
+    servers: Callable[[], Server], admins: Callable[..., Admin], tmp_path: Path
+) -> None:
+    first, owner = servers(), servers()
+    (tmp_path / "token").write_text("secret")
+    Cluster(first, owner, b'["broker-1:8080","LOCALHOST:8080"]')
+    admin = admins(first.url, token_file=tmp_path / "token")
+    for _ in range(2):
+        assert await admin.get("/persistent/a/b/c/retention") == {}
+    assert [token for _, _, token, _ in owner.requests] == ["Bearer secret"] * 2
+    # The list is asked for once.
+    assert [target for _, target, _, _ in first.requests].count("/admin/v2/brokers") == 1
+
+
+@pytest.mark.parametrize(
+    ("brokers", "status"), [(b'["broker-1:8080"]', 200), (b'["localhost:8080"]', 403), (b"{}", 200), (b'["["]', 200), (b"", 200)]
+)
+@ensureDeferred
+async def test_a_token_goes_to_no_host_outside_the_cluster(
+    servers: Callable[[], Server], admins: Callable[..., Admin], tmp_path: Path, brokers: bytes, status: int
+) -> None:
+    first, stranger = servers(), servers()
+    (tmp_path / "token").write_text("secret")
+    url = Cluster(first, stranger, brokers, status).url
+    with pytest.raises(StorageFailed, match=rf"on to {url}, which is not followed: .*\(status {status}\)"):
+        await admins(first.url, token_file=tmp_path / "token").get("/persistent/a/b/c/retention")
+    assert stranger.requests == []
+
+
+@ensureDeferred
+async def test_a_host_of_the_service_url_is_one_of_the_cluster(servers: Callable[[], Server]) -> None:
+    first, owner = servers(), servers()
+    Cluster(first, owner, b"", 403)
+    admin = Admin(PulsarSettings("pulsar://broker-1:6650,localhost:6650", first.url), reactor)
+    assert await admin.get("/persistent/a/b/c/retention") == {}
+    await admin.close()
+
+
 @pytest.mark.parametrize("elsewhere", ["/other", "https://127.0.0.1:1/admin/v2/clusters", "http://user@127.0.0.1:1/admin/v2/clusters", ""])
 @ensureDeferred
 async def test_a_token_goes_nowhere_but_to_the_same_call_of_a_broker(server: Server, admins: Callable[..., Admin], elsewhere: str) -> None:
