@@ -112,8 +112,8 @@ class FetchSessions:
     """The sessions that are kept, at most `slots`; the one unused longest makes room, if unused for `min_idle_ms`.
 
     `new_id` gives a positive int32; `max_partitions` bounds one session, for it is a client that names them: whoever fetches more does
-    without a session. `max_partitions_in_all` bounds all of them together, some 400 bytes each; a session that is unused for `max_idle_ms`
-    goes in any case.
+    without a session. `max_partitions_in_all` bounds all of them together, some 400 bytes each; `expire` removes
+    those that are unused for `max_idle_ms`.
     """
 
     def __init__(
@@ -140,8 +140,10 @@ class FetchSessions:
 
     def get(self, session_id: int, now: int) -> Round | None:
         """The session, marked as used now (ms)."""
-        self._expire(now)
         found = self._sessions.get(session_id)
+        if found is not None and self._is_expired(found, now):
+            self.remove(session_id)
+            return None
         if found is not None:
             found.last_used = now
             self._sessions.move_to_end(session_id)
@@ -149,7 +151,6 @@ class FetchSessions:
 
     def create(self, now: int) -> Round:
         """A new session, or a round without one (id 0) where there is no room."""
-        self._expire(now)
         if len(self._sessions) >= self._slots and not self._evict(now):
             return Round()
         session_id = self._new_id()
@@ -180,13 +181,17 @@ class FetchSessions:
         self.remove(session.session_id)
         return False
 
-    def _expire(self, now: int) -> None:
-        """Remove those that have not been used for long."""
-        while self._sessions:
-            session_id, oldest = next(iter(self._sessions.items()))
-            if oldest.is_in_use or now - oldest.last_used < self._max_idle_ms:
-                return
+    def expire(self, now: int) -> bool:
+        """Remove the session that has been unused longest, if for `max_idle_ms`. False where there is none to remove."""
+        for session_id, session in self._candidates():
+            if not self._is_expired(session, now):
+                return False
             self.remove(session_id)
+            return True
+        return False
+
+    def _is_expired(self, session: Round, now: int) -> bool:
+        return not session.is_in_use and now - session.last_used >= self._max_idle_ms
 
     def _evict(self, now: int) -> bool:
         for session_id, session in self._candidates():

@@ -1,4 +1,4 @@
-"""What is done at intervals: retention, forgetting producers that have gone, compaction, expiry of committed offsets.
+"""What is done at intervals: retention, forgetting producers that have gone, compaction, expiry of committed offsets and fetch sessions.
 
 Piece by piece, with the reactor free in between.
 """
@@ -15,7 +15,7 @@ from gateway.compaction import Compaction
 from gateway.errors import KafkaError
 from gateway.groups.expiry import Expiry
 from gateway.live_topic import LiveTopic
-from gateway.waiting import Cancel, call_later
+from gateway.waiting import Cancel, Wake, call_later
 from storage.log import StorageError
 
 _log = logs.part(__name__)
@@ -43,6 +43,7 @@ class Housekeeping:
         self._later(self._retain_all, settings.log_retention_check_interval_ms)
         self._later(self._compaction.round, settings.log_cleaner_backoff_ms)
         self._later(self._expire_offsets, settings.offsets_retention_check_interval_ms)
+        self._later(self._expire_fetch_sessions, _MINUTE_MS)
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -69,6 +70,12 @@ class Housekeeping:
         broker = self._broker
         await broker.offsets.forget_orphans(broker.now() - broker.settings.offsets_retention_minutes * _MINUTE_MS)
         await self._expiry.round(broker.now())
+
+    async def _expire_fetch_sessions(self) -> None:
+        broker = self._broker
+        while not self._is_stopped and broker.fetch_sessions.expire(broker.now()):
+            # A session may have 10,000 partitions, some milliseconds' work.
+            await Wake(broker.clock).wait(0)
 
     async def _retain_all(self) -> None:
         await self._forget_gone()

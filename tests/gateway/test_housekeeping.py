@@ -144,6 +144,19 @@ def test_offsets_expire_at_intervals_of_their_own():
     assert house.bugs == []
 
 
+def test_fetch_sessions_that_are_not_used_expire_without_another_request(house, keeping):
+    house.clock.advance(30)
+    for _ in range(3):
+        house.broker.fetch_sessions.create(house.broker.now())
+    polling = house.broker.fetch_sessions.create(house.broker.now())
+    polling.is_in_use = True
+    house.clock.advance(599)
+    assert len(house.broker.fetch_sessions) == 4
+    house.clock.advance(61)
+    assert len(house.broker.fetch_sessions) == 1
+    assert house.broker.fetch_sessions.get(polling.session_id, house.broker.now()) is polling
+
+
 def test_rounds_follow_one_another_and_never_overlap(house, keeping, monkeypatch):
     put(house, 2 * HOUR)
     log = house.partition().log
