@@ -41,9 +41,9 @@ _SIZE = Struct(">i")
 _PRODUCE = ApiKey.PRODUCE.to_bytes(2, "big")
 _FETCH = ApiKey.FETCH.to_bytes(2, "big")
 
-#: From this size on a body is decoded on another thread: the 100,000 elements that it may have take some 200 ms. Those of Produce are mostly
-#: records, which are not decoded, and its appends must be in order.
-LARGE_BODY = 64 << 10
+#: From this size on a body is decoded on another thread: the 5,000 elements that it may have take some 10 ms. Those of Produce are mostly
+#: records, which are not decoded, and no more than `produce.MAX_PARTITIONS`.
+LARGE_BODY = 16 << 10
 
 #: Replies are gathered up to this many bytes before they are sent: then the outlet can say that its peer reads slowly.
 SEND_BYTES = 256 << 10

@@ -19,6 +19,7 @@ from gateway.fetch_sessions import Interest
 from gateway.partition import Partition
 from gateway.records import MAGIC, magic_of
 from gateway.traffic.recorder import NOTHING, Recorder
+from gateway.turns import OPENING_ROWS, Turns
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.fetch import FetchRequest, PartitionFetched
 from storage.log import Buffer, Entry
@@ -51,14 +52,21 @@ class Reader:
     """Reads for one request. `magic` is the newest format that its consumer reads, None for all of them; `traffic` notes what is converted.
     `owner` is whose turn the conversions take."""
 
-    __slots__ = ("_aborted", "_broker", "_limit", "_magic", "_owner", "_request", "_share", "_traffic")
+    __slots__ = ("_aborted", "_broker", "_limit", "_magic", "_owner", "_request", "_share", "_traffic", "_turns")
 
     def __init__(
-        self, broker: Broker, request: FetchRequest, magic: int | None, traffic: Recorder = NOTHING, owner: Hashable = None
+        self,
+        broker: Broker,
+        request: FetchRequest,
+        magic: int | None,
+        traffic: Recorder = NOTHING,
+        owner: Hashable = None,
+        turns: Turns | None = None,
     ) -> None:
         self._broker = broker
         self._traffic = traffic
         self._request = request
+        self._turns = turns or Turns(broker.clock)
         #: The format that the consumer reads: 0, 1, or 2 with or without zstd.
         self._magic = _format_2(request.version) if magic is None else magic
         self._limit = 0
@@ -82,7 +90,9 @@ class Reader:
             if interest.partition is None:
                 # Those that are not open yet open at the same time, lest each waits for the one before.
                 self._broker.topics.open_soon(*interest.key)
+                await self._turns.take(OPENING_ROWS)
         for interest in self._in_turn(interests):
+            await self._turns.take()
             try:
                 fetched = await self._read_one(interest, reading.size)
             except KafkaError as failure:

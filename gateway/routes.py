@@ -33,7 +33,7 @@ class Later(msgspec.Struct, Generic[T], frozen=True):
 class Encoded(msgspec.Struct, frozen=True, gc=False):
     """A reply whose body is in bytes already, in the version that was asked in."""
 
-    body: bytes
+    buffers: list[Buffer]
 
 
 #: A handler's reply is its return value. None is no reply (Produce with acks=0).
@@ -85,24 +85,28 @@ def _route(api_key: ApiKey, version: int, handler: Handler) -> Route:
 
 
 def _encode(reply: Any, version: int) -> list[Buffer]:
-    return [reply.body if isinstance(reply, Encoded) else messages.encode(reply, version)]
+    return reply.buffers if isinstance(reply, Encoded) else [messages.encode(reply, version)]
 
 
 def _encode_produce(reply: produce.ProduceResponse, version: int) -> list[Buffer]:
     return [produce.write_produce_response(reply, version)]
 
 
+def _encode_fetch(reply: Any, version: int) -> list[Buffer]:
+    return reply.buffers if isinstance(reply, Encoded) else fetch.write_fetch_response(reply, version)
+
+
 def _encode_heartbeat(reply: heartbeat.HeartbeatResponse, version: int) -> list[Buffer]:
     return [heartbeat.write_heartbeat_response(reply, version)]
 
 
-def _encode_offset_commit(reply: offset_commit.OffsetCommitResponse, version: int) -> list[Buffer]:
-    return [offset_commit.write_offset_commit_response(reply, version)]
+def _encode_offset_commit(reply: Any, version: int) -> list[Buffer]:
+    return reply.buffers if isinstance(reply, Encoded) else [offset_commit.write_offset_commit_response(reply, version)]
 
 
 _ROADS: dict[ApiKey, tuple[Callable[[bytearray, int, int], Any], Callable[[Any, int], list[Buffer]]]] = {
     ApiKey.PRODUCE: (produce.read_produce, _encode_produce),
-    ApiKey.FETCH: (fetch.read_fetch, fetch.write_fetch_response),
+    ApiKey.FETCH: (fetch.read_fetch, _encode_fetch),
     ApiKey.HEARTBEAT: (heartbeat.read_heartbeat, _encode_heartbeat),
     ApiKey.OFFSET_COMMIT: (offset_commit.read_offset_commit, _encode_offset_commit),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.routes import Encoded
 from gateway.waiting import Clock, Wake, gather
 from gateway.wire.messages import encode
+from storage.log import Buffer
 
 #: Rows of a reply that are made in one turn of the reactor, some 5 ms' worth. A reply that has more is put into bytes on another thread.
 TURN_ROWS = 500
@@ -18,6 +19,12 @@ TURN_ROWS = 500
 #: Calls of one request that run at the same time, and how many rows each of them counts as: some 50 us.
 WORKS_AT_ONCE = 50
 WORK_ROWS = 5
+
+#: As how many rows a partition counts that may have to be opened.
+OPENING_ROWS = 4
+
+#: Configs of one topic or resource that a request may name; there are some 40.
+MAX_CONFIGS = 500
 
 #: Topics or resources that one request of an administrator may change. Kafka's QuorumController.MAX_RECORDS_PER_USER_OP.
 MAX_CHANGES = 10_000
@@ -60,8 +67,18 @@ def check_changes(count: int) -> None:
         raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{count} changes in one request are more than {MAX_CHANGES}: divide the request")
 
 
-async def in_bytes(reply: Any, turns: Turns, caller: Caller) -> Any:
-    """The reply, encoded already if it is a large one. Nobody else may have its parts."""
+def check_configs(count: int) -> None:
+    """Raises KafkaError(POLICY_VIOLATION) where a request names too many configs of one topic or resource."""
+    if count > MAX_CONFIGS:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{count} configs of one resource are more than {MAX_CONFIGS}")
+
+
+def _encode(reply: Any, version: int) -> list[Buffer]:
+    return [encode(reply, version)]
+
+
+async def in_bytes(reply: Any, turns: Turns, caller: Caller, write: Callable[[Any, int], list[Buffer]] = _encode) -> Any:
+    """The reply, encoded by `write` already if it is a large one. Its parts must not change any more."""
     if turns.rows <= TURN_ROWS:
         return reply
-    return Encoded(await caller.run(encode, reply, caller.api_version))
+    return Encoded(await caller.run(write, reply, caller.api_version))

@@ -37,6 +37,7 @@ __all__ = [
     "Cancel",
     "CancelledError",
     "Clock",
+    "Gathered",
     "Shared",
     "Timer",
     "Waits",
@@ -235,6 +236,37 @@ async def gather(works: Sequence[Coroutine[Any, Any, T]], so_far: list[T | BaseE
     if missing:
         await everything
     return results
+
+
+class Gathered(Generic[T]):
+    """As `gather`, for works that do not all begin at the same time. `results` has what there is, NOT_YET for the others."""
+
+    __slots__ = ("_everything", "_has_all", "_missing", "results")
+
+    def __init__(self) -> None:
+        self.results: list[T | BaseException] = []
+        self._missing = 0
+        self._has_all = False
+        self._everything: Shared[None] = Shared()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> None:
+        index = len(self.results)
+        self.results.append(NOT_YET)
+        self._missing += 1
+        start(work, partial(self._ended, index), partial(self._ended, index))
+
+    async def wait(self) -> list[T | BaseException]:
+        """All results. Nothing more may begin."""
+        self._has_all = True
+        if self._missing:
+            await self._everything
+        return self.results
+
+    def _ended(self, index: int, result: T | BaseException) -> None:
+        self.results[index] = result
+        self._missing -= 1
+        if self._has_all and not self._missing:
+            self._everything.succeed(None)
 
 
 #: In the place of a result that there is not.

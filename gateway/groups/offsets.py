@@ -7,7 +7,7 @@ is not there at the start may come back (a namespace that is served again, for e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from operator import itemgetter
 from sys import getsizeof
 from typing import Any
@@ -141,13 +141,17 @@ class CommittedOffsets:
             if rows:
                 yield name, topic_id, dict(sorted(rows.items()))
 
-    async def commit(self, group_id: str, rows: Mapping[tuple[str, int], Committed]) -> None:
-        """Set these offsets, all or none; durable when it returns.
+    async def commit(
+        self, group_id: str, rows: Mapping[tuple[str, int], Committed], pause: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Set these offsets, all or none; durable when it returns. `pause` lets others have their turn, where there are many.
 
         Raises KafkaError: INVALID_GROUP_ID, UNKNOWN_TOPIC_OR_PARTITION, INVALID_COMMIT_OFFSET_SIZE beyond the limits, COORDINATOR_NOT_AVAILABLE
         where the store fails, or takes too long: then it may be stored all the same.
         """
         placed = {self._place(group_id, topic, partition): committed for (topic, partition), committed in rows.items()}
+        if pause is not None:
+            await pause()
         grows = self._check(group_id, placed)
         if placed:
             # On its own: what is on its way to the disk must reach the memory, too, when its client has gone.

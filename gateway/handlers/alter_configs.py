@@ -20,7 +20,7 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.handlers.configs import ResourceType, broker_id_is_number
 from gateway.routes import serves
 from gateway.topic_configs import DEFINITIONS, check, value_of
-from gateway.turns import Turns, check_changes, in_bytes
+from gateway.turns import Turns, check_changes, check_configs, in_bytes
 from gateway.wire.api_keys import ApiKey
 from storage.log import Topic
 
@@ -75,6 +75,7 @@ async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change
 
     async def alter_one(resource: Any) -> None:
         check_changes(len(request.resources))
+        check_configs(len(resource.configs))
         if counts[resource.resource_type, resource.resource_name] > 1:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
         change = change_of(resource)

@@ -11,6 +11,7 @@ from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
 from gateway.handlers.metadata import CLUSTER_OPERATIONS, NOT_ASKED
 from gateway.routes import serves
+from gateway.turns import OPENING_ROWS, Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
 from storage.log import StorageError
 
@@ -69,7 +70,8 @@ _LogDirTopic = _LogDir.DescribeLogDirsTopic
 async def describe_log_dirs(request: Any, caller: Caller) -> Any:
     """How many bytes the partitions that this gateway leads take, and what room there is. v3 has an error for all, v4 the room (KIP-827),
     v5 cordoned directories (KIP-1066), of which there are none. Partitions that are not there are left out, as in Kafka."""
-    sizes = await _sizes(request.topics, caller)
+    turns = Turns(caller.broker.clock)
+    sizes = await _sizes(request.topics, caller, turns)
     results: list[Any] = []
     for usage in caller.broker.store.usage():
         # However many places a store names, its logs are not in one of them more than in another: they are told with the first.
@@ -84,10 +86,10 @@ async def describe_log_dirs(request: Any, caller: Caller) -> Any:
                 is_cordoned=False,
             )
         )
-    return DescribeLogDirsResponse(error_code=0, results=results)
+    return await in_bytes(DescribeLogDirsResponse(error_code=0, results=results), turns, caller)
 
 
-async def _sizes(asked: list[Any] | None, caller: Caller) -> list[Any]:
+async def _sizes(asked: list[Any] | None, caller: Caller, turns: Turns) -> list[Any]:
     broker = caller.broker
     wanted: dict[str, set[int]] = {}
     if asked is None:
@@ -99,6 +101,7 @@ async def _sizes(asked: list[Any] | None, caller: Caller) -> list[Any]:
     for name, indexes in wanted.items():
         rows = []
         for index in sorted(indexes):
+            await turns.take()
             size = await _size(name, index, caller)
             if size is not None:
                 row = _LogDirTopic.DescribeLogDirsPartition
@@ -135,22 +138,25 @@ async def describe_producers(request: Any, caller: Caller) -> Any:
     wanted: dict[str, set[int]] = {}
     for topic in request.topics:
         wanted.setdefault(topic.name, set()).update(topic.partition_indexes)
-    return DescribeProducersResponse(
-        topics=[
-            _Producers(name=name, partitions=[await _producers(name, index, caller) for index in sorted(indexes)])
-            for name, indexes in wanted.items()
-        ]
-    )
+    topics, turns = [], Turns(caller.broker.clock)
+    for name, indexes in wanted.items():
+        rows = []
+        for index in sorted(indexes):
+            rows.append(await _producers(name, index, caller, turns))
+            await turns.take(OPENING_ROWS)
+        topics.append(_Producers(name=name, partitions=rows))
+    return await in_bytes(DescribeProducersResponse(topics=topics), turns, caller)
 
 
-async def _producers(name: str, index: int, caller: Caller) -> Any:
+async def _producers(name: str, index: int, caller: Caller, turns: Turns) -> Any:
     try:
         caller.broker.topics.names.canonical(name)
         partition = await caller.broker.topics.partition(name, index)
     except KafkaError as failure:
         return _Partition(partition_index=index, error_code=failure.code, error_message=failure.message, active_producers=[])
     rows = []
-    for producer_id, producer in partition.producers:
+    for producer_id, producer in list(partition.producers):
+        await turns.take()
         last = producer.sent[-1]
         rows.append(
             _Partition.ProducerState(

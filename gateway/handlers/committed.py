@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from kafka.protocol.consumer.group import OffsetDeleteResponse, OffsetFetchResponse
@@ -13,10 +14,16 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.groups.offset_rows import Committed
 from gateway.live_topic import LiveTopic
 from gateway.routes import serves
-from gateway.turns import Turns, in_bytes
+from gateway.turns import TURN_ROWS, Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import topic_id_of, uuid_of
-from gateway.wire.offset_commit import CommittedPartition, OffsetCommitRequest, OffsetCommitResponse
+from gateway.wire.offset_commit import (
+    CommittedPartition,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    write_offset_commit_response,
+)
+from storage.log import Buffer
 
 #: When the offset in a partition's part of the request counts as committed, and when it expires by itself, if ever; in ms.
 Times = Callable[[CommittedPartition], tuple[int, int | None]]
@@ -29,6 +36,10 @@ _DeletedTopic = OffsetDeleteResponse.OffsetDeleteResponseTopic
 BY_ID = 10
 
 _NO_ID = bytes(16)
+
+#: Offsets that one request may commit, since they are stored all or none. About as many fit in a batch of
+#: 1 MiB, which is Kafka's limit (message.max.bytes of the offsets topic); beyond it the error is the same.
+MAX_OFFSETS = 10_000
 
 #: What is told of a partition that the group has committed nothing for.
 NOTHING = Committed(-1, -1, "", -1)
@@ -47,6 +58,7 @@ async def commit(request: OffsetCommitRequest, caller: Caller, times: Times) -> 
     codes: dict[str | bytes, dict[int, ErrorCode]] = {}
     known: dict[tuple[str, int], CommittedPartition] = {}
     keys: dict[str, list[str | bytes]] = {}
+    turns = Turns(caller.broker.clock)
     for topic in request.topics:
         key = topic.topic
         told = codes.setdefault(key, {})
@@ -63,13 +75,21 @@ async def commit(request: OffsetCommitRequest, caller: Caller, times: Times) -> 
                 # In the order of the request; what it comes to is put down below.
                 told[asked.partition_index] = ErrorCode.NONE
                 known[name, asked.partition_index] = asked
-    for (name, index), code in (await _commit_known(request, known, caller, times)).items():
+            await turns.take()
+    for (name, index), code in (await _commit_known(request, known, caller, times, turns)).items():
         for key in keys[name]:
             if index in codes[key]:
                 codes[key][index] = code
+        await turns.take()
     for key, told in codes.items():
         caller.traffic.touched(ApiKey.OFFSET_COMMIT, caller.api_version, key, told.values(), request.group_id)
-    return OffsetCommitResponse(codes)
+        await turns.take()
+    reply: OffsetCommitResponse = await in_bytes(OffsetCommitResponse(codes), turns, caller, _write_commit)
+    return reply
+
+
+def _write_commit(reply: OffsetCommitResponse, version: int) -> list[Buffer]:
+    return [write_offset_commit_response(reply, version)]
 
 
 def _key_of(topic: Any, caller: Caller) -> str | bytes:
@@ -86,11 +106,13 @@ def _require(topic: str | bytes, partition: int, caller: Caller) -> LiveTopic:
 
 
 async def _commit_known(
-    request: OffsetCommitRequest, known: dict[tuple[str, int], CommittedPartition], caller: Caller, times: Times
+    request: OffsetCommitRequest, known: dict[tuple[str, int], CommittedPartition], caller: Caller, times: Times, turns: Turns
 ) -> dict[tuple[str, int], ErrorCode]:
     """What became of each of these partitions, which are there."""
     if not known:
         return {}
+    if len(known) > MAX_OFFSETS:
+        return dict.fromkeys(known, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
     broker = caller.broker
     codes: dict[tuple[str, int], ErrorCode] = {}
     try:
@@ -106,7 +128,8 @@ async def _commit_known(
             codes[name, index] = code
             if code is ErrorCode.NONE:
                 rows[name, index] = row
-        await broker.offsets.commit(request.group_id, rows)
+            await turns.take()
+        await broker.offsets.commit(request.group_id, rows, partial(turns.take, TURN_ROWS) if len(rows) > TURN_ROWS else None)
     except KafkaError as failure:
         return dict.fromkeys(known, failure.code)
     return codes
@@ -150,11 +173,12 @@ async def offset_fetch_of_groups(request: Any, caller: Caller) -> Any:
 
 
 class Standing(NamedTuple):
-    """Where a group stands in a topic: an offset a partition, or NOTHING, which is told with the code `missing`."""
+    """Where a group stands in a topic. `get` gives each partition's offset, or None, which is told with the code `missing`."""
 
     name: str
     topic_id: bytes
-    rows: Mapping[int, Committed]
+    partitions: Iterable[int]
+    get: Callable[[int], Committed | None]
     missing: ErrorCode = ErrorCode.NONE
 
 
@@ -163,7 +187,7 @@ def standing(group_id: str, asked: Iterable[Any] | None, caller: Caller) -> Iter
     offsets, topics = caller.broker.offsets, caller.broker.topics
     if asked is None:
         for name, topic_id, committed in offsets.by_topic(group_id):
-            yield Standing(name, topic_id, committed)
+            yield Standing(name, topic_id, committed, committed.get)
         return
     seen: set[tuple[str | bytes, int]] = set()
     for topic in asked:
@@ -173,12 +197,16 @@ def standing(group_id: str, asked: Iterable[Any] | None, caller: Caller) -> Iter
         seen.update((key, index) for index in partitions)
         live = topics.get(key)
         if live is not None:
-            rows = {index: offsets.get(group_id, live.name, index) or NOTHING for index in partitions}
-            yield Standing(key if isinstance(key, str) else live.name, live.topic.topic_id, rows)
+            get = partial(offsets.get, group_id, live.name)
+            yield Standing(key if isinstance(key, str) else live.name, live.topic.topic_id, partitions, get)
         elif isinstance(key, bytes):
-            yield Standing("", key, dict.fromkeys(partitions, NOTHING), ErrorCode.UNKNOWN_TOPIC_ID)
+            yield Standing("", key, partitions, _nothing, ErrorCode.UNKNOWN_TOPIC_ID)
         else:
-            yield Standing(key, _NO_ID, dict.fromkeys(partitions, NOTHING))
+            yield Standing(key, _NO_ID, partitions, _nothing)
+
+
+def _nothing(partition: int) -> None:
+    """The group has committed nothing for a topic that is not there."""
 
 
 async def fetched_by_name(found: Iterable[Standing], caller: Caller) -> Any:
@@ -191,23 +219,26 @@ async def fetched_by_name(found: Iterable[Standing], caller: Caller) -> Any:
 async def _fetched_in_turns(kind: Any, found: Iterable[Standing], turns: Turns) -> list[Any]:
     topics = []
     for one in found:
-        topics.append(_fetched(kind, one))
-        await turns.take(1 + len(one.rows))
+        topics.append(await _fetched(kind, one, turns))
+        await turns.take()
     return topics
 
 
-def _fetched(kind: Any, found: Standing) -> Any:
+async def _fetched(kind: Any, found: Standing, turns: Turns) -> Any:
     make = kind.OffsetFetchResponsePartition if kind is _FetchedTopic else kind.OffsetFetchResponsePartitions
-    rows: list[Any] = [
-        make(
-            partition_index=index,
-            committed_offset=committed.offset,
-            committed_leader_epoch=committed.leader_epoch,
-            metadata=committed.metadata,
-            error_code=found.missing if committed is NOTHING else ErrorCode.NONE,
+    rows: list[Any] = []
+    for index in found.partitions:
+        committed = found.get(index) or NOTHING
+        rows.append(
+            make(
+                partition_index=index,
+                committed_offset=committed.offset,
+                committed_leader_epoch=committed.leader_epoch,
+                metadata=committed.metadata,
+                error_code=found.missing if committed is NOTHING else ErrorCode.NONE,
+            )
         )
-        for index, committed in found.rows.items()
-    ]
+        await turns.take()
     if kind is _FetchedTopic:
         return kind(name=found.name, partitions=rows)
     return kind(name=found.name, topic_id=uuid_of(found.topic_id), partitions=rows)
@@ -218,6 +249,7 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
     """Forget single partitions (KIP-496), but none of a topic that a member of the group still reads."""
     caller.traffic.for_group(request.group_id)
     codes: dict[str, dict[int, ErrorCode]] = {}
+    turns = Turns(caller.broker.clock)
     try:
         read = _topics_read(request.group_id, caller)
         for topic in request.topics:
@@ -225,6 +257,7 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
         for name, told in codes.items():
             for index in told:
                 told[index] = _deletion(name, index, read, caller)
+                await turns.take()
         gone = [(name, index) for name, told in codes.items() for index, code in told.items() if code is ErrorCode.NONE]
         await caller.broker.offsets.delete(request.group_id, gone)
     except KafkaError as failure:
@@ -232,9 +265,13 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
     topics = []
     for name, told in codes.items():
         caller.traffic.touched(ApiKey.OFFSET_DELETE, caller.api_version, name, told.values(), request.group_id)
-        rows = [_DeletedTopic.OffsetDeleteResponsePartition(partition_index=index, error_code=code) for index, code in told.items()]
+        rows = []
+        for index, code in told.items():
+            rows.append(_DeletedTopic.OffsetDeleteResponsePartition(partition_index=index, error_code=code))
+            await turns.take()
         topics.append(_DeletedTopic(name=name, partitions=rows))
-    return OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics)
+        await turns.take()
+    return await in_bytes(OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics), turns, caller)
 
 
 def _topics_read(group_id: str, caller: Caller) -> frozenset[str]:

@@ -36,7 +36,7 @@ async def describe_configs(request: Any, caller: Caller) -> Any:
     (KIP-569). A resource that is asked for twice is answered once, with what was asked of it in all."""
     results = []
     turns = Turns(caller.broker.clock)
-    for (kind, name), keys in _merged(request.resources).items():
+    for (kind, name), keys in (await _merged(request.resources, turns)).items():
         try:
             entries = _entries(kind, name, caller)
             rows = [_row(entry, request) for entry in entries if keys is None or entry.name in keys]
@@ -50,7 +50,7 @@ async def describe_configs(request: Any, caller: Caller) -> Any:
     return await in_bytes(DescribeConfigsResponse(results=results), turns, caller)
 
 
-def _merged(resources: Iterable[Any]) -> dict[tuple[int, str], set[str] | None]:
+async def _merged(resources: Iterable[Any], turns: Turns) -> dict[tuple[int, str], set[str] | None]:
     """By type and name: which configs are asked for, None for all. An empty list means all as well."""
     asked: dict[tuple[int, str], set[str] | None] = {}
     for resource in resources:
@@ -60,6 +60,7 @@ def _merged(resources: Iterable[Any]) -> dict[tuple[int, str], set[str] | None]:
             asked[key] = None
         elif keys is not None:
             keys.update(resource.configuration_keys)
+        await turns.take()
     return asked
 
 

@@ -85,11 +85,10 @@ def _invalid(message: str) -> KafkaError:
 
 
 def _partitions(rows: Any) -> Partitions:
-    found: dict[bytes, frozenset[int]] = {}
+    found: dict[bytes, set[int]] = {}
     for row in rows:
-        topic = topic_id_of(row.topic_id)
-        found[topic] = found.get(topic, frozenset()) | frozenset(row.partitions)
-    return found
+        found.setdefault(topic_id_of(row.topic_id), set()).update(row.partitions)
+    return {topic: frozenset(indexes) for topic, indexes in found.items()}
 
 
 def _reply(beaten: Beaten, caller: Caller) -> Any:

@@ -14,6 +14,7 @@ from gateway.caller import Caller
 from gateway.errors import ErrorCode
 from gateway.routes import serves
 from gateway.topic_names import CONSUMER_OFFSETS
+from gateway.turns import Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
 
 GROUP, TRANSACTION = 0, 1
@@ -36,8 +37,10 @@ async def find_coordinator(request: Any, caller: Caller) -> Any:
         code, message, node_id, host, port = ErrorCode.INVALID_REQUEST, _NO_COORDINATOR, -1, "", -1
     if caller.api_version < FIRST_WITH_MANY_KEYS:
         return FindCoordinatorResponse(error_code=code, error_message=message, node_id=node_id, host=host, port=port)
-    rows = [
-        FindCoordinatorResponse.Coordinator(key=key, node_id=node_id, host=host, port=port, error_code=code, error_message=message)
-        for key in keys
-    ]
-    return FindCoordinatorResponse(coordinators=rows)
+    rows, turns = [], Turns(caller.broker.clock)
+    for key in keys:
+        rows.append(
+            FindCoordinatorResponse.Coordinator(key=key, node_id=node_id, host=host, port=port, error_code=code, error_message=message)
+        )
+        await turns.take()
+    return await in_bytes(FindCoordinatorResponse(coordinators=rows), turns, caller)

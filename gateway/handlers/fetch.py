@@ -10,9 +10,10 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, Interest, Round, next_epoch
 from gateway.fetching import Reader, Reading
 from gateway.routes import serves
+from gateway.turns import TURN_ROWS, Turns, in_bytes
 from gateway.waiting import Wake
 from gateway.wire.api_keys import ApiKey
-from gateway.wire.fetch import FetchRequest, FetchResponse, PartitionFetched
+from gateway.wire.fetch import FetchRequest, FetchResponse, PartitionFetched, write_fetch_response
 
 _UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
@@ -31,8 +32,10 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
         refused = FetchResponse((), error_code=failure.code)
         caller.traffic.fetched(request, refused)
         return refused
+    turns = Turns(caller.broker.clock)
     try:
-        reader = Reader(caller.broker, request, magic, caller.traffic, caller.owner)
+        await _follow(current, request, caller, turns)
+        reader = Reader(caller.broker, request, magic, caller.traffic, caller.owner, turns)
         reading = await reader.read(list(current.pending))
         if current.interests and not _is_enough(reading, request) and not caller.long_poll.is_unwanted:
             await _wait(current, reading, request, caller)
@@ -40,9 +43,16 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
             # Those that have nothing new were not read again, but a full reply must name them all the same.
             reading.rows.update(again.rows)
         _forget_unknown(current, reading, request, caller)
-        reply = _reply(current, reading, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH))
+        reply = await _reply(current, reading, turns, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH))
         caller.traffic.fetched(request, reply)
-        return reply
+        if len(reading.rows) <= TURN_ROWS:
+            return reply
+        made: FetchResponse = await in_bytes(reply, turns, caller, write_fetch_response)
+        return made
+    except KafkaError as failure:
+        refused = FetchResponse((), error_code=failure.code)
+        caller.traffic.fetched(request, refused)
+        return refused
     finally:
         current.is_in_use = False
         if current.session_id == NO_SESSION or current.is_closed:
@@ -68,21 +78,25 @@ def _begin(request: FetchRequest, caller: Caller) -> Round:
         current = found
     current.names_by_id = request.version >= 13
     current.epoch = next_epoch(current.epoch)
+    current.is_in_use = True
+    return current
+
+
+async def _follow(current: Round, request: FetchRequest, caller: Caller, turns: Turns) -> None:
+    """Take the request's partitions into its round. Raises KafkaError for a session that has no room for them."""
+    sessions = caller.broker.fetch_sessions
     for topic, indexes in request.forgotten:
         for index in indexes:
             current.forget((topic, index))
     for wanted_topic in request.topics:
         for wanted in wanted_topic.partitions:
             current.follow((wanted_topic.topic, wanted.index), wanted)
-    current.is_in_use = True
-    if current.session_id != NO_SESSION and not sessions.has_room(current, now):
+            await turns.take()
+    if current.session_id != NO_SESSION and not sessions.has_room(current, caller.broker.now()):
         if request.session_epoch != INITIAL_EPOCH:
             # It begins again with a full request, which then does without a session.
-            current.is_in_use = False
-            current.close()
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         current.session_id = NO_SESSION
-    return current
 
 
 def _forget_unknown(current: Round, reading: Reading, request: FetchRequest, caller: Caller) -> None:
@@ -142,10 +156,11 @@ def _has_enough(current: Round, reading: Reading) -> bool:
     return size >= reading.enough
 
 
-def _reply(current: Round, reading: Reading, *, is_full: bool) -> FetchResponse:
+async def _reply(current: Round, reading: Reading, turns: Turns, *, is_full: bool) -> FetchResponse:
     """All rows, or in a session that goes on only those that say something new."""
     topics: dict[str | bytes, list[PartitionFetched]] = {}
     for interest, row in reading.rows.items():
+        await turns.take()
         if is_full or _is_news(interest, row):
             topics.setdefault(interest.key[0], []).append(row)
         interest.told_high_watermark = row.high_watermark

@@ -19,6 +19,9 @@ _NAMES_NO_PROTOCOL = 7
 
 _FIRST_WITH_REBALANCE_TIMEOUT = 1
 
+#: Protocols (assignors) that one member may offer. Clients offer one to five.
+MAX_PROTOCOLS = 500
+
 _Fellow = JoinGroupResponse.JoinGroupResponseMember
 _Left = LeaveGroupResponse.MemberResponse
 
@@ -31,6 +34,15 @@ async def join_group(request: Any, caller: Caller) -> Any:
 
 async def join(request: Any, caller: Caller, rebalance_timeout_ms: int, *, is_told_first: bool, may_skip_assignment: bool) -> Any:
     """The reply to a JoinGroup; `is_told_first` and `may_skip_assignment` as in `Joining`."""
+    if len(request.protocols) > MAX_PROTOCOLS:
+        return JoinGroupResponse(
+            error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+            generation_id=-1,
+            protocol_name=None if caller.api_version >= _NAMES_NO_PROTOCOL else "",
+            leader="",
+            member_id=request.member_id,
+            members=[],
+        )
     _note(request, caller)
     joining = Joining(
         request.member_id,

@@ -59,15 +59,15 @@ async def describe(request: Any, caller: Caller, asked: list[Any] | None, *, may
     version = topics.version + topics.leading.version
     kept = broker.metadata_replies.get(key, version)
     if kept is not None:
-        return Encoded(kept)
+        return Encoded([kept])
     turns = Turns(broker.clock)
     failures = await _create_missing(wanted, caller, turns) if may_create and wanted is not None else {}
     version = topics.version + topics.leading.version
     rows = []
     for one in list(topics.listed()) if wanted is None else wanted:
-        row = _describe(one, one.name, request, caller) if isinstance(one, LiveTopic) else _find(*one, request, caller, failures)
-        rows.append(row)
-        await turns.take(max(len(row.partitions), 1))
+        found = (one, one.name) if isinstance(one, LiveTopic) else _find(*one, request, caller, failures)
+        rows.append(await _describe(found[0], found[1], request, caller, turns) if isinstance(found, tuple) else found)
+        await turns.take()
     reply = MetadataResponse(
         brokers=[MetadataResponse.MetadataResponseBroker(node_id=one.node_id, host=one.host, port=one.port, rack=None) for one in nodes],
         cluster_id=broker.cluster.cluster_id,
@@ -78,10 +78,10 @@ async def describe(request: Any, caller: Caller, asked: list[Any] | None, *, may
     made = await in_bytes(reply, turns, caller)
     if any(row.error_code for row in rows):
         return made
-    body = made.body if isinstance(made, Encoded) else messages.encode(reply, caller.api_version)
+    body = bytes(made.buffers[0]) if isinstance(made, Encoded) else messages.encode(reply, caller.api_version)
     if version == topics.version + topics.leading.version:
         broker.metadata_replies.keep(key, version, body)
-    return Encoded(body)
+    return Encoded([body])
 
 
 def _names(asked: list[Any], version: int) -> list[_Asked]:
@@ -90,7 +90,7 @@ def _names(asked: list[Any], version: int) -> list[_Asked]:
     return [(topic.name, topic_id_of(topic.topic_id)) for topic in asked]
 
 
-async def _create_missing(wanted: Iterable[_Asked], caller: Caller, turns: Turns) -> dict[str, KafkaError]:
+async def _create_missing(wanted: Iterable[_Asked], caller: Caller, turns: Turns) -> dict[str, ErrorCode]:
     """Make the topics that are not there; why some could not be made. As many at a time as one request may make (CreateTopics' limit)."""
     topics, settings = caller.broker.topics, caller.broker.settings
     if not settings.auto_create_topics_enable:
@@ -107,10 +107,10 @@ async def _create_missing(wanted: Iterable[_Asked], caller: Caller, turns: Turns
     most = max(settings.max_partitions_per_topic // settings.num_partitions, 1)
     outcomes = await turns.gather(topics.find_or_create(name) for name in missing[:most])
     # The others come with the next request: clients ask again after this error.
-    failures = {name: KafkaError(ErrorCode.LEADER_NOT_AVAILABLE) for name in missing[most:]}
+    failures = dict.fromkeys(missing[most:], ErrorCode.LEADER_NOT_AVAILABLE)
     for name, outcome in zip(missing, outcomes, strict=False):
         if isinstance(outcome, KafkaError):
-            failures[name] = outcome
+            failures[name] = outcome.code
         elif isinstance(outcome, BaseException):
             raise outcome
     return failures
@@ -126,21 +126,22 @@ def _may_be_made(name: str, topic_id: bytes, caller: Caller) -> bool:
         return False
 
 
-def _find(name: str | None, topic_id: bytes, request: Any, caller: Caller, failures: dict[str, KafkaError]) -> Any:
+def _find(name: str | None, topic_id: bytes, request: Any, caller: Caller, failures: dict[str, ErrorCode]) -> tuple[LiveTopic, str] | Any:
+    """The topic with the name that it was asked for by; the row that says why there is none."""
     topics, by_id = caller.broker.topics, caller.api_version >= FIRST_BY_ID
     try:
         if topic_id != _NO_ID and by_id:
             # The id is what counts, and a client must not take another topic of that name for its own.
             name = None
             live = topics.internal(topic_id) or topics.require(topic_id)
-            return _describe(live, live.name, request, caller)
+            return live, live.name
         if name is None or topic_id != _NO_ID:
             raise KafkaError(ErrorCode.INVALID_REQUEST)
         found = topics.find_listed(name)
         if found is None:
             topics.names.canonical(name)
-            raise failures.get(name) or KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return _describe(found, name, request, caller)
+            raise KafkaError(failures.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        return found, name
     except KafkaError as failure:
         return _failed(name if by_id else name or "", topic_id, failure.code, request)
 
@@ -163,7 +164,7 @@ def _operations(request: Any) -> set[int]:
     return TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
 
 
-def _describe(live: LiveTopic, name: str, request: Any, caller: Caller) -> Any:
+async def _describe(live: LiveTopic, name: str, request: Any, caller: Caller, turns: Turns) -> Any:
     """`name` is what it was asked for by, which the client must find in the reply."""
     cluster = caller.broker.cluster
     partitions = []
@@ -180,6 +181,7 @@ def _describe(live: LiveTopic, name: str, request: Any, caller: Caller) -> Any:
                 offline_replicas=[],
             )
         )
+        await turns.take()
     return _Topic(
         error_code=0,
         name=name,

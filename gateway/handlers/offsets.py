@@ -15,6 +15,7 @@ from gateway.errors import ErrorCode, KafkaError, release
 from gateway.fetching import check_epoch
 from gateway.partition import Partition
 from gateway.routes import serves
+from gateway.turns import OPENING_ROWS, Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
 from storage.log import Entry, StorageError
 
@@ -43,14 +44,20 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
     """One offset a partition, by timestamp or by name. v2 isolation level, v4 leader epochs, v7 max-timestamp (KIP-734), v8 earliest-local,
     v9 latest-tiered, v11 earliest-pending-upload: without tiers, the first is the earliest and the others are none."""
     counts = Counter((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
+    turns = Turns(caller.broker.clock)
     for name, index in counts:
         caller.broker.topics.open_soon(name, index)
+        await turns.take(OPENING_ROWS)
     topics = []
     for topic in request.topics:
-        rows = [await _look_up(topic.name, asked, counts[topic.name, asked.partition_index], caller) for asked in topic.partitions]
+        rows = []
+        for asked in topic.partitions:
+            rows.append(await _look_up(topic.name, asked, counts[topic.name, asked.partition_index], caller))
+            await turns.take()
         caller.traffic.touched(ApiKey.LIST_OFFSETS, caller.api_version, topic.name, [row.error_code for row in rows])
         topics.append(_Topic(name=topic.name, partitions=rows))
-    return ListOffsetsResponse(topics=topics)
+        await turns.take()
+    return await in_bytes(ListOffsetsResponse(topics=topics), turns, caller)
 
 
 async def _look_up(topic: str, asked: Any, count: int, caller: Caller) -> Any:
@@ -151,9 +158,11 @@ async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
     """Where an epoch ended (KIP-101, KIP-279). v1 adds the epoch itself to the answer, v2 the client's own epoch, v3 replica id."""
     results = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
     topics = []
+    turns = Turns(caller.broker.clock)
     for topic in request.topics:
         rows = []
         for asked in topic.partitions:
+            await turns.take(OPENING_ROWS)
             code, epoch, end_offset = ErrorCode.NONE, -1, -1
             try:
                 partition = await caller.broker.topics.partition(topic.topic, asked.partition)
@@ -164,4 +173,5 @@ async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
             rows.append(results.EpochEndOffset(error_code=code, partition=asked.partition, leader_epoch=epoch, end_offset=end_offset))
         caller.traffic.touched(ApiKey.OFFSET_FOR_LEADER_EPOCH, caller.api_version, topic.topic, [row.error_code for row in rows])
         topics.append(results(topic=topic.topic, partitions=rows))
-    return OffsetForLeaderEpochResponse(topics=topics)
+        await turns.take()
+    return await in_bytes(OffsetForLeaderEpochResponse(topics=topics), turns, caller)

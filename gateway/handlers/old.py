@@ -15,6 +15,7 @@ from gateway.handlers.fetch import answer
 from gateway.handlers.metadata import describe
 from gateway.handlers.offsets import find
 from gateway.routes import serves
+from gateway.turns import OPENING_ROWS, Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.fetch import FetchRequest, FetchResponse
 
@@ -41,11 +42,16 @@ async def metadata_of_all(request: Any, caller: Caller) -> Any:
 async def list_offsets_in_arrays(request: Any, caller: Caller) -> Any:
     """Kafka 0.8 to 0.10.0: up to `max_num_offsets` offsets a partition."""
     topics = []
+    turns = Turns(caller.broker.clock)
     for topic in request.topics:
-        rows = [await _look_up(topic.name, asked, caller) for asked in topic.partitions]
+        rows = []
+        for asked in topic.partitions:
+            rows.append(await _look_up(topic.name, asked, caller))
+            await turns.take(OPENING_ROWS)
         caller.traffic.touched(ApiKey.LIST_OFFSETS, 0, topic.name, [row.error_code for row in rows])
         topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=rows))
-    return ListOffsetsResponse(topics=topics)
+        await turns.take()
+    return await in_bytes(ListOffsetsResponse(topics=topics), turns, caller)
 
 
 async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:

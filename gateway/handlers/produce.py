@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from kafka.protocol.producer.transaction import InitProducerIdResponse
@@ -18,7 +19,8 @@ from gateway.partition import Appended, Partition, storage_error
 from gateway.records import Batch, check_batch
 from gateway.routes import Later, serves
 from gateway.topic_names import KEPT_TOPICS
-from gateway.waiting import NOT_YET, gather, unbroken_within
+from gateway.turns import TURN_ROWS
+from gateway.waiting import NOT_YET, Gathered, Wake, gather, unbroken_within
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.produce import (
     PartitionProduced,
@@ -56,6 +58,15 @@ class RecordsInvalid(KafkaError):
         self.records = records
 
 
+#: Partitions of one request that are prepared or appended to in one turn of the reactor, some 40 us each.
+TURN_PARTITIONS = 200
+
+#: Partitions of one request that begin to open together.
+OPEN_AT_ONCE = 100
+
+#: What became of each append.
+Outcomes = list[Appended | BaseException]
+
 #: What stands ready to be appended to one partition, with the name that its topic was asked for by, if any; or why it cannot be.
 Ready = tuple[Partition, memoryview, Batch | MessageSet, str] | KafkaError
 
@@ -72,26 +83,45 @@ async def produce(request: ProduceRequest, caller: Caller) -> Later[ProduceRespo
         return _refuse_all(request, KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served"), caller)
     ready: list[Ready] = []
     unnamed = MAX_RECORD_ERRORS
+    named = ((topic.topic, sent.index) for topic in request.topics for sent in topic.partitions)
     for topic in request.topics:
         for sent in topic.partitions:
-            prepared = await _prepare(request, topic.topic, sent, caller, unnamed)
+            prepared = await _prepare(topic.topic, sent, caller, unnamed, named)
             if isinstance(prepared, RecordsInvalid):
                 unnamed -= len(prepared.records)
             ready.append(prepared)
-    now = caller.broker.now()
-    works = [_append(one, now, caller) for one in ready]
-    caller.traffic.produced(request, ready)
-    if request.acks == 0 or request.timeout_ms <= 0:
-        return Later(_answer(request, ready, works, caller, None))
+            if len(ready) % TURN_PARTITIONS == 0:
+                await Wake(caller.broker.clock).wait(0)
     so_far: list[Appended | BaseException] = []
-    reply = _answer(request, ready, works, caller, so_far)
+    if len(ready) > TURN_PARTITIONS:
+        outcomes, so_far = await _begin_in_turns(ready, caller)
+    else:
+        now = caller.broker.now()
+        outcomes = gather([_append(one, now, caller) for one in ready], so_far)
+    caller.traffic.produced(request, ready)
+    reply = _answer(request, ready, outcomes, caller)
+    if request.acks == 0 or request.timeout_ms <= 0:
+        return Later(reply)
     return Later(reply, request.timeout_ms / 1000, partial(_too_late, request, ready, so_far, caller))
 
 
-async def _prepare(request: ProduceRequest, topic: str | bytes, sent: PartitionRecords, caller: Caller, max_record_errors: int) -> Ready:
-    """Everything that can be known before the append: the partition is there and the records may be stored."""
+async def _begin_in_turns(ready: list[Ready], caller: Caller) -> tuple[Coroutine[Any, Any, Outcomes], list[Appended | BaseException]]:
+    """Queue the appends of a request for many partitions, and let others have their turn in between. The
+    next request of the connection starts after all of them, so that the order in each partition is kept."""
+    gathered: Gathered[Appended] = Gathered()
+    for count, one in enumerate(ready, 1):
+        gathered.begin(_append(one, caller.broker.now(), caller))
+        if count % TURN_PARTITIONS == 0:
+            await Wake(caller.broker.clock).wait(0)
+    return gathered.wait(), gathered.results
+
+
+async def _prepare(
+    topic: str | bytes, sent: PartitionRecords, caller: Caller, max_record_errors: int, named: Iterator[tuple[str | bytes, int]]
+) -> Ready:
+    """Everything that can be known before the append: the partition is there and the records may be stored. `named` as in `_open`."""
     try:
-        partition = caller.broker.topics.opened(topic, sent.index) or await _open(request, topic, sent.index, caller)
+        partition = caller.broker.topics.opened(topic, sent.index) or await _open(topic, sent.index, caller, named)
         if partition.topic in KEPT_TOPICS:
             raise _kept(partition.topic)
         if sent.records is None or not (len(sent.records) or caller.api_version < 3):
@@ -123,15 +153,14 @@ async def _prepare(request: ProduceRequest, topic: str | bytes, sent: PartitionR
         return failure
 
 
-async def _open(request: ProduceRequest, topic: str | bytes, index: int, caller: Caller) -> Partition:
-    """A partition that is not open, and with it all others of the request, lest each waits for the one before."""
+async def _open(topic: str | bytes, index: int, caller: Caller, named: Iterator[tuple[str | bytes, int]]) -> Partition:
+    """A partition that is not open. With it the next of all `named` in the request begin to open, so that they do not wait for each other."""
     topics = caller.broker.topics
     internal = topics.internal(topic)
     if internal is not None:
         raise _kept(internal.name)
-    for other in request.topics:
-        for sent in other.partitions:
-            topics.open_soon(other.topic, sent.index)
+    for other in islice(named, OPEN_AT_ONCE):
+        topics.open_soon(*other)
     return await topics.partition(topic, index)
 
 
@@ -202,11 +231,13 @@ async def _fail(failure: KafkaError) -> Appended:
 async def _answer(
     request: ProduceRequest,
     ready: list[Ready],
-    works: list[Coroutine[Any, Any, Appended]],
+    outcomes: Coroutine[Any, Any, Outcomes],
     caller: Caller,
-    so_far: list[Appended | BaseException] | None,
 ) -> ProduceResponse | None:
-    rows = _rows(request, ready, await gather(works, so_far), caller)
+    if len(ready) > TURN_PARTITIONS:
+        rows = await _rows_in_turns(request, ready, await outcomes, caller)
+    else:
+        rows = _rows(request, ready, await outcomes, caller)
     if request.acks == 0:
         failed = next((p for _, partitions in rows for p in partitions if p.error_code), None)
         if failed is not None:
@@ -231,6 +262,22 @@ def _rows(
 ) -> list[tuple[str | bytes, list[PartitionProduced]]]:
     ended = zip(ready, outcomes, strict=True)
     return [(topic.topic, [_row(topic.topic, sent.index, *next(ended), caller) for sent in topic.partitions]) for topic in request.topics]
+
+
+async def _rows_in_turns(
+    request: ProduceRequest, ready: list[Ready], outcomes: Sequence[Appended | BaseException], caller: Caller
+) -> list[tuple[str | bytes, list[PartitionProduced]]]:
+    rows: list[tuple[str | bytes, list[PartitionProduced]]] = []
+    ended = enumerate(zip(ready, outcomes, strict=True), 1)
+    for topic in request.topics:
+        partitions: list[PartitionProduced] = []
+        for sent in topic.partitions:
+            count, (one, outcome) = next(ended)
+            partitions.append(_row(topic.topic, sent.index, one, outcome, caller))
+            if count % TURN_ROWS == 0:
+                await Wake(caller.broker.clock).wait(0)
+        rows.append((topic.topic, partitions))
+    return rows
 
 
 def _row(topic: str | bytes, index: int, ready: Ready, outcome: Appended | BaseException, caller: Caller) -> PartitionProduced:

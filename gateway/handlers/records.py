@@ -10,6 +10,7 @@ from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
 from gateway.routes import serves
 from gateway.topic_names import INTERNAL_TOPICS
+from gateway.turns import OPENING_ROWS, Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
 from storage.log import StorageError
 
@@ -27,6 +28,7 @@ async def delete_records(request: Any, caller: Caller) -> Any:
     for topic in request.topics:
         asked.setdefault(topic.name, {}).update({row.partition_index: row.offset for row in topic.partitions})
     topics = []
+    turns = Turns(caller.broker.clock)
     for name, offsets in asked.items():
         rows = []
         for index, offset in offsets.items():
@@ -34,9 +36,10 @@ async def delete_records(request: Any, caller: Caller) -> Any:
                 rows.append(_Partition(partition_index=index, low_watermark=await _delete(name, index, offset, caller), error_code=0))
             except KafkaError as failure:
                 rows.append(_Partition(partition_index=index, low_watermark=-1, error_code=failure.code))
+            await turns.take(OPENING_ROWS)
         caller.traffic.touched(ApiKey.DELETE_RECORDS, caller.api_version, name, [row.error_code for row in rows])
         topics.append(_Topic(name=name, partitions=rows))
-    return DeleteRecordsResponse(topics=topics)
+    return await in_bytes(DeleteRecordsResponse(topics=topics), turns, caller)
 
 
 async def _delete(name: str, index: int, offset: int, caller: Caller) -> int:

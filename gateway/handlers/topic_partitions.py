@@ -13,6 +13,7 @@ from gateway.handlers.metadata import TOPIC_OPERATIONS
 from gateway.live_topic import LiveTopic
 from gateway.routes import serves
 from gateway.topic_names import INTERNAL_TOPICS
+from gateway.turns import Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import uuid_of
 
@@ -33,13 +34,15 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
     asked = {topic.name for topic in request.topics}
     cursor = request.cursor
     if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
-        return _refused(asked or {cursor.topic_name})
+        return await _refused(asked or {cursor.topic_name}, caller)
     begin = ("", 0) if cursor is None else (cursor.topic_name, cursor.partition_index)
     left = max(min(request.response_partition_limit, MAX_PARTITIONS), 1)
     rows: list[Any] = []
+    turns = Turns(caller.broker.clock)
     for name, live in _from(begin[0], asked, caller):
+        await turns.take()
         if left == 0:
-            return _page(rows, name, 0)
+            return await in_bytes(_page(rows, name, 0), turns, caller)
         if live is None:
             rows.append(_unknown(name, caller))
             continue
@@ -47,9 +50,10 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
         last = min(first + left, live.topic.partitions)
         rows.append(_row(live, name, first, last, caller))
         if last < live.topic.partitions:
-            return _page(rows, name, last)
+            return await in_bytes(_page(rows, name, last), turns, caller)
         left -= max(last - first, 0)
-    return _page(rows, None, 0)
+        await turns.take(max(last - first, 0))
+    return await in_bytes(_page(rows, None, 0), turns, caller)
 
 
 def _from(begin: str, asked: set[str], caller: Caller) -> Iterator[tuple[str, LiveTopic | None]]:
@@ -64,9 +68,13 @@ def _page(rows: list[Any], next_topic: str | None, next_partition: int) -> Any:
     return DescribeTopicPartitionsResponse(topics=rows, next_cursor=cursor)
 
 
-def _refused(names: set[str]) -> Any:
+async def _refused(names: set[str], caller: Caller) -> Any:
     """A cursor that is none: there is no place for the error but with each topic."""
-    return _page([_failed(name, ErrorCode.INVALID_REQUEST, _NOT_ASKED) for name in sorted(names)], None, 0)
+    rows, turns = [], Turns(caller.broker.clock)
+    for name in sorted(names):
+        rows.append(_failed(name, ErrorCode.INVALID_REQUEST, _NOT_ASKED))
+        await turns.take()
+    return await in_bytes(_page(rows, None, 0), turns, caller)
 
 
 def _unknown(name: str, caller: Caller) -> Any:

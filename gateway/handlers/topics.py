@@ -17,7 +17,7 @@ from gateway.live_topic import LiveTopic
 from gateway.routes import serves
 from gateway.topic_configs import check
 from gateway.topics import Topics
-from gateway.turns import WORK_ROWS, Turns, check_changes, in_bytes
+from gateway.turns import WORK_ROWS, Turns, check_changes, check_configs, in_bytes
 from gateway.waiting import unbroken
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.messages import topic_id_of, uuid_of
@@ -75,6 +75,8 @@ def _plan(asked: Any, caller: Caller, count: int) -> _Plan | KafkaError:
     settings = caller.broker.settings
     try:
         check_changes(count)
+        check_configs(len(asked.configs))
+        _check_assigned(asked.assignments, settings)
         caller.broker.topics.check_new(asked.name)
         nulls = [config.name for config in asked.configs if config.value is None]
         if nulls:
@@ -90,6 +92,15 @@ def _plan(asked: Any, caller: Caller, count: int) -> _Plan | KafkaError:
         return _Plan(asked.name, partitions, configs)
     except KafkaError as failure:
         return failure
+
+
+def _check_assigned(assignments: Sequence[Any], settings: Settings) -> None:
+    """Before anyone looks at each of them. Raises KafkaError(INVALID_PARTITIONS)."""
+    if len(assignments) > settings.max_partitions_per_topic:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"{len(assignments)} partitions are more than max_partitions_per_topic={settings.max_partitions_per_topic}",
+        )
 
 
 def _counted(asked: Any, settings: Settings) -> int:
@@ -202,7 +213,9 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
     rows = []
     turns = Turns(caller.broker.clock)
     # Those by id first: of a topic that is named both ways, the name is refused.
-    for (name, topic_id), count in sorted(Counter(asked).items(), key=lambda one: one[0][0] is not None):
+    counts = Counter(asked).items()
+    by_id, by_name = [one for one in counts if one[0][0] is None], [one for one in counts if one[0][0] is not None]
+    for (name, topic_id), count in (*by_id, *by_name):
         await turns.take()
         try:
             check_changes(len(asked))

@@ -16,7 +16,7 @@ MAX_TAGS = 1024
 
 #: Topics, partitions and other rows of all arrays of one request together. No client names so many, and each costs up to 300 bytes of memory and
 #: some microseconds while nobody else is served.
-MAX_ELEMENTS = 100_000
+MAX_ELEMENTS = 50_000
 
 #: Bytes of a string. Older versions write lengths in 16 bits, so a longer one from a newer version could be told to no older client. As in Kafka's
 #: generated readers.

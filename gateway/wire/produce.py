@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.errors import ErrorCode
 from gateway.wire import plain
-from gateway.wire.primitives import INT16, INT32, MAX_ELEMENTS, read_count, read_string, read_uvarint, skip_tags, string, uvarint
+from gateway.wire.primitives import INT16, INT32, read_count, read_string, read_uvarint, skip_tags, string, uvarint
 
 FIRST_FLEXIBLE = 9
 FIRST_WITH_TOPIC_IDS = 13
@@ -78,6 +78,11 @@ class ProduceResponse(msgspec.Struct, frozen=True, gc=False):
     throttle_time_ms: int = 0
 
 
+#: Topics and partitions of one request together. It is read on the reactor's thread; requests of 1 MiB, the
+#: default of Java's max.request.size, have no room for more batches.
+MAX_PARTITIONS = 10_000
+
+
 def read_produce(frame: bytearray, position: int, version: int) -> ProduceRequest:
     """Read the request whose body begins at `position`. Raises ValueError, IndexError or struct.error on bytes that make no sense."""
     found: ProduceRequest | None = plain.request(frame, position, version, ProduceRequest, TopicRecords, PartitionRecords)
@@ -88,8 +93,8 @@ def read_produce(frame: bytearray, position: int, version: int) -> ProduceReques
     if version >= 3:
         transactional_id, position = read_string(frame, position, compact=compact)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, position)
-    count, position = read_count(frame, position + 6, compact=compact, smallest=3)
-    left = MAX_ELEMENTS - count
+    count, position = read_count(frame, position + 6, compact=compact, smallest=3, most=MAX_PARTITIONS)
+    left = MAX_PARTITIONS - count
     view = memoryview(frame)
     topics = []
     for _ in range(count):

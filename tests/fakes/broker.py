@@ -132,12 +132,12 @@ class House:
         return NOW + self.step_ms + int(self.clock.seconds() * 1000)
 
 
-def open_house(medium: Medium | None = None, **settings: Any) -> House:
+def open_house(medium: Medium | None = None, *, clock: Clock | None = None, threads: Threads | None = None, **settings: Any) -> House:
     """A broker on a store of its own, or on what another one left on `medium`."""
     store = MemoryStore(medium)
     ended(store.open())
-    clock = Clock()
-    threads = Threads()
+    clock = clock or Clock()
+    threads = threads or Threads()
     made: list[House] = []
 
     def now() -> int:

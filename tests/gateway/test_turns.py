@@ -6,14 +6,17 @@ import pytest
 from kafka.protocol.admin.configs import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from kafka.protocol.admin.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 from kafka.protocol.admin.topics import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
-from kafka.protocol.consumer.group import LeaveGroupRequest, OffsetFetchRequest
+from kafka.protocol.consumer.group import JoinGroupRequest, LeaveGroupRequest, OffsetCommitRequest, OffsetFetchRequest
 
 from gateway import turns as turns_of_requests
+from gateway.errors import ErrorCode
 from gateway.groups.offset_rows import Committed
+from gateway.handlers import committed, groups
 from gateway.turns import TURN_ROWS, WORK_ROWS, WORKS_AT_ONCE, Turns
 from gateway.wire.consumer_groups import ConsumerGroupDescribeRequest
 from tests.fakes.broker import Started, ended, open_house
 from tests.gateway.handlers.asking import answer, asked
+from tests.gateway.handlers.grouping import join_request
 
 NAMES = [f"g{number}" for number in range(3 * TURN_ROWS + 1)]
 
@@ -176,3 +179,56 @@ def test_a_request_that_would_change_too_much_changes_nothing(request_of, monkey
     assert [row.error_code for row in getattr(reply, rows)] == [44] * 3
     request, version, rows = request_of(["a", "b"])
     assert 44 not in [row.error_code for row in getattr(answer(request, asked(house, request, version).result, version), rows)]
+
+
+def test_more_offsets_than_one_commit_may_have_are_all_refused(monkeypatch):
+    monkeypatch.setattr(committed, "MAX_OFFSETS", 2)
+    house = open_house()
+    house.topic("orders", 3)
+
+    def commit(partitions):
+        topic = OffsetCommitRequest.OffsetCommitRequestTopic
+        rows = [
+            topic.OffsetCommitRequestPartition(partition_index=index, committed_offset=1, committed_leader_epoch=-1, committed_metadata="")
+            for index in range(partitions)
+        ]
+        request = OffsetCommitRequest(
+            group_id="g",
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            group_instance_id=None,
+            topics=[topic(name="orders", partitions=rows)],
+        )
+        reply = answer(request, asked(house, request, 8).result, 8)
+        return [row.error_code for row in reply.topics[0].partitions]
+
+    assert commit(3) == [ErrorCode.INVALID_COMMIT_OFFSET_SIZE] * 3
+    assert len(house.broker.offsets) == 0
+    assert commit(2) == [0, 0]
+
+
+def test_more_protocols_than_a_member_may_offer_are_refused(monkeypatch):
+    monkeypatch.setattr(groups, "MAX_PROTOCOLS", 1)
+    house = open_house()
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol
+    many = join_request(protocols=[protocol(name=name, metadata=b"") for name in ("range", "sticky")])
+    for version in (0, 6, 9):
+        assert answer(many, asked(house, many, version).result, version).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+def test_more_configs_of_a_topic_than_there_can_be_are_refused(monkeypatch):
+    monkeypatch.setattr(turns_of_requests, "MAX_CONFIGS", 1)
+    house = open_house()
+    house.topic("orders")
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+    configs = [resource.AlterableConfig(name=name, config_operation=0, value="1") for name in ("retention.ms", "retention.bytes")]
+    for count, code in ((2, ErrorCode.POLICY_VIOLATION), (1, 0)):
+        request = IncrementalAlterConfigsRequest(
+            resources=[resource(resource_type=2, resource_name="orders", configs=configs[:count])], validate_only=False
+        )
+        assert answer(request, asked(house, request, 1).result, 1).responses[0].error_code == code
+        topic = CreateTopicsRequest.CreatableTopic
+        rows = [topic.CreatableTopicConfig(name=config.name, value=config.value) for config in configs[:count]]
+        made = topic(name=f"new-{count}", num_partitions=1, replication_factor=1, assignments=[], configs=rows)
+        creation = CreateTopicsRequest(topics=[made], timeout_ms=1, validate_only=False)
+        assert answer(creation, asked(house, creation, 7).result, 7).topics[0].error_code == code

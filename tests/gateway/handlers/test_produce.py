@@ -13,6 +13,7 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest
 from twisted.internet.defer import Deferred
 
 from gateway.errors import ErrorCode, Refused
+from gateway.handlers.produce import TURN_PARTITIONS
 from gateway.old_sets import LARGE_MESSAGE_SET
 from gateway.partition import Recovery
 from gateway.routes import ROUTES, Later
@@ -104,6 +105,26 @@ def test_partitions_are_answered_in_the_order_of_the_request_and_fail_alone(hous
     assert [(row.index, row.error_code, row.base_offset) for row in rows] == [
         (2, 0, 0), (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1), (0, ErrorCode.CORRUPT_MESSAGE, -1), (1, 0, 0),
     ]  # fmt: skip
+
+
+def test_a_request_for_many_partitions_is_carried_out_in_turns_and_in_order(house):
+    house.topic("wide", 2 * TURN_PARTITIONS + 1)
+    sent = [(index, batch(1)) for index in range(2 * TURN_PARTITIONS + 1)]
+    started = start(house, request(NEW, *sent, (0, batch(2)), topic="wide"))
+    assert not started.is_done
+    house.clock.advance(0)
+    ((_, rows),) = started.result.topics
+    assert [(row.index, row.error_code, row.base_offset) for row in rows] == [(index, 0, 0) for index, _ in sent] + [(0, 0, 1)]
+
+
+def test_topics_that_do_not_exist_are_looked_up_once_each(house, monkeypatch):
+    looked_up = []
+    open_soon = house.broker.topics.open_soon
+    monkeypatch.setattr(house.broker.topics, "open_soon", lambda *key: (looked_up.append(key), open_soon(*key)))
+    topics = [TopicRecords(f"t{number}", [PartitionRecords(0, batch(1))]) for number in range(150)]
+    reply = start(house, ProduceRequest(NEW, None, -1, 1000, topics)).result
+    assert {row.error_code for _, rows in reply.topics for row in rows} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert sorted(looked_up) == sorted((f"t{number}", 0) for number in range(150))
 
 
 def test_one_partition_named_twice_takes_both_in_order(house):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
 from kafka.protocol.producer.produce import ProduceResponse as CodecResponse
 
-from gateway.wire.primitives import MAX_ELEMENTS
 from gateway.wire.produce import (
+    MAX_PARTITIONS,
     PartitionProduced,
     PartitionRecords,
     ProduceRequest,
@@ -121,7 +121,7 @@ def test_a_topic_without_a_name_is_refused():
 
 
 def test_topics_and_partitions_together_are_limited():
-    half = MAX_ELEMENTS // 2
+    half = MAX_PARTITIONS // 2
     partitions = flexible.int32(half) + (flexible.int32(0) + flexible.int32(-1)) * half
     head = flexible.int16(1) + flexible.int32(1)
     one = b"\0\x01t" + partitions

@@ -1,0 +1,261 @@
+"""No request of any kind holds the reactor for long: each API with as many elements as a request may have."""
+
+from __future__ import annotations
+
+import gc
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+from struct import pack_into
+from typing import Any
+
+import pytest
+from twisted.internet.task import Clock
+
+from gateway.routes import supported_versions
+from gateway.wire.api_keys import ApiKey
+from gateway.wire.messages import REQUESTS
+from gateway.wire.primitives import MAX_ELEMENTS
+from tests.fakes.broker import Threads
+from tests.fakes.connection import request
+from tests.fakes.traffic import Scene
+from tests.gateway.sets import batch
+
+#: How long one turn of the reactor may take, in CPU seconds of a processor on which `exercise` takes EXERCISE_SECONDS.
+TURN_SECONDS = 0.05
+EXERCISE_SECONDS = 0.012
+
+#: The processor's other half and its caches are shared with other processes: the best attempt counts.
+ATTEMPTS = 3
+
+#: Timeouts in requests are below this.
+LONGEST_WAIT = 60.0
+
+#: 10,000 is what one request may change, append to or commit: requests beyond some limits are refused at once.
+COUNTS = (MAX_ELEMENTS, 10_000, 500)
+
+
+def exercise() -> float:
+    """The CPU seconds of a fixed piece of work with dictionaries, strings and objects, such as handlers do."""
+    began = time.thread_time()
+    rows = {f"name-{number}": (number, [number]) for number in range(25_000)}
+    assert sum(row[0] for name, row in rows.items() if row[1] and name) > 0
+    return time.thread_time() - began
+
+
+class Reactor(Clock):
+    """Its calls are turns of the reactor, one at a time; `longest` is the longest one in CPU seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest = 0.0
+
+    def timed(self, call: Callable[..., object], *arguments: Any) -> None:
+        began = time.thread_time()
+        call(*arguments)
+        self.longest = max(self.longest, time.thread_time() - began)
+
+    def turn(self, until: float) -> bool:
+        """Make the next call. False where there is none before that time."""
+        if not self.calls or self.calls[0].getTime() > until:
+            return False
+        call = self.calls.pop(0)
+        self.rightNow = max(self.rightNow, call.getTime())
+        call.called = 1
+        self.timed(call.func, *call.args)
+        return True
+
+
+class OtherThreads(Threads):
+    """Their time is not the reactor's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hold()
+
+    def next(self) -> Callable[[], None] | None:
+        """Make the oldest call. What the reactor does with its result is returned."""
+        if not self._waiting:
+            return None
+        told, function, arguments = self._waiting.pop(0)
+        if told.called:
+            return lambda: None
+        try:
+            return partial(told.callback, function(*arguments))
+        except Exception as failure:
+            return partial(told.errback, failure)
+
+
+class Filled:
+    """A request in which the array at the path `largest` has `count` elements, and every other one has one.
+
+    Elements are different from each other. Topics exist where `topic_id` is that of one.
+    """
+
+    def __init__(self, largest: str, count: int, version: int, topic_id: uuid.UUID | None) -> None:
+        self.largest = largest
+        self.count = count
+        self.version = version
+        self.topic_id = topic_id
+
+    def struct(self, struct: Any, path: str = "", number: int = 0) -> dict[str, Any]:
+        return {field.name: self.value(field, f"{path}.{field.name}", number) for field in struct.untagged_fields(self.version)}
+
+    def value(self, field: Any, path: str, number: int) -> Any:
+        numbers = range(self.count) if path == self.largest else [number]
+        if field.is_struct_array():
+            return [field.data_class(**self.struct(field.array_of, path, one)) for one in numbers]
+        if field.is_array():
+            kind = field.array_of.type_str.removeprefix("[]")
+            return [self.plain(field.name, kind, one) for one in numbers]
+        if field.is_struct():
+            return None if field.nullable_for_version_q(self.version) else field.data_class(**self.struct(field, path, number))
+        return self.plain(field.name, field.type_str, number)
+
+    def plain(self, name: str, kind: str, number: int) -> Any:
+        if name in FIXED:
+            return FIXED[name]
+        if self.topic_id is not None and kind == "uuid":
+            return self.topic_id
+        if self.topic_id is not None and kind == "string" and not any(word in name for word in ("group", "member", "key")):
+            return "orders"
+        return PLAIN[kind](number)
+
+
+#: What gets a request past the first check.
+FIXED = {
+    "acks": -1,
+    "broker_ids": 0,
+    "current_leader_epoch": -1,
+    "endpoint_type": 1,
+    "generation_id": -1,
+    "generation_id_or_member_epoch": -1,
+    "group_id": "g",
+    "instance_id": None,
+    "key_type": 0,
+    "max_bytes": 1 << 20,
+    "max_wait_ms": 10,
+    "member_epoch": 0,
+    "member_id": "",
+    "num_partitions": -1,
+    "partition_max_bytes": 1 << 20,
+    "protocol_type": "consumer",
+    "rack_id": None,
+    "rebalance_timeout_ms": 10_000,
+    "replication_factor": -1,
+    "resource_type": 2,
+    "response_partition_limit": 2_000,
+    "server_assignor": None,
+    "session_epoch": 0,
+    "session_id": 0,
+    "session_timeout_ms": 10_000,
+    "subscribed_topic_regex": None,
+    "timeout_ms": 1000,
+    "timestamp": -1,
+    "transactional_id": None,
+}
+
+RECORDS = bytes(batch(1))
+
+PLAIN: dict[str, Callable[[int], Any]] = {
+    "bool": lambda number: False,
+    "bytes": lambda number: b"",
+    "int8": lambda number: 0,
+    "int16": lambda number: 0,
+    "int32": lambda number: number,
+    "int64": lambda number: 0,
+    "records": lambda number: RECORDS,
+    "string": lambda number: f"{number:x}",
+    "uuid": lambda number: uuid.UUID(int=number + 1),
+}
+
+
+def arrays(struct: Any, version: int, path: str = "") -> list[str]:
+    """The paths of all arrays in a message."""
+    found = []
+    for field in struct.untagged_fields(version):
+        name = f"{path}.{field.name}"
+        if field.is_array() or field.is_struct_array():
+            found.append(name)
+        if field.is_struct_array():
+            found += arrays(field.array_of, version, name)
+        elif field.is_struct() and not field.nullable_for_version_q(version):
+            found += arrays(field, version, name)
+    return found
+
+
+def frame_of(key: ApiKey, version: int, largest: str, most: int, topic_id: uuid.UUID | None) -> bytearray:
+    """A request with `most` elements in all, or nearly so many."""
+    kind = REQUESTS[key]
+    paths = arrays(kind._struct, version)
+    within = sum(path.startswith(f"{largest}.") for path in paths)
+    count = (most - len(paths) + within) // (1 + within)
+    frame = bytearray(request(kind(version=version, **Filled(largest, count, version, topic_id).struct(kind._struct))))
+    # The codec announces Kafka 4's minimum in its place.
+    pack_into(">h", frame, 2, version)
+    return frame
+
+
+def longest_turn(key: ApiKey, version: int, largest: str, most: int, *, is_known: bool) -> float:
+    """CPU seconds of the reactor, from a request's arrival to the end of its connection."""
+    reactor, threads = Reactor(), OtherThreads()
+    scene = Scene(clock=reactor, threads=threads)
+    topic_id = uuid.UUID(bytes=scene.house.topic("orders", 10_000).topic.topic_id) if is_known else None
+    client = scene.connects()
+    frame = frame_of(key, version, largest, most, topic_id)
+    result = None
+    gc.collect()
+    gc.disable()
+    try:
+        reactor.timed(client.dispatch.arrived, [frame])
+        until = reactor.seconds() + LONGEST_WAIT
+        while not client.dispatch.is_idle:
+            result = threads.next()
+            if result is not None:
+                reactor.timed(result)
+            elif not reactor.turn(until):
+                break
+        del result
+        reactor.timed(client.goes)
+    finally:
+        gc.enable()
+    return reactor.longest
+
+
+def cases() -> list[Any]:
+    """Each array of the oldest and the newest version of each API."""
+    return [
+        pytest.param(key, version, largest, id=f"{key.name}-{version}{largest}")
+        for key, bounds in supported_versions().items()
+        for version in sorted(set(bounds))
+        for largest in arrays(REQUESTS[key]._struct, version)
+    ]
+
+
+def best(attempt: Callable[[], float], bound: float) -> float:
+    """The least of some attempts, or the first one within the bound."""
+    seconds = attempt()
+    for _ in range(1, ATTEMPTS):
+        if seconds <= bound:
+            break
+        seconds = min(seconds, attempt())
+    return seconds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("key", "version", "largest"), cases())
+def test_no_request_holds_the_reactor_for_long(key: ApiKey, version: int, largest: str) -> None:
+    for most in COUNTS:
+        for is_known in (False, True):
+            bound = TURN_SECONDS * max(exercise() / EXERCISE_SECONDS, 1.0)
+            assert best(partial(longest_turn, key, version, largest, most, is_known=is_known), bound) <= bound, (most, is_known)
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "largest"), [case for case in cases() if case.values[1] == supported_versions()[case.values[0]][1]]
+)
+def test_no_request_for_10_000_elements_holds_the_reactor_for_long(key: ApiKey, version: int, largest: str) -> None:
+    """The short form. Topics that exist cost the most."""
+    bound = TURN_SECONDS * max(exercise() / EXERCISE_SECONDS, 1.0)
+    assert best(partial(longest_turn, key, version, largest, 10_000, is_known=True), bound) <= bound
