@@ -29,6 +29,10 @@ EXERCISE_SECONDS = 0.012
 #: The processor's other half and its caches are shared with other processes: the best attempt counts.
 ATTEMPTS = 3
 
+#: The short form allows this many times TURN_SECONDS, so that a busy machine does not fail it. A request
+#: that is not carried out in turns takes longer: 10,000 elements took 200 ms and more.
+SHORT_FORM_MARGIN = 3
+
 #: Timeouts in requests are below this.
 LONGEST_WAIT = 60.0
 
@@ -257,5 +261,5 @@ def test_no_request_holds_the_reactor_for_long(key: ApiKey, version: int, larges
 )
 def test_no_request_for_10_000_elements_holds_the_reactor_for_long(key: ApiKey, version: int, largest: str) -> None:
     """The short form. Topics that exist cost the most."""
-    bound = TURN_SECONDS * max(exercise() / EXERCISE_SECONDS, 1.0)
+    bound = SHORT_FORM_MARGIN * TURN_SECONDS * max(exercise() / EXERCISE_SECONDS, 1.0)
     assert best(partial(longest_turn, key, version, largest, 10_000, is_known=True), bound) <= bound
