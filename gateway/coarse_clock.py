@@ -28,10 +28,18 @@ class Call:
 
     def cancel(self) -> None:
         self._slot.discard(self)
+        # The owner of this call is often among the arguments: without that cycle a request is freed as soon as it is answered, and not
+        # by the garbage collector, which may not run for a long time.
+        self._function, self._arguments = _nothing, ()
 
     def run(self) -> None:
-        self._slot.discard(self)
-        self._function(*self._arguments)
+        function, arguments = self._function, self._arguments
+        self.cancel()
+        function(*arguments)
+
+
+def _nothing() -> None:
+    return
 
 
 class CoarseClock:

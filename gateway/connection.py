@@ -148,6 +148,8 @@ class KafkaConnection(Protocol):
             self._traffic.ends("error:tls")
             self._dispatch.refuse(f"TLS: {_reason_of(reason.value)}")
         self._dispatch.close()
+        # This object and its transport refer to each other, so the garbage collector frees them, perhaps much later.
+        self._splitter.drop()
         self._flow.close()
         self._listener.login_budget.partial_frame(self, 0)
         self._traffic.closed("error:lost" if reason is not None and reason.check(ConnectionLost) else "client")

@@ -321,6 +321,7 @@ class Dispatch:
 
     def _failed(self, owed: _Owed, failure: BaseException) -> None:
         self._is_busy = False
+        owed.cancel = None
         if owed.deadline is not None:
             owed.deadline.cancel()
         if self._is_closed:

@@ -34,6 +34,10 @@ class Splitter:
         """The first bytes, two at most, that have come of a frame that is not whole yet, its length not among them."""
         return bytes(self._frame[:2])
 
+    def drop(self) -> None:
+        """Release what has come of a frame that will never be whole."""
+        self._prefix, self._frame, self._missing = b"", bytearray(), 0
+
     def feed(self, chunk: bytes | memoryview) -> list[bytearray]:
         """The frames that `chunk` completes, in order. Raises Refused for a length below zero or above the limit."""
         frames: list[bytearray] = []

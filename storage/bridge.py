@@ -117,15 +117,24 @@ class Readers:
 
     def _work(self) -> None:
         mine: SimpleQueue[Job[Any] | None] = SimpleQueue()
-        while job := self._next(mine):
-            if job.told.called:
-                continue
-            try:
-                result = job.call()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the caller
-                self._wake.post(lambda told=job.told, error=error: told.errback(error))  # type: ignore[misc]
-            else:
-                self._wake.post(lambda told=job.told, result=result: told.callback(result))  # type: ignore[misc]
+        while self._run_next(mine):
+            # Nothing of a job stays in a variable of this thread, which may wait for long: a result has many MiB.
+            pass
+
+    def _run_next(self, mine: SimpleQueue[Job[Any] | None]) -> bool:
+        """False at the end."""
+        job = self._next(mine)
+        if job is None:
+            return False
+        if job.told.called:
+            return True
+        try:
+            result = job.call()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the caller
+            self._wake.post(lambda told=job.told, error=error: told.errback(error))  # type: ignore[misc]
+        else:
+            self._wake.post(lambda told=job.told, result=result: told.callback(result))  # type: ignore[misc]
+        return True
 
 
 class OnceEach(Generic[K, T]):

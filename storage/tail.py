@@ -17,6 +17,9 @@ ENTRY_COST = 300
 
 LAST_OFFSET = attrgetter("last_offset")
 
+_LEFT = Entry(-1, -1, -1, b"")
+"""In the place of an entry that left, until that place is cut off: the payload is freed at once."""
+
 
 class Run:
     """The unbroken run of one log. `begin` is the index of its first entry: what left is cut off in larger pieces."""
@@ -30,6 +33,7 @@ class Run:
     def leave(self) -> None:
         """The oldest goes. Nothing happens where the run was cleared before."""
         if self.begin < len(self.entries):
+            self.entries[self.begin] = _LEFT
             self.begin += 1
             if self.begin * 2 > len(self.entries):
                 del self.entries[: self.begin]

@@ -84,10 +84,15 @@ class Writer:
             if operations is None:
                 self._wake.post(lambda: self._ended.callback(None))
                 return
-            outcomes = self._write(operations)
-            self._wake.post(lambda outcomes=outcomes: self._tell(outcomes))  # type: ignore[misc]
+            self._write_and_tell(operations)
+            # Not kept while the thread waits for the next burst, perhaps for long.
+            del operations
             if self._knowledge.freeing:
                 self._free_some()
+
+    def _write_and_tell(self, operations: Sequence[Operation]) -> None:
+        outcomes = self._write(operations)
+        self._wake.post(lambda: self._tell(outcomes))
 
     def _tell(self, outcomes: list[Outcome]) -> None:
         self._gathering.written(len(outcomes))

@@ -17,6 +17,19 @@ def sized(base: int, size: int, *, records: int = 1, time: int = -1) -> Entry:
     return entry(base, records, time=time, payload=(f"{base:012d}".encode() * (size // 12 + 1))[:size])
 
 
+class Counted(bytes):
+    """A payload of zeros; `alive` of them exist."""
+
+    alive = 0
+
+    def __new__(cls, size: int) -> Counted:
+        Counted.alive += 1
+        return super().__new__(cls, size)
+
+    def __del__(self) -> None:
+        Counted.alive -= 1
+
+
 def topic(name: str = "orders", partitions: int = 1, configs: dict[str, str] | None = None) -> Topic:
     return Topic(name, name.encode().ljust(16, b"\0")[:16], partitions, configs or {})
 

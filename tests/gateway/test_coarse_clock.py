@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 from twisted.internet.task import Clock
 
@@ -74,3 +77,26 @@ def test_calls_that_were_missed_while_the_machine_stood_still_come_in_order(cloc
         coarse.callLater(n, called.append, n)
     clock.advance(10)
     assert called == [1, 2, 3]
+
+
+class Request:
+    """It has its deadline, and is an argument of it."""
+
+    deadline: object = None
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "called"])
+def test_a_call_releases_its_arguments_without_the_garbage_collector(clock, coarse, is_cancelled):
+    gc.disable()
+    try:
+        request = Request()
+        request.deadline = call = coarse.callLater(1, id, request)
+        seen = weakref.ref(request)
+        if is_cancelled:
+            call.cancel()
+        else:
+            passed(clock, 1 + 2 * GRAIN)
+        del request, call
+        assert seen() is None
+    finally:
+        gc.enable()

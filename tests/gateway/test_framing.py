@@ -127,3 +127,11 @@ def test_a_frame_that_comes_in_many_reads_is_not_joined_anew_for_each():
         tracemalloc.stop()
     assert frames == [bytes(size)]
     assert peak < 1.5 * size
+
+
+def test_of_a_frame_that_is_dropped_nothing_is_left():
+    splitter = Splitter(1 << 20)
+    splitter.feed(framed(bytes(1 << 20))[:-1])
+    splitter.drop()
+    assert (splitter.unfinished, splitter.beginning) == (0, b"")
+    assert splitter.feed(framed(b"abc")) == [b"abc"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -46,6 +47,25 @@ def test_a_receiver_that_raises_does_not_keep_the_others_from_theirs(caplog: pyt
     reactor.asked.pop()()
     assert ran == [1]
     assert "ZeroDivisionError" in caplog.text
+
+
+class Large:
+    """A result."""
+
+
+@ensureDeferred
+async def test_an_idle_reader_keeps_nothing_of_its_last_call() -> None:
+    readers = Readers(Wake(reactor), threads=1, waiting=10)
+    argument = Large()
+    result = await readers.run(lambda given=argument: (Large(), given))
+    seen = [weakref.ref(one) for one in result]
+    del argument, result
+    for _ in range(1000):
+        if not any(one() for one in seen):
+            break
+        await deferLater(reactor, 0.01)
+    assert [one() for one in seen] == [None, None]
+    await readers.stop(lambda: None)
 
 
 @ensureDeferred

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from storage.log import Entry
 from storage.tail import ENTRY_COST, Run, Tail
-from tests.contract.entries import bases, sized
+from tests.contract.entries import Counted, bases, sized
 
 
 def test_what_was_added_is_read_from_memory() -> None:
@@ -33,6 +33,18 @@ def test_the_oldest_of_all_logs_leaves_first() -> None:
     tail.add(new, sized(1, 100))
     assert old.read(0, 1) is None
     assert bases(new.read(0, 1000) or []) == [0, 1]
+
+
+def test_an_entry_that_left_is_freed_at_once() -> None:
+    """Large entries are followed by small ones: far more large ones would stay than the limit allows."""
+    tail, run = Tail(50_000), Run()
+    for base in range(40):
+        tail.add(run, Entry(base, base, -1, Counted(20_000)))
+        assert Counted.alive <= 2
+    for base in range(40, 60):
+        tail.add(run, sized(base, 2000))
+    assert Counted.alive == 0
+    assert bases(run.read(42, 1 << 30) or []) == list(range(42, 60))
 
 
 def test_an_entry_larger_than_the_limit_is_not_kept() -> None:

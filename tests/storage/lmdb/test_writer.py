@@ -8,12 +8,14 @@ from typing import Any
 import lmdb
 import pytest
 from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.task import deferLater
 
 from storage.lmdb import writer as writer_module
 from storage.lmdb.burst import Burst, Task
-from storage.log import StorageFailed
+from storage.log import Entry, StorageFailed
 from tests.contract.benches import no_file_may_grow
-from tests.contract.entries import bases, everything, sized, topic
+from tests.contract.entries import Counted, bases, everything, sized, topic
 from tests.storage.lmdb.conftest import Opener
 
 MORE_THAN_ANY_DISK = 1 << 62
@@ -27,6 +29,20 @@ async def test_appends_leave_the_reserve_of_the_disk_alone_and_say_so(open_store
     log = await store.log("orders", 0)
     with pytest.raises(StorageFailed, match=r"the disk is full.*kept for deletions"):
         await log.append([sized(0, 100_000)])
+
+
+@ensureDeferred
+async def test_an_idle_writer_keeps_nothing_of_its_last_burst(open_store: Opener) -> None:
+    store = open_store(tail_bytes=0)
+    await store.open()
+    await store.create_topic(topic())
+    log = await store.log("orders", 0)
+    await log.append([Entry(0, 0, -1, Counted(100_000))])
+    for _ in range(1000):
+        if not Counted.alive:
+            break
+        await deferLater(reactor, 0.01)
+    assert Counted.alive == 0
 
 
 @ensureDeferred
