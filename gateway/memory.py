@@ -3,6 +3,8 @@
 By default glibc returns such blocks to the kernel at once and asks for them again, and every page of them is then cleared anew; keeping
 some of them costs a bounded amount of memory and saves a third of the CPU of large fetches. Elsewhere (musl, macOS) nothing is changed.
 See mallopt(3).
+
+Free memory below a block that is in use stays in the heap all the same. It is returned when a load has ended (`Trimming`): decision 029.
 """
 
 from __future__ import annotations
@@ -10,6 +12,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+import threading
+import time
+from collections.abc import Callable
 
 #: mallopt's parameters, from malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
@@ -26,6 +31,13 @@ LARGE_BLOCK_BYTES = 32 << 20
 #: Heaps for all threads: what one thread converts another one sends, so heaps of their own would only keep more memory.
 ARENAS = 2
 
+#: How often it is looked whether free memory can go back to the kernel, in seconds.
+TRIM_SECONDS = 5.0
+
+#: A process is quiet that uses less than this share of one CPU. To trim a heap with 1 GiB to return holds up others that allocate for
+#: some 0.1 s, and a busy process would use that memory again at once.
+QUIET_CPU_SHARE = 0.25
+
 
 def tune() -> bool:
     """Set the allocator up. False where it is not glibc's, or would not be set."""
@@ -38,6 +50,34 @@ def tune() -> bool:
     wanted = {_M_TRIM_THRESHOLD: KEPT_BYTES, _M_TOP_PAD: STEP_BYTES, _M_MMAP_THRESHOLD: LARGE_BLOCK_BYTES, _M_ARENA_MAX: ARENAS}
     taken = [mallopt(parameter, value) == 1 for parameter, value in wanted.items()]
     return all(taken)
+
+
+def trim() -> None:
+    """Return all free pages of all heaps to the kernel. See malloc_trim(3)."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def trim_in_thread() -> None:
+    """The call releases the interpreter's lock."""
+    threading.Thread(target=trim, name="trim", daemon=True).start()
+
+
+class Trimming:
+    """Calls `trim` at the end of each interval of TRIM_SECONDS in which the process was quiet. `cpu_seconds` is what it has used so far."""
+
+    __slots__ = ("_cpu_seconds", "_trim", "_used")
+
+    def __init__(self, trim: Callable[[], None] = trim_in_thread, cpu_seconds: Callable[[], float] = time.process_time) -> None:
+        self._trim = trim
+        self._cpu_seconds = cpu_seconds
+        self._used = cpu_seconds()
+
+    def end_interval(self) -> None:
+        before, self._used = self._used, self._cpu_seconds()
+        if self._used - before < QUIET_CPU_SHARE * TRIM_SECONDS:
+            self._trim()
 
 
 def settle() -> None:

@@ -88,6 +88,8 @@ class Server:
         self._unswept = Sweep(self._doors.connections, SWEEP_STEPS)
         self._sweep = LoopingCall(self._close_overdue)
         self._sweep.clock = reactor
+        self._trimming = LoopingCall(memory.Trimming().end_interval)
+        self._trimming.clock = reactor
         self._housekeeping: Housekeeping | None = None
         self._broker: Broker | None = None
         self._is_store_open = False
@@ -116,6 +118,7 @@ class Server:
         for port in self._ports:
             port.startReading()
         self._sweep.start(SWEEP_SECONDS / SWEEP_STEPS, now=False)
+        self._trimming.start(memory.TRIM_SECONDS, now=False)
         self._housekeeping = Housekeeping(broker, self._background)
         self._housekeeping.start()
         if KERNEL != "cython":
@@ -208,8 +211,9 @@ class Server:
         deadline = self._reactor.seconds() + self._settings.shutdown_timeout_ms / 1000
         for port in self._ports:
             await port.stopListening()
-        if self._sweep.running:
-            self._sweep.stop()
+        for loop in (self._sweep, self._trimming):
+            if loop.running:
+                loop.stop()
         if self._housekeeping is not None:
             self._housekeeping.stop()
         if self._broker is not None:

@@ -2,6 +2,7 @@
 
 import gc
 import platform
+from itertools import accumulate
 
 from gateway import memory
 
@@ -21,3 +22,20 @@ def test_what_was_made_at_the_start_is_not_collected_again():
         assert gc.get_freeze_count() >= len(kept)
     finally:
         gc.unfreeze()
+
+
+def test_memory_is_returned_at_the_end_of_intervals_in_which_the_process_was_quiet():
+    trimmed = []
+    busy, quiet = memory.TRIM_SECONDS, memory.TRIM_SECONDS / 100
+    used = accumulate([1000.0, quiet, busy, busy, quiet])
+    trimming = memory.Trimming(lambda: trimmed.append(True), lambda: next(used))
+    counts = []
+    for _ in range(4):
+        trimming.end_interval()
+        counts.append(len(trimmed))
+    assert counts == [1, 1, 1, 2]
+
+
+def test_trimming_does_no_harm_where_there_is_nothing_to_return():
+    memory.trim()
+    memory.trim()
