@@ -21,7 +21,7 @@ from tests.legacy_clients.clients import OPEN, Client, DriverFailed, Record, Sec
 from tests.legacy_clients.install import install
 from tests.peers.cache import CannotInstall
 
-LISTENERS = ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0")
+OPEN_LISTENER, LOGIN_LISTENER = "PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0"
 PASSWORD = "of-the-demo"
 VALUE_BYTES = 1000
 #: Of each value; the rest is chance, so that compression has work to do.
@@ -116,8 +116,12 @@ Told = Callable[[int, Application], None]
 def run(company: Sequence[Application], folder: Path, log: Path, told: Told = lambda number, who: None) -> Ran:
     """All of them against a gateway of their own, whose store is in `folder` and whose traffic log in `log`; it has stopped when this returns."""
     ran = Ran()
-    users = _users(company, folder / "users")
-    with gateway(folder, LISTENERS, [*NO_REBALANCE_DELAY, "--traffic-log", str(log), "--set", f"users_file={users}"]) as broker:
+    listeners: tuple[str, ...] = (OPEN_LISTENER,)
+    arguments = [*NO_REBALANCE_DELAY, "--traffic-log", str(log)]
+    if users := sorted({who.user for who in company if who.user}):
+        listeners += (LOGIN_LISTENER,)
+        arguments += ["--set", f"users_file={_users_file(users, folder / 'users')}"]
+    with gateway(folder, listeners, arguments) as broker:
         stands: Counter[str] = Counter()
         for number, who in enumerate(company):
             told(number, who)
@@ -128,8 +132,8 @@ def run(company: Sequence[Application], folder: Path, log: Path, told: Told = la
     return ran
 
 
-def _users(company: Sequence[Application], file: Path) -> Path:
-    for user in sorted({who.user for who in company if who.user}):
+def _users_file(users: Sequence[str], file: Path) -> Path:
+    for user in users:
         add = [sys.executable, "-m", "gateway", "users", "add", user, "--file", str(file), "--password-file", "-"]
         subprocess.run(add, input=PASSWORD + "\n", text=True, check=True, timeout=120, stdout=subprocess.DEVNULL)
     return file
@@ -137,8 +141,9 @@ def _users(company: Sequence[Application], file: Path) -> Path:
 
 def _problem_of(who: Application, broker: Broker, stands: Counter[str]) -> str:
     """Runs an application; the first line of what kept it from it, else nothing. `stands` is what is in each topic: where a writer was left out,
-    there is nothing to read."""
-    if empty := [deed.topic for deed in who.deeds if isinstance(deed, Reads) and not stands[deed.topic]]:
+    there is nothing to read. An application may read what it writes itself."""
+    written = {deed.topic for deed in who.deeds if isinstance(deed, Writes)}
+    if empty := [deed.topic for deed in who.deeds if isinstance(deed, Reads) and deed.topic not in written and not stands[deed.topic]]:
         return f"nobody wrote to {empty[0]}"
     try:
         install(who.row)
