@@ -10,6 +10,7 @@ from gateway.cluster import Cluster
 from gateway.coarse_clock import CoarseClock
 from gateway.config import Settings
 from gateway.conversion import Converter
+from gateway.errors import ErrorCode, KafkaError
 from gateway.fetch_sessions import FetchSessions
 from gateway.flow import Outgoing
 from gateway.groups.coordinator import Coordinator
@@ -18,8 +19,8 @@ from gateway.producer_ids import ProducerIds
 from gateway.reply_cache import ReplyCache
 from gateway.topics import Topics
 from gateway.traffic.log import OFF, Traffic
-from gateway.waiting import Clock, Waits
-from storage.log import Store
+from gateway.waiting import Clock, Waits, unbroken_within
+from storage.log import StorageError, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +47,17 @@ class Broker:
     metadata_replies: ReplyCache = field(default_factory=ReplyCache)
     outgoing: Outgoing = field(default_factory=Outgoing)
     traffic: Traffic = OFF
+
+    async def confirm_coordinator(self) -> None:
+        """Call before `groups` or `offsets` are asked: they answer from memory, and another gateway
+        may have taken over while this process was suspended. Normally returns at once.
+
+        Raises KafkaError(NOT_COORDINATOR) where the store is lost, or does not confirm within
+        `offsets_commit_timeout_ms` that it is held.
+        """
+        if self.store.may_be_lost:
+            seconds = self.settings.offsets_commit_timeout_ms / 1000
+            try:
+                await unbroken_within(self.clock, seconds, self.store.confirm_held())
+            except (StorageError, TimeoutError) as failure:
+                raise KafkaError(ErrorCode.NOT_COORDINATOR, str(failure)) from failure

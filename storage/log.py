@@ -246,6 +246,21 @@ class Store(Protocol):
         """`call` once, with the reason, if another process takes the store away: nothing can be written from then on. To be said before `open`."""
         ...
 
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether another process may have taken the store since it was last known to be held here.
+
+        What the caller keeps in memory of its tables may then be out of date: see `confirm_held`.
+        Costs no I/O.
+        """
+        ...
+
+    async def confirm_held(self) -> None:
+        """Return once the medium has confirmed that this process holds the store; at once unless
+        `may_be_lost`. Raises Fenced, StorageFailed.
+        """
+        ...
+
     async def close(self) -> None:
         """Write what is queued, then release everything. Later calls raise LogClosed."""
         ...

@@ -41,6 +41,9 @@ _NO_ID = bytes(16)
 #: 1 MiB, which is Kafka's limit (message.max.bytes of the offsets topic); beyond it the error is the same.
 MAX_OFFSETS = 10_000
 
+#: The first version of OffsetFetch whose reply has an error code for the group.
+_WITH_ERROR = 2
+
 #: What is told of a partition that the group has committed nothing for.
 NOTHING = Committed(-1, -1, "", -1)
 
@@ -116,6 +119,7 @@ async def _commit_known(
     broker = caller.broker
     codes: dict[tuple[str, int], ErrorCode] = {}
     try:
+        await broker.confirm_coordinator()
         fence = broker.groups.check_commit(
             request.group_id, request.member_id, request.generation_id_or_member_epoch, request.group_instance_id, caller.api_version
         )
@@ -145,12 +149,21 @@ async def offset_fetch(request: Any, caller: Caller) -> Any:
     """Where a group stands; offset -1 where it has committed nothing. v2 takes null for all topics, v5 tells leader epochs, v7 asks for what
     no open transaction may still change, which is everything."""
     caller.traffic.for_group(request.group_id)
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return await refused_by_name(request, caller, refusal)
     return await fetched_by_name(standing(request.group_id, request.topics, caller), caller)
 
 
 @serves(ApiKey.OFFSET_FETCH, 8, 10)
 async def offset_fetch_of_groups(request: Any, caller: Caller) -> Any:
     """The same for several groups, each named once. v9 has members of the new protocol, v10 topic ids."""
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        refused = [_FetchedGroup(group_id=asked.group_id, topics=[], error_code=refusal.code) for asked in request.groups]
+        return OffsetFetchResponse(groups=refused)
     counts = Counter(asked.group_id for asked in request.groups)
     if len(counts) == 1:
         caller.traffic.for_group(request.groups[0].group_id)
@@ -216,6 +229,14 @@ async def fetched_by_name(found: Iterable[Standing], caller: Caller) -> Any:
     return await in_bytes(OffsetFetchResponse(topics=topics, error_code=ErrorCode.NONE), turns, caller)
 
 
+async def refused_by_name(request: Any, caller: Caller, refusal: KafkaError) -> Any:
+    """The reply of the versions for one group to a group that is not answered for: up to v1 each partition has the error code."""
+    if caller.api_version >= _WITH_ERROR:
+        return OffsetFetchResponse(topics=[], error_code=refusal.code)
+    found = (Standing(topic.name, _NO_ID, dict.fromkeys(topic.partition_indexes), _nothing, refusal.code) for topic in request.topics)
+    return await fetched_by_name(found, caller)
+
+
 async def _fetched_in_turns(kind: Any, found: Iterable[Standing], turns: Turns) -> list[Any]:
     topics = []
     for one in found:
@@ -251,6 +272,7 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
     codes: dict[str, dict[int, ErrorCode]] = {}
     turns = Turns(caller.broker.clock)
     try:
+        await caller.broker.confirm_coordinator()
         read = _topics_read(request.group_id, caller)
         for topic in request.topics:
             codes.setdefault(topic.name, {}).update((asked.partition_index, ErrorCode.NONE) for asked in topic.partitions)

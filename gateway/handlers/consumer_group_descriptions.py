@@ -35,16 +35,24 @@ async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
     operations = OPERATIONS if request.include_authorized_operations else NOT_ASKED
     rows = []
     turns = Turns(caller.broker.clock)
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return ConsumerGroupDescribeResponse(groups=[_refused(group_id, refusal) for group_id in dict.fromkeys(request.group_ids)])
     for group_id in dict.fromkeys(request.group_ids):
         try:
             row = _described(_consumer_group(group_id, caller), caller)
         except KafkaError as failure:
-            row = _Described(error_code=failure.code, error_message=failure.message, group_id=group_id, authorized_operations=NOT_ASKED)
+            row = _refused(group_id, failure)
         else:
             row.authorized_operations = operations
         rows.append(row)
         await turns.take(1 + len(row.members))
     return await in_bytes(ConsumerGroupDescribeResponse(groups=rows), turns, caller)
+
+
+def _refused(group_id: str, failure: KafkaError) -> Any:
+    return _Described(error_code=failure.code, error_message=failure.message, group_id=group_id, authorized_operations=NOT_ASKED)
 
 
 def _consumer_group(group_id: str, caller: Caller) -> ConsumerGroup:

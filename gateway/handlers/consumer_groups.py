@@ -33,6 +33,7 @@ async def beat(request: Any, caller: Caller, *, makes_its_id: bool) -> Any:
     caller.traffic.for_group(request.group_id)
     try:
         _check(request, makes_its_id=makes_its_id)
+        await caller.broker.confirm_coordinator()
     except KafkaError as failure:
         return _reply(Beaten(failure.code, failure.message), caller)
     owned = None

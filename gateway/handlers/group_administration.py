@@ -29,6 +29,10 @@ _Deleted = DeleteGroupsResponse.DeletableGroupResult
 async def list_groups(request: Any, caller: Caller) -> Any:
     """All groups: those with members, those that had some, and those that have only committed offsets. v4 filters by state (KIP-518),
     v5 by type (KIP-848)."""
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return ListGroupsResponse(error_code=refusal.code, groups=[])
     states = {state.strip().lower() for state in request.states_filter or ()}
     types = {kind.lower() for kind in request.types_filter or ()}
     rows = []
@@ -68,6 +72,10 @@ async def describe(request: Any, caller: Caller, missing: Callable[[str], Any]) 
     operations = OPERATIONS if request.include_authorized_operations else NOT_ASKED
     rows = []
     turns = Turns(caller.broker.clock)
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return DescribeGroupsResponse(groups=[_refused(group_id, refusal) for group_id in dict.fromkeys(request.groups)])
     for group_id in dict.fromkeys(request.groups):
         group = caller.broker.groups.get(group_id)
         if isinstance(group, Group):
@@ -93,6 +101,13 @@ def not_found(group_id: str, code: ErrorCode, message: str | None) -> Any:
         protocol_data="",
         members=[],
     )
+
+
+def _refused(group_id: str, refusal: KafkaError) -> Any:
+    """As Kafka's DescribeGroupsResponse.groupError: the state is not known."""
+    row = not_found(group_id, refusal.code, refusal.message)
+    row.group_state = ""
+    return row
 
 
 def _empty(group_id: str) -> Any:
@@ -129,6 +144,10 @@ def _described_member(member: Member, protocol: str) -> Any:
 async def delete_groups(request: Any, caller: Caller) -> Any:
     """Delete groups that have no members, with their offsets. A group that is named twice is deleted once."""
     names = list(dict.fromkeys(request.groups_names))
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return DeleteGroupsResponse(results=[_Deleted(group_id=group_id, error_code=refusal.code) for group_id in names])
     rows: list[Any] = []
     turns = Turns(caller.broker.clock)
     for group_id, outcome in zip(names, await turns.gather(_delete(group_id, caller) for group_id in names), strict=True):

@@ -8,7 +8,7 @@ from kafka.protocol.consumer.group import JoinGroupResponse, LeaveGroupResponse,
 
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
-from gateway.groups.member import Joining, Syncing
+from gateway.groups.member import Joined, Joining, Synced, Syncing
 from gateway.routes import serves
 from gateway.turns import Turns, in_bytes
 from gateway.wire.api_keys import ApiKey
@@ -57,7 +57,12 @@ async def join(request: Any, caller: Caller, rebalance_timeout_ms: int, *, is_to
         may_skip_assignment,
         request.reason or "",
     )
-    joined = await caller.broker.groups.join(request.group_id, joining)
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        joined = Joined(refusal.code, request.member_id)
+    else:
+        joined = await caller.broker.groups.join(request.group_id, joining)
     return JoinGroupResponse(
         error_code=joined.code,
         generation_id=joined.generation,
@@ -104,7 +109,12 @@ async def sync_group_of_any_protocol(request: Any, caller: Caller) -> Any:
         tuple((one.member_id, bytes(one.assignment)) for one in request.assignments),
     )
     caller.traffic.for_group(request.group_id)
-    synced = await caller.broker.groups.sync(request.group_id, syncing)
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        synced = Synced(refusal.code)
+    else:
+        synced = await caller.broker.groups.sync(request.group_id, syncing)
     return SyncGroupResponse(
         error_code=synced.code, protocol_type=synced.protocol_type, protocol_name=synced.protocol, assignment=synced.assignment
     )
@@ -116,6 +126,7 @@ async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatRespo
     code = ErrorCode.NONE
     caller.traffic.for_group(request.group_id)
     try:
+        await caller.broker.confirm_coordinator()
         caller.broker.groups.heartbeat(request.group_id, request.member_id, request.generation_id, request.group_instance_id)
     except KafkaError as failure:
         code = failure.code
@@ -127,6 +138,7 @@ async def leave_group(request: Any, caller: Caller) -> Any:
     """Members leave, or are removed by whoever looks after them: static ones by their instance id alone. v5 gives reasons (KIP-800)."""
     caller.traffic.for_group(request.group_id)
     try:
+        await caller.broker.confirm_coordinator()
         caller.broker.groups.check_active(request.group_id)
     except KafkaError as failure:
         return LeaveGroupResponse(error_code=failure.code, members=[])

@@ -10,7 +10,7 @@ from compat.handlers.list_offsets import offsets_before
 from compat.handlers.offset_commit import committed_at, expires_at
 from gateway.caller import Caller
 from gateway.errors import ErrorCode, KafkaError
-from gateway.handlers.committed import commit, fetched_by_name, standing
+from gateway.handlers.committed import commit, fetched_by_name, refused_by_name, standing
 from gateway.handlers.fetch import answer
 from gateway.handlers.metadata import describe
 from gateway.handlers.offsets import find
@@ -103,6 +103,10 @@ async def offset_commit_with_retention(request: Any, caller: Caller) -> Any:
 async def offset_fetch_from_zookeeper(request: Any, caller: Caller) -> Any:
     """As with OffsetCommit v0; a partition without an offset is an error, as it was where ZooKeeper had no node for it."""
     caller.traffic.for_group(request.group_id)
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return await refused_by_name(request, caller, refusal)
     found = standing(request.group_id, request.topics, caller)
     told = (one._replace(missing=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for one in found)
     return await fetched_by_name(told, caller)

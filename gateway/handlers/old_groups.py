@@ -7,7 +7,7 @@ from typing import Any
 from kafka.protocol.consumer.group import LeaveGroupResponse
 
 from gateway.caller import Caller
-from gateway.errors import ErrorCode
+from gateway.errors import ErrorCode, KafkaError
 from gateway.handlers.consumer_groups import beat
 from gateway.handlers.group_administration import describe, not_found
 from gateway.handlers.groups import join, leave
@@ -38,6 +38,10 @@ async def join_group_in_two_steps(request: Any, caller: Caller) -> Any:
 async def leave_group_alone(request: Any, caller: Caller) -> Any:
     """Kafka 0.9 to 2.3: one member leaves, itself."""
     caller.traffic.for_group(request.group_id)
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return LeaveGroupResponse(error_code=refusal.code, members=[])
     return LeaveGroupResponse(error_code=leave(request.group_id, request.member_id, None, None, caller), members=[])
 
 

@@ -33,6 +33,8 @@ class LmdbStore:
     """A `Store` in `directory`, for the thread of `reactor`. One process at a time has it, and keeps it."""
 
     retains_by_itself = False
+    may_be_lost = False
+    """The kernel's lock on the directory lasts as long as the process."""
 
     def __init__(self, directory: Path, *, reactor: Reactor, settings: LmdbSettings | None = None) -> None:
         self.directory = Path(directory)
@@ -99,6 +101,9 @@ class LmdbStore:
         for log in self._logs.made.values():
             log.shut()
         await self._readers.stop(self._environment.close)
+
+    async def confirm_held(self) -> None:
+        return
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         """Never: the lock on the directory goes with the process."""

@@ -106,6 +106,11 @@ class StoreLock:
         self._holder = holder
         self._again(self._settings.lock_beat_seconds, self._beat)
 
+    @property
+    def is_held(self) -> bool:
+        """As far as is known here."""
+        return self._producer is not None
+
     def confirm(self) -> Deferred[None]:
         """Fires when the broker has taken a message that is sent from now on: nobody else had the store before. Fails with Fenced where it is lost.
 

@@ -66,6 +66,7 @@ class PulsarStore:
         self._trimming = DeferredLock()
         self._is_open = False
         self._standstills = Standstills(reactor)
+        self._confirming: OnceEach[int, None] = OnceEach()
         self._logs_taken = self._doubts_when_held = 0
         """How many logs another process took, and how many doubts there were when the lock was last known to be held."""
         self._leaving: set[str] = set()
@@ -209,7 +210,7 @@ class PulsarStore:
         self._leaving.add(name)
         try:
             await self._not_opening(name)
-            await self._check_held()
+            await self.confirm_held()
             self._check_open()
             topic = self.topics.get(name)
             if topic is None or topic.topic_id != meant.topic_id:
@@ -285,7 +286,7 @@ class PulsarStore:
         return await self._logs.get((topic, partition), make)
 
     async def _open_log(self, name: str, index: int, full_name: str) -> PulsarPartitionLog:
-        await self._check_held()
+        await self.confirm_held()
         if name not in self.topics:
             raise UnknownTopic(f"topic {name} was deleted before it was opened")
         self._check_stays(name)
@@ -333,14 +334,24 @@ class PulsarStore:
         finally:
             self._trimming.release()
 
-    async def _check_held(self) -> None:
-        """That nothing is taken back from a process that has taken the store. Who took a log, or came while this one stood still, may have it.
+    @property
+    def may_be_lost(self) -> bool:
+        """`Store.may_be_lost`: after another process took a log, or while this one was suspended."""
+        return self._doubts() > self._doubts_when_held or not self._lock.is_held
 
-        Whoever stands still between this and the taking itself takes it all the same. Raises Fenced, StorageFailed.
+    def _doubts(self) -> int:
+        return self._logs_taken + self._standstills.count()
+
+    async def confirm_held(self) -> None:
+        """`Store.confirm_held`. Called before anything is taken from another process, which may be
+        the new holder, and before an answer from what the gateway keeps of tables.
+
+        A process that is suspended between this and the taking itself takes it all the same.
         """
-        doubts = self._logs_taken + self._standstills.count()
-        if doubts > self._doubts_when_held:
-            await self._lock.confirm()
+        if self.may_be_lost:
+            doubts = self._doubts()
+            # One message for all that wait because of the same doubts.
+            await self._confirming.get(doubts, self._lock.confirm)
             self._doubts_when_held = max(doubts, self._doubts_when_held)
 
     async def table(self, name: str) -> PulsarTable:
@@ -349,7 +360,7 @@ class PulsarStore:
 
     def _open_table(self, name: str) -> Deferred[PulsarTable]:
         async def make() -> PulsarTable:
-            await self._check_held()
+            await self.confirm_held()
             table = PulsarTable(self._session, self._admin, self.settings, self._reactor, name)
             await table.open()
             self._tables.made[name] = table

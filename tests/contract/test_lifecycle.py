@@ -64,6 +64,12 @@ async def test_a_closed_store_refuses_everything(log: PartitionLog, store: Store
 
 
 @ensureDeferred
+async def test_a_store_is_known_to_be_held_once_it_is_open(store: Store) -> None:
+    assert not store.may_be_lost
+    await store.confirm_held()
+
+
+@ensureDeferred
 async def test_usage_names_at_least_one_place(store: Store) -> None:
     for usage in store.usage():
         assert usage.path

@@ -306,6 +306,8 @@ class MemoryStore:
         self.committed: dict[tuple[str, str, int], int] = {}
         self.tell_lost: Callable[[str], None] = lambda reason: None
         self.tell_topics: Callable[[], None] = lambda: None
+        self.may_be_lost = False
+        self.confirming: Deferred[None] = Deferred()
 
     def hold(self) -> None:
         """Keep every write in flight from now on."""
@@ -355,6 +357,12 @@ class MemoryStore:
 
     def when_lost(self, call: Callable[[str], None]) -> None:
         self.tell_lost = call
+
+    async def confirm_held(self) -> None:
+        """Until the test fires `confirming`."""
+        if self.may_be_lost:
+            await self.confirming
+            self.may_be_lost = False
 
     def watch_topics(self, on_change: Callable[[], None]) -> None:
         self.tell_topics = on_change

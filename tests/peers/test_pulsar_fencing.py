@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kafka.protocol.admin.groups import DescribeGroupsRequest, DescribeGroupsResponse
+from kafka.protocol.consumer.group import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
 
+from gateway.errors import ErrorCode
+from storage.pulsar.standstills import STILL_SECONDS
 from tests.legacy_clients.brokers import in_pulsar
 from tests.peers.chaos.observers import stands, whole
 from tests.peers.chaos.servers import Gateway, GatewayDied
-from tests.peers.gateway import one_record
+from tests.peers.gateway import Peer, framed, one_record
 from tests.peers.tenant import Tenant
 from tests.peers.verifiable import TOPIC
 from tests.peers.writing import GROUP, Writers, commit, queued, taken_in_turn
@@ -104,3 +119,96 @@ def test_what_waited_in_a_gateway_that_stood_still_appears_nowhere_after_it_lost
     taken_in_turn(whole(other.bootstrap, 1), first, second)
     with other.peer() as peer:
         assert stands(peer, GROUP, 1) == {0: 9}
+
+
+#: A group with one member, beside GROUP, whose commits need none.
+MEMBERS = "members"
+
+
+class Asked:
+    """Requests about groups, each on a connection of its own, and their replies."""
+
+    def __init__(self, gateway: Gateway, stack: ExitStack) -> None:
+        self._peers = {name: stack.enter_context(gateway.peer()) for name in ("heartbeat", "fetch", "describe")}
+        member = self._peers["heartbeat"]
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
+        joining = JoinGroupRequest(
+            group_id=MEMBERS,
+            session_timeout_ms=600_000,
+            rebalance_timeout_ms=600_000,
+            member_id="",
+            protocol_type="consumer",
+            protocols=[protocol],
+        )
+        joined = member.asks(joining, JoinGroupResponse, 2)
+        assert joined.error_code == 0
+        self._member = {"group_id": MEMBERS, "generation_id": joined.generation_id, "member_id": joined.member_id}
+        assigned = SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"all")
+        assert member.asks(SyncGroupRequest(**self._member, assignments=[assigned]), SyncGroupResponse, 1).error_code == 0
+
+    def send(self) -> None:
+        topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=[0])
+        self._peers["heartbeat"].sends(framed(HeartbeatRequest(**self._member), 1))
+        self._peers["fetch"].sends(framed(OffsetFetchRequest(group_id=GROUP, topics=[topic]), 2))
+        self._peers["describe"].sends(framed(DescribeGroupsRequest(groups=[MEMBERS]), 1))
+
+    def replies(self) -> dict[str, tuple[int, Any] | None]:
+        """Each error code with what else was told; None for a connection that was closed instead."""
+        heartbeat = self._reply("heartbeat", HeartbeatResponse, 1)
+        fetch = self._reply("fetch", OffsetFetchResponse, 2)
+        describe = self._reply("describe", DescribeGroupsResponse, 1)
+        offsets = fetch and [row.committed_offset for topic in fetch.topics for row in topic.partitions]
+        return {
+            "heartbeat": heartbeat and (heartbeat.error_code, None),
+            "fetch": fetch and (fetch.error_code, offsets),
+            "describe": describe and (describe.groups[0].error_code, len(describe.groups[0].members)),
+        }
+
+    def _reply(self, name: str, response: Any, version: int) -> Any:
+        frame = self._peers[name].hears()
+        return None if frame is None else response.decode(frame[4:], version=version)
+
+
+def suspended_past_doubt(gateway: Gateway, since: float) -> None:
+    """Resume it once it has been suspended for so long that another may have the topics; `since` is when it was."""
+    time.sleep(max(0.0, since + 1.5 * STILL_SECONDS - time.monotonic()))
+    gateway.resume()
+
+
+def test_after_a_suspension_groups_are_not_answered_from_memory_once_another_gateway_has_taken_over(
+    starts: Callable[..., Gateway],
+) -> None:
+    gateway = starts("first")
+    with ExitStack() as stack:
+        peer: Peer = stack.enter_context(gateway.peer())
+        peer.makes(TOPIC)
+        commit(peer, 5)
+        asked = Asked(gateway, stack)
+        began = time.monotonic()
+        gateway.pause()
+        asked.send()
+        other = starts("second", "--pulsar-takeover")
+        with other.peer() as successor:
+            commit(successor, 9)
+        suspended_past_doubt(gateway, began)
+        refused: dict[str, Any] = {"heartbeat": None, "fetch": [], "describe": 0}
+        for name, reply in asked.replies().items():
+            assert reply in (None, (ErrorCode.NOT_COORDINATOR, refused[name])), name
+    has_ended(gateway)
+    assert gateway.bugs() == []
+
+
+def test_after_a_suspension_groups_are_answered_without_an_error_where_nobody_has_taken_over(starts: Callable[..., Gateway]) -> None:
+    gateway = starts("first")
+    with ExitStack() as stack:
+        peer: Peer = stack.enter_context(gateway.peer())
+        peer.makes(TOPIC)
+        commit(peer, 5)
+        asked = Asked(gateway, stack)
+        began = time.monotonic()
+        gateway.pause()
+        asked.send()
+        suspended_past_doubt(gateway, began)
+        assert asked.replies() == {"heartbeat": (0, None), "fetch": (0, [5]), "describe": (0, 1)}
+    gateway.lives()
+    assert gateway.bugs() == []

@@ -250,6 +250,31 @@ async def test_who_stood_still_takes_no_partition_from_whoever_has_taken_the_sto
 
 
 @ensureDeferred
+async def test_a_suspended_store_is_held_again_once_pulsar_has_confirmed_it_and_lost_once_another_took_it(pulsar, monkeypatch):
+    settings = pulsar.settings(lock_beat_seconds=60.0)
+    old, new = [PulsarStore(one, reactor=reactor) for one in (settings, replace(settings, takeover=True))]
+    ticks = time.clock_gettime
+    suspended = 0.0
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: ticks(clock) + suspended)
+    try:
+        await old.open()
+        assert not old.may_be_lost
+        suspended += 2 * STILL_SECONDS
+        assert old.may_be_lost
+        await gatherResults([Deferred.fromCoroutine(old.confirm_held()) for _ in range(2)])
+        assert not old.may_be_lost
+        await new.open()
+        suspended += 2 * STILL_SECONDS
+        for _ in range(2):
+            assert old.may_be_lost
+            with pytest.raises(Fenced):
+                await old.confirm_held()
+    finally:
+        await new.close()
+        await old.close()
+
+
+@ensureDeferred
 async def test_more_than_a_message_holds_is_refused_and_the_log_goes_on(log):
     with pytest.raises(EntryTooLarge):
         await log.append([sized(0, 5 << 20)])
@@ -275,12 +300,11 @@ async def test_how_much_a_message_holds_is_read_from_the_brokers_configuration(p
 
 
 @ensureDeferred
-async def test_at_the_close_no_partition_waits_for_another_to_note_its_end(open_store, pulsar, monkeypatch):
+async def test_at_the_close_no_partition_waits_for_another_to_note_its_end(store, monkeypatch):
     count = 5
-    store = open_store(pulsar.settings())
-    await store.create_topic(topic(partitions=count))
+    await store.create_topic(topic("bills", count))
     for index in range(count):
-        await (await store.log("orders", index)).append([entry(0)])
+        await (await store.log("bills", index)).append([entry(0)])
     put = store._rows.put
     begun = 0
     begun_before_each_answer = []

@@ -1,0 +1,152 @@
+"""What is asked about groups while another gateway may have taken the store."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kafka.protocol.admin.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
+from kafka.protocol.consumer.group import (
+    HeartbeatRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+)
+
+from gateway.errors import ErrorCode
+from gateway.groups.offset_rows import Committed
+from gateway.routes import ROUTES
+from gateway.wire.api_keys import ApiKey
+from gateway.wire.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
+from storage.log import Fenced, StorageFailed
+from tests.fakes.broker import NOW, House, ended, open_house
+from tests.gateway.handlers.asking import answer, asked
+from tests.gateway.handlers.grouping import join_request, stable, sync_request
+
+#: Requests that are answered from what the gateway keeps of groups in memory.
+KEYS = {
+    ApiKey.JOIN_GROUP,
+    ApiKey.SYNC_GROUP,
+    ApiKey.HEARTBEAT,
+    ApiKey.LEAVE_GROUP,
+    ApiKey.DESCRIBE_GROUPS,
+    ApiKey.LIST_GROUPS,
+    ApiKey.DELETE_GROUPS,
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.OFFSET_FETCH,
+    ApiKey.OFFSET_DELETE,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT,
+    ApiKey.CONSUMER_GROUP_DESCRIBE,
+}
+ASKED = sorted((key, version) for key, version in ROUTES if key in KEYS)
+
+
+@pytest.fixture
+def house() -> House:
+    house = open_house()
+    house.topic("orders")
+    ended(house.broker.offsets.commit("g", {("orders", 0): Committed(5, -1, "", NOW)}))
+    return house
+
+
+def request(house: House, key: int, version: int, member: Any) -> Any:
+    """A request of a member of group `g`, or about that group."""
+    of_member = {"group_id": "g", "generation_id": member.generation_id, "member_id": member.member_id}
+    topic_id = uuid.UUID(bytes=house.broker.topics.require("orders").topic.topic_id)
+    match key:
+        case ApiKey.JOIN_GROUP:
+            return join_request(member.member_id)
+        case ApiKey.SYNC_GROUP:
+            return sync_request(member.member_id, member.generation_id)
+        case ApiKey.HEARTBEAT:
+            return HeartbeatRequest(**of_member)
+        case ApiKey.LEAVE_GROUP:
+            leaving = LeaveGroupRequest.MemberIdentity(member_id=member.member_id, group_instance_id=None)
+            return LeaveGroupRequest(group_id="g", member_id=member.member_id, members=[leaving])
+        case ApiKey.DESCRIBE_GROUPS:
+            return DescribeGroupsRequest(groups=["g"])
+        case ApiKey.LIST_GROUPS:
+            return ListGroupsRequest()
+        case ApiKey.DELETE_GROUPS:
+            return DeleteGroupsRequest(groups_names=["g"])
+        case ApiKey.OFFSET_COMMIT:
+            topic = OffsetCommitRequest.OffsetCommitRequestTopic
+            row = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=6, committed_metadata="")
+            return OffsetCommitRequest(
+                group_id="g",
+                generation_id_or_member_epoch=member.generation_id,
+                member_id=member.member_id,
+                topics=[topic(name="orders", topic_id=topic_id, partitions=[row])],
+            )
+        case ApiKey.OFFSET_FETCH:
+            group = OffsetFetchRequest.OffsetFetchRequestGroup
+            topics = [OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])]
+            named = [group.OffsetFetchRequestTopics(name="orders", topic_id=topic_id, partition_indexes=[0])]
+            groups = [group(group_id="g", member_id=None, member_epoch=-1, topics=named)]
+            return OffsetFetchRequest(group_id="g", topics=topics) if version < 8 else OffsetFetchRequest(groups=groups)
+        case ApiKey.OFFSET_DELETE:
+            deleted = OffsetDeleteRequest.OffsetDeleteRequestTopic
+            partitions = [deleted.OffsetDeleteRequestPartition(partition_index=0)]
+            return OffsetDeleteRequest(group_id="g", topics=[deleted(name="orders", partitions=partitions)])
+        case ApiKey.CONSUMER_GROUP_HEARTBEAT:
+            return ConsumerGroupHeartbeatRequest(
+                group_id="c",
+                member_id="m",
+                member_epoch=0,
+                rebalance_timeout_ms=60_000,
+                subscribed_topic_names=["orders"],
+                topic_partitions=[],
+            )
+        case _:
+            return ConsumerGroupDescribeRequest(group_ids=["g"])
+
+
+def values(reply: Any, name: str) -> Iterator[Any]:
+    """Those of every field of this name, at any depth."""
+    if isinstance(reply, dict):
+        if name in reply:
+            yield reply[name]
+        reply = list(reply.values())
+    if isinstance(reply, list):
+        for one in reply:
+            yield from values(one, name)
+
+
+@pytest.mark.parametrize(("key", "version"), ASKED)
+def test_groups_are_not_answered_from_memory_once_the_store_is_lost(house: House, key: int, version: int) -> None:
+    body = request(house, key, version, stable(house))
+    house.store.may_be_lost = True
+    asking = asked(house, body, version)
+    assert not asking.is_done
+    house.store.confirming.errback(Fenced("another process has the store"))
+    reply = answer(body, asking.result, version).to_dict()
+    assert {*values(reply, "error_code")} - {0} == {ErrorCode.NOT_COORDINATOR}
+    assert {*values(reply, "committed_offset")} <= {-1}
+    committed = house.broker.offsets.get("g", "orders", 0)
+    assert committed is not None
+    assert committed.offset == 5
+
+
+@pytest.mark.parametrize(("key", "version"), ASKED)
+def test_groups_are_answered_without_an_error_once_the_store_is_confirmed(house: House, key: int, version: int) -> None:
+    body = request(house, key, version, stable(house))
+    house.store.may_be_lost = True
+    asking = asked(house, body, version)
+    house.store.confirming.callback(None)
+    reply = answer(body, asking.result, version).to_dict()
+    assert ErrorCode.NOT_COORDINATOR not in values(reply, "error_code")
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_store_that_does_not_confirm_is_as_good_as_lost(house: House, is_answered: bool) -> None:
+    body = request(house, ApiKey.HEARTBEAT, 4, stable(house))
+    house.store.may_be_lost = True
+    asking = asked(house, body, 4)
+    if is_answered:
+        house.store.confirming.errback(StorageFailed("Pulsar does not say who has the store"))
+    else:
+        house.clock.advance(house.broker.settings.offsets_commit_timeout_ms / 1000)
+    assert answer(body, asking.result, 4).error_code == ErrorCode.NOT_COORDINATOR
