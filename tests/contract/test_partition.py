@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -31,6 +32,18 @@ def send(partition: Partition, sequence: int, producer: int = 7) -> Any:
     return partition.append_batch(records, check_batch(records, 11), 0)
 
 
+async def reopened(partition: Partition, store: Store) -> Partition:
+    """The same one, or where its log is finished the next, with what its snapshot and the log say of its producers."""
+    log = await store.log("orders", 0)
+    if log is partition.log:
+        return partition
+    snapshots = ProducerSnapshots(10, lambda: 0, lambda work: None)
+    await snapshots.open(store)
+    snapshots.hold(topic().topic_id, partition)
+    producers, _ = await snapshots.recover(topic(), 0, log)
+    return Partition("orders", 0, log, effective({}, Settings()), producers)
+
+
 async def is_retry_of(partition: Partition, sequence: int, base_offset: int) -> bool:
     """Whether a batch is recognized as the one stored at `base_offset`, and not stored again."""
     end_offset = partition.log.end_offset
@@ -46,6 +59,35 @@ async def test_a_refused_append_leaves_other_producers_batches_known(partition: 
     assert (await in_flight).base_offset == 0
     assert await is_retry_of(partition, 0, 0)
     assert (await send(partition, 2)).base_offset == 2
+
+
+@ensureDeferred
+async def test_what_is_queued_behind_a_failed_append_fails_too_and_each_retry_is_stored_once(
+    log: PartitionLog, partition: Partition, store: Store, bench: Bench
+) -> None:
+    """Each producer has a second batch in flight: it must not be stored without the first."""
+    assert (await send(partition, 0)).base_offset == 0
+    with bench.refusing_writes():
+        failing = []
+        for sequence, producer in ((2, 7), (0, 8), (4, 7), (2, 8)):
+            # The one behind may be refused at once, where the first has failed by then.
+            with suppress(KafkaError):
+                failing.append(send(partition, sequence, producer))
+        assert len(failing) >= 2
+        for one in failing:
+            with pytest.raises(KafkaError):
+                await one
+    partition = await reopened(partition, store)
+    assert (partition.log.end_offset, partition.log.next_offset) == (2, 2)
+    # The later one of each was never stored, so it is not next.
+    for sequence, producer in ((4, 7), (2, 8)):
+        if producer in dict(partition.producers):
+            with pytest.raises(KafkaError) as caught:
+                await send(partition, sequence, producer)
+            assert caught.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    retried = [await send(partition, sequence, producer) for sequence, producer in ((2, 7), (0, 8), (4, 7), (2, 8))]
+    assert [one.base_offset for one in retried] == [2, 4, 6, 8]
+    assert await is_retry_of(partition, 4, 6)
 
 
 @ensureDeferred
