@@ -19,7 +19,7 @@ from gateway.errors import ErrorCode, KafkaError
 from gateway.producers import Producers, Sent
 from gateway.records import Batch, stamp_batch
 from gateway.topic_configs import TopicConfig
-from gateway.waiting import Shared, start
+from gateway.waiting import Shared, has_ended, start
 from storage.log import (
     Buffer,
     Entry,
@@ -169,11 +169,13 @@ class Partition:
             return self._finish(waiting, result, len(records))
         self.producers.note(batch, base_offset, result.log_append_time, self.log.end_offset, now, called)
         sequenced = self._in_flight[base_offset] = _Sequenced(batch, now, end_offset)
-        # Started here, not when the caller awaits it: a batch that the log refuses at once must be
-        # forgotten before the next one is checked.
-        shared = sequenced.shared
-        start(self._finish(waiting, result, len(records), sequenced), shared.succeed, shared.fail)
-        return _result(shared)
+        finishing = self._finish(waiting, result, len(records), sequenced)
+        if not has_ended(waiting):
+            return finishing
+        # A batch that the log refuses at once must be forgotten before the next one is checked,
+        # not only when the caller awaits this.
+        start(finishing, _ignore, _ignore)
+        return _result(sequenced.shared)
 
     def append_message_set(
         self, records: memoryview, checked: MessageSet, now: int, run: Run | None = None
@@ -244,8 +246,10 @@ class Partition:
             if sequenced is not None:
                 self.producers.forget(sequenced.batch.producer_id, queued_offset)
             error = self.failed(failure) if isinstance(failure, StorageError) else failure
-            if sequenced is not None and not isinstance(failure, Fenced | LogClosed):
-                self._in_flight.pop(queued_offset, None)
+            if sequenced is not None:
+                if not isinstance(failure, Fenced | LogClosed):
+                    self._in_flight.pop(queued_offset, None)
+                sequenced.shared.fail(error)
             if error is failure:
                 raise
             raise error from failure
@@ -256,6 +260,7 @@ class Partition:
             if assigned is not None:
                 self.producers.settle(sequenced.batch, queued_offset, assigned, result.log_append_time, sequenced.now)
             self._in_flight.pop(queued_offset, None)
+            sequenced.shared.succeed(result)
         return result
 
     def snapshot(self) -> bytes:
@@ -308,6 +313,10 @@ async def _result(result: Shared[Appended]) -> Appended:
 
 def _done(_: None) -> None:
     return
+
+
+def _ignore(_: object) -> None:
+    """Those who wait have the outcome from `_Sequenced.shared`."""
 
 
 def _crash(failure: BaseException) -> None:

@@ -44,6 +44,7 @@ __all__ = [
     "Wake",
     "call_later",
     "gather",
+    "has_ended",
     "start",
     "unbroken",
     "unbroken_within",
@@ -271,6 +272,11 @@ class Gathered(Generic[T]):
 
 #: In the place of a result that there is not.
 NOT_YET = RuntimeError("not ended yet")
+
+
+def has_ended(waiting: object) -> bool:
+    """Whether what is waited for has ended already, as far as that can be told without waiting."""
+    return isinstance(waiting, Deferred) and bool(waiting.called)
 
 
 async def unbroken(work: Coroutine[Any, Any, T]) -> T:

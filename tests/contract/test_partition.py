@@ -37,11 +37,13 @@ async def reopened(partition: Partition, store: Store) -> Partition:
     log = await store.log("orders", 0)
     if log is partition.log:
         return partition
-    snapshots = ProducerSnapshots(10, lambda: 0, lambda work: None)
+    snapshots = ProducerSnapshots(10, 1, lambda: 0, lambda work: None)
     await snapshots.open(store)
     snapshots.hold(topic().topic_id, partition)
-    producers, _ = await snapshots.recover(topic(), 0, log)
-    return Partition("orders", 0, log, effective({}, Settings()), producers)
+    producers, offset = snapshots.load(topic(), 0, log)
+    again = Partition("orders", 0, log, effective({}, Settings()), producers)
+    await snapshots.replay(topic().topic_id, again, Recovery(offset, 0))
+    return again
 
 
 async def is_retry_of(partition: Partition, sequence: int, base_offset: int) -> bool:
