@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("kafka tools")]  # one p
 OF_ITS_OWN = frozenset({
     "advertised.listeners", "group.consumer.assignors", "group.coordinator.rebalance.protocols", "group.max.size",
     "listener.security.protocol.map", "listeners", "log.dirs", "max.connections", "max.connections.per.ip", "offsets.topic.num.partitions",
-    "sasl.enabled.mechanisms",
+    "sasl.enabled.mechanisms", "sasl.server.max.receive.size",
 })  # fmt: skip
 #: What tools ask a broker for by name.
 ASKED_FOR = frozenset({
