@@ -16,10 +16,14 @@ from gateway.handlers import (
     offsets,
     old,
     old_groups,
+    principals,
     produce,
+    quorum,
     records,
+    replicas,
     topic_partitions,
     topics,
+    transactions,
 )
 
 __all__ = [
@@ -38,8 +42,12 @@ __all__ = [
     "offsets",
     "old",
     "old_groups",
+    "principals",
     "produce",
+    "quorum",
     "records",
+    "replicas",
     "topic_partitions",
     "topics",
+    "transactions",
 ]

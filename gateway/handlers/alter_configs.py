@@ -106,6 +106,8 @@ def _check_resource(kind: int, name: str, caller: Caller) -> None:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
         caller.broker.topics.names.canonical(name)
         return
+    if kind == ResourceType.CLIENT_METRICS:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "The gateway collects no client metrics (KIP-714).")
     if kind not in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {kind}")
     if name:

@@ -1,4 +1,4 @@
-"""DescribeConfigs: of topics, of this broker, and of its loggers, as Kafka's ConfigHelper does it."""
+"""DescribeConfigs and ListConfigResources: of topics, of this broker, and of its loggers, as Kafka's ConfigHelper does it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 
-from kafka.protocol.admin.configs import DescribeConfigsResponse
+from kafka.protocol.admin.configs import DescribeConfigsResponse, ListConfigResourcesResponse
 
 from gateway.caller import Caller
 from gateway.config import Settings
@@ -24,6 +24,8 @@ class ResourceType(IntEnum):
     TOPIC = 2
     BROKER = 4
     BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
 
 
 _Result = DescribeConfigsResponse.DescribeConfigsResult
@@ -79,6 +81,9 @@ def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
         _is_this_broker(name, settings, "")
         return _loggers(settings)
+    if kind == ResourceType.CLIENT_METRICS:
+        # There are none: AlterConfigs refuses them.
+        return []
     raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
 
 
@@ -118,3 +123,32 @@ def _row(entry: ConfigEntry, request: Any) -> Any:
         config_type=entry.type,
         documentation=entry.documentation if request.include_documentation else None,
     )
+
+
+#: Resources with configs that ListConfigResources names. Groups and client metrics are listed once they have some.
+_LISTED = (ResourceType.TOPIC, ResourceType.BROKER, ResourceType.BROKER_LOGGER, ResourceType.CLIENT_METRICS, ResourceType.GROUP)
+
+FIRST_WITH_TYPES = 1
+
+
+@serves(ApiKey.LIST_CONFIG_RESOURCES, 0, 1)
+async def list_config_resources(request: Any, caller: Caller) -> Any:
+    """Names of resources that have configs. v0 lists client metrics only (KIP-714), v1 any types, by default all (KIP-1142)."""
+    asked = set(request.resource_types) or set(_LISTED) if caller.api_version >= FIRST_WITH_TYPES else {ResourceType.CLIENT_METRICS}
+    if not asked <= set(_LISTED):
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, config_resources=[])
+    turns = Turns(caller.broker.clock)
+    rows = []
+    for kind in sorted(asked):
+        for name in list(_names(ResourceType(kind), caller)):
+            rows.append(ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind))
+            await turns.take()
+    return await in_bytes(ListConfigResourcesResponse(error_code=ErrorCode.NONE, config_resources=rows), turns, caller)
+
+
+def _names(kind: ResourceType, caller: Caller) -> Iterable[str]:
+    if kind is ResourceType.TOPIC:
+        return (live.name for live in caller.broker.topics.listed())
+    if kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
+        return (str(node.node_id) for node in caller.broker.cluster.nodes(caller.listener))
+    return ()

@@ -13,6 +13,7 @@ from gateway.caller import Caller
 from gateway.config import Settings
 from gateway.config_entries import topic_entries
 from gateway.errors import ErrorCode, KafkaError
+from gateway.handlers.replicas import check_replicas
 from gateway.live_topic import LiveTopic
 from gateway.routes import serves
 from gateway.topic_configs import check
@@ -124,34 +125,10 @@ def _assigned(asked: Any, caller: Caller) -> int:
                 f"Found multiple manual partition assignments for partition {assignment.partition_index}",
             )
         seen.add(assignment.partition_index)
-    _check_replicas(asked.assignments, caller)
+    check_replicas([assignment.broker_ids for assignment in asked.assignments], caller)
     if seen != set(range(len(seen))):
         raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence")
     return len(seen)
-
-
-def _check_replicas(assignments: Sequence[Any], caller: Caller) -> None:
-    """Raises KafkaError(INVALID_REPLICA_ASSIGNMENT) for an assignment that this cluster cannot have."""
-    known = {node.node_id for node in caller.broker.cluster.nodes(caller.listener)}
-    for brokers in (assignment.broker_ids for assignment in assignments):
-        if not brokers:
-            raise _misassigned("includes an empty replica list.")
-        # In the order of the ids, as ReplicationControlManager.validateManualPartitionAssignment looks at them.
-        for broker, count in sorted(Counter(brokers).items()):
-            if broker not in known:
-                raise _misassigned(f"includes broker {broker}, but no such broker is registered.")
-            if count > 1:
-                raise _misassigned(f"includes the broker {broker} more than once.")
-        expected = len(assignments[0].broker_ids)
-        if len(brokers) != expected:
-            raise _misassigned(
-                f"includes a partition with {len(brokers)} replica(s), but this is not consistent with previous partitions, "
-                f"which have {expected} replica(s)."
-            )
-
-
-def _misassigned(why: str) -> KafkaError:
-    return KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {why}")
 
 
 def _limit(plans: list[_Plan | KafkaError], most: int) -> None:
@@ -310,7 +287,7 @@ def _check_increase(asked: Any, topic: Topic, most: int, caller: Caller) -> None
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"Attempted to add {additional} additional partition(s), but only {len(asked.assignments)} assignment(s) were specified.",
         )
-    _check_replicas(asked.assignments, caller)
+    check_replicas([assignment.broker_ids for assignment in asked.assignments], caller)
 
 
 def _extended(name: str, outcome: BaseException | None) -> Any:

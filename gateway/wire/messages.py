@@ -9,14 +9,14 @@ import struct
 import uuid
 from typing import Any
 
-from kafka.protocol.admin import cluster, configs, groups, topics, transactions
+from kafka.protocol.admin import acl, client_quotas, cluster, configs, groups, topics, transactions, users
 from kafka.protocol.consumer import fetch, group, offsets
 from kafka.protocol.metadata import api_versions, find_coordinator, metadata
 from kafka.protocol.producer import produce, transaction
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from gateway.errors import Refused
-from gateway.wire import consumer_groups
+from gateway.wire import administration, consumer_groups
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.shape import Shape
 
@@ -42,19 +42,43 @@ REQUESTS: dict[ApiKey, Any] = {
     ApiKey.DELETE_RECORDS: topics.DeleteRecordsRequest,
     ApiKey.INIT_PRODUCER_ID: transaction.InitProducerIdRequest,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.OffsetForLeaderEpochRequest,
+    ApiKey.WRITE_TXN_MARKERS: transaction.WriteTxnMarkersRequest,
+    ApiKey.DESCRIBE_ACLS: acl.DescribeAclsRequest,
+    ApiKey.CREATE_ACLS: acl.CreateAclsRequest,
+    ApiKey.DELETE_ACLS: acl.DeleteAclsRequest,
     ApiKey.DESCRIBE_CONFIGS: configs.DescribeConfigsRequest,
     ApiKey.ALTER_CONFIGS: configs.AlterConfigsRequest,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: cluster.AlterReplicaLogDirsRequest,
     ApiKey.DESCRIBE_LOG_DIRS: cluster.DescribeLogDirsRequest,
     ApiKey.SASL_AUTHENTICATE: SaslAuthenticateRequest,
     ApiKey.CREATE_PARTITIONS: topics.CreatePartitionsRequest,
+    ApiKey.CREATE_DELEGATION_TOKEN: administration.CreateDelegationTokenRequest,
+    ApiKey.RENEW_DELEGATION_TOKEN: administration.RenewDelegationTokenRequest,
+    ApiKey.EXPIRE_DELEGATION_TOKEN: administration.ExpireDelegationTokenRequest,
+    ApiKey.DESCRIBE_DELEGATION_TOKEN: administration.DescribeDelegationTokenRequest,
     ApiKey.DELETE_GROUPS: groups.DeleteGroupsRequest,
+    ApiKey.ELECT_LEADERS: topics.ElectLeadersRequest,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.IncrementalAlterConfigsRequest,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: topics.AlterPartitionReassignmentsRequest,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: topics.ListPartitionReassignmentsRequest,
     ApiKey.OFFSET_DELETE: group.OffsetDeleteRequest,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: client_quotas.DescribeClientQuotasRequest,
+    ApiKey.ALTER_CLIENT_QUOTAS: client_quotas.AlterClientQuotasRequest,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: users.DescribeUserScramCredentialsRequest,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: users.AlterUserScramCredentialsRequest,
+    ApiKey.DESCRIBE_QUORUM: cluster.DescribeQuorumRequest,
+    ApiKey.UPDATE_FEATURES: cluster.UpdateFeaturesRequest,
     ApiKey.DESCRIBE_CLUSTER: cluster.DescribeClusterRequest,
     ApiKey.DESCRIBE_PRODUCERS: transactions.DescribeProducersRequest,
+    ApiKey.UNREGISTER_BROKER: administration.UnregisterBrokerRequest,
+    ApiKey.DESCRIBE_TRANSACTIONS: transactions.DescribeTransactionsRequest,
+    ApiKey.LIST_TRANSACTIONS: transactions.ListTransactionsRequest,
     ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_groups.ConsumerGroupHeartbeatRequest,
     ApiKey.CONSUMER_GROUP_DESCRIBE: consumer_groups.ConsumerGroupDescribeRequest,
+    ApiKey.LIST_CONFIG_RESOURCES: configs.ListConfigResourcesRequest,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: topics.DescribeTopicPartitionsRequest,
+    ApiKey.ADD_RAFT_VOTER: administration.AddRaftVoterRequest,
+    ApiKey.REMOVE_RAFT_VOTER: administration.RemoveRaftVoterRequest,
 }
 
 _NEVER = 1 << 15

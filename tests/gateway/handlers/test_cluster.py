@@ -127,6 +127,12 @@ def test_producers_of_no_partition_are_an_error_of_that_partition(house: House) 
     assert {key: row.error_code for key, row in rows.items()} == {("orders", 0): 0, ("orders", 3): 3, ("never", 0): 3, ("x y", 1): 17}
 
 
+def test_nobody_produces_to_an_internal_topic(house: House) -> None:
+    house.broker.topics.use_internal("__consumer_offsets")
+    rows = producers(house, {"__consumer_offsets": [0, 50]})
+    assert {key: row.error_code for key, row in rows.items()} == {("__consumer_offsets", 0): 0, ("__consumer_offsets", 50): 29}
+
+
 def test_a_size_that_only_opening_the_log_would_tell_is_unknown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     house.topic("orders", 2)
     fill(house, "orders", 1, 500)

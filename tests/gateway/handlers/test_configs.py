@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from kafka.protocol.admin.configs import DescribeConfigsRequest
+from kafka.protocol.admin.configs import DescribeConfigsRequest, ListConfigResourcesRequest
 
 from gateway.topic_configs import NO_EFFECT
 from tests.fakes.broker import House, open_house
@@ -140,7 +140,6 @@ def test_a_config_without_effect_says_so(house: House) -> None:
         (LOGGER, "", 42, "Broker id must not be empty"),
         (LOGGER, "7", 42, "Unexpected broker id, expected 0 but received 7"),
         (0, "x", 42, None),
-        (16, "x", 42, None),
         (99, "x", 42, None),
     ],
 )
@@ -191,3 +190,34 @@ def test_loggers_are_told_with_their_levels() -> None:
         ("gateway.session", "DEBUG", OF_LOGGER),
         ("root", "WARNING", OF_LOGGER),
     ]
+
+
+def listed(house: House, version: int, kinds: list[int]) -> Any:
+    return ask(house, ListConfigResourcesRequest(resource_types=kinds), version)
+
+
+def names(reply: Any) -> list[tuple[int, str]]:
+    return [(row.resource_type, row.resource_name) for row in reply.config_resources]
+
+
+def test_resources_with_configs_are_listed_by_type() -> None:
+    house = open_house(node_id=3)
+    house.topic("orders")
+    assert names(listed(house, 1, [])) == [(2, "orders"), (4, "3"), (8, "3")]
+    assert names(listed(house, 1, [4])) == [(4, "3")]
+    assert names(listed(house, 1, [16, 32])) == []
+
+
+def test_version_0_lists_client_metrics_only() -> None:
+    house = open_house()
+    house.topic("orders")
+    assert list(listed(house, 0, []).config_resources) == []
+
+
+def test_an_unknown_type_of_resource_is_refused() -> None:
+    assert listed(open_house(), 1, [2, 99]).error_code == 35
+
+
+def test_client_metrics_have_no_configs() -> None:
+    (result,) = describe(open_house(), (16, "all", None))
+    assert (result.error_code, list(result.configs)) == (0, [])
