@@ -61,11 +61,17 @@ class Sides:
 
     def tools(self, *commands: Command, version: str = VERSION) -> tuple[list[Printed], list[Printed]]:
         """Kafka's own tools, of this version, one after the other, against both: what each printed, ours and theirs."""
-        lines = ["\t".join([TOOLS[name], "--bootstrap-server", "{}", *arguments]) for name, *arguments in commands]
+        lines = ["\t".join(_line(name, *arguments)) for name, *arguments in commands]
         # They live for seconds: the second compiler would only cost.
         command, *rest = java(str(PROGRAMS / "Tools.java"), *lines, version=version, log_level="OFF")
         ours, theirs = self.run([command, "-XX:TieredStopAtLevel=1", *rest])
         return _parts(ours, len(lines)), _parts(theirs, len(lines))
+
+
+def _line(name: str, *arguments: str) -> Sequence[str]:
+    # Its subcommand comes first.
+    first = arguments[:1] if name == "kafka-cluster" else ()
+    return TOOLS[name], *first, "--bootstrap-server", "{}", *arguments[len(first) :]
 
 
 def _parts(printed: Printed, count: int) -> list[Printed]:

@@ -67,6 +67,38 @@ def test_the_new_java_admin_client(sides: Sides, clients: str) -> None:
     agree(ours, theirs)
 
 
+#: What every method of Admin gives at the gateway, where that is not what it gives at Kafka 3.9.2: there is no metadata quorum, and
+#: there are neither quotas nor transactions. Kafka 4 has another message for features and for unknown brokers, and lists all resources.
+DIFFERENT = {
+    "alterClientQuotas": "{ClientQuotaEntity(entries={client-id=c})=InvalidRequestException: Client quotas are not served}",
+    "updateFeatures": "{nonsense=InvalidUpdateVersionException: The update failed for all features since the following feature had an "
+    "error: Invalid update version 1 for feature nonsense. Local controller 1 does not support this feature.}",
+    "updateFeatures metadata.version": "{metadata.version=InvalidUpdateVersionException: The update failed for all features since the "
+    "following feature had an error: Invalid update version 999 for feature metadata.version. Local controller 1 does not support this "
+    "feature.}",
+    "describeMetadataQuorum": "UnsupportedVersionException: This cluster has no metadata quorum: its metadata is in its store.",
+    "unregisterBroker": "BrokerIdNotRegisteredException: Broker ID 77 is not currently registered",
+    "abortTransaction": "ClusterAuthorizationException: WriteTxnMarkers request with AbortTransactionSpec(topicPartition=every-0, "
+    "producerId=77, producerEpoch=1, coordinatorEpoch=0) failed due to cluster authorization error",
+    "forceTerminateTransaction": "TransactionalIdAuthorizationException: InitProducerId request for transactionalId `never` failed due to "
+    "transactional ID authorization failure",
+    "fenceProducers": "{never=TransactionalIdAuthorizationException: InitProducerId request for transactionalId `never` failed due to "
+    "transactional ID authorization failure}",
+    "listConfigResources all": "[BROKER 1, BROKER_LOGGER 1, TOPIC every]",
+}
+
+
+def test_every_method_of_the_java_admin_client_gets_an_answer(sides: Sides) -> None:
+    ours, theirs = sides.run(installed(lambda: java("EveryMethod.java", "4.4.0")))
+    lines = theirs.output.splitlines()
+    names = {line.partition(": ")[0] for line in lines}
+    assert set(DIFFERENT) < names
+    expected = [f"{name}: {DIFFERENT[name]}" if (name := line.partition(": ")[0]) in DIFFERENT else line for line in lines]
+    agree(ours, Printed(theirs.code, "\n".join(expected), theirs.errors))
+    # Calls that timed out, connections that were closed, and methods that the program does not know.
+    assert [line for line in lines if line.startswith("!")] == []
+
+
 def test_the_admin_client_of_confluent_kafka(sides: Sides) -> None:
     def argv() -> list[str]:
         build = ["-m", "pip", "install", "-q", "--no-warn-script-location", "--target"]

@@ -10,7 +10,8 @@ import pytest
 from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from tests.peers.sides import Command, Sides, side_by_side, use_groups
+from tests.peers.kafka import MODERN
+from tests.peers.sides import Command, Printed, Sides, side_by_side, use_groups
 
 pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("kafka tools")]  # one pair of brokers for all of them
 
@@ -185,3 +186,53 @@ def rows_of(output: str) -> list[tuple[str, int]]:
     (directory,) = json.loads(output.splitlines()[-1])["brokers"][0]["logDirs"]
     assert directory["error"] is None
     return sorted((row["partition"], row["size"]) for row in directory["partitions"])
+
+
+def test_the_tools_of_kafka_4_for_administrators_say_the_same(sides: Sides, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What asks for replicas, transactions, ACLs or tokens."""
+    prepare(sides, "tooled", 1)
+    folder = tmp_path_factory.mktemp("tools")
+    (empty := folder / "empty.properties").touch()
+    row = {"topic": "tooled", "partition": 0, "replicas": [1], "log_dirs": ["any"]}
+    (moves := folder / "moves.json").write_text(json.dumps({"version": 1, "partitions": [row]}))
+    partition = ("--topic", "tooled", "--partition", "0")
+    config, plan = ("--command-config", str(empty)), ("--reassignment-json-file", str(moves))
+    ours, theirs = sides.tools(
+        ("kafka-acls", "--list"),
+        ("kafka-acls", "--add", "--allow-principal", "User:a", "--operation", "Read", "--topic", "tooled"),
+        ("kafka-client-metrics", "--list"),
+        ("kafka-cluster", "list-endpoints"),
+        ("kafka-delegation-tokens", "--describe", *config),
+        ("kafka-delegation-tokens", "--create", "--max-life-time-period", "-1", *config),
+        ("kafka-leader-election", "--election-type", "preferred", *partition),
+        ("kafka-leader-election", "--election-type", "unclean", "--all-topic-partitions"),
+        ("kafka-reassign-partitions", "--list"),
+        ("kafka-reassign-partitions", "--execute", *plan),
+        ("kafka-share-groups", "--describe", "--group", "shared"),
+        ("kafka-streams-groups", "--describe", "--group", "streaming"),
+        ("kafka-transactions", "list"),
+        ("kafka-transactions", "describe", "--transactional-id", "never"),
+        ("kafka-transactions", "describe-producers", *partition),
+        ("kafka-transactions", "find-hanging", "--broker-id", "1"),
+        ("kafka-transactions", "abort", *partition, "--start-offset", "0"),
+        version=MODERN,
+    )
+    assert [without_folders(one) for one in ours] == [without_folders(one) for one in theirs]
+
+
+def without_folders(printed: Printed) -> Printed:
+    """Without where the stores are, and as wide as ports may be."""
+    text = re.sub(r'"log_dirs":\["[^"]*"\]', "", printed.output)
+    return Printed(printed.code, re.sub(r"127\.0\.0\.1 \d+ *", "ADDRESS ", text))
+
+
+def test_the_tools_of_kafka_4_are_told_what_is_not_there(sides: Sides) -> None:
+    ours, _ = sides.tools(
+        ("kafka-metadata-quorum", "describe", "--status"),
+        ("kafka-features", "upgrade", "--feature", "metadata.version=999"),
+        ("kafka-cluster", "unregister", "--id", "77"),
+        ("kafka-client-metrics", "--alter", "--name", "all", "--metrics", "org.apache"),
+        version=MODERN,
+    )
+    told = ["has no metadata quorum", "does not support this feature", "Broker ID 77 is not currently registered", "client metrics"]
+    assert [(one.code, words in one.output) for one, words in zip(ours, told, strict=True)] == [(1, True)] * len(told)

@@ -23,7 +23,9 @@ public class Tools {
                 Class.forName(words[0]).getMethod("main", String[].class).invoke(null, arguments);
             } catch (InvocationTargetException ended) {
                 if (exits.isEmpty()) {
-                    throw ended;
+                    // As when the tool had its own process.
+                    System.out.println("Exception: " + ended.getCause());
+                    exits.add(1);
                 }
             }
             System.out.println("\nexit code " + (exits.isEmpty() ? 0 : exits.get(0)));
