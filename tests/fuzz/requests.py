@@ -11,6 +11,8 @@ _VALUES = {
     "int16": 1,
     "int32": 3,
     "int64": 7,
+    "uint16": 8,
+    "float64": 0.5,
     "string": "orders",
     "bytes": b"\0alice\0secret",
     "records": b"not a batch but some bytes of the length of one, or more: sixty-one",

@@ -57,6 +57,8 @@ _PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "int16": SMALL | int16s,
     "int32": SMALL | int32s,
     "int64": SMALL | int64s,
+    "uint16": st.integers(0, 65535),
+    "float64": st.floats(allow_nan=False),
     "string": WORDS | texts,
     "uuid": st.sampled_from([None]) | st.uuids(),
 }
