@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.broker_configs import BrokerConfigs
 from gateway.cluster import Cluster
 from gateway.coarse_clock import CoarseClock
 from gateway.config import Settings
@@ -29,7 +30,7 @@ class Broker:
     `run_for(owner, function, *args)` does so for a client, in turn with the others;
     `waits` are the long polls under way; `outgoing` says how large replies may be; `traffic` writes down who does what."""
 
-    settings: Settings
+    configs: BrokerConfigs
     store: Store
     cluster: Cluster
     topics: Topics
@@ -61,3 +62,8 @@ class Broker:
                 await unbroken_within(self.clock, seconds, self.store.confirm_held())
             except (StorageError, TimeoutError) as failure:
                 raise KafkaError(ErrorCode.NOT_COORDINATOR, str(failure)) from failure
+
+    @property
+    def settings(self) -> Settings:
+        """Those in force."""
+        return self.configs.settings

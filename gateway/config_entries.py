@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from gateway.addresses import Endpoint
+from gateway.broker_configs import ALL_BROKERS, DYNAMIC, BrokerConfigs
 from gateway.config import Settings
 from gateway.config_types import ConfigType
 from gateway.topic_configs import DEFINITIONS, TopicDefinition, setting_text
@@ -17,6 +18,8 @@ class ConfigSource(IntEnum):
     """DescribeConfigsResponse's config sources (KIP-226)."""
 
     TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
     STATIC_BROKER_CONFIG = 4
     DEFAULT_CONFIG = 5
     DYNAMIC_BROKER_LOGGER_CONFIG = 6
@@ -47,39 +50,51 @@ class ConfigEntry:
         return self.synonyms[0].source if self.synonyms else ConfigSource.DEFAULT_CONFIG
 
 
-def topic_entries(overrides: Mapping[str, str], settings: Settings) -> Iterator[ConfigEntry]:
+def topic_entries(overrides: Mapping[str, str], configs: BrokerConfigs) -> Iterator[ConfigEntry]:
     """All configs of a topic with these overrides, in the order of their names."""
     for name, one in DEFINITIONS.items():
-        synonyms = _server_synonyms(one, settings)
-        value = one.default_text(settings)
+        synonyms = _server_synonyms(one, configs)
+        value = one.default_text(configs.settings)
         if name in overrides:
             value = one.definition.show(overrides[name])
             synonyms = (Synonym(name, value, ConfigSource.TOPIC_CONFIG), *synonyms)
         yield ConfigEntry(name, value, one.definition.type, one.definition.documentation, synonyms)
 
 
-def _server_synonyms(one: TopicDefinition, settings: Settings) -> tuple[Synonym, ...]:
+def _server_synonyms(one: TopicDefinition, configs: BrokerConfigs) -> tuple[Synonym, ...]:
     if one.server_key is None:
         return ()
     if one.setting is None:
         return (Synonym(one.server_key, one.default, ConfigSource.DEFAULT_CONFIG),)
-    return _setting_synonyms(one.server_key, one.setting, settings)
+    return _setting_synonyms(one.server_key, one.setting, configs)
 
 
 #: By a broker's config that Kafka leaves unset: the one that counts instead, with its default.
 _DEFAULTS_ELSEWHERE = {"log.retention.ms": ("log.retention.hours", "168")}
 
 
-def _setting_synonyms(name: str, setting: str, settings: Settings) -> tuple[Synonym, ...]:
+def _setting_synonyms(name: str, setting: str, configs: BrokerConfigs) -> tuple[Synonym, ...]:
     elsewhere = _DEFAULTS_ELSEWHERE.get(name)
-    if setting not in settings.model_fields_set and elsewhere:
+    settings, dynamic = configs.started_with, tuple(_dynamic_synonyms(name, configs))
+    if setting not in settings.model_fields_set and not dynamic and elsewhere:
         # Kafka tells the synonyms from the config of that name on (ConfigHelper.configSynonyms), and this one has no value.
         return ()
     default_name, default_text = elsewhere or (name, setting_text(Settings.model_fields[setting].default))
     default = Synonym(default_name, default_text, ConfigSource.DEFAULT_CONFIG)
     if setting not in settings.model_fields_set:
-        return (default,)
-    return Synonym(name, setting_text(getattr(settings, setting)), ConfigSource.STATIC_BROKER_CONFIG), default
+        return *dynamic, default
+    return *dynamic, Synonym(name, setting_text(getattr(settings, setting)), ConfigSource.STATIC_BROKER_CONFIG), default
+
+
+def _dynamic_synonyms(name: str, configs: BrokerConfigs) -> Iterator[Synonym]:
+    """What AlterConfigs has set: for this broker, then for all of them."""
+    for resource in configs.names:
+        text = configs.overrides(resource).get(name)
+        if text is not None:
+            yield Synonym(name, DYNAMIC[name][0].show(text), _DYNAMIC_SOURCES[resource == ALL_BROKERS])
+
+
+_DYNAMIC_SOURCES = ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
 
 
 _B, _S, _I, _L, _X, _H = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT, ConfigType.LONG, ConfigType.LIST, ConfigType.SHORT
@@ -136,19 +151,31 @@ _FIXED = (
 )
 
 
-def broker_entries(settings: Settings, advertised: Mapping[str, tuple[str, int]]) -> list[ConfigEntry]:
-    """The configs of this broker that tools ask for, in the order of their names. None can be altered over the protocol.
+def all_brokers_entries(configs: BrokerConfigs) -> list[ConfigEntry]:
+    """What AlterConfigs has set for all brokers."""
+    entries = []
+    for name, text in sorted(configs.overrides(ALL_BROKERS).items()):
+        definition = DYNAMIC[name][0]
+        value = definition.show(text)
+        synonyms = (Synonym(name, value, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),)
+        entries.append(ConfigEntry(name, value, definition.type, definition.documentation, synonyms))
+    return entries
+
+
+def broker_entries(configs: BrokerConfigs, advertised: Mapping[str, tuple[str, int]]) -> list[ConfigEntry]:
+    """The configs of this broker that tools ask for, in the order of their names. AlterConfigs can change those that are not read-only.
 
     `advertised` is what clients are told, by listener.
     """
+    settings = configs.settings
     entries = [
         ConfigEntry(
             name,
             setting_text(getattr(settings, setting)),
             kind,
             Settings.model_fields[setting].description or "",
-            _setting_synonyms(name, setting, settings),
-            is_read_only=True,
+            _setting_synonyms(name, setting, configs),
+            is_read_only=name not in DYNAMIC,
         )
         for name, kind, setting in _SETTINGS
     ]

@@ -12,6 +12,7 @@ from typing import Any
 from gateway import logs
 from gateway.broker import Broker
 from gateway.compaction import Compaction
+from gateway.config import Settings
 from gateway.errors import KafkaError
 from gateway.groups.expiry import Expiry
 from gateway.live_topic import LiveTopic
@@ -23,6 +24,8 @@ _log = logs.part(__name__)
 _MINUTE_MS = 60_000
 
 Round = Callable[[], Awaitable[None]]
+#: How long until the next round; asked each time, because the setting may change.
+Interval = Callable[[Settings], int]
 
 
 class Housekeeping:
@@ -38,12 +41,11 @@ class Housekeeping:
         self._is_stopped = False
 
     def start(self) -> None:
-        settings = self._broker.settings
         # Apart from each other: a pass over a large log may take many minutes, and retention does not wait for it.
-        self._later(self._retain_all, settings.log_retention_check_interval_ms)
-        self._later(self._compaction.round, settings.log_cleaner_backoff_ms)
-        self._later(self._expire_offsets, settings.offsets_retention_check_interval_ms)
-        self._later(self._expire_fetch_sessions, _MINUTE_MS)
+        self._later(self._retain_all, lambda settings: settings.log_retention_check_interval_ms)
+        self._later(self._compaction.round, lambda settings: settings.log_cleaner_backoff_ms)
+        self._later(self._expire_offsets, lambda settings: settings.offsets_retention_check_interval_ms)
+        self._later(self._expire_fetch_sessions, lambda _: _MINUTE_MS)
 
     def stop(self) -> None:
         self._is_stopped = True
@@ -52,13 +54,14 @@ class Housekeeping:
         for cancel in self._cancels.values():
             cancel()
 
-    def _later(self, a_round: Round, interval_ms: int) -> None:
-        self._cancels[a_round] = call_later(self._broker.clock, interval_ms / 1000, partial(self._begin, a_round, interval_ms))
+    def _later(self, a_round: Round, interval_ms: Interval) -> None:
+        seconds = interval_ms(self._broker.settings) / 1000
+        self._cancels[a_round] = call_later(self._broker.clock, seconds, partial(self._begin, a_round, interval_ms))
 
-    def _begin(self, a_round: Round, interval_ms: int) -> None:
+    def _begin(self, a_round: Round, interval_ms: Interval) -> None:
         self._start(self._go_round(a_round, interval_ms))
 
-    async def _go_round(self, a_round: Round, interval_ms: int) -> None:
+    async def _go_round(self, a_round: Round, interval_ms: Interval) -> None:
         try:
             await a_round()
         finally:

@@ -26,10 +26,14 @@ class Doors:
     """Who is in, over all listeners: the limits on connections."""
 
     def __init__(self, settings: Settings) -> None:
-        self._max = settings.max_connections
-        self._max_per_ip = settings.max_connections_per_ip
+        self.use(settings)
         self._by_ip: Counter[str] = Counter()
         self.connections: set[KafkaConnection] = set()
+
+    def use(self, settings: Settings) -> None:
+        """Take these limits from now on. Connections beyond them stay open."""
+        self._max = settings.max_connections
+        self._max_per_ip = settings.max_connections_per_ip
 
     def why_not(self, host: str) -> str | None:
         """Why one more connection from `host` is not let in."""

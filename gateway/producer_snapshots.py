@@ -33,7 +33,7 @@ class ProducerSnapshots:
 
     def __init__(self, limit: int, expiration_ms: int, now: Callable[[], int], start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._limit = limit
-        self._expiration_ms = expiration_ms
+        self.expiration_ms = expiration_ms
         self._now = now
         self._start = start
         self._table: StateTable | None = None
@@ -70,7 +70,7 @@ class ProducerSnapshots:
         if recovery.offset <= log.start_offset and log.size > SNAPSHOT_BYTES:
             # No snapshot of a large log. A producer is expired by the time of its last batch, as in Kafka's
             # ProducerStateManager.isProducerExpired: what is older need not be read.
-            young = await log.entry_for_time(now - self._expiration_ms)
+            young = await log.entry_for_time(now - self.expiration_ms)
             recovery.offset = end if young is None else max(recovery.offset, young.base_offset)
         while recovery.offset < end:
             # Retention may have deleted what was to be read.

@@ -113,6 +113,8 @@ class Server:
         except (StorageError, TlsError, UsersFileError, ValueError) as failure:
             raise StartFailed(str(failure)) from failure
         self._broker = broker
+        broker.configs.watch(self._doors.use)
+        self._doors.use(broker.settings)
         for _, listener, _ in listeners:
             listener.broker = broker
         for port in self._ports:

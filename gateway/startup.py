@@ -18,6 +18,7 @@ from auth.tls import Tls, TlsFiles
 from auth.users import Users
 from gateway import logs
 from gateway.broker import Broker
+from gateway.broker_configs import BrokerConfigs
 from gateway.cluster import Cluster
 from gateway.coarse_clock import CoarseClock
 from gateway.config import Settings
@@ -64,8 +65,11 @@ async def open_broker(
     # What may fail comes before what has timers: groups are the last that the store is asked for.
     cluster = Cluster(settings.node_id, await _cluster_id(store), advertised)
     deadlines = CoarseClock(clock)
-    topics = Topics(store, settings, clock, now_ms, start)
+    configs = BrokerConfigs(await store.table("broker-configs"), settings)
+    await configs.open()
+    topics = Topics(store, configs.settings, clock, now_ms, start)
     await topics.open()
+    configs.watch(topics.use)
     producer_ids = ProducerIds(await store.table("producer-ids"))
     await producer_ids.open()
     offsets = CommittedOffsets(
@@ -81,7 +85,7 @@ async def open_broker(
     sessions = FetchSessions(settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1)
     converter = Converter(run_for, cache_bytes=settings.conversion_cache_bytes, max_decompressed_bytes=settings.max_decompressed_bytes)
     return Broker(
-        settings,
+        configs,
         store,
         cluster,
         topics,

@@ -59,6 +59,18 @@ class Topics:
             self._adopt(topic)
         self._store.watch_topics(self._look)
 
+    def use(self, settings: Settings) -> None:
+        """Take these settings from now on, for example as defaults of configs."""
+        self._settings = settings
+        self._snapshots.expiration_ms = settings.producer_id_expiration_ms
+        # Topics without configs of their own share one.
+        default = effective({}, settings)
+        for live in self._by_name.values():
+            live.config = effective(live.topic.configs, settings) if live.topic.configs else default
+            for partition in live.partitions.values():
+                partition.config = live.config
+        self.version += 1
+
     def __iter__(self) -> Iterator[LiveTopic]:
         return iter(self._by_name.values())
 

@@ -1,7 +1,5 @@
-"""AlterConfigs and IncrementalAlterConfigs: of topics only, as Kafka's ConfigAdminManager and ConfigurationControlManager do them.
-
-What a broker does is set where it is started, so its configs and its loggers are refused here, and the answer says where to go instead.
-"""
+"""AlterConfigs and IncrementalAlterConfigs: of topics and brokers, as Kafka's ConfigAdminManager and ConfigurationControlManager do
+them. The levels of loggers are set where the gateway is started; they are refused here, and the answer says where to go instead."""
 
 from __future__ import annotations
 
@@ -9,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 from kafka.protocol.admin.configs import AlterConfigsResponse, IncrementalAlterConfigsResponse
 
+from gateway.broker_configs import DYNAMIC
 from gateway.caller import Caller
 from gateway.config import Settings
 from gateway.config_types import ConfigType, show
@@ -24,8 +24,11 @@ from gateway.turns import Turns, check_changes, check_configs, in_bytes
 from gateway.wire.api_keys import ApiKey
 from storage.log import Topic
 
-#: What the overrides of a topic become.
+#: What the overrides of a resource become.
 Change = Callable[[Mapping[str, str]], dict[str, str]]
+
+#: The items of a list, by its name and the overrides of its resource; None for what is no list.
+Items = Callable[[str, Mapping[str, str]], Iterable[str] | None]
 
 
 class Operation(IntEnum):
@@ -39,7 +42,7 @@ class Operation(IntEnum):
 
 @serves(ApiKey.ALTER_CONFIGS, 0, 2)
 async def alter_configs(request: Any, caller: Caller) -> Any:
-    """Replace all overrides of a topic: those that are not named are gone."""
+    """Replace all overrides of a resource: those that are not named are gone."""
 
     def change(resource: Any) -> Change:
         _check_keys(resource.configs, [config.name for config in resource.configs if config.value is None])
@@ -50,13 +53,15 @@ async def alter_configs(request: Any, caller: Caller) -> Any:
 
 @serves(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1)
 async def incremental_alter_configs(request: Any, caller: Caller) -> Any:
-    """Alter single overrides of a topic (KIP-339)."""
+    """Alter single overrides of a resource (KIP-339)."""
     settings = caller.broker.settings
 
     def change(resource: Any) -> Change:
         missing = [config.name for config in resource.configs if config.value is None and config.config_operation != Operation.DELETE]
         _check_keys(resource.configs, missing)
-        return lambda overrides: _apply(overrides, resource.configs, settings)
+        of_broker = resource.resource_type == ResourceType.BROKER
+        items = partial(_items_of_broker if of_broker else _items_of_topic, settings=settings)
+        return lambda overrides: _apply(overrides, resource.configs, items)
 
     return await _alter(request, caller, change, IncrementalAlterConfigsResponse)
 
@@ -80,7 +85,11 @@ async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
         change = change_of(resource)
         _check_resource(resource.resource_type, resource.resource_name, caller)
-        await _alter_topic(resource.resource_name, change, caller, validate_only=request.validate_only)
+        if resource.resource_type == ResourceType.BROKER:
+            name = resource.resource_name and str(int(resource.resource_name))
+            await caller.broker.configs.alter(name, change, validate_only=request.validate_only)
+        else:
+            await _alter_topic(resource.resource_name, change, caller, validate_only=request.validate_only)
 
     rows = []
     outcomes = await turns.gather(alter_one(resource) for resource in request.resources)
@@ -100,7 +109,7 @@ async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change
 
 
 def _check_resource(kind: int, name: str, caller: Caller) -> None:
-    """Raises KafkaError for everything but a topic by its name."""
+    """Raises KafkaError for everything but a topic by its name, this broker by its id, and all brokers by the name ""."""
     if kind == ResourceType.TOPIC:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
@@ -116,10 +125,9 @@ def _check_resource(kind: int, name: str, caller: Caller) -> None:
         node_id = caller.broker.settings.node_id
         if int(name) != node_id:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {node_id}, but received {name}")
-    what = "The configs of this broker" if kind == ResourceType.BROKER else "The log levels of this broker (log_level, log_levels)"
-    raise KafkaError(
-        ErrorCode.INVALID_REQUEST, f"{what} cannot be altered while it runs: set them in its file, environment or flags, and restart it."
-    )
+    if kind == ResourceType.BROKER_LOGGER:
+        what = "The log levels of this broker (log_level, log_levels) cannot be altered while it runs"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{what}: set them in its file, environment or flags, and restart it.")
 
 
 async def _alter_topic(name: str, change: Change, caller: Caller, *, validate_only: bool) -> None:
@@ -143,7 +151,7 @@ async def _alter_topic(name: str, change: Change, caller: Caller, *, validate_on
         await topics.alter(live, checked)
 
 
-def _apply(overrides: Mapping[str, str], configs: Iterable[Any], settings: Settings) -> dict[str, str]:
+def _apply(overrides: Mapping[str, str], configs: Iterable[Any], items: Items) -> dict[str, str]:
     changed = dict(overrides)
     for config in configs:
         name, operation = config.name, config.config_operation
@@ -152,20 +160,35 @@ def _apply(overrides: Mapping[str, str], configs: Iterable[Any], settings: Setti
         elif operation == Operation.DELETE:
             changed.pop(name, None)
         elif operation in (Operation.APPEND, Operation.SUBTRACT):
-            changed[name] = _join(name, Operation(operation), config.value, changed, settings)
+            changed[name] = _join(name, Operation(operation), config.value, changed, items)
         else:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown operations type {operation}")
     return changed
 
 
-def _join(name: str, operation: Operation, value: str, overrides: Mapping[str, str], settings: Settings) -> str:
-    """A list with items put to it or taken from it; where the topic has none of its own, it begins with the default's."""
-    if name not in DEFINITIONS or DEFINITIONS[name].definition.type is not ConfigType.LIST:
+def _join(name: str, operation: Operation, value: str, overrides: Mapping[str, str], items: Items) -> str:
+    """A list with items put to it or taken from it; where the resource has none of its own, it begins with the default's."""
+    known = items(name, overrides)
+    if known is None:
         raise KafkaError(ErrorCode.INVALID_CONFIG, f"Can't {operation.name} to key {name} because its type is not LIST.")
-    items: dict[str, None] = dict.fromkeys(item for item in value_of(name, overrides, settings) if item)
+    joined: dict[str, None] = dict.fromkeys(item for item in known if item)
     for item in value.split(","):
         if operation is Operation.APPEND:
-            items[item] = None
+            joined[item] = None
         else:
-            items.pop(item, None)
-    return show(list(items))
+            joined.pop(item, None)
+    return show(list(joined))
+
+
+def _items_of_topic(name: str, overrides: Mapping[str, str], *, settings: Settings) -> Iterable[str] | None:
+    if name not in DEFINITIONS or DEFINITIONS[name].definition.type is not ConfigType.LIST:
+        return None
+    items: list[str] = value_of(name, overrides, settings)
+    return items
+
+
+def _items_of_broker(name: str, overrides: Mapping[str, str], *, settings: Settings) -> Iterable[str] | None:
+    if name not in DYNAMIC or DYNAMIC[name][0].type is not ConfigType.LIST:
+        return None
+    items: list[str] = DYNAMIC[name][0].read(overrides[name]) if name in overrides else list(getattr(settings, DYNAMIC[name][1]))
+    return items

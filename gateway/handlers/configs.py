@@ -10,7 +10,7 @@ from kafka.protocol.admin.configs import DescribeConfigsResponse, ListConfigReso
 
 from gateway.caller import Caller
 from gateway.config import Settings
-from gateway.config_entries import ConfigEntry, ConfigSource, Synonym, broker_entries, topic_entries
+from gateway.config_entries import ConfigEntry, ConfigSource, Synonym, all_brokers_entries, broker_entries, topic_entries
 from gateway.config_types import ConfigType
 from gateway.errors import ErrorCode, KafkaError
 from gateway.routes import serves
@@ -71,15 +71,17 @@ def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
     if kind == ResourceType.TOPIC:
         caller.broker.topics.names.canonical(name)
         topics = caller.broker.topics
-        return topic_entries((topics.internal(name) or topics.require(name)).topic.configs, settings)
+        return topic_entries((topics.internal(name) or topics.require(name)).topic.configs, caller.broker.configs)
     if kind == ResourceType.BROKER:
-        # Without a name: what is set for all brokers at run time, which is nothing.
-        advertised = caller.broker.cluster.advertised
-        return broker_entries(settings, advertised) if name and _is_this_broker(name, settings, "or empty string, ") else []
+        configs = caller.broker.configs
+        if not name:
+            return all_brokers_entries(configs)
+        _check_broker(name, settings, "or empty string, ")
+        return broker_entries(configs, caller.broker.cluster.advertised)
     if kind == ResourceType.BROKER_LOGGER:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
-        _is_this_broker(name, settings, "")
+        _check_broker(name, settings, "")
         return _loggers(settings)
     if kind == ResourceType.CLIENT_METRICS:
         # There are none: AlterConfigs refuses them.
@@ -87,13 +89,12 @@ def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
     raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
 
 
-def _is_this_broker(name: str, settings: Settings, otherwise: str) -> bool:
+def _check_broker(name: str, settings: Settings, otherwise: str) -> None:
     if not broker_id_is_number(name):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}")
     if int(name) != settings.node_id:
         comma = " " + otherwise if otherwise else " "
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {settings.node_id}{comma}but received {name}")
-    return True
 
 
 def broker_id_is_number(name: str) -> bool:

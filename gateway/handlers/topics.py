@@ -9,6 +9,7 @@ from typing import Any
 
 from kafka.protocol.admin.topics import CreatePartitionsResponse, CreateTopicsResponse, DeleteTopicsResponse
 
+from gateway.broker_configs import BrokerConfigs
 from gateway.caller import Caller
 from gateway.config import Settings
 from gateway.config_entries import topic_entries
@@ -62,11 +63,11 @@ async def create_topics(request: Any, caller: Caller) -> Any:
     outcomes = plans if request.validate_only else await turns.gather(_create(plan, topics) for plan in plans)
     rows = []
     for topic, outcome in zip(asked, outcomes, strict=True):
-        rows.append(_created(topic.name, outcome, settings, caller.api_version))
+        rows.append(_created(topic.name, outcome, caller))
         await turns.take(WORK_ROWS)
     for name, count in counts.items():
         if count > 1:
-            rows.append(_created(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."), settings, caller.api_version))
+            rows.append(_created(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."), caller))
             await turns.take()
     return await in_bytes(CreateTopicsResponse(topics=rows), turns, caller)
 
@@ -145,7 +146,7 @@ async def _create(plan: _Plan | KafkaError, topics: Topics) -> LiveTopic:
     return await topics.create(plan.name, plan.partitions, plan.configs)
 
 
-def _created(name: str, outcome: LiveTopic | _Plan | BaseException, settings: Settings, version: int) -> Any:
+def _created(name: str, outcome: LiveTopic | _Plan | BaseException, caller: Caller) -> Any:
     if isinstance(outcome, KafkaError):
         return _Created(
             name=name,
@@ -168,16 +169,16 @@ def _created(name: str, outcome: LiveTopic | _Plan | BaseException, settings: Se
         error_message=None,
         num_partitions=partitions,
         replication_factor=REPLICATION_FACTOR,
-        configs=_config_rows(configs, settings) if version >= 5 else [],
+        configs=_config_rows(configs, caller.broker.configs) if caller.api_version >= 5 else [],
     )
 
 
-def _config_rows(overrides: Mapping[str, str], settings: Settings) -> list[Any]:
+def _config_rows(overrides: Mapping[str, str], configs: BrokerConfigs) -> list[Any]:
     return [
         _Created.CreatableTopicConfigs(
             name=entry.name, value=entry.value, read_only=entry.is_read_only, config_source=entry.source, is_sensitive=False
         )
-        for entry in topic_entries(overrides, settings)
+        for entry in topic_entries(overrides, configs)
     ]
 
 

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from gateway.broker import Broker
+from gateway.broker_configs import BrokerConfigs
 from gateway.caller import Caller
 from gateway.cluster import Cluster
 from gateway.coarse_clock import CoarseClock
@@ -148,8 +149,11 @@ def open_house(medium: Medium | None = None, *, clock: Clock | None = None, thre
 
     values = Settings(**settings)
     deadlines = CoarseClock(clock)
-    topics = Topics(store, values, clock, now, background)
+    configs = BrokerConfigs(ended(store.table("broker-configs")), values)
+    ended(configs.open())
+    topics = Topics(store, configs.settings, clock, now, background)
     ended(topics.open())
+    configs.watch(topics.use)
     producer_ids = ProducerIds(ended(store.table("producer-ids")))
     ended(producer_ids.open())
     offsets = CommittedOffsets(
@@ -162,7 +166,7 @@ def open_house(medium: Medium | None = None, *, clock: Clock | None = None, thre
     groups = Coordinator(ended(store.table("groups")), topology, values, clock, now, lambda: next(member_ids), background)
     ended(groups.open())
     broker = Broker(
-        values,
+        configs,
         store,
         Cluster(values.node_id, "AAAAAAAAAAAAAAAAAAAAAA", {"PLAINTEXT": ("127.0.0.1", 9092)}),
         topics,

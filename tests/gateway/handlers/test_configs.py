@@ -159,14 +159,26 @@ def test_a_resource_that_is_asked_for_twice_is_answered_once_with_all_that_was_a
     assert len(result.configs) == 37
 
 
-def test_the_broker_s_configs_are_its_settings_and_read_only() -> None:
+def test_the_broker_s_configs_are_its_settings() -> None:
     house = open_house(node_id=3, num_partitions=12)
     (result,) = describe(house, (BROKER, "3", None), include_synonyms=True)
     rows = {row.name: row for row in result.configs}
     assert (rows["num.partitions"].value, rows["num.partitions"].config_source) == ("12", STATIC)
     assert (rows["auto.create.topics.enable"].value, rows["auto.create.topics.enable"].config_source) == ("true", DEFAULT)
     assert rows["node.id"].value == rows["broker.id"].value == "3"
-    assert all(row.read_only for row in result.configs)
+    # What Kafka 3.9.2 can change while it runs, and has a meaning here.
+    assert {name for name, row in rows.items() if not row.read_only} == {
+        "log.cleaner.backoff.ms",
+        "log.cleanup.policy",
+        "log.message.downconversion.enable",
+        "log.message.timestamp.type",
+        "log.retention.bytes",
+        "log.retention.ms",
+        "max.connections",
+        "max.connections.per.ip",
+        "message.max.bytes",
+        "producer.id.expiration.ms",
+    }
 
 
 def test_no_secret_and_no_place_of_one_is_told() -> None:
