@@ -14,6 +14,7 @@ from gateway.conversion import Converter
 from gateway.errors import ErrorCode, KafkaError
 from gateway.fetch_sessions import FetchSessions
 from gateway.flow import Outgoing
+from gateway.groups.configs import GroupConfigs
 from gateway.groups.coordinator import Coordinator
 from gateway.groups.offsets import CommittedOffsets
 from gateway.producer_ids import ProducerIds
@@ -31,6 +32,7 @@ class Broker:
     `waits` are the long polls under way; `outgoing` says how large replies may be; `traffic` writes down who does what."""
 
     configs: BrokerConfigs
+    group_configs: GroupConfigs
     store: Store
     cluster: Cluster
     topics: Topics

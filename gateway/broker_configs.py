@@ -6,19 +6,16 @@ the gateway was started with, then those of all brokers, then its own; whoever r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from gateway import logs
 from gateway.config import Settings
+from gateway.config_table import ConfigTable, Overrides
 from gateway.config_types import ConfigType, Definition, at_least, between
 from gateway.errors import ErrorCode, KafkaError
-from gateway.partition import storage_error
 from gateway.topic_configs import DEFINITIONS
-from gateway.waiting import Shared, unbroken
-from storage.log import StateTable, StorageError
+from storage.log import StateTable
 
 _log = logs.part(__name__)
 
@@ -56,27 +53,19 @@ DYNAMIC: dict[str, tuple[Definition, str]] = {
     )
 }
 
-_Overrides = dict[str, str]
-
 
 class BrokerConfigs:
     """`settings` are those in force, `started_with` those that files, environment and flags gave."""
 
     def __init__(self, table: StateTable, settings: Settings) -> None:
-        self._table = table
-        self._overrides: dict[str, _Overrides] = {}
+        self._table = ConfigTable(table, check)
         self._watchers: list[Callable[[Settings], None]] = []
-        self._altering: Shared[None] | None = None
         self.started_with = settings
         self.settings = settings
 
     async def open(self) -> None:
         """Read the table. Raises StorageError."""
-        names = {_key(name): name for name in self.names}
-        for key, row in await self._table.items():
-            if key in names:
-                overrides = msgspec.json.decode(row, type=_Overrides)
-                self._overrides[names[key]] = {name: text for name, text in overrides.items() if _is_valid(name, text)}
+        await self._table.open()
         self._put_in_force()
 
     @property
@@ -84,42 +73,21 @@ class BrokerConfigs:
         """The resources that count for this broker: its own before those of all."""
         return str(self.started_with.node_id), ALL_BROKERS
 
-    def overrides(self, name: str) -> Mapping[str, str]:
+    def overrides(self, name: str) -> Overrides:
         """What is set for one of `names`."""
-        return self._overrides.get(name, {})
+        return self._table.get(_key(name))
 
     def watch(self, call: Callable[[Settings], None]) -> None:
         """`call` after every change, with the settings that are in force then."""
         self._watchers.append(call)
 
-    async def alter(self, name: str, change: Callable[[Mapping[str, str]], _Overrides], *, validate_only: bool) -> None:
+    async def alter(self, name: str, change: Callable[[Overrides], Overrides], *, validate_only: bool) -> None:
         """Replace the overrides of one of `names` by what `change` makes of them. Raises KafkaError."""
-        if validate_only:
-            check(change(self.overrides(name)))
-            return
-        await unbroken(self._alter(name, change))
-
-    async def _alter(self, name: str, change: Callable[[Mapping[str, str]], _Overrides]) -> None:
-        while self._altering is not None:
-            await self._altering
-        altering = self._altering = Shared()
-        try:
-            changed = change(self.overrides(name))
-            check(changed)
-            try:
-                await self._table.put({_key(name): msgspec.json.encode(changed) if changed else None})
-            except StorageError as failure:
-                raise storage_error(failure) from failure
-            self._overrides[name] = changed
+        await self._table.alter(_key(name), change, validate_only=validate_only)
+        if not validate_only:
             self._put_in_force()
-            _log.info(
-                "broker configs altered",
-                resource=name or "all brokers",
-                configs=",".join(f"{key}={value}" for key, value in sorted(changed.items())),
-            )
-        finally:
-            self._altering = None
-            altering.succeed(None)
+            configs = ",".join(f"{key}={value}" for key, value in sorted(self.overrides(name).items()))
+            _log.info("broker configs altered", resource=name or "all brokers", configs=configs)
 
     def _put_in_force(self) -> None:
         values: dict[str, Any] = {}
@@ -133,20 +101,12 @@ class BrokerConfigs:
             call(self.settings)
 
 
-def _key(name: str) -> bytes:
-    return (name or "default").encode()
+def _key(name: str) -> str:
+    # A key has a byte at least.
+    return name or "default"
 
 
-def _is_valid(name: str, text: str) -> bool:
-    """Whether this version takes it: another one may have written the table."""
-    try:
-        check({name: text})
-    except KafkaError:
-        return False
-    return True
-
-
-def check(overrides: Mapping[str, str]) -> None:
+def check(overrides: Overrides) -> None:
     """Raises KafkaError(INVALID_REQUEST), in Kafka's words, for configs that cannot change while the gateway runs, and for wrong values."""
     fixed = [name for name in overrides if name not in DYNAMIC]
     if fixed:

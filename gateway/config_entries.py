@@ -10,6 +10,7 @@ from gateway.addresses import Endpoint
 from gateway.broker_configs import ALL_BROKERS, DYNAMIC, BrokerConfigs
 from gateway.config import Settings
 from gateway.config_types import ConfigType
+from gateway.groups import configs as group_configs
 from gateway.topic_configs import DEFINITIONS, TopicDefinition, setting_text
 from gateway.topic_names import INTERNAL_PARTITIONS
 
@@ -23,6 +24,7 @@ class ConfigSource(IntEnum):
     STATIC_BROKER_CONFIG = 4
     DEFAULT_CONFIG = 5
     DYNAMIC_BROKER_LOGGER_CONFIG = 6
+    GROUP_CONFIG = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,18 @@ def broker_entries(configs: BrokerConfigs, advertised: Mapping[str, tuple[str, i
             synonyms = (Synonym(name, value, ConfigSource.DEFAULT_CONFIG),)
             entries.append(ConfigEntry(name, value, kind, documentation, synonyms, is_read_only=True))
     return sorted(entries, key=lambda entry: entry.name)
+
+
+def group_entries(overrides: Mapping[str, str], configs: BrokerConfigs) -> Iterator[ConfigEntry]:
+    """The configs of a consumer group with these overrides, in the order of their names."""
+    for name, setting in group_configs.SETTINGS.items():
+        synonyms = _setting_synonyms(f"group.{name}", setting, configs)
+        value = synonyms[0].value
+        if name in overrides:
+            value = group_configs.DEFINITIONS[name].show(overrides[name])
+            synonyms = (Synonym(name, value, ConfigSource.GROUP_CONFIG), *synonyms)
+        definition = group_configs.DEFINITIONS[name]
+        yield ConfigEntry(name, value, definition.type, definition.documentation, synonyms)
 
 
 def _listeners(addresses: Mapping[str, tuple[str, int]]) -> str:

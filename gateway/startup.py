@@ -25,6 +25,7 @@ from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
 from gateway.flow import Outgoing
+from gateway.groups.configs import GroupConfigs
 from gateway.groups.coordinator import Coordinator
 from gateway.groups.offsets import CommittedOffsets
 from gateway.groups.topology import TopicView
@@ -77,7 +78,10 @@ async def open_broker(
     )
     await offsets.open()
     topology = TopicView(topics, settings.group_consumer_regex_max_bytes)
-    groups = Coordinator(await store.table("groups"), topology, settings, clock, now_ms, lambda: str(uuid.uuid4()), start)
+    group_configs = GroupConfigs(await store.table("group-configs"), settings)
+    await group_configs.open()
+    table, of_group = await store.table("groups"), group_configs.settings_of
+    groups = Coordinator(table, topology, settings, clock, now_ms, lambda: str(uuid.uuid4()), start, of_group)
     await groups.open()
     if len(offsets) or any(True for _ in groups):
         topics.use_internal(CONSUMER_OFFSETS)
@@ -86,6 +90,7 @@ async def open_broker(
     converter = Converter(run_for, cache_bytes=settings.conversion_cache_bytes, max_decompressed_bytes=settings.max_decompressed_bytes)
     return Broker(
         configs,
+        group_configs,
         store,
         cluster,
         topics,

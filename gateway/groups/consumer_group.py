@@ -56,6 +56,10 @@ class ConsumerGroup(ClassicMembers):
                 group._wake_by(group._of(member).revoke)
         return group
 
+    def use(self, settings: Settings) -> None:
+        """Go by these settings from now on."""
+        self._settings = settings
+
     def store_anew(self, stale: Iterable[bytes]) -> None:
         """It was a classic group, whose rows have these keys: all of it is to be stored, and they go in the same moment."""
         for key in stale:

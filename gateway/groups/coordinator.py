@@ -131,14 +131,21 @@ class Coordinator(Driver):
         if beat.epoch != JOINS:
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"There is no consumer group {group_id}.")
         if before is None:
-            return ConsumerGroup(group_id, self._topology, self._settings, now)
+            return ConsumerGroup(group_id, self._topology, self._settings_of(group_id), now)
         if before.is_empty:
-            group = ConsumerGroup(group_id, self._topology, self._settings, now)
+            group = ConsumerGroup(group_id, self._topology, self._settings_of(group_id), now)
         else:
             check_upgrade(before, self._settings)
-            group = ConsumerGroup.restored(group_id, as_consumer(before, self._topology), self._topology, self._settings, now)
+            settings = self._settings_of(group_id)
+            group = ConsumerGroup.restored(group_id, as_consumer(before, self._topology), self._topology, settings, now)
         group.store_anew(before.stored_keys())
         return group
+
+    def reconfigure(self, group_id: str) -> None:
+        """Take the settings that a consumer group has now. A session timeout counts from the next heartbeat of each member."""
+        group = self._groups.get(group_id)
+        if isinstance(group, ConsumerGroup):
+            group.use(self._settings_of(group_id))
 
     def _take_place(self, group: ConsumerGroup, before: AnyGroup | None) -> None:
         """`group` is the one of its name from now on."""

@@ -41,7 +41,7 @@ AnyGroup = Group | ConsumerGroup
 
 class Driver:
     """`open` it before use. `now` is the time in ms since 1970, for rows alone; groups live by `clock`, which must not step; `new_id` makes what no other member's id ends in,
-    and `start` runs a coroutine in the background."""
+    and `start` runs a coroutine in the background. `settings_of` gives the settings of a consumer group, where some have their own."""
 
     def __init__(
         self,
@@ -52,10 +52,12 @@ class Driver:
         now: Callable[[], int],
         new_id: Callable[[], str],
         start: Callable[[Coroutine[Any, Any, None]], None],
+        settings_of: Callable[[str], Settings] | None = None,
     ) -> None:
         self._table = table
         self._topology = topology
         self._settings = settings
+        self._settings_of = settings_of or (lambda _: settings)
         self._clock = clock
         self._alarms = Alarms(clock)
         self._wall_ms = now
@@ -74,7 +76,7 @@ class Driver:
 
     async def open(self) -> None:
         """Go on with the groups that the store has. Raises StorageError."""
-        for group in await load(self._table, self._topology, self._settings, self._now()):
+        for group in await load(self._table, self._topology, self._settings, self._now(), self._settings_of):
             group.changed_at += self._now() - self._wall_ms()
             self._groups[group.group_id] = group
             self._act(group)

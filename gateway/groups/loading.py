@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from gateway import logs
 from gateway.config import Settings
@@ -18,8 +19,10 @@ _log = logs.part(__name__)
 _Rows = dict[str, list[tuple[bytes, int, bytes]]]
 
 
-async def load(table: StateTable, topology: Topology, settings: Settings, now: float) -> list[Group | ConsumerGroup]:
-    """All that can be read; of what cannot the log tells, and its members join anew. Raises StorageError."""
+async def load(
+    table: StateTable, topology: Topology, settings: Settings, now: float, settings_of: Callable[[str], Settings]
+) -> list[Group | ConsumerGroup]:
+    """`settings_of` gives those of a consumer group. All that can be read; of what cannot the log tells, and its members join anew. Raises StorageError."""
     groups: list[Group | ConsumerGroup] = []
     parts: _Rows = defaultdict(list)
     for key, value in await table.items():
@@ -35,7 +38,7 @@ async def load(table: StateTable, topology: Topology, settings: Settings, now: f
     for group_id, found in parts.items():
         try:
             stored = consumer_rows.stored_group((number, value) for _, number, value in found)
-            groups.append(ConsumerGroup.restored(group_id, stored, topology, settings, now))
+            groups.append(ConsumerGroup.restored(group_id, stored, topology, settings_of(group_id), now))
         except ValueError as failure:
             _log.error("group unreadable: its members join anew", group=group_id, reason=str(failure))
             unreadable += [key for key, _, _ in found]

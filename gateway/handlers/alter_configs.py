@@ -1,4 +1,4 @@
-"""AlterConfigs and IncrementalAlterConfigs: of topics and brokers, as Kafka's ConfigAdminManager and ConfigurationControlManager do
+"""AlterConfigs and IncrementalAlterConfigs: of topics, groups and brokers, as Kafka's ConfigAdminManager and ConfigurationControlManager do
 them. The levels of loggers are set where the gateway is started; they are refused here, and the answer says where to go instead."""
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ async def incremental_alter_configs(request: Any, caller: Caller) -> Any:
         missing = [config.name for config in resource.configs if config.value is None and config.config_operation != Operation.DELETE]
         _check_keys(resource.configs, missing)
         of_broker = resource.resource_type == ResourceType.BROKER
-        items = partial(_items_of_broker if of_broker else _items_of_topic, settings=settings)
+        of_group = resource.resource_type == ResourceType.GROUP
+        items = _no_items if of_group else partial(_items_of_broker if of_broker else _items_of_topic, settings=settings)
         return lambda overrides: _apply(overrides, resource.configs, items)
 
     return await _alter(request, caller, change, IncrementalAlterConfigsResponse)
@@ -88,6 +89,9 @@ async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change
         if resource.resource_type == ResourceType.BROKER:
             name = resource.resource_name and str(int(resource.resource_name))
             await caller.broker.configs.alter(name, change, validate_only=request.validate_only)
+        elif resource.resource_type == ResourceType.GROUP:
+            await caller.broker.group_configs.alter(resource.resource_name, change, validate_only=request.validate_only)
+            caller.broker.groups.reconfigure(resource.resource_name)
         else:
             await _alter_topic(resource.resource_name, change, caller, validate_only=request.validate_only)
 
@@ -109,11 +113,16 @@ async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change
 
 
 def _check_resource(kind: int, name: str, caller: Caller) -> None:
-    """Raises KafkaError for everything but a topic by its name, this broker by its id, and all brokers by the name ""."""
+    """Raises KafkaError for everything but a topic or group by its name, this broker by its id, and all brokers by the name ""."""
     if kind == ResourceType.TOPIC:
         if not name:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
         caller.broker.topics.names.canonical(name)
+        return
+    if kind == ResourceType.GROUP:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
+        caller.broker.groups.check_active(name)
         return
     if kind == ResourceType.CLIENT_METRICS:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "The gateway collects no client metrics (KIP-714).")
@@ -192,3 +201,8 @@ def _items_of_broker(name: str, overrides: Mapping[str, str], *, settings: Setti
         return None
     items: list[str] = DYNAMIC[name][0].read(overrides[name]) if name in overrides else list(getattr(settings, DYNAMIC[name][1]))
     return items
+
+
+def _no_items(name: str, overrides: Mapping[str, str]) -> Iterable[str] | None:
+    """Groups have no lists."""
+    return None

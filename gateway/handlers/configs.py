@@ -1,4 +1,4 @@
-"""DescribeConfigs and ListConfigResources: of topics, of this broker, and of its loggers, as Kafka's ConfigHelper does it."""
+"""DescribeConfigs and ListConfigResources: of topics, groups, this broker and its loggers, as Kafka's ConfigHelper does it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kafka.protocol.admin.configs import DescribeConfigsResponse, ListConfigReso
 
 from gateway.caller import Caller
 from gateway.config import Settings
-from gateway.config_entries import ConfigEntry, ConfigSource, Synonym, all_brokers_entries, broker_entries, topic_entries
+from gateway.config_entries import ConfigEntry, ConfigSource, Synonym, all_brokers_entries, broker_entries, group_entries, topic_entries
 from gateway.config_types import ConfigType
 from gateway.errors import ErrorCode, KafkaError
 from gateway.routes import serves
@@ -83,6 +83,10 @@ def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
         _check_broker(name, settings, "")
         return _loggers(settings)
+    if kind == ResourceType.GROUP:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
+        return group_entries(caller.broker.group_configs.overrides(name), caller.broker.configs)
     if kind == ResourceType.CLIENT_METRICS:
         # There are none: AlterConfigs refuses them.
         return []
@@ -152,4 +156,4 @@ def _names(kind: ResourceType, caller: Caller) -> Iterable[str]:
         return (live.name for live in caller.broker.topics.listed())
     if kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
         return (str(node.node_id) for node in caller.broker.cluster.nodes(caller.listener))
-    return ()
+    return caller.broker.group_configs if kind is ResourceType.GROUP else ()

@@ -35,7 +35,7 @@ async def beat(request: Any, caller: Caller, *, makes_its_id: bool) -> Any:
         _check(request, makes_its_id=makes_its_id)
         await caller.broker.confirm_coordinator()
     except KafkaError as failure:
-        return _reply(Beaten(failure.code, failure.message), caller)
+        return _reply(Beaten(failure.code, failure.message), request.group_id, caller)
     owned = None
     if request.topic_partitions is not None:
         owned = _partitions(request.topic_partitions)
@@ -52,7 +52,7 @@ async def beat(request: Any, caller: Caller, *, makes_its_id: bool) -> Any:
         caller.client_id or "",
         host(caller),
     )
-    return _reply(await caller.broker.groups.beat(request.group_id, said), caller)
+    return _reply(await caller.broker.groups.beat(request.group_id, said), request.group_id, caller)
 
 
 def _check(request: Any, *, makes_its_id: bool) -> None:
@@ -92,7 +92,8 @@ def _partitions(rows: Any) -> Partitions:
     return {topic: frozenset(indexes) for topic, indexes in found.items()}
 
 
-def _reply(beaten: Beaten, caller: Caller) -> Any:
+def _reply(beaten: Beaten, group_id: str, caller: Caller) -> Any:
+    settings = caller.broker.group_configs.settings_of(group_id)
     is_taken = beaten.code is ErrorCode.NONE
     assignment = None
     if beaten.assignment is not None:
@@ -105,6 +106,6 @@ def _reply(beaten: Beaten, caller: Caller) -> Any:
         error_message=beaten.message,
         member_id=beaten.member_id if is_taken else None,
         member_epoch=beaten.epoch,
-        heartbeat_interval_ms=caller.broker.settings.group_consumer_heartbeat_interval_ms if is_taken and beaten.epoch >= JOINS else 0,
+        heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms if is_taken and beaten.epoch >= JOINS else 0,
         assignment=assignment,
     )

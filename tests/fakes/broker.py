@@ -17,6 +17,7 @@ from gateway.coarse_clock import CoarseClock
 from gateway.config import Settings
 from gateway.conversion import Converter
 from gateway.fetch_sessions import FetchSessions
+from gateway.groups.configs import GroupConfigs
 from gateway.groups.coordinator import Coordinator
 from gateway.groups.offsets import CommittedOffsets
 from gateway.groups.topology import TopicView
@@ -163,10 +164,14 @@ def open_house(medium: Medium | None = None, *, clock: Clock | None = None, thre
     ids = iter(range(1, 1 << 31))
     member_ids = (f"id-{number}" for number in range(1, 1 << 31))
     topology = TopicView(topics, values.group_consumer_regex_max_bytes)
-    groups = Coordinator(ended(store.table("groups")), topology, values, clock, now, lambda: next(member_ids), background)
+    group_configs = GroupConfigs(ended(store.table("group-configs")), values)
+    ended(group_configs.open())
+    table, of_group = ended(store.table("groups")), group_configs.settings_of
+    groups = Coordinator(table, topology, values, clock, now, lambda: next(member_ids), background, of_group)
     ended(groups.open())
     broker = Broker(
         configs,
+        group_configs,
         store,
         Cluster(values.node_id, "AAAAAAAAAAAAAAAAAAAAAA", {"PLAINTEXT": ("127.0.0.1", 9092)}),
         topics,

@@ -157,3 +157,27 @@ def test_a_group_that_all_have_left_is_reset_and_deleted(sides: Sides, version: 
     assert "Successful" in offsets
     assert "was successful" in deleted
     assert "does not exist" in gone or "not found" in gone
+
+
+def test_kafka_configs_alters_a_group_alike(sides: Sides) -> None:
+    group = ("--entity-type", "groups", "--entity-name", "configured")
+    session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+    wrong = [f"{session}=1", f"{session}=70000", f"{interval}=1", f"{interval}=20000", f"{interval}=x", "nonsense=1"]
+    ours, theirs = sides.tools(
+        ("kafka-configs", "--alter", *group, "--add-config", f"{session}=50000,{interval}=6000"),
+        *(("kafka-configs", "--alter", *group, "--add-config", change) for change in wrong),
+        version=MODERN,
+    )
+    assert ours == theirs
+    assert [one.code for one in ours] == [0] + [1] * len(wrong)
+    # Kafka takes a moment until all of it knows of a change; a new process takes longer.
+    ours, theirs = sides.tools(
+        ("kafka-configs", "--describe", *group),
+        ("kafka-configs", "--alter", *group, "--delete-config", session),
+        version=MODERN,
+    )
+    assert ours == theirs
+    assert f"DYNAMIC_GROUP_CONFIG:{session}=50000" in ours[0].output
+    ours, theirs = sides.tools(("kafka-configs", "--describe", *group), version=MODERN)
+    assert ours == theirs
+    assert session not in ours[0].output

@@ -27,7 +27,7 @@ def start(found: dict[bytes, bytes], *, refuses: bool = False) -> tuple[list[tup
 
     ended(put())
     store.refuse_writes = refuses
-    groups = ended(load(table, FakeTopology(), Settings(), START))
+    groups = ended(load(table, FakeTopology(), Settings(), START, lambda _: Settings()))
     return sorted((group.group_id, group.kind) for group in groups), set(store.medium.tables["groups"])
 
 

@@ -7,7 +7,7 @@ import pytest
 from kafka.protocol.admin.configs import DescribeConfigsRequest, ListConfigResourcesRequest
 
 from gateway.topic_configs import NO_EFFECT
-from tests.fakes.broker import House, open_house
+from tests.fakes.broker import House, ended, open_house
 from tests.gateway.handlers.asking import ask
 
 TOPIC, BROKER, LOGGER = 2, 4, 8
@@ -218,6 +218,8 @@ def test_resources_with_configs_are_listed_by_type() -> None:
     assert names(listed(house, 1, [])) == [(2, "orders"), (4, "3"), (8, "3")]
     assert names(listed(house, 1, [4])) == [(4, "3")]
     assert names(listed(house, 1, [16, 32])) == []
+    ended(house.broker.group_configs.alter("g", lambda _: {"consumer.session.timeout.ms": "50000"}, validate_only=False))
+    assert names(listed(house, 1, [16, 32])) == [(32, "g")]
 
 
 def test_version_0_lists_client_metrics_only() -> None:
