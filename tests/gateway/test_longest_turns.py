@@ -165,12 +165,14 @@ RECORDS = bytes(batch(1))
 PLAIN: dict[str, Callable[[int], Any]] = {
     "bool": lambda number: False,
     "bytes": lambda number: b"",
+    "float64": lambda number: 0.0,
     "int8": lambda number: 0,
     "int16": lambda number: 0,
     "int32": lambda number: number,
     "int64": lambda number: 0,
     "records": lambda number: RECORDS,
     "string": lambda number: f"{number:x}",
+    "uint16": lambda number: 0,
     "uuid": lambda number: uuid.UUID(int=number + 1),
 }
 
