@@ -180,7 +180,10 @@ async def alter_client_quotas(request: Any, caller: Caller) -> Any:
     turns = Turns(caller.broker.clock)
     rows = []
     for entry in request.entries:
-        entity = [_Quota.EntityData(entity_type=part.entity_type, entity_name=part.entity_name) for part in entry.entity]
+        entity = []
+        for part in entry.entity:
+            entity.append(_Quota.EntityData(entity_type=part.entity_type, entity_name=part.entity_name))
+            await turns.take()
         rows.append(_Quota(error_code=ErrorCode.INVALID_REQUEST, error_message="Client quotas are not served", entity=entity))
-        await turns.take(1 + len(entity))
+        await turns.take()
     return await in_bytes(AlterClientQuotasResponse(entries=rows), turns, caller)

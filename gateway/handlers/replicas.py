@@ -148,15 +148,18 @@ async def alter_replica_log_dirs(request: Any, caller: Caller) -> Any:
                 rows[index] = _not_moved(directory.path in here, index, count)
                 await turns.take()
             await turns.take()
-    reply = AlterReplicaLogDirsResponse(results=[_Moved(topic_name=name, partitions=_moved(rows)) for name, rows in results.items()])
-    return await in_bytes(reply, turns, caller)
+    topics = []
+    for name, rows in results.items():
+        moved = []
+        for index, code in rows.items():
+            moved.append(_Moved.AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
+            await turns.take()
+        topics.append(_Moved(topic_name=name, partitions=moved))
+        await turns.take()
+    return await in_bytes(AlterReplicaLogDirsResponse(results=topics), turns, caller)
 
 
 def _not_moved(is_here: bool, index: int, count: int | None) -> ErrorCode:
     if not is_here:
         return ErrorCode.LOG_DIR_NOT_FOUND
     return ErrorCode.NONE if count is not None and 0 <= index < count else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
-def _moved(rows: dict[int, ErrorCode]) -> list[Any]:
-    return [_Moved.AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code) for index, code in rows.items()]
