@@ -337,7 +337,9 @@ def run(settings: Settings, reactor: Any) -> int:
             done.callback(None)
 
         def drained(_: None) -> None:
-            _log.info("stopped", seconds=round(reactor.seconds() - began, 3))
+            if outcome == 0:
+                # Otherwise the log ends with what went wrong.
+                _log.info("stopped", seconds=round(reactor.seconds() - began, 3))
             done.callback(None)
 
         start(server.drain(), drained, broken)
