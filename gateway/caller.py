@@ -32,9 +32,9 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         return self.session.principal
 
     @property
-    def owner(self) -> tuple[str, str]:
-        """Whose turn its work takes (`gateway.workers`): the principal and the address together."""
-        return str(self.session.principal), self.peer.rpartition(":")[0]
+    def owner(self) -> tuple[Principal, str]:
+        """The client whose turn the work takes (`gateway.workers`): its principal and its address."""
+        return self.session.principal, self.session.host
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
         """Call a function on another thread, in turn with other clients' calls."""

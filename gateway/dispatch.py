@@ -123,7 +123,11 @@ class Dispatch:
         """Take these frames; what they allow is started before this returns."""
         self._flow.took(sum(map(len, frames)), len(frames))
         self._waiting.extend(frames)
-        self._long_poll.arrived(sum(frame[:2] != _FETCH for frame in frames))
+        others = 0
+        for frame in frames:
+            if frame[:2] != _FETCH:
+                others += 1
+        self._long_poll.arrived(others)
         self._advance()
 
     def arriving(self, beginning: bytes) -> None:
@@ -162,7 +166,8 @@ class Dispatch:
         seconds = self._broker.clock.seconds
         until = seconds() + TURN_SECONDS
         try:
-            self._send()
+            if self._ready_bytes:
+                self._send()
             for _ in range(TURN_REQUESTS):
                 if not self._waiting or not self._may_start(self._waiting[0]):
                     break

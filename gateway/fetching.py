@@ -6,19 +6,18 @@ however large; the others give what fits. Consumers older than a batch get it co
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 
 from compat.records import RecordsError, cut, has_old_lz4, with_right_lz4
-from gateway.broker import Broker
+from gateway.caller import Caller
 from gateway.conversion import WITH_ZSTD, WITHOUT_ZSTD, Share, Source, is_readable
 from gateway.errors import ErrorCode, KafkaError
 from gateway.fetch_sessions import Interest
 from gateway.partition import Partition
 from gateway.records import MAGIC, magic_of
-from gateway.traffic.recorder import NOTHING, Recorder
 from gateway.turns import OPENING_ROWS, Turns
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.fetch import FetchRequest, PartitionFetched
@@ -26,6 +25,8 @@ from storage.log import Buffer, Entry
 
 #: Consumers of an older Fetch may not know zstd (KIP-110).
 _FIRST_FETCH_WITH_ZSTD = 10
+
+_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 #: Consumers of an older Fetch may not know this error, and give up on what they do not know (KIP-112).
 _FIRST_FETCH_WITH_STORAGE_ERROR = 6
@@ -46,39 +47,32 @@ class Reading:
     rows: dict[Interest, PartitionFetched] = field(default_factory=dict)
     size: int = 0
     is_urgent: bool = False
+    #: There are rows of partitions that have never existed.
+    has_unknown: bool = False
 
 
 class Reader:
-    """Reads for one request. `magic` is the newest format that its consumer reads, None for all of them; `traffic` notes what is converted.
-    `owner` is whose turn the conversions take."""
+    """Reads for one request. `magic` is the newest format that its consumer reads, None for all formats."""
 
-    __slots__ = ("_aborted", "_broker", "_limit", "_magic", "_owner", "_request", "_share", "_traffic", "_turns")
+    __slots__ = ("_aborted", "_broker", "_caller", "_limit", "_magic", "_request", "_share", "_turns")
 
-    def __init__(
-        self,
-        broker: Broker,
-        request: FetchRequest,
-        magic: int | None,
-        traffic: Recorder = NOTHING,
-        owner: Hashable = None,
-        turns: Turns | None = None,
-    ) -> None:
-        self._broker = broker
-        self._traffic = traffic
+    def __init__(self, caller: Caller, request: FetchRequest, magic: int | None, turns: Turns) -> None:
+        self._caller = caller
+        self._broker = caller.broker
         self._request = request
-        self._turns = turns or Turns(broker.clock)
+        self._turns = turns
         #: The format that the consumer reads: 0, 1, or 2 with or without zstd.
         self._magic = _format_2(request.version) if magic is None else magic
         self._limit = 0
-        self._owner = owner
-        self._share = Share(owner)
+        #: What this pass may spend on conversions; None until the first one.
+        self._share: Share | None = None
         self._aborted: tuple[()] | None = () if request.isolation_level == 1 else None
 
     async def read(self, interests: list[Interest]) -> Reading:
         """One pass in this order. Failures are told in their rows."""
         outgoing = self._broker.outgoing
         self._limit = outgoing.promise(min(self._request.max_bytes, self._broker.settings.fetch_max_bytes))
-        self._share = Share(self._owner)
+        self._share = None
         try:
             return await self._read(interests)
         finally:
@@ -91,27 +85,37 @@ class Reader:
                 # Those that are not open yet open at the same time, lest each waits for the one before.
                 self._broker.topics.open_soon(*interest.key)
                 await self._turns.take(OPENING_ROWS)
-        for interest in self._in_turn(interests):
-            await self._turns.take()
+        order = self._order(interests)
+        for interest in order:
+            if self._turns.count():
+                await self._turns.pause()
             try:
                 fetched = await self._read_one(interest, reading.size)
             except KafkaError as failure:
                 code = failure.code
                 if code is ErrorCode.KAFKA_STORAGE_ERROR and self._request.version < _FIRST_FETCH_WITH_STORAGE_ERROR:
                     code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+                if code in _UNKNOWN and not interest.topic_id:
+                    # A topic that was deleted had an id here, and may come back under its name.
+                    reading.has_unknown = True
                 fetched = PartitionFetched(interest.key[1], code)
                 interest.told_high_watermark = -1
             reading.is_urgent = reading.is_urgent or bool(fetched.error_code or fetched.diverging)
             reading.rows[interest] = fetched
             reading.size += sum(map(len, fetched.records))
-        # The rest is converted for the next fetch, which may as well come now.
-        reading.is_urgent = reading.is_urgent or self._share.left_us <= 0
-        reading.rows = {interest: reading.rows[interest] for interest in interests}
+        if self._share is not None and self._share.left_us <= 0:
+            # The rest is converted for the next fetch, which may as well come now.
+            reading.is_urgent = True
+        if order is not interests:
+            reading.rows = {interest: reading.rows[interest] for interest in interests}
         return reading
 
-    def _in_turn(self, interests: list[Interest]) -> list[Interest]:
-        """Another one first each time: old consumers do not change the order themselves, and the first may use up the share of all."""
-        first = self._broker.now() % len(interests) if self._request.version < 3 and interests else 0
+    def _order(self, interests: list[Interest]) -> list[Interest]:
+        """The order to read in. The first partition may use up the time for conversions. Consumers from Fetch 3 on change the order
+        of their partitions themselves; for older ones another partition is first each time."""
+        if self._request.version >= 3 or len(interests) < 2:
+            return interests
+        first = self._broker.now() % len(interests)
         return interests[first:] + interests[:first]
 
     async def _read_one(self, interest: Interest, size: int) -> PartitionFetched:
@@ -198,7 +202,7 @@ class Reader:
         stored = entry.payload
         if payload is not stored:
             count = entry.last_offset - entry.base_offset + 1
-            self._traffic.converted(ApiKey.FETCH, self._request.version, interest.key[0], records=count, size=len(stored))
+            self._caller.traffic.converted(ApiKey.FETCH, self._request.version, interest.key[0], records=count, size=len(stored))
 
     async def _readable(self, interest: Interest, partition: Partition, entries: list[Entry]) -> Sequence[Buffer | KafkaError]:
         """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it. The last ones are
@@ -211,9 +215,11 @@ class Reader:
         wanted = entries
         if not partition.config.may_downconvert:
             wanted = list(takewhile(lambda entry: not _needs_down(entry.payload, newest), entries))
-        readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(
-            source, wanted, newest, partial(self._traffic.spent, ApiKey.FETCH, self._request.version, interest.key[0]), self._share
-        )
+        caller = self._caller
+        if self._share is None:
+            self._share = Share(caller.owner)
+        spent = partial(caller.traffic.spent, ApiKey.FETCH, self._request.version, interest.key[0])
+        readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(source, wanted, newest, spent, self._share)
         if len(readable) == len(wanted) < len(entries):
             readable = [*readable, *[_refusal(newest)] * (len(entries) - len(wanted))]
         return [_modern(payload) for payload in readable] if newest == 1 else readable

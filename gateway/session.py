@@ -53,10 +53,10 @@ _GSSAPI_TAG = b"\x60"
 class Session:
     """One connection's log-in. Without `mechanisms` the listener has none and the session is ready at once. `host` is the peer's address."""
 
-    __slots__ = ("_exchange", "_host", "_mechanisms", "mechanism", "principal", "state")
+    __slots__ = ("_exchange", "_mechanisms", "host", "mechanism", "principal", "state")
 
     def __init__(self, mechanisms: Mapping[str, Mechanism] | None, host: str = "") -> None:
-        self._host = host
+        self.host = host
         self._mechanisms = mechanisms or {}
         self._exchange: Exchange | None = None
         self.mechanism: str | None = None
@@ -99,7 +99,7 @@ class Session:
             self._move(State.OVER)
             raise KafkaError(ErrorCode.UNSUPPORTED_SASL_MECHANISM)
         self.mechanism = chosen.name
-        self._exchange = chosen.begin(self._host)
+        self._exchange = chosen.begin(self.host)
         self._move(State.TOKENS if version == 0 else State.EXCHANGE)
 
     async def token(self, token: bytes) -> tuple[bytes, int]:

@@ -1,4 +1,4 @@
-"""Requests that ask for very much: they are answered piece by piece, so that others are served in between."""
+"""Requests with many elements are carried out in slices, and other requests are served between the slices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Turns:
-    """Of one request. `clock` gives the reactor its turns."""
+    """The slices of one request. Between two slices the reactor serves others, by way of `clock`."""
 
     __slots__ = ("_clock", "_left", "rows")
 
@@ -41,15 +41,23 @@ class Turns:
         self._clock = clock
         self._left = TURN_ROWS
         self.rows = 0
-        """So many in all."""
+        """Rows counted in all slices."""
 
-    async def take(self, rows: int = 1) -> None:
-        """So many have been made: let others have their turn where that is enough for one."""
+    def count(self, rows: int = 1) -> bool:
+        """Count rows. True at the end of a slice: the caller then awaits `pause`. For loops that run for every record batch."""
         self.rows += rows
         self._left -= rows
-        if self._left <= 0:
-            self._left = TURN_ROWS
-            await Wake(self._clock).wait(0)
+        return self._left <= 0
+
+    async def pause(self) -> None:
+        """Begin the next slice once the reactor has served others."""
+        self._left = TURN_ROWS
+        await Wake(self._clock).wait(0)
+
+    async def take(self, rows: int = 1) -> None:
+        """Count rows, and pause at the end of a slice."""
+        if self.count(rows):
+            await self.pause()
 
     async def gather(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T | BaseException]:
         """As `waiting.gather`, a few at a time. `works` makes each coroutine when it is its turn."""

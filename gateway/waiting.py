@@ -211,53 +211,41 @@ class Shared(Awaitable[T]):
 
 
 async def gather(works: Sequence[Coroutine[Any, Any, T]], so_far: list[T | BaseException] | None = None) -> list[T | BaseException]:
-    """Run all of them at the same time; what each came to, in their order, exceptions among the results.
+    """Run all coroutines at the same time. The results in their order, exceptions among them.
 
-    Who cannot wait for the end finds in `so_far` what there is, NOT_YET for the others; it stays empty where there is but one.
+    `so_far` is filled with the results that are there, NOT_YET for the others; it stays empty for one coroutine.
     """
     if len(works) == 1:
         try:
             return [await works[0]]
         except Exception as failure:  # noqa: BLE001 - it is a result like any other
             return [failure]
-    results = [] if so_far is None else so_far
-    results += [NOT_YET] * len(works)
-    missing = len(works)
-    everything: Shared[None] = Shared()
-
-    def ended(index: int, result: T | BaseException) -> None:
-        nonlocal missing
-        results[index] = result
-        missing -= 1
-        if not missing:
-            everything.succeed(None)
-
-    for index, work in enumerate(works):
-        start(work, partial(ended, index), partial(ended, index))
-    if missing:
-        await everything
-    return results
+    gathered = Gathered(so_far)
+    for work in works:
+        gathered.begin(work)
+    return await gathered.wait()
 
 
 class Gathered(Generic[T]):
-    """As `gather`, for works that do not all begin at the same time. `results` has what there is, NOT_YET for the others."""
+    """Coroutines that run at the same time and begin one after the other. `results` has what is there, NOT_YET for the others."""
 
     __slots__ = ("_everything", "_has_all", "_missing", "results")
 
-    def __init__(self) -> None:
-        self.results: list[T | BaseException] = []
+    def __init__(self, results: list[T | BaseException] | None = None) -> None:
+        self.results: list[T | BaseException] = [] if results is None else results
         self._missing = 0
         self._has_all = False
         self._everything: Shared[None] = Shared()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> None:
+        """Start one more."""
         index = len(self.results)
         self.results.append(NOT_YET)
         self._missing += 1
         start(work, partial(self._ended, index), partial(self._ended, index))
 
     async def wait(self) -> list[T | BaseException]:
-        """All results. Nothing more may begin."""
+        """All results. Nothing may begin after this."""
         self._has_all = True
         if self._missing:
             await self._everything

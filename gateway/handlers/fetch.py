@@ -15,8 +15,6 @@ from gateway.waiting import Wake
 from gateway.wire.api_keys import ApiKey
 from gateway.wire.fetch import FetchRequest, FetchResponse, PartitionFetched, write_fetch_response
 
-_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
-
 
 @serves(ApiKey.FETCH, 4, 18)
 async def fetch(request: FetchRequest, caller: Caller) -> FetchResponse:
@@ -35,13 +33,14 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
     turns = Turns(caller.broker.clock)
     try:
         await _follow(current, request, caller, turns)
-        reader = Reader(caller.broker, request, magic, caller.traffic, caller.owner, turns)
+        reader = Reader(caller, request, magic, turns)
         reading = await reader.read(list(current.pending))
         if current.interests and not _is_enough(reading, request) and not caller.long_poll.is_unwanted:
             await _wait(current, reading, request, caller)
             again = await reader.read(list(current.pending))
             # Those that have nothing new were not read again, but a full reply must name them all the same.
             reading.rows.update(again.rows)
+            reading.has_unknown = reading.has_unknown or again.has_unknown
         _forget_unknown(current, reading, request, caller)
         reply = await _reply(current, reading, turns, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH))
         caller.traffic.fetched(request, reply)
@@ -91,7 +90,8 @@ async def _follow(current: Round, request: FetchRequest, caller: Caller, turns: 
     for wanted_topic in request.topics:
         for wanted in wanted_topic.partitions:
             current.follow((wanted_topic.topic, wanted.index), wanted)
-            await turns.take()
+            if turns.count():
+                await turns.pause()
     if current.session_id != NO_SESSION and not sessions.has_room(current, caller.broker.now()):
         if request.session_epoch != INITIAL_EPOCH:
             # It begins again with a full request, which then does without a session.
@@ -101,10 +101,7 @@ async def _follow(current: Round, request: FetchRequest, caller: Caller, turns: 
 
 def _forget_unknown(current: Round, reading: Reading, request: FetchRequest, caller: Caller) -> None:
     """A session keeps no partitions that never existed, or a client could make them up. Their consumer does without a session until they exist."""
-    if current.session_id == NO_SESSION:
-        return
-    # A topic that was deleted had an id here, and may come back under its name.
-    if not any(row.error_code in _UNKNOWN and not interest.topic_id for interest, row in reading.rows.items()):
+    if current.session_id == NO_SESSION or not reading.has_unknown:
         return
     caller.broker.fetch_sessions.remove(current.session_id)
     if request.session_epoch == INITIAL_EPOCH:
@@ -160,7 +157,8 @@ async def _reply(current: Round, reading: Reading, turns: Turns, *, is_full: boo
     """All rows, or in a session that goes on only those that say something new."""
     topics: dict[str | bytes, list[PartitionFetched]] = {}
     for interest, row in reading.rows.items():
-        await turns.take()
+        if turns.count():
+            await turns.pause()
         if is_full or _is_news(interest, row):
             topics.setdefault(interest.key[0], []).append(row)
         interest.told_high_watermark = row.high_watermark
