@@ -10,7 +10,7 @@ COPY . .
 # The pinned versions, of what builds it too; and what is compiled must be there, where it was installed (-I: not here).
 RUN python -m venv /opt/kopgate \
     && PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt /opt/kopgate/bin/pip install --no-cache-dir . \
-    && /opt/kopgate/bin/python -I -c "import compat.records._kernel, gateway.wire._plain"
+    && /opt/kopgate/bin/python -I -c "import compat.records._kernel, gateway.protocol.wire._plain"
 
 FROM python:3.13-slim
 RUN groupadd --gid 10001 kopgate \

@@ -9,7 +9,7 @@ PY := $(VENV)/bin/python
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(PY) -m pip --disable-pip-version-check --no-input
 SOURCES := gateway auth compat storage reports tests bench
 # What an installation depends on; the packages themselves are installed in place.
-INPUTS := pyproject.toml constraints.txt $(wildcard setup.py compat/records/*.p[yx][xi] compat/records/*.h gateway/wire/*.pyx)
+INPUTS := pyproject.toml constraints.txt $(wildcard setup.py compat/records/*.p[yx][xi] compat/records/*.h gateway/protocol/wire/*.pyx)
 
 # An environment whose Python has gone (upgraded, or the folder was moved from another machine) is made anew.
 ifneq ($(wildcard $(VENV)/.made),)
@@ -95,7 +95,7 @@ tox: $(VENV)/.dev ## the fast tests on each Python that is here
 
 clean: ## remove what was built; data stays
 	rm -rf $(VENV) .tox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
-	rm -f compat/records/_kernel.c compat/records/_kernel*.so gateway/wire/_plain.c gateway/wire/_plain*.so
+	rm -f compat/records/_kernel.c compat/records/_kernel*.so gateway/protocol/wire/_plain.c gateway/protocol/wire/_plain*.so
 
 # One environment in three sizes; a larger one holds all of a smaller.
 $(VENV)/.made:

@@ -12,6 +12,6 @@ setup(
             extra_compile_args=["-O3"],
             optional=True,
         ),
-        Extension("gateway.wire._plain", ["gateway/wire/_plain.pyx"], extra_compile_args=["-O3"], optional=True),
+        Extension("gateway.protocol.wire._plain", ["gateway/protocol/wire/_plain.pyx"], extra_compile_args=["-O3"], optional=True),
     ]
 )

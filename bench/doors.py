@@ -5,12 +5,12 @@ Two processes differ by some percent for as long as they live, by where their me
 
 from __future__ import annotations
 
-from gateway import startup
-from gateway.cli import main
-from gateway.session import Session
-from gateway.traffic.client import Peer
-from gateway.traffic.log import TrafficLog
+from gateway import app
+from gateway.cli.main import main
+from gateway.protocol.session import Session
+from gateway.traffic.client_identity import Peer
 from gateway.traffic.recorder import NOTHING, Recorder
+from gateway.traffic.traffic_log import TrafficLog
 
 UNSEEN = "UNSEEN"
 """The name of that listener."""
@@ -24,5 +24,5 @@ class HalfBlind(TrafficLog):
 
 
 if __name__ == "__main__":
-    startup.TrafficLog = HalfBlind  # type: ignore[misc]
+    app.TrafficLog = HalfBlind  # type: ignore[misc]
     main(prog_name="kopgate")

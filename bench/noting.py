@@ -14,15 +14,15 @@ from types import SimpleNamespace
 from twisted.internet.task import Clock
 
 from bench.clients import BATCH_BYTES, RECORD_BYTES
-from gateway.records import check_batch
-from gateway.session import Session
-from gateway.traffic.client import Peer
-from gateway.traffic.log import TrafficLog
+from gateway.partitions.record_batch import check_batch
+from gateway.protocol.session import Session
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse, PartitionFetched
+from gateway.protocol.wire.header import RequestHeader
+from gateway.protocol.wire.produce_codec import PartitionRecords, ProduceRequest, TopicRecords
+from gateway.traffic.client_identity import Peer
 from gateway.traffic.recorder import Recorder
-from gateway.wire.api_keys import ApiKey
-from gateway.wire.fetch import FetchRequest, FetchResponse, PartitionFetched
-from gateway.wire.header import RequestHeader
-from gateway.wire.produce import PartitionRecords, ProduceRequest, TopicRecords
+from gateway.traffic.traffic_log import TrafficLog
 from tests.compat.records.building import Sample, batch
 
 GIB = 1 << 30

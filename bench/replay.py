@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
 
 from bench.clients import ClientFailed
-from gateway.records import check_batch
+from gateway.partitions.record_batch import check_batch
 from tests.peers.gateway import MIB, Peer, fetching, framed
 
 PRODUCE_VERSION, FETCH_VERSION = 8, 11

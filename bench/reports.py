@@ -120,11 +120,11 @@ def _of_topic(key: int, application: int, old: bool) -> dict[str, Any]:
 
 def measure(rows: int, folder: Path, cores: int) -> dict[str, Any]:
     """Seconds of ingest and of the report, by the clock and of CPU; peak memory of Spark's process and of this one, in MiB."""
-    from reports import facts
-    from reports.ingest import ingest, stored
+    from reports.analysis import facts
+    from reports.ingest.ingest_job import ingest, stored
+    from reports.ingest.schema import USAGE
     from reports.run import Order, run
-    from reports.schema import USAGE
-    from reports.session import open_session
+    from reports.spark_session import open_session
 
     now = datetime.now(UTC)
     size = logs(folder / "logs", rows, now)

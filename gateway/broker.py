@@ -6,22 +6,22 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.broker_configs import BrokerConfigs
 from gateway.cluster import Cluster
 from gateway.coarse_clock import CoarseClock
-from gateway.config import Settings
-from gateway.conversion import Converter
-from gateway.errors import ErrorCode, KafkaError
-from gateway.fetch_sessions import FetchSessions
-from gateway.flow import Outgoing
-from gateway.groups.configs import GroupConfigs
+from gateway.configs.broker_configs import BrokerConfigs
+from gateway.configs.group_configs import GroupConfigs
+from gateway.coroutines import Clock, Waits, unbroken_within
+from gateway.fetch.conversion import Converter
+from gateway.fetch.fetch_sessions import FetchSessions
 from gateway.groups.coordinator import Coordinator
-from gateway.groups.offsets import CommittedOffsets
-from gateway.producer_ids import ProducerIds
-from gateway.reply_cache import ReplyCache
-from gateway.topics import Topics
-from gateway.traffic.log import OFF, Traffic
-from gateway.waiting import Clock, Waits, unbroken_within
+from gateway.groups.offsets.committed_offsets import CommittedOffsets
+from gateway.net.flow_control import Outgoing
+from gateway.partitions.producer_ids import ProducerIds
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.reply_cache import ReplyCache
+from gateway.settings.model import Settings
+from gateway.topics.registry import Topics
+from gateway.traffic.traffic_log import OFF, Traffic
 from storage.log import StorageError, Store
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.waiting import Clock
+from gateway.coroutines import Clock
 
 #: Seconds by which a call may come late.
 GRAIN = 0.1

@@ -11,12 +11,12 @@ from typing import Any
 
 from gateway import logs
 from gateway.broker import Broker
-from gateway.compaction import Compaction
-from gateway.config import Settings
-from gateway.errors import KafkaError
-from gateway.groups.expiry import Expiry
-from gateway.live_topic import LiveTopic
-from gateway.waiting import Cancel, Wake, call_later
+from gateway.coroutines import Cancel, Wake, call_later
+from gateway.groups.offsets.offset_expiry import Expiry
+from gateway.partitions.compaction import Compaction
+from gateway.protocol.errors import KafkaError
+from gateway.settings.model import Settings
+from gateway.topics.topic_state import LiveTopic
 from storage.log import StorageError
 
 _log = logs.part(__name__)

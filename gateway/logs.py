@@ -2,7 +2,7 @@
 
 An event is a name and fields: `logs.part(__name__).warning("refused", peer=peer, api_key=3)` becomes
 
-    2026-11-21T10:58:44.123Z warning gateway.session refused peer=127.0.0.1:5000 api_key=3
+    2026-11-21T10:58:44.123Z warning gateway.protocol.session refused peer=127.0.0.1:5000 api_key=3
 
 or the same as one JSON object. What a peer sent is escaped, so that it can forge no line and reach no terminal. It all rests on the standard
 library's `logging`, so that what other libraries log comes out the same way.

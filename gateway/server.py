@@ -19,19 +19,19 @@ from auth.users import UsersFileError
 from compat.records import KERNEL, KERNEL_REASON
 from gateway import handlers as handlers  # importing them routes them
 from gateway import logs, memory
-from gateway.addresses import Endpoint
+from gateway.app import make_mechanisms, make_tls, open_broker
 from gateway.broker import Broker
-from gateway.config import Settings
-from gateway.connection import overdue
-from gateway.flow import Budget, LoginBudget, Outgoing
+from gateway.coroutines import Wake, start, unbroken_within
 from gateway.housekeeping import Housekeeping
-from gateway.listeners import Doors, Listener, TlsListener
-from gateway.startup import make_mechanisms, make_tls, open_broker
-from gateway.stores import make_store
-from gateway.sweep import Sweep
-from gateway.transport import Port
-from gateway.waiting import Wake, start, unbroken_within
-from gateway.wire import plain
+from gateway.net.connection import overdue
+from gateway.net.flow_control import Budget, LoginBudget, Outgoing
+from gateway.net.listeners import Doors, Listener, TlsListener
+from gateway.net.sweep import Sweep
+from gateway.net.transport import Port
+from gateway.protocol.wire import compiled
+from gateway.settings.addresses import Endpoint
+from gateway.settings.model import Settings
+from gateway.settings.stores import make_store
 from gateway.workers import TooMuchWaits, Workers
 from storage.log import NotReady, StorageError, Store
 
@@ -125,7 +125,7 @@ class Server:
         self._housekeeping.start()
         if KERNEL != "cython":
             _log.warning("records are converted in plain Python, some 50 times slower", reason=KERNEL_REASON)
-        elif plain.KERNEL != "cython":
+        elif compiled.KERNEL != "cython":
             _log.warning(
                 "produce requests are read in plain Python, at a fifth more of the cost",
                 remedy="install again; in a checkout make clean first",

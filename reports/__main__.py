@@ -9,11 +9,13 @@ import argparse
 import sys
 from datetime import UTC, datetime
 
-from reports import answer, facts, since
+from reports import since
+from reports.analysis import facts
+from reports.ingest.taken_files import TablesError
+from reports.page import answer
 from reports.places import argument
 from reports.run import Order, run
-from reports.session import open_session
-from reports.taken import TablesError
+from reports.spark_session import open_session
 
 
 def main() -> int:

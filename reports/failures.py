@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pyspark.errors import PySparkException
 
-from reports.taken import TablesError
+from reports.ingest.taken_files import TablesError
 
 FULL = "there is no room left in {folder}; what was taken until now stays taken: make room and run it again"
 NO_START = "Java did not start; above is what it says: it must be 17 or newer (`java -version`, JAVA_HOME), and --memory be as in 2g"

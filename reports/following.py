@@ -19,11 +19,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from reports.failures import told
-from reports.ingest import Ingested, Intake
+from reports.ingest.ingest_job import Ingested, Intake
+from reports.ingest.row_parser import to_rows
+from reports.ingest.taken_files import Tables, TablesError
 from reports.places import argument
-from reports.rows import to_rows
-from reports.session import open_session
-from reports.taken import Tables, TablesError
+from reports.spark_session import open_session
 
 TOPIC = "__kopgate_traffic"
 EVERY = 600

@@ -11,23 +11,23 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from reports import activity as of_activity
-from reports import clients, costs, readiness
-from reports.again import take_again
-from reports.answer import many
-from reports.beforehand import must_be_apart
-from reports.collecting import collect
-from reports.doings import kinds
-from reports.facts import Target, api_names
+from reports.analysis import activity as of_activity
+from reports.analysis import client_history, costs, readiness
+from reports.analysis.behaviour import kinds
+from reports.analysis.facts import Target, api_names
+from reports.analysis.identity import identify
+from reports.analysis.trend import outlook, trend
+from reports.analysis.words import APPLICATION, REFUSED, STATES
 from reports.failures import told
-from reports.identity import identify
-from reports.ingest import Ingested, stored, take_new
+from reports.ingest.ingest_job import Ingested, stored, take_new
+from reports.ingest.reread import take_again
+from reports.ingest.schema import CONNECTION, USAGE
+from reports.ingest.taken_files import Tables, TablesError
 from reports.outputs import Outputs
-from reports.page import page
-from reports.schema import CONNECTION, USAGE
-from reports.taken import Tables, TablesError
-from reports.trend import outlook, trend
-from reports.words import APPLICATION, REFUSED, STATES
+from reports.page.answer import many
+from reports.page.page_data import collect
+from reports.page.report_page import page
+from reports.preview import must_be_apart
 
 DAYS = 30
 """How far a report looks back where nobody says: a month has every weekly and monthly job in it."""
@@ -93,7 +93,7 @@ def _report(spark: SparkSession, order: Order, now: datetime, taken: Ingested, p
         summary = _summary(tables, order.target, now, taken)
         summary["log"]["library_not_looked_for"] = tables.left_out
         summary["log"]["never_logged_in"] = of_activity.never_logged_in(of_activity.who_is_who(connections)).count()
-        summary["log"]["lines_missing"] = clients.missing_lines(
+        summary["log"]["lines_missing"] = client_history.missing_lines(
             usage.select("connection", "sequence").unionByName(connections.select("connection", "sequence"))
         )
         shown = collect(tables.clients, tables.matrix, tables.distribution, tables.days, tables.bindings)
@@ -137,7 +137,7 @@ def _tables(outputs: Outputs, did: DataFrame, named: DataFrame, bare: DataFrame,
     identity = named.persist()
     most = F.desc(F.col("bytes_in") + F.col("bytes_out"))
     by_application = [F.col(name) for name in APPLICATION]
-    sent = outputs.table("matrix", clients.matrix(did), [*by_application, F.col("api_key")])
+    sent = outputs.table("matrix", client_history.matrix(did), [*by_application, F.col("api_key")])
     step("readiness")
     found = readiness.findings(did, bare, target)
     outputs.table("blockers", _with_times(readiness.blockers(found)), [F.desc("bytes"), F.desc("requests"), *by_application, F.col("what")])
@@ -147,7 +147,7 @@ def _tables(outputs: Outputs, did: DataFrame, named: DataFrame, bare: DataFrame,
     identity.unpersist()
     spread = outputs.table(
         "distribution",
-        clients.distribution(did, written),
+        client_history.distribution(did, written),
         [F.col(name) for name in ("date", "dimension", "value", "library", "version", "generation")],
     )
     step("costs")

@@ -23,12 +23,12 @@ MAY_IMPORT = {
 #: Where a library may be imported: files, or folders with a slash at the end.
 BELONGS_TO = {
     "twisted": (
-        "gateway/cli.py",
-        "gateway/listeners.py",
+        "gateway/cli/main.py",
+        "gateway/net/listeners.py",
         "gateway/server.py",
-        "gateway/transport.py",
-        "gateway/connection.py",
-        "gateway/waiting.py",
+        "gateway/net/transport.py",
+        "gateway/net/connection.py",
+        "gateway/coroutines.py",
         "gateway/workers.py",
         "storage/bridge.py",
         "storage/lmdb/",
@@ -36,17 +36,17 @@ BELONGS_TO = {
     ),
     "pulsar": ("storage/pulsar/",),
     "lmdb": ("storage/lmdb/",),
-    "kafka": ("gateway/wire/", "gateway/handlers/", "gateway/commands/"),
-    "re2": ("gateway/groups/expressions.py",),
-    "click": ("gateway/cli.py", "gateway/commands/"),
-    "pydantic": ("gateway/config.py", "gateway/layers.py"),
-    "pydantic_settings": ("gateway/config.py", "gateway/layers.py"),
+    "kafka": ("gateway/protocol/wire/", "gateway/handlers/", "gateway/commands/"),
+    "re2": ("gateway/groups/consumer/topic_regexes.py",),
+    "click": ("gateway/cli/main.py", "gateway/commands/"),
+    "pydantic": ("gateway/settings/model.py", "gateway/settings/layers.py"),
+    "pydantic_settings": ("gateway/settings/model.py", "gateway/settings/layers.py"),
     "pyspark": ("reports/",),
-    "OpenSSL": ("auth/tls.py", "gateway/connection.py", "storage/pulsar/trust.py"),
+    "OpenSSL": ("auth/tls.py", "gateway/net/connection.py", "storage/pulsar/admin/admin_tls.py"),
 }
 
 #: The one module that names the reactor; everything else is given it.
-NAMES_THE_REACTOR = "gateway/cli.py"
+NAMES_THE_REACTOR = "gateway/cli/main.py"
 
 #: What hands rows to Python processes, one by one or in pieces: no worker has a Python with this in it, and each row would be copied there and back.
 ROWS_IN_PYTHON = {
@@ -112,14 +112,14 @@ def test_a_package_says_that_it_is_typed(package):
     [
         ("auth/plain.py", "from gateway import logs"),
         ("compat/records/up.py", "import storage.log"),
-        ("storage/log.py", "def f():\n    from gateway.config import Settings"),
-        ("gateway/dispatch.py", "from twisted.internet.defer import Deferred"),
+        ("storage/log.py", "def f():\n    from gateway.settings.model import Settings"),
+        ("gateway/protocol/dispatch.py", "from twisted.internet.defer import Deferred"),
         ("gateway/server.py", "from twisted.internet import reactor"),
-        ("gateway/fetching.py", "import lmdb"),
-        ("gateway/fetching.py", "import kafka.protocol"),
-        ("gateway/commands/report.py", "import pyspark"),
+        ("gateway/fetch/fetch_reader.py", "import lmdb"),
+        ("gateway/fetch/fetch_reader.py", "import kafka.protocol"),
+        ("gateway/cli/report.py", "import pyspark"),
         ("reports/run.py", "from gateway import logs"),
-        ("gateway/fetching.py", "from . import logs"),
+        ("gateway/fetch/fetch_reader.py", "from . import logs"),
     ],
 )
 def test_what_breaks_the_rule_is_seen(path, source):

@@ -17,11 +17,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from gateway import layers
-from gateway.cli import main
-from gateway.commands.settings import as_markdown
-from gateway.config import Settings
-from gateway.kop_names import OUR_NAMES
+from gateway.cli.main import main
+from gateway.cli.settings_command import as_markdown
+from gateway.settings import layers
+from gateway.settings.kop_aliases import OUR_NAMES
+from gateway.settings.model import Settings
 from tests.peers.pulsar import SETTINGS as PULSAR_SETTINGS
 from tests.peers.pulsar import VERSION as PULSAR
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from compat.fingerprint.doing import API_VERSIONS, Doing, opening, texts
+from compat.fingerprint.behaviour import API_VERSIONS, Doing, opening, texts
 
 HERE = files("compat.fingerprint")
 """Of a package that may lie in an archive, as on a cluster's workers."""

@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gateway import logs
-from gateway.errors import ErrorCode, KafkaError
-from gateway.groups.consumer_group import ConsumerGroup, Fence
-from gateway.groups.consumer_member import Beat, Beaten
-from gateway.groups.consumer_states import JOINS
-from gateway.groups.conversion import as_consumer, check_upgrade
-from gateway.groups.driver import AnyGroup, Driver
-from gateway.groups.group import Group
-from gateway.groups.member import Joined, Joining, Synced, Syncing
-from gateway.groups.topology import canonical
-from gateway.waiting import CancelledError, Shared, unbroken
+from gateway.coroutines import CancelledError, Shared, unbroken
+from gateway.groups.classic.classic_group import Group
+from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
+from gateway.groups.consumer.consumer_group import ConsumerGroup, Fence
+from gateway.groups.consumer.consumer_member import Beat, Beaten
+from gateway.groups.consumer.consumer_states import JOINS
+from gateway.groups.consumer.topology import canonical
+from gateway.groups.group_driver import AnyGroup, Driver
+from gateway.groups.group_migration import as_consumer, check_upgrade
+from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import StorageError
 
 _log = logs.part(__name__)

@@ -1,19 +1,19 @@
 """Fetch: records from an offset on, now or as soon as there are enough of them.
 
-max_wait_ms is an upper bound; `gateway.long_poll` says when the wait is shorter.
+max_wait_ms is an upper bound; `gateway.protocol.long_poll` says when the wait is shorter.
 """
 
 from __future__ import annotations
 
-from gateway.caller import Caller
-from gateway.errors import ErrorCode, KafkaError
-from gateway.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, Interest, Round, next_epoch
-from gateway.fetching import Reader, Reading
-from gateway.routes import serves
-from gateway.turns import TURN_ROWS, Turns, in_bytes
-from gateway.waiting import Wake
-from gateway.wire.api_keys import ApiKey
-from gateway.wire.fetch import FetchRequest, FetchResponse, PartitionFetched, write_fetch_response
+from gateway.coroutines import Wake
+from gateway.fetch.fetch_reader import Reader, Reading
+from gateway.fetch.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, Interest, Round, next_epoch
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import TURN_ROWS, Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse, PartitionFetched, write_fetch_response
 
 
 @serves(ApiKey.FETCH, 4, 18)

@@ -7,15 +7,15 @@ from typing import Any
 
 from kafka.protocol.metadata.metadata import MetadataResponse
 
-from gateway.caller import Caller
-from gateway.errors import ErrorCode, KafkaError
-from gateway.live_topic import LiveTopic
-from gateway.routes import Encoded, serves
-from gateway.topic_names import INTERNAL_TOPICS, KEPT_TOPICS
-from gateway.turns import Turns, in_bytes
-from gateway.wire import messages
-from gateway.wire.api_keys import ApiKey
-from gateway.wire.messages import topic_id_of, uuid_of
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.routes import Encoded, serves
+from gateway.protocol.wire import messages
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.messages import topic_id_of, uuid_of
+from gateway.topics.topic_names import INTERNAL_TOPICS, KEPT_TOPICS
+from gateway.topics.topic_state import LiveTopic
 
 _NO_ID = bytes(16)
 # AclOperation's numbers. Without ACLs everybody may do everything that there is to do.

@@ -12,23 +12,23 @@ from kafka.protocol.producer.transaction import InitProducerIdResponse
 
 from compat.records import MessageSet, RecordsError, RecordsTooLarge, keys
 from gateway import logs
-from gateway.caller import Caller
-from gateway.errors import ErrorCode, KafkaError, Refused, release
-from gateway.old_sets import LARGE_MESSAGE_SET, as_batch, check_old
-from gateway.partition import Appended, Partition, storage_error
-from gateway.records import Batch, check_batch
-from gateway.routes import Later, serves
-from gateway.topic_names import KEPT_TOPICS
-from gateway.turns import TURN_ROWS
-from gateway.waiting import NOT_YET, Gathered, Wake, gather, unbroken_within
-from gateway.wire.api_keys import ApiKey
-from gateway.wire.produce import (
+from gateway.coroutines import NOT_YET, Gathered, Wake, gather, unbroken_within
+from gateway.partitions.message_sets import LARGE_MESSAGE_SET, as_batch, check_old
+from gateway.partitions.partition import Appended, Partition, storage_error
+from gateway.partitions.record_batch import Batch, check_batch
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError, Refused, release
+from gateway.protocol.large_requests import TURN_ROWS
+from gateway.protocol.routes import Later, serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.produce_codec import (
     PartitionProduced,
     PartitionRecords,
     ProduceRequest,
     ProduceResponse,
     RecordError,
 )
+from gateway.topics.topic_names import KEPT_TOPICS
 from storage.log import StorageError
 
 _log = logs.part(__name__)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 
-from gateway.errors import ErrorCode
-from gateway.records import ATTRIBUTES, HEADER_BYTES, MAGIC
-from gateway.traffic.rows import text
+from gateway.partitions.record_batch import ATTRIBUTES, HEADER_BYTES, MAGIC
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
+from gateway.protocol.wire.produce_codec import ProduceRequest
+from gateway.traffic.traffic_rows import text
 from gateway.traffic.usage import Usage
-from gateway.wire.fetch import FetchRequest, FetchResponse
-from gateway.wire.produce import ProduceRequest
 from storage.log import Buffer
 
 #: Message sets have the attributes of their first message here.

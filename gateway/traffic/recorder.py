@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from gateway.traffic.rows import Habit, HabitName, Reason
-from gateway.wire.fetch import FetchRequest, FetchResponse
-from gateway.wire.header import RequestHeader
-from gateway.wire.produce import ProduceRequest
+from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
+from gateway.protocol.wire.header import RequestHeader
+from gateway.protocol.wire.produce_codec import ProduceRequest
+from gateway.traffic.traffic_rows import Habit, HabitName, Reason
 
 
 class Owed(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.traffic.rows import UsageRow
+from gateway.traffic.traffic_rows import UsageRow
 
 #: Counts of latencies: up to 250 us, 1 ms, 4 ms ... four times as much each, and the rest.
 BUCKETS = 12

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from storage.lmdb.burst import Burst, Durable
 from storage.lmdb.layout import EVERY_OFFSET, LOG_ROW, PLACE, SLOT, U32, U64, LogRow, Slot, TopicRow, decode_topic, encode_topic, slot_of
 from storage.lmdb.queries import last_slot, log_row, retained_from, slot_at, slots_from
+from storage.lmdb.write_burst import Burst, Durable
 from storage.log import Entry, OffsetOutOfRange, Topic, TopicExists, UnknownTopic
 
 

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import lmdb
 
 from storage.lmdb.directory import sync_directory, take_lock
-from storage.lmdb.gate import Gate
 from storage.lmdb.layout import DATABASES, FORMAT
+from storage.lmdb.map_lock import Gate
 from storage.log import LogClosed, StorageFailed, StoreTooNew
 
 T = TypeVar("T")

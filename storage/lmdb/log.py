@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.defer import Deferred
 
 from storage.lmdb import changes, queries
-from storage.lmdb.burst import Append, Burst, Durable, Task
 from storage.lmdb.layout import LogRow, Slot
+from storage.lmdb.write_burst import Append, Burst, Durable, Task
 from storage.log import Entry, LogClosed, OffsetOutOfRange, StorageFailed
 from storage.tail import Run
 

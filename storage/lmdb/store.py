@@ -12,13 +12,13 @@ from twisted.internet.defer import Deferred
 
 from storage.bridge import OnceEach, Reactor, Readers, Wake
 from storage.lmdb import changes
-from storage.lmdb.burst import Append, Durable, Knowledge, Operation, Outcome, Task
 from storage.lmdb.environment import Environment
 from storage.lmdb.layout import U64, LogRow, TopicRow, decode_topic
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.queries import log_row
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.table import LmdbTable
+from storage.lmdb.write_burst import Append, Durable, Knowledge, Operation, Outcome, Task
 from storage.lmdb.writer import Writer
 from storage.log import LogClosed, StorageFailed, Topic, UnknownTopic, Usage
 from storage.tail import Tail

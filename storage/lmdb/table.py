@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.defer import Deferred
 
 from storage.lmdb import changes
-from storage.lmdb.burst import Task
 from storage.lmdb.layout import U32
+from storage.lmdb.write_burst import Task
 
 if TYPE_CHECKING:
     from storage.lmdb.store import LmdbStore

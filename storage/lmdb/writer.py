@@ -16,11 +16,11 @@ import lmdb
 from twisted.internet.defer import Deferred
 
 from storage.bridge import Reactor, Wake
-from storage.lmdb.burst import Append, Burst, Knowledge, Operation, Outcome
 from storage.lmdb.environment import Environment
-from storage.lmdb.gathering import Gathering
 from storage.lmdb.layout import PLACE, U64, slot_of
 from storage.lmdb.settings import LmdbSettings
+from storage.lmdb.write_burst import Append, Burst, Knowledge, Operation, Outcome
+from storage.lmdb.write_queue import Gathering
 from storage.log import StorageFailed
 
 T = TypeVar("T")

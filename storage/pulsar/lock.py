@@ -26,12 +26,12 @@ from twisted.internet.defer import Deferred
 
 from storage.bridge import Reactor, Timer
 from storage.log import Fenced, StorageError, StorageFailed, StoreInUse, StoreLeft
-from storage.pulsar.admin import Admin
-from storage.pulsar.client import Session
-from storage.pulsar.names import OURS, PREFIX
-from storage.pulsar.rows import LOCK_TOPIC
+from storage.pulsar.admin.admin_api import Admin
+from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.table_upkeep import forget_the_old, make_topic
+from storage.pulsar.tables.row_messages import LOCK_TOPIC
+from storage.pulsar.tables.table_upkeep import forget_the_old, make_topic
+from storage.pulsar.topics.pulsar_names import OURS, PREFIX
 
 RETRY_SECONDS = 1.0
 """Between two attempts to have the lock again."""

@@ -11,26 +11,26 @@ from twisted.internet.defer import CancelledError, Deferred, DeferredList, Defer
 
 from storage.bridge import OnceEach, Reactor
 from storage.log import Fenced, LogClosed, StorageError, StorageFailed, Topic, UnknownTopic, Usage
-from storage.pulsar.admin import Admin, Missing
-from storage.pulsar.checks import prepare
-from storage.pulsar.client import Session
-from storage.pulsar.cursors import CursorMirror, Place
-from storage.pulsar.formats import Formats
-from storage.pulsar.history import PulsarPartitionLog
-from storage.pulsar.index import Position
-from storage.pulsar.leader import Room, Taken
-from storage.pulsar.listing import NATIVE
+from storage.plain_records import BatchFormat
+from storage.pulsar.admin.admin_api import Admin, Missing
+from storage.pulsar.admin.cluster_checks import prepare
+from storage.pulsar.client.exclusive_producer import Room, Taken
+from storage.pulsar.client.process_stalls import Standstills
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.compaction.side_topic import Runs
 from storage.pulsar.lock import StoreLock
-from storage.pulsar.names import path_of
-from storage.pulsar.namespaces import largest_message
-from storage.pulsar.partition_rows import TABLE, Partition, PartitionRow, key_of, loaded
-from storage.pulsar.reading import ReaderCache
-from storage.pulsar.runs import Runs
+from storage.pulsar.log.entry_formats import Formats
+from storage.pulsar.log.format_history import PulsarPartitionLog
+from storage.pulsar.log.offset_index import Position
+from storage.pulsar.log.partition_reader import ReaderCache
+from storage.pulsar.log.partition_rows import TABLE, Partition, PartitionRow, key_of, loaded
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.standstills import Standstills
-from storage.pulsar.table import PulsarTable
-from storage.pulsar.topics import TopicCatalogue
-from storage.records import BatchFormat
+from storage.pulsar.tables.table import PulsarTable
+from storage.pulsar.topics.mirrored_cursors import CursorMirror, Place
+from storage.pulsar.topics.namespaces import largest_message
+from storage.pulsar.topics.pulsar_names import path_of
+from storage.pulsar.topics.topic_catalog import TopicCatalogue
+from storage.pulsar.topics.topic_listing import NATIVE
 from storage.tail import Tail
 
 logger = logging.getLogger(__name__)

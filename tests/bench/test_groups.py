@@ -7,7 +7,7 @@ import pytest
 from bench.clients import ClientFailed
 from bench.groups import STEP_SECONDS, Load, Members, Outcome, Took, measure, table
 from bench.servers import Gateway
-from gateway.config import Settings
+from gateway.settings.model import Settings
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
 

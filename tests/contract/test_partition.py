@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pytest_twisted import ensureDeferred
 
-from gateway.config import Settings
-from gateway.errors import ErrorCode, KafkaError
-from gateway.partition import Appended, Partition, Recovery
-from gateway.producer_snapshots import ProducerSnapshots
-from gateway.producers import Producers
-from gateway.records import check_batch
-from gateway.topic_configs import effective
+from gateway.configs.topic_configs import effective
+from gateway.partitions.partition import Appended, Partition, Recovery
+from gateway.partitions.producer_snapshots import ProducerSnapshots
+from gateway.partitions.producer_state import Producers
+from gateway.partitions.record_batch import check_batch
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.settings.model import Settings
 from storage.log import PartitionLog, Store
 from tests.contract.benches import Bench
 from tests.contract.entries import topic

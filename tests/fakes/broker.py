@@ -10,22 +10,22 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from gateway.broker import Broker
-from gateway.broker_configs import BrokerConfigs
-from gateway.caller import Caller
 from gateway.cluster import Cluster
 from gateway.coarse_clock import CoarseClock
-from gateway.config import Settings
-from gateway.conversion import Converter
-from gateway.fetch_sessions import FetchSessions
-from gateway.groups.configs import GroupConfigs
+from gateway.configs.broker_configs import BrokerConfigs
+from gateway.configs.group_configs import GroupConfigs
+from gateway.coroutines import Cancel, start
+from gateway.fetch.conversion import Converter
+from gateway.fetch.fetch_sessions import FetchSessions
+from gateway.groups.consumer.topology import TopicView
 from gateway.groups.coordinator import Coordinator
-from gateway.groups.offsets import CommittedOffsets
-from gateway.groups.topology import TopicView
-from gateway.long_poll import LongPoll
-from gateway.producer_ids import ProducerIds
-from gateway.session import Session
-from gateway.topics import Topics
-from gateway.waiting import Cancel, start
+from gateway.groups.offsets.committed_offsets import CommittedOffsets
+from gateway.partitions.producer_ids import ProducerIds
+from gateway.protocol.caller import Caller
+from gateway.protocol.long_poll import LongPoll
+from gateway.protocol.session import Session
+from gateway.settings.model import Settings
+from gateway.topics.registry import Topics
 from tests.fakes.memory_store import Medium, MemoryStore
 
 #: What the broker's clock says at the start of a test, in ms since 1970.

@@ -21,10 +21,10 @@ from twisted.internet.task import Clock
 from auth.mechanism import AuthenticationFailed, Outcome, Principal
 from gateway import handlers as handlers  # importing them routes them
 from gateway.coarse_clock import CoarseClock
-from gateway.config import Settings
-from gateway.dispatch import Dispatch
-from gateway.flow import Budget, Flow
-from gateway.session import Session
+from gateway.net.flow_control import Budget, Flow
+from gateway.protocol.dispatch import Dispatch
+from gateway.protocol.session import Session
+from gateway.settings.model import Settings
 from gateway.traffic.recorder import NOTHING, Recorder
 from tests.fakes.broker import Threads
 

@@ -9,7 +9,7 @@ from kafka.errors import IncompatibleBrokerVersion, NoError, NonEmptyGroupError,
 from kafka.protocol.admin import DescribeGroupsResponse
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
-from gateway.wire.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
+from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 
 NODE = 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from gateway.errors import ErrorCode, KafkaError
+from gateway.protocol.errors import ErrorCode, KafkaError
 
 
 def id_of(name: str, life: int = 0) -> bytes:

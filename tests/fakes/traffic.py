@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.session import Session
-from gateway.startup import _name_of
-from gateway.traffic.client import Peer
-from gateway.traffic.log import TrafficLog
+from gateway.app import _name_of
+from gateway.protocol.session import Session
+from gateway.traffic.client_identity import Peer
 from gateway.traffic.recorder import Recorder
+from gateway.traffic.traffic_log import TrafficLog
 from tests.fakes.broker import House, open_house
 from tests.fakes.connection import Client
 

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway import handlers as handlers  # importing them routes them
-from gateway.dispatch import _decode as decode
-from gateway.errors import Refused
-from gateway.routes import ROUTES
-from gateway.wire.header import RequestHeader, read_header
-from gateway.wire.messages import FIRST_FLEXIBLE_VERSION, REQUESTS
+from gateway.protocol.dispatch import _decode as decode
+from gateway.protocol.errors import Refused
+from gateway.protocol.routes import ROUTES
+from gateway.protocol.wire.header import RequestHeader, read_header
+from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION, REQUESTS
 from tests.fuzz.requests import sample
 
 ALL = sorted(ROUTES)

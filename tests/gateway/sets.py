@@ -8,7 +8,7 @@ import aiokafka.record.default_records
 import kafka.record.default_records
 import kafka.record.legacy_records
 
-from gateway.records import Batch, check_batch
+from gateway.partitions.record_batch import Batch, check_batch
 
 Pair = tuple[bytes | None, bytes | None]
 

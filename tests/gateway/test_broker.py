@@ -16,11 +16,11 @@ from kafka.protocol.consumer.group import (
     OffsetFetchRequest,
 )
 
-from gateway.errors import ErrorCode
-from gateway.groups.offset_rows import Committed
-from gateway.routes import ROUTES
-from gateway.wire.api_keys import ApiKey
-from gateway.wire.consumer_groups import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
+from gateway.groups.offsets.offset_rows import Committed
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.routes import ROUTES
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
 from storage.log import Fenced, StorageFailed
 from tests.fakes.broker import NOW, House, ended, open_house
 from tests.gateway.handlers.asking import answer, asked

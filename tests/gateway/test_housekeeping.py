@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from compat.records import check_message_set
-from gateway.groups.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import Committed
 from gateway.housekeeping import Housekeeping
-from gateway.records import check_batch
+from gateway.partitions.record_batch import check_batch
 from storage.log import StorageFailed
 from tests.fakes.broker import NOW, House, ended, open_house
 from tests.gateway.sets import batch, old_set

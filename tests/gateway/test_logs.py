@@ -34,13 +34,13 @@ def line_of(write, **kwargs):
     return line
 
 
-SESSION = logs.part("gateway.session")
+SESSION = logs.part("gateway.protocol.session")
 
 
 def test_a_text_line_is_time_level_part_event_and_fields():
     line = line_of(lambda: SESSION.warning("refused", peer="127.0.0.1:5000", api_key=3, known=False, reason="not a frame"))
     stamp, rest = line.split(" ", 1)
-    assert rest == 'warning gateway.session refused peer=127.0.0.1:5000 api_key=3 known=False reason="not a frame"'
+    assert rest == 'warning gateway.protocol.session refused peer=127.0.0.1:5000 api_key=3 known=False reason="not a frame"'
     assert time.strptime(stamp[:19], "%Y-%m-%dT%H:%M:%S")
     assert stamp.endswith("Z")
 
@@ -50,7 +50,7 @@ def test_a_json_line_is_one_object_with_typed_values():
     assert row.pop("time").endswith("Z")
     assert row == {
         "level": "info",
-        "part": "gateway.session",
+        "part": "gateway.protocol.session",
         "event": "served",
         "count": 3,
         "ratio": 0.5,
@@ -89,8 +89,8 @@ def test_json_keeps_every_text_whole(value):
 
 
 def test_a_text_value_cannot_look_like_another_field():
-    line = line_of(lambda: SESSION.info("x", client='a" peer=1.2.3.4\n2026 error gateway.cli stopped'))
-    assert line.endswith(r'client="a\" peer=1.2.3.4\n2026 error gateway.cli stopped"')
+    line = line_of(lambda: SESSION.info("x", client='a" peer=1.2.3.4\n2026 error gateway.cli.main stopped'))
+    assert line.endswith(r'client="a\" peer=1.2.3.4\n2026 error gateway.cli.main stopped"')
 
 
 @pytest.mark.parametrize("layout", ["text", "json"])
@@ -137,18 +137,18 @@ def test_other_libraries_are_heard_from_warning_up():
 
 def test_a_part_has_its_own_level():
     def speak():
-        logs.part("gateway.session").debug("a")
-        logs.part("gateway.session.inner").debug("b")
-        logs.part("gateway.dispatch").debug("c")
+        logs.part("gateway.protocol.session").debug("a")
+        logs.part("gateway.protocol.session.inner").debug("b")
+        logs.part("gateway.protocol.dispatch").debug("c")
         logs.part("storage.lmdb").info("d")
 
-    heard = lines_of(speak, levels={"gateway.session": "debug", "storage": "warning"})
+    heard = lines_of(speak, levels={"gateway.protocol.session": "debug", "storage": "warning"})
     assert [line.split(" ")[3] for line in heard] == ["a", "b"]
 
 
 def test_a_part_knows_whether_debug_is_heard():
     heard = []
-    lines_of(lambda: heard.append(SESSION.hears_debug()), levels={"gateway.session": "debug"})
+    lines_of(lambda: heard.append(SESSION.hears_debug()), levels={"gateway.protocol.session": "debug"})
     lines_of(lambda: heard.append(SESSION.hears_debug()))
     assert heard == [True, False]
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from twisted.internet.task import Clock
 
-from gateway.routes import supported_versions
-from gateway.wire.api_keys import ApiKey
-from gateway.wire.messages import REQUESTS
-from gateway.wire.primitives import MAX_ELEMENTS
+from gateway.protocol.routes import supported_versions
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.messages import REQUESTS
+from gateway.protocol.wire.primitives import MAX_ELEMENTS
 from tests.fakes.broker import Threads
 from tests.fakes.connection import request
 from tests.fakes.traffic import Scene

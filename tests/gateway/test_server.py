@@ -15,7 +15,7 @@ import pytest
 from kafka.protocol.consumer.fetch import FetchResponse
 from kafka.protocol.producer.produce import ProduceResponse
 
-from gateway.transport import GOODBYE_SECONDS
+from gateway.net.transport import GOODBYE_SECONDS
 from tests.certificates import Authority
 from tests.compat.records.building import Sample, batch
 from tests.peers.gateway import MIB, Peer, Stopwatch, fetching, framed, gateway, producing
@@ -332,8 +332,8 @@ def test_a_peer_that_only_looks_whether_the_port_is_open_is_no_news(tmp_path, fi
     ("missing", "words"),
     [
         (["compat.records._kernel"], "records are converted in plain Python"),
-        (["gateway.wire._plain"], "produce requests are read in plain Python"),
-        (["compat.records._kernel", "gateway.wire._plain"], "records are converted in plain Python"),
+        (["gateway.protocol.wire._plain"], "produce requests are read in plain Python"),
+        (["compat.records._kernel", "gateway.protocol.wire._plain"], "records are converted in plain Python"),
     ],
     ids=["kernel", "plain", "both"],
 )

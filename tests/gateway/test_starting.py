@@ -8,8 +8,8 @@ import pytest
 from twisted.internet.task import Clock
 
 from gateway import server as servers
-from gateway.config import Settings
 from gateway.server import Server, StartFailed
+from gateway.settings.model import Settings
 from storage.log import NotReady, StorageFailed
 from tests.fakes.broker import Started
 

@@ -14,9 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gateway.commands.progress import Progress
-from reports.facts import DEFAULT_TARGET, target_names
-from reports.stopping import Signals, Stopped
+from gateway.cli.progress import Progress
+from reports.analysis.facts import DEFAULT_TARGET, target_names
+from reports.interrupts import Signals, Stopped
 from tests.legacy_clients.applications import COMPANY, Application, Ran, run
 from tests.legacy_clients.brokers import GatewayFailed
 

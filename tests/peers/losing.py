@@ -12,8 +12,8 @@ from twisted.internet import reactor as the_reactor
 from twisted.internet.defer import Deferred
 
 from gateway import logs, server
-from gateway.addresses import parse_endpoint
-from gateway.config import Settings
+from gateway.settings.addresses import parse_endpoint
+from gateway.settings.model import Settings
 from tests.fakes.memory_store import MemoryStore
 
 reactor: Any = the_reactor

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.groups.assignors import Partitions, Subscriber, assign_range, assign_uniform
+from gateway.groups.consumer.assignors import Partitions, Subscriber, assign_range, assign_uniform
 from tests.peers.cache import CannotInstall
 from tests.peers.kafka import java
 

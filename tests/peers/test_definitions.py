@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.wire import schemas
+from gateway.protocol.wire import schemas
 from tests.peers.cache import CannotInstall, maven_jars
 
 pytestmark = pytest.mark.peer

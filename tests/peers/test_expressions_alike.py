@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import KafkaError
-from gateway.groups.expressions import Expressions
+from gateway.groups.consumer.topic_regexes import Expressions
+from gateway.protocol.errors import KafkaError
 from tests.peers import jvm
 from tests.peers.cache import CannotInstall, maven_jars
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import main
+from gateway.cli.main import main
 from tests.legacy_clients.brokers import are_required, gateway, reference
 from tests.peers.cache import CannotInstall
 from tests.peers.groups import commits, committed, makes_topic, members

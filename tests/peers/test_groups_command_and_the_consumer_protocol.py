@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import main
+from gateway.cli.main import main
 from tests.legacy_clients.brokers import are_required, gateway
 from tests.peers.cache import CannotInstall
 from tests.peers.groups import SECONDS, commits, makes_topic, members

@@ -40,8 +40,8 @@ from kafka.protocol.consumer.group import (
     SyncGroupResponse,
 )
 
-from gateway.errors import ErrorCode
-from gateway.wire.consumer_groups import (
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.wire.group_messages import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
     ConsumerGroupHeartbeatRequest,

@@ -22,8 +22,8 @@ from kafka.protocol.consumer.group import (
     SyncGroupResponse,
 )
 
-from gateway.errors import ErrorCode
-from storage.pulsar.standstills import STILL_SECONDS
+from gateway.protocol.errors import ErrorCode
+from storage.pulsar.client.process_stalls import STILL_SECONDS
 from tests.legacy_clients.brokers import in_pulsar
 from tests.peers.chaos.observers import stands, whole
 from tests.peers.chaos.servers import Gateway, GatewayDied

@@ -8,7 +8,7 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from gateway.cli import main
+from gateway.cli.main import main
 from tests.certificates import Authority
 from tests.peers.kafka import Kafka, Secured, tool
 

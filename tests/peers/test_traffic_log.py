@@ -32,7 +32,7 @@ from kafka.protocol.metadata.api_versions import ApiVersionsRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProducerIdResponse
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse
 
-from gateway.topic_names import TRAFFIC
+from gateway.topics.topic_names import TRAFFIC
 from tests.certificates import Authority
 from tests.compat.records.building import NONE, Sample, batch, message_set, wrapper
 from tests.peers.gateway import Stopwatch, framed, gateway, one_record, producing

@@ -12,7 +12,7 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
-from gateway.topic_names import TRAFFIC
+from gateway.topics.topic_names import TRAFFIC
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
 from tests.peers.chaos.stages import BROKER_MEMORY, ONE_BOOKIE

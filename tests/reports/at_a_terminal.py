@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.gateway.commands.screen import pieces_of, terminal
+from tests.gateway.cli.screen import pieces_of, terminal
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = 60

@@ -38,7 +38,7 @@ def pyspark():
 
 @pytest.fixture(scope="session")
 def spark(pyspark):
-    from reports.session import open_session
+    from reports.spark_session import open_session
 
     session = open_session("local[2]", "1g", **FOR_SMALL_TABLES)
     yield session

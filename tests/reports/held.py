@@ -8,7 +8,7 @@ from pathlib import Path
 HELD = """
 import sys
 from pathlib import Path
-from gateway.cli import main
+from gateway.cli.main import main
 
 try:
     from pyspark.sql.classic.dataframe import DataFrame

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import date, timedelta
 
-from reports.facts import Target
-from reports.figures import Figures
+from reports.analysis.facts import Target
+from reports.page.figures import Figures
 
 FIRST = date(2026, 1, 1)
 #: That the page is given at most.

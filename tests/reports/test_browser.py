@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from reports.page import page
+from reports.page.report_page import page
 from tests.reports import made_up
 from tests.reports.browser import CUT, MEDIA, SCREEN, TELEPHONE
 

@@ -101,7 +101,8 @@ def said(out):
 
 def test_a_report_on_a_cluster_is_that_of_one_machine(spark, environment, master, logs, tmp_path):
     """By spark-submit, and by the command."""
-    from reports import answer, facts
+    from reports.analysis import facts
+    from reports.page import answer
     from reports.run import Order, run
 
     there, here = tmp_path / "there", tmp_path / "here"

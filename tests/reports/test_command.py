@@ -93,8 +93,8 @@ def test_the_answer_is_five_lines_and_the_exit_code_says_not_ready(logs, tmp_pat
 
 @pytest.mark.parametrize(("size", "batches"), [("200k", 0), ("800k", 1)], ids=["while rows are written", "while the report is"])
 def test_on_a_full_disk_it_says_so_and_counts_everything_once_when_there_is_room(spark, logs, tmp_path, size, batches):
-    from reports.ingest import stored
-    from reports.taken import Tables
+    from reports.ingest.ingest_job import stored
+    from reports.ingest.taken_files import Tables
 
     within = next(
         (found for found in NAMESPACES if subprocess.run([*found, "true"], capture_output=True, check=False).returncode == 0), None
@@ -122,8 +122,8 @@ def test_on_a_full_disk_it_says_so_and_counts_everything_once_when_there_is_room
 
 def test_killed_at_any_point_it_counts_everything_once_the_next_time(spark, logs, tmp_path):
     """While rows are written, when they count (and those of a file that is still written to do not yet), and while the report is made."""
-    from reports.ingest import ingest, stored
-    from reports.taken import Tables
+    from reports.ingest.ingest_job import ingest, stored
+    from reports.ingest.taken_files import Tables
 
     process = Process(logs, node=2)
     process.file(DAY, 12, [process.row("usage", ms(DAY), "2-a-1", api_key=3, api_version=9, requests=1) for _ in range(10)], packed=False)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.gateway.commands.screen import lines_of
+from tests.gateway.cli.screen import lines_of
 from tests.reports.at_a_terminal import COLUMNS, Terminal, running_in, when
 
 pytestmark = [pytest.mark.spark, pytest.mark.peer, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.commands.report import STOPPED
-from tests.gateway.commands.screen import lines_of
+from gateway.cli.report import STOPPED
+from tests.gateway.cli.screen import lines_of
 from tests.reports.at_a_terminal import COLUMNS, Terminal, running_in, when
 from tests.reports.held import held
 from tests.reports.logs import Process, ms

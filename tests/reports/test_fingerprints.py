@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compat.fingerprint.matching import SURE
+from compat.fingerprint.matcher import SURE
 from compat.fingerprint.table import OBSERVED, numbers
 from tests.compat.fingerprint.judging import UNSEEN
 from tests.reports.logs import Process, ms

@@ -83,8 +83,8 @@ def produces(server, times=3):
 
 
 def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_killed(spark, following, tmp_path):
-    from reports.ingest import ingest, stored
-    from reports.taken import Tables
+    from reports.ingest.ingest_job import ingest, stored
+    from reports.ingest.taken_files import Tables
 
     log, out = tmp_path / "traffic", tmp_path / "out"
     tables = Tables(out / "tables")
@@ -124,10 +124,10 @@ def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_k
 def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_record(spark, tmp_path):
     from pyspark.sql import functions as F
 
+    from reports.analysis.literals import table_of
     from reports.following import take_batch
-    from reports.ingest import stored
-    from reports.literals import table_of
-    from reports.taken import Tables
+    from reports.ingest.ingest_job import stored
+    from reports.ingest.taken_files import Tables
 
     process, written = Process(tmp_path), ms("2026-11-20", 0, 10)
     times = [written, ms("2026-11-19", 23, 59), ms("2026-11-10"), ms("2026-11-30"), ms("1970-01-01")]
@@ -144,13 +144,13 @@ def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_record(spark, tmp
 def test_of_too_many_processes_in_a_batch_those_with_the_most_rows_count_and_the_following_goes_on(spark, tmp_path, monkeypatch):
     from pyspark.sql import functions as F
 
-    from reports import writing
+    from reports.analysis.literals import table_of
     from reports.following import take_batch
-    from reports.ingest import stored
-    from reports.literals import table_of
-    from reports.taken import Tables
+    from reports.ingest import batch_writer
+    from reports.ingest.ingest_job import stored
+    from reports.ingest.taken_files import Tables
 
-    monkeypatch.setattr(writing, "MOST_PROCESSES", 2)
+    monkeypatch.setattr(batch_writer, "MOST_PROCESSES", 2)
     at, now = ms("2026-11-20", 0, 10), datetime(2026, 11, 20, 8, tzinfo=UTC)
     processes = [Process(tmp_path, start=f"p{number}") for number in range(4)]
     tables = Tables(tmp_path / "tables")
@@ -169,7 +169,7 @@ def test_of_too_many_processes_in_a_batch_those_with_the_most_rows_count_and_the
         return sorted((row["connection"][2:4], row["sequence"]) for row in rows)
 
     taken = takes(0, 1, 3, 2, 1)
-    assert (taken.rows, taken.quarantined, taken.repeated_rows) == ({"usage": 5}, {writing.TOO_MANY_PROCESSES: 2}, 0)
+    assert (taken.rows, taken.quarantined, taken.repeated_rows) == ({"usage": 5}, {batch_writer.TOO_MANY_PROCESSES: 2}, 0)
     of_the_busiest = [("p1", 0), ("p1", 1), ("p1", 2), ("p2", 0), ("p2", 1)]
     assert there() == of_the_busiest
     left = [json.loads(row["line"]) for row in stored(spark, tables, "quarantine").collect()]

@@ -19,7 +19,7 @@ NUMBERS |= {"DeleteTopics": 20, "DescribeConfigs": 32}
 
 def reported(spark, logs, out):
     """The summary, and the tables by name."""
-    from reports import facts
+    from reports.analysis import facts
     from reports.run import Order, run
 
     summary = run(spark, Order(logs, out, facts.target("kafka-4.0")), NOW)

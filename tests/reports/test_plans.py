@@ -19,7 +19,8 @@ def plans(spark, tmp_path_factory):
     """By name, the lines of the plan of what is computed from a log."""
     from pyspark.sql.types import StringType, StructField, StructType
 
-    from reports import activity, clients, costs, facts, identity, readiness, schema, trend
+    from reports.analysis import activity, client_history, costs, facts, identity, readiness, trend
+    from reports.ingest import schema
 
     def of(rows):
         return str(rows._jdf.queryExecution().sparkPlan()).splitlines()
@@ -39,7 +40,7 @@ def plans(spark, tmp_path_factory):
         yield {
             "activity": of(summed),
             "limits": of(found),
-            "libraries": of(clients.distribution(did, named)),
+            "libraries": of(client_history.distribution(did, named)),
             "states": of(costs.bindings(did, states)),
             "verdicts": of(identity._concluded(named.withColumnRenamed("library", "doing"), identity._known())),
             "days": of(trend.trend(did, found.select("date", *whose.names, "requests", "bytes"))),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from reports import facts
-from reports.facts import DEFAULT_TARGET
+from reports.analysis import facts
+from reports.analysis.facts import DEFAULT_TARGET
 from tests.legacy_clients.applications import COMPANY, Reads, Writes
 from tests.legacy_clients.brokers import are_required
 from tests.legacy_clients.clients import table

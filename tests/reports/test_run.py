@@ -18,7 +18,7 @@ NOW = datetime.fromisoformat(f"{planted.NOW}T09:00:00+00:00").astimezone(UTC)
 
 
 def reported(spark, logs, out, target="kafka-4.0", since=None):
-    from reports import facts
+    from reports.analysis import facts
     from reports.run import Order, run
 
     return run(spark, Order(logs, out, facts.target(target), since), NOW)
@@ -193,7 +193,7 @@ def test_lines_that_were_lost_are_counted(report):
 
 
 def test_the_summary_is_on_disk_and_the_answer_is_not_ready(report):
-    from reports import answer
+    from reports.page import answer
 
     assert json.loads((report[1] / "summary.json").read_text()) == report[2]
     assert answer.exit_code(report[2]) == 3
@@ -219,11 +219,11 @@ def test_every_table_is_there_as_parquet_with_as_many_rows(spark, report):
 @pytest.mark.parametrize("target", planted.STATES_FOR)
 def test_another_target_makes_something_else_of_the_same_log(spark, report, target):
     """The tables of that log, without all that is written of them."""
-    from reports import activity, facts, readiness
-    from reports.doings import kinds
-    from reports.identity import identify
-    from reports.ingest import stored
-    from reports.taken import Tables
+    from reports.analysis import activity, facts, readiness
+    from reports.analysis.behaviour import kinds
+    from reports.analysis.identity import identify
+    from reports.ingest.ingest_job import stored
+    from reports.ingest.taken_files import Tables
 
     tables, aim = Tables(report[1] / "tables"), facts.target(target)
     connections = stored(spark, tables, "connection")
@@ -308,25 +308,25 @@ def test_a_clock_that_says_any_year_leaves_times_that_can_be(spark, tmp_path):
 
 
 def test_of_as_many_libraries_as_clients_make_up_the_page_gets_the_most_numerous_and_the_others_together(spark, monkeypatch):
-    from reports import collecting
-    from reports.literals import table_of
+    from reports.analysis.literals import table_of
+    from reports.page import page_data
 
-    monkeypatch.setattr(collecting, "MOST_KINDS", 2)
-    monkeypatch.setattr(collecting, "MOST_SERIES", 1)
+    monkeypatch.setattr(page_data, "MOST_KINDS", 2)
+    monkeypatch.setattr(page_data, "MOST_SERIES", 1)
     made_up = (
         [("java", "3.9.1", "fine")] * 3 + [("b", "1.0", "fine"), ("b", "1.0.7", "refused")] + [(f"x{n}", None, "refused") for n in range(5)]
     )
     clients = table_of(spark, [(*row, None) for row in made_up], "library string, version_high string, state string, generation string")
-    assert collecting._kinds(clients) == [("java 3.9", {"fine": 3}), ("b 1.0", {"fine": 1, "refused": 1}), ("others", {"refused": 5})]
+    assert page_data._kinds(clients) == [("java 3.9", {"fine": 3}), ("b 1.0", {"fine": 1, "refused": 1}), ("others", {"refused": 5})]
     days = [("2026-11-18", "client_id", *row[:2], None, 1) for row in made_up] + [("2026-11-19", "client_id", "java", "3.9.0", None, 2)]
     spread = table_of(spark, days, "date date, dimension string, library string, version string, generation string, applications int")
     one, other = date(2026, 11, 18), date(2026, 11, 19)
-    assert collecting._kinds_by_day(spread) == [("java 3.9", {one: 3, other: 2}), ("others", {one: 7})]
-    assert collecting._most(clients.groupBy("library", "state").count().withColumnRenamed("library", "kind"), "state", 1).count() == 3
+    assert page_data._kinds_by_day(spread) == [("java 3.9", {one: 3, other: 2}), ("others", {one: 7})]
+    assert page_data._most(clients.groupBy("library", "state").count().withColumnRenamed("library", "kind"), "state", 1).count() == 3
 
 
 def test_where_there_are_too_many_kinds_of_clients_it_says_of_how_many_the_library_was_not_looked_for(spark, tmp_path, monkeypatch):
-    from reports import identity
+    from reports.analysis import identity
 
     monkeypatch.setattr(identity, "MOST_DOINGS", 1)
     process, begin, rows = Process(tmp_path / "logs"), ms("2026-11-18"), []
@@ -343,7 +343,7 @@ def test_where_there_are_too_many_kinds_of_clients_it_says_of_how_many_the_libra
 
 
 def test_a_log_with_nothing_in_it_is_no_report(spark, tmp_path):
-    from reports.taken import TablesError
+    from reports.ingest.taken_files import TablesError
 
     (tmp_path / "logs").mkdir()
     with pytest.raises(TablesError, match="there is nothing of a traffic log in"):
@@ -353,7 +353,7 @@ def test_a_log_with_nothing_in_it_is_no_report(spark, tmp_path):
 
 
 def test_a_log_that_cannot_be_used_is_no_report_and_it_says_why(spark, tmp_path):
-    from reports.taken import TablesError
+    from reports.ingest.taken_files import TablesError
 
     process = Process(tmp_path / "logs")
     process.file("2026-11-18", 12, [b"no row", b"nor this"])
@@ -366,7 +366,7 @@ def test_a_log_that_cannot_be_used_is_no_report_and_it_says_why(spark, tmp_path)
 
 
 def test_a_log_of_probes_and_of_log_ins_that_failed_is_no_report(spark, tmp_path):
-    from reports.taken import TablesError
+    from reports.ingest.taken_files import TablesError
 
     process, begin = Process(tmp_path / "logs"), ms("2026-11-18")
     rows = process.connection(begin, begin + 1000, principal=None)

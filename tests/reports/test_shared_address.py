@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 
 from compat.fingerprint.table import OBSERVED, numbers
-from reports import facts
+from reports.analysis import facts
 from tests.legacy_clients.applications import Application, Reads, Writes, run
 from tests.legacy_clients.brokers import are_required
 from tests.reports.logs import Process, ms

@@ -64,8 +64,8 @@ class Reported:
 @pytest.fixture(scope="module")
 def reported(spark, tmp_path_factory):
     """The log, taken into tables once, and two reports on it."""
-    from reports import facts
-    from reports.ingest import ingest, stored
+    from reports.analysis import facts
+    from reports.ingest.ingest_job import ingest, stored
     from reports.run import Order, run
 
     folder = tmp_path_factory.mktemp("skewed")
@@ -177,7 +177,7 @@ def of_kind(plan, *kinds):
 
 def executed(spark, usage, connections, settings):
     """The plan of who did what, as it was in the end, and the rows of that."""
-    from reports import activity
+    from reports.analysis import activity
 
     with set_to(spark, settings):
         its = activity.who_is_who(connections).persist()
@@ -207,7 +207,7 @@ def written_to(plan):
 
 def test_of_a_connection_with_nearly_all_of_the_log_only_its_sums_are_shuffled(in_many, reported):
     """In the first shuffle at most once from each task that has read of it; to the connections once."""
-    from reports.activity import REQUEST, SOFTWARE
+    from reports.analysis.activity import REQUEST, SOFTWARE
 
     usage = reported.usage
     keys = ("date", "connection", "client_id", "listener", "principal", "peer", *SOFTWARE, *REQUEST)
@@ -252,18 +252,19 @@ def test_each_table_sums_up_what_it_reads_before_it_shuffles_it(spark, tmp_path)
     """So an application, a topic or a null that has nearly everything is a row from each task. What connections say of themselves is a few rows each, which
     go to where the connection is. Of plans as they begin, where nothing is known to be small.
     """
-    from reports import activity, clients, costs, doings, facts, identity, readiness, schema, trend
+    from reports.analysis import activity, behaviour, client_history, costs, facts, identity, readiness, trend
+    from reports.ingest import schema
 
     with set_to(spark, IN_MANY):
         log = spark.read.schema(schema.STORED).parquet(str(tmp_path))
         connections = activity.who_is_who(log)
         summed = activity.activity(log, log, connections)
         did = spark.read.schema(summed.schema).parquet(str(tmp_path))
-        named = identity.identify(doings.kinds(log, log, connections))
+        named = identity.identify(behaviour.kinds(log, log, connections))
         found = readiness.findings(did, activity.bare_tokens(did), facts.target("kafka-4.0"))
         applications = readiness.applications(did, named, readiness.blockers(found), facts.target("kafka-4.0"))
         tables = {
-            "activity": summed, "applications": applications, "distribution": clients.distribution(did, applications), "matrix": clients.matrix(did),
+            "activity": summed, "applications": applications, "distribution": client_history.distribution(did, applications), "matrix": client_history.matrix(did),
             "blockers": readiness.blockers(found), "bindings": costs.bindings(did, applications), "conversions": costs.conversions(did),
             "formats": costs.formats(did), "trend": trend.trend(did, found),
         }  # fmt: skip
@@ -274,7 +275,7 @@ def test_each_table_sums_up_what_it_reads_before_it_shuffles_it(spark, tmp_path)
 
 
 def test_of_two_names_of_a_library_that_were_last_used_in_the_same_minute_it_is_one_whichever_row_comes_first(spark):
-    from reports import identity
+    from reports.analysis import identity
 
     rows = ["('sarama', '1.29.1')", "('apache-kafka-java', '3.9.1')", "('Java', '3.9.1')"]
     found = []

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from compat.fingerprint.doing import API_VERSIONS, Doing, opening
-from compat.fingerprint.splitting import Named
+from compat.fingerprint.behaviour import API_VERSIONS, Doing, opening
+from compat.fingerprint.splitter import Named
 from compat.fingerprint.table import OBSERVED
 from tests.compat.fingerprint.judging import UNSEEN
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-from compat.fingerprint.matching import Verdict, identify
+from compat.fingerprint.matcher import Verdict, identify
 from compat.fingerprint.table import Run, Table, numbers, runs_in, table_of
 
 UNSEEN = Path(__file__).parent / "unseen.jsonl"

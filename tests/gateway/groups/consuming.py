@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.config import Settings
-from gateway.groups.consumer_group import ConsumerGroup
-from gateway.groups.consumer_member import Beat, Beaten
-from gateway.groups.effects import Answer, Write
-from gateway.groups.member import Joined, Joining, Synced, Syncing
-from gateway.groups.subscription import assignment_bytes
+from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
+from gateway.groups.classic.subscription import assignment_bytes
+from gateway.groups.consumer.consumer_group import ConsumerGroup
+from gateway.groups.consumer.consumer_member import Beat, Beaten
+from gateway.groups.group_effects import Answer, Write
+from gateway.settings.model import Settings
 from tests.fakes.topology import FakeTopology, id_of
 
 START = 1_700_000_000_000

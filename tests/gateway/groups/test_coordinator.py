@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import ErrorCode, KafkaError
-from gateway.groups.member import Joined, Joining, Syncing
-from gateway.groups.rows import GroupRow, MemberRow, value_of
-from gateway.groups.states import GroupState
+from gateway.groups.classic.classic_member import Joined, Joining, Syncing
+from gateway.groups.classic.classic_rows import GroupRow, MemberRow, value_of
+from gateway.groups.classic.classic_states import GroupState
+from gateway.protocol.errors import ErrorCode, KafkaError
 from tests.fakes.broker import House, Started, ended, open_house
 from tests.fakes.memory_store import Medium
 

@@ -6,8 +6,8 @@ import importlib
 from typing import Any
 
 from gateway import handlers as handlers  # importing them routes them
-from gateway.partition import Partition
-from gateway.routes import ROUTES, Later
+from gateway.partitions.partition import Partition
+from gateway.protocol.routes import ROUTES, Later
 from storage.log import Entry
 from tests.fakes.broker import House, Started, ended
 

@@ -9,9 +9,16 @@ from typing import Any
 import kafka.record.memory_records
 
 from gateway import handlers as handlers  # importing them routes them
-from gateway.routes import ROUTES
-from gateway.wire.api_keys import ApiKey
-from gateway.wire.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionFetched, write_fetch_response
+from gateway.protocol.routes import ROUTES
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.fetch_codec import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionFetched,
+    write_fetch_response,
+)
 from storage.log import Entry
 from tests.compat.records import building
 from tests.compat.records.building import Sample

@@ -7,16 +7,16 @@ from typing import Any
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gateway.config import INT32_MAX
-from gateway.errors import Refused
-from gateway.routes import ROUTES
-from gateway.wire.api_keys import ApiKey
-from gateway.wire.messages import REQUESTS
+from gateway.protocol.errors import Refused
+from gateway.protocol.routes import ROUTES
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.messages import REQUESTS
+from gateway.settings.model import INT32_MAX
 from tests.fakes.broker import House, open_house
 from tests.gateway.handlers.asking import answer, ask
 from tests.gateway.handlers.asking import asked as asked_of
+from tests.gateway.protocol.wire.values import int8s, int16s, int32s, int64s, texts
 from tests.gateway.sets import batch, old_set
-from tests.gateway.wire.values import int8s, int16s, int32s, int64s, texts
 
 ASKED = sorted(ROUTES)
 

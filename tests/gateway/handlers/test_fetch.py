@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 
-from gateway.errors import ErrorCode
 from gateway.handlers import fetch as handler
-from gateway.wire.fetch import FetchPartition
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.wire.fetch_codec import FetchPartition
 from storage.log import StorageFailed
 from tests.compat.records.building import GZIP, Sample, batch
 from tests.fakes.broker import House, Started, ended, open_house

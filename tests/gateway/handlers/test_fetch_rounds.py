@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.errors import ErrorCode
+from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import Started, ended, open_house
 from tests.gateway.handlers.consuming import ask, at, batch_entry, consume, payload, request, rows
 

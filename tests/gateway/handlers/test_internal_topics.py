@@ -15,16 +15,16 @@ from kafka.protocol.admin.topics import (
 from kafka.protocol.metadata.find_coordinator import FindCoordinatorRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
-from gateway.errors import ErrorCode
-from gateway.topic_names import CONSUMER_OFFSETS
+from gateway.protocol.errors import ErrorCode
+from gateway.topics.topic_names import CONSUMER_OFFSETS
 from storage.log import Topic
 from tests.fakes.broker import House, ended, open_house
 from tests.fakes.memory_store import Medium
 from tests.gateway.handlers import consuming
+from tests.gateway.handlers.admin.test_describe_configs import TOPIC, describe, values
 from tests.gateway.handlers.asking import ask
-from tests.gateway.handlers.test_committed import commit
-from tests.gateway.handlers.test_configs import TOPIC, describe, values
-from tests.gateway.handlers.test_offsets import EARLIEST, LATEST, list_offsets
+from tests.gateway.handlers.groups.test_offset_commit import commit
+from tests.gateway.handlers.test_list_offsets import EARLIEST, LATEST, list_offsets
 
 REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 

@@ -9,9 +9,9 @@ from struct import pack
 
 import pytest
 
-from gateway.groups.offset_rows import Committed
-from gateway.routes import ROUTES
-from gateway.wire.api_keys import ApiKey
+from gateway.groups.offsets.offset_rows import Committed
+from gateway.protocol.routes import ROUTES
+from gateway.protocol.wire.api_keys import ApiKey
 from storage.log import Entry
 from tests.fakes.broker import NOW, House, ended, open_house
 from tests.gateway.handlers.asking import store

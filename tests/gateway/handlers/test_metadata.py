@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
-from gateway.errors import ErrorCode
-from gateway.routes import ROUTES, Encoded
-from gateway.topic_names import TRAFFIC
-from gateway.wire.api_keys import ApiKey
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.routes import ROUTES, Encoded
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.topics.topic_names import TRAFFIC
 from tests.fakes.broker import House, ended, open_house
 from tests.gateway.handlers.asking import answer, ask, asked
 

@@ -17,8 +17,8 @@ from kafka.protocol.consumer.group import OffsetCommitRequest, OffsetDeleteReque
 from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
-from gateway.errors import ErrorCode
-from gateway.groups.topology import TopicView, canonical, known
+from gateway.groups.consumer.topology import TopicView, canonical, known
+from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import House, ended, open_house
 from tests.gateway.handlers.asking import ask
 from tests.gateway.handlers.grouping import joined, subscription

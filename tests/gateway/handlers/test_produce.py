@@ -12,14 +12,14 @@ from kafka.protocol.producer import ProduceResponse as CodecResponse
 from kafka.protocol.producer.transaction import InitProducerIdRequest
 from twisted.internet.defer import Deferred
 
-from gateway.errors import ErrorCode, Refused
 from gateway.handlers.produce import TURN_PARTITIONS
-from gateway.old_sets import LARGE_MESSAGE_SET
-from gateway.partition import Recovery
-from gateway.routes import ROUTES, Later
-from gateway.topic_names import CONSUMER_OFFSETS, TRAFFIC
-from gateway.wire.api_keys import ApiKey
-from gateway.wire.produce import PartitionProduced, PartitionRecords, ProduceRequest, TopicRecords, write_produce_response
+from gateway.partitions.message_sets import LARGE_MESSAGE_SET
+from gateway.partitions.partition import Recovery
+from gateway.protocol.errors import ErrorCode, Refused
+from gateway.protocol.routes import ROUTES, Later
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.produce_codec import PartitionProduced, PartitionRecords, ProduceRequest, TopicRecords, write_produce_response
+from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC
 from tests.compat.records import building
 from tests.compat.records.building import Sample
 from tests.compat.records.peers import read_with_kafka_python

@@ -8,12 +8,12 @@ import pytest
 from crc32c import crc32c
 
 from gateway import handlers as handlers  # importing them routes them
-from gateway.errors import ErrorCode
-from gateway.routes import ROUTES, Later
-from gateway.wire.api_keys import ApiKey
-from gateway.wire.produce import PartitionProduced, PartitionRecords, ProduceRequest, RecordError, TopicRecords
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.routes import ROUTES, Later
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.produce_codec import PartitionProduced, PartitionRecords, ProduceRequest, RecordError, TopicRecords
 from tests.fakes.broker import House, ended, open_house
-from tests.gateway.compacted import FORMATS, put, table
+from tests.gateway.partitions.compacted import FORMATS, put, table
 from tests.gateway.sets import Pair, batch, old_set
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.traffic.counters import MOST_VERSIONS, Counters, Room
-from gateway.traffic.rows import MAX_TEXT
+from gateway.traffic.traffic_rows import MAX_TEXT
 
 
 def counters(each=10, all_together=100, room=None):

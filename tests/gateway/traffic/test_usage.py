@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.traffic.rows import UsageRow
+from gateway.traffic.traffic_rows import UsageRow
 from gateway.traffic.usage import BUCKETS, Usage
 
 

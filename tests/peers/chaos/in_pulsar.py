@@ -10,7 +10,7 @@ import pulsar
 from kafka.record import MemoryRecords
 
 from storage.log import Buffer
-from storage.pulsar.messages import entries_of, header_of
+from storage.pulsar.log.entry_messages import entries_of, header_of
 from tests.peers.chaos.evidence import Log, Place
 from tests.peers.verifiable import TOPIC
 

@@ -12,7 +12,7 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 
 from storage.lmdb import writer as writer_module
-from storage.lmdb.burst import Burst, Task
+from storage.lmdb.write_burst import Burst, Task
 from storage.log import Entry, StorageFailed
 from tests.contract.benches import no_file_may_grow
 from tests.contract.entries import Counted, bases, everything, sized, topic

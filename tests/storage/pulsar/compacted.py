@@ -7,10 +7,10 @@ from typing import Any
 from twisted.internet import reactor, task
 
 from storage.log import Entry, PartitionLog
-from storage.pulsar.listing import LOWERED, RETENTION
-from storage.pulsar.lowering import CURSOR
+from storage.pulsar.compaction.trim import CURSOR
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
+from storage.pulsar.topics.topic_listing import LOWERED, RETENTION
 from tests.contract.entries import sized, topic
 from tests.peers.tenant import Tenant
 

@@ -9,7 +9,7 @@ import pulsar as library
 import pytest
 from twisted.internet import reactor
 
-from storage.pulsar.readers import QUEUE_MESSAGES
+from storage.pulsar.client.topic_readers import QUEUE_MESSAGES
 from storage.pulsar.settings import PulsarSettings
 from tests.contract.waiting import settle
 from tests.peers.tenant import Tenant

@@ -10,8 +10,8 @@ import sys
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
-from storage.pulsar.admin import Admin
-from storage.pulsar.client import Session
+from storage.pulsar.admin.admin_api import Admin
+from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.lock import StoreLock
 from storage.pulsar.settings import PulsarSettings
 

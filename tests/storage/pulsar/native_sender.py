@@ -6,7 +6,7 @@ import time
 
 import pulsar as client
 
-from storage.pulsar.names import path_of
+from storage.pulsar.topics.pulsar_names import path_of
 from tests.peers.tenant import Tenant
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import _pulsar as native
 import pulsar as library
 
-from storage.pulsar.admin import Admin
-from storage.pulsar.client import Session
-from storage.pulsar.index import Position
-from storage.pulsar.messages import Header
-from storage.pulsar.reading import PartitionReader, ReaderCache, Stored
+from storage.pulsar.admin.admin_api import Admin
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.log.entry_messages import Header
+from storage.pulsar.log.offset_index import Position
+from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache, Stored
 from storage.pulsar.settings import PulsarSettings
 from tests.peers.tenant import Tenant
 

@@ -11,10 +11,10 @@ import sys
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
-from storage.pulsar.admin import Admin
-from storage.pulsar.client import Session
+from storage.pulsar.admin.admin_api import Admin
+from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.table import PulsarTable
+from storage.pulsar.tables.table import PulsarTable
 
 ROWS = 20
 LANES = 8

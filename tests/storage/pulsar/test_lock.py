@@ -19,11 +19,11 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 
 from storage.log import Fenced, StoreInUse, StoreLeft
-from storage.pulsar.admin import Admin
-from storage.pulsar.client import Session
+from storage.pulsar.admin.admin_api import Admin
+from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.lock import Holder, StoreLock, seems_gone
-from storage.pulsar.names import path_of
 from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.topics.pulsar_names import path_of
 from tests.contract.waiting import settle
 from tests.peers.pulsar import suspend
 from tests.peers.tenant import Tenant

@@ -17,9 +17,9 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageFailed, UnknownTopic
-from storage.pulsar.leader import Taken
+from storage.pulsar.client.exclusive_producer import Taken
+from storage.pulsar.client.process_stalls import STILL_SECONDS
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.standstills import STILL_SECONDS
 from storage.pulsar.store import PulsarStore
 from tests.contract.entries import bases, entry, everything, plain, sized, topic
 from tests.contract.waiting import settle

@@ -1,0 +1,205 @@
+"""Splits the connections of one application into the clients that made them.
+
+Applications that share an address and a client id look like one. Two connections are of the same
+client where one version of one library explains both. Without such a version they are of two.
+
+A connection shows part of what its client does, so only versions of requests count here. Times,
+sizes and the order of requests depend on the application and never split anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from compat.fingerprint.behaviour import API_VERSIONS, LOG_IN, Doing
+from compat.fingerprint.matcher import Fit, places
+from compat.fingerprint.table import Library, Profile, Table, numbers
+
+NOT_COMPARED = frozenset({API_VERSIONS, *LOG_IN})
+"""Requests whose version depends on the listener, or on an earlier refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A client that sends its name, with the requests of all its connections."""
+
+    library: str
+    version: str | None
+    requests: Mapping[int, frozenset[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """`connections` are indexes of those without a name; `named` is the index of the client that
+    sends its name on others, None where there is none.
+    """
+
+    named: int | None
+    connections: tuple[int, ...]
+
+
+MOST_REMEMBERED = 10_000
+"""Kinds of connections whose explanations are cached: applications of one library share them."""
+
+Place = tuple[str, int]
+"""A library, and the index of a place in its line."""
+Lower = Mapping[int, frozenset[int]]
+"""By api key, versions that a client sends beside a higher one."""
+
+
+class _Sent:
+    """The versions that some connections sent, by api key."""
+
+    def __init__(self, first: Doing | None = None) -> None:
+        self._versions: dict[int, set[int]] = {}
+        if first is not None:
+            self.add(first)
+
+    def add(self, doing: Doing) -> None:
+        for key, version in doing.highest.items():
+            self._versions.setdefault(key, set()).add(version)
+
+    def agrees(self, doing: Doing, lower: Lower) -> bool:
+        """Whether each request has the same version in both, or the lower one is sent beside a higher one."""
+        for key, own in doing.highest.items():
+            for version in self._versions.get(key, ()) if key not in NOT_COMPARED else ():
+                if own != version and min(own, version) not in lower.get(key, ()):
+                    return False
+        return True
+
+
+class Splitter:
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._libraries = {library.name: library for library in table.libraries}
+        self._lower: dict[Place, Lower] = {}
+        self._recorded: set[Place] = set()
+        for library in table.libraries:
+            for index, fit in enumerate(places(Doing({}), library)):
+                self._lower[library.name, index] = _lower(fit.near)
+                if fit.is_recorded:
+                    self._recorded.add((library.name, index))
+        self._any_lower = _lower(profile for library in table.libraries for profile in library.profiles)
+        self._explained = lru_cache(MOST_REMEMBERED)(self._explain)
+
+    def split(self, connections: Sequence[Doing], named: Sequence[Named] = (), named_like: str | None = None) -> list[Client]:
+        """`connections` are those without a name; `named_like` is the library whose own client id
+        they use. Clients with a name come first, in their order.
+
+        A connection that may be of several clients is of one with a name, or else of the one that
+        explains most connections.
+        """
+        explained = [self._explained(tuple(sorted(one.requests.items())), one.openings, named_like) for one in connections]
+        # The connections that say most about their client come first.
+        left = sorted(range(len(connections)), key=lambda index: (-len(connections[index].requests), index))
+        clients: list[tuple[int | None, list[int], _Sent]] = []
+        for number, one in enumerate(named):
+            sent = _Sent(Doing(one.requests, is_whole=False))
+            taken = self._of_named(self._places_of(one), left, connections, explained, sent)
+            clients.append((number, taken, sent))
+            left = [index for index in left if index not in taken]
+        while taken := self._most_explained(left, connections, explained):
+            sent = _Sent()
+            for index in taken:
+                sent.add(connections[index])
+            clients.append((None, taken, sent))
+            left = [index for index in left if index not in taken]
+        for index in left:
+            self._add_unexplained(index, connections[index], clients)
+        return [Client(number, tuple(sorted(taken))) for number, taken, _ in clients]
+
+    def _of_named(
+        self,
+        its_places: frozenset[Place],
+        left: Sequence[int],
+        connections: Sequence[Doing],
+        explained: Sequence[frozenset[Place]],
+        sent: _Sent,
+    ) -> list[int]:
+        """The connections that one of `its_places` explains; of a library in no table those that do not disagree."""
+        taken = []
+        for index in left:
+            possible = [self._lower[place] for place in its_places & explained[index]] if its_places else [self._any_lower]
+            if any(sent.agrees(connections[index], lower) for lower in possible):
+                taken.append(index)
+                sent.add(connections[index])
+        return taken
+
+    def _most_explained(self, left: Sequence[int], connections: Sequence[Doing], explained: Sequence[frozenset[Place]]) -> list[int]:
+        """The most connections that one place explains; of several such places a recorded version comes first."""
+        best: list[int] = []
+        best_order = (0, False)
+        for place in sorted({place for index in left for place in explained[index]}):
+            sent, taken = _Sent(), []
+            for index in left:
+                if place in explained[index] and sent.agrees(connections[index], self._lower[place]):
+                    taken.append(index)
+                    sent.add(connections[index])
+            order = (len(taken), place in self._recorded)
+            if order > best_order:
+                best, best_order = taken, order
+        return best
+
+    def _add_unexplained(self, index: int, doing: Doing, clients: list[tuple[int | None, list[int], _Sent]]) -> None:
+        """A connection that no recorded version explains is of a client that it does not disagree with."""
+        for _, taken, sent in clients:
+            if sent.agrees(doing, self._any_lower):
+                taken.append(index)
+                sent.add(doing)
+                return
+        clients.append((None, [index], _Sent(doing)))
+
+    def _explain(
+        self,
+        requests: tuple[tuple[int, frozenset[int]], ...],
+        openings: frozenset[tuple[int, ...]],
+        named_like: str | None,
+    ) -> frozenset[Place]:
+        """The places that nothing in the connection contradicts. A library's own client id means
+        that library where it can be.
+        """
+        doing = Doing(dict(requests), openings, is_whole=False)
+        found = frozenset(
+            (library.name, index)
+            for library in self._table.libraries
+            for index, fit in enumerate(places(doing, library))
+            if not fit.contradictions and not _must_have_asked(doing, fit)
+        )
+        return frozenset(place for place in found if place[0] == named_like) or found
+
+    def _places_of(self, named: Named) -> frozenset[Place]:
+        library = self._libraries.get(named.library)
+        if library is None or named.version is None:
+            return frozenset()
+        own = numbers(named.version)
+        return frozenset(
+            (library.name, index)
+            for index, fit in enumerate(places(Doing({}), library))
+            if _release(library, fit.low) <= own and (fit.high is None or own <= _release(library, fit.high))
+        )
+
+
+def _release(library: Library, index: int) -> tuple[int, ...]:
+    return numbers(library.releases[min(index, len(library.releases) - 1)])
+
+
+def _lower(profiles: Iterable[Profile]) -> Lower:
+    found: dict[int, frozenset[int]] = {}
+    for profile in profiles:
+        for key, versions in profile.doing.requests.items():
+            found[key] = found.get(key, frozenset()) | (versions - {max(versions)})
+    return found
+
+
+def _must_have_asked(doing: Doing, fit: Fit) -> bool:
+    """Whether the connection began without ApiVersions, with which all of these versions begin each of theirs."""
+    begun = [opening for opening in doing.openings if opening]
+    if not begun or any(opening[0] == API_VERSIONS for opening in begun):
+        return False
+    return bool(fit.near) and all(_asks_first(profile) for profile in fit.near)
+
+
+def _asks_first(profile: Profile) -> bool:
+    return bool(profile.doing.openings) and all(one[:1] == (API_VERSIONS,) for one in profile.doing.openings)

@@ -1,0 +1,217 @@
+"""Putting the parts together: what is read from an open store, and the broker on top."""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from secrets import randbelow
+from typing import Any
+
+from auth.mechanism import Mechanism
+from auth.plain import Plain
+from auth.tls import Tls, TlsFiles
+from auth.users import Users
+from gateway import logs
+from gateway.broker import Broker
+from gateway.cluster import Cluster
+from gateway.coarse_clock import CoarseClock
+from gateway.configs.broker_configs import BrokerConfigs
+from gateway.configs.group_configs import GroupConfigs
+from gateway.coroutines import Clock
+from gateway.fetch.conversion import Converter
+from gateway.fetch.fetch_sessions import FetchSessions
+from gateway.groups.consumer.topology import TopicView
+from gateway.groups.coordinator import Coordinator
+from gateway.groups.offsets.committed_offsets import CommittedOffsets
+from gateway.net.flow_control import Outgoing
+from gateway.partitions.producer_ids import ProducerIds
+from gateway.settings.model import Settings
+from gateway.topics.registry import Topics
+from gateway.topics.topic_names import CONSUMER_OFFSETS
+from gateway.traffic.dropped_lines import Losses
+from gateway.traffic.file_appender import Rotation
+from gateway.traffic.line_writer import Writer
+from gateway.traffic.log_files import Folder, Limits
+from gateway.traffic.traffic_log import OFF, Sink, Traffic, TrafficLog, read_salt
+from gateway.traffic.traffic_topic import TopicSink
+from storage.log import Store
+
+_log = logs.part(__name__)
+
+_INT32_MAX = (1 << 31) - 1
+_CLUSTER_ID = b"cluster.id"
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970, as Kafka counts."""
+    return time.time_ns() // 1_000_000
+
+
+async def open_broker(
+    settings: Settings,
+    store: Store,
+    advertised: dict[str, tuple[str, int]],
+    clock: Clock,
+    run: Callable[..., Awaitable[Any]],
+    run_for: Callable[..., Awaitable[Any]],
+    start: Callable[[Coroutine[Any, Any, None]], None],
+    outgoing: Outgoing,
+) -> Broker:
+    """Everything behind the sockets, on a store that is open. Raises StorageError."""
+    # What may fail comes before what has timers: groups are the last that the store is asked for.
+    cluster = Cluster(settings.node_id, await _cluster_id(store), advertised)
+    deadlines = CoarseClock(clock)
+    configs = BrokerConfigs(await store.table("broker-configs"), settings)
+    await configs.open()
+    topics = Topics(store, configs.settings, clock, now_ms, start)
+    await topics.open()
+    configs.watch(topics.use)
+    producer_ids = ProducerIds(await store.table("producer-ids"))
+    await producer_ids.open()
+    offsets = CommittedOffsets(
+        await store.table("offsets"), topics, settings, deadlines, store.note_committed, topics_may_come_back=store.retains_by_itself
+    )
+    await offsets.open()
+    topology = TopicView(topics, settings.group_consumer_regex_max_bytes)
+    group_configs = GroupConfigs(await store.table("group-configs"), settings)
+    await group_configs.open()
+    table, of_group = await store.table("groups"), group_configs.settings_of
+    groups = Coordinator(table, topology, settings, clock, now_ms, lambda: str(uuid.uuid4()), start, of_group)
+    await groups.open()
+    if len(offsets) or any(True for _ in groups):
+        topics.use_internal(CONSUMER_OFFSETS)
+    traffic = open_traffic(settings, cluster.cluster_id, clock, topics, run, start)
+    sessions = FetchSessions(settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1)
+    converter = Converter(run_for, cache_bytes=settings.conversion_cache_bytes, max_decompressed_bytes=settings.max_decompressed_bytes)
+    return Broker(
+        configs,
+        group_configs,
+        store,
+        cluster,
+        topics,
+        sessions,
+        producer_ids,
+        offsets,
+        groups,
+        converter,
+        clock,
+        deadlines,
+        now_ms,
+        run,
+        run_for,
+        outgoing=outgoing,
+        traffic=traffic,
+    )
+
+
+def open_traffic(
+    settings: Settings,
+    cluster: str,
+    clock: Clock,
+    topics: Topics,
+    run: Callable[..., Awaitable[Any]],
+    start: Callable[[Coroutine[Any, Any, None]], None],
+) -> Traffic:
+    """The traffic log, if there is to be one. Raises ValueError where it cannot be."""
+    salt = None if settings.traffic_log_salt_file is None else read_salt(settings.traffic_log_salt_file)
+    began = now_ms()
+    sinks: list[Sink] = []
+    if settings.traffic_log is not None:
+        sinks.append(_traffic_files(settings, settings.traffic_log, began))
+    if settings.traffic_topic:
+        losses = Losses(time.monotonic)
+        configs = {"retention.ms": str(settings.traffic_log_retention_ms), "cleanup.policy": "delete"}
+        most = settings.traffic_log_queue_bytes
+        sinks.append(TopicSink(topics, configs, losses, max_bytes=most, now=now_ms, clock=clock, run=run, start=start))
+    if not sinks:
+        return OFF
+    log = TrafficLog(
+        sinks,
+        settings.node_id,
+        cluster,
+        start=began,
+        now=now_ms,
+        clock=clock,
+        interval=settings.traffic_log_interval_ms / 1000,
+        max_keys=settings.traffic_log_max_rows_per_connection,
+        max_rows=settings.traffic_log_queue_lines,
+        salt=salt,
+        topic_name=partial(_name_of, topics),
+    )
+    log.start()
+    return log
+
+
+def _traffic_files(settings: Settings, root: Path, began: int) -> Writer:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as failure:
+        raise ValueError(f"traffic_log: {root}: {failure.strerror}") from failure
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        raise ValueError(f"traffic_log: {root}: the gateway may not write there")
+    writer = Writer(
+        Folder(root, settings.node_id, began),
+        Rotation(settings.traffic_log_rotate_bytes, settings.traffic_log_rotate_ms),
+        Limits(
+            _or_none(settings.traffic_log_retention_ms),
+            _or_none(settings.traffic_log_retention_bytes),
+            settings.traffic_log_compression_level,
+        ),
+        now_ms,
+        max_lines=settings.traffic_log_queue_lines,
+        max_bytes=settings.traffic_log_queue_bytes,
+    )
+    writer.start()
+    return writer
+
+
+def _or_none(limit: int) -> int | None:
+    return None if limit < 0 else limit
+
+
+def _name_of(topics: Topics, topic: str | bytes) -> str:
+    """What the traffic log calls it: one name for all that it goes by, and its id where there is no such topic (any more)."""
+    live = topics.get(topic)
+    if live is not None:
+        return live.name
+    return topic if isinstance(topic, str) else f"id:{base64.urlsafe_b64encode(topic).rstrip(b'=').decode()}"
+
+
+async def _cluster_id(store: Store) -> str:
+    """The cluster's id, made at the very first start: 22 characters of base64, as Kafka's Uuid."""
+    table = await store.table("cluster")
+    known = dict(await table.items()).get(_CLUSTER_ID)
+    if known is not None:
+        return known.decode()
+    made = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=")
+    await table.put({_CLUSTER_ID: made})
+    return made.decode()
+
+
+def make_mechanisms(settings: Settings, run: Callable[..., Awaitable[bool]]) -> dict[str, Mechanism]:
+    """What SASL listeners offer. `run` takes password checks off the reactor thread. Raises UsersFileError, and ValueError without a users file."""
+    if settings.users_file is None:
+        raise ValueError("a SASL listener needs users: make a file with `kopgate users add NAME --file FILE` and set users_file to it")
+    users = Users(settings.users_file, time.monotonic, lambda problem: _log.warning("users file", problem=problem))
+    plain = Plain(users, run)
+    return {plain.name: plain}
+
+
+def make_tls(settings: Settings) -> Tls:
+    """The context for TLS listeners. Raises TlsError, and ValueError where no certificate is set."""
+    if settings.ssl_certificate_file is None or settings.ssl_key_file is None:
+        raise ValueError("a TLS listener needs ssl_certificate_file and ssl_key_file")
+    files = TlsFiles(
+        settings.ssl_certificate_file,
+        settings.ssl_key_file,
+        settings.ssl_key_password_file,
+        settings.ssl_ca_file,
+        settings.ssl_client_auth,
+        settings.ssl_min_version,
+    )
+    return Tls(files, time.monotonic, lambda problem: _log.warning("certificates", problem=problem))

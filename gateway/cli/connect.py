@@ -1,0 +1,239 @@
+"""A connection to any Kafka-speaking server, for the commands that administer one; what can go wrong becomes one line, never a traceback."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import click
+from kafka.errors import KafkaConnectionError, KafkaError
+
+from gateway.cli import passwords
+from gateway.cli.kafka_client import Client
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_FAILED_ATTEMPT = re.compile(r"Bootstrap \w+ to \S+ failed: (?P<reason>.*?)(?: \(backoff.*)?\Z", re.DOTALL)
+
+_PREFIXES = re.compile(r"\A(\[Error \d+\] )?([A-Z]\w*[A-Z]\w*(: |\Z))*")
+"""Class names and error numbers."""
+_HANG_UP = re.compile("socket disconnected|Connection reset")
+_TIMEOUT = "timed out"
+
+#: How long a server is tried again after it first refused a connection. A server that expects TLS or a
+#: log-in refuses each attempt, some at first without a reason.
+REFUSED_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How to reach a server and what to show it. TLS is spoken when it is asked for or an authority is named."""
+
+    bootstrap: tuple[tuple[str, int], ...]
+    timeout: float
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    has_tls: bool = False
+    authority: Path | None = None
+
+    def __str__(self) -> str:
+        return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.bootstrap)
+
+
+def server_options(command: Command) -> Command:
+    """The options from which `server_of` makes a Server."""
+    for option in reversed(
+        [
+            click.option(
+                "--bootstrap-server",
+                "bootstrap",
+                default="127.0.0.1:9092",
+                show_default=True,
+                metavar="HOST:PORT[,...]",
+                help="Any server of the cluster.",
+            ),
+            click.option("--user", metavar="NAME", help="Log in with SASL/PLAIN."),
+            click.option(
+                "--password-file",
+                type=click.File("rb"),
+                metavar="FILE",
+                help="Its first line is the password; - is stdin. Asked for by default.",
+            ),
+            click.option("--tls", is_flag=True, help="Speak TLS, trusting the authorities of this machine."),
+            click.option(
+                "--tls-ca", type=click.Path(path_type=Path), metavar="FILE", help="Speak TLS, trusting the authorities in this PEM file."
+            ),
+            click.option(
+                "--timeout", type=click.FloatRange(0.1, 600), default=10, show_default=True, metavar="SECONDS", help="How long to wait."
+            ),
+            click.option("--json", "as_json", is_flag=True, help="Answer in JSON."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+def server_of(bootstrap: str, user: str | None, password_file: BinaryIO | None, tls: bool, tls_ca: Path | None, timeout: float) -> Server:
+    """The server that the options name. Raises click's errors."""
+    if password_file is not None and user is None:
+        raise click.UsageError("--password-file needs --user")
+    password = None if user is None else passwords.read(password_file)
+    return Server(tuple(_address(text) for text in bootstrap.split(",")), timeout, user, password, tls or tls_ca is not None, tls_ca)
+
+
+@contextmanager
+def connected(server: Server) -> Iterator[Client]:
+    """A client of that server. What fails inside, on this side or that, comes out as a ClickException with the reason."""
+    _knock(server)
+    with _listening() as reasons:
+        client = _connect(server, reasons)
+        try:
+            yield client
+        except KafkaError as error:
+            raise click.ClickException(f"{server}: {describe(error)}") from None
+        finally:
+            client.close()
+
+
+def with_client(act: Callable[..., None]) -> Callable[..., None]:
+    """Gives `act` a client of the server that the options name, and whether to answer in JSON."""
+
+    @server_options
+    @wraps(act)
+    def run(
+        bootstrap: str,
+        user: str | None,
+        password_file: BinaryIO | None,
+        tls: bool,
+        tls_ca: Path | None,
+        timeout: float,
+        as_json: bool,
+        **arguments: Any,
+    ) -> None:
+        with connected(server_of(bootstrap, user, password_file, tls, tls_ca, timeout)) as client:
+            act(client, as_json, **arguments)
+
+    return run
+
+
+def describe(error: KafkaError) -> str:
+    """What an error says, without the class names and numbers that the library puts before it."""
+    text = _PREFIXES.sub("", str(error))
+    return text or getattr(type(error), "description", "") or type(error).__name__
+
+
+def _connect(server: Server, reasons: Reasons) -> Client:
+    try:
+        return Client(
+            bootstrap_servers=[f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in server.bootstrap],
+            bootstrap_timeout_ms=int(server.timeout * 1000),
+            request_timeout_ms=int(server.timeout * 1000),
+            client_id="kopgate",
+            security_protocol=("SASL_" if server.user else "") + ("SSL" if server.has_tls else "PLAINTEXT"),
+            ssl_context=_tls(server) if server.has_tls else None,
+            sasl_mechanism="PLAIN" if server.user else None,
+            sasl_plain_username=server.user,
+            sasl_plain_password=server.password,
+        )
+    except KafkaError as error:
+        raise click.ClickException(f"{server}: {_explain(server, reasons.last or describe(error))}") from None
+
+
+def _knock(server: Server) -> None:
+    """Whether anybody is there at all; the client itself would only try until its time is up, and not say why."""
+    problem = None
+    for address in server.bootstrap:
+        try:
+            socket.create_connection(address, timeout=server.timeout).close()
+        except OSError as error:
+            problem = problem or error
+        else:
+            return
+    raise click.ClickException(f"{server}: cannot connect: {(problem and problem.strerror) or problem}")
+
+
+def _tls(server: Server) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=server.authority)
+    except ssl.SSLError:
+        raise click.ClickException(f"{server.authority}: no certificates in PEM") from None
+    except OSError as error:
+        raise click.ClickException(f"{server.authority}: {error.strerror}") from None
+
+
+class Reasons(logging.Handler):
+    """Keeps why the client's last attempt failed, which its exception does not say.
+
+    Ends the attempts REFUSED_SECONDS after the first that the server refused: the client itself goes on
+    until its timeout. Attempts that time out are not counted, the server may be slow. The log is the
+    only place where the client tells of an attempt, so `emit` raises, in the client's own thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.last: str | None = None
+        self._clock = clock
+        self._first_refused: float | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        match = _FAILED_ATTEMPT.match(record.getMessage())
+        if match:
+            reason = _PREFIXES.sub("", match["reason"]) or match["reason"]
+            # A hang-up or a timeout may come before or after the attempt that was told why.
+            if self.last is None or (_says_little(self.last) and not _says_little(reason)):
+                self.last = reason
+            if _TIMEOUT not in reason:
+                now = self._clock()
+                if self._first_refused is None:
+                    self._first_refused = now
+                if now - self._first_refused >= REFUSED_SECONDS:
+                    raise KafkaConnectionError(reason)
+
+
+@contextmanager
+def _listening() -> Iterator[Reasons]:
+    """Takes what the library logs: of all that, only the reason of a failure is ever shown."""
+    log, reasons = logging.getLogger("kafka"), Reasons()
+    before, log.propagate = log.propagate, False
+    log.addHandler(reasons)
+    try:
+        yield reasons
+    finally:
+        log.removeHandler(reasons)
+        log.propagate = before
+
+
+def _says_little(reason: str) -> bool:
+    return bool(_HANG_UP.search(reason)) or _TIMEOUT in reason
+
+
+def _explain(server: Server, reason: str) -> str:
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return f"its certificate is not trusted; name its authority with --tls-ca ({reason})"
+    if "Handshake failed" in reason:
+        return f"no TLS connection; does it speak TLS there? ({reason})"
+    if "Invalid frame length" in reason:
+        return "what answers is not Kafka's protocol; does it speak TLS there? (--tls, --tls-ca)"
+    if "IllegalSaslState" in reason:
+        return "it takes no log-in there; leave --user out"
+    if _HANG_UP.search(reason) and server.user:
+        return "it hung up during the log-in; user or password may be wrong"
+    if _HANG_UP.search(reason):
+        return "it hung up; it may ask for a log-in (--user) or " + ("no TLS" if server.has_tls else "TLS (--tls, --tls-ca)")
+    return reason
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.strip().rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise click.BadParameter(f"{text!r} is not HOST:PORT", param_hint="--bootstrap-server")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,167 @@
+"""What a server says of its groups: who is in them and what they were assigned, whichever protocol the members speak.
+
+DescribeGroups knows classic groups alone; a consumer group (KIP-848) is none to it, and ConsumerGroupDescribe is asked about those that it does not find.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import TopicPartition, errors
+from kafka.protocol.admin import DescribeGroupsRequest
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolType
+
+from gateway.cli.kafka_client import Client, patiently
+from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest
+
+NOT_FOUND: int = errors.GroupIdNotFoundError.errno
+_DEAD = "Dead"
+"""What DescribeGroups up to v5 calls a group that is not there; v6 has an error for it (KIP-1043)."""
+
+#: How Kafka calls the two kinds of groups.
+CLASSIC, CONSUMER = "classic", "consumer"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """`partitions` are those that it has, as far as that can be told: none while a classic group rebalances. In a consumer group, `target` are those
+    that it shall have, and `epoch` how far it has got."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    partitions: tuple[TopicPartition, ...]
+    target: tuple[TopicPartition, ...] | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`assignor` is who shares out the partitions, empty for nobody; `coordinator` a node's id; `epoch` that of a consumer group's target."""
+
+    group_id: str
+    type: str
+    state: str
+    protocol_type: str
+    assignor: str
+    coordinator: int
+    members: tuple[Member, ...]
+    epoch: int | None = None
+
+
+def find_groups(client: Client, group_ids: Sequence[str]) -> tuple[list[Group], list[dict[str, Any]]]:
+    """The groups, in the order asked for; and a row of `name`, `error_code` and `error_message` for each that cannot be described."""
+    nodes: dict[int, list[str]] = defaultdict(list)
+    for group_id, node_id in patiently(client, lambda: client.coordinators(group_ids)).items():
+        nodes[node_id].append(group_id)
+    found: dict[str, Group] = {}
+    missing: dict[str, dict[str, Any]] = {}
+    for node_id, names in nodes.items():
+        for row in _described(client, node_id, names):
+            code = NOT_FOUND if row.group_state == _DEAD else row.error_code
+            if code:
+                missing[row.group_id] = _missing(row, code)
+            else:
+                found[row.group_id] = _classic_group(row, node_id)
+        unknown = [name for name in names if name in missing and missing[name]["error_code"] == NOT_FOUND]
+        for row in _consumer_groups(client, node_id, unknown):
+            del missing[row.group_id]
+            if row.error_code:
+                missing[row.group_id] = _missing(row, row.error_code)
+            else:
+                found[row.group_id] = _consumer_group(row, node_id)
+    return [found[name] for name in group_ids if name in found], [missing[name] for name in group_ids if name in missing]
+
+
+def assignment_of(protocol_type: str, assignment: bytes | None) -> tuple[TopicPartition, ...]:
+    """The partitions that a consumer was assigned. Empty for groups of another kind (Kafka Connect), which keep something else there."""
+    if protocol_type != ConsumerProtocolType or not assignment:
+        return ()
+    try:
+        decoded = ConsumerProtocolAssignment.decode(bytes(assignment))
+    except (ValueError, struct.error):  # a leader may say whatever it likes to its members
+        return ()
+    return tuple(TopicPartition(topic.topic, partition) for topic in decoded.assigned_partitions for partition in topic.partitions)
+
+
+def _missing(row: Any, code: int) -> dict[str, Any]:
+    return {"name": row.group_id, "error_code": code, "error_message": getattr(row, "error_message", None)}
+
+
+def _described(client: Client, node_id: int, group_ids: Sequence[str]) -> Sequence[Any]:
+    return _rows(client, lambda: client.ask(DescribeGroupsRequest(groups=list(group_ids)), node_id))
+
+
+def _consumer_groups(client: Client, node_id: int, group_ids: Sequence[str]) -> Iterator[Any]:
+    """The rows of those that are consumer groups. There are none where the server is too old for them, or they are switched off."""
+    if not group_ids:
+        return
+    request = ConsumerGroupDescribeRequest(group_ids=list(group_ids), include_authorized_operations=False)
+    try:
+        rows = _rows(client, lambda: client.ask(request, node_id))
+    except errors.IncompatibleBrokerVersion:
+        return
+    yield from (row for row in rows if row.error_code not in (NOT_FOUND, errors.UnsupportedVersionError.errno))
+
+
+def _rows(client: Client, ask: Callable[[], Any]) -> Sequence[Any]:
+    def answer() -> Sequence[Any]:
+        rows: Sequence[Any] = ask().groups
+        for row in rows:
+            if errors.for_code(row.error_code).retriable:
+                raise errors.for_code(row.error_code)
+        return rows
+
+    return patiently(client, answer)
+
+
+def _classic_group(row: Any, node_id: int) -> Group:
+    members = (
+        Member(
+            member.member_id,
+            member.group_instance_id,
+            member.client_id,
+            member.client_host,
+            assignment_of(row.protocol_type, member.member_assignment),
+        )
+        for member in row.members
+    )
+    return Group(row.group_id, CLASSIC, row.group_state, row.protocol_type, row.protocol_data, node_id, _in_order(members))
+
+
+def _consumer_group(row: Any, node_id: int) -> Group:
+    members = (
+        Member(
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            _partitions(member.assignment),
+            _partitions(member.target_assignment),
+            member.member_epoch,
+        )
+        for member in row.members
+    )
+    return Group(
+        row.group_id,
+        CONSUMER,
+        row.group_state,
+        ConsumerProtocolType,
+        row.assignor_name,
+        node_id,
+        _in_order(members),
+        row.assignment_epoch,
+    )
+
+
+def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(topic.topic_name, partition) for topic in assignment.topic_partitions for partition in topic.partitions)
+
+
+def _in_order(members: Iterable[Member]) -> tuple[Member, ...]:
+    return tuple(sorted(members, key=lambda member: (member.client_id, member.member_id)))

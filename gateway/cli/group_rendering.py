@@ -1,0 +1,98 @@
+"""A group's description as text for people and as JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from kafka import TopicPartition
+
+from gateway.cli.group_descriptions import CONSUMER, Group, Member
+from gateway.cli.lag import Position, total
+from gateway.cli.output import table
+
+
+def as_json(group: Group, rows: Sequence[Position]) -> dict[str, Any]:
+    return {
+        "group": group.group_id,
+        "type": group.type,
+        "state": group.state,
+        "protocol_type": group.protocol_type,
+        "assignor": group.assignor or None,
+        "epoch": group.epoch,
+        "coordinator": group.coordinator,
+        "lag": total(rows),
+        "partitions": [
+            {
+                "topic": row.partition.topic,
+                "partition": row.partition.partition,
+                "committed": row.committed,
+                "end": row.end,
+                "lag": row.lag,
+                "member": row.member.member_id if row.member else None,
+            }
+            for row in rows
+        ],
+        "members": [
+            {
+                "member": member.member_id,
+                "instance": member.instance_id,
+                "client": member.client_id,
+                "host": member.host,
+                "partitions": _listed(member.partitions),
+                "target": None if member.target is None else _listed(member.target),
+                "epoch": member.epoch,
+            }
+            for member in group.members
+        ],
+    }
+
+
+def as_text(group: Group, rows: Sequence[Position], with_members: bool) -> str:
+    protocol = "consumer protocol" if group.type == CONSUMER else ""
+    about = [group.state, counted(len(group.members), "member"), protocol, group.assignor, f"coordinator {group.coordinator}"]
+    lines = [f"{group.group_id}: {', '.join(word for word in about if word)}"]
+    if rows:
+        head = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "MEMBER", "CLIENT", "HOST"]
+        cells = [[*row.partition, row.committed, row.end, row.lag, *_who(row.member)] for row in rows]
+        lines += [f"  {line}" for line in table(head, cells)]
+        lines.append(f"  {_total_line(rows)}")
+    if with_members and group.members:
+        lines += [f"  {line}" for line in _members(group)]
+    return "\n".join(lines)
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+
+
+def _members(group: Group) -> Iterable[str]:
+    head = ["MEMBER", "INSTANCE", "CLIENT", "HOST", "PARTITIONS"]
+    cells: list[list[Any]] = [[one.member_id, one.instance_id, one.client_id, one.host, _joined(one.partitions)] for one in group.members]
+    if group.type == CONSUMER:
+        head += ["TARGET", "EPOCH"]
+        for row, one in zip(cells, group.members, strict=True):
+            row += [_joined(one.target or ()), one.epoch]
+    return table(head, cells)
+
+
+def _listed(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
+    return [{"topic": partition.topic, "partition": partition.partition} for partition in partitions]
+
+
+def _who(member: Member | None) -> list[str | None]:
+    return [member.member_id, member.client_id, member.host] if member else [None, None, None]
+
+
+def _total_line(rows: Sequence[Position]) -> str:
+    unknown = sum(row.lag is None for row in rows)
+    more = f"; that of {unknown} more cannot be told" if unknown else ""
+    return f"total lag {total(rows)} in {counted(len(rows) - unknown, 'partition')}{more}"
+
+
+def _joined(partitions: Iterable[TopicPartition]) -> str | None:
+    words = [
+        f"{topic}:{','.join(str(one.partition) for one in rows)}" for topic, rows in groupby(sorted(partitions), lambda one: one.topic)
+    ]
+    return " ".join(words) or None

@@ -1,0 +1,185 @@
+"""`kopgate groups`: consumer groups of any Kafka-speaking server, through the protocol alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+from kafka import OffsetAndMetadata, TopicPartition, errors
+from kafka.admin import GroupState
+
+from gateway.cli import group_rendering as rendering
+from gateway.cli.connect import with_client
+from gateway.cli.group_descriptions import NOT_FOUND, find_groups
+from gateway.cli.kafka_client import Client, patiently
+from gateway.cli.lag import committed, positions
+from gateway.cli.output import complaints, fail_if, report, say_json, say_table, table
+from gateway.cli.reset_options import with_target
+from gateway.cli.reset_plan import CannotReset, Change, Scope, Target, name_of, plan
+
+_STATES = [state.value for state in GroupState if state is not GroupState.UNKNOWN]
+
+
+@click.group()
+def groups() -> None:
+    """List, describe and delete consumer groups and reset their offsets, on the gateway or on any other Kafka server.
+
+    Exit codes: 0 done, 1 it did not work (for one group or partition at least), 2 the command is wrong.
+    """
+
+
+@groups.command("list")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(_STATES, case_sensitive=False),
+    metavar="STATE",
+    help=f"Only groups in it; may be given again. {', '.join(_STATES)}.",
+)
+@with_client
+def list_groups(client: Client, as_json: bool, states: Sequence[str]) -> None:
+    """List the groups and the state that each is in.
+
+    Stable: its members have their partitions. PreparingRebalance, CompletingRebalance, Assigning, Reconciling: partitions are being shared out
+    anew. Empty: it has no members now, only offsets. A dash stands for what the server is too old to tell (Kafka before 2.6).
+    """
+    try:
+        found = patiently(client, lambda: client.list_groups(states_filter=list(states)))
+    except errors.IncompatibleBrokerVersion:
+        raise click.ClickException("the server is too old to tell states (Kafka before 2.6); leave --state out") from None
+    rows = [
+        {
+            "group": row["group_id"],
+            "state": row.get("group_state") or None,
+            "type": row.get("group_type") or None,
+            "protocol_type": row["protocol_type"] or None,
+        }
+        for row in sorted(found, key=lambda row: str(row["group_id"]))
+    ]
+    if as_json:
+        say_json(rows)
+    elif rows:
+        say_table(["GROUP", "STATE", "TYPE", "PROTOCOL"], [list(row.values()) for row in rows])
+
+
+@groups.command()
+@click.argument("names", nargs=-1, metavar="[GROUP]...")
+@click.option("--members", "with_members", is_flag=True, help="The members too, also those without partitions. JSON always has them.")
+@with_client
+def describe(client: Client, as_json: bool, names: Sequence[str], with_members: bool) -> None:
+    """Describe groups (all where none is named): how far each is in its partitions, and who has them.
+
+    LAG is what lies between the committed offset and the end. A dash under COMMITTED: nothing is committed there. Under END: the partition is
+    gone, or has no leader just now. Under MEMBER: nobody in the group has the partition. With --members, TARGET is what a member of the
+    consumer protocol shall have: what differs from PARTITIONS is on its way.
+    """
+    wanted = list(dict.fromkeys(names)) or sorted(str(row["group_id"]) for row in patiently(client, client.list_groups))
+    found, missing = find_groups(client, wanted)
+    where = positions(client, found)
+    if as_json:
+        say_json([rendering.as_json(group, where[group.group_id]) for group in found])
+    else:
+        click.echo("\n\n".join(rendering.as_text(group, where[group.group_id], with_members) for group in found), nl=bool(found))
+    fail_if(complaints(missing))
+
+
+@groups.command()
+@click.argument("names", nargs=-1, required=True, metavar="GROUP...")
+@click.option("--if-exists", is_flag=True, help="A group that is not there is no failure.")
+@click.confirmation_option("--yes", prompt="Delete the groups with all their committed offsets?", help="Do not ask.")
+@with_client
+def delete(client: Client, as_json: bool, names: Sequence[str], if_exists: bool) -> None:
+    """Delete groups and all their committed offsets. One that has members is not deleted: stop them first."""
+    wanted = list(dict.fromkeys(names))
+    patiently(client, lambda: client.coordinators(wanted))
+    # Asked once: what was deleted before an answer was lost would not be found again.
+    rows = [{"name": name, "error_code": _code(outcome)} for name, outcome in client.delete_groups(wanted).items()]
+    report(rows, "deleted", as_json, {NOT_FOUND} if if_exists else set())
+
+
+@groups.command("reset-offsets")
+@click.argument("name", metavar="GROUP")
+@with_target
+@click.option("--execute", is_flag=True, help="Commit the offsets. Without it they are only shown.")
+@with_client
+def reset_offsets(client: Client, as_json: bool, name: str, target: Target, scopes: Sequence[Scope] | None, execute: bool) -> None:
+    """Move a group's committed offsets. Without --execute nothing is changed: look first at what would be.
+
+    The group must have no members, for they would go on from where they are. A group that is not there is made, which gives its consumers a
+    place to begin. An offset outside of a partition becomes the nearest one inside, and NOTE says so.
+
+    \b
+    kopgate groups reset-offsets orders-app --to-datetime 2026-11-21T10:00:00+01:00 --all-topics
+    kopgate groups reset-offsets orders-app --shift-by -100 --topic orders:0,3 --execute
+    """
+    if not name:  # of a variable that is not set, more often than not
+        raise click.BadParameter("it is empty", param_hint="GROUP")
+    _refuse_members(client, name)
+    commits = committed(client, [name])[name]
+    if scopes is None and not commits:
+        raise click.ClickException(f"{name}: it has committed nothing; name topics with --topic")
+    try:
+        changes = plan(client, target, scopes, commits)
+    except CannotReset as cannot:
+        fail_if(cannot.reasons)
+        return
+    failures = _commit(client, name, changes) if execute else {}
+    if as_json:
+        say_json({"group": name, "executed": execute, "partitions": [_change(change, failures) for change in changes]})
+    else:
+        click.echo(_changes_as_text(name, changes, execute, failures))
+    fail_if([f"{name_of(partition)}: {reason}" for partition, reason in failures.items()])
+
+
+def _refuse_members(client: Client, name: str) -> None:
+    found, missing = find_groups(client, [name])
+    fail_if(complaints(row for row in missing if row["error_code"] != NOT_FOUND))
+    for group in found:
+        if group.members or group.state != "Empty":
+            raise click.ClickException(
+                f"{name}: it is {group.state} with {rendering.counted(len(group.members), 'member')}, and offsets are only reset while it has none; "
+                f"stop its consumers and try again (kopgate groups describe {name} --members)"
+            )
+
+
+def _commit(client: Client, name: str, changes: Iterable[Change]) -> dict[TopicPartition, str]:
+    """Commits what is planned; the reasons of what the server refused."""
+    offsets = {change.partition: OffsetAndMetadata(change.new, "", None) for change in changes if change.new is not None}
+    return {
+        partition: "a consumer has joined the group meanwhile; stop it and try again"
+        if error is errors.UnknownMemberIdError
+        else error.description or error.__name__
+        for partition, error in client.alter_group_offsets(name, offsets).items()
+        if error is not errors.NoError
+    }
+
+
+def _code(outcome: str) -> int:
+    """The library gives errors by the names of their classes, of which it makes new ones for codes that it does not know."""
+    return 0 if outcome == "OK" else int(getattr(errors, outcome, errors.UnknownError).errno)
+
+
+def _change(change: Change, failures: Mapping[TopicPartition, str]) -> dict[str, Any]:
+    return {
+        "topic": change.partition.topic,
+        "partition": change.partition.partition,
+        "old": change.old,
+        "new": change.new,
+        "difference": change.difference,
+        "note": change.note,
+        "error": failures.get(change.partition),
+    }
+
+
+def _changes_as_text(name: str, changes: Iterable[Change], executed: bool, failures: Mapping[TopicPartition, str]) -> str:
+    rows = [
+        [*change.partition, change.old, change.new, None if change.difference is None else f"{change.difference:+}", change.note or ""]
+        for change in changes
+        if change.partition not in failures
+    ]
+    said = "these offsets are committed" if executed else "these offsets would be committed; nothing is changed without --execute"
+    return "\n".join(
+        [f"{name}: {said}", *(f"  {line}" for line in table(["TOPIC", "PARTITION", "OLD", "NEW", "DIFFERENCE", "NOTE"], rows))]
+    )

@@ -1,0 +1,98 @@
+"""The options of `kopgate groups reset-offsets`: where to, and which partitions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from typing import Any
+
+import click
+
+from gateway.cli.reset_plan import Kind, Scope, Target
+
+_SCOPE = re.compile(r"(?P<topic>[^:]+(?:://[^:]+)?)(?::(?P<partitions>[0-9]+(?:,[0-9]+)*))?")
+"""A topic by Kafka's name or Pulsar's, and partitions after a colon."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _instant(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a time such as 2026-11-21T10:00:00 or 2026-11-21T10:00:00+01:00") from None
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    if moment < _EPOCH:
+        raise click.BadParameter(f"{text!r} is before 1970")
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
+
+
+def _scopes(context: click.Context, option: click.Parameter, texts: Sequence[str]) -> list[Scope]:
+    found = []
+    for text in texts:
+        match = _SCOPE.fullmatch(text)
+        if not match:
+            raise click.BadParameter(f"{text!r} is not TOPIC or TOPIC:PARTITION,...")
+        found.append(Scope(match["topic"], tuple(int(number) for number in (match["partitions"] or "").split(",") if number)))
+    return found
+
+
+_OPTIONS = [
+    click.option("--to-earliest", is_flag=True, help="To the first offset that is still there."),
+    click.option("--to-latest", is_flag=True, help="To the end: only what comes from now on."),
+    click.option(
+        "--to-datetime",
+        callback=_instant,
+        metavar="TIME",
+        help="To the first record of that time or later, the end where there is none. ISO 8601, UTC unless it names a zone.",
+    ),
+    click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To that offset, in every partition."),
+    click.option("--shift-by", type=int, metavar="N", help="So many offsets on from the commit, or back with -N."),
+    click.option(
+        "--topic",
+        "topics",
+        multiple=True,
+        callback=_scopes,
+        metavar="TOPIC[:P,P...]",
+        help="A topic, or partitions of it; may be given again.",
+    ),
+    click.option("--all-topics", is_flag=True, help="Wherever the group has committed."),
+]
+
+
+def with_target(act: Callable[..., None]) -> Callable[..., None]:
+    """Gives `act` the `target`, and the `scopes` that it is for: None for wherever the group has committed."""
+
+    @wraps(act)
+    def run(
+        *positional: Any,
+        to_earliest: bool,
+        to_latest: bool,
+        to_datetime: int | None,
+        to_offset: int | None,
+        shift_by: int | None,
+        topics: Sequence[Scope],
+        all_topics: bool,
+        **arguments: Any,
+    ) -> None:
+        named = [
+            (Kind.EARLIEST, 0 if to_earliest else None),
+            (Kind.LATEST, 0 if to_latest else None),
+            (Kind.DATETIME, to_datetime),
+            (Kind.OFFSET, to_offset),
+            (Kind.SHIFT, shift_by),
+        ]
+        targets = [Target(kind, number) for kind, number in named if number is not None]
+        if len(targets) != 1:
+            raise click.UsageError("give one of --to-earliest, --to-latest, --to-datetime, --to-offset and --shift-by")
+        if bool(topics) == all_topics:
+            raise click.UsageError("give either --topic or --all-topics")
+        act(*positional, target=targets[0], scopes=None if all_topics else topics, **arguments)
+
+    decorated: Callable[..., None] = run
+    for option in reversed(_OPTIONS):
+        decorated = option(decorated)
+    return decorated

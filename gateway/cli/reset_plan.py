@@ -1,0 +1,125 @@
+"""What `kopgate groups reset-offsets` comes to: for each partition the offset that is committed now and the one that would be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from kafka import TopicPartition
+from kafka.admin import OffsetSpec
+
+from gateway.cli.kafka_client import Client
+from gateway.cli.lag import led_partitions, offsets_at
+
+
+class Kind(Enum):
+    """What a target's number is, where it has one."""
+
+    EARLIEST = auto()
+    LATEST = auto()
+    DATETIME = auto()
+    OFFSET = auto()
+    SHIFT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`number` is an offset, a difference, or ms since 1970."""
+
+    kind: Kind
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A topic, and which of its partitions: all where none is named."""
+
+    topic: str
+    partitions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`new` is None for a partition that is gone, whose commit is left alone. `note` says what came otherwise than asked for."""
+
+    partition: TopicPartition
+    old: int | None
+    new: int | None
+    note: str | None = None
+
+    @property
+    def difference(self) -> int | None:
+        return None if self.old is None or self.new is None else self.new - self.old
+
+
+class CannotReset(Exception):
+    """Nothing can be committed; `reasons` has a line for each partition that stands in the way."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+
+def plan(client: Client, target: Target, scopes: Sequence[Scope] | None, commits: Mapping[TopicPartition, int]) -> list[Change]:
+    """What the group's commits would become in `scopes`, None for wherever it has any. Raises CannotReset and KafkaError."""
+    led = led_partitions(client, [scope.topic for scope in scopes] if scopes is not None else [part.topic for part in commits])
+    wanted = sorted(commits) if scopes is None else _chosen(scopes, led)
+    there = [part for part in wanted if part.partition in led.get(part.topic, {})]
+    reasons = [f"{name_of(part)}: it has no leader just now; try again" for part in there if not led[part.topic][part.partition]]
+    if target.kind is Kind.SHIFT:
+        reasons += [
+            f"{name_of(part)}: nothing is committed there that could be shifted; leave it out, or name an offset"
+            for part in there
+            if part not in commits
+        ]
+    if reasons:
+        raise CannotReset(reasons)
+    first, end = offsets_at(client, there, OffsetSpec.EARLIEST), offsets_at(client, there, OffsetSpec.LATEST)
+    dated = offsets_at(client, there, target.number) if target.kind is Kind.DATETIME else {}
+    gone = [Change(part, commits[part], None, "the partition is gone; its commit stays") for part in wanted if part not in end]
+    changes = [
+        Change(part, commits.get(part), *moved(target, commits.get(part, 0), first[part], end[part], dated.get(part, -1))) for part in there
+    ]
+    return sorted([*changes, *gone], key=lambda change: change.partition)
+
+
+def moved(target: Target, old: int, first: int, end: int, dated: int) -> tuple[int, str | None]:
+    """The offset that a target comes to in a partition from `first` to `end`, and what must be said of it. `dated` is -1 for no record so late."""
+    match target.kind:
+        case Kind.EARLIEST:
+            return first, None
+        case Kind.LATEST:
+            return end, None
+        case Kind.DATETIME:
+            return (dated, None) if dated >= 0 else (end, "no record is so late: the end")
+        case Kind.OFFSET | Kind.SHIFT:
+            asked = target.number if target.kind is Kind.OFFSET else old + target.number
+    if asked < first:
+        return first, f"{asked} is before the first offset"
+    if asked > end:
+        return end, f"{asked} is beyond the end"
+    return asked, None
+
+
+def name_of(partition: TopicPartition) -> str:
+    """As Kafka writes it."""
+    return f"{partition.topic}-{partition.partition}"
+
+
+def _chosen(scopes: Iterable[Scope], led: Mapping[str, Mapping[int, bool]]) -> list[TopicPartition]:
+    reasons, chosen = [], set()
+    for scope in scopes:
+        there = led.get(scope.topic)
+        if there is None:
+            reasons.append(f"{scope.topic}: there is no such topic")
+            continue
+        reasons += [
+            f"{scope.topic}: there is no partition {number}, it has 0 to {len(there) - 1}"
+            for number in scope.partitions
+            if number not in there
+        ]
+        chosen |= {TopicPartition(scope.topic, number) for number in scope.partitions or there}
+    if reasons:
+        raise CannotReset(reasons)
+    return sorted(chosen)

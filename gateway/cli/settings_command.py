@@ -1,0 +1,54 @@
+"""`kopgate settings`: what can be set, straight from the model, so that no document can differ from it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from gateway.settings.model import Settings
+
+
+@click.command()
+@click.option("--markdown", is_flag=True, help="As a table for a document.")
+def settings(markdown: bool) -> None:
+    """List every setting with its default and what it is for.
+
+    In a file: `num_partitions = 3`. In the environment: KOPGATE_NUM_PARTITIONS=3. As a flag: --set num_partitions=3. Lists are `a,b` and tables
+    `name:value,name:value` where they are not TOML.
+    """
+    click.echo(as_markdown() if markdown else as_text())
+
+
+def as_text() -> str:
+    """A paragraph for each setting."""
+    return "\n\n".join(f"{name} = {default}\n{_indented(meaning)}" for name, default, meaning in _rows())
+
+
+def as_markdown() -> str:
+    """One table with a row for each setting."""
+    rows = [f"| `{name}` | `{default}` | {meaning.replace('|', chr(92) + '|')} |" for name, default, meaning in _rows()]
+    return "\n".join(["| setting | default | what it is for |", "|---|---|---|", *rows])
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, 110, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+
+
+def _rows() -> list[tuple[str, str, str]]:
+    return [(name, _shown(field.default), field.description or "") for name, field in Settings.model_fields.items()]
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case tuple() | list():
+            return ",".join(_shown(item) for item in value) or "none"
+        case Mapping():
+            return ",".join(f"{name}:{_shown(item)}" for name, item in value.items()) or "none"
+    return str(value)

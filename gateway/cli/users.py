@@ -1,0 +1,89 @@
+"""`kopgate users`: the file of those who may log in. A password is typed or read from a file, never an argument that a process list shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from auth import users as users_file
+from auth.users import Hash, UsersFileError
+from gateway.cli import passwords
+
+_FILE = click.option(
+    "--file",
+    "path",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The users file (the setting users_file).",
+)
+
+
+@click.group()
+def users() -> None:
+    """Who may log in with SASL/PLAIN. A running gateway sees a change within a second."""
+
+
+@users.command()
+@click.argument("name")
+@_FILE
+@click.option(
+    "--password-file", type=click.File("rb"), metavar="FILE", help="Its first line is the password; - is stdin. Asked for by default."
+)
+@click.option("--replace", is_flag=True, help="Give a user who is there this password.")
+def add(name: str, path: Path, password_file: BinaryIO | None, replace: bool) -> None:
+    """Add the user NAME. The file is made where it is missing, readable by its owner only."""
+    try:
+        users_file.check_name(name)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if not replace and name in (_read(path) if path.exists() else {}):
+        raise click.ClickException(f"{name} is there already; --replace gives a new password")
+    stored = Hash.of(passwords.read(password_file, confirm=True))
+    try:
+        with users_file.editing(path) as found:
+            found[name] = stored
+    except UsersFileError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"{name} may log in")
+
+
+@users.command()
+@click.argument("name")
+@_FILE
+def remove(name: str, path: Path) -> None:
+    """Remove the user NAME. Connections that are open stay so."""
+    _read(path)
+    try:
+        with users_file.editing(path) as found:
+            was_there = found.pop(name, None) is not None
+    except UsersFileError as error:
+        raise click.ClickException(str(error)) from None
+    if not was_there:
+        raise click.ClickException(f"{name} is not there")
+    click.echo(f"{name} may no longer log in")
+
+
+@users.command("list")
+@_FILE
+@click.option("--json", "as_json", is_flag=True, help="As one JSON list.")
+def list_users(path: Path, as_json: bool) -> None:
+    """List the names, one a line."""
+    names = sorted(_read(path))
+    if warning := users_file.open_to_others(path):
+        click.echo(f"kopgate: {warning}", err=True)
+    if as_json:
+        click.echo(json.dumps(names, ensure_ascii=False))
+        return
+    for name in names:
+        click.echo(name)
+
+
+def _read(path: Path) -> dict[str, Hash]:
+    try:
+        return users_file.read(path)
+    except UsersFileError as error:
+        raise click.ClickException(str(error)) from None

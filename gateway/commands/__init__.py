@@ -1,1 +1,0 @@
-"""The commands beside `serve`: each module is one group of them."""

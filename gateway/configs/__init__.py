@@ -1,0 +1,1 @@
+"""Configs that clients describe and alter: of topics, groups and brokers."""

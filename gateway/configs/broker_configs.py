@@ -1,0 +1,119 @@
+"""Configs of brokers that AlterConfigs changes while the gateway runs, as Kafka's DynamicBrokerConfig does it.
+
+They are kept in a table: those of all brokers under "", those of one broker under its id. The settings in force are the ones that
+the gateway was started with, then those of all brokers, then its own; whoever reads a setting asks for the settings in force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gateway import logs
+from gateway.configs.overrides import ConfigTable, Overrides
+from gateway.configs.topic_configs import DEFINITIONS
+from gateway.configs.value_types import ConfigType, Definition, at_least, between
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.settings.model import Settings
+from storage.log import StateTable
+
+_log = logs.part(__name__)
+
+#: The resource name of the configs of all brokers.
+ALL_BROKERS = ""
+
+_DAY_MS = 24 * 3_600_000
+
+
+def _of_topics(name: str, topic_config: str) -> tuple[Definition, str]:
+    """A default of topics: its values are those of the topics' config."""
+    one = DEFINITIONS[topic_config]
+    assert one.setting is not None
+    return Definition(name, one.definition.type, one.definition.documentation, one.definition.rule), one.setting
+
+
+def _own(name: str, kind: ConfigType, setting: str, rule: Callable[[Any], None]) -> tuple[Definition, str]:
+    return Definition(name, kind, Settings.model_fields[setting].description or "", rule), setting
+
+
+#: By Kafka's name: the definition and the setting. What Kafka's DynamicBrokerConfig can change and has a meaning here.
+DYNAMIC: dict[str, tuple[Definition, str]] = {
+    pair[0].name: pair
+    for pair in (
+        _own("log.cleaner.backoff.ms", ConfigType.LONG, "log_cleaner_backoff_ms", between(1, _DAY_MS)),
+        _of_topics("log.cleanup.policy", "cleanup.policy"),
+        _of_topics("log.message.downconversion.enable", "message.downconversion.enable"),
+        _of_topics("log.message.timestamp.type", "message.timestamp.type"),
+        _own("log.retention.bytes", ConfigType.LONG, "log_retention_bytes", at_least(-1)),
+        _of_topics("log.retention.ms", "retention.ms"),
+        _own("max.connections", ConfigType.INT, "max_connections", between(1, 1_000_000)),
+        _own("max.connections.per.ip", ConfigType.INT, "max_connections_per_ip", between(1, 1_000_000)),
+        _of_topics("message.max.bytes", "max.message.bytes"),
+        _own("producer.id.expiration.ms", ConfigType.INT, "producer_id_expiration_ms", at_least(1)),
+    )
+}
+
+
+class BrokerConfigs:
+    """`settings` are those in force, `started_with` those that files, environment and flags gave."""
+
+    def __init__(self, table: StateTable, settings: Settings) -> None:
+        self._table = ConfigTable(table, check)
+        self._watchers: list[Callable[[Settings], None]] = []
+        self.started_with = settings
+        self.settings = settings
+
+    async def open(self) -> None:
+        """Read the table. Raises StorageError."""
+        await self._table.open()
+        self._put_in_force()
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The resources that count for this broker: its own before those of all."""
+        return str(self.started_with.node_id), ALL_BROKERS
+
+    def overrides(self, name: str) -> Overrides:
+        """What is set for one of `names`."""
+        return self._table.get(_key(name))
+
+    def watch(self, call: Callable[[Settings], None]) -> None:
+        """`call` after every change, with the settings that are in force then."""
+        self._watchers.append(call)
+
+    async def alter(self, name: str, change: Callable[[Overrides], Overrides], *, validate_only: bool) -> None:
+        """Replace the overrides of one of `names` by what `change` makes of them. Raises KafkaError."""
+        await self._table.alter(_key(name), change, validate_only=validate_only)
+        if not validate_only:
+            self._put_in_force()
+            configs = ",".join(f"{key}={value}" for key, value in sorted(self.overrides(name).items()))
+            _log.info("broker configs altered", resource=name or "all brokers", configs=configs)
+
+    def _put_in_force(self) -> None:
+        values: dict[str, Any] = {}
+        for name in reversed(self.names):
+            for key, text in self.overrides(name).items():
+                definition, setting = DYNAMIC[key]
+                value = definition.read(text)
+                values[setting] = tuple(value) if isinstance(value, list) else value
+        self.settings = self.started_with.model_copy(update=values)
+        for call in self._watchers:
+            call(self.settings)
+
+
+def _key(name: str) -> str:
+    # A key has a byte at least.
+    return name or "default"
+
+
+def check(overrides: Overrides) -> None:
+    """Raises KafkaError(INVALID_REQUEST), in Kafka's words, for configs that cannot change while the gateway runs, and for wrong values."""
+    fixed = [name for name in overrides if name not in DYNAMIC]
+    if fixed:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: Set({', '.join(fixed)})")
+    for name, text in overrides.items():
+        try:
+            DYNAMIC[name][0].read(text)
+        except KafkaError as wrong:
+            # Not INVALID_CONFIG: ConfigAdminManager.validateBrokerConfigChange.
+            raise KafkaError(ErrorCode.INVALID_REQUEST, wrong.message) from None

@@ -1,0 +1,222 @@
+"""Configs as clients are told of them: those of a topic and those of this broker, each with where its value comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gateway.configs import group_configs as group_configs
+from gateway.configs.broker_configs import ALL_BROKERS, DYNAMIC, BrokerConfigs
+from gateway.configs.topic_configs import DEFINITIONS, TopicDefinition, setting_text
+from gateway.configs.value_types import ConfigType
+from gateway.settings.addresses import Endpoint
+from gateway.settings.model import Settings
+from gateway.topics.topic_names import INTERNAL_PARTITIONS
+
+
+class ConfigSource(IntEnum):
+    """DescribeConfigsResponse's config sources (KIP-226)."""
+
+    TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+    DYNAMIC_BROKER_LOGGER_CONFIG = 6
+    GROUP_CONFIG = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Synonym:
+    """One place that a config's value can come from."""
+
+    name: str
+    value: str
+    source: ConfigSource
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """One config. `synonyms` are the places that have a value for it, the one that counts first."""
+
+    name: str
+    value: str
+    type: ConfigType
+    documentation: str
+    synonyms: tuple[Synonym, ...]
+    is_read_only: bool = False
+
+    @property
+    def source(self) -> ConfigSource:
+        return self.synonyms[0].source if self.synonyms else ConfigSource.DEFAULT_CONFIG
+
+
+def topic_entries(overrides: Mapping[str, str], configs: BrokerConfigs) -> Iterator[ConfigEntry]:
+    """All configs of a topic with these overrides, in the order of their names."""
+    for name, one in DEFINITIONS.items():
+        synonyms = _server_synonyms(one, configs)
+        value = one.default_text(configs.settings)
+        if name in overrides:
+            value = one.definition.show(overrides[name])
+            synonyms = (Synonym(name, value, ConfigSource.TOPIC_CONFIG), *synonyms)
+        yield ConfigEntry(name, value, one.definition.type, one.definition.documentation, synonyms)
+
+
+def _server_synonyms(one: TopicDefinition, configs: BrokerConfigs) -> tuple[Synonym, ...]:
+    if one.server_key is None:
+        return ()
+    if one.setting is None:
+        return (Synonym(one.server_key, one.default, ConfigSource.DEFAULT_CONFIG),)
+    return _setting_synonyms(one.server_key, one.setting, configs)
+
+
+#: By a broker's config that Kafka leaves unset: the one that counts instead, with its default.
+_DEFAULTS_ELSEWHERE = {"log.retention.ms": ("log.retention.hours", "168")}
+
+
+def _setting_synonyms(name: str, setting: str, configs: BrokerConfigs) -> tuple[Synonym, ...]:
+    elsewhere = _DEFAULTS_ELSEWHERE.get(name)
+    settings, dynamic = configs.started_with, tuple(_dynamic_synonyms(name, configs))
+    if setting not in settings.model_fields_set and not dynamic and elsewhere:
+        # Kafka tells the synonyms from the config of that name on (ConfigHelper.configSynonyms), and this one has no value.
+        return ()
+    default_name, default_text = elsewhere or (name, setting_text(Settings.model_fields[setting].default))
+    default = Synonym(default_name, default_text, ConfigSource.DEFAULT_CONFIG)
+    if setting not in settings.model_fields_set:
+        return *dynamic, default
+    return *dynamic, Synonym(name, setting_text(getattr(settings, setting)), ConfigSource.STATIC_BROKER_CONFIG), default
+
+
+def _dynamic_synonyms(name: str, configs: BrokerConfigs) -> Iterator[Synonym]:
+    """What AlterConfigs has set: for this broker, then for all of them."""
+    for resource in configs.names:
+        text = configs.overrides(resource).get(name)
+        if text is not None:
+            yield Synonym(name, DYNAMIC[name][0].show(text), _DYNAMIC_SOURCES[resource == ALL_BROKERS])
+
+
+_DYNAMIC_SOURCES = ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+
+
+_B, _S, _I, _L, _X, _H = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT, ConfigType.LONG, ConfigType.LIST, ConfigType.SHORT
+
+#: Kafka's name, type, and the setting. Nothing here is a secret: neither passwords nor the places where they are kept.
+_SETTINGS = (
+    ("auto.create.topics.enable", _B, "auto_create_topics_enable"),
+    ("broker.id", _I, "node_id"),
+    ("connection.failed.authentication.delay.ms", _I, "connection_failed_authentication_delay_ms"),
+    ("connections.max.idle.ms", _L, "connections_max_idle_ms"),
+    ("entry.format", _S, "entry_format"),
+    ("fetch.max.bytes", _I, "fetch_max_bytes"),
+    ("group.consumer.heartbeat.interval.ms", _I, "group_consumer_heartbeat_interval_ms"),
+    ("group.consumer.session.timeout.ms", _I, "group_consumer_session_timeout_ms"),
+    ("group.initial.rebalance.delay.ms", _I, "group_initial_rebalance_delay_ms"),
+    ("group.max.session.timeout.ms", _I, "group_max_session_timeout_ms"),
+    ("group.max.size", _I, "group_max_size"),
+    ("group.min.session.timeout.ms", _I, "group_min_session_timeout_ms"),
+    ("log.cleaner.backoff.ms", _L, "log_cleaner_backoff_ms"),
+    ("log.cleanup.policy", _X, "log_cleanup_policy"),
+    ("log.message.downconversion.enable", _B, "log_message_downconversion_enable"),
+    ("log.message.timestamp.type", _S, "log_message_timestamp_type"),
+    ("log.retention.bytes", _L, "log_retention_bytes"),
+    ("log.retention.check.interval.ms", _L, "log_retention_check_interval_ms"),
+    ("log.retention.ms", _L, "log_retention_ms"),
+    ("max.connections", _I, "max_connections"),
+    ("max.connections.per.ip", _I, "max_connections_per_ip"),
+    ("max.incremental.fetch.session.cache.slots", _I, "max_incremental_fetch_session_cache_slots"),
+    ("message.max.bytes", _I, "message_max_bytes"),
+    ("node.id", _I, "node_id"),
+    ("num.partitions", _I, "num_partitions"),
+    ("offset.metadata.max.bytes", _I, "offset_metadata_max_bytes"),
+    ("offsets.commit.timeout.ms", _I, "offsets_commit_timeout_ms"),
+    ("offsets.retention.check.interval.ms", _L, "offsets_retention_check_interval_ms"),
+    ("offsets.retention.minutes", _I, "offsets_retention_minutes"),
+    ("producer.id.expiration.ms", _I, "producer_id_expiration_ms"),
+    ("sasl.enabled.mechanisms", _X, "sasl_enabled_mechanisms"),
+    ("sasl.server.max.receive.size", _I, "sasl_server_max_receive_size"),
+    ("socket.request.max.bytes", _I, "socket_request_max_bytes"),
+    ("ssl.client.auth", _S, "ssl_client_auth"),
+)
+
+#: Kafka's name, type, value and documentation of what cannot be set.
+_FIXED = (
+    ("default.replication.factor", _I, "1", "What clients see of a topic; how often records are kept is up to the store."),
+    ("delete.topic.enable", _B, "true", "Topics can be deleted."),
+    ("group.consumer.assignors", _X, "uniform,range", "The assignors of the gateway for groups of the consumer protocol (KIP-848)."),
+    ("group.coordinator.rebalance.protocols", _X, "classic,consumer", "The group protocols that are served."),
+    ("log.cleaner.enable", _B, "true", "Topics whose cleanup.policy has compact are compacted."),
+    ("log.cleaner.threads", _I, "1", "Partitions are compacted one after the other."),
+    ("log.retention.hours", _I, "168", "How long records are kept where log.retention.ms is not set."),
+    ("offsets.topic.num.partitions", _I, str(INTERNAL_PARTITIONS), "Partitions that clients see of __consumer_offsets."),
+    ("offsets.topic.replication.factor", _H, "1", "Replicas that clients see of __consumer_offsets."),
+)
+
+
+def all_brokers_entries(configs: BrokerConfigs) -> list[ConfigEntry]:
+    """What AlterConfigs has set for all brokers."""
+    entries = []
+    for name, text in sorted(configs.overrides(ALL_BROKERS).items()):
+        definition = DYNAMIC[name][0]
+        value = definition.show(text)
+        synonyms = (Synonym(name, value, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),)
+        entries.append(ConfigEntry(name, value, definition.type, definition.documentation, synonyms))
+    return entries
+
+
+def broker_entries(configs: BrokerConfigs, advertised: Mapping[str, tuple[str, int]]) -> list[ConfigEntry]:
+    """The configs of this broker that tools ask for, in the order of their names. AlterConfigs can change those that are not read-only.
+
+    `advertised` is what clients are told, by listener.
+    """
+    settings = configs.settings
+    entries = [
+        ConfigEntry(
+            name,
+            setting_text(getattr(settings, setting)),
+            kind,
+            Settings.model_fields[setting].description or "",
+            _setting_synonyms(name, setting, configs),
+            is_read_only=name not in DYNAMIC,
+        )
+        for name, kind, setting in _SETTINGS
+    ]
+    entries.append(_static("advertised.listeners", _listeners(advertised), "What clients connect to."))
+    protocols = ",".join(f"{one.name}:{settings.security_protocol(one.name).name}" for one in settings.listeners)
+    entries.append(_static("listener.security.protocol.map", protocols, "The security protocol of each listener."))
+    entries.append(_static("listeners", setting_text(settings.listeners), "Where the gateway listens."))
+    entries.append(_static("log.dirs", str(settings.store), "Where topics are kept."))
+    fixed = [
+        *_FIXED,
+        *(
+            (one.server_key, one.definition.type, one.default, one.definition.documentation)
+            for one in DEFINITIONS.values()
+            if one.setting is None
+        ),
+    ]
+    for name, kind, value, documentation in fixed:
+        if name is not None:
+            synonyms = (Synonym(name, value, ConfigSource.DEFAULT_CONFIG),)
+            entries.append(ConfigEntry(name, value, kind, documentation, synonyms, is_read_only=True))
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def group_entries(overrides: Mapping[str, str], configs: BrokerConfigs) -> Iterator[ConfigEntry]:
+    """The configs of a consumer group with these overrides, in the order of their names."""
+    for name, setting in group_configs.SETTINGS.items():
+        synonyms = _setting_synonyms(f"group.{name}", setting, configs)
+        value = synonyms[0].value
+        if name in overrides:
+            value = group_configs.DEFINITIONS[name].show(overrides[name])
+            synonyms = (Synonym(name, value, ConfigSource.GROUP_CONFIG), *synonyms)
+        definition = group_configs.DEFINITIONS[name]
+        yield ConfigEntry(name, value, definition.type, definition.documentation, synonyms)
+
+
+def _listeners(addresses: Mapping[str, tuple[str, int]]) -> str:
+    return ",".join(str(Endpoint(name, host, port)) for name, (host, port) in addresses.items())
+
+
+def _static(name: str, value: str, documentation: str) -> ConfigEntry:
+    synonyms = (Synonym(name, value, ConfigSource.STATIC_BROKER_CONFIG),)
+    return ConfigEntry(name, value, ConfigType.STRING, documentation, synonyms, is_read_only=True)

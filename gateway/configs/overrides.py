@@ -1,0 +1,75 @@
+"""Configs that AlterConfigs has set, in a table of the store: a row for each resource, its overrides as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from gateway.coroutines import Shared, unbroken
+from gateway.partitions.partition import storage_error
+from gateway.protocol.errors import KafkaError
+from storage.log import StateTable, StorageError
+
+Overrides = Mapping[str, str]
+
+_Row = dict[str, str]
+
+
+class ConfigTable:
+    """`check` raises KafkaError for overrides that no resource may have."""
+
+    def __init__(self, table: StateTable, check: Callable[[Overrides], None]) -> None:
+        self._table = table
+        self._check = check
+        self._rows: dict[str, Overrides] = {}
+        self._altering: Shared[None] | None = None
+
+    async def open(self) -> None:
+        """Read the table. Overrides of another version that this one does not take are ignored. Raises StorageError."""
+        for key, row in await self._table.items():
+            overrides = msgspec.json.decode(row, type=_Row)
+            valid = {name: text for name, text in overrides.items() if self._is_valid(name, text)}
+            if valid:
+                self._rows[key.decode()] = valid
+
+    def _is_valid(self, name: str, text: str) -> bool:
+        try:
+            self._check({name: text})
+        except KafkaError:
+            return False
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def get(self, key: str) -> Overrides:
+        return self._rows.get(key, {})
+
+    async def alter(self, key: str, change: Callable[[Overrides], Overrides], *, validate_only: bool) -> None:
+        """Replace the overrides of a resource by what `change` makes of them, one change after the other. Raises KafkaError."""
+        if validate_only:
+            self._check(change(self.get(key)))
+            return
+        while self._altering is not None:
+            await self._altering
+        changed = change(self.get(key))
+        self._check(changed)
+        await unbroken(self._put(key, changed))
+
+    async def _put(self, key: str, overrides: Overrides) -> None:
+        altering = self._altering = Shared()
+        try:
+            await self._table.put({key.encode(): msgspec.json.encode(overrides) if overrides else None})
+            if overrides:
+                self._rows[key] = overrides
+            else:
+                self._rows.pop(key, None)
+        except StorageError as failure:
+            raise storage_error(failure) from failure
+        finally:
+            self._altering = None
+            altering.succeed(None)

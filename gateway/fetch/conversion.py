@@ -1,0 +1,322 @@
+"""Records for consumers that are older or younger than they are: converted off the reactor thread, once for all who ask.
+
+The conversion itself is `compat.records`; here are the threads, the cache and the single flight.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from struct import Struct
+from time import thread_time_ns
+from typing import Any, NamedTuple
+
+from isal.isal_zlib import crc32
+
+from compat.records import NoMemory, RecordsError, RecordsTooLarge, down_convert_all, gzip_for_zstd, up_convert
+from gateway import logs
+from gateway.coroutines import Cancel, Shared, start
+from gateway.partitions.record_batch import ATTRIBUTES, HEADER_BYTES, magic_of
+from gateway.protocol.errors import ErrorCode, KafkaError, release
+from storage.log import Buffer, Entry
+
+#: (topic id, partition, base offset, size, checksum, magic). An entry changes by compaction, which may even leave a packed one its size.
+Key = tuple[bytes, int, int, int, int, int]
+
+
+#: CPU time that one fetch may spend on conversions. The unit during which it is used up is finished; what is left belongs to the next
+#: fetch. A batch of `max_decompressed_bytes` takes longer than this, ordinary batches take some milliseconds.
+FETCH_CPU_US = 200_000
+
+#: Units that may unpack to this many bytes together are converted in one call. Between calls a job looks whether it goes on.
+CALL_BYTES = 32 << 20
+
+#: The most that a byte of an lz4 batch unpacks to.
+_LZ4_EXPANSION = 255
+
+
+class Share:
+    """The conversions that one fetch may cause, and whose turn they take (`Workers.run_for`)."""
+
+    __slots__ = ("left_us", "owner")
+
+    def __init__(self, owner: Hashable = None) -> None:
+        self.owner = owner
+        self.left_us = FETCH_CPU_US
+
+
+class Flight(Shared[dict[Key, Buffer | KafkaError]]):
+    """A job under way. Its result has the entries that were converted; a job that became too expensive leaves out the last ones.
+
+    `cpu_us` is the CPU time it took, in microseconds. `waiters` counts the requests that wait for it; without any it is dropped.
+    """
+
+    __slots__ = ("cancel", "cpu_us", "is_dropped", "waiters")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cpu_us = 0
+        self.waiters = 0
+        self.is_dropped = False
+        self.cancel: Cancel | None = None
+
+    def leave(self) -> None:
+        """One waiter less."""
+        self.waiters -= 1
+        if not self.waiters:
+            # The thread reads this between two calls.
+            self.is_dropped = True
+            if self.cancel is not None:
+                self.cancel()
+
+
+#: What an entry of the cache takes besides its bytes, about: without it, many small or empty results would not count.
+ENTRY_OVERHEAD = 512
+
+#: Unreadable entries that are remembered to have been told of, some 300 bytes each; beyond it the log may be told of one again.
+TOLD_MAX = 1_000
+
+_CONTROL = 0x20
+_LZ4 = 3
+_ZSTD = 4
+
+#: As a consumer's format: 2, in any codec but zstd; and 2 in any.
+WITHOUT_ZSTD, WITH_ZSTD = 2, 3
+_CRC = Struct(">I")
+_CRC_AT = 17
+
+_log = logs.part(__name__)
+
+
+class Source(NamedTuple):
+    """The partition that entries come from."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+
+
+class Converter:
+    """`run_for(owner, function, *args)` runs a function on another thread. `cache_bytes` bounds what is kept."""
+
+    def __init__(self, run_for: Callable[..., Awaitable[Any]], *, cache_bytes: int, max_decompressed_bytes: int) -> None:
+        self._run_for = run_for
+        self._cache_bytes = cache_bytes
+        self._max_decompressed_bytes = max_decompressed_bytes
+        self._cache: OrderedDict[Key, bytes] = OrderedDict()
+        self._flights: dict[Key, Flight] = {}
+        # Of the unreadable entries those that the log has been told of, as keys without the format.
+        self._told: OrderedDict[tuple[object, ...], None] = OrderedDict()
+        self.cached_bytes = 0
+        self.conversions = 0
+
+    async def convert(
+        self,
+        source: Source,
+        entries: Sequence[Entry],
+        magic: int,
+        spent: Callable[[int], None] | None = None,
+        share: Share | None = None,
+    ) -> list[Buffer | KafkaError]:
+        """Each entry's payload in a format that a consumer of `magic` reads; the payload itself where it is in one already.
+
+        Whoever knows format 2 gets nothing else, as from Kafka since 3.0: many of them have forgotten how to read what is older.
+        Empty where nothing in it exists for such a consumer (control batches) or it cannot be read at all, which is then in the log;
+        KafkaError(UNKNOWN_SERVER_ERROR) where there was no memory to convert it. `spent` is told how many microseconds of CPU time it took, where
+        nobody had asked before.
+
+        The list is shorter than `entries` if `share` is used up first. A share that is not used up converts at least one entry.
+        """
+        share = share or Share()
+        while True:
+            own = Flight()
+            results, coming, missing = self._look_up(source, entries, magic, own if share.left_us > 0 else None)
+            if missing:
+                # On its own: the consumer that asked first may go away, and the others still want it.
+                own.cancel = start(self._fly(source, missing, own, magic, share.owner), _nothing, own.fail)
+            try:
+                for index, key, flight in coming:
+                    converted = (await flight).get(key)
+                    if converted is None:
+                        del results[index:]
+                        break
+                    results[index] = converted
+            finally:
+                for flight in {flight for _, _, flight in coming}:
+                    flight.leave()
+            if missing:
+                share.left_us -= own.cpu_us
+                if spent is not None:
+                    spent(own.cpu_us)
+            if results or not entries or share.left_us <= 0:
+                return results
+            # Another request's job ended before it came to the first entry.
+
+    def _look_up(
+        self, source: Source, entries: Sequence[Entry], magic: int, own: Flight | None
+    ) -> tuple[list[Buffer | KafkaError], list[tuple[int, Key, Flight]], list[tuple[Key, Entry]]]:
+        """The results that are there, those that a job is to bring, and the entries for the job `own`, without which the rest is left out."""
+        results: list[Buffer | KafkaError] = []
+        coming: list[tuple[int, Key, Flight]] = []
+        missing: list[tuple[Key, Entry]] = []
+        for entry in entries:
+            payload = entry.payload
+            stored = magic_of(payload)
+            if is_readable(payload, magic):
+                results.append(payload)
+                continue
+            if magic < 2 and stored == 2 and payload[ATTRIBUTES] & _CONTROL:
+                results.append(b"")
+                continue
+            key = (source.topic_id, source.partition, entry.base_offset, len(payload), _checksum(payload, stored), magic)
+            kept = self._cache.get(key)
+            if kept is not None:
+                self._cache.move_to_end(key)
+                results.append(kept)
+                continue
+            flight = self._flights.get(key)
+            if flight is None or flight.is_dropped:
+                if own is None:
+                    break
+                flight = self._flights[key] = own
+                missing.append((key, entry))
+            coming.append((len(results), key, flight))
+            results.append(b"")
+        for flight in {flight for _, _, flight in coming}:
+            flight.waiters += 1
+        return results, coming, missing
+
+    async def _fly(self, source: Source, missing: list[tuple[Key, Entry]], flight: Flight, magic: int, owner: Hashable) -> None:
+        """Convert these on another thread, one after the other: for small batches the way there costs more than the work."""
+        try:
+            payloads = [entry.payload for _, entry in missing]
+            outcomes: list[bytes | RecordsError]
+            outcomes, flight.cpu_us = await self._run_for(owner, _convert_all, payloads, magic, self._max_decompressed_bytes, flight)
+        finally:
+            for key, _ in missing:
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
+        results: dict[Key, Buffer | KafkaError] = {}
+        for (key, entry), outcome in zip(missing, outcomes, strict=False):
+            if isinstance(outcome, NoMemory):
+                # Clients before 0.11 know few codes; after this one they ask again.
+                results[key] = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"offset {entry.base_offset} is not converted: {outcome}")
+                continue
+            if isinstance(outcome, RecordsError):
+                self.tell(source, entry, outcome)
+                outcome = b""
+            else:
+                self.conversions += 1
+            self._keep(key, outcome)
+            results[key] = outcome
+        flight.succeed(results)
+
+    def tell(self, source: Source, entry: Entry, failure: RecordsError) -> None:
+        """Say once that an entry cannot be read, so that old consumers miss it, and why."""
+        payload = entry.payload
+        unit = (source.topic_id, source.partition, entry.base_offset, len(payload), _checksum(payload, magic_of(payload)))
+        if unit in self._told:
+            return
+        self._told[unit] = None
+        if len(self._told) > TOLD_MAX:
+            self._told.popitem(last=False)
+        if isinstance(failure, RecordsTooLarge):
+            event = (
+                "records unpack to more than max_decompressed_bytes, old consumers do not get them; a greater one and a restart would help"
+            )
+        else:
+            event = "records cannot be read, old consumers do not get them"
+        first, last = entry.base_offset, entry.last_offset
+        _log.warning(event, topic=source.topic, partition=source.partition, first_offset=first, last_offset=last, reason=str(failure))
+
+    def _keep(self, key: Key, converted: bytes) -> None:
+        size = len(converted) + ENTRY_OVERHEAD
+        if size > self._cache_bytes:
+            return
+        self._cache[key] = converted
+        self.cached_bytes += size
+        while self.cached_bytes > self._cache_bytes:
+            _, oldest = self._cache.popitem(last=False)
+            self.cached_bytes -= len(oldest) + ENTRY_OVERHEAD
+
+
+def _checksum(payload: Buffer, magic: int) -> int:
+    """Over all that compaction may change: a batch bears it, a message set only those of its messages."""
+    if magic == 2 and len(payload) >= HEADER_BYTES:
+        checksum: int = _CRC.unpack_from(payload, _CRC_AT)[0]
+        return checksum
+    return int(crc32(payload))
+
+
+def is_zstd(payload: Buffer) -> bool:
+    """Whether a payload is a batch that needs a consumer of Fetch 10."""
+    return magic_of(payload) >= 2 and payload[ATTRIBUTES] & 7 == _ZSTD
+
+
+def is_readable(payload: Buffer, magic: int) -> bool:
+    """Whether a consumer of `magic` gets the payload as it is."""
+    stored = magic_of(payload)
+    if magic < WITHOUT_ZSTD:
+        return stored <= magic
+    return stored not in (0, 1) and not (magic == WITHOUT_ZSTD and is_zstd(payload))
+
+
+def _convert_all(
+    payloads: Sequence[Buffer], magic: int, max_decompressed_bytes: int, flight: Flight
+) -> tuple[list[bytes | RecordsError], int]:
+    """What the first ones came to, at least one, and the microseconds of CPU time of all."""
+    begun = thread_time_ns()
+    cpu_us = 0
+    outcomes: list[bytes | RecordsError] = []
+    for units in _calls(payloads, max_decompressed_bytes):
+        if magic < WITHOUT_ZSTD:
+            outcomes += down_convert_all(units, magic, max_decompressed_bytes=max_decompressed_bytes)
+        else:
+            outcomes += [_in_format_2(payload, max_decompressed_bytes) for payload in units]
+        cpu_us = (thread_time_ns() - begun) // 1000
+        if flight.is_dropped or cpu_us > FETCH_CPU_US:
+            break
+    for outcome in outcomes:
+        if isinstance(outcome, RecordsError):
+            release(outcome)
+    return outcomes, cpu_us
+
+
+def _calls(payloads: Sequence[Buffer], max_decompressed_bytes: int) -> Iterator[list[Buffer]]:
+    """The units of each call, by what they unpack to at worst."""
+    units: list[Buffer] = []
+    left = CALL_BYTES
+    for payload in payloads:
+        worst = min(_worst_size(payload), max_decompressed_bytes)
+        if units and worst > left:
+            yield units
+            units, left = [], CALL_BYTES
+        units.append(payload)
+        left -= worst
+    if units:
+        yield units
+
+
+def _worst_size(payload: Buffer) -> int:
+    """Bytes that a unit may unpack to, whatever it says of itself."""
+    if magic_of(payload) == 2 and len(payload) > ATTRIBUTES:
+        codec = payload[ATTRIBUTES] & 7
+        if codec == 0:
+            return len(payload)
+        if codec == _LZ4:
+            return len(payload) * _LZ4_EXPANSION
+    return CALL_BYTES
+
+
+def _in_format_2(payload: Buffer, max_decompressed_bytes: int) -> bytes | RecordsError:
+    """An older set that cannot be converted stays as it is: its consumer knows the format, and its library says what it thinks of it."""
+    is_batch = magic_of(payload) == 2
+    convert = gzip_for_zstd if is_batch else up_convert
+    try:
+        return convert(payload, max_decompressed_bytes=max_decompressed_bytes)
+    except RecordsError as failure:
+        return failure if is_batch or isinstance(failure, NoMemory) else bytes(payload)
+
+
+def _nothing(_: object) -> None:
+    return

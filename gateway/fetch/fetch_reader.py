@@ -1,0 +1,265 @@
+"""Reading for a fetch: which records of which partitions go into one reply, and in which format.
+
+The limits are Kafka's: each partition's own and the request's. The first partition with records gives at least one whole batch or message
+however large; the others give what fits. Consumers older than a batch get it converted, and are carried past what does not exist for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+
+from compat.records import RecordsError, cut, has_old_lz4, with_right_lz4
+from gateway.fetch.conversion import WITH_ZSTD, WITHOUT_ZSTD, Share, Source, is_readable
+from gateway.fetch.fetch_sessions import Interest
+from gateway.partitions.partition import Partition
+from gateway.partitions.record_batch import MAGIC, magic_of
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import OPENING_ROWS, Turns
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.fetch_codec import FetchRequest, PartitionFetched
+from storage.log import Buffer, Entry
+
+#: Consumers of an older Fetch may not know zstd (KIP-110).
+_FIRST_FETCH_WITH_ZSTD = 10
+
+_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+
+#: Consumers of an older Fetch may not know this error, and give up on what they do not know (KIP-112).
+_FIRST_FETCH_WITH_STORAGE_ERROR = 6
+
+#: Entries that an old consumer cannot see are passed over, at most this many reads of this size in one request; the next one goes on from there.
+MAX_EMPTY_READS = 64
+EMPTY_READ_BYTES = 64 << 10
+
+
+@dataclass(slots=True)
+class Reading:
+    """One pass over the pending partitions: rows in the order read, the bytes they hold, and whether there is one that cannot wait for more
+    bytes: an error, or a log that diverges from what the consumer knows. `enough` is how many bytes are worth a reply at once: what the
+    consumer asked for, but no more than half of what a reply may have, since whole batches hardly ever fill it to the last byte."""
+
+    enough: int
+
+    rows: dict[Interest, PartitionFetched] = field(default_factory=dict)
+    size: int = 0
+    is_urgent: bool = False
+    #: There are rows of partitions that have never existed.
+    has_unknown: bool = False
+
+
+class Reader:
+    """Reads for one request. `magic` is the newest format that its consumer reads, None for all formats."""
+
+    __slots__ = ("_aborted", "_broker", "_caller", "_limit", "_magic", "_request", "_share", "_turns")
+
+    def __init__(self, caller: Caller, request: FetchRequest, magic: int | None, turns: Turns) -> None:
+        self._caller = caller
+        self._broker = caller.broker
+        self._request = request
+        self._turns = turns
+        #: The format that the consumer reads: 0, 1, or 2 with or without zstd.
+        self._magic = _format_2(request.version) if magic is None else magic
+        self._limit = 0
+        #: What this pass may spend on conversions; None until the first one.
+        self._share: Share | None = None
+        self._aborted: tuple[()] | None = () if request.isolation_level == 1 else None
+
+    async def read(self, interests: list[Interest]) -> Reading:
+        """One pass in this order. Failures are told in their rows."""
+        outgoing = self._broker.outgoing
+        self._limit = outgoing.promise(min(self._request.max_bytes, self._broker.settings.fetch_max_bytes))
+        self._share = None
+        try:
+            return await self._read(interests)
+        finally:
+            outgoing.keep(self._limit)
+
+    async def _read(self, interests: list[Interest]) -> Reading:
+        reading = Reading(min(self._request.min_bytes, self._limit // 2 + 1))
+        for interest in interests:
+            if interest.partition is None:
+                # Those that are not open yet open at the same time, lest each waits for the one before.
+                self._broker.topics.open_soon(*interest.key)
+                await self._turns.take(OPENING_ROWS)
+        order = self._order(interests)
+        for interest in order:
+            if self._turns.count():
+                await self._turns.pause()
+            try:
+                fetched = await self._read_one(interest, reading.size)
+            except KafkaError as failure:
+                code = failure.code
+                if code is ErrorCode.KAFKA_STORAGE_ERROR and self._request.version < _FIRST_FETCH_WITH_STORAGE_ERROR:
+                    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+                if code in _UNKNOWN and not interest.topic_id:
+                    # A topic that was deleted had an id here, and may come back under its name.
+                    reading.has_unknown = True
+                fetched = PartitionFetched(interest.key[1], code)
+                interest.told_high_watermark = -1
+            reading.is_urgent = reading.is_urgent or bool(fetched.error_code or fetched.diverging)
+            reading.rows[interest] = fetched
+            reading.size += sum(map(len, fetched.records))
+        if self._share is not None and self._share.left_us <= 0:
+            # The rest is converted for the next fetch, which may as well come now.
+            reading.is_urgent = True
+        if order is not interests:
+            reading.rows = {interest: reading.rows[interest] for interest in interests}
+        return reading
+
+    def _order(self, interests: list[Interest]) -> list[Interest]:
+        """The order to read in. The first partition may use up the time for conversions. Consumers from Fetch 3 on change the order
+        of their partitions themselves; for older ones another partition is first each time."""
+        if self._request.version >= 3 or len(interests) < 2:
+            return interests
+        first = self._broker.now() % len(interests)
+        return interests[first:] + interests[:first]
+
+    async def _read_one(self, interest: Interest, size: int) -> PartitionFetched:
+        partition = await self._resolve(interest)
+        log, wanted = partition.log, interest.wanted
+        interest.known_size = log.size
+        if partition.is_closed:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        check_epoch(wanted.current_leader_epoch, log.leader_epoch)
+        offset = wanted.fetch_offset
+        diverging = None
+        if wanted.last_fetched_epoch >= 0:
+            epoch, end = log.end_offset_for_epoch(wanted.last_fetched_epoch)
+            if epoch < 0:
+                raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+            if epoch < wanted.last_fetched_epoch or end < offset:
+                diverging = (epoch, end)
+        if diverging is None and not log.start_offset <= offset <= log.end_offset:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        records: list[Buffer] = []
+        limit = min(wanted.max_bytes, self._limit - size)
+        if diverging is None and offset < log.end_offset and (limit > 0 or size == 0):
+            records = await self._records(interest, partition, limit, is_first=size == 0)
+        end_offset = log.end_offset
+        return PartitionFetched(wanted.index, 0, end_offset, end_offset, log.start_offset, records, self._aborted, diverging)
+
+    async def _resolve(self, interest: Interest) -> Partition:
+        topics = self._broker.topics
+        topic, index = interest.key
+        partition = topics.opened(topic, index)
+        if partition is None:
+            interest.release()
+            partition = await topics.partition(topic, index)
+        if interest.partition is not partition:
+            interest.lead(partition, topics.require(topic).topic.topic_id)
+        return partition
+
+    async def _records(self, interest: Interest, partition: Partition, limit: int, *, is_first: bool) -> list[Buffer]:
+        """At least one whole batch or message where this is the first with records, or where the client is so old that nothing says it
+        may be left without (Fetch 0-2)."""
+        at_least_one = is_first or self._request.version < 3
+        begin = interest.wanted.fetch_offset
+        offset = partition.visible_from(begin, self._magic)
+        limit = size = max(limit, 0)
+        for _ in range(MAX_EMPTY_READS):
+            entries = await partition.read(offset, size) if offset < partition.log.end_offset else []
+            records, offset = await self._take(interest, partition, entries, offset, limit, at_least_one=at_least_one)
+            if records:
+                return records
+            if not entries or offset <= entries[-1].last_offset:
+                break
+            size = max(limit, EMPTY_READ_BYTES)
+        if offset > begin:
+            partition.note_invisible(begin, offset, self._magic)
+        return []
+
+    async def _take(
+        self, interest: Interest, partition: Partition, entries: list[Entry], offset: int, limit: int, *, at_least_one: bool
+    ) -> tuple[list[Buffer], int]:
+        """What of these entries goes to the consumer, and the offset up to which they have been dealt with."""
+        records: list[Buffer] = []
+        for entry, payload in zip(entries, await self._readable(interest, partition, entries), strict=False):
+            if isinstance(payload, KafkaError):
+                if records:
+                    # What stands before it is good; the next fetch begins at this one, and is told.
+                    break
+                raise payload
+            rest = _cut(payload, offset, len(payload)) if offset > entry.base_offset else payload
+            if len(rest) > limit:
+                # Nothing may follow what is cut short: it would be taken for all there is in between.
+                piece = _cut(rest, offset, limit)
+                if len(piece) <= limit or (at_least_one and not records):
+                    records.append(piece)
+                    self._note(interest, entry, payload)
+                break
+            if len(rest):
+                records.append(rest)
+                limit -= len(rest)
+                self._note(interest, entry, payload)
+            offset = entry.last_offset + 1
+        return records, offset
+
+    def _note(self, interest: Interest, entry: Entry, payload: Buffer) -> None:
+        stored = entry.payload
+        if payload is not stored:
+            count = entry.last_offset - entry.base_offset + 1
+            self._caller.traffic.converted(ApiKey.FETCH, self._request.version, interest.key[0], records=count, size=len(stored))
+
+    async def _readable(self, interest: Interest, partition: Partition, entries: list[Entry]) -> Sequence[Buffer | KafkaError]:
+        """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it. The last ones are
+        missing if the request has had its share of conversions."""
+        newest = self._magic
+        if newest == WITH_ZSTD and all(len(entry.payload) > MAGIC and entry.payload[MAGIC] == 2 for entry in entries):
+            # The road of every consumer of today.
+            return [entry.payload for entry in entries]
+        source = Source(partition.topic, interest.topic_id, partition.index)
+        wanted = entries
+        if not partition.config.may_downconvert:
+            wanted = list(takewhile(lambda entry: not _needs_down(entry.payload, newest), entries))
+        caller = self._caller
+        if self._share is None:
+            self._share = Share(caller.owner)
+        spent = partial(caller.traffic.spent, ApiKey.FETCH, self._request.version, interest.key[0])
+        readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(source, wanted, newest, spent, self._share)
+        if len(readable) == len(wanted) < len(entries):
+            readable = [*readable, *[_refusal(newest)] * (len(entries) - len(wanted))]
+        return [_modern(payload) for payload in readable] if newest == 1 else readable
+
+
+def _format_2(version: int) -> int:
+    return WITH_ZSTD if version >= _FIRST_FETCH_WITH_ZSTD else WITHOUT_ZSTD
+
+
+def _needs_down(payload: Buffer, newest: int) -> bool:
+    return not is_readable(payload, newest) and magic_of(payload) > min(newest, 1)
+
+
+def _refusal(newest: int) -> KafkaError:
+    """For a topic that converts nothing down."""
+    return KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE if newest == WITHOUT_ZSTD else ErrorCode.UNSUPPORTED_VERSION)
+
+
+def _modern(payload: Buffer | KafkaError) -> Buffer | KafkaError:
+    """Only consumers of format 0 want the checksum that lz4 frames of that format bear."""
+    if isinstance(payload, KafkaError) or not has_old_lz4(payload):
+        return payload
+    try:
+        return with_right_lz4(payload)
+    except RecordsError as failure:
+        return KafkaError(ErrorCode.CORRUPT_MESSAGE, str(failure))
+
+
+def _cut(payload: Buffer, offset: int, limit: int) -> Buffer:
+    """The whole messages from the one that holds `offset` on, as many as fit, at least one; empty where there is none."""
+    if not len(payload):
+        return payload
+    try:
+        return cut(payload, offset, max(limit, 0))
+    except RecordsError as failure:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, str(failure)) from failure
+
+
+def check_epoch(asked: int, current: int) -> None:
+    """The leader epoch that a client knows (-1: none) against the current one (KIP-320). Raises KafkaError."""
+    if asked < 0 or asked == current:
+        return
+    raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH if asked < current else ErrorCode.UNKNOWN_LEADER_EPOCH)

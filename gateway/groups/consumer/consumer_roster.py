@@ -1,0 +1,133 @@
+"""Who is in a consumer group: members by their ids, static ones also by their instance ids, and which partitions are whose."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from gateway.groups.consumer.assignors import TopicId
+from gateway.groups.consumer.consumer_member import ConsumerMember
+
+
+class ConsumerRoster:
+    """In the order in which they came. A partition is somebody's from when it is given to them until they have given it back or are gone."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, ConsumerMember] = {}
+        self._static: dict[str, str] = {}
+        self._owners: dict[TopicId, dict[int, str]] = {}
+        self._speakers: Counter[str] = Counter()
+        self._assignors: Counter[str] = Counter()
+        self.topics: Counter[str] = Counter()
+        """How many members name each topic."""
+        self.regexes: Counter[str] = Counter()
+        """How many members subscribe by each regular expression."""
+        self.classic = 0
+        """How many members speak the classic protocol."""
+        self.size = 0
+        """What the members take in memory, roughly, in bytes."""
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[ConsumerMember]:
+        return iter(self._members.values())
+
+    def __contains__(self, member_id: str) -> bool:
+        return member_id in self._members
+
+    def get(self, member_id: str) -> ConsumerMember | None:
+        return self._members.get(member_id)
+
+    def static(self, instance_id: str) -> ConsumerMember | None:
+        """The static member of that instance id."""
+        return self._members.get(self._static.get(instance_id, ""))
+
+    def put(self, member: ConsumerMember) -> None:
+        """Add a member, or replace the one of the same id. Raises ValueError where its instance id is another one's, or one of its partitions."""
+        before = self._members.get(member.member_id)
+        if self._static.get(member.instance_id or "", member.member_id) != member.member_id:
+            raise ValueError("such a static member is here already")
+        self._give_back(before, member)
+        self._take(member)
+        if before is not None and before.instance_id is not None:
+            del self._static[before.instance_id]
+        if member.instance_id is not None:
+            self._static[member.instance_id] = member.member_id
+        self._members[member.member_id] = member
+        self._count(before, member)
+
+    def remove(self, member: ConsumerMember) -> None:
+        del self._members[member.member_id]
+        if member.instance_id is not None:
+            del self._static[member.instance_id]
+        self._give_back(member, None)
+        self._count(member, None)
+
+    def _take(self, member: ConsumerMember) -> None:
+        for held in (member.assigned, member.revoking):
+            for topic, partitions in held.items():
+                owners = self._owners.setdefault(topic, {})
+                for index in partitions:
+                    if owners.setdefault(index, member.member_id) != member.member_id:
+                        raise ValueError(f"partition {index} of {topic.hex()} would have two owners")
+
+    def _give_back(self, before: ConsumerMember | None, after: ConsumerMember | None) -> None:
+        if before is None or (after is not None and before.assigned is after.assigned and before.revoking is after.revoking):
+            return
+        for held in (before.assigned, before.revoking):
+            for topic, partitions in held.items():
+                owners = self._owners[topic]
+                for index in partitions:
+                    del owners[index]
+                if not owners:
+                    del self._owners[topic]
+
+    def _count(self, before: ConsumerMember | None, after: ConsumerMember | None) -> None:
+        self.size += (0 if after is None else after.size) - (0 if before is None else before.size)
+        if before is not None and after is not None and _words(before) == _words(after):
+            return
+        for member, sign in ((before, -1), (after, 1)):
+            if member is not None:
+                self._add(member, sign)
+
+    def _add(self, member: ConsumerMember, sign: int) -> None:
+        _add(self.topics, member.topics, sign)
+        _add(self.regexes, [member.regex] if member.regex else [], sign)
+        _add(self._assignors, [member.assignor] if member.assignor else [], sign)
+        if member.classic is not None:
+            self.classic += sign
+            _add(self._speakers, [name for name, _ in member.classic.protocols], sign)
+
+    def is_free(self, topic: TopicId, partition: int, member_id: str) -> bool:
+        """Whether nobody but this member has the partition."""
+        return self._owners.get(topic, {}).get(partition, member_id) == member_id
+
+    def owner(self, topic: TopicId, partition: int) -> str | None:
+        return self._owners.get(topic, {}).get(partition)
+
+    @property
+    def assignor(self) -> str | None:
+        """The one that most members ask for."""
+        return max(self._assignors, key=self._assignors.__getitem__, default=None)
+
+    def all_classic_speak_one_of(self, names: Iterable[str]) -> bool:
+        """Whether some of these classic protocols is known to every member that speaks any. To nobody, it is."""
+        return any(self._speakers[name] == self.classic for name in names)
+
+    def others_are_classic(self, leaving: Iterable[ConsumerMember]) -> bool:
+        """Whether, without these, all members that are left speak the classic protocol, if any are."""
+        gone = list(leaving)
+        return self.classic - sum(one.classic is not None for one in gone) == len(self._members) - len(gone)
+
+
+def _words(member: ConsumerMember) -> tuple[object, ...]:
+    """What is counted of it."""
+    return member.topics, member.regex, member.assignor, member.classic
+
+
+def _add(counts: Counter[str], names: Iterable[str], sign: int) -> None:
+    for name in names:
+        counts[name] += sign
+        if not counts[name]:
+            del counts[name]

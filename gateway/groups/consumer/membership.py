@@ -1,0 +1,137 @@
+"""Coming to a consumer group, staying and going, whichever protocol a member speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from gateway.groups.classic.classic_group import Group
+from gateway.groups.classic.classic_member import Joined
+from gateway.groups.classic.subscription import CONSUMER
+from gateway.groups.consumer.consumer_member import ConsumerMember, Partitions
+from gateway.groups.consumer.consumer_rows import ITSELF, key_of
+from gateway.groups.consumer.consumer_states import JOINS, MemberState
+from gateway.groups.consumer.group_epochs import Epochs
+from gateway.groups.group_effects import Answer, Handle, Note
+from gateway.groups.group_migration import as_classic
+from gateway.protocol.errors import ErrorCode, KafkaError
+
+
+class Membership(Epochs):
+    """`successor` is the classic group that this one has become; from then on it is spoken to."""
+
+    successor: Group | None = None
+
+    def _check_room(self, member_id: str) -> None:
+        """Raises KafkaError(GROUP_MAX_SIZE_REACHED)."""
+        if member_id not in self.roster and len(self.roster) >= self._settings.group_max_size:
+            most = self._settings.group_max_size
+            raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"The group has {most} members, and group_max_size allows no more.")
+
+    def _check_growth(self, before: ConsumerMember | None, after: ConsumerMember) -> None:
+        """Raises KafkaError(GROUP_MAX_SIZE_REACHED) where a member says more than there is room for."""
+        if before is not None and (after.topics, after.regex, after.classic) == (before.topics, before.regex, before.classic):
+            return
+        grows = after.size - (0 if before is None else before.size)
+        if grows > 0 and self.size + grows > self._settings.max_bytes_per_group:
+            most = self._settings.max_bytes_per_group
+            raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"The group says as much as max_bytes_per_group={most} allows.")
+
+    def _known(self, member_id: str, instance_id: str | None) -> ConsumerMember:
+        """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where somebody else is that static member now."""
+        if instance_id is None:
+            member = self.roster.get(member_id)
+        else:
+            member = self.roster.static(instance_id)
+            if member is not None and member.member_id != member_id:
+                raise KafkaError(ErrorCode.FENCED_INSTANCE_ID, f"The static member {instance_id} is {member.member_id} now.")
+        if member is None:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"{member_id} is no member of the group {self.group_id}.")
+        return member
+
+    def _successor_of(self, static: ConsumerMember, member_id: str) -> ConsumerMember:
+        """A static member under its next id: with all that it had, and nothing that it must still give back, as its client has begun anew."""
+        return replace(static, member_id=member_id, epoch=JOINS, previous_epoch=JOINS, state=MemberState.STABLE, revoking={})
+
+    def _step(
+        self, before: ConsumerMember, after: ConsumerMember, replaced: ConsumerMember | None, owned: Partitions | None, now: float
+    ) -> ConsumerMember:
+        """A member has been heard of: take its words, see whether the group must move, and take its next step."""
+        self._check_growth(self.roster.get(after.member_id) if replaced is None else replaced, after)
+        is_new = after.member_id not in self.roster
+        if replaced is not None:
+            self._drop(replaced)
+            other = self.roster.get(after.member_id)
+            if other is not None:
+                # A client that has been here under this id and now is that static member: it has said that it has nothing.
+                self._drop(other)
+        if not after.number:
+            after = replace(after, number=self._new_number())
+        if is_new or replaced is not None or after != before:
+            self._put(after)
+        if is_new:
+            self._effects.append(Note("member came" if replaced is None else "static member came back", member_id=after.member_id))
+        subscribes_anew = (after.topics, after.regex) != (before.topics, before.regex)
+        has_other_topics = self._look_at_topics(after.regex, now)
+        if subscribes_anew:
+            self._forget_regexes()
+        if subscribes_anew or has_other_topics or not self.epoch:
+            self._bump("a subscription" if subscribes_anew else "its topics", after.member_id)
+        self._make_target(now)
+        after = self._reconcile(self.roster.get(after.member_id) or after, owned, now, subscribes_anew=subscribes_anew)
+        self._hear_of(after, now)
+        return after
+
+    def _remove(self, members: Sequence[ConsumerMember], reason: str, now: float) -> None:
+        """These are members no more; what they had is free."""
+        for member in members:
+            self._effects.append(Note("member removed", reason, member.member_id))
+        if len(members) < len(self.roster) and self._may_become_classic(members):
+            self._become_classic(members, None, None, now)
+            return
+        for member in members:
+            self._drop(member)
+        if members:
+            self._forget_regexes()
+            self._bump("a member went", members[-1].member_id)
+        if not len(self.roster):
+            self.changed_at = now
+            self._effects.append(Note("group is empty"))
+
+    def stored_keys(self) -> set[bytes]:
+        """Of all rows that may be stored of it."""
+        numbers = {ITSELF, *(member.number for member in self.roster)}
+        return self._ledger.keys() | {key_of(self.group_id, number) for number in numbers}
+
+    def retire(self) -> None:
+        """It is a group no more, and writes nothing more."""
+        self.is_dead = True
+        self._ledger.close()
+
+    # Becoming a classic group
+
+    def _may_become_classic(self, leaving: Sequence[ConsumerMember]) -> bool:
+        """Whether, without these, no member of the new protocol is left, and a classic group may be made of the others (KIP-848's downgrade)."""
+        is_allowed = self._settings.group_consumer_migration_policy in ("bidirectional", "downgrade")
+        return is_allowed and self.roster.others_are_classic(leaving)
+
+    def _become_classic(self, leaving: Sequence[ConsumerMember], joining: ConsumerMember | None, handle: Handle | None, now: float) -> None:
+        """`joining` takes the place of the one that leaves, and `handle` is answered by the classic group."""
+        gone = {member.member_id for member in leaving}
+        left = [member for member in self.roster if member.member_id not in gone]
+        have_arrived = self.epoch == self.target_epoch and all(member.has_arrived(self.epoch) for member in left)
+        is_settled = have_arrived and joining is not None and joining.topics == leaving[0].topics
+        stale = self.stored_keys()
+        self.retire()
+        members = left if joining is None else [*left, joining]
+        group = self.successor = as_classic(self.group_id, self.epoch, members, self._topology, self._settings, now)
+        answer = None
+        if joining is not None and handle is not None and joining.classic is not None:
+            name = joining.classic.protocols[0][0]
+            answer = Answer(handle, Joined(ErrorCode.NONE, joining.member_id, self.epoch, CONSUMER, name))
+        group.inherit(stale)
+        group.store(answer)
+        self._effects.append(Note("group is a classic one now"))
+        if not is_settled:
+            group.rebalance("was a consumer group", now)

@@ -1,0 +1,80 @@
+"""One step of a member towards its target: what it keeps, what it gives back first, what it is given (Kafka's CurrentAssignmentBuilder, 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+
+from msgspec.structs import replace
+
+from gateway.groups.consumer.assignors import TopicId
+from gateway.groups.consumer.consumer_member import ConsumerMember, Held, Partitions
+from gateway.groups.consumer.consumer_states import MOVES, MemberState
+
+#: Whether a partition may be given to this member now: nobody else has it.
+IsFree = Callable[[TopicId, int], bool]
+
+_NOTHING: Mapping[int, int] = {}
+_NONE: frozenset[int] = frozenset()
+
+
+def reconcile(
+    member: ConsumerMember, goal: int, topics: Set[TopicId], owned: Partitions | None, is_free: IsFree, *, subscribes_anew: bool = False
+) -> ConsumerMember:
+    """The member after one step, or itself where there is none to take. `goal` is the epoch of its target, `topics` what it subscribes to now,
+    `owned` what it says it has, None where it says nothing; `subscribes_anew` where its subscription has just changed."""
+    if member.state is MemberState.STABLE and member.epoch == goal:
+        return _give_up_topics(member, topics, owned) if subscribes_anew else member
+    if member.state is MemberState.UNREVOKED and _has_any(owned, member.revoking):
+        return _give_up_topics(member, topics, owned) if subscribes_anew else member
+    return _step(member, goal, topics, owned, is_free)
+
+
+def moved(member: ConsumerMember, state: MemberState, epoch: int, assigned: Held, revoking: Held) -> ConsumerMember:
+    """The one way from a state to another. Raises RuntimeError for an impossible one."""
+    if state is not member.state and state not in MOVES[member.state]:
+        raise RuntimeError(f"a member that is {member.state.name} cannot become {state.name}")
+    return replace(member, state=state, epoch=epoch, previous_epoch=member.epoch, assigned=assigned, revoking=revoking)
+
+
+def _step(member: ConsumerMember, goal: int, topics: Set[TopicId], owned: Partitions | None, is_free: IsFree) -> ConsumerMember:
+    kept: dict[TopicId, Mapping[int, int]] = {}
+    revoking: dict[TopicId, Mapping[int, int]] = {}
+    given: dict[TopicId, dict[int, int]] = {}
+    waits = False
+    for topic in {*member.target, *member.assigned}:
+        target = member.target.get(topic, _NONE) if topic in topics else _NONE
+        has = member.assigned.get(topic, _NOTHING)
+        if stays := {index: epoch for index, epoch in has.items() if index in target}:
+            kept[topic] = stays
+        if goes := {index: epoch for index, epoch in has.items() if index not in target}:
+            revoking[topic] = goes
+        lacks = [index for index in target if index not in has]
+        if comes := {index: goal for index in lacks if is_free(topic, index)}:
+            given[topic] = comes
+        waits = waits or len(comes) < len(lacks)
+    if revoking and _has_any(owned, revoking):
+        # It stays in its epoch, and is given nothing, until it has given those back.
+        return moved(member, MemberState.UNREVOKED, member.epoch, kept, revoking)
+    assigned = {topic: {**kept.get(topic, _NOTHING), **given.get(topic, _NOTHING)} for topic in {*kept, *given}}
+    return moved(member, MemberState.UNRELEASED if waits else MemberState.STABLE, goal, assigned, {})
+
+
+def _give_up_topics(member: ConsumerMember, topics: Set[TopicId], owned: Partitions | None) -> ConsumerMember:
+    """Ask it to give back what it no longer subscribes to, before there is a new target."""
+    gone = [topic for topic in member.assigned if topic not in topics]
+    if not gone:
+        return member
+    assigned = {topic: held for topic, held in member.assigned.items() if topic in topics}
+    revoking = dict(member.revoking)
+    for topic in gone:
+        revoking[topic] = {**revoking.get(topic, _NOTHING), **member.assigned[topic]}
+    if _has_any(owned, revoking):
+        return moved(member, MemberState.UNREVOKED, member.epoch, assigned, revoking)
+    return moved(member, member.state, member.epoch, assigned, {})
+
+
+def _has_any(owned: Partitions | None, held: Held) -> bool:
+    """Whether the member still has any of these; one that does not say what it has may have them all."""
+    if owned is None:
+        return True
+    return any(not owned.get(topic, _NONE).isdisjoint(partitions) for topic, partitions in held.items())

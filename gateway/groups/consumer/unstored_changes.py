@@ -1,0 +1,109 @@
+"""What of a consumer group is not stored yet, and the answers that must wait for it: nobody is told what a crash could take back.
+
+One write is on its way at a time, and what changes meanwhile goes with the next. So what is stored is always the group as it was at one moment,
+and a thousand members that move at once are a few writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gateway.groups.classic.classic_member import Joined, Synced
+from gateway.groups.consumer.consumer_member import Beaten, ConsumerMember
+from gateway.groups.consumer.consumer_rows import ConsumerGroupRow
+from gateway.groups.group_effects import Answer, Effect, Handle, Write
+from gateway.protocol.errors import ErrorCode
+
+Row = ConsumerMember | ConsumerGroupRow | None
+
+
+class Ledger:
+    """`row` makes the group's own row, of the key `row_key`, as it is at that moment."""
+
+    def __init__(self, effects: list[Effect], row_key: bytes, row: Callable[[], ConsumerGroupRow]) -> None:
+        self._effects = effects
+        self._row_key = row_key
+        self._row = row
+        self._unsaved: dict[bytes, Row] = {}
+        self._held: list[Answer] = []
+        self._writing: Write | None = None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether all is stored."""
+        return not self._unsaved and self._writing is None
+
+    def mark(self, key: bytes, row: ConsumerMember | None) -> None:
+        """This row changes, or with None goes."""
+        self._unsaved[key] = row
+
+    def mark_group(self) -> None:
+        self._unsaved[self._row_key] = None
+
+    def answer(self, handle: Handle, reply: Joined | Synced | Beaten) -> None:
+        """Now, or when all that has changed so far is stored."""
+        if self.is_clean:
+            self._effects.append(Answer(handle, reply))
+        else:
+            self._held.append(Answer(handle, reply))
+
+    def flush(self) -> None:
+        """Write what is to be written, unless a write is on its way."""
+        if self._writing is not None or not self._unsaved:
+            return
+        rows = dict(self._unsaved)
+        if self._row_key in rows:
+            rows[self._row_key] = self._row()
+        self._writing = Write(rows, tuple(self._held))
+        self._effects.append(self._writing)
+        self._unsaved.clear()
+        self._held.clear()
+
+    def written(self, write: Write) -> None:
+        self._writing = None
+        self._effects.extend(write.answers)
+        if self._unsaved:
+            self.flush()
+        else:
+            self._effects.extend(self._held)
+            self._held.clear()
+
+    def write_failed(self, write: Write) -> None:
+        """All who wait are told to ask again; the rows go with the next write."""
+        self._writing = None
+        self._unsaved = {**write.rows, **self._unsaved}
+        self._effects.extend(refused(answer, ErrorCode.COORDINATOR_NOT_AVAILABLE) for answer in write.answers)
+        self.refuse_all(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def refuse_all(self, code: ErrorCode) -> None:
+        """Whoever waits for what has not been written yet is told this."""
+        self._effects.extend(refused(answer, code) for answer in self._held)
+        self._held.clear()
+
+    def keys(self) -> set[bytes]:
+        """Of the rows that change or are on their way: they may be in the store or not."""
+        return {*self._unsaved, *(() if self._writing is None else self._writing.rows)}
+
+    def close(self) -> None:
+        """Nothing more is to be written."""
+        self._unsaved.clear()
+        self.refuse_all(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+    def handles(self) -> set[Handle]:
+        """Those that wait for the next write."""
+        return {answer.handle for answer in self._held}
+
+
+def refused(answer: Answer, code: ErrorCode) -> Answer:
+    """The same answer as a refusal, unless it is one."""
+    reply = answer.reply
+    if reply.code is not ErrorCode.NONE:
+        return answer
+    match reply:
+        case Joined():
+            return Answer(answer.handle, Joined(code, ""))
+        case Synced():
+            return Answer(answer.handle, Synced(code))
+        case Beaten():
+            return Answer(answer.handle, replace(reply, code=code, epoch=0, assignment=None))

@@ -1,0 +1,110 @@
+"""What a group wants done: requests answered, itself stored, its changes told. Whoever drives it does this, in this order."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+from gateway.groups.classic.classic_member import Joined, Synced
+from gateway.groups.classic.classic_rows import GroupRow
+from gateway.groups.consumer.consumer_member import Beaten, ConsumerMember
+from gateway.groups.consumer.consumer_rows import ConsumerGroupRow
+from gateway.protocol.errors import ErrorCode
+
+#: Whoever waits for an answer. To the group it is a name that it gives back.
+Handle = Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """This request is answered, now and never again."""
+
+    handle: Handle
+    reply: Joined | Synced | Beaten
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Store this, then say so: `saved` or `save_failed`. `answer` is due once it is stored. `drops` are keys of rows that go in the same moment."""
+
+    row: GroupRow
+    answer: Answer | None = None
+    drops: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Store these rows of a consumer group, or with None delete them, all or none; then say so: `written` or `write_failed`. The answers are due
+    once they are stored."""
+
+    rows: Mapping[bytes, ConsumerMember | ConsumerGroupRow | None]
+    answers: tuple[Answer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that people want to read about."""
+
+    event: str
+    reason: str = ""
+    member_id: str = ""
+
+
+Effect = Answer | Save | Write | Note
+
+
+class Parked:
+    """The JoinGroups and SyncGroups that wait, by member id. Each is answered once, or let go of when its connection is gone."""
+
+    def __init__(self, effects: list[Effect]) -> None:
+        self._effects = effects
+        self._joins: dict[str, Handle] = {}
+        self._syncs: dict[str, Handle] = {}
+
+    @property
+    def joins(self) -> int:
+        return len(self._joins)
+
+    def joins_of(self, member_id: str) -> bool:
+        return member_id in self._joins
+
+    def syncs_of(self, member_id: str) -> bool:
+        return member_id in self._syncs
+
+    def handles(self) -> set[Handle]:
+        return {*self._joins.values(), *self._syncs.values()}
+
+    def park_join(self, member_id: str, handle: Handle) -> None:
+        """One that waited for the same member has lost its client, most likely; if not, it joins again."""
+        self.answer_join(member_id, Joined(ErrorCode.REBALANCE_IN_PROGRESS, member_id))
+        self._joins[member_id] = handle
+
+    def park_sync(self, member_id: str, handle: Handle) -> None:
+        self.answer_sync(member_id, Synced(ErrorCode.REBALANCE_IN_PROGRESS))
+        self._syncs[member_id] = handle
+
+    def answer_join(self, member_id: str, joined: Joined) -> None:
+        handle = self._joins.pop(member_id, None)
+        if handle is not None:
+            self._effects.append(Answer(handle, joined))
+
+    def answer_sync(self, member_id: str, synced: Synced) -> bool:
+        """Whether there was one."""
+        handle = self._syncs.pop(member_id, None)
+        if handle is not None:
+            self._effects.append(Answer(handle, synced))
+        return handle is not None
+
+    def let_go(self, member_id: str, handle: Handle) -> bool:
+        """The connection of this request is gone. Whether it still waited."""
+        for waiting in (self._joins, self._syncs):
+            if waiting.get(member_id) == handle:
+                del waiting[member_id]
+                return True
+        return False
+
+    def answer_all(self, code: ErrorCode) -> None:
+        for member_id in list(self._joins):
+            self.answer_join(member_id, Joined(code, member_id))
+        for member_id in list(self._syncs):
+            self.answer_sync(member_id, Synced(code))

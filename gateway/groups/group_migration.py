@@ -1,0 +1,158 @@
+"""A consumer group made of a classic one, and a classic one made of a consumer group, while their members go on (KIP-848's migration;
+Kafka's ConsumerGroup.fromClassicGroup and ClassicGroup.fromConsumerGroup)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gateway.groups.classic.classic_group import Group
+from gateway.groups.classic.classic_member import Member
+from gateway.groups.classic.classic_roster import Roster
+from gateway.groups.classic.classic_rows import GroupRow, MemberRow
+from gateway.groups.classic.classic_states import GroupState
+from gateway.groups.classic.subscription import CONSUMER, MAX_NAMED, Named, Subscription, assignment_bytes, assignment_of, subscription_of
+from gateway.groups.consumer.assignors import TopicId
+from gateway.groups.consumer.consumer_member import ClassicWords, ConsumerMember, Partitions
+from gateway.groups.consumer.consumer_rows import ITSELF, ConsumerGroupRow, StoredGroup
+from gateway.groups.consumer.topology import Topology, known
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.settings.model import Settings
+
+
+def as_classic(
+    group_id: str, generation: int, members: Sequence[ConsumerMember], topology: Topology, settings: Settings, now: float
+) -> Group:
+    """The same members in a stable classic group, each with what its target gave it. All of them must speak the classic protocol."""
+    protocol = _elected(members)
+    rows = tuple(_classic_row(member, protocol, topology) for member in members)
+    return Group.restored(group_id, GroupRow(generation, CONSUMER, protocol, members[0].member_id, int(now), rows), settings, now)
+
+
+def _elected(members: Iterable[ConsumerMember]) -> str:
+    roster = Roster()
+    for member in members:
+        words = _words(member)
+        roster.add(Member(member.member_id, member.instance_id, "", "", words.protocols, 0, 0, 0))
+    return roster.elected_protocol()
+
+
+def _classic_row(member: ConsumerMember, protocol: str, topology: Topology) -> MemberRow:
+    words = _words(member)
+    metadata = next(metadata for name, metadata in words.protocols if name == protocol)
+    partitions = {name: member.target[topic] for topic, name in known(member.target, member.topics, topology)}
+    return MemberRow(
+        member.member_id,
+        member.instance_id,
+        member.client_id,
+        member.client_host,
+        words.session_timeout_ms,
+        member.rebalance_timeout_ms,
+        words.protocols,
+        assignment_bytes(partitions, metadata),
+    )
+
+
+def _words(member: ConsumerMember) -> ClassicWords:
+    if member.classic is None:
+        raise RuntimeError(f"{member.member_id} does not speak the classic protocol")
+    return member.classic
+
+
+def check_upgrade(group: Group, settings: Settings) -> None:
+    """Raises KafkaError(GROUP_ID_NOT_FOUND), by which a client of the new protocol learns that this group is not for it."""
+    policy = settings.group_consumer_migration_policy
+    if policy not in ("bidirectional", "upgrade"):
+        raise _refusal(group, f"group_consumer_migration_policy is {policy}")
+    if group.protocol_type != CONSUMER:
+        raise _refusal(group, f"its members are of the type {group.protocol_type}")
+    if len(group.roster) > settings.group_max_size:
+        raise _refusal(group, "it has more members than group_max_size allows")
+
+
+def as_consumer(group: Group, topology: Topology) -> StoredGroup:
+    """The same members, each with what it reads. Raises KafkaError(GROUP_ID_NOT_FOUND) where that is not to be told, or the group's own assignor has
+    put something beside the assignments that would be lost."""
+    numbered = list(enumerate(group.roster, ITSELF + 1))
+    try:
+        said = _said(group)
+        read = _assigned(group, topology)
+    except ValueError as failure:
+        raise _refusal(group, str(failure)) from failure
+    if read is None:
+        read = _kept(said, topology)
+    members = tuple(_consumer_member(number, member, group, said[member.member_id], read[member.member_id]) for number, member in numbered)
+    row = ConsumerGroupRow(group.generation, group.generation, len(members) + ITSELF + 1, b"", int(group.changed_at))
+    return StoredGroup(row, members)
+
+
+def _said(group: Group) -> dict[str, Subscription]:
+    """By member id. Raises ValueError, also where all of them together name too much to be looked at in one go."""
+    said: dict[str, Subscription] = {}
+    room = MAX_NAMED
+    for member in group.roster:
+        one = said[member.member_id] = subscription_of(member.metadata(group.protocol or "") or member.protocols[0][1], room)
+        room -= len(one.topics) + sum(map(len, one.owned.values()))
+    return said
+
+
+def _assigned(group: Group, topology: Topology) -> dict[str, Partitions] | None:
+    """By member id, what the group has assigned; None where it is between two generations and has taken back what it had. Raises ValueError."""
+    if group.state is not GroupState.STABLE and not any(member.assignment for member in group.roster):
+        return None
+    read: dict[str, Partitions] = {}
+    taken: set[tuple[TopicId, int]] = set()
+    room = MAX_NAMED
+    for member in group.roster:
+        named, beside = assignment_of(member.assignment, room)
+        room -= sum(map(len, named.values()))
+        if beside:
+            raise ValueError("its assignor keeps notes of its own in the assignments")
+        read[member.member_id] = _by_id(named, topology)
+        places = _places(read[member.member_id])
+        if taken & places:
+            raise ValueError("a partition of it is assigned to two members")
+        taken |= places
+    return read
+
+
+def _kept(said: Mapping[str, Subscription], topology: Topology) -> dict[str, Partitions]:
+    """What members said that they have when they joined, which they read until they are told otherwise. Of two who say the same, the first."""
+    read: dict[str, Partitions] = {}
+    taken: set[tuple[TopicId, int]] = set()
+    for member_id, subscription in said.items():
+        owned = _by_id(subscription.owned, topology)
+        kept = {topic: frozenset(index for index in indexes if (topic, index) not in taken) for topic, indexes in owned.items()}
+        read[member_id] = {topic: indexes for topic, indexes in kept.items() if indexes}
+        taken |= _places(owned)
+    return read
+
+
+def _by_id(named: Named, topology: Topology) -> Partitions:
+    return {topic: indexes for name, indexes in named.items() if indexes and (topic := topology.id_of(name)) is not None}
+
+
+def _places(partitions: Partitions) -> set[tuple[TopicId, int]]:
+    return {(topic, index) for topic, indexes in partitions.items() for index in indexes}
+
+
+def _consumer_member(number: int, member: Member, group: Group, said: Subscription, read: Partitions) -> ConsumerMember:
+    epoch = group.generation
+    return ConsumerMember(
+        number,
+        member.member_id,
+        member.instance_id,
+        said.rack_id,
+        member.client_id,
+        member.client_host,
+        member.rebalance_timeout_ms,
+        said.topics,
+        classic=ClassicWords(member.session_timeout_ms, member.protocols),
+        epoch=epoch,
+        previous_epoch=epoch,
+        assigned={topic: dict.fromkeys(indexes, epoch) for topic, indexes in read.items()},
+        target=read,
+    )
+
+
+def _refusal(group: Group, reason: str) -> KafkaError:
+    return KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"The classic group {group.group_id} cannot become a consumer group: {reason}.")

@@ -1,0 +1,88 @@
+"""When groups want to be called: one timer for all of them, and a few calls in a turn of the reactor. A reactor would make ten thousand calls that are
+due in the same moment in one go, and others would wait meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from gateway.coroutines import Cancel, Clock, Timer
+
+#: For how long calls are made in one turn, in seconds; the last one is always finished.
+TURN_SECONDS = 0.005
+
+#: Cancelled calls stay until their time or until they are most of all, beyond so many.
+MANY_CANCELLED = 100
+
+
+class _Call:
+    __slots__ = ("at", "function")
+
+    def __init__(self, at: float, function: Callable[[], None]) -> None:
+        self.at = at
+        self.function: Callable[[], None] | None = function
+
+
+class Alarms:
+    """`clock` counts the waits."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._numbers = count()
+        self._calls: list[tuple[float, int, _Call]] = []
+        self._cancelled = 0
+        self._timer: Timer | None = None
+        self._rings_at = 0.0
+
+    def __len__(self) -> int:
+        """Calls that are kept, cancelled ones among them."""
+        return len(self._calls)
+
+    def later(self, seconds: float, function: Callable[[], None]) -> Cancel:
+        """Call `function` in so many seconds, or a little later; what is returned cancels it and does nothing afterwards."""
+        call = _Call(self._clock.seconds() + seconds, function)
+        heappush(self._calls, (call.at, next(self._numbers), call))
+        self._ring_by(call.at)
+        return partial(self._cancel, call)
+
+    def _cancel(self, call: _Call) -> None:
+        if call.function is None:
+            return
+        call.function = None
+        self._cancelled += 1
+        if self._cancelled == len(self._calls) or (self._cancelled > MANY_CANCELLED and self._cancelled * 2 > len(self._calls)):
+            self._calls = [one for one in self._calls if one[2].function is not None]
+            heapify(self._calls)
+            self._cancelled = 0
+        if not self._calls and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _ring_by(self, at: float) -> None:
+        if self._timer is not None:
+            if self._rings_at <= at:
+                return
+            self._timer.cancel()
+        self._rings_at = at
+        self._timer = self._clock.callLater(max(at - self._clock.seconds(), 0), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        now = self._clock.seconds()
+        until = now + TURN_SECONDS
+        try:
+            while self._calls and self._calls[0][0] <= now and self._clock.seconds() <= until:
+                self._call_next()
+        finally:
+            if self._calls:
+                self._ring_by(self._calls[0][0])
+
+    def _call_next(self) -> None:
+        _, _, call = heappop(self._calls)
+        function, call.function = call.function, None
+        if function is None:
+            self._cancelled -= 1
+        else:
+            function()

@@ -1,0 +1,1 @@
+"""Committed offsets: in memory, in the table `offsets`, and their expiration."""

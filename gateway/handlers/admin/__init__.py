@@ -1,0 +1,1 @@
+"""Requests of administrators: topics, configs, the cluster, security and transactions."""

@@ -1,0 +1,208 @@
+"""AlterConfigs and IncrementalAlterConfigs: of topics, groups and brokers, as Kafka's ConfigAdminManager and ConfigurationControlManager do
+them. The levels of loggers are set where the gateway is started; they are refused here, and the answer says where to go instead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+from kafka.protocol.admin.configs import AlterConfigsResponse, IncrementalAlterConfigsResponse
+
+from gateway.configs.broker_configs import DYNAMIC
+from gateway.configs.topic_configs import DEFINITIONS, check, value_of
+from gateway.configs.value_types import ConfigType, show
+from gateway.handlers.admin.describe_configs import ResourceType, broker_id_is_number
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import Turns, check_changes, check_configs, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.settings.model import Settings
+from storage.log import Topic
+
+#: What the overrides of a resource become.
+Change = Callable[[Mapping[str, str]], dict[str, str]]
+
+#: The items of a list, by its name and the overrides of its resource; None for what is no list.
+Items = Callable[[str, Mapping[str, str]], Iterable[str] | None]
+
+
+class Operation(IntEnum):
+    """AlterConfigOp.OpType's numbers (KIP-339)."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+@serves(ApiKey.ALTER_CONFIGS, 0, 2)
+async def alter_configs(request: Any, caller: Caller) -> Any:
+    """Replace all overrides of a resource: those that are not named are gone."""
+
+    def change(resource: Any) -> Change:
+        _check_keys(resource.configs, [config.name for config in resource.configs if config.value is None])
+        return lambda _: {config.name: config.value for config in resource.configs}
+
+    return await _alter(request, caller, change, AlterConfigsResponse)
+
+
+@serves(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1)
+async def incremental_alter_configs(request: Any, caller: Caller) -> Any:
+    """Alter single overrides of a resource (KIP-339)."""
+    settings = caller.broker.settings
+
+    def change(resource: Any) -> Change:
+        missing = [config.name for config in resource.configs if config.value is None and config.config_operation != Operation.DELETE]
+        _check_keys(resource.configs, missing)
+        of_broker = resource.resource_type == ResourceType.BROKER
+        of_group = resource.resource_type == ResourceType.GROUP
+        items = _no_items if of_group else partial(_items_of_broker if of_broker else _items_of_topic, settings=settings)
+        return lambda overrides: _apply(overrides, resource.configs, items)
+
+    return await _alter(request, caller, change, IncrementalAlterConfigsResponse)
+
+
+def _check_keys(configs: Iterable[Any], nulls: list[str]) -> None:
+    if any(count > 1 for count in Counter(config.name for config in configs).values()):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
+    if nulls:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
+
+
+async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change], response: Any) -> Any:
+    """The response, with one row for each resource of the request, in its order."""
+    turns = Turns(caller.broker.clock)
+    counts = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
+
+    async def alter_one(resource: Any) -> None:
+        check_changes(len(request.resources))
+        check_configs(len(resource.configs))
+        if counts[resource.resource_type, resource.resource_name] > 1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+        change = change_of(resource)
+        _check_resource(resource.resource_type, resource.resource_name, caller)
+        if resource.resource_type == ResourceType.BROKER:
+            name = resource.resource_name and str(int(resource.resource_name))
+            await caller.broker.configs.alter(name, change, validate_only=request.validate_only)
+        elif resource.resource_type == ResourceType.GROUP:
+            await caller.broker.group_configs.alter(resource.resource_name, change, validate_only=request.validate_only)
+            caller.broker.groups.reconfigure(resource.resource_name)
+        else:
+            await _alter_topic(resource.resource_name, change, caller, validate_only=request.validate_only)
+
+    rows = []
+    outcomes = await turns.gather(alter_one(resource) for resource in request.resources)
+    for resource, outcome in zip(request.resources, outcomes, strict=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, KafkaError):
+            raise outcome
+        rows.append(
+            response.AlterConfigsResourceResponse(
+                error_code=ErrorCode.NONE if outcome is None else outcome.code,
+                error_message=None if outcome is None else outcome.message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+        )
+        await turns.take()
+    return await in_bytes(response(responses=rows), turns, caller)
+
+
+def _check_resource(kind: int, name: str, caller: Caller) -> None:
+    """Raises KafkaError for everything but a topic or group by its name, this broker by its id, and all brokers by the name ""."""
+    if kind == ResourceType.TOPIC:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
+        caller.broker.topics.names.canonical(name)
+        return
+    if kind == ResourceType.GROUP:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Default group resources are not allowed.")
+        caller.broker.groups.check_active(name)
+        return
+    if kind == ResourceType.CLIENT_METRICS:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "The gateway collects no client metrics (KIP-714).")
+    if kind not in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {kind}")
+    if name:
+        if not broker_id_is_number(name):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
+        node_id = caller.broker.settings.node_id
+        if int(name) != node_id:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {node_id}, but received {name}")
+    if kind == ResourceType.BROKER_LOGGER:
+        what = "The log levels of this broker (log_level, log_levels) cannot be altered while it runs"
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{what}: set them in its file, environment or flags, and restart it.")
+
+
+async def _alter_topic(name: str, change: Change, caller: Caller, *, validate_only: bool) -> None:
+    topics, settings = caller.broker.topics, caller.broker.settings
+
+    def checked(topic: Topic) -> Topic:
+        overrides = change(topic.configs)
+        check(overrides, settings)
+        return replace(topic, configs=overrides)
+
+    live = topics.get(name)
+    if live is None:
+        # Kafka looks at the configs first, and at the topic only when they are right.
+        checked(Topic(name, b"", 1))
+        if topics.internal(name) is not None:
+            topics.require(name)
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+    if validate_only:
+        checked(live.topic)
+    else:
+        await topics.alter(live, checked)
+
+
+def _apply(overrides: Mapping[str, str], configs: Iterable[Any], items: Items) -> dict[str, str]:
+    changed = dict(overrides)
+    for config in configs:
+        name, operation = config.name, config.config_operation
+        if operation == Operation.SET:
+            changed[name] = config.value
+        elif operation == Operation.DELETE:
+            changed.pop(name, None)
+        elif operation in (Operation.APPEND, Operation.SUBTRACT):
+            changed[name] = _join(name, Operation(operation), config.value, changed, items)
+        else:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown operations type {operation}")
+    return changed
+
+
+def _join(name: str, operation: Operation, value: str, overrides: Mapping[str, str], items: Items) -> str:
+    """A list with items put to it or taken from it; where the resource has none of its own, it begins with the default's."""
+    known = items(name, overrides)
+    if known is None:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Can't {operation.name} to key {name} because its type is not LIST.")
+    joined: dict[str, None] = dict.fromkeys(item for item in known if item)
+    for item in value.split(","):
+        if operation is Operation.APPEND:
+            joined[item] = None
+        else:
+            joined.pop(item, None)
+    return show(list(joined))
+
+
+def _items_of_topic(name: str, overrides: Mapping[str, str], *, settings: Settings) -> Iterable[str] | None:
+    if name not in DEFINITIONS or DEFINITIONS[name].definition.type is not ConfigType.LIST:
+        return None
+    items: list[str] = value_of(name, overrides, settings)
+    return items
+
+
+def _items_of_broker(name: str, overrides: Mapping[str, str], *, settings: Settings) -> Iterable[str] | None:
+    if name not in DYNAMIC or DYNAMIC[name][0].type is not ConfigType.LIST:
+        return None
+    items: list[str] = DYNAMIC[name][0].read(overrides[name]) if name in overrides else list(getattr(settings, DYNAMIC[name][1]))
+    return items
+
+
+def _no_items(name: str, overrides: Mapping[str, str]) -> Iterable[str] | None:
+    """Groups have no lists."""
+    return None

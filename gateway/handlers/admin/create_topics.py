@@ -1,0 +1,299 @@
+"""CreateTopics, DeleteTopics and CreatePartitions, as Kafka's ReplicationControlManager does them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kafka.protocol.admin.topics import CreatePartitionsResponse, CreateTopicsResponse, DeleteTopicsResponse
+
+from gateway.configs.broker_configs import BrokerConfigs
+from gateway.configs.entries import topic_entries
+from gateway.configs.topic_configs import check
+from gateway.coroutines import unbroken
+from gateway.handlers.admin.partition_reassignments import check_replicas
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import WORK_ROWS, Turns, check_changes, check_configs, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.messages import topic_id_of, uuid_of
+from gateway.settings.model import Settings
+from gateway.topics.registry import Topics
+from gateway.topics.topic_state import LiveTopic
+from storage.log import Topic
+
+_NO_ID = bytes(16)
+
+#: What clients see of every partition: one replica, on its leader. How often records are kept is up to the store.
+REPLICATION_FACTOR = 1
+
+_Created = CreateTopicsResponse.CreatableTopicResult
+_Deleted = DeleteTopicsResponse.DeletableTopicResult
+_Extended = CreatePartitionsResponse.CreatePartitionsTopicResult
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A topic that may be made."""
+
+    name: str
+    partitions: int
+    configs: Mapping[str, str]
+
+
+@serves(ApiKey.CREATE_TOPICS, 0, 7)
+async def create_topics(request: Any, caller: Caller) -> Any:
+    """Make topics. v1 adds validate_only and messages, v4 takes -1 for the default partitions (KIP-464), v5 tells the configs (KIP-525), v7 the id.
+
+    Any replication factor is taken, and 1 is answered: old applications ask for the three of their old cluster. The brokers of a manual
+    assignment must exist, for whoever names them means these brokers. The request's timeout is not needed, for every topic is there when it is answered.
+    """
+    topics, settings = caller.broker.topics, caller.broker.settings
+    counts = Counter(topic.name for topic in request.topics)
+    asked = [topic for topic in request.topics if counts[topic.name] == 1]
+    turns = Turns(caller.broker.clock)
+    plans: list[_Plan | KafkaError] = []
+    for topic in asked:
+        plans.append(_plan(topic, caller, len(counts)))
+        await turns.take(WORK_ROWS)
+    _limit(plans, settings.max_partitions_per_topic)
+    outcomes = plans if request.validate_only else await turns.gather(_create(plan, topics) for plan in plans)
+    rows = []
+    for topic, outcome in zip(asked, outcomes, strict=True):
+        rows.append(_created(topic.name, outcome, caller))
+        await turns.take(WORK_ROWS)
+    for name, count in counts.items():
+        if count > 1:
+            rows.append(_created(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."), caller))
+            await turns.take()
+    return await in_bytes(CreateTopicsResponse(topics=rows), turns, caller)
+
+
+def _plan(asked: Any, caller: Caller, count: int) -> _Plan | KafkaError:
+    """What is to be made, or why it cannot be, looked at in Kafka's order: the name, the configs, then the partitions. `count` topics are asked for."""
+    settings = caller.broker.settings
+    try:
+        check_changes(count)
+        check_configs(len(asked.configs))
+        _check_assigned(asked.assignments, settings)
+        caller.broker.topics.check_new(asked.name)
+        nulls = [config.name for config in asked.configs if config.value is None]
+        if nulls:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {','.join(nulls)}")
+        configs = {config.name: config.value for config in asked.configs}
+        check(configs, settings)
+        partitions = _assigned(asked, caller) if asked.assignments else _counted(asked, settings)
+        if partitions > settings.max_partitions_per_topic:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"{partitions} partitions are more than max_partitions_per_topic={settings.max_partitions_per_topic}",
+            )
+        return _Plan(asked.name, partitions, configs)
+    except KafkaError as failure:
+        return failure
+
+
+def _check_assigned(assignments: Sequence[Any], settings: Settings) -> None:
+    """Before anyone looks at each of them. Raises KafkaError(INVALID_PARTITIONS)."""
+    if len(assignments) > settings.max_partitions_per_topic:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"{len(assignments)} partitions are more than max_partitions_per_topic={settings.max_partitions_per_topic}",
+        )
+
+
+def _counted(asked: Any, settings: Settings) -> int:
+    if asked.replication_factor < -1 or asked.replication_factor == 0:
+        raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0, or -1 to use the default value.")
+    if asked.num_partitions < -1 or asked.num_partitions == 0:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
+    return settings.num_partitions if asked.num_partitions == -1 else int(asked.num_partitions)
+
+
+def _assigned(asked: Any, caller: Caller) -> int:
+    """The number of partitions in a manual assignment."""
+    for value, what in ((asked.replication_factor, "replication factor"), (asked.num_partitions, "numPartitions")):
+        if value != -1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"A manual partition assignment was specified, but {what} was not set to -1.")
+    seen: set[int] = set()
+    for assignment in asked.assignments:
+        if assignment.partition_index in seen:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Found multiple manual partition assignments for partition {assignment.partition_index}",
+            )
+        seen.add(assignment.partition_index)
+    check_replicas([assignment.broker_ids for assignment in asked.assignments], caller)
+    if seen != set(range(len(seen))):
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence")
+    return len(seen)
+
+
+def _limit(plans: list[_Plan | KafkaError], most: int) -> None:
+    """All or nothing: a request that would make too many partitions makes none (Kafka's MAX_RECORDS_PER_USER_OP)."""
+    total = sum(plan.partitions for plan in plans if isinstance(plan, _Plan))
+    if total > most:
+        excess = KafkaError(ErrorCode.POLICY_VIOLATION, f"{total} partitions in one request are more than max_partitions_per_topic={most}")
+        plans[:] = [excess if isinstance(plan, _Plan) else plan for plan in plans]
+
+
+async def _create(plan: _Plan | KafkaError, topics: Topics) -> LiveTopic:
+    if isinstance(plan, KafkaError):
+        raise plan
+    return await topics.create(plan.name, plan.partitions, plan.configs)
+
+
+def _created(name: str, outcome: LiveTopic | _Plan | BaseException, caller: Caller) -> Any:
+    if isinstance(outcome, KafkaError):
+        return _Created(
+            name=name,
+            error_code=outcome.code,
+            error_message=outcome.message,
+            num_partitions=-1,
+            replication_factor=-1,
+            configs=[],
+        )
+    if isinstance(outcome, BaseException):
+        raise outcome
+    if isinstance(outcome, LiveTopic):
+        topic_id, partitions, configs = outcome.topic.topic_id, outcome.topic.partitions, outcome.topic.configs
+    else:
+        topic_id, partitions, configs = _NO_ID, outcome.partitions, outcome.configs
+    return _Created(
+        name=name,
+        topic_id=uuid_of(topic_id),
+        error_code=0,
+        error_message=None,
+        num_partitions=partitions,
+        replication_factor=REPLICATION_FACTOR,
+        configs=_config_rows(configs, caller.broker.configs) if caller.api_version >= 5 else [],
+    )
+
+
+def _config_rows(overrides: Mapping[str, str], configs: BrokerConfigs) -> list[Any]:
+    return [
+        _Created.CreatableTopicConfigs(
+            name=entry.name, value=entry.value, read_only=entry.is_read_only, config_source=entry.source, is_sensitive=False
+        )
+        for entry in topic_entries(overrides, configs)
+    ]
+
+
+@serves(ApiKey.DELETE_TOPICS, 0, 6)
+async def delete_topics(request: Any, caller: Caller) -> Any:
+    """Delete topics and all their records. v5 has messages, v6 names them by id as well (KIP-516). As in ControllerApis.deleteTopics."""
+    topics = caller.broker.topics
+    asked = [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [(name, _NO_ID) for name in request.topic_names]
+    found: dict[str, tuple[str, LiveTopic]] = {}
+    rows = []
+    turns = Turns(caller.broker.clock)
+    # Those by id first: of a topic that is named both ways, the name is refused.
+    counts = Counter(asked).items()
+    by_id, by_name = [one for one in counts if one[0][0] is None], [one for one in counts if one[0][0] is not None]
+    for (name, topic_id), count in (*by_id, *by_name):
+        await turns.take()
+        try:
+            check_changes(len(asked))
+            live = _find(name, topic_id, count, topics)
+            if live.name in found:
+                # Which of the two was meant? Neither is deleted.
+                topic_id = found.pop(live.name)[1].topic.topic_id
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied.")
+            found[live.name] = name or live.name, live
+        except KafkaError as failure:
+            rows.append(_deleted(name, topic_id, failure))
+    outcomes = await turns.gather(unbroken(_delete(live, caller)) for _, live in found.values())
+    for (name, live), outcome in zip(found.values(), outcomes, strict=True):
+        rows.append(_deleted(name, live.topic.topic_id, outcome))
+        await turns.take()
+    return await in_bytes(DeleteTopicsResponse(responses=rows), turns, caller)
+
+
+async def _delete(live: LiveTopic, caller: Caller) -> None:
+    """The topic, and then what groups have committed for it, also when the client goes away in between."""
+    await caller.broker.topics.delete(live)
+    await caller.broker.offsets.delete_topic(live.topic)
+
+
+def _find(name: str | None, topic_id: bytes, count: int, topics: Topics) -> LiveTopic:
+    by_id = name is None
+    if by_id and topic_id == _NO_ID:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
+    if not by_id and topic_id != _NO_ID:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+    if count > 1:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate topic {'id' if by_id else 'name'}.")
+    return topics.require(topic_id if by_id else name or "")
+
+
+def _deleted(name: str | None, topic_id: bytes, outcome: BaseException | None) -> Any:
+    if outcome is None:
+        return _Deleted(name=name, topic_id=uuid_of(topic_id), error_code=0, error_message=None)
+    if not isinstance(outcome, KafkaError):
+        raise outcome
+    return _Deleted(name=name, topic_id=uuid_of(topic_id), error_code=outcome.code, error_message=outcome.message)
+
+
+@serves(ApiKey.CREATE_PARTITIONS, 0, 3)
+async def create_partitions(request: Any, caller: Caller) -> Any:
+    """Give topics more partitions. The brokers of an assignment must exist, as with CreateTopics."""
+    counts = Counter(topic.name for topic in request.topics)
+    asked = [topic for topic in request.topics if counts[topic.name] == 1]
+    turns = Turns(caller.broker.clock)
+    outcomes = await turns.gather(_extend(topic, caller, len(counts), validate_only=request.validate_only) for topic in asked)
+    rows = []
+    for topic, outcome in zip(asked, outcomes, strict=True):
+        rows.append(_extended(topic.name, outcome))
+        await turns.take()
+    for name, count in counts.items():
+        if count > 1:
+            rows.append(_extended(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")))
+            await turns.take()
+    return await in_bytes(CreatePartitionsResponse(results=rows), turns, caller)
+
+
+async def _extend(asked: Any, caller: Caller, changes: int, *, validate_only: bool) -> None:
+    check_changes(changes)
+    topics, most = caller.broker.topics, caller.broker.settings.max_partitions_per_topic
+    live = topics.require(asked.name)
+
+    def change(topic: Topic) -> Topic:
+        _check_increase(asked, topic, most, caller)
+        return replace(topic, partitions=asked.count)
+
+    if validate_only:
+        change(live.topic)
+    else:
+        await topics.alter(live, change)
+
+
+def _check_increase(asked: Any, topic: Topic, most: int, caller: Caller) -> None:
+    if asked.count == topic.partitions:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {topic.partitions} partition(s).")
+    if asked.count < topic.partitions:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"The topic {topic.name} currently has {topic.partitions} partition(s); {asked.count} would not be an increase.",
+        )
+    if asked.count > most:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"{asked.count} partitions are more than max_partitions_per_topic={most}")
+    if asked.assignments is None:
+        return
+    additional = asked.count - topic.partitions
+    if len(asked.assignments) != additional:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"Attempted to add {additional} additional partition(s), but only {len(asked.assignments)} assignment(s) were specified.",
+        )
+    check_replicas([assignment.broker_ids for assignment in asked.assignments], caller)
+
+
+def _extended(name: str, outcome: BaseException | None) -> Any:
+    if outcome is None:
+        return _Extended(name=name, error_code=0, error_message=None)
+    if not isinstance(outcome, KafkaError):
+        raise outcome
+    return _Extended(name=name, error_code=outcome.code, error_message=outcome.message)

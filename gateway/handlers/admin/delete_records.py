@@ -1,0 +1,62 @@
+"""DeleteRecords: what lies before an offset is gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka.protocol.admin.topics import DeleteRecordsResponse
+
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import OPENING_ROWS, Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.topics.topic_names import INTERNAL_TOPICS
+from storage.log import StorageError
+
+#: In place of an offset: everything that there is (DeleteRecordsRequest.HIGH_WATERMARK).
+HIGH_WATERMARK = -1
+
+_Topic = DeleteRecordsResponse.DeleteRecordsTopicResult
+_Partition = _Topic.DeleteRecordsPartitionResult
+
+
+@serves(ApiKey.DELETE_RECORDS, 0, 2)
+async def delete_records(request: Any, caller: Caller) -> Any:
+    """Move the start of partitions up (KIP-107). Of a partition that is named twice, the last offset counts."""
+    asked: dict[str, dict[int, int]] = {}
+    for topic in request.topics:
+        asked.setdefault(topic.name, {}).update({row.partition_index: row.offset for row in topic.partitions})
+    topics = []
+    turns = Turns(caller.broker.clock)
+    for name, offsets in asked.items():
+        rows = []
+        for index, offset in offsets.items():
+            try:
+                rows.append(_Partition(partition_index=index, low_watermark=await _delete(name, index, offset, caller), error_code=0))
+            except KafkaError as failure:
+                rows.append(_Partition(partition_index=index, low_watermark=-1, error_code=failure.code))
+            await turns.take(OPENING_ROWS)
+        caller.traffic.touched(ApiKey.DELETE_RECORDS, caller.api_version, name, [row.error_code for row in rows])
+        topics.append(_Topic(name=name, partitions=rows))
+    return await in_bytes(DeleteRecordsResponse(topics=topics), turns, caller)
+
+
+async def _delete(name: str, index: int, offset: int, caller: Caller) -> int:
+    """The new start offset. Raises KafkaError; a topic that is only compacted keeps its records (Partition.deleteRecordsOnLeader)."""
+    live = caller.broker.topics.find_listed(name)
+    if live is not None and live.name in INTERNAL_TOPICS:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION)
+    partition = await caller.broker.topics.partition(name, index)
+    if not partition.config.deletes:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION)
+    log = partition.log
+    before = log.end_offset if offset == HIGH_WATERMARK else offset
+    if before < 0 or before > log.end_offset:
+        raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+    if before <= log.start_offset:
+        return log.start_offset
+    try:
+        return await log.delete_before(before)
+    except StorageError as failure:
+        raise partition.failed(failure) from failure

@@ -1,0 +1,174 @@
+"""DescribeCluster, DescribeLogDirs and DescribeProducers: who is there, how much they keep, and who writes to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka.protocol.admin.cluster import DescribeClusterResponse, DescribeLogDirsResponse
+from kafka.protocol.admin.transactions import DescribeProducersResponse
+
+from gateway.handlers.metadata import CLUSTER_OPERATIONS, NOT_ASKED
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import OPENING_ROWS, Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from storage.log import StorageError
+
+#: DescribeClusterRequest's endpoint types (KIP-919).
+BROKERS, CONTROLLERS = 1, 2
+
+
+@serves(ApiKey.DESCRIBE_CLUSTER, 0, 2)
+async def describe_cluster(request: Any, caller: Caller) -> Any:
+    """The gateways and the cluster's id (KIP-700). v1 can ask for controllers instead, which are no kind of their own here; v2 for fenced
+    brokers, of which there are none."""
+    if request.endpoint_type != BROKERS:
+        return _wrong_endpoint(request.endpoint_type)
+    cluster = caller.broker.cluster
+    return DescribeClusterResponse(
+        error_code=0,
+        error_message=None,
+        endpoint_type=BROKERS,
+        cluster_id=cluster.cluster_id,
+        controller_id=cluster.node_id,
+        brokers=[
+            DescribeClusterResponse.DescribeClusterBroker(
+                broker_id=node.node_id, host=node.host, port=node.port, rack=None, is_fenced=False
+            )
+            for node in cluster.nodes(caller.listener)
+        ],
+        authorized_operations=CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED,
+    )
+
+
+def _wrong_endpoint(asked: int) -> Any:
+    if asked == CONTROLLERS:
+        code = ErrorCode.MISMATCHED_ENDPOINT_TYPE
+        message = "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER"
+    else:
+        code, message = ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"Unsupported endpoint type {asked}"
+    return DescribeClusterResponse(
+        error_code=code,
+        error_message=message,
+        endpoint_type=BROKERS,
+        cluster_id="",
+        controller_id=-1,
+        brokers=[],
+        authorized_operations=NOT_ASKED,
+    )
+
+
+#: As the protocol has it for what is not known of volumes (DescribeLogDirsResponse.UNKNOWN_VOLUME_BYTES).
+UNKNOWN_SIZE = -1
+
+_LogDir = DescribeLogDirsResponse.DescribeLogDirsResult
+_LogDirTopic = _LogDir.DescribeLogDirsTopic
+
+
+@serves(ApiKey.DESCRIBE_LOG_DIRS, 0, 5)
+async def describe_log_dirs(request: Any, caller: Caller) -> Any:
+    """How many bytes the partitions that this gateway leads take, and what room there is. v3 has an error for all, v4 the room (KIP-827),
+    v5 cordoned directories (KIP-1066), of which there are none. Partitions that are not there are left out, as in Kafka."""
+    turns = Turns(caller.broker.clock)
+    sizes = await _sizes(request.topics, caller, turns)
+    results: list[Any] = []
+    for usage in caller.broker.store.usage():
+        # However many places a store names, its logs are not in one of them more than in another: they are told with the first.
+        topics = [] if results else sizes
+        results.append(
+            _LogDir(
+                error_code=0,
+                log_dir=usage.path,
+                topics=topics,
+                total_bytes=usage.total_bytes,
+                usable_bytes=usage.usable_bytes,
+                is_cordoned=False,
+            )
+        )
+    return await in_bytes(DescribeLogDirsResponse(error_code=0, results=results), turns, caller)
+
+
+async def _sizes(asked: list[Any] | None, caller: Caller, turns: Turns) -> list[Any]:
+    broker = caller.broker
+    wanted: dict[str, set[int]] = {}
+    if asked is None:
+        wanted = {live.name: set(range(live.topic.partitions)) for live in broker.topics}
+    else:
+        for topic in asked:
+            wanted.setdefault(topic.topic, set()).update(topic.partitions)
+    topics = []
+    for name, indexes in wanted.items():
+        rows = []
+        for index in sorted(indexes):
+            await turns.take()
+            size = await _size(name, index, caller)
+            if size is not None:
+                row = _LogDirTopic.DescribeLogDirsPartition
+                rows.append(row(partition_index=index, partition_size=size, offset_lag=0, is_future_key=False))
+        if rows:
+            topics.append(_LogDirTopic(name=name, partitions=rows))
+    return topics
+
+
+async def _size(name: str, index: int, caller: Caller) -> int | None:
+    """The bytes of a partition, UNKNOWN_SIZE where nobody knows; None where it is not there, or not here."""
+    broker = caller.broker
+    live = broker.topics.get(name)
+    if live is None or not 0 <= index < live.topic.partitions or broker.cluster.leader_of(live.name, index) != broker.cluster.node_id:
+        return None
+    partition = live.partitions.get(index)
+    if partition is None and broker.store.retains_by_itself:
+        # To open a log takes it away from whoever writes to it: no tool may do that by looking.
+        return UNKNOWN_SIZE
+    try:
+        # Straight from the store: nobody needs to know the producers of a partition to know its size.
+        return (partition.log if partition is not None else await broker.store.log(live.name, index)).size
+    except StorageError:
+        return None
+
+
+_Producers = DescribeProducersResponse.TopicResponse
+_Partition = _Producers.PartitionResponse
+
+
+@serves(ApiKey.DESCRIBE_PRODUCERS, 0, 0)
+async def describe_producers(request: Any, caller: Caller) -> Any:
+    """The idempotent producers that a partition remembers (KIP-664)."""
+    wanted: dict[str, set[int]] = {}
+    for topic in request.topics:
+        wanted.setdefault(topic.name, set()).update(topic.partition_indexes)
+    topics, turns = [], Turns(caller.broker.clock)
+    for name, indexes in wanted.items():
+        rows = []
+        for index in sorted(indexes):
+            rows.append(await _producers(name, index, caller, turns))
+            await turns.take(OPENING_ROWS)
+        topics.append(_Producers(name=name, partitions=rows))
+    return await in_bytes(DescribeProducersResponse(topics=topics), turns, caller)
+
+
+async def _producers(name: str, index: int, caller: Caller, turns: Turns) -> Any:
+    if caller.broker.topics.has_internal(name, index):
+        # kafka-transactions.sh asks for those of every partition.
+        return _Partition(partition_index=index, error_code=0, error_message=None, active_producers=[])
+    try:
+        caller.broker.topics.names.canonical(name)
+        partition = await caller.broker.topics.partition(name, index)
+    except KafkaError as failure:
+        return _Partition(partition_index=index, error_code=failure.code, error_message=failure.message, active_producers=[])
+    rows = []
+    for producer_id, producer in list(partition.producers):
+        await turns.take()
+        last = producer.sent[-1]
+        rows.append(
+            _Partition.ProducerState(
+                producer_id=producer_id,
+                producer_epoch=last.epoch,
+                last_sequence=last.last_sequence,
+                last_timestamp=producer.last_seen,
+                coordinator_epoch=-1,
+                current_txn_start_offset=-1,
+            )
+        )
+    return _Partition(partition_index=index, error_code=0, error_message=None, active_producers=rows)

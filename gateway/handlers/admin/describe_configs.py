@@ -1,0 +1,159 @@
+"""DescribeConfigs and ListConfigResources: of topics, groups, this broker and its loggers, as Kafka's ConfigHelper does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any
+
+from kafka.protocol.admin.configs import DescribeConfigsResponse, ListConfigResourcesResponse
+
+from gateway.configs.entries import ConfigEntry, ConfigSource, Synonym, all_brokers_entries, broker_entries, group_entries, topic_entries
+from gateway.configs.value_types import ConfigType
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.settings.model import Settings
+
+
+class ResourceType(IntEnum):
+    """ConfigResource.Type's numbers."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+_Result = DescribeConfigsResponse.DescribeConfigsResult
+_Row = _Result.DescribeConfigsResourceResult
+
+
+@serves(ApiKey.DESCRIBE_CONFIGS, 0, 4)
+async def describe_configs(request: Any, caller: Caller) -> Any:
+    """Configs and where they come from. v0 only says what is a default, v1 knows sources and synonyms (KIP-226), v3 types and documentation
+    (KIP-569). A resource that is asked for twice is answered once, with what was asked of it in all."""
+    results = []
+    turns = Turns(caller.broker.clock)
+    for (kind, name), keys in (await _merged(request.resources, turns)).items():
+        try:
+            entries = _entries(kind, name, caller)
+            rows = [_row(entry, request) for entry in entries if keys is None or entry.name in keys]
+            results.append(_Result(error_code=0, error_message="", resource_type=kind, resource_name=name, configs=rows))
+            await turns.take(len(rows))
+        except KafkaError as failure:
+            results.append(
+                _Result(error_code=failure.code, error_message=failure.message, resource_type=kind, resource_name=name, configs=[])
+            )
+        await turns.take()
+    return await in_bytes(DescribeConfigsResponse(results=results), turns, caller)
+
+
+async def _merged(resources: Iterable[Any], turns: Turns) -> dict[tuple[int, str], set[str] | None]:
+    """By type and name: which configs are asked for, None for all. An empty list means all as well."""
+    asked: dict[tuple[int, str], set[str] | None] = {}
+    for resource in resources:
+        key = resource.resource_type, resource.resource_name
+        keys = asked.setdefault(key, set())
+        if not resource.configuration_keys:
+            asked[key] = None
+        elif keys is not None:
+            keys.update(resource.configuration_keys)
+        await turns.take()
+    return asked
+
+
+def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
+    settings = caller.broker.settings
+    if kind == ResourceType.TOPIC:
+        caller.broker.topics.names.canonical(name)
+        topics = caller.broker.topics
+        return topic_entries((topics.internal(name) or topics.require(name)).topic.configs, caller.broker.configs)
+    if kind == ResourceType.BROKER:
+        configs = caller.broker.configs
+        if not name:
+            return all_brokers_entries(configs)
+        _check_broker(name, settings, "or empty string, ")
+        return broker_entries(configs, caller.broker.cluster.advertised)
+    if kind == ResourceType.BROKER_LOGGER:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
+        _check_broker(name, settings, "")
+        return _loggers(settings)
+    if kind == ResourceType.GROUP:
+        if not name:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
+        return group_entries(caller.broker.group_configs.overrides(name), caller.broker.configs)
+    if kind == ResourceType.CLIENT_METRICS:
+        # There are none: AlterConfigs refuses them.
+        return []
+    raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {kind}")
+
+
+def _check_broker(name: str, settings: Settings, otherwise: str) -> None:
+    if not broker_id_is_number(name):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}")
+    if int(name) != settings.node_id:
+        comma = " " + otherwise if otherwise else " "
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {settings.node_id}{comma}but received {name}")
+
+
+def broker_id_is_number(name: str) -> bool:
+    """Whether a resource's name is a broker id."""
+    digits = name.removeprefix("-")
+    return digits.isascii() and digits.isdigit() and len(digits) <= 10
+
+
+def _loggers(settings: Settings) -> Iterable[ConfigEntry]:
+    levels = {"root": settings.log_level, **settings.log_levels}
+    for name, level in sorted(levels.items()):
+        synonym = Synonym(name, level.upper(), ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG)
+        documentation = "The least that this part logs; set by log_level and log_levels."
+        yield ConfigEntry(name, level.upper(), ConfigType.STRING, documentation, (synonym,), is_read_only=True)
+
+
+def _row(entry: ConfigEntry, request: Any) -> Any:
+    synonyms = entry.synonyms if request.include_synonyms else ()
+    return _Row(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.is_read_only,
+        is_default=entry.source is ConfigSource.DEFAULT_CONFIG,
+        config_source=entry.source,
+        is_sensitive=False,
+        synonyms=[_Row.DescribeConfigsSynonym(name=one.name, value=one.value, source=one.source) for one in synonyms],
+        config_type=entry.type,
+        documentation=entry.documentation if request.include_documentation else None,
+    )
+
+
+#: Resources with configs that ListConfigResources names. Groups and client metrics are listed once they have some.
+_LISTED = (ResourceType.TOPIC, ResourceType.BROKER, ResourceType.BROKER_LOGGER, ResourceType.CLIENT_METRICS, ResourceType.GROUP)
+
+FIRST_WITH_TYPES = 1
+
+
+@serves(ApiKey.LIST_CONFIG_RESOURCES, 0, 1)
+async def list_config_resources(request: Any, caller: Caller) -> Any:
+    """Names of resources that have configs. v0 lists client metrics only (KIP-714), v1 any types, by default all (KIP-1142)."""
+    asked = set(request.resource_types) or set(_LISTED) if caller.api_version >= FIRST_WITH_TYPES else {ResourceType.CLIENT_METRICS}
+    if not asked <= set(_LISTED):
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, config_resources=[])
+    turns = Turns(caller.broker.clock)
+    rows = []
+    for kind in sorted(asked):
+        for name in list(_names(ResourceType(kind), caller)):
+            rows.append(ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind))
+            await turns.take()
+    return await in_bytes(ListConfigResourcesResponse(error_code=ErrorCode.NONE, config_resources=rows), turns, caller)
+
+
+def _names(kind: ResourceType, caller: Caller) -> Iterable[str]:
+    if kind is ResourceType.TOPIC:
+        return (live.name for live in caller.broker.topics.listed())
+    if kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
+        return (str(node.node_id) for node in caller.broker.cluster.nodes(caller.listener))
+    return caller.broker.group_configs if kind is ResourceType.GROUP else ()

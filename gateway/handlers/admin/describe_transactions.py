@@ -1,0 +1,74 @@
+"""DescribeTransactions, ListTransactions and WriteTxnMarkers: what tools ask about transactions, of which there are none yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka.protocol.admin.transactions import DescribeTransactionsResponse, ListTransactionsResponse
+from kafka.protocol.producer.transaction import WriteTxnMarkersResponse
+
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+
+#: The names of Kafka's TransactionState.
+STATES = frozenset({
+    "Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead", "PrepareEpochFence",
+})  # fmt: skip
+
+_State = DescribeTransactionsResponse.TransactionState
+_Marker = WriteTxnMarkersResponse.WritableTxnMarkerResult
+_Topic = _Marker.WritableTxnMarkerTopicResult
+
+
+@serves(ApiKey.DESCRIBE_TRANSACTIONS, 0, 0)
+async def describe_transactions(request: Any, caller: Caller) -> Any:
+    """TRANSACTIONAL_ID_NOT_FOUND for each (KIP-664)."""
+    turns = Turns(caller.broker.clock)
+    rows = []
+    for transactional_id in request.transactional_ids:
+        rows.append(
+            _State(
+                error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+                transactional_id=transactional_id,
+                transaction_state="",
+                transaction_timeout_ms=0,
+                transaction_start_time_ms=0,
+                producer_id=0,
+                producer_epoch=0,
+                topics=[],
+            )
+        )
+        await turns.take()
+    return await in_bytes(DescribeTransactionsResponse(transaction_states=rows), turns, caller)
+
+
+@serves(ApiKey.LIST_TRANSACTIONS, 0, 2)
+async def list_transactions(request: Any, caller: Caller) -> Any:
+    """An empty list (KIP-664). v1 filters by duration (KIP-994), v2 by a pattern (KIP-1152). Filters by states that Kafka does
+    not know are named in the reply."""
+    unknown = [state for state in dict.fromkeys(request.state_filters) if state not in STATES]
+    return ListTransactionsResponse(error_code=ErrorCode.NONE, unknown_state_filters=unknown, transaction_states=[])
+
+
+@serves(ApiKey.WRITE_TXN_MARKERS, 0, 2)
+async def write_txn_markers(request: Any, caller: Caller) -> Any:
+    """CLUSTER_AUTHORIZATION_FAILED for each partition: only brokers may write markers, and an administrator who aborts a
+    transaction by hand (KIP-664). There is none to abort, and no client retries this error."""
+    turns = Turns(caller.broker.clock)
+    markers = []
+    for marker in request.markers:
+        topics = []
+        for topic in marker.topics:
+            rows = []
+            for index in topic.partition_indexes:
+                row = _Topic.WritableTxnMarkerPartitionResult
+                rows.append(row(partition_index=index, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
+                await turns.take()
+            topics.append(_Topic(name=topic.name, partitions=rows))
+            await turns.take()
+        markers.append(_Marker(producer_id=marker.producer_id, topics=topics))
+        await turns.take()
+    return await in_bytes(WriteTxnMarkersResponse(markers=markers), turns, caller)

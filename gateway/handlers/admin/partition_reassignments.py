@@ -1,0 +1,165 @@
+"""ElectLeaders, AlterPartitionReassignments, ListPartitionReassignments and AlterReplicaLogDirs: as ReplicationControlManager
+and ReplicaManager answer where each partition has one replica, which leads and cannot move."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from kafka.protocol.admin.cluster import AlterReplicaLogDirsResponse
+from kafka.protocol.admin.topics import (
+    AlterPartitionReassignmentsResponse,
+    ElectLeadersResponse,
+    ListPartitionReassignmentsResponse,
+)
+
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+
+#: ElectionType's numbers: preferred and unclean.
+ELECTION_TYPES = frozenset({0, 1})
+
+_Elected = ElectLeadersResponse.ReplicaElectionResult
+_Reassigned = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
+_Moved = AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult
+
+
+@serves(ApiKey.ELECT_LEADERS, 0, 2)
+async def elect_leaders(request: Any, caller: Caller) -> Any:
+    """Every leader is the preferred one and alive. v1 adds the type of election (KIP-460). Null topics mean all partitions, and
+    of those only the ones that needed an election are listed, as in Kafka."""
+    if request.election_type not in ELECTION_TYPES:
+        return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST, replica_election_results=[])
+    turns = Turns(caller.broker.clock)
+    topics = []
+    for topic in request.topic_partitions or ():
+        count = _partitions(topic.topic, caller)
+        rows = []
+        for index in topic.partitions:
+            failure = _not_elected(topic.topic, index, count)
+            rows.append(_Elected.PartitionResult(partition_id=index, error_code=failure.code, error_message=failure.message))
+            await turns.take()
+        topics.append(_Elected(topic=topic.topic, partition_result=rows))
+        await turns.take()
+    return await in_bytes(ElectLeadersResponse(error_code=ErrorCode.NONE, replica_election_results=topics), turns, caller)
+
+
+def _partitions(topic: str, caller: Caller) -> int | None:
+    """The partitions of a topic, None if there is no such topic."""
+    live = caller.broker.topics.find_listed(topic)
+    return None if live is None else live.topic.partitions
+
+
+def _not_elected(topic: str, index: int, count: int | None) -> KafkaError:
+    if count is None:
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {topic}")
+    if not 0 <= index < count:
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{index}")
+    return KafkaError(ErrorCode.ELECTION_NOT_NEEDED)
+
+
+@serves(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, 1)
+async def alter_partition_reassignments(request: Any, caller: Caller) -> Any:
+    """Only the assignment that a partition has can be asked for, and no reassignment is ever in progress (KIP-455). v1 may
+    forbid another number of replicas (KIP-860), of which there is one."""
+    turns = Turns(caller.broker.clock)
+    topics = []
+    for topic in request.topics:
+        count = _partitions(topic.name, caller)
+        rows = []
+        for partition in topic.partitions:
+            code, message = ErrorCode.NONE, None
+            try:
+                _check_reassignment(topic.name, partition, count, caller)
+            except KafkaError as failure:
+                code, message = failure.code, failure.message
+            row = _Reassigned.ReassignablePartitionResponse
+            rows.append(row(partition_index=partition.partition_index, error_code=code, error_message=message))
+            await turns.take(1 + len(partition.replicas or ()))
+        topics.append(_Reassigned(name=topic.name, partitions=rows))
+        await turns.take()
+    reply = AlterPartitionReassignmentsResponse(
+        allow_replication_factor_change=request.allow_replication_factor_change,
+        error_code=ErrorCode.NONE,
+        error_message=None,
+        responses=topics,
+    )
+    return await in_bytes(reply, turns, caller)
+
+
+def _check_reassignment(topic: str, partition: Any, count: int | None, caller: Caller) -> None:
+    if count is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {topic}.")
+    if not 0 <= partition.partition_index < count:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find partition {topic}:{partition.partition_index}.")
+    if partition.replicas is None:
+        # The request cancels a reassignment.
+        raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
+    check_replicas([partition.replicas], caller)
+
+
+def check_replicas(assignments: Sequence[Collection[int]], caller: Caller) -> None:
+    """Raises KafkaError(INVALID_REPLICA_ASSIGNMENT) for an assignment that this cluster cannot have. Each is the broker ids of
+    one partition."""
+    known = {node.node_id for node in caller.broker.cluster.nodes(caller.listener)}
+    for brokers in assignments:
+        if not brokers:
+            raise _misassigned("includes an empty replica list.")
+        # In the order of the ids, as ReplicationControlManager.validateManualPartitionAssignment looks at them.
+        for broker, count in sorted(Counter(brokers).items()):
+            if broker not in known:
+                raise _misassigned(f"includes broker {broker}, but no such broker is registered.")
+            if count > 1:
+                raise _misassigned(f"includes the broker {broker} more than once.")
+        expected = len(assignments[0])
+        if len(brokers) != expected:
+            raise _misassigned(
+                f"includes a partition with {len(brokers)} replica(s), but this is not consistent with previous partitions, "
+                f"which have {expected} replica(s)."
+            )
+
+
+def _misassigned(why: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {why}")
+
+
+@serves(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0)
+async def list_partition_reassignments(request: Any, caller: Caller) -> Any:
+    """None is ever in progress. Kafka does not report topics that do not exist either."""
+    return ListPartitionReassignmentsResponse(error_code=ErrorCode.NONE, error_message=None, topics=[])
+
+
+@serves(ApiKey.ALTER_REPLICA_LOG_DIRS, 0, 2)
+async def alter_replica_log_dirs(request: Any, caller: Caller) -> Any:
+    """A partition can only be moved to where it is (KIP-113). Of a partition that is named for several directories the last
+    counts, as in Kafka."""
+    turns = Turns(caller.broker.clock)
+    here = {usage.path for usage in caller.broker.store.usage()}
+    results: dict[str, dict[int, ErrorCode]] = {}
+    for directory in request.dirs:
+        for topic in directory.topics:
+            count = _partitions(topic.name, caller)
+            rows = results.setdefault(topic.name, {})
+            for index in topic.partitions:
+                rows[index] = _not_moved(directory.path in here, index, count)
+                await turns.take()
+            await turns.take()
+    topics = []
+    for name, rows in results.items():
+        moved = []
+        for index, code in rows.items():
+            moved.append(_Moved.AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
+            await turns.take()
+        topics.append(_Moved(topic_name=name, partitions=moved))
+        await turns.take()
+    return await in_bytes(AlterReplicaLogDirsResponse(results=topics), turns, caller)
+
+
+def _not_moved(is_here: bool, index: int, count: int | None) -> ErrorCode:
+    if not is_here:
+        return ErrorCode.LOG_DIR_NOT_FOUND
+    return ErrorCode.NONE if count is not None and 0 <= index < count else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -1,0 +1,189 @@
+"""ACLs, delegation tokens, SCRAM credentials and client quotas. The gateway has none of them: it answers as a Kafka that has no
+authorizer, no `delegation.token.secret.key`, no SCRAM credentials and no quotas, and refuses to add any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kafka.protocol.admin.acl import CreateAclsResponse, DeleteAclsResponse, DescribeAclsResponse
+from kafka.protocol.admin.client_quotas import AlterClientQuotasResponse, DescribeClientQuotasResponse
+from kafka.protocol.admin.users import AlterUserScramCredentialsResponse, DescribeUserScramCredentialsResponse
+
+from auth.mechanism import ANONYMOUS
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.admin_messages import (
+    CreateDelegationTokenResponse,
+    DescribeDelegationTokenResponse,
+    ExpireDelegationTokenResponse,
+    RenewDelegationTokenResponse,
+)
+from gateway.protocol.wire.api_keys import ApiKey
+
+NO_AUTHORIZER = "No Authorizer is configured."
+
+#: DescribeClientQuotasRequest's match types: an exact name, the default, any name.
+EXACT, ANY = 0, 2
+QUOTA_ENTITIES = ("client-id", "user", "ip")
+
+_Described = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
+_Altered = AlterUserScramCredentialsResponse.AlterUserScramCredentialsResult
+_Quota = AlterClientQuotasResponse.EntryData
+
+
+@serves(ApiKey.DESCRIBE_ACLS, 0, 3)
+async def describe_acls(request: Any, caller: Caller) -> Any:
+    """SECURITY_DISABLED, as AclApis without an authorizer."""
+    message = "No Authorizer is configured on the broker"
+    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=message, resources=[])
+
+
+@serves(ApiKey.CREATE_ACLS, 0, 3)
+async def create_acls(request: Any, caller: Caller) -> Any:
+    """SECURITY_DISABLED for each of them."""
+    turns = Turns(caller.broker.clock)
+    rows = []
+    for _ in request.creations:
+        rows.append(CreateAclsResponse.AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER))
+        await turns.take()
+    return await in_bytes(CreateAclsResponse(results=rows), turns, caller)
+
+
+@serves(ApiKey.DELETE_ACLS, 0, 3)
+async def delete_acls(request: Any, caller: Caller) -> Any:
+    """SECURITY_DISABLED for each filter."""
+    turns = Turns(caller.broker.clock)
+    rows = []
+    for _ in request.filters:
+        row = DeleteAclsResponse.DeleteAclsFilterResult
+        rows.append(row(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER, matching_acls=[]))
+        await turns.take()
+    return await in_bytes(DeleteAclsResponse(filter_results=rows), turns, caller)
+
+
+def _no_tokens(caller: Caller) -> ErrorCode:
+    """Clients that have not logged in may not ask for tokens at all (KafkaApis.allowTokenRequests)."""
+    is_anonymous = caller.principal == ANONYMOUS
+    return ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED if is_anonymous else ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED
+
+
+@serves(ApiKey.CREATE_DELEGATION_TOKEN, 0, 3)
+async def create_delegation_token(request: Any, caller: Caller) -> Any:
+    """Tokens are disabled (KIP-48)."""
+    principal = caller.principal
+    return CreateDelegationTokenResponse(
+        error_code=_no_tokens(caller),
+        principal_type=principal.kind,
+        principal_name=principal.name,
+        token_requester_principal_type=principal.kind,
+        token_requester_principal_name=principal.name,
+        issue_timestamp_ms=-1,
+        expiry_timestamp_ms=-1,
+        max_timestamp_ms=-1,
+        token_id="",
+        hmac=b"",
+    )
+
+
+@serves(ApiKey.RENEW_DELEGATION_TOKEN, 0, 2)
+async def renew_delegation_token(request: Any, caller: Caller) -> Any:
+    """Tokens are disabled."""
+    return RenewDelegationTokenResponse(error_code=_no_tokens(caller), expiry_timestamp_ms=-1)
+
+
+@serves(ApiKey.EXPIRE_DELEGATION_TOKEN, 0, 2)
+async def expire_delegation_token(request: Any, caller: Caller) -> Any:
+    """Tokens are disabled."""
+    return ExpireDelegationTokenResponse(error_code=_no_tokens(caller), expiry_timestamp_ms=-1)
+
+
+@serves(ApiKey.DESCRIBE_DELEGATION_TOKEN, 0, 3)
+async def describe_delegation_token(request: Any, caller: Caller) -> Any:
+    """Tokens are disabled."""
+    return DescribeDelegationTokenResponse(error_code=_no_tokens(caller), tokens=[])
+
+
+@serves(ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, 0)
+async def describe_user_scram_credentials(request: Any, caller: Caller) -> Any:
+    """Nobody has any (KIP-554)."""
+    turns = Turns(caller.broker.clock)
+    rows = []
+    for name, count in _counted(user.name for user in request.users or ()):
+        if count > 1:
+            code = ErrorCode.DUPLICATE_RESOURCE
+            message = f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
+        else:
+            code, message = ErrorCode.RESOURCE_NOT_FOUND, f"Attempt to describe a user credential that does not exist: {name}"
+        rows.append(_Described(user=name, error_code=code, error_message=message, credential_infos=[]))
+        await turns.take()
+    reply = DescribeUserScramCredentialsResponse(error_code=ErrorCode.NONE, error_message=None, results=rows)
+    return await in_bytes(reply, turns, caller)
+
+
+@serves(ApiKey.ALTER_USER_SCRAM_CREDENTIALS, 0, 0)
+async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
+    """None can be deleted, because none is there, and none can be added."""
+    turns = Turns(caller.broker.clock)
+    added = {user.name for user in request.upsertions}
+    rows = []
+    for name, count in _counted(user.name for user in (*request.deletions, *request.upsertions)):
+        if count > 1:
+            code, message = ErrorCode.DUPLICATE_RESOURCE, "A user credential cannot be altered twice in the same request"
+        elif name in added:
+            code, message = ErrorCode.UNSUPPORTED_SASL_MECHANISM, "SCRAM is not served: users are in users_file"
+        else:
+            code, message = ErrorCode.RESOURCE_NOT_FOUND, "Attempt to delete a user credential that does not exist"
+        rows.append(_Altered(user=name, error_code=code, error_message=message))
+        await turns.take()
+    return await in_bytes(AlterUserScramCredentialsResponse(results=rows), turns, caller)
+
+
+def _counted(names: Iterable[str]) -> Iterable[tuple[str, int]]:
+    counts: dict[str, int] = {}
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+    return counts.items()
+
+
+@serves(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1)
+async def describe_client_quotas(request: Any, caller: Caller) -> Any:
+    """There are none (KIP-546). A filter that makes no sense is refused as ClientQuotaCache does."""
+    code, message = _wrong_filter(request.components)
+    entries: list[Any] | None = [] if code is ErrorCode.NONE else None
+    return DescribeClientQuotasResponse(error_code=code, error_message=message, entries=entries)
+
+
+def _wrong_filter(components: Iterable[Any]) -> tuple[ErrorCode, str | None]:
+    seen: set[str] = set()
+    for component in components:
+        kind = component.entity_type
+        if not kind:
+            return ErrorCode.INVALID_REQUEST, "Unexpected empty filter component entity type"
+        if kind not in QUOTA_ENTITIES:
+            return ErrorCode.UNSUPPORTED_VERSION, f"Unsupported entity type {kind[:100]}"
+        if kind in seen:
+            return ErrorCode.INVALID_REQUEST, f"Entity type {kind} cannot appear more than once in the filter"
+        seen.add(kind)
+        if not EXACT <= component.match_type <= ANY:
+            return ErrorCode.INVALID_REQUEST, f"Unknown match type {component.match_type}"
+        if (component.match is None) is (component.match_type == EXACT):
+            return ErrorCode.INVALID_REQUEST, f"Match type {component.match_type} and the name to match do not go together"
+    return ErrorCode.NONE, None
+
+
+@serves(ApiKey.ALTER_CLIENT_QUOTAS, 0, 1)
+async def alter_client_quotas(request: Any, caller: Caller) -> Any:
+    """None can be added. Removing is refused, too: the request cannot have been meant for a cluster without quotas."""
+    turns = Turns(caller.broker.clock)
+    rows = []
+    for entry in request.entries:
+        entity = []
+        for part in entry.entity:
+            entity.append(_Quota.EntityData(entity_type=part.entity_type, entity_name=part.entity_name))
+            await turns.take()
+        rows.append(_Quota(error_code=ErrorCode.INVALID_REQUEST, error_message="Client quotas are not served", entity=entity))
+        await turns.take()
+    return await in_bytes(AlterClientQuotasResponse(entries=rows), turns, caller)

@@ -1,0 +1,123 @@
+"""DescribeTopicPartitions (KIP-966): metadata of topics in pages, for clusters with more partitions than fit in one reply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kafka.protocol.admin.topics import DescribeTopicPartitionsResponse
+
+from gateway.handlers.metadata import TOPIC_OPERATIONS
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.messages import uuid_of
+from gateway.topics.topic_names import INTERNAL_TOPICS
+from gateway.topics.topic_state import LiveTopic
+
+#: Most partitions in one reply, whatever is asked for. The default of Kafka's max.request.partition.size.limit.
+MAX_PARTITIONS = 2000
+
+_NO_ID = bytes(16)
+_OPERATIONS = sum(1 << operation for operation in TOPIC_OPERATIONS)
+_NOT_ASKED = -(1 << 31)
+
+_Topic = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponseTopic
+_Partition = _Topic.DescribeTopicPartitionsResponsePartition
+
+
+@serves(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0)
+async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
+    """Topics in the order of their names, from the cursor on; `next_cursor` says where the next page begins."""
+    asked = {topic.name for topic in request.topics}
+    cursor = request.cursor
+    if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
+        return await _refused(asked or {cursor.topic_name}, caller)
+    begin = ("", 0) if cursor is None else (cursor.topic_name, cursor.partition_index)
+    left = max(min(request.response_partition_limit, MAX_PARTITIONS), 1)
+    rows: list[Any] = []
+    turns = Turns(caller.broker.clock)
+    for name, live in _from(begin[0], asked, caller):
+        await turns.take()
+        if left == 0:
+            return await in_bytes(_page(rows, name, 0), turns, caller)
+        if live is None:
+            rows.append(_unknown(name, caller))
+            continue
+        first = begin[1] if name == begin[0] else 0
+        last = min(first + left, live.topic.partitions)
+        rows.append(_row(live, name, first, last, caller))
+        if last < live.topic.partitions:
+            return await in_bytes(_page(rows, name, last), turns, caller)
+        left -= max(last - first, 0)
+        await turns.take(max(last - first, 0))
+    return await in_bytes(_page(rows, None, 0), turns, caller)
+
+
+def _from(begin: str, asked: set[str], caller: Caller) -> Iterator[tuple[str, LiveTopic | None]]:
+    topics = caller.broker.topics
+    names = asked or {live.name for live in topics.listed()}
+    for name in sorted(name for name in names if name >= begin):
+        yield name, topics.find_listed(name)
+
+
+def _page(rows: list[Any], next_topic: str | None, next_partition: int) -> Any:
+    cursor = None if next_topic is None else DescribeTopicPartitionsResponse.Cursor(topic_name=next_topic, partition_index=next_partition)
+    return DescribeTopicPartitionsResponse(topics=rows, next_cursor=cursor)
+
+
+async def _refused(names: set[str], caller: Caller) -> Any:
+    """A cursor that is none: there is no place for the error but with each topic."""
+    rows, turns = [], Turns(caller.broker.clock)
+    for name in sorted(names):
+        rows.append(_failed(name, ErrorCode.INVALID_REQUEST, _NOT_ASKED))
+        await turns.take()
+    return await in_bytes(_page(rows, None, 0), turns, caller)
+
+
+def _unknown(name: str, caller: Caller) -> Any:
+    try:
+        caller.broker.topics.names.canonical(name)
+    except KafkaError as failure:
+        return _failed(name, failure.code, _OPERATIONS)
+    return _failed(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, _OPERATIONS)
+
+
+def _failed(name: str, code: ErrorCode, operations: int) -> Any:
+    return _Topic(
+        error_code=code,
+        name=name,
+        topic_id=uuid_of(_NO_ID),
+        is_internal=name in INTERNAL_TOPICS,
+        partitions=[],
+        topic_authorized_operations=operations,
+    )
+
+
+def _row(live: LiveTopic, name: str, first: int, last: int, caller: Caller) -> Any:
+    partitions = []
+    for index in range(first, last):
+        leader = caller.broker.cluster.leader_of(live.name, index)
+        partitions.append(
+            _Partition(
+                error_code=0,
+                partition_index=index,
+                leader_id=leader,
+                leader_epoch=caller.broker.topics.leading.epoch_of(live, index),
+                replica_nodes=[leader],
+                isr_nodes=[leader],
+                eligible_leader_replicas=[],
+                last_known_elr=[],
+                offline_replicas=[],
+            )
+        )
+    return _Topic(
+        error_code=0,
+        name=name,
+        topic_id=uuid_of(live.topic.topic_id),
+        is_internal=live.name in INTERNAL_TOPICS,
+        partitions=partitions,
+        topic_authorized_operations=_OPERATIONS,
+    )

@@ -1,0 +1,1 @@
+"""Requests about consumer groups: membership, committed offsets and descriptions."""

@@ -1,0 +1,109 @@
+"""ConsumerGroupDescribe: what those ask who look after consumer groups (KIP-848). DescribeGroups finds classic groups alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gateway.groups.consumer.assignors import TopicId
+from gateway.groups.consumer.consumer_group import ConsumerGroup
+from gateway.groups.consumer.consumer_member import ConsumerMember
+from gateway.handlers.groups.describe_groups import OPERATIONS
+from gateway.handlers.metadata import NOT_ASKED
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.group_messages import ConsumerGroupDescribeResponse
+from gateway.protocol.wire.messages import uuid_of
+
+_Described = ConsumerGroupDescribeResponse.DescribedGroup
+_Member = _Described.Member
+_Assignment = _Member.Assignment
+
+#: Which protocol a member speaks (KIP-1099).
+_CLASSIC, _CONSUMER = 0, 1
+
+
+@serves(ApiKey.CONSUMER_GROUP_DESCRIBE, 0, 1)
+async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
+    """Each group's epochs and members, with what they have and shall have; v1 tells which of them speak the classic protocol (KIP-1099).
+
+    Whatever is no consumer group is an error, and a group that is named twice is described once.
+    """
+    operations = OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    rows = []
+    turns = Turns(caller.broker.clock)
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return ConsumerGroupDescribeResponse(groups=[_refused(group_id, refusal) for group_id in dict.fromkeys(request.group_ids)])
+    for group_id in dict.fromkeys(request.group_ids):
+        try:
+            row = _described(_consumer_group(group_id, caller), caller)
+        except KafkaError as failure:
+            row = _refused(group_id, failure)
+        else:
+            row.authorized_operations = operations
+        rows.append(row)
+        await turns.take(1 + len(row.members))
+    return await in_bytes(ConsumerGroupDescribeResponse(groups=rows), turns, caller)
+
+
+def _refused(group_id: str, failure: KafkaError) -> Any:
+    return _Described(error_code=failure.code, error_message=failure.message, group_id=group_id, authorized_operations=NOT_ASKED)
+
+
+def _consumer_group(group_id: str, caller: Caller) -> ConsumerGroup:
+    """Raises KafkaError: GROUP_ID_NOT_FOUND, INVALID_GROUP_ID, NOT_COORDINATOR."""
+    caller.broker.groups.check_active(group_id)
+    group = caller.broker.groups.get(group_id)
+    if isinstance(group, ConsumerGroup):
+        return group
+    is_there = group is not None or caller.broker.offsets.has(group_id)
+    raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {'is not a consumer group' if is_there else 'not found'}.")
+
+
+def _described(group: ConsumerGroup, caller: Caller) -> Any:
+    return _Described(
+        error_code=ErrorCode.NONE,
+        error_message=None,
+        group_id=group.group_id,
+        group_state=group.state.value,
+        group_epoch=group.epoch,
+        assignment_epoch=group.target_epoch,
+        assignor_name=group.assignor,
+        members=[_described_member(member, caller) for member in group.roster],
+    )
+
+
+def _described_member(member: ConsumerMember, caller: Caller) -> Any:
+    """What it has to give back counts as its own until it has, and who has no expression has an empty one, as in Kafka 4.3."""
+    held = {
+        topic: {*member.assigned.get(topic, ()), *member.revoking.get(topic, ())}
+        for topic in member.assigned.keys() | member.revoking.keys()
+    }
+    return _Member(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        member_epoch=member.epoch,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=sorted(member.topics),
+        subscribed_topic_regex=member.regex,
+        assignment=_assignment(held, caller),
+        target_assignment=_assignment(member.target, caller),
+        member_type=_CONSUMER if member.classic is None else _CLASSIC,
+    )
+
+
+def _assignment(partitions: Mapping[TopicId, Iterable[int]], caller: Caller) -> Any:
+    """Topics that have been deleted are left out: they have no name any more."""
+    rows = []
+    for topic_id, indexes in partitions.items():
+        live = caller.broker.topics.get(topic_id)
+        if live is not None:
+            rows.append(_Assignment.TopicPartitions(topic_id=uuid_of(topic_id), topic_name=live.name, partitions=sorted(indexes)))
+    return _Assignment(topic_partitions=sorted(rows, key=lambda row: str(row.topic_name)))

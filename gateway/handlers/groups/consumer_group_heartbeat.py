@@ -1,0 +1,111 @@
+"""ConsumerGroupHeartbeat: what members of consumer groups ask (KIP-848)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.groups.consumer.assignors import ASSIGNORS
+from gateway.groups.consumer.consumer_member import Beat, Beaten, Partitions
+from gateway.groups.consumer.consumer_states import GOES_AWAY, JOINS, LEAVES
+from gateway.handlers.groups.join_group import host
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatResponse
+from gateway.protocol.wire.messages import topic_id_of, uuid_of
+
+_Assignment = ConsumerGroupHeartbeatResponse.Assignment
+
+#: What stands for a timeout that has not changed.
+_UNCHANGED = -1
+
+
+@serves(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, 1)
+async def consumer_group_heartbeat(request: Any, caller: Caller) -> Any:
+    """A member joins, lives, leaves, and is told its epoch and, where that is new, its assignment. It has made its id itself (KIP-1082), and may
+    subscribe by a regular expression."""
+    return await beat(request, caller, makes_its_id=True)
+
+
+async def beat(request: Any, caller: Caller, *, makes_its_id: bool) -> Any:
+    """The reply to a ConsumerGroupHeartbeat."""
+    caller.traffic.for_group(request.group_id)
+    try:
+        _check(request, makes_its_id=makes_its_id)
+        await caller.broker.confirm_coordinator()
+    except KafkaError as failure:
+        return _reply(Beaten(failure.code, failure.message), request.group_id, caller)
+    owned = None
+    if request.topic_partitions is not None:
+        owned = _partitions(request.topic_partitions)
+    said = Beat(
+        request.member_id,
+        request.member_epoch,
+        request.instance_id,
+        request.rack_id,
+        None if request.rebalance_timeout_ms == _UNCHANGED else request.rebalance_timeout_ms,
+        None if request.subscribed_topic_names is None else frozenset(request.subscribed_topic_names),
+        request.subscribed_topic_regex,
+        request.server_assignor,
+        owned,
+        caller.client_id or "",
+        host(caller),
+    )
+    return _reply(await caller.broker.groups.beat(request.group_id, said), request.group_id, caller)
+
+
+def _check(request: Any, *, makes_its_id: bool) -> None:
+    """Raises KafkaError: INVALID_REQUEST for what contradicts itself, UNSUPPORTED_ASSIGNOR (GroupCoordinatorService, Kafka 4.3)."""
+    epoch = request.member_epoch
+    names = {"GroupId": request.group_id, "InstanceId": request.instance_id, "RackId": request.rack_id}
+    if makes_its_id or epoch > JOINS or epoch == LEAVES:
+        names["MemberId"] = request.member_id
+    for name, value in names.items():
+        if value is not None and not value.strip():
+            raise _invalid(f"{name} must not be empty.")
+    if epoch == JOINS:
+        if request.rebalance_timeout_ms == _UNCHANGED:
+            raise _invalid("Who joins must say RebalanceTimeoutMs.")
+        if request.topic_partitions is None or request.topic_partitions:
+            raise _invalid("Who joins has no TopicPartitions and must say so.")
+        if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
+            raise _invalid("Who joins must say SubscribedTopicNames or SubscribedTopicRegex.")
+    elif epoch == GOES_AWAY and request.instance_id is None:
+        raise _invalid("Only a member with an InstanceId leaves for a while.")
+    elif epoch < GOES_AWAY:
+        raise _invalid("There is no such MemberEpoch.")
+    if request.server_assignor is not None and request.server_assignor not in ASSIGNORS:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_ASSIGNOR, f"There is no ServerAssignor {request.server_assignor}; there are {', '.join(ASSIGNORS)}."
+        )
+
+
+def _invalid(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.INVALID_REQUEST, message)
+
+
+def _partitions(rows: Any) -> Partitions:
+    found: dict[bytes, set[int]] = {}
+    for row in rows:
+        found.setdefault(topic_id_of(row.topic_id), set()).update(row.partitions)
+    return {topic: frozenset(indexes) for topic, indexes in found.items()}
+
+
+def _reply(beaten: Beaten, group_id: str, caller: Caller) -> Any:
+    settings = caller.broker.group_configs.settings_of(group_id)
+    is_taken = beaten.code is ErrorCode.NONE
+    assignment = None
+    if beaten.assignment is not None:
+        row = _Assignment.TopicPartitions
+        rows = [row(topic_id=uuid_of(topic), partitions=sorted(indexes)) for topic, indexes in sorted(beaten.assignment.items())]
+        assignment = _Assignment(topic_partitions=rows)
+    return ConsumerGroupHeartbeatResponse(
+        throttle_time_ms=0,
+        error_code=beaten.code,
+        error_message=beaten.message,
+        member_id=beaten.member_id if is_taken else None,
+        member_epoch=beaten.epoch,
+        heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms if is_taken and beaten.epoch >= JOINS else 0,
+        assignment=assignment,
+    )

@@ -1,0 +1,170 @@
+"""ListGroups, DescribeGroups and DeleteGroups: what those ask who look after groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kafka.protocol.admin.groups import DeleteGroupsResponse, DescribeGroupsResponse, ListGroupsResponse
+
+from gateway.groups.classic.classic_group import Group
+from gateway.groups.classic.classic_member import Member
+from gateway.groups.classic.classic_states import GroupState
+from gateway.handlers.metadata import NOT_ASKED
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+
+#: AclOperation's numbers for what can be done with a group: read, delete, describe. Without ACLs everybody may.
+OPERATIONS = {3, 6, 8}
+
+_Listed = ListGroupsResponse.ListedGroup
+_Described = DescribeGroupsResponse.DescribedGroup
+_Deleted = DeleteGroupsResponse.DeletableGroupResult
+
+
+@serves(ApiKey.LIST_GROUPS, 0, 5)
+async def list_groups(request: Any, caller: Caller) -> Any:
+    """All groups: those with members, those that had some, and those that have only committed offsets. v4 filters by state (KIP-518),
+    v5 by type (KIP-848)."""
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return ListGroupsResponse(error_code=refusal.code, groups=[])
+    states = {state.strip().lower() for state in request.states_filter or ()}
+    types = {kind.lower() for kind in request.types_filter or ()}
+    rows = []
+    turns = Turns(caller.broker.clock)
+    for group_id, protocol_type, state, kind in _all_groups(caller):
+        if (not states or state.lower() in states) and (not types or kind in types):
+            rows.append(_Listed(group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=kind))
+        await turns.take()
+    return await in_bytes(ListGroupsResponse(error_code=ErrorCode.NONE, groups=rows), turns, caller)
+
+
+def _all_groups(caller: Caller) -> Iterable[tuple[str, str, str, str]]:
+    """Group, protocol type, state, and which of the two kinds it is (KIP-848)."""
+    groups = caller.broker.groups
+    for group in groups:
+        yield group.group_id, group.protocol_type, group.state.value, group.kind
+    for group_id in caller.broker.offsets.groups():
+        if groups.get(group_id) is None:
+            yield group_id, "", GroupState.EMPTY.value, Group.kind
+
+
+@serves(ApiKey.DESCRIBE_GROUPS, 6, 6)
+async def describe_groups(request: Any, caller: Caller) -> Any:
+    """Each group's state and members; one that is not there is an error (KIP-1043), and a consumer group is one as well."""
+
+    def missing(group_id: str) -> Any:
+        is_there = caller.broker.groups.get(group_id) is not None
+        words = f"Group {group_id} {'is not a classic group' if is_there else 'not found'}."
+        return not_found(group_id, ErrorCode.GROUP_ID_NOT_FOUND, words)
+
+    return await describe(request, caller, missing)
+
+
+async def describe(request: Any, caller: Caller, missing: Callable[[str], Any]) -> Any:
+    """The reply to a DescribeGroups. A group that is named twice is described once; `missing` makes the row of one that is not there, and to
+    this request no consumer group is: ConsumerGroupDescribe finds those."""
+    operations = OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    rows = []
+    turns = Turns(caller.broker.clock)
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return DescribeGroupsResponse(groups=[_refused(group_id, refusal) for group_id in dict.fromkeys(request.groups)])
+    for group_id in dict.fromkeys(request.groups):
+        group = caller.broker.groups.get(group_id)
+        if isinstance(group, Group):
+            row = _described(group)
+        elif group is None and caller.broker.offsets.has(group_id):
+            row = _empty(group_id)
+        else:
+            row = missing(group_id)
+        row.authorized_operations = operations
+        rows.append(row)
+        await turns.take(1 + len(row.members))
+    return await in_bytes(DescribeGroupsResponse(groups=rows), turns, caller)
+
+
+def not_found(group_id: str, code: ErrorCode, message: str | None) -> Any:
+    """The row of a group that is not there."""
+    return _Described(
+        error_code=code,
+        error_message=message,
+        group_id=group_id,
+        group_state=GroupState.DEAD.value,
+        protocol_type="",
+        protocol_data="",
+        members=[],
+    )
+
+
+def _refused(group_id: str, refusal: KafkaError) -> Any:
+    """As Kafka's DescribeGroupsResponse.groupError: the state is not known."""
+    row = not_found(group_id, refusal.code, refusal.message)
+    row.group_state = ""
+    return row
+
+
+def _empty(group_id: str) -> Any:
+    return _Described(
+        error_code=ErrorCode.NONE, group_id=group_id, group_state=GroupState.EMPTY.value, protocol_type="", protocol_data="", members=[]
+    )
+
+
+def _described(group: Group) -> Any:
+    """What members say to each other and are assigned is of this moment only while the group is stable."""
+    protocol = group.protocol or "" if group.state is GroupState.STABLE else ""
+    return _Described(
+        error_code=ErrorCode.NONE,
+        group_id=group.group_id,
+        group_state=group.state.value,
+        protocol_type=group.protocol_type,
+        protocol_data=protocol,
+        members=[_described_member(member, protocol) for member in group.roster],
+    )
+
+
+def _described_member(member: Member, protocol: str) -> Any:
+    return _Described.DescribedGroupMember(
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        member_metadata=member.metadata(protocol) if protocol else b"",
+        member_assignment=member.assignment if protocol else b"",
+    )
+
+
+@serves(ApiKey.DELETE_GROUPS, 0, 2)
+async def delete_groups(request: Any, caller: Caller) -> Any:
+    """Delete groups that have no members, with their offsets. A group that is named twice is deleted once."""
+    names = list(dict.fromkeys(request.groups_names))
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return DeleteGroupsResponse(results=[_Deleted(group_id=group_id, error_code=refusal.code) for group_id in names])
+    rows: list[Any] = []
+    turns = Turns(caller.broker.clock)
+    for group_id, outcome in zip(names, await turns.gather(_delete(group_id, caller) for group_id in names), strict=True):
+        if outcome is not None and not isinstance(outcome, KafkaError):
+            raise outcome
+        rows.append(_Deleted(group_id=group_id, error_code=ErrorCode.NONE if outcome is None else outcome.code))
+        await turns.take()
+    return await in_bytes(DeleteGroupsResponse(results=rows), turns, caller)
+
+
+async def _delete(group_id: str, caller: Caller) -> None:
+    """Raises KafkaError: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, COORDINATOR_NOT_AVAILABLE."""
+    group = caller.broker.groups.get(group_id)
+    if group is None and not caller.broker.offsets.has(group_id):
+        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+    if group is not None:
+        group.check_empty()
+    # The offsets first: what is left where the second step fails is an empty group, which can be deleted again.
+    await caller.broker.offsets.delete(group_id)
+    await caller.broker.groups.delete(group_id)

@@ -1,0 +1,46 @@
+"""FindCoordinator. Java consumers of 0.9 to 0.10.2 ask before every poll, even without a group.
+
+A transactional id has a coordinator although transactions are not served: InitProducerId refuses it.
+Sarama retries every error of FindCoordinator, and takes that of InitProducerId as fatal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka.protocol.metadata.find_coordinator import FindCoordinatorResponse
+
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.topics.topic_names import CONSUMER_OFFSETS
+
+GROUP, TRANSACTION = 0, 1
+
+FIRST_WITH_MANY_KEYS = 4
+_NO_COORDINATOR = "only groups and transactional ids have a coordinator"
+
+
+@serves(ApiKey.FIND_COORDINATOR, 0, 6)
+async def find_coordinator(request: Any, caller: Caller) -> Any:
+    """The coordinator of each key. v1 adds transactional ids, v4 takes many keys at once, v6 share groups."""
+    keys = [request.key] if caller.api_version < FIRST_WITH_MANY_KEYS else request.coordinator_keys
+    if request.key_type == GROUP and len(keys) == 1:
+        caller.traffic.for_group(keys[0])
+    if request.key_type == GROUP:
+        caller.broker.topics.use_internal(CONSUMER_OFFSETS)
+    node = caller.broker.cluster.nodes(caller.listener)[0]
+    code, message, node_id, host, port = ErrorCode.NONE, None, node.node_id, node.host, node.port
+    if request.key_type not in (GROUP, TRANSACTION):
+        code, message, node_id, host, port = ErrorCode.INVALID_REQUEST, _NO_COORDINATOR, -1, "", -1
+    if caller.api_version < FIRST_WITH_MANY_KEYS:
+        return FindCoordinatorResponse(error_code=code, error_message=message, node_id=node_id, host=host, port=port)
+    rows, turns = [], Turns(caller.broker.clock)
+    for key in keys:
+        rows.append(
+            FindCoordinatorResponse.Coordinator(key=key, node_id=node_id, host=host, port=port, error_code=code, error_message=message)
+        )
+        await turns.take()
+    return await in_bytes(FindCoordinatorResponse(coordinators=rows), turns, caller)

@@ -1,0 +1,160 @@
+"""JoinGroup, SyncGroup, Heartbeat and LeaveGroup: what members of a group ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka.protocol.consumer.group import JoinGroupResponse, LeaveGroupResponse, SyncGroupResponse
+
+from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.heartbeat_codec import HeartbeatRequest, HeartbeatResponse
+
+#: From here on a JoinGroup that comes to nothing names no protocol; before, it names an empty one.
+_NAMES_NO_PROTOCOL = 7
+
+_FIRST_WITH_REBALANCE_TIMEOUT = 1
+
+#: Protocols (assignors) that one member may offer. Clients offer one to five.
+MAX_PROTOCOLS = 500
+
+_Fellow = JoinGroupResponse.JoinGroupResponseMember
+_Left = LeaveGroupResponse.MemberResponse
+
+
+@serves(ApiKey.JOIN_GROUP, 9, 9)
+async def join_group(request: Any, caller: Caller) -> Any:
+    """Become a member, or stay one, and be told the generation; the leader also who is in it. Older versions are in `old_groups`."""
+    return await join(request, caller, request.rebalance_timeout_ms, is_told_first=True, may_skip_assignment=True)
+
+
+async def join(request: Any, caller: Caller, rebalance_timeout_ms: int, *, is_told_first: bool, may_skip_assignment: bool) -> Any:
+    """The reply to a JoinGroup; `is_told_first` and `may_skip_assignment` as in `Joining`."""
+    if len(request.protocols) > MAX_PROTOCOLS:
+        return JoinGroupResponse(
+            error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+            generation_id=-1,
+            protocol_name=None if caller.api_version >= _NAMES_NO_PROTOCOL else "",
+            leader="",
+            member_id=request.member_id,
+            members=[],
+        )
+    _note(request, caller)
+    joining = Joining(
+        request.member_id,
+        request.group_instance_id,
+        caller.client_id or "",
+        host(caller),
+        request.protocol_type,
+        tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
+        request.session_timeout_ms,
+        rebalance_timeout_ms,
+        is_told_first,
+        may_skip_assignment,
+        request.reason or "",
+    )
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        joined = Joined(refusal.code, request.member_id)
+    else:
+        joined = await caller.broker.groups.join(request.group_id, joining)
+    return JoinGroupResponse(
+        error_code=joined.code,
+        generation_id=joined.generation,
+        protocol_type=joined.protocol_type,
+        protocol_name=joined.protocol if caller.api_version >= _NAMES_NO_PROTOCOL else joined.protocol or "",
+        leader=joined.leader,
+        skip_assignment=joined.skips_assignment,
+        member_id=joined.member_id,
+        members=[_Fellow(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.metadata) for one in joined.fellows],
+    )
+
+
+def _note(request: Any, caller: Caller) -> None:
+    traffic = caller.traffic
+    traffic.for_group(request.group_id)
+    traffic.habit("session_timeout_ms", request.session_timeout_ms)
+    if caller.api_version >= _FIRST_WITH_REBALANCE_TIMEOUT:
+        traffic.habit("rebalance_timeout_ms", request.rebalance_timeout_ms)
+    traffic.habit("protocols", [protocol.name for protocol in request.protocols])
+
+
+def host(caller: Caller) -> str:
+    """The client's address as Java writes one that has no name."""
+    return "/" + caller.peer.rpartition(":")[0]
+
+
+@serves(ApiKey.SYNC_GROUP, 5, 5)
+async def sync_group(request: Any, caller: Caller) -> Any:
+    """Get the own assignment; the leader brings all of them. The protocol must be the one of the generation (KIP-559)."""
+    if request.protocol_type is None or request.protocol_name is None:
+        return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, assignment=b"")
+    return await sync_group_of_any_protocol(request, caller)
+
+
+@serves(ApiKey.SYNC_GROUP, 0, 4)
+async def sync_group_of_any_protocol(request: Any, caller: Caller) -> Any:
+    """v3 knows static members (KIP-345); the protocol is not named."""
+    syncing = Syncing(
+        request.member_id,
+        request.group_instance_id,
+        request.generation_id,
+        request.protocol_type,
+        request.protocol_name,
+        tuple((one.member_id, bytes(one.assignment)) for one in request.assignments),
+    )
+    caller.traffic.for_group(request.group_id)
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        synced = Synced(refusal.code)
+    else:
+        synced = await caller.broker.groups.sync(request.group_id, syncing)
+    return SyncGroupResponse(
+        error_code=synced.code, protocol_type=synced.protocol_type, protocol_name=synced.protocol, assignment=synced.assignment
+    )
+
+
+@serves(ApiKey.HEARTBEAT, 0, 4)
+async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatResponse:
+    """A member says that it lives, and is told when its group rebalances. v3 knows static members (KIP-345)."""
+    code = ErrorCode.NONE
+    caller.traffic.for_group(request.group_id)
+    try:
+        await caller.broker.confirm_coordinator()
+        caller.broker.groups.heartbeat(request.group_id, request.member_id, request.generation_id, request.group_instance_id)
+    except KafkaError as failure:
+        code = failure.code
+    return HeartbeatResponse(code)
+
+
+@serves(ApiKey.LEAVE_GROUP, 3, 5)
+async def leave_group(request: Any, caller: Caller) -> Any:
+    """Members leave, or are removed by whoever looks after them: static ones by their instance id alone. v5 gives reasons (KIP-800)."""
+    caller.traffic.for_group(request.group_id)
+    try:
+        await caller.broker.confirm_coordinator()
+        caller.broker.groups.check_active(request.group_id)
+    except KafkaError as failure:
+        return LeaveGroupResponse(error_code=failure.code, members=[])
+    rows = []
+    turns = Turns(caller.broker.clock)
+    for member in request.members:
+        code = leave(request.group_id, member.member_id, member.group_instance_id, member.reason, caller)
+        rows.append(_Left(member_id=member.member_id, group_instance_id=member.group_instance_id, error_code=code))
+        await turns.take()
+    return await in_bytes(LeaveGroupResponse(error_code=ErrorCode.NONE, members=rows), turns, caller)
+
+
+def leave(group_id: str, member_id: str, instance_id: str | None, reason: str | None, caller: Caller) -> ErrorCode:
+    """What comes of one member's leaving."""
+    try:
+        caller.broker.groups.leave(group_id, member_id, instance_id, reason or "")
+    except KafkaError as failure:
+        return failure.code
+    return ErrorCode.NONE

@@ -1,0 +1,320 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete: where groups stand, as Kafka's KafkaApis and GroupCoordinator have it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from kafka.protocol.consumer.group import OffsetDeleteResponse, OffsetFetchResponse
+
+from gateway.groups.offsets.offset_rows import Committed
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import TURN_ROWS, Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.messages import topic_id_of, uuid_of
+from gateway.protocol.wire.offset_commit_codec import (
+    CommittedPartition,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    write_offset_commit_response,
+)
+from gateway.topics.topic_state import LiveTopic
+from storage.log import Buffer
+
+#: When the offset in a partition's part of the request counts as committed, and when it expires by itself, if ever; in ms.
+Times = Callable[[CommittedPartition], tuple[int, int | None]]
+
+_FetchedTopic = OffsetFetchResponse.OffsetFetchResponseTopic
+_FetchedGroup = OffsetFetchResponse.OffsetFetchResponseGroup
+_DeletedTopic = OffsetDeleteResponse.OffsetDeleteResponseTopic
+
+#: The first version that names topics by id instead of by name.
+BY_ID = 10
+
+_NO_ID = bytes(16)
+
+#: Offsets that one request may commit, since they are stored all or none. About as many fit in a batch of
+#: 1 MiB, which is Kafka's limit (message.max.bytes of the offsets topic); beyond it the error is the same.
+MAX_OFFSETS = 10_000
+
+#: The first version of OffsetFetch whose reply has an error code for the group.
+_WITH_ERROR = 2
+
+#: What is told of a partition that the group has committed nothing for.
+NOTHING = Committed(-1, -1, "", -1)
+
+
+@serves(ApiKey.OFFSET_COMMIT, 5, 10)
+async def offset_commit(request: OffsetCommitRequest, caller: Caller) -> OffsetCommitResponse:
+    """Where a group stands from now on. v6 leader epochs, v7 static members (KIP-345), v9 members of the new protocol, v10 topic ids."""
+    now = caller.broker.now()
+    return await commit(request, caller, lambda _: (now, None))
+
+
+async def commit(request: OffsetCommitRequest, caller: Caller, times: Times) -> OffsetCommitResponse:
+    """The reply: what is wrong with a partition is said there, what is wrong with the group or the member at each partition that is right."""
+    caller.traffic.for_group(request.group_id)
+    codes: dict[str | bytes, dict[int, ErrorCode]] = {}
+    known: dict[tuple[str, int], CommittedPartition] = {}
+    keys: dict[str, list[str | bytes]] = {}
+    turns = Turns(caller.broker.clock)
+    for topic in request.topics:
+        key = topic.topic
+        told = codes.setdefault(key, {})
+        for asked in topic.partitions:
+            try:
+                name = _require(key, asked.partition_index, caller).name
+            except KafkaError as failure:
+                told[asked.partition_index] = failure.code
+            else:
+                # One topic may be named in more than one way.
+                named = keys.setdefault(name, [])
+                if key not in named:
+                    named.append(key)
+                # In the order of the request; what it comes to is put down below.
+                told[asked.partition_index] = ErrorCode.NONE
+                known[name, asked.partition_index] = asked
+            await turns.take()
+    for (name, index), code in (await _commit_known(request, known, caller, times, turns)).items():
+        for key in keys[name]:
+            if index in codes[key]:
+                codes[key][index] = code
+        await turns.take()
+    for key, told in codes.items():
+        caller.traffic.touched(ApiKey.OFFSET_COMMIT, caller.api_version, key, told.values(), request.group_id)
+        await turns.take()
+    reply: OffsetCommitResponse = await in_bytes(OffsetCommitResponse(codes), turns, caller, _write_commit)
+    return reply
+
+
+def _write_commit(reply: OffsetCommitResponse, version: int) -> list[Buffer]:
+    return [write_offset_commit_response(reply, version)]
+
+
+def _key_of(topic: Any, caller: Caller) -> str | bytes:
+    """What the topic is named by: its id or its name."""
+    return topic_id_of(topic.topic_id) if caller.api_version >= BY_ID else str(topic.name)
+
+
+def _require(topic: str | bytes, partition: int, caller: Caller) -> LiveTopic:
+    """The topic. Raises KafkaError where there is none, or no such partition of it."""
+    live = caller.broker.topics.require(topic)
+    if not 0 <= partition < live.topic.partitions:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return live
+
+
+async def _commit_known(
+    request: OffsetCommitRequest, known: dict[tuple[str, int], CommittedPartition], caller: Caller, times: Times, turns: Turns
+) -> dict[tuple[str, int], ErrorCode]:
+    """What became of each of these partitions, which are there."""
+    if not known:
+        return {}
+    if len(known) > MAX_OFFSETS:
+        return dict.fromkeys(known, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
+    broker = caller.broker
+    codes: dict[tuple[str, int], ErrorCode] = {}
+    try:
+        await broker.confirm_coordinator()
+        fence = broker.groups.check_commit(
+            request.group_id, request.member_id, request.generation_id_or_member_epoch, request.group_instance_id, caller.api_version
+        )
+        rows = {}
+        for (name, index), asked in known.items():
+            row = _row(asked, times)
+            code = ErrorCode.NONE if fence is None else fence(broker.topics.require(name).topic.topic_id, index)
+            if len(row.metadata) > broker.settings.offset_metadata_max_bytes:
+                code = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            codes[name, index] = code
+            if code is ErrorCode.NONE:
+                rows[name, index] = row
+            await turns.take()
+        await broker.offsets.commit(request.group_id, rows, partial(turns.take, TURN_ROWS) if len(rows) > TURN_ROWS else None)
+    except KafkaError as failure:
+        return dict.fromkeys(known, failure.code)
+    return codes
+
+
+def _row(asked: CommittedPartition, times: Times) -> Committed:
+    committed_at, expires_at = times(asked)
+    return Committed(asked.committed_offset, asked.committed_leader_epoch, asked.committed_metadata or "", committed_at, expires_at)
+
+
+@serves(ApiKey.OFFSET_FETCH, 1, 7)
+async def offset_fetch(request: Any, caller: Caller) -> Any:
+    """Where a group stands; offset -1 where it has committed nothing. v2 takes null for all topics, v5 tells leader epochs, v7 asks for what
+    no open transaction may still change, which is everything."""
+    caller.traffic.for_group(request.group_id)
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return await refused_by_name(request, caller, refusal)
+    return await fetched_by_name(standing(request.group_id, request.topics, caller), caller)
+
+
+@serves(ApiKey.OFFSET_FETCH, 8, 10)
+async def offset_fetch_of_groups(request: Any, caller: Caller) -> Any:
+    """The same for several groups, each named once. v9 has members of the new protocol, v10 topic ids."""
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        refused = [_FetchedGroup(group_id=asked.group_id, topics=[], error_code=refusal.code) for asked in request.groups]
+        return OffsetFetchResponse(groups=refused)
+    counts = Counter(asked.group_id for asked in request.groups)
+    if len(counts) == 1:
+        caller.traffic.for_group(request.groups[0].group_id)
+    groups = []
+    turns = Turns(caller.broker.clock)
+    for asked in request.groups:
+        code, topics = ErrorCode.NONE, []
+        try:
+            if counts[asked.group_id] > 1:
+                # A few bytes a group, and all topics of it each time: such a reply has no bound.
+                raise KafkaError(ErrorCode.INVALID_REQUEST)
+            caller.broker.groups.check_fetch(asked.group_id, asked.member_id, asked.member_epoch)
+            found = standing(asked.group_id, asked.topics, caller)
+            topics = await _fetched_in_turns(_FetchedGroup.OffsetFetchResponseTopics, found, turns)
+        except KafkaError as failure:
+            code = failure.code
+        groups.append(_FetchedGroup(group_id=asked.group_id, topics=topics, error_code=code))
+        await turns.take()
+    return await in_bytes(OffsetFetchResponse(groups=groups), turns, caller)
+
+
+class Standing(NamedTuple):
+    """Where a group stands in a topic. `get` gives each partition's offset, or None, which is told with the code `missing`."""
+
+    name: str
+    topic_id: bytes
+    partitions: Iterable[int]
+    get: Callable[[int], Committed | None]
+    missing: ErrorCode = ErrorCode.NONE
+
+
+def standing(group_id: str, asked: Iterable[Any] | None, caller: Caller) -> Iterator[Standing]:
+    """What is asked for, None for everything. Each partition comes once however often it is asked for: a small request makes no huge reply."""
+    offsets, topics = caller.broker.offsets, caller.broker.topics
+    if asked is None:
+        for name, topic_id, committed in offsets.by_topic(group_id):
+            yield Standing(name, topic_id, committed, committed.get)
+        return
+    seen: set[tuple[str | bytes, int]] = set()
+    for topic in asked:
+        key = _key_of(topic, caller)
+        caller.traffic.touched(ApiKey.OFFSET_FETCH, caller.api_version, key, group=group_id)
+        partitions = [index for index in dict.fromkeys(topic.partition_indexes) if (key, index) not in seen]
+        seen.update((key, index) for index in partitions)
+        live = topics.get(key)
+        if live is not None:
+            get = partial(offsets.get, group_id, live.name)
+            yield Standing(key if isinstance(key, str) else live.name, live.topic.topic_id, partitions, get)
+        elif isinstance(key, bytes):
+            yield Standing("", key, partitions, _nothing, ErrorCode.UNKNOWN_TOPIC_ID)
+        else:
+            yield Standing(key, _NO_ID, partitions, _nothing)
+
+
+def _nothing(partition: int) -> None:
+    """The group has committed nothing for a topic that is not there."""
+
+
+async def fetched_by_name(found: Iterable[Standing], caller: Caller) -> Any:
+    """The reply of the versions for one group."""
+    turns = Turns(caller.broker.clock)
+    topics = await _fetched_in_turns(_FetchedTopic, found, turns)
+    return await in_bytes(OffsetFetchResponse(topics=topics, error_code=ErrorCode.NONE), turns, caller)
+
+
+async def refused_by_name(request: Any, caller: Caller, refusal: KafkaError) -> Any:
+    """The reply of the versions for one group to a group that is not answered for: up to v1 each partition has the error code."""
+    if caller.api_version >= _WITH_ERROR:
+        return OffsetFetchResponse(topics=[], error_code=refusal.code)
+    found = (Standing(topic.name, _NO_ID, dict.fromkeys(topic.partition_indexes), _nothing, refusal.code) for topic in request.topics)
+    return await fetched_by_name(found, caller)
+
+
+async def _fetched_in_turns(kind: Any, found: Iterable[Standing], turns: Turns) -> list[Any]:
+    topics = []
+    for one in found:
+        topics.append(await _fetched(kind, one, turns))
+        await turns.take()
+    return topics
+
+
+async def _fetched(kind: Any, found: Standing, turns: Turns) -> Any:
+    make = kind.OffsetFetchResponsePartition if kind is _FetchedTopic else kind.OffsetFetchResponsePartitions
+    rows: list[Any] = []
+    for index in found.partitions:
+        committed = found.get(index) or NOTHING
+        rows.append(
+            make(
+                partition_index=index,
+                committed_offset=committed.offset,
+                committed_leader_epoch=committed.leader_epoch,
+                metadata=committed.metadata,
+                error_code=found.missing if committed is NOTHING else ErrorCode.NONE,
+            )
+        )
+        await turns.take()
+    if kind is _FetchedTopic:
+        return kind(name=found.name, partitions=rows)
+    return kind(name=found.name, topic_id=uuid_of(found.topic_id), partitions=rows)
+
+
+@serves(ApiKey.OFFSET_DELETE, 0, 0)
+async def offset_delete(request: Any, caller: Caller) -> Any:
+    """Forget single partitions (KIP-496), but none of a topic that a member of the group still reads."""
+    caller.traffic.for_group(request.group_id)
+    codes: dict[str, dict[int, ErrorCode]] = {}
+    turns = Turns(caller.broker.clock)
+    try:
+        await caller.broker.confirm_coordinator()
+        read = _topics_read(request.group_id, caller)
+        for topic in request.topics:
+            codes.setdefault(topic.name, {}).update((asked.partition_index, ErrorCode.NONE) for asked in topic.partitions)
+        for name, told in codes.items():
+            for index in told:
+                told[index] = _deletion(name, index, read, caller)
+                await turns.take()
+        gone = [(name, index) for name, told in codes.items() for index, code in told.items() if code is ErrorCode.NONE]
+        await caller.broker.offsets.delete(request.group_id, gone)
+    except KafkaError as failure:
+        return OffsetDeleteResponse(error_code=failure.code, topics=[])
+    topics = []
+    for name, told in codes.items():
+        caller.traffic.touched(ApiKey.OFFSET_DELETE, caller.api_version, name, told.values(), request.group_id)
+        rows = []
+        for index, code in told.items():
+            rows.append(_DeletedTopic.OffsetDeleteResponsePartition(partition_index=index, error_code=code))
+            await turns.take()
+        topics.append(_DeletedTopic(name=name, partitions=rows))
+        await turns.take()
+    return await in_bytes(OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics), turns, caller)
+
+
+def _topics_read(group_id: str, caller: Caller) -> frozenset[str]:
+    """What the group's members read, who may be none. Raises KafkaError where there is no such group, or nobody can tell."""
+    broker = caller.broker
+    if not group_id:
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID)
+    if broker.groups.is_empty(group_id):
+        if not broker.offsets.has(group_id) and broker.groups.emptied_at(group_id) is None:
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND)
+        return frozenset()
+    subscribed = broker.groups.subscribed(group_id)
+    if subscribed is None:
+        # Connect's workers, for example: what they read is their own business.
+        raise KafkaError(ErrorCode.NON_EMPTY_GROUP)
+    return subscribed
+
+
+def _deletion(topic: str, index: int, read: frozenset[str], caller: Caller) -> ErrorCode:
+    try:
+        live = _require(topic, index, caller)
+    except KafkaError as failure:
+        return failure.code
+    return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if live.name in read else ErrorCode.NONE

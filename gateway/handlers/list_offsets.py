@@ -1,0 +1,177 @@
+"""ListOffsets and OffsetForLeaderEpoch: where a log begins and ends, in offsets, times and epochs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from kafka.protocol.consumer.offsets import ListOffsetsResponse, OffsetForLeaderEpochResponse
+
+from compat.records import NoMemory, RecordsError, first_at_or_after, records
+from gateway.fetch.conversion import Source
+from gateway.fetch.fetch_reader import check_epoch
+from gateway.partitions.partition import Partition
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError, release
+from gateway.protocol.large_requests import OPENING_ROWS, Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from storage.log import Entry, StorageError
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+
+#: What has a name, and the first version in which it has it (KafkaApis.handleListOffsetRequestV1AndAbove).
+NAMED = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+#: Version 2 is that of 0.11, too, whose consumers give up on this error, which they do not know.
+FIRST_WITH_STORAGE_ERROR = 3
+
+#: How much is read at a time where the records of one entry do not settle it.
+_READ_BYTES = 1 << 20
+
+_Topic = ListOffsetsResponse.ListOffsetsTopicResponse
+_Partition = _Topic.ListOffsetsPartitionResponse
+
+
+@serves(ApiKey.LIST_OFFSETS, 1, 11)
+async def list_offsets(request: Any, caller: Caller) -> Any:
+    """One offset a partition, by timestamp or by name. v2 isolation level, v4 leader epochs, v7 max-timestamp (KIP-734), v8 earliest-local,
+    v9 latest-tiered, v11 earliest-pending-upload: without tiers, the first is the earliest and the others are none."""
+    counts = Counter((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
+    turns = Turns(caller.broker.clock)
+    for name, index in counts:
+        caller.broker.topics.open_soon(name, index)
+        await turns.take(OPENING_ROWS)
+    topics = []
+    for topic in request.topics:
+        rows = []
+        for asked in topic.partitions:
+            rows.append(await _look_up(topic.name, asked, counts[topic.name, asked.partition_index], caller))
+            await turns.take()
+        caller.traffic.touched(ApiKey.LIST_OFFSETS, caller.api_version, topic.name, [row.error_code for row in rows])
+        topics.append(_Topic(name=topic.name, partitions=rows))
+        await turns.take()
+    return await in_bytes(ListOffsetsResponse(topics=topics), turns, caller)
+
+
+async def _look_up(topic: str, asked: Any, count: int, caller: Caller) -> Any:
+    try:
+        if count > 1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "the partition is in the request more than once")
+        if asked.timestamp < 0 and caller.api_version < NAMED.get(asked.timestamp, caller.api_version + 1):
+            raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"no offset is named {asked.timestamp}")
+        if caller.broker.topics.has_internal(topic, asked.partition_index):
+            offset = 0 if asked.timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL) else -1
+            return _Partition(partition_index=asked.partition_index, error_code=0, timestamp=-1, offset=offset, leader_epoch=-1)
+        partition = await caller.broker.topics.partition(topic, asked.partition_index)
+        check_epoch(asked.current_leader_epoch, partition.log.leader_epoch)
+        offset, timestamp = await find(partition, asked.timestamp, caller)
+    except KafkaError as failure:
+        code = failure.code
+        if code is ErrorCode.KAFKA_STORAGE_ERROR and caller.api_version < FIRST_WITH_STORAGE_ERROR:
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return _Partition(partition_index=asked.partition_index, error_code=code)
+    epoch = partition.log.leader_epoch if offset >= 0 else -1
+    return _Partition(partition_index=asked.partition_index, error_code=0, timestamp=timestamp, offset=offset, leader_epoch=epoch)
+
+
+async def find(partition: Partition, timestamp: int, caller: Caller) -> tuple[int, int]:
+    """(offset, timestamp of its record or -1), (-1, -1) where there is no such record. `timestamp` is one, or a name. Raises KafkaError."""
+    log = partition.log
+    if timestamp == LATEST:
+        return log.end_offset, -1
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return log.start_offset, -1
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return -1, -1
+    try:
+        entry = await (log.latest_by_time() if timestamp == MAX_TIMESTAMP else log.entry_for_time(timestamp))
+        if entry is None:
+            return -1, -1
+        return await _first_record(partition, entry, entry.max_timestamp if timestamp == MAX_TIMESTAMP else timestamp, caller)
+    except StorageError as failure:
+        raise partition.failed(failure) from failure
+
+
+async def _first_record(partition: Partition, entry: Entry, timestamp: int, caller: Caller) -> tuple[int, int]:
+    """The first record from `entry` on that is not older than `timestamp`."""
+    log = partition.log
+    found = await _look_into(partition, entry, timestamp, caller)
+    # Where records were deleted up to the middle of this entry, those that are left may all be older: then the search goes on behind them.
+    offset = entry.last_offset + 1
+    while found is None and offset < log.end_offset:
+        entries = await log.read(offset, _READ_BYTES)
+        if not entries:
+            break
+        later = next((one for one in entries if one.max_timestamp >= timestamp), None)
+        if later is not None:
+            found = await _look_into(partition, later, timestamp, caller)
+        offset = (later or entries[-1]).last_offset + 1
+    return found or (-1, -1)
+
+
+async def _look_into(partition: Partition, entry: Entry, timestamp: int, caller: Caller) -> tuple[int, int] | None:
+    """The first of its records that is still there and not older than `timestamp`.
+
+    Where they cannot be read, it is as if the first were: whoever begins there misses nothing. Kafka answers INVALID_RECORD or
+    UNKNOWN_SERVER_ERROR, and its consumers ask again until their time is up.
+    """
+    broker, start = caller.broker, partition.log.start_offset
+    limit = broker.settings.max_decompressed_bytes
+    is_whole = entry.base_offset >= start
+    search = partial(_first_at_or_after, entry, timestamp, limit) if is_whole else partial(_first_left, entry, timestamp, start, limit)
+    try:
+        # Unpacking may take a while: not on the reactor thread.
+        found: tuple[int, int] | None = await caller.run(search)
+        return found
+    except NoMemory as failure:
+        raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(failure)) from failure
+    except RecordsError as failure:
+        release(failure)
+        source = Source(partition.topic, broker.topics.require(partition.topic).topic.topic_id, partition.index)
+        broker.converter.tell(source, entry, failure)
+        return max(entry.base_offset, start), entry.max_timestamp
+
+
+def _first_at_or_after(entry: Entry, timestamp: int, limit: int) -> tuple[int, int]:
+    # Records that do not say when they were written (format 0) count as written when they came, here as in retention.
+    return first_at_or_after(entry.payload, timestamp, max_decompressed_bytes=limit) or (entry.base_offset, entry.max_timestamp)
+
+
+def _first_left(entry: Entry, timestamp: int, start: int, limit: int) -> tuple[int, int] | None:
+    has_times = False
+    for record in records(entry.payload, max_decompressed_bytes=limit):
+        has_times = has_times or record.timestamp >= 0
+        if record.offset >= start and record.timestamp >= timestamp:
+            return record.offset, record.timestamp
+    return None if has_times else (start, entry.max_timestamp)
+
+
+@serves(ApiKey.OFFSET_FOR_LEADER_EPOCH, 0, 4)
+async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
+    """Where an epoch ended (KIP-101, KIP-279). v1 adds the epoch itself to the answer, v2 the client's own epoch, v3 replica id."""
+    results = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
+    topics = []
+    turns = Turns(caller.broker.clock)
+    for topic in request.topics:
+        rows = []
+        for asked in topic.partitions:
+            await turns.take(OPENING_ROWS)
+            code, epoch, end_offset = ErrorCode.NONE, -1, -1
+            try:
+                partition = await caller.broker.topics.partition(topic.topic, asked.partition)
+                check_epoch(asked.current_leader_epoch, partition.log.leader_epoch)
+                epoch, end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+            except KafkaError as failure:
+                code = failure.code
+            rows.append(results.EpochEndOffset(error_code=code, partition=asked.partition, leader_epoch=epoch, end_offset=end_offset))
+        caller.traffic.touched(ApiKey.OFFSET_FOR_LEADER_EPOCH, caller.api_version, topic.topic, [row.error_code for row in rows])
+        topics.append(results(topic=topic.topic, partitions=rows))
+        await turns.take()
+    return await in_bytes(OffsetForLeaderEpochResponse(topics=topics), turns, caller)

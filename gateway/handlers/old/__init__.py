@@ -1,0 +1,1 @@
+"""Versions of requests that only old clients send and that behave differently."""

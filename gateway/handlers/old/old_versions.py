@@ -1,0 +1,112 @@
+"""Old versions that behave differently: the one module that routes to `compat.handlers`, and that goes on the day `compat` goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kafka.protocol.consumer.offsets import ListOffsetsResponse
+
+from compat.handlers.list_offsets import offsets_before
+from compat.handlers.offset_commit import committed_at, expires_at
+from gateway.handlers.fetch import answer
+from gateway.handlers.groups.offset_commit import commit, fetched_by_name, refused_by_name, standing
+from gateway.handlers.list_offsets import find
+from gateway.handlers.metadata import describe
+from gateway.protocol.caller import Caller
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.protocol.large_requests import OPENING_ROWS, Turns, in_bytes
+from gateway.protocol.routes import serves
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
+
+
+@serves(ApiKey.FETCH, 0, 1)
+async def fetch_of_format_0(request: FetchRequest, caller: Caller) -> FetchResponse:
+    """Consumers of Kafka 0.8 and 0.9, kafka-node, Sarama below 0.10: they read message sets of format 0."""
+    return await answer(request, caller, magic=0)
+
+
+@serves(ApiKey.FETCH, 2, 3)
+async def fetch_of_format_1(request: FetchRequest, caller: Caller) -> FetchResponse:
+    """Consumers of Kafka 0.10, kafka-python 1.3, KafkaJS 1.0: they read message sets up to format 1. v3 has max_bytes (KIP-74)."""
+    return await answer(request, caller, magic=1)
+
+
+@serves(ApiKey.METADATA, 0, 0)
+async def metadata_of_all(request: Any, caller: Caller) -> Any:
+    """Kafka 0.8 and 0.9: an empty list of topics means all of them, and null was not known."""
+    return await describe(request, caller, request.topics or None, may_create=True)
+
+
+@serves(ApiKey.LIST_OFFSETS, 0, 0)
+async def list_offsets_in_arrays(request: Any, caller: Caller) -> Any:
+    """Kafka 0.8 to 0.10.0: up to `max_num_offsets` offsets a partition."""
+    topics = []
+    turns = Turns(caller.broker.clock)
+    for topic in request.topics:
+        rows = []
+        for asked in topic.partitions:
+            rows.append(await _look_up(topic.name, asked, caller))
+            await turns.take(OPENING_ROWS)
+        caller.traffic.touched(ApiKey.LIST_OFFSETS, 0, topic.name, [row.error_code for row in rows])
+        topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=rows))
+        await turns.take()
+    return await in_bytes(ListOffsetsResponse(topics=topics), turns, caller)
+
+
+async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
+    row = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
+    try:
+        if caller.broker.topics.has_internal(topic, asked.partition_index):
+            offsets = offsets_before(asked.timestamp, asked.max_num_offsets, start=0, end=0, last_before=0)
+            return row(partition_index=asked.partition_index, error_code=0, old_style_offsets=offsets)
+        partition = await caller.broker.topics.partition(topic, asked.partition_index)
+        last_before = None
+        if asked.timestamp >= 0:
+            after, _ = await find(partition, asked.timestamp + 1, caller)
+            last_before = after if after >= 0 else partition.log.end_offset
+        offsets = offsets_before(
+            asked.timestamp,
+            asked.max_num_offsets,
+            start=partition.log.start_offset,
+            end=partition.log.end_offset,
+            last_before=last_before,
+        )
+    except KafkaError as failure:
+        return row(partition_index=asked.partition_index, error_code=failure.code, old_style_offsets=[])
+    return row(partition_index=asked.partition_index, error_code=0, old_style_offsets=offsets)
+
+
+@serves(ApiKey.OFFSET_COMMIT, 0, 0)
+async def offset_commit_to_zookeeper(request: Any, caller: Caller) -> Any:
+    """Kafka 0.8.0 to 0.8.1, kafka-node, Sarama below 0.8.2: it knew no members, and Kafka kept it in ZooKeeper. Here it is like all others."""
+    now = caller.broker.now()
+    return await commit(request, caller, lambda _: (now, None))
+
+
+@serves(ApiKey.OFFSET_COMMIT, 1, 1)
+async def offset_commit_with_timestamps(request: Any, caller: Caller) -> Any:
+    """Kafka 0.8.2, kafka-python 1.0 to 1.3: each partition says when it was committed."""
+    now = caller.broker.now()
+    return await commit(request, caller, lambda asked: (committed_at(asked.commit_timestamp, now), None))
+
+
+@serves(ApiKey.OFFSET_COMMIT, 2, 4)
+async def offset_commit_with_retention(request: Any, caller: Caller) -> Any:
+    """Kafka 0.9 to 2.0: the client may say how long the offsets are to be kept."""
+    now = caller.broker.now()
+    until = expires_at(request.retention_time_ms, now)
+    return await commit(request, caller, lambda _: (now, until))
+
+
+@serves(ApiKey.OFFSET_FETCH, 0, 0)
+async def offset_fetch_from_zookeeper(request: Any, caller: Caller) -> Any:
+    """As with OffsetCommit v0; a partition without an offset is an error, as it was where ZooKeeper had no node for it."""
+    caller.traffic.for_group(request.group_id)
+    try:
+        await caller.broker.confirm_coordinator()
+    except KafkaError as refusal:
+        return await refused_by_name(request, caller, refusal)
+    found = standing(request.group_id, request.topics, caller)
+    told = (one._replace(missing=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for one in found)
+    return await fetched_by_name(told, caller)

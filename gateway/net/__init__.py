@@ -1,0 +1,1 @@
+"""Sockets: listeners, connections, the TCP transport, framing and flow control."""

@@ -1,0 +1,97 @@
+"""Listeners: who is let in, and what becomes of a socket that is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, cast
+
+from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
+from twisted.internet.protocol import Factory
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from zope.interface.declarations import directlyProvides
+
+from auth.mechanism import Mechanism
+from auth.tls import Tls
+from gateway import logs
+from gateway.broker import Broker
+from gateway.net.connection import KafkaConnection
+from gateway.net.flow_control import Budget, LoginBudget
+from gateway.settings.model import Settings
+
+_log = logs.part(__name__)
+
+
+class Doors:
+    """Who is in, over all listeners: the limits on connections."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.use(settings)
+        self._by_ip: Counter[str] = Counter()
+        self.connections: set[KafkaConnection] = set()
+
+    def use(self, settings: Settings) -> None:
+        """Take these limits from now on. Connections beyond them stay open."""
+        self._max = settings.max_connections
+        self._max_per_ip = settings.max_connections_per_ip
+
+    def why_not(self, host: str) -> str | None:
+        """Why one more connection from `host` is not let in."""
+        if len(self.connections) >= self._max:
+            return f"max_connections={self._max} are open"
+        if self._by_ip[host] >= self._max_per_ip:
+            return f"max_connections_per_ip={self._max_per_ip} are open from this address"
+        return None
+
+    def enter(self, connection: KafkaConnection, host: str) -> None:
+        self.connections.add(connection)
+        self._by_ip[host] += 1
+
+    def leave(self, connection: KafkaConnection, host: str) -> None:
+        self.connections.discard(connection)
+        self._by_ip[host] -= 1
+        if not self._by_ip[host]:
+            del self._by_ip[host]
+
+
+class Listener(Factory):
+    """One listener: makes its connections. `mechanisms` is None where nobody need log in."""
+
+    noisy = False
+
+    def __init__(
+        self, name: str, doors: Doors, budget: Budget, login_budget: LoginBudget, mechanisms: Mapping[str, Mechanism] | None
+    ) -> None:
+        self.name = name
+        self.doors = doors
+        self.budget = budget
+        self.login_budget = login_budget
+        self.mechanisms = mechanisms
+        # Set before the first connection is accepted.
+        self.broker: Broker
+
+    def buildProtocol(self, addr: Any) -> KafkaConnection | None:
+        reason = self.doors.why_not(addr.host)
+        if reason is not None:
+            _log.warning("connection refused", peer=f"{addr.host}:{addr.port}", listener=self.name, reason=reason)
+            return None
+        return KafkaConnection(self, addr.host, addr.port)
+
+    def opened(self, connection: KafkaConnection) -> None:
+        self.doors.enter(connection, connection.host)
+
+    def closed(self, connection: KafkaConnection) -> None:
+        self.doors.leave(connection, connection.host)
+
+
+class TlsListener(TLSMemoryBIOFactory):
+    """A listener behind TLS. Twisted's own factory knows no connection that is not let in."""
+
+    def __init__(self, tls: Tls, *rest: Any) -> None:
+        # `auth` knows no Twisted, so that its object is what Twisted asks for is said here.
+        directlyProvides(tls, IOpenSSLServerConnectionCreator)
+        super().__init__(cast(Any, tls), *rest)
+
+    def buildProtocol(self, addr: Any) -> Any:
+        connection = self.wrappedFactory.buildProtocol(addr)
+        return None if connection is None else self.protocol(self, connection)

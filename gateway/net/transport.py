@@ -1,0 +1,233 @@
+"""The TCP transport, made for large frames: what arrives is copied once into its frame, what leaves is sent without being joined first.
+
+Twisted's own transport joins what is to be sent and allocates what it reads; for records that costs as much as all the rest of a request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from errno import EAGAIN, EINTR, ENOBUFS, EWOULDBLOCK
+from itertools import islice
+from socket import SHUT_WR
+from typing import Any, Protocol
+
+from twisted.internet import main, tcp
+from twisted.python.failure import Failure
+
+from gateway.coroutines import Cancel, call_later
+from gateway.net.flow_control import Outgoing
+from storage.log import Buffer
+
+#: One read from a socket: some requests of 16 KiB in one piece, 1 MiB in a few. One buffer serves all connections.
+READ_BYTES = 256 << 10
+
+#: Buffers handed to one sendmsg; Linux takes at most 1024 (IOV_MAX).
+SEND_BUFFERS = 1024
+
+#: From so many unsent bytes on nothing new is started for the connection.
+UNSENT_BYTES = 1 << 20
+
+#: How long a peer may take to hang up too, once all that it gets is on its way. Most do at once; what does not look at its socket just now is not
+#: waited for: it finds its replies and the end behind them.
+GOODBYE_SECONDS = 1.0
+
+_AGAIN = frozenset({EAGAIN, EWOULDBLOCK, EINTR, ENOBUFS})
+
+_arrived = bytearray(READ_BYTES)
+_arrived_view = memoryview(_arrived)
+
+
+class Outbox:
+    """TLS connections with something to send at the end of this turn of the reactor: they write a piece at a time, which then leaves in one call."""
+
+    def __init__(self, reactor: Any) -> None:
+        self._reactor = reactor
+        self._connections: list[Connection] = []
+
+    def add(self, connection: Connection) -> None:
+        if not self._connections:
+            self._reactor.callLater(0, self._flush)
+        self._connections.append(connection)
+
+    def _flush(self) -> None:
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            connection.flush()
+
+
+class Receiver(Protocol):
+    """What sits on the transport. The view is valid until `received` returns."""
+
+    def received(self, chunk: memoryview, /) -> None: ...
+
+
+class Connection(tcp.Server):
+    """A connection. A protocol with a method `received` gets views of a shared buffer, any other (TLS) bytes of its own."""
+
+    bufferSize = UNSENT_BYTES
+    server: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        #: When bytes last left, in the reactor's seconds; for the one who watches for peers that do not read.
+        self.last_sent = self.reactor.seconds()
+        self._receive = getattr(self.protocol, "received", None)
+        self._is_in_outbox = False
+        self._is_waiting_to_write = False
+        #: Whether nothing was sent for so long that the peer has it: then its side of the goodbye is not waited for.
+        self.is_quiet = False
+        # Set once all is said and the peer is heard out.
+        self._parting: Cancel | None = None
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._unsent_bytes
+
+    def doRead(self) -> Any:
+        if self._receive is None:
+            return super().doRead()
+        try:
+            size = self.socket.recv_into(_arrived)
+        except OSError as failure:
+            return None if failure.errno in _AGAIN else main.CONNECTION_LOST
+        if not size:
+            return main.CONNECTION_DONE
+        self._receive(_arrived_view[:size])
+        return None
+
+    def write(self, data: bytes) -> None:
+        self.send((data,))
+
+    def writeSequence(self, iovec: Iterable[bytes]) -> None:
+        self.send(iovec)
+
+    def send(self, buffers: Iterable[Buffer]) -> None:
+        """Send these bytes now, or when the socket can take them. They must not change meanwhile."""
+        if not self.connected or self.disconnecting or self._aborting:
+            return
+        for buffer in buffers:
+            if len(buffer):
+                self._unsent.append(memoryview(buffer))
+                self._unsent_bytes += len(buffer)
+                self.server.outgoing.unsent += len(buffer)
+        if self._unsent and not self._is_in_outbox and not self._is_waiting_to_write:
+            if self._receive is not None:
+                self.flush()
+            else:
+                self._is_in_outbox = True
+                self.server.outbox.add(self)
+        self._maybePauseProducer()
+
+    def flush(self) -> None:
+        """Send what is there."""
+        self._is_in_outbox = False
+        if not self.connected or self._aborting:
+            return
+        self.last_sent = self.reactor.seconds()
+        # A failure shows itself again, and is told, when the reactor finds the socket writable.
+        self._send_some()
+        if self._unsent or self.disconnecting or self.producerPaused:
+            self._is_waiting_to_write = True
+            self.startWriting()
+
+    def doWrite(self) -> Any:
+        failure = self._send_some()
+        if failure is not None:
+            return failure
+        if self._unsent:
+            return None
+        self._is_waiting_to_write = False
+        self.stopWriting()
+        if self.producer is not None and self.producerPaused:
+            self.producerPaused = False
+            self.producer.resumeProducing()
+        elif self.disconnecting:
+            return self._postLoseConnection()
+        return None
+
+    def _send_some(self) -> Exception | None:
+        while self._unsent:
+            try:
+                sent = self.socket.sendmsg(islice(self._unsent, SEND_BUFFERS))
+            except OSError as failure:
+                return None if failure.errno in _AGAIN else main.CONNECTION_LOST
+            self.last_sent = self.reactor.seconds()
+            if self._drop(sent):
+                return None
+        return None
+
+    def _drop(self, sent: int) -> bool:
+        """Take `sent` bytes off the queue. True where a buffer was sent in part: the socket is full."""
+        self._unsent_bytes -= sent
+        self.server.outgoing.unsent -= sent
+        while sent:
+            first = self._unsent[0]
+            if len(first) > sent:
+                self._unsent[0] = first[sent:]
+                return True
+            sent -= len(first)
+            self._unsent.popleft()
+        return False
+
+    def _isSendBufferFull(self) -> bool:
+        return self._unsent_bytes > self.bufferSize
+
+    def _postLoseConnection(self) -> Any:
+        """All is sent. Say so, and read away what still comes until the peer hangs up too: to close over bytes that nobody has read is a reset,
+        which takes from the peer what has not reached it yet."""
+        self.stopWriting()
+        if self.is_quiet:
+            return main.CONNECTION_DONE
+        try:
+            self.socket.shutdown(SHUT_WR)
+        except OSError:
+            return main.CONNECTION_LOST
+        self._receive = _ignore
+        self.startReading()
+        self._parting = call_later(self.reactor, GOODBYE_SECONDS, self._part)
+        return None
+
+    def _part(self) -> None:
+        self.connectionLost(Failure(main.CONNECTION_DONE))
+
+    def abortConnection(self) -> None:
+        if self._parting is None:
+            super().abortConnection()
+        else:
+            # It is all on its way, and the kernel brings it there.
+            self.reactor.callLater(0, self._part)
+
+    def connectionLost(self, reason: Any) -> None:
+        if self._parting is not None:
+            self._parting()
+        self._unsent.clear()
+        self.server.outgoing.unsent -= self._unsent_bytes
+        self._unsent_bytes = 0
+        super().connectionLost(reason)
+
+
+def _ignore(_: memoryview) -> None:
+    return
+
+
+class Port(tcp.Port):
+    """A listening port whose connections are `Connection`s."""
+
+    transport = Connection
+
+    def __init__(self, port: int, factory: Any, backlog: int, interface: str, reactor: Any, outgoing: Outgoing) -> None:
+        super().__init__(port, factory, backlog, interface, reactor)
+        self.outbox = Outbox(reactor)
+        self.outgoing = outgoing
+
+
+def no_delay(connection: Any) -> None:
+    """Send small replies at once, and notice peers that are gone for good."""
+    connection.setTcpNoDelay(True)
+    connection.setTcpKeepAlive(True)
+
+
+__all__ = ["Connection", "Port", "Receiver", "no_delay"]

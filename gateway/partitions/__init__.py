@@ -1,0 +1,1 @@
+"""The leader's side of partitions: append, idempotent producers, opening, and compaction."""

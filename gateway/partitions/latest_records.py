@@ -1,0 +1,175 @@
+"""The work of compaction that knows neither a broker nor a clock: which record of a key is the last, and entries without the others.
+
+It unpacks and packs records, so it runs on another thread than the reactor's, some entries at a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Container, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from time import sleep
+
+import msgspec
+
+from compat.records import RecordsError, empty_batch, filter_records, keys, newest
+from gateway.partitions.record_batch import HEADER_BYTES, magic_of, read_batch
+from storage.log import Entry
+
+#: A key of this many bytes or more is remembered by its hash of so many (as in Kafka's SkimpyOffsetMap): no two keys ever had the same.
+HASH_BYTES = 16
+
+#: Deletion times of tombstones are kept for so many stretches of offsets: passes within a 64th of delete.retention.ms share one.
+_HORIZON_STEPS = 64
+_MAX_HORIZONS = 256
+
+#: After so many bytes, some 0.3 ms of work on records of 1 KiB, the reactor may go first. The pauses cost 2 s a GiB, and no CPU.
+_TURN_BYTES = 64 << 10
+_TURN_PAUSE_SECONDS = 50e-6
+
+
+class Horizon(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Tombstones before the offset `end`, and not before that of an earlier horizon, may go from `time` (ms) on."""
+
+    end: int
+    time: int
+
+
+def add_horizon(horizons: Sequence[Horizon], end: int, now: int, delete_retention_ms: int) -> list[Horizon]:
+    """The horizons after a pass that reached the offset `end`; its tombstones stay for at least `delete_retention_ms` from now.
+
+    Times are rounded up, and stretches that may go already are joined, so that there are never many.
+    """
+    step = max(1, delete_retention_ms // _HORIZON_STEPS)
+    time = -(-(now + delete_retention_ms) // step) * step
+    joined: list[Horizon] = []
+    for one in (*horizons, Horizon(end, time)):
+        if joined and (joined[-1].time == one.time or max(joined[-1].time, one.time) <= now):
+            one = Horizon(one.end, max(joined.pop().time, one.time))
+        joined.append(one)
+    while len(joined) > _MAX_HORIZONS:
+        first, second, *rest = joined
+        joined = [Horizon(second.end, max(first.time, second.time)), *rest]
+    return joined
+
+
+class LastOffsets:
+    """The last offset of every key in a stretch of a log, from `start` to before `end`; `limit` is the most keys that it holds."""
+
+    __slots__ = ("_limit", "_max_decompressed_bytes", "_offsets", "end", "is_full", "start", "unreadable")
+
+    def __init__(self, start: int, limit: int, max_decompressed_bytes: int) -> None:
+        self.start = self.end = start
+        self.is_full = False
+        #: (base offset, reason) of the entries that could not be read: they stay as they are.
+        self.unreadable: dict[int, str] = {}
+        self._limit = limit
+        self._max_decompressed_bytes = max_decompressed_bytes
+        self._offsets: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def add(self, entries: Sequence[Entry]) -> None:
+        """Read on. Where the limit is reached, `end` is at the first record that has no place any more, be it in the middle of an entry."""
+        for entry in _by_turns(entries):
+            try:
+                self._add(entry)
+            except RecordsError as failure:
+                # Keys of it that were noted are its first ones, and truly there: what they replace may go, as it may without this entry.
+                self.unreadable[entry.base_offset] = str(failure)
+            if self.is_full:
+                return
+            self.end = entry.last_offset + 1
+
+    def _add(self, entry: Entry) -> None:
+        for offset, key, _ in keys(entry.payload, max_decompressed_bytes=self._max_decompressed_bytes):
+            if key is None or offset < self.start:
+                continue
+            short = _short(key)
+            if len(self._offsets) >= self._limit and short not in self._offsets:
+                self.is_full = True
+                self.end = offset
+                return
+            self._offsets[short] = offset
+
+    def has_later(self, key: bytes, offset: int) -> bool:
+        """Whether a record of `key` behind `offset` is known."""
+        return self._offsets.get(_short(key), -1) > offset
+
+
+def _by_turns(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """The entries, with pauses in which other threads get the interpreter's lock: left to itself it is handed over every 5 ms only."""
+    size = 0
+    for entry in entries:
+        yield entry
+        size += len(entry.payload)
+        if size >= _TURN_BYTES:
+            size = 0
+            sleep(_TURN_PAUSE_SECONDS)
+
+
+def _short(key: bytes) -> bytes:
+    return key if len(key) < HASH_BYTES else blake2b(key, digest_size=HASH_BYTES).digest()
+
+
+class Cleaning:
+    """One pass: what it takes away. `now` (ms) decides which tombstones may go."""
+
+    __slots__ = ("_ends", "_horizons", "_last_offsets", "_max_decompressed_bytes", "_now")
+
+    def __init__(self, last_offsets: LastOffsets, horizons: Sequence[Horizon], now: int, max_decompressed_bytes: int) -> None:
+        self._last_offsets = last_offsets
+        self._horizons = horizons
+        self._ends = [one.end for one in horizons]
+        self._now = now
+        self._max_decompressed_bytes = max_decompressed_bytes
+
+    def rewrite(self, entries: Sequence[Entry], last_batches: Container[int]) -> list[Entry | None]:
+        """What becomes of each entry: itself, another of the same offsets with fewer records, or nothing.
+
+        `last_batches` are the last offsets of batches that must keep their header at least, since a producer's sequence stands nowhere else.
+        """
+        return [self._rewrite(entry, last_batches) for entry in _by_turns(entries)]
+
+    def _rewrite(self, entry: Entry, last_batches: Container[int]) -> Entry | None:
+        unreadable, payload = self._last_offsets.unreadable, entry.payload
+        if entry.base_offset in unreadable:
+            return entry
+        try:
+            left = filter_records(payload, self._stays, max_decompressed_bytes=self._max_decompressed_bytes)
+            if left is None:
+                return _emptied(entry) if _is_last_of_producer(entry, last_batches) else None
+            if left == payload:
+                return entry
+            newest_left = newest(left)
+        except RecordsError as failure:
+            unreadable[entry.base_offset] = str(failure)
+            return entry
+        # Without a timestamp of its own an entry has that of its arrival.
+        timestamp = entry.max_timestamp if newest_left < 0 else min(entry.max_timestamp, newest_left)
+        return Entry(entry.base_offset, entry.last_offset, timestamp, left)
+
+    def _stays(self, offset: int, key: bytes | None, is_tombstone: bool) -> bool:
+        """As Cleaner.shouldRetainRecord: a record without a key, which may be older than the policy, goes."""
+        if offset >= self._last_offsets.end:
+            return True
+        if key is None or self._last_offsets.has_later(key, offset):
+            return False
+        return not (is_tombstone and self._may_tombstone_go(offset))
+
+    def _may_tombstone_go(self, offset: int) -> bool:
+        index = bisect_right(self._ends, offset)
+        return index < len(self._ends) and self._horizons[index].time <= self._now
+
+
+def _is_last_of_producer(entry: Entry, last_batches: Container[int]) -> bool:
+    payload = entry.payload
+    if magic_of(payload) != 2 or len(payload) < HEADER_BYTES or entry.last_offset not in last_batches:
+        return False
+    return read_batch(payload).has_producer
+
+
+def _emptied(entry: Entry) -> Entry:
+    """No record has its timestamp any more."""
+    return Entry(entry.base_offset, entry.last_offset, -1, empty_batch(entry.payload))

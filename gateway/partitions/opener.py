@@ -1,0 +1,170 @@
+"""The partitions that this gateway leads: opened when first asked for, given up when their log is finished, and opened anew after that.
+
+A log is finished when another writer has taken the partition, or when it cannot be known what became of an append (`storage.log.Fenced`). The log
+that the store then gives says what was stored; from it the producers' state is recovered, so that a retry of such an append is recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from gateway import logs
+from gateway.coroutines import Clock
+from gateway.partitions.partition import Partition, Recovery, storage_error
+from gateway.partitions.producer_snapshots import ProducerSnapshots
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.settings.model import Settings
+from gateway.topics.topic_state import LiveTopic, Opening, Troubles
+from storage.log import StorageError, Store, UnknownTopic
+
+_log = logs.part(__name__)
+
+#: The pause after the second failure in a row. The first has none, since most are over at once; each further one has twice as much.
+FIRST_PAUSE_SECONDS = 0.1
+
+
+class Leading:
+    """`start` runs a coroutine in the background."""
+
+    def __init__(
+        self,
+        store: Store,
+        snapshots: ProducerSnapshots,
+        settings: Settings,
+        clock: Clock,
+        start: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._store = store
+        self._snapshots = snapshots
+        self._clock = clock
+        self._start = start
+        self._longest_wait = settings.partition_open_timeout_ms / 1000
+        self._longest_pause = settings.partition_open_backoff_max_ms / 1000
+        # A medium that goes on without this process may have had other leaders, of whose epochs nobody knows before a partition is opened.
+        self._unknown_epoch = -1 if store.retains_by_itself else 0
+        #: Goes up whenever a partition's leader epoch is another than clients may have been told, for caches.
+        self.version = 0
+
+    async def partition(self, live: LiveTopic, index: int) -> Partition:
+        """A partition that is there but not open, once it is. Raises KafkaError."""
+        opening = live.opening.get(index) or self._begin(live, index)
+        try:
+            return await opening.result.within(self._clock, opening.until - self._clock.seconds())
+        except TimeoutError:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the partition is still being opened") from None
+
+    def open_soon(self, live: LiveTopic, index: int) -> None:
+        """Begin to open a partition; whoever asks for it hears what came of it."""
+        if index in live.partitions or index in live.opening or not 0 <= index < live.topic.partitions:
+            return
+        troubles = live.troubles.get(index)
+        if troubles is None or self._clock.seconds() >= troubles.until:
+            self._begin(live, index)
+
+    def epoch_of(self, live: LiveTopic, index: int) -> int:
+        """The epoch of a partition's leader as far as it is known."""
+        return live.epochs.get(index, self._unknown_epoch)
+
+    def _begin(self, live: LiveTopic, index: int) -> Opening:
+        now = self._clock.seconds()
+        troubles = live.troubles.get(index)
+        if troubles is not None and now < troubles.until:
+            raise KafkaError(troubles.reason.code, troubles.reason.message)
+        opening = live.opening[index] = Opening(now + self._longest_wait)
+        self._start(self._open(live, index, opening))
+        return opening
+
+    async def _open(self, live: LiveTopic, index: int, opening: Opening) -> None:
+        try:
+            partition = await self._opened(live, index)
+        except StorageError as failure:
+            del live.opening[index]
+            error = storage_error(failure)
+            if not isinstance(failure, UnknownTopic):
+                _log.warning("partition could not be opened", topic=live.name, partition=index, reason=str(failure))
+                self._note_trouble(live, index, error)
+            opening.result.fail(error)
+            return
+        except Exception as failure:
+            # A bug. Clients come again and again, and each time the log has a traceback: it is tried no more often than what is known to fail.
+            del live.opening[index]
+            self._note_trouble(live, index, KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the partition cannot be opened"))
+            opening.result.fail(failure)
+            raise
+        self._snapshots.let_go(live.topic.topic_id, index)
+        live.partitions[index] = partition
+        live.opened_at[index] = self._clock.seconds()
+        epoch = partition.log.leader_epoch
+        if epoch != self.epoch_of(live, index):
+            self.version += 1
+        live.epochs[index] = epoch
+        del live.opening[index]
+        if partition.recovery is not None:
+            self._start(self._recover(live, partition, partition.recovery))
+        opening.result.succeed(partition)
+
+    async def recovered(self, partition: Partition) -> None:
+        """Returns when the partition knows its idempotent producers. Raises KafkaError."""
+        recovery = partition.recovery
+        if recovery is None:
+            return
+        try:
+            await recovery.ended.within(self._clock, recovery.until - self._clock.seconds())
+        except TimeoutError:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the partition's idempotent producers are still being recovered") from None
+
+    async def _recover(self, live: LiveTopic, partition: Partition, recovery: Recovery) -> None:
+        """Reads and what asks for no sequence are served meanwhile."""
+        try:
+            await self._snapshots.replay(live.topic.topic_id, partition, recovery)
+        except StorageError as failure:
+            error = storage_error(failure)
+            if not live.is_gone:
+                _log.warning("idempotent producers not recovered", topic=live.name, partition=partition.index, reason=str(failure))
+            # Opened again it goes on from there.
+            self._give_up(live, partition, error)
+            recovery.ended.fail(error)
+        except Exception as failure:
+            self._give_up(live, partition, KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the partition cannot be opened"))
+            recovery.ended.fail(failure)
+            raise
+        else:
+            partition.recovery = None
+            recovery.ended.succeed(None)
+
+    async def _opened(self, live: LiveTopic, index: int) -> Partition:
+        log = await self._store.log(live.name, index)
+        if live.is_gone:
+            # Deleted meanwhile; the log may even be that of a new topic of the same name.
+            raise UnknownTopic(live.name)
+        producers, offset = self._snapshots.load(live.topic, index, log)
+        partition = Partition(live.name, index, log, live.config, producers, partial(self._give_up, live))
+        if offset < log.end_offset:
+            partition.recovery = Recovery(offset, self._clock.seconds() + self._longest_wait)
+        return partition
+
+    def _give_up(self, live: LiveTopic, partition: Partition, reason: KafkaError | None = None) -> None:
+        """Its log is finished, or its producers cannot be recovered: the next who asks for the partition has it opened anew."""
+        index = partition.index
+        if live.is_leaving or live.partitions.get(index) is not partition:
+            return
+        del live.partitions[index]
+        if live.is_gone:
+            return
+        # What was in flight may be stored or not: the log that is opened next says it.
+        partition.producers.rewind(partition.log.end_offset)
+        self._snapshots.hold(live.topic.topic_id, partition)
+        if self._clock.seconds() - live.opened_at.pop(index) >= self._longest_pause:
+            live.troubles.pop(index, None)
+        _log.warning("partition given up, to be opened anew", topic=live.name, partition=index, epoch=partition.log.leader_epoch)
+        other_leader = KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none")
+        self._note_trouble(live, index, reason or other_leader)
+
+    def _note_trouble(self, live: LiveTopic, index: int, reason: KafkaError) -> None:
+        before = live.troubles.get(index)
+        count = 1 if before is None else before.count + 1
+        # The exponent is bounded, too: a partition may fail for weeks.
+        pause = 0.0 if count == 1 else min(FIRST_PAUSE_SECONDS * 2 ** min(count - 2, 20), self._longest_pause)
+        live.troubles[index] = Troubles(count, self._clock.seconds() + pause, reason)

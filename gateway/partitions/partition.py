@@ -1,0 +1,344 @@
+"""The leader of one partition: numbers, stamps and appends what producers send, and remembers their sequences.
+
+Everything up to the append happens at once, so that the order of the calls is the order of the offsets. What comes back is the wait for
+durability.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from compat.records import MessageSet, stamp_message_set
+from gateway.configs.topic_configs import TopicConfig
+from gateway.coroutines import Shared, has_ended, start
+from gateway.partitions.producer_state import Producers, Sent
+from gateway.partitions.record_batch import Batch, stamp_batch
+from gateway.protocol.errors import ErrorCode, KafkaError
+from storage.log import (
+    Buffer,
+    Entry,
+    EntryTooLarge,
+    Fenced,
+    LogClosed,
+    NotAllowed,
+    OffsetOutOfRange,
+    PartitionLog,
+    StorageError,
+    StorageFailed,
+    UnknownTopic,
+)
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """Where records went. `log_append_time` (ms) is -1 where the topic keeps the producer's timestamps."""
+
+    base_offset: int
+    log_append_time: int
+
+
+#: From so many unpacked bytes on, a set that must be packed anew is packed on another thread: some half a millisecond of work.
+LARGE_SET = 64 << 10
+
+#: Is told of a partition whose log is finished.
+GivenUp = Callable[["Partition"], None]
+
+#: Runs a function on another thread.
+Run = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """An append that waits for the one before it to be packed. `queue` puts it into the log, and gives the wait for durability."""
+
+    queue: Callable[[], Awaitable[Coroutine[Any, Any, Appended]]]
+    result: Shared[Appended] = field(default_factory=Shared)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequenced:
+    """An idempotent producer's batch in flight. `end_offset`: the log's end before it was queued."""
+
+    batch: Batch
+    now: int
+    end_offset: int
+    shared: Shared[Appended] = field(default_factory=Shared)
+
+
+@dataclass(slots=True)
+class Recovery:
+    """The replay of the log into the state of the idempotent producers.
+
+    `offset` is how far it has come. A request waits for its end until `until` at most, in seconds of the broker's clock.
+    """
+
+    offset: int
+    until: float
+    ended: Shared[None] = field(default_factory=Shared)
+
+
+class Partition:
+    """One partition that this gateway leads. `config` is replaced whenever the topic's configs change.
+
+    `give_up` is called, again and again maybe, once its log is finished: whoever asks for the partition then gets another object.
+    """
+
+    __slots__ = (
+        "_give_up",
+        "_in_flight",
+        "_invisible",
+        "_turns",
+        "config",
+        "index",
+        "log",
+        "producers",
+        "recovery",
+        "topic",
+        "unsaved_bytes",
+    )
+
+    def __init__(
+        self, topic: str, index: int, log: PartitionLog, config: TopicConfig, producers: Producers, give_up: GivenUp | None = None
+    ) -> None:
+        self.topic = topic
+        self.index = index
+        self.log = log
+        self.config = config
+        self.producers = producers
+        self._give_up = give_up
+        #: While it lasts, and if it has failed, nothing of an idempotent producer may be appended.
+        self.recovery: Recovery | None = None
+        #: Bytes appended since the producers' state was last saved.
+        self.unsaved_bytes = 0
+        # Idempotent producers' batches by the offset they were queued at, oldest first; a retry waits
+        # for the first try. A batch whose outcome is unknown stays: snapshots must not skip it.
+        self._in_flight: dict[int, _Sequenced] = {}
+        # The large set that is being packed anew, and what came after it: nothing may overtake it, for its offsets are within what is packed.
+        self._turns: deque[_Turn] = deque()
+        # By format, the last stretch of offsets found to hold nothing for its consumers: (first, the one after).
+        self._invisible: dict[int | None, tuple[int, int]] = {}
+
+    @property
+    def is_closed(self) -> bool:
+        """The topic was deleted, the store is closing, or somebody else leads the partition."""
+        try:
+            self.log.read_resident(self.log.end_offset, 0)
+        except (LogClosed, Fenced) as failure:
+            self.failed(failure)
+            return True
+        return False
+
+    def failed(self, failure: StorageError) -> KafkaError:
+        """What a client is told of a failure of this partition's log; one that is finished is given up."""
+        if isinstance(failure, LogClosed | Fenced) and self._give_up is not None:
+            self._give_up(self)
+        return storage_error(failure)
+
+    def append_batch(self, records: memoryview, batch: Batch, now: int, called: str = "") -> Coroutine[Any, Any, Appended]:
+        """Queue a checked v2 batch; the coroutine ends when it is durable. Raises KafkaError at once, or later through the coroutine.
+
+        `called` is the name of the topic that its producer uses, where that is known.
+        """
+        if self._turns:
+            return self._wait_for_turn(partial(self._queue_batch, records, batch, now, called))
+        return self._append_batch(records, batch, now, called)
+
+    async def _queue_batch(self, records: memoryview, batch: Batch, now: int, called: str) -> Coroutine[Any, Any, Appended]:
+        return self._append_batch(records, batch, now, called)
+
+    def _append_batch(self, records: memoryview, batch: Batch, now: int, called: str) -> Coroutine[Any, Any, Appended]:
+        if batch.has_producer:
+            twin = self.producers.check(batch, called)
+            if twin is not None:
+                # Looked up now: by the time the coroutine runs the first try may have failed, and be forgotten.
+                first = self._in_flight.get(twin.base_offset)
+                return _again(twin, None if first is None else first.shared)
+        base_offset, end_offset = self.log.next_offset, self.log.end_offset
+        log_append_time = now if self.config.is_log_append_time else None
+        stamp_batch(records, base_offset, self.log.leader_epoch, log_append_time)
+        timestamp = batch.max_timestamp if log_append_time is None else log_append_time
+        entry = Entry(base_offset, base_offset + batch.last_offset_delta, timestamp if timestamp >= 0 else now, records)
+        result = Appended(base_offset, -1 if log_append_time is None else log_append_time)
+        waiting = self.log.append((entry,))
+        if not batch.has_producer:
+            return self._finish(waiting, result, len(records))
+        self.producers.note(batch, base_offset, result.log_append_time, self.log.end_offset, now, called)
+        sequenced = self._in_flight[base_offset] = _Sequenced(batch, now, end_offset)
+        finishing = self._finish(waiting, result, len(records), sequenced)
+        if not has_ended(waiting):
+            return finishing
+        # A batch that the log refuses at once must be forgotten before the next one is checked,
+        # not only when the caller awaits this.
+        start(finishing, _ignore, _ignore)
+        return _result(sequenced.shared)
+
+    def append_message_set(
+        self, records: memoryview, checked: MessageSet, now: int, run: Run | None = None
+    ) -> Coroutine[Any, Any, Appended]:
+        """Queue a checked set of format 0 or 1, as `append_batch`. An empty one is taken and comes to nothing, as in Kafka.
+
+        `run` takes the packing of a large one to another thread.
+        """
+        if not checked.count:
+            return _nothing()
+        is_large = run is not None and checked.repack and sum(len(one.inner or b"") for one in checked.compressed) >= LARGE_SET
+        if self._turns or is_large:
+            return self._wait_for_turn(partial(self._queue_set, records, checked, now, run if is_large else None))
+        base_offset, log_append_time = self.log.next_offset, self._append_time(checked, now)
+        return self._append_set(
+            stamp_message_set(records, checked, base_offset, log_append_time), checked, base_offset, log_append_time, now
+        )
+
+    def _append_time(self, checked: MessageSet, now: int) -> int | None:
+        # Format 0 has no timestamps to set. Such a set gets here only if the topic changed to LogAppendTime a moment ago.
+        return now if self.config.is_log_append_time and checked.magic == 1 else None
+
+    async def _queue_set(self, records: memoryview, checked: MessageSet, now: int, run: Run | None) -> Coroutine[Any, Any, Appended]:
+        while True:
+            base_offset, log_append_time = self.log.next_offset, self._append_time(checked, now)
+            if run is None:
+                stamped = stamp_message_set(records, checked, base_offset, log_append_time)
+            else:
+                stamped = await run(stamp_message_set, records, checked, base_offset, log_append_time)
+            if base_offset == self.log.next_offset:
+                return self._append_set(stamped, checked, base_offset, log_append_time, now)
+            # An append that was in flight before it has failed meanwhile, and its offsets are free again.
+
+    def _wait_for_turn(self, queue: Callable[[], Awaitable[Coroutine[Any, Any, Appended]]]) -> Coroutine[Any, Any, Appended]:
+        turn = _Turn(queue)
+        self._turns.append(turn)
+        if len(self._turns) == 1:
+            start(self._take_turns(), _done, _crash)
+        return _result(turn.result)
+
+    async def _take_turns(self) -> None:
+        """Put into the log what waits, in its order, until nothing does."""
+        while self._turns:
+            turn = self._turns[0]
+            try:
+                waiting = await turn.queue()
+            except Exception as failure:  # noqa: BLE001 - it belongs to the one who waits for it, and the others must have their turn
+                turn.result.fail(failure)
+            else:
+                start(waiting, turn.result.succeed, turn.result.fail)
+            self._turns.popleft()
+
+    def _append_set(
+        self, stamped: Buffer, checked: MessageSet, base_offset: int, log_append_time: int | None, now: int
+    ) -> Coroutine[Any, Any, Appended]:
+        timestamp = checked.max_timestamp if log_append_time is None else log_append_time
+        # Where no record says when it was written, retention counts from now, as Kafka's does from the time of the segment's file.
+        entry = Entry(base_offset, base_offset + checked.count - 1, timestamp if timestamp >= 0 else now, stamped)
+        waiting = self.log.append((entry,))
+        return self._finish(waiting, Appended(base_offset, -1 if log_append_time is None else log_append_time), len(stamped))
+
+    async def _finish(self, waiting: Any, result: Appended, size: int, sequenced: _Sequenced | None = None) -> Appended:
+        queued_offset = result.base_offset
+        try:
+            assigned: int | None = await waiting
+        except Exception as failure:
+            # Only this batch: those queued before it may still be stored, and those behind it fail by themselves.
+            if sequenced is not None:
+                self.producers.forget(sequenced.batch.producer_id, queued_offset)
+            error = self.failed(failure) if isinstance(failure, StorageError) else failure
+            if sequenced is not None:
+                if not isinstance(failure, Fenced | LogClosed):
+                    self._in_flight.pop(queued_offset, None)
+                sequenced.shared.fail(error)
+            if error is failure:
+                raise
+            raise error from failure
+        self.unsaved_bytes += size
+        if assigned is not None:
+            result = Appended(assigned, result.log_append_time)
+        if sequenced is not None:
+            if assigned is not None:
+                self.producers.settle(sequenced.batch, queued_offset, assigned, result.log_append_time, sequenced.now)
+            self._in_flight.pop(queued_offset, None)
+            sequenced.shared.succeed(result)
+        return result
+
+    def snapshot(self) -> bytes:
+        """The state of the idempotent producers, as `Producers.load` reads it.
+
+        The log is replayed from where the oldest batch in flight may have been stored. In a log that
+        assigns offsets itself, such a batch can lie before `end_offset` although it is not
+        acknowledged yet, and a failed acknowledgement leaves it stored.
+        """
+        end_offset = replay_from = self.log.end_offset
+        oldest = next(iter(self._in_flight.values()), None)
+        if oldest is not None:
+            replay_from = min(replay_from, oldest.end_offset)
+        if self.recovery is not None:
+            replay_from = min(replay_from, self.recovery.offset)
+        return self.producers.snapshot(end_offset, replay_from)
+
+    async def read(self, offset: int, max_bytes: int) -> list[Entry]:
+        """Whole entries from the one that holds `offset` on; see PartitionLog.read. Raises KafkaError."""
+        try:
+            entries = self.log.read_resident(offset, max_bytes)
+            return await self.log.read(offset, max_bytes) if entries is None else entries
+        except StorageError as failure:
+            raise self.failed(failure) from failure
+
+    def visible_from(self, offset: int, magic: int | None) -> int:
+        """Where a consumer of format `magic` (None: any) at `offset` need only look from, by what was noted before."""
+        first, end = self._invisible.get(magic, (0, 0))
+        return end if first <= offset < end else offset
+
+    def note_invisible(self, first: int, end: int, magic: int | None) -> None:
+        """There is nothing for consumers of format `magic` from `first` to before `end`: control batches, or what compaction left of others.
+
+        Remembered so that a consumer gets over a stretch longer than one request may look at, and does not look at it again and again.
+        """
+        known_first, known_end = self._invisible.get(magic, (0, 0))
+        self._invisible[magic] = (min(first, known_first) if known_first <= first <= known_end else first, end)
+
+
+async def _again(twin: Sent, first: Shared[Appended] | None) -> Appended:
+    """A retry: the answer of the first try, once that is durable."""
+    if first is not None:
+        return await first
+    return Appended(twin.base_offset, twin.log_append_time)
+
+
+async def _result(result: Shared[Appended]) -> Appended:
+    return await result
+
+
+def _done(_: None) -> None:
+    return
+
+
+def _ignore(_: object) -> None:
+    """Those who wait have the outcome from `_Sequenced.shared`."""
+
+
+def _crash(failure: BaseException) -> None:
+    raise failure
+
+
+async def _nothing() -> Appended:
+    return Appended(-1, -1)
+
+
+def storage_error(failure: StorageError) -> KafkaError:
+    """What a client is told of a store's failure, so that it does the right thing: look for another leader, or try again."""
+    if isinstance(failure, OffsetOutOfRange):
+        return KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, str(failure))
+    if isinstance(failure, EntryTooLarge):
+        return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, str(failure))
+    if isinstance(failure, NotAllowed):
+        return KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the gateway itself may not use this topic; its log says what to grant")
+    if isinstance(failure, UnknownTopic):
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if isinstance(failure, Fenced | LogClosed):
+        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none")
+    if isinstance(failure, StorageFailed):
+        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the store could not do it; it is safe to try again")
+    return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, type(failure).__name__)

@@ -1,0 +1,161 @@
+"""What is kept of each partition's idempotent producers beside its log, so that a restart need not read the whole log again.
+
+A snapshot is a row of the store's table `producers`, by topic id and partition. It may be old, missing or unreadable: what the log has had
+since is replayed, and only time is lost. What it holds is the business of `producers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from gateway import logs
+from gateway.partitions.partition import Partition, Recovery
+from gateway.partitions.producer_state import Producers
+from gateway.partitions.record_batch import HEADER_BYTES, magic_of, read_batch
+from storage.log import OffsetOutOfRange, PartitionLog, StateTable, StorageError, Store, Topic
+
+_log = logs.part(__name__)
+
+#: The producers' state of a partition is saved after so many bytes: what a restart may have to read again, some 50 ms a partition.
+SNAPSHOT_BYTES = 64 << 20
+_REPLAY_BYTES = 4 << 20
+
+#: Snapshots written together at the end: so few writes that a shutdown is quick, so few bytes that they do not matter.
+_SAVE_BYTES = 16 << 20
+
+
+class ProducerSnapshots:
+    """The table. `limit` is the most producers that a partition remembers, `expiration_ms` for how long; `now` is the time in ms; `start` runs a
+    coroutine in the background."""
+
+    def __init__(self, limit: int, expiration_ms: int, now: Callable[[], int], start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self._limit = limit
+        self.expiration_ms = expiration_ms
+        self._now = now
+        self._start = start
+        self._table: StateTable | None = None
+        #: The rows of partitions that are not open.
+        self._rows: dict[bytes, bytes] = {}
+        self._saving: set[Partition] = set()
+
+    async def open(self, store: Store) -> None:
+        """Read what the store has. Raises StorageError."""
+        self._table = await store.table("producers")
+        self._rows = dict(await self._table.items())
+
+    def load(self, topic: Topic, index: int, log: PartitionLog) -> tuple[Producers, int]:
+        """The producers' state by the last snapshot, and the offset from which the log must be replayed."""
+        producers = Producers(self._limit)
+        row = self._rows.get(_key(topic.topic_id, index))
+        if row is None:
+            return producers, log.start_offset
+        try:
+            claimed = producers.load(row)
+        except msgspec.MsgspecError:
+            _log.warning("producer snapshot unreadable, reading the log", topic=topic.name, partition=index)
+            return producers, log.start_offset
+        # What the log has not, nobody has sent: a retry of it must be stored.
+        producers.truncate(log.end_offset)
+        return producers, max(log.start_offset, min(claimed, log.end_offset))
+
+    async def replay(self, topic_id: bytes, partition: Partition, recovery: Recovery) -> None:
+        """Bring the producers' state up to the log's present end, saving it at steps. Raises StorageError.
+
+        After an error `recovery.offset` tells how far it has come, and so does a snapshot taken then.
+        """
+        log, now, end = partition.log, self._now(), partition.log.end_offset
+        if recovery.offset <= log.start_offset and log.size > SNAPSHOT_BYTES:
+            # No snapshot of a large log. A producer is expired by the time of its last batch, as in Kafka's
+            # ProducerStateManager.isProducerExpired: what is older need not be read.
+            young = await log.entry_for_time(now - self.expiration_ms)
+            recovery.offset = end if young is None else max(recovery.offset, young.base_offset)
+        while recovery.offset < end:
+            # Retention may have deleted what was to be read.
+            recovery.offset = max(recovery.offset, log.start_offset)
+            try:
+                entries = await log.read(recovery.offset, _REPLAY_BYTES)
+            except OffsetOutOfRange:
+                if recovery.offset >= log.start_offset:
+                    raise
+                continue
+            if not entries:
+                # Compaction has left nothing up to the end.
+                break
+            for entry in entries:
+                if magic_of(entry.payload) == 2 and len(entry.payload) >= HEADER_BYTES:
+                    partition.producers.replay(read_batch(entry.payload), now)
+                recovery.offset = entry.last_offset + 1
+                partition.unsaved_bytes += len(entry.payload)
+            if self.is_due(partition):
+                self.save_soon(topic_id, partition)
+
+    def let_go(self, topic_id: bytes, index: int) -> None:
+        """The partition is open: its row need not be held any longer."""
+        self._rows.pop(_key(topic_id, index), None)
+
+    def hold(self, topic_id: bytes, partition: Partition) -> None:
+        """The partition is given up, to be opened anew: of what is durable nothing need be read again."""
+        self._rows[_key(topic_id, partition.index)] = _snapshot(partition)
+
+    def is_due(self, partition: Partition) -> bool:
+        """Whether it has grown enough since the last time. Of one partition one snapshot is written at a time."""
+        return partition.unsaved_bytes >= SNAPSHOT_BYTES and partition not in self._saving
+
+    def save_soon(self, topic_id: bytes, partition: Partition) -> None:
+        """Save the producers' state of a partition in the background."""
+        self._saving.add(partition)
+        self._start(self._save(topic_id, partition))
+
+    async def _save(self, topic_id: bytes, partition: Partition) -> None:
+        try:
+            await self.save(topic_id, partition)
+        except StorageError as failure:
+            # Only the next start pays for it, with a longer replay.
+            _log.warning("producer snapshot not written", topic=partition.topic, partition=partition.index, reason=str(failure))
+        finally:
+            self._saving.discard(partition)
+
+    async def save(self, topic_id: bytes, partition: Partition) -> None:
+        """Save the producers' state now. Raises StorageError."""
+        await self._put({_key(topic_id, partition.index): _snapshot(partition)})
+
+    async def save_all(self, partitions: Iterable[tuple[bytes, Partition]]) -> None:
+        """Save every producers' state that has changed, before a shutdown; each partition with its topic's id. Raises StorageError."""
+        rows: dict[bytes, bytes | None] = {}
+        size = 0
+        for topic_id, partition in partitions:
+            if not partition.unsaved_bytes:
+                continue
+            row = rows[_key(topic_id, partition.index)] = _snapshot(partition)
+            size += len(row)
+            if size >= _SAVE_BYTES:
+                await self._put(rows)
+                rows, size = {}, 0
+        await self._put(rows)
+
+    async def delete(self, topic: Topic) -> None:
+        """Forget those of a deleted topic."""
+        keys = [_key(topic.topic_id, index) for index in range(topic.partitions)]
+        for key in keys:
+            self._rows.pop(key, None)
+        try:
+            await self._put(dict.fromkeys(keys))
+        except StorageError as failure:
+            # The rows are small and their topic id never comes again: they only take room.
+            _log.warning("producer snapshots not deleted", topic=topic.name, reason=str(failure))
+
+    async def _put(self, rows: Mapping[bytes, bytes | None]) -> None:
+        if rows and self._table is not None:
+            await self._table.put(rows)
+
+
+def _key(topic_id: bytes, index: int) -> bytes:
+    return topic_id + index.to_bytes(4, "big")
+
+
+def _snapshot(partition: Partition) -> bytes:
+    partition.unsaved_bytes = 0
+    return partition.snapshot()

@@ -1,0 +1,95 @@
+"""Batches taken apart and put together, for a store that keeps records one by one: its `BatchFormat`.
+
+A produced batch or message set of any format and codec becomes records; records become one batch of format 2, uncompressed, as every consumer of
+Fetch 4 and later reads it and the converter knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compat.records import MAX_DECOMPRESSED_BYTES, RecordsError, records
+from compat.records.layout import Batch, build_batch
+from gateway.partitions.record_batch import magic_of, read_batch, stamp_batch
+from storage.log import Buffer
+from storage.plain_records import ProducerSequence, Record, RecordBatch
+
+_NOBODY = ProducerSequence(-1, -1, -1)
+
+
+class Format2:
+    """`max_decompressed_bytes` bounds what a produced batch may unpack to."""
+
+    def __init__(self, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> None:
+        self._max_decompressed_bytes = max_decompressed_bytes
+
+    def unpack(self, payload: Buffer) -> RecordBatch:
+        """`BatchFormat.unpack`."""
+        try:
+            found = [
+                Record(one.key, one.value, one.headers, one.timestamp)
+                for one in records(payload, max_decompressed_bytes=self._max_decompressed_bytes)
+            ]
+        except RecordsError as error:
+            raise ValueError(str(error)) from error
+        if magic_of(payload) != 2:
+            return RecordBatch(found)
+        batch = read_batch(payload)
+        sequence = ProducerSequence(batch.producer_id, batch.producer_epoch, batch.base_sequence) if batch.has_producer else None
+        return RecordBatch(found, sequence)
+
+    def pack(self, batch: RecordBatch) -> bytearray:
+        """`BatchFormat.pack`."""
+        first = batch.records[0].timestamp
+        producer = batch.sequence or _NOBODY
+        header = Batch(
+            base_offset=0,
+            leader_epoch=0,
+            attributes=0,
+            last_offset_delta=len(batch.records) - 1,
+            base_timestamp=first,
+            max_timestamp=max(record.timestamp for record in batch.records),
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            base_sequence=producer.base_sequence,
+            records=len(batch.records),
+        )
+        return bytearray(build_batch(header, _content(batch.records, first)))
+
+    def stamp(self, payload: bytearray, base_offset: int, leader_epoch: int) -> None:
+        """`BatchFormat.stamp`."""
+        stamp_batch(memoryview(payload), base_offset, leader_epoch, None)
+
+
+def _content(batch: Sequence[Record], base_timestamp: int) -> bytearray:
+    content = bytearray()
+    for index, record in enumerate(batch):
+        body = bytearray(1)
+        _put_varint(body, record.timestamp - base_timestamp)
+        _put_varint(body, index)
+        _put_sized(body, record.key)
+        _put_sized(body, record.value)
+        _put_varint(body, len(record.headers))
+        for name, value in record.headers:
+            _put_sized(body, name)
+            _put_sized(body, value)
+        _put_varint(content, len(body))
+        content += body
+    return content
+
+
+def _put_sized(out: bytearray, value: bytes | None) -> None:
+    if value is None:
+        out.append(1)
+        return
+    _put_varint(out, len(value))
+    out += value
+
+
+def _put_varint(out: bytearray, value: int) -> None:
+    """Zigzag, of up to 64 bits."""
+    raw = value << 1 if value >= 0 else (-value << 1) - 1
+    while raw > 0x7F:
+        out.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    out.append(raw)

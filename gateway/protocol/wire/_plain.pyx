@@ -1,0 +1,312 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The plain case of a Produce request and its reply, compiled: whole, without tags, without anything to complain of.
+
+Every function answers None where there is more to say, and the Python beside it (`header`, `produce`, `gateway.partitions.record_batch`), which knows all cases
+and all errors, has the word. So this file decides nothing: without it everything works the same, only slower. It reads foreign bytes: each read is
+bounded by what is there.
+"""
+
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy
+
+from crc32c import crc32c
+
+cdef enum:
+    HEADER_BYTES = 61
+    TOPIC_ID_BYTES = 16
+    FIRST_WITH_TRANSACTIONAL_ID = 3
+    FIRST_FLEXIBLE = 9
+    FIRST_WITH_TOPIC_IDS = 13
+    CODEC_MASK = 0x07
+    LOG_APPEND_TIME = 0x08
+    CONTROL = 0x20
+    ZSTD = 4
+    FIRST_WITH_ZSTD = 7
+    MOST_TOPICS = 1024
+    MOST_PARTITIONS = 1024
+
+
+cdef struct Source:
+    const unsigned char* bytes
+    Py_ssize_t size
+    Py_ssize_t at
+
+
+cdef inline uint32_t be32(const unsigned char* p) noexcept nogil:
+    return (<uint32_t>p[0] << 24) | (<uint32_t>p[1] << 16) | (<uint32_t>p[2] << 8) | p[3]
+
+
+cdef inline int16_t be16(const unsigned char* p) noexcept nogil:
+    return <int16_t>((<uint16_t>p[0] << 8) | p[1])
+
+
+cdef inline int64_t be64(const unsigned char* p) noexcept nogil:
+    return <int64_t>((<uint64_t>be32(p) << 32) | be32(p + 4))
+
+
+cdef inline bint has(Source* source, Py_ssize_t count) noexcept nogil:
+    return 0 <= count <= source.size - source.at
+
+
+cdef inline bint uvarint(Source* source, uint32_t* value) noexcept nogil:
+    """Of at most four bytes: no plain count or length has five."""
+    cdef int shift = 0
+    value[0] = 0
+    while shift < 28 and source.at < source.size:
+        value[0] |= <uint32_t>(source.bytes[source.at] & 0x7F) << shift
+        source.at += 1
+        if not source.bytes[source.at - 1] & 0x80:
+            return True
+        shift += 7
+    return False
+
+
+cdef inline bint no_tags(Source* source) noexcept nogil:
+    source.at += 1
+    return source.at <= source.size and source.bytes[source.at - 1] == 0
+
+
+cdef bint length(Source* source, bint compact, bint is_long, int64_t* value) noexcept nogil:
+    """The length of a string (16 bits where not compact) or of an array or bytes (32); -1 for null."""
+    cdef uint32_t raw
+    if compact:
+        if not uvarint(source, &raw):
+            return False
+        value[0] = <int64_t>raw - 1
+        # MAX_STRING_BYTES
+        if not is_long and value[0] > 32767:
+            return False
+    elif is_long:
+        if not has(source, 4):
+            return False
+        value[0] = <int32_t>be32(source.bytes + source.at)
+        source.at += 4
+    else:
+        if not has(source, 2):
+            return False
+        value[0] = be16(source.bytes + source.at)
+        source.at += 2
+    return True
+
+
+cdef text(Source* source, Py_ssize_t size):
+    source.at += size
+    return PyUnicode_DecodeUTF8(<const char*>source.bytes + source.at - size, size, NULL)
+
+
+def header(frame, first_flexible_version, make):
+    """`make(api_key, api_version, correlation_id, client_id, body)`, or None; see `gateway.protocol.wire.header.read_header`."""
+    cdef Source source
+    cdef int64_t size
+    cdef int16_t api_key, api_version
+    cdef int32_t correlation_id
+    if type(frame) is not bytearray:
+        return None
+    source.bytes = <const unsigned char*>PyByteArray_AS_STRING(frame)
+    source.size, source.at = PyByteArray_GET_SIZE(frame), 8
+    if source.size < 10:
+        return None
+    api_key, api_version, correlation_id = be16(source.bytes), be16(source.bytes + 2), <int32_t>be32(source.bytes + 4)
+    length(&source, False, False, &size)
+    client_id = None
+    if size >= 0:
+        if not has(&source, size):
+            return None
+        try:
+            client_id = text(&source, size)
+        except UnicodeDecodeError:
+            return None
+    first = first_flexible_version.get(api_key)
+    if first is not None and api_version >= first and not no_tags(&source):
+        return None
+    return make(api_key, api_version, correlation_id, client_id, source.at)
+
+
+def request(frame, Py_ssize_t position, int version, make, make_topic, make_partition):
+    """The request, or None; see `gateway.protocol.wire.produce_codec.read_produce`. `make` and the others are its values' types."""
+    cdef Source source
+    cdef int64_t size, topics, partitions
+    cdef int16_t acks
+    cdef int32_t timeout_ms, index
+    cdef bint compact = version >= FIRST_FLEXIBLE
+    if type(frame) is not bytearray or position < 0:
+        return None
+    source.bytes = <const unsigned char*>PyByteArray_AS_STRING(frame)
+    source.size, source.at = PyByteArray_GET_SIZE(frame), position
+    if version >= FIRST_WITH_TRANSACTIONAL_ID and (not length(&source, compact, False, &size) or size >= 0):
+        return None
+    if not has(&source, 6):
+        return None
+    acks, timeout_ms = be16(source.bytes + source.at), <int32_t>be32(source.bytes + source.at + 2)
+    source.at += 6
+    if not length(&source, compact, True, &topics) or not 0 <= topics <= MOST_TOPICS:
+        return None
+    view = memoryview(frame)
+    rows = []
+    left = MOST_PARTITIONS
+    for _ in range(topics):
+        if version >= FIRST_WITH_TOPIC_IDS:
+            if not has(&source, TOPIC_ID_BYTES):
+                return None
+            topic = PyBytes_FromStringAndSize(<const char*>source.bytes + source.at, TOPIC_ID_BYTES)
+            source.at += TOPIC_ID_BYTES
+        else:
+            if not length(&source, compact, False, &size) or size <= 0 or not has(&source, size):
+                return None
+            try:
+                topic = text(&source, size)
+            except UnicodeDecodeError:
+                return None
+        if not length(&source, compact, True, &partitions) or not 0 <= partitions <= left:
+            return None
+        left -= partitions
+        cells = []
+        for _ in range(partitions):
+            if not has(&source, 4):
+                return None
+            index = <int32_t>be32(source.bytes + source.at)
+            source.at += 4
+            if not length(&source, compact, True, &size) or size < 0 or not has(&source, size):
+                return None
+            cells.append(make_partition(index, view[source.at : source.at + <Py_ssize_t>size]))
+            source.at += size
+            if compact and not no_tags(&source):
+                return None
+        if compact and not no_tags(&source):
+            return None
+        rows.append(make_topic(topic, cells))
+    return make(version, None, acks, timeout_ms, rows)
+
+
+def batch(records, int version, make):
+    """`make` of the header's fields where `records` are one whole batch that nothing is wrong with, or None; see `gateway.partitions.record_batch.check_batch`."""
+    cdef Py_buffer buffer
+    PyObject_GetBuffer(records, &buffer, PyBUF_SIMPLE)
+    try:
+        if not is_plain(<const unsigned char*>buffer.buf, buffer.len, version):
+            return None
+        if crc32c(records[21:]) != be32(<const unsigned char*>buffer.buf + 17):
+            return None
+        return made(<const unsigned char*>buffer.buf, make)
+    finally:
+        PyBuffer_Release(&buffer)
+
+
+cdef bint is_plain(const unsigned char* p, Py_ssize_t size, int version) noexcept:
+    if size < HEADER_BYTES or p[16] != 2 or <int64_t><int32_t>be32(p + 8) + 12 != size:
+        return False
+    cdef int16_t attributes = be16(p + 21), epoch = be16(p + 51)
+    cdef int codec = attributes & CODEC_MASK
+    cdef int32_t last_offset_delta = <int32_t>be32(p + 23), sequence = <int32_t>be32(p + 53), count = <int32_t>be32(p + 57)
+    if attributes & (CONTROL | LOG_APPEND_TIME) or codec > ZSTD or (codec == ZSTD and version < FIRST_WITH_ZSTD):
+        return False
+    if count <= 0 or last_offset_delta != count - 1:
+        return False
+    return be64(p + 43) < 0 or (sequence >= 0 and epoch >= 0)
+
+
+cdef made(const unsigned char* p, make):
+    return make(
+        be64(p),
+        <int64_t><int32_t>be32(p + 8) + 12,
+        <int32_t>be32(p + 12),
+        be16(p + 21),
+        <int32_t>be32(p + 23),
+        be64(p + 35),
+        be64(p + 43),
+        be16(p + 51),
+        <int32_t>be32(p + 53),
+        <int32_t>be32(p + 57),
+    )
+
+
+cdef struct Sink:
+    unsigned char* bytes
+    Py_ssize_t at
+
+
+cdef inline void put16(Sink* sink, int16_t value) noexcept nogil:
+    sink.bytes[sink.at] = <unsigned char>(<uint16_t>value >> 8)
+    sink.bytes[sink.at + 1] = <unsigned char>(<uint16_t>value & 0xFF)
+    sink.at += 2
+
+
+cdef inline void put32(Sink* sink, int32_t value) noexcept nogil:
+    put16(sink, <int16_t>(<uint32_t>value >> 16))
+    put16(sink, <int16_t><uint16_t>value)
+
+
+cdef inline void put64(Sink* sink, int64_t value) noexcept nogil:
+    put32(sink, <int32_t>(<uint64_t>value >> 32))
+    put32(sink, <int32_t><uint32_t>value)
+
+
+cdef void put_length(Sink* sink, int64_t value, bint compact, bint is_long) noexcept nogil:
+    cdef uint64_t left = <uint64_t>(value + 1)
+    if not compact:
+        if is_long:
+            put32(sink, <int32_t>value)
+        else:
+            put16(sink, <int16_t>value)
+        return
+    while left >= 0x80:
+        sink.bytes[sink.at] = <unsigned char>(left & 0x7F | 0x80)
+        sink.at += 1
+        left >>= 7
+    sink.bytes[sink.at] = <unsigned char>left
+    sink.at += 1
+
+
+def reply(topics, int32_t throttle_time_ms, int version):
+    """The reply's body, or None; see `gateway.protocol.wire.produce_codec.write_produce_response`. `topics` are its rows."""
+    cdef Sink sink
+    cdef bint compact = version >= FIRST_FLEXIBLE
+    cdef Py_ssize_t most = 16
+    names = []
+    for topic, partitions in topics:
+        name = topic if type(topic) is bytes else (<str>topic).encode()
+        if len(name) > 32767:
+            return None
+        names.append(name)
+        most += 16 + len(name) + 48 * <Py_ssize_t>len(partitions)
+    body = PyBytes_FromStringAndSize(NULL, most)
+    sink.bytes, sink.at = <unsigned char*>PyBytes_AS_STRING(body), 0
+    put_length(&sink, len(names), compact, True)
+    for name, (topic, partitions) in zip(names, topics):
+        if type(topic) is not bytes:
+            put_length(&sink, PyBytes_GET_SIZE(name), compact, False)
+        memcpy(sink.bytes + sink.at, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+        sink.at += PyBytes_GET_SIZE(name)
+        put_length(&sink, len(partitions), compact, True)
+        for partition in partitions:
+            if partition.error_message is not None:
+                return None
+            put_partition(&sink, partition, version, compact)
+        if compact:
+            put_length(&sink, -1, True, False)
+    if version >= 1:
+        put32(&sink, throttle_time_ms)
+    if compact:
+        put_length(&sink, -1, True, False)
+    return PyBytes_FromStringAndSize(<const char*>sink.bytes, sink.at)
+
+
+cdef put_partition(Sink* sink, partition, int version, bint compact):
+    """At most 48 bytes."""
+    put32(sink, <int32_t>partition.index)
+    put16(sink, <int16_t>partition.error_code)
+    put64(sink, <int64_t>partition.base_offset)
+    if version >= 2:
+        put64(sink, <int64_t>partition.log_append_time)
+    if version >= 5:
+        put64(sink, <int64_t>partition.log_start_offset)
+    if version >= 8:
+        # No records to blame, no message, and in the compact form no tags.
+        put_length(sink, 0, compact, True)
+        put_length(sink, -1, compact, False)
+        if compact:
+            put_length(sink, -1, True, False)

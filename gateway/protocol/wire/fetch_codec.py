@@ -1,0 +1,253 @@
+"""Fetch, by hand: the request, and the reply as a list of buffers in which no record byte is joined to another.
+
+Versions: 3 adds max_bytes, 4 the isolation level, 5 log start offsets, 7 sessions (KIP-227), 9 leader epochs, 11 the rack, 12 is flexible,
+13 names topics by id, 15 moves the replica id into a tag, 17 and 18 add tags of replicas, which are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+
+import msgspec
+
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.wire.primitives import INT32, MAX_ELEMENTS, read_count, read_string, skip_tags, string, uvarint
+from storage.log import Buffer
+
+FIRST_FLEXIBLE = 12
+FIRST_WITH_TOPIC_IDS = 13
+
+_MAX_BYTES_DEFAULT = 0x7FFFFFFF
+_REPLICA_WAIT_MIN = Struct(">iii")
+_WAIT_MIN = Struct(">ii")
+_SESSION = Struct(">ii")
+_PARTITION = {
+    # version: index, [current leader epoch], fetch offset, [last fetched epoch], [log start offset], max bytes
+    0: Struct(">iqi"),
+    5: Struct(">iqqi"),
+    9: Struct(">iiqqi"),
+    12: Struct(">iiqiqi"),
+}
+
+
+class FetchPartition(msgspec.Struct, frozen=True, gc=False):
+    """Where a consumer stands. `current_leader_epoch` and `last_fetched_epoch` are -1 where it does not know."""
+
+    index: int
+    fetch_offset: int
+    max_bytes: int
+    current_leader_epoch: int = -1
+    last_fetched_epoch: int = -1
+
+
+class FetchTopic(msgspec.Struct, frozen=True, gc=False):
+    """`topic` is a name, or 16 bytes of topic id from version 13."""
+
+    topic: str | bytes
+    partitions: Sequence[FetchPartition]
+
+
+class FetchRequest(msgspec.Struct, frozen=True, gc=False):
+    """`forgotten` lists partitions that leave the session. `session_epoch` -1 is no session, 0 begins one."""
+
+    version: int
+    replica_id: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    topics: Sequence[FetchTopic]
+    forgotten: Sequence[tuple[str | bytes, Sequence[int]]]
+    rack_id: str = ""
+
+
+class PartitionFetched(msgspec.Struct, frozen=True, gc=False):
+    """`records` are whole batches or messages, each buffer of its own. `aborted` is None for read_uncommitted, as Kafka answers."""
+
+    index: int
+    error_code: int
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    records: Sequence[Buffer] = ()
+    aborted: Sequence[tuple[int, int]] | None = None
+    diverging: tuple[int, int] | None = None
+
+
+class FetchResponse(msgspec.Struct, frozen=True, gc=False):
+    """One row a topic. `error_code` is that of the whole request (a session that is not known)."""
+
+    topics: Sequence[tuple[str | bytes, Sequence[PartitionFetched]]]
+    error_code: int = ErrorCode.NONE
+    session_id: int = 0
+    throttle_time_ms: int = 0
+
+
+def read_fetch(frame: bytearray, position: int, version: int) -> FetchRequest:
+    """Read the request whose body begins at `position`. Raises ValueError, IndexError or struct.error on bytes that make no sense."""
+    compact = version >= FIRST_FLEXIBLE
+    replica_id = -1
+    if version < 15:
+        replica_id, max_wait_ms, min_bytes = _REPLICA_WAIT_MIN.unpack_from(frame, position)
+        position += 12
+    else:
+        max_wait_ms, min_bytes = _WAIT_MIN.unpack_from(frame, position)
+        position += 8
+    max_bytes, isolation_level, session_id, session_epoch = _MAX_BYTES_DEFAULT, 0, 0, -1
+    if version >= 3:
+        (max_bytes,) = INT32.unpack_from(frame, position)
+        position += 4
+    if version >= 4:
+        isolation_level = frame[position]
+        position += 1
+    if version >= 7:
+        session_id, session_epoch = _SESSION.unpack_from(frame, position)
+        position += 8
+    topics, position = _read_topics(frame, position, version)
+    forgotten: list[tuple[str | bytes, Sequence[int]]] = []
+    if version >= 7:
+        forgotten, position = _read_forgotten(frame, position, version)
+    rack_id: str | None = ""
+    if version >= 11:
+        rack_id, position = read_string(frame, position, compact=compact)
+    return FetchRequest(
+        version, replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics, forgotten, rack_id or ""
+    )
+
+
+def _read_topics(frame: bytearray, position: int, version: int) -> tuple[list[FetchTopic], int]:
+    compact = version >= FIRST_FLEXIBLE
+    layout = _PARTITION[12 if version >= 12 else 9 if version >= 9 else 5 if version >= 5 else 0]
+    count, position = read_count(frame, position, compact=compact, smallest=3)
+    left = MAX_ELEMENTS - count
+    topics = []
+    for _ in range(count):
+        topic, position = _read_topic(frame, position, version)
+        partition_count, position = read_count(frame, position, compact=compact, smallest=layout.size, most=left)
+        left -= partition_count
+        partitions = []
+        for _ in range(partition_count):
+            fields = layout.unpack_from(frame, position)
+            position += layout.size
+            if compact:
+                position = skip_tags(frame, position)
+            if version >= 12:
+                partitions.append(FetchPartition(fields[0], fields[2], fields[5], fields[1], fields[3]))
+            elif version >= 9:
+                partitions.append(FetchPartition(fields[0], fields[2], fields[4], fields[1]))
+            else:
+                partitions.append(FetchPartition(fields[0], fields[1], fields[-1]))
+        if compact:
+            position = skip_tags(frame, position)
+        topics.append(FetchTopic(topic, partitions))
+    return topics, position
+
+
+def _read_forgotten(frame: bytearray, position: int, version: int) -> tuple[list[tuple[str | bytes, Sequence[int]]], int]:
+    compact = version >= FIRST_FLEXIBLE
+    count, position = read_count(frame, position, compact=compact, smallest=3)
+    left = MAX_ELEMENTS - count
+    forgotten: list[tuple[str | bytes, Sequence[int]]] = []
+    for _ in range(count):
+        topic, position = _read_topic(frame, position, version)
+        indexes, position = read_count(frame, position, compact=compact, smallest=4, most=left)
+        left -= indexes
+        forgotten.append((topic, [INT32.unpack_from(frame, position + 4 * i)[0] for i in range(indexes)]))
+        position += 4 * indexes
+        if compact:
+            position = skip_tags(frame, position)
+    return forgotten, position
+
+
+def _read_topic(frame: bytearray, position: int, version: int) -> tuple[str | bytes, int]:
+    topic: str | bytes | None
+    if version >= FIRST_WITH_TOPIC_IDS:
+        topic = bytes(frame[position : position + 16])
+        position += 16
+    else:
+        topic, position = read_string(frame, position, compact=version >= FIRST_FLEXIBLE)
+    if not topic:
+        raise ValueError("a topic without a name")
+    return topic, position
+
+
+_HEAD = Struct(">ihq")
+_STABLE = Struct(">q")
+_STABLE_START = Struct(">qq")
+_ABORTED = Struct(">qq")
+_TOP = Struct(">ihi")
+_SIZE = Struct(">i")
+_DIVERGING = Struct(">iq")
+
+
+def write_fetch_response(response: FetchResponse, version: int) -> list[Buffer]:
+    """The reply's body, without header, as buffers to be written one after the other."""
+    compact = version >= FIRST_FLEXIBLE
+    buffers: list[Buffer] = []
+    glue = bytearray()
+    if version >= 7:
+        glue += _TOP.pack(response.throttle_time_ms, response.error_code, response.session_id)
+    elif version >= 1:
+        glue += INT32.pack(response.throttle_time_ms)
+    glue += _count(len(response.topics), compact)
+    for topic, partitions in response.topics:
+        glue += topic if isinstance(topic, bytes) else string(topic, compact=compact)
+        glue += _count(len(partitions), compact)
+        for partition in partitions:
+            glue = _write_partition(buffers, glue, partition, version)
+        if compact:
+            glue.append(0)
+    if compact:
+        glue.append(0)
+    buffers.append(glue)
+    return buffers
+
+
+def _write_partition(buffers: list[Buffer], glue: bytearray, partition: PartitionFetched, version: int) -> bytearray:
+    compact = version >= FIRST_FLEXIBLE
+    glue += _HEAD.pack(partition.index, partition.error_code, partition.high_watermark)
+    if version >= 5:
+        glue += _STABLE_START.pack(partition.last_stable_offset, partition.log_start_offset)
+    elif version >= 4:
+        glue += _STABLE.pack(partition.last_stable_offset)
+    if version >= 4:
+        _write_aborted(glue, partition.aborted, compact)
+    if version >= 11:
+        glue += b"\xff\xff\xff\xff"  # preferred_read_replica: none
+    size = sum(map(len, partition.records))
+    # Never null: Java 0.9 fails on a record set of length -1.
+    glue += uvarint(size + 1) if compact else _SIZE.pack(size)
+    if size:
+        buffers.append(glue)
+        buffers.extend(partition.records)
+        glue = bytearray()
+    if compact:
+        _write_tags(glue, partition)
+    return glue
+
+
+def _write_aborted(glue: bytearray, aborted: Sequence[tuple[int, int]] | None, compact: bool) -> None:
+    if aborted is None:
+        glue += b"\0" if compact else b"\xff\xff\xff\xff"
+        return
+    glue += _count(len(aborted), compact)
+    for producer_id, first_offset in aborted:
+        glue += _ABORTED.pack(producer_id, first_offset)
+        if compact:
+            glue.append(0)
+
+
+def _write_tags(glue: bytearray, partition: PartitionFetched) -> None:
+    if partition.diverging is None:
+        glue.append(0)
+        return
+    epoch, end_offset = partition.diverging
+    # One tag, number 0, of 13 bytes: epoch, end offset, no tags of its own.
+    glue += b"\x01\x00\x0d" + _DIVERGING.pack(epoch, end_offset) + b"\0"
+
+
+def _count(count: int, compact: bool) -> bytes:
+    return uvarint(count + 1) if compact else INT32.pack(count)

@@ -1,0 +1,184 @@
+"""Produce, by hand: the request without copying a record, and its short reply.
+
+Versions: 0-2 carry message sets, 3 adds the transactional id, 9 is flexible, 13 names topics by id. The reply gains throttle time (1),
+log append time (2), log start offset (5), record errors and a message (8), tags for the current leader (10, left empty here).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+
+import msgspec
+
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.wire import compiled
+from gateway.protocol.wire.primitives import INT16, INT32, read_count, read_string, read_uvarint, skip_tags, string, uvarint
+
+FIRST_FLEXIBLE = 9
+FIRST_WITH_TOPIC_IDS = 13
+
+_ACKS_TIMEOUT = Struct(">hi")
+_INDEX_SIZE = Struct(">ii")
+_RESULT = Struct(">ihq")
+_TIME_START = Struct(">qq")
+_TIME = Struct(">q")
+
+
+class PartitionRecords(msgspec.Struct, frozen=True, gc=False):
+    """`records` is a writable view into the request's own frame, None where the producer sent null."""
+
+    index: int
+    records: memoryview | None
+
+
+class TopicRecords(msgspec.Struct, frozen=True, gc=False):
+    """`topic` is a name, or 16 bytes of topic id from version 13."""
+
+    topic: str | bytes
+    partitions: Sequence[PartitionRecords]
+
+
+class ProduceRequest(msgspec.Struct, frozen=True, gc=False):
+    """`acks` is -1, 0 or 1 where the client behaves; `timeout_ms` as sent."""
+
+    version: int
+    transactional_id: str | None
+    acks: int
+    timeout_ms: int
+    topics: Sequence[TopicRecords]
+
+
+class RecordError(msgspec.Struct, frozen=True, gc=False):
+    """An invalid record, by its index in the batch (KIP-467)."""
+
+    batch_index: int
+    message: str
+
+
+class PartitionProduced(msgspec.Struct, frozen=True, gc=False):
+    """What became of one partition's records. `log_append_time` is -1 where the topic keeps the producer's timestamps.
+
+    `record_errors` name the records for which a batch was refused; there is an `error_message` then.
+    """
+
+    index: int
+    error_code: int = ErrorCode.NONE
+    base_offset: int = -1
+    log_append_time: int = -1
+    log_start_offset: int = -1
+    error_message: str | None = None
+    record_errors: Sequence[RecordError] = ()
+
+
+class ProduceResponse(msgspec.Struct, frozen=True, gc=False):
+    """One row a topic, in the order of the request."""
+
+    topics: Sequence[tuple[str | bytes, Sequence[PartitionProduced]]]
+    throttle_time_ms: int = 0
+
+
+#: Topics and partitions of one request together. It is read on the reactor's thread; requests of 1 MiB, the
+#: default of Java's max.request.size, have no room for more batches.
+MAX_PARTITIONS = 10_000
+
+
+def read_produce(frame: bytearray, position: int, version: int) -> ProduceRequest:
+    """Read the request whose body begins at `position`. Raises ValueError, IndexError or struct.error on bytes that make no sense."""
+    found: ProduceRequest | None = compiled.request(frame, position, version, ProduceRequest, TopicRecords, PartitionRecords)
+    if found is not None:
+        return found
+    compact = version >= FIRST_FLEXIBLE
+    transactional_id = None
+    if version >= 3:
+        transactional_id, position = read_string(frame, position, compact=compact)
+    acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, position)
+    count, position = read_count(frame, position + 6, compact=compact, smallest=3, most=MAX_PARTITIONS)
+    left = MAX_PARTITIONS - count
+    view = memoryview(frame)
+    topics = []
+    for _ in range(count):
+        topic: str | bytes | None
+        if version >= FIRST_WITH_TOPIC_IDS:
+            topic = bytes(view[position : position + 16])
+            position += 16
+        else:
+            topic, position = read_string(frame, position, compact=compact)
+        if not topic:
+            raise ValueError("a topic without a name")
+        partitions, position = _read_partitions(view, frame, position, compact, left)
+        left -= len(partitions)
+        if compact:
+            position = skip_tags(frame, position)
+        topics.append(TopicRecords(topic, partitions))
+    return ProduceRequest(version, transactional_id, acks, timeout_ms, topics)
+
+
+def _read_partitions(view: memoryview, frame: bytearray, position: int, compact: bool, most: int) -> tuple[list[PartitionRecords], int]:
+    count, position = read_count(frame, position, compact=compact, smallest=5, most=most)
+    partitions = []
+    for _ in range(count):
+        if compact:
+            (index,) = INT32.unpack_from(frame, position)
+            size, position = read_uvarint(frame, position + 4)
+            size -= 1
+        else:
+            index, size = _INDEX_SIZE.unpack_from(frame, position)
+            position += 8
+        records = None
+        if size >= 0:
+            records = view[position : position + size]
+            position += size
+        if position > len(frame):
+            raise ValueError("records are longer than their request")
+        if compact:
+            position = skip_tags(frame, position)
+        partitions.append(PartitionRecords(index, records))
+    return partitions, position
+
+
+def write_produce_response(response: ProduceResponse, version: int) -> bytes:
+    """The reply's body, without header."""
+    body: bytes | None = compiled.reply(response.topics, response.throttle_time_ms, version)
+    if body is not None:
+        return body
+    compact = version >= FIRST_FLEXIBLE
+    out = [_count(len(response.topics), compact)]
+    for topic, partitions in response.topics:
+        out.append(topic if isinstance(topic, bytes) else string(topic, compact=compact))
+        out.append(_count(len(partitions), compact))
+        for partition in partitions:
+            _write_partition(out, partition, version)
+        if compact:
+            out.append(b"\0")
+    if version >= 1:
+        out.append(INT32.pack(response.throttle_time_ms))
+    if compact:
+        out.append(b"\0")
+    return b"".join(out)
+
+
+def _write_partition(out: list[bytes], partition: PartitionProduced, version: int) -> None:
+    out.append(_RESULT.pack(partition.index, partition.error_code, partition.base_offset))
+    if version >= 5:
+        out.append(_TIME_START.pack(partition.log_append_time, partition.log_start_offset))
+    elif version >= 2:
+        out.append(_TIME.pack(partition.log_append_time))
+    if version < 8:
+        return
+    compact = version >= FIRST_FLEXIBLE
+    out.append(_count(len(partition.record_errors), compact))
+    for record in partition.record_errors:
+        out += INT32.pack(record.batch_index), string(record.message, compact=compact)
+        if compact:
+            out.append(b"\0")
+    if partition.error_message is None:
+        out.append(b"\0" if compact else INT16.pack(-1))
+    else:
+        out.append(string(partition.error_message, compact=compact))
+    if compact:
+        out.append(b"\0")
+
+
+def _count(count: int, compact: bool) -> bytes:
+    return uvarint(count + 1) if compact else INT32.pack(count)

@@ -1,0 +1,173 @@
+"""Whether a message has the shape of its schema: looked at before kafka-python's decoder reads it, which trusts what it reads.
+
+That decoder loops as often as a count says, builds an object for every two bytes of an array, shifts a varint for as long as it goes on,
+copies all that follows for each set of tagged fields, and takes a text that ends early and a null where there must be none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gateway.protocol.wire.primitives import INT16, INT32, MAX_ELEMENTS, MAX_STRING_BYTES, MAX_TAGS, read_uvarint
+
+#: What the decoder may copy for tagged fields in one message. Real clients send none that it does not know.
+MAX_COPIED_BYTES = 64 << 20
+
+Step = Callable[["_Walk", int], int]
+
+
+class Shape:
+    """The shape of the requests of one version. `request` is the codec's class."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, request: Any, version: int) -> None:
+        self._steps = _steps_of(request._struct, version, request.flexible_version_q(version))
+
+    def check(self, frame: bytearray, position: int) -> None:
+        """Raises ValueError, IndexError or struct.error where the body that begins at `position` is not of this shape."""
+        walk = _Walk(frame)
+        for step in self._steps:
+            position = step(walk, position)
+        if position > len(frame):
+            raise ValueError("it ends early")
+
+
+class _Walk:
+    """Where a check has got to: what has been seen of what is limited."""
+
+    __slots__ = ("copied", "elements", "source", "tags")
+
+    def __init__(self, source: bytearray) -> None:
+        self.source = source
+        self.elements = self.tags = self.copied = 0
+
+    def count(self, name: str, count: int, position: int) -> None:
+        """`count` elements begin at `position`, each of at least a byte."""
+        self.elements += count
+        if count > len(self.source) - position or self.elements > MAX_ELEMENTS:
+            raise ValueError(f"{name} has {count} elements")
+
+
+def _steps_of(struct: Any, version: int, compact: bool) -> list[Step]:
+    """One step for each run of fields of fixed size, and for each other field."""
+    steps: list[Step] = []
+    fixed = 0
+    for field in struct.untagged_fields(version):
+        size = _fixed_size(field)
+        if size is not None:
+            fixed += size
+            continue
+        if fixed:
+            steps.append(_skip(fixed))
+            fixed = 0
+        steps.append(_step_of(field, version, compact))
+    if fixed:
+        steps.append(_skip(fixed))
+    if compact:
+        if struct.tagged_fields(version)._fields:
+            raise NotImplementedError(f"{struct.name} has tagged fields, whose shape nobody checks")
+        steps.append(_skip_tags)
+    return steps
+
+
+def _fixed_size(field: Any) -> int | None:
+    size = None if field.is_array() or field.is_struct() else field._type.size
+    return size if isinstance(size, int) and field.type_str not in ("bytes", "records") else None
+
+
+def _step_of(field: Any, version: int, compact: bool) -> Step:
+    may_be_null = field.nullable_for_version_q(version)
+    if field.is_struct_array():
+        return _array(field.name, _steps_of(field.array_of, version, compact), compact, may_be_null)
+    if field.is_array():
+        size = _fixed_size(field.array_of)
+        # Of an array of texts no item may be null; the codec repeats the array's own definition for them.
+        item = _text(field.name, compact, False, is_long=field.array_of.type_str != "string") if size is None else _skip(size)
+        return _array(field.name, [item], compact, may_be_null)
+    if field.is_struct():
+        return _struct(_steps_of(field, version, compact), may_be_null)
+    return _text(field.name, compact, may_be_null, is_long=field.type_str != "string")
+
+
+def _skip(size: int) -> Step:
+    return lambda _, position: position + size
+
+
+def _text(name: str, compact: bool, may_be_null: bool, *, is_long: bool) -> Step:
+    def step(walk: _Walk, position: int) -> int:
+        length, position = _length(walk.source, position, compact, is_long=is_long)
+        if length < 0:
+            _check_null(name, length, may_be_null)
+            return position
+        if length > len(walk.source) - position:
+            raise ValueError(f"{name} has {length} bytes, and fewer are left")
+        if not is_long and length > MAX_STRING_BYTES:
+            raise ValueError(f"{name} has {length} bytes, and a string at most {MAX_STRING_BYTES}")
+        return position + length
+
+    return step
+
+
+def _array(name: str, steps: list[Step], compact: bool, may_be_null: bool) -> Step:
+    def step(walk: _Walk, position: int) -> int:
+        count, position = _length(walk.source, position, compact, is_long=True)
+        if count < 0:
+            _check_null(name, count, may_be_null)
+            return position
+        walk.count(name, count, position)
+        for _ in range(count):
+            for inner in steps:
+                position = inner(walk, position)
+        return position
+
+    return step
+
+
+def _struct(steps: list[Step], may_be_null: bool) -> Step:
+    """A structure in a field of its own; one that may be null begins with a byte that says so (KIP-893)."""
+
+    def step(walk: _Walk, position: int) -> int:
+        if may_be_null:
+            is_null = walk.source[position] == 0xFF
+            position += 1
+            if is_null:
+                return position
+        for inner in steps:
+            position = inner(walk, position)
+        return position
+
+    return step
+
+
+def _length(source: bytearray, position: int, compact: bool, *, is_long: bool) -> tuple[int, int]:
+    if compact:
+        length, position = read_uvarint(source, position)
+        return length - 1, position
+    if is_long:
+        return INT32.unpack_from(source, position)[0], position + 4
+    return INT16.unpack_from(source, position)[0], position + 2
+
+
+def _check_null(name: str, length: int, may_be_null: bool) -> None:
+    if length < -1 or not may_be_null:
+        raise ValueError(f"{name} is null" if length == -1 else f"{name} has a length of {length}")
+
+
+def _skip_tags(walk: _Walk, position: int) -> int:
+    source = walk.source
+    count, position = read_uvarint(source, position)
+    if not count:
+        return position
+    walk.tags += count
+    walk.copied += len(source) - position
+    if walk.tags > MAX_TAGS or walk.copied > MAX_COPIED_BYTES:
+        raise ValueError(f"{walk.tags} tagged fields")
+    for _ in range(count):
+        _, position = read_uvarint(source, position)
+        size, position = read_uvarint(source, position)
+        position += size
+    if position > len(source):
+        raise ValueError("a tagged field is longer than its message")
+    return position

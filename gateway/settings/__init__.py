@@ -1,0 +1,1 @@
+"""The settings: the model, its sources (flags, environment, file), addresses and aliases."""

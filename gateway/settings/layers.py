@@ -1,0 +1,127 @@
+"""Puts the settings together: flags over `KOPGATE_*` over a TOML file. What is wrong is named by the words of the layer that it stands in.
+
+In each of them a setting may bear its name in KoP instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource
+
+from gateway.settings.kop_aliases import OUR_NAMES, in_small_letters
+from gateway.settings.model import Settings
+
+PREFIX = "KOPGATE_"
+NOT_SETTINGS = frozenset({"KOPGATE_CONFIG", "KOPGATE_PURE_PYTHON"})
+
+
+class SettingsError(Exception):
+    """The settings do not hold; `problems` has one line for each thing to mend."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def load(flags: Mapping[str, Any], config: Path | None = None, flag_names: Mapping[str, str] | None = None) -> Settings:
+    """The settings of `flags` (those given only), the environment and the file `config`.
+
+    `flag_names` says what the user typed for a field, where that is not `--set FIELD`. Raises SettingsError.
+    """
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    layers: list[tuple[dict[str, Any], Callable[[str], str]]] = [
+        (_file(config, problems), lambda field: f"{config}: {field}"),
+        (_environment(problems), lambda field: f"{PREFIX}{field.upper()}"),
+        ({name: _typed(name, value) for name, value in flags.items()}, lambda field: (flag_names or {}).get(field, f"--set {field}")),
+    ]
+    for layer, name_of in layers:
+        by_other_names: set[str] = set()
+        for name, value in layer.items():
+            field = OUR_NAMES.get(name, name)
+            if field != name:
+                if field in layer or field in by_other_names:
+                    problems.append(f"{name_of(name)}: it is {field}, which is given too")
+                by_other_names.add(field)
+            values[field] = value
+            origin[field] = name_of(name)
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        problems += _problems(error, origin)
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def _file(path: Path | None, problems: list[str]) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        problems.append(f"{path}: {error.strerror}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{path}: not TOML: {error}")
+    return {}
+
+
+def _environment(problems: list[str]) -> dict[str, Any]:
+    given = {field: _typed(field, value) for field, value in EnvSettingsSource(Settings)().items()}
+    for variable in sorted(os.environ):
+        field = variable.removeprefix(PREFIX).lower()
+        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or field in Settings.model_fields:
+            continue
+        name = in_small_letters(field)
+        if name is None:
+            problems.append(f"{variable}: there is no such setting")
+        else:
+            given[name] = _typed(name, os.environ[variable])
+    return given
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A number, a truth value or nothing, where the text says that and the field wants it; the model, being strict, judges the rest."""
+    field = OUR_NAMES.get(name, name)
+    annotation = Settings.model_fields[field].annotation if field in Settings.model_fields else None
+    wanted = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    if not isinstance(value, str):
+        return value
+    if int in wanted and re.fullmatch(r"[+-]?[0-9]{1,19}", value.strip(), re.ASCII):
+        return int(value)
+    if bool in wanted and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    if type(None) in wanted and not value.strip():
+        return None
+    return value
+
+
+def _problems(error: ValidationError, origin: Mapping[str, str]) -> Iterator[str]:
+    for item in error.errors(include_url=False, include_context=True):
+        where, *inside = [str(step) for step in item["loc"]] or [""]
+        cause = item.get("ctx", {}).get("error")
+        text = str(cause) if isinstance(cause, ValueError) else item["msg"]
+        if item["type"] == "extra_forbidden":
+            yield f"{origin.get(where, where)}: there is no such setting"
+        elif not where:
+            for line in text.splitlines():
+                field, _, rest = line.partition(": ")
+                yield f"{origin.get(field, field)}: {rest}"
+        else:
+            given = "" if isinstance(cause, ValueError) or not _is_plain(item["input"]) else f", not {item['input']!r}"
+            inner = f" [{'.'.join(inside)}]" if inside and not inside[0].isdigit() else ""
+            yield f"{origin.get(where, where)}{inner}: {text[:1].lower()}{text[1:]}{given}"
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float | bool)

@@ -1,0 +1,66 @@
+"""Which store the settings name, and its limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gateway.partitions.record_format import Format2
+from gateway.settings.model import Settings
+from storage.lmdb import LmdbSettings, LmdbStore
+from storage.log import Store
+from storage.pulsar.settings import PulsarSettings
+
+#: What the store may hold back beyond the bytes in flight: its own book-keeping and one frame that was let in above the limit.
+_QUEUE_SLACK = 128 << 20
+
+
+def make_store(settings: Settings, reactor: Any) -> Store:
+    """The store that the settings name, not yet open."""
+    if settings.store.is_pulsar:
+        # Loaded where it is wanted: it brings Pulsar's client along, with threads of its own and some 14 MB.
+        from storage.pulsar.store import PulsarStore
+
+        return PulsarStore(pulsar_settings(settings), reactor=reactor, batch_format=Format2(settings.max_decompressed_bytes))
+    limits = LmdbSettings(
+        map_bytes=settings.lmdb_initial_map_bytes,
+        tail_bytes=settings.lmdb_resident_bytes,
+        queue_bytes=settings.max_in_flight_bytes + _QUEUE_SLACK,
+    )
+    return LmdbStore(Path(settings.store.location), reactor=reactor, settings=limits)
+
+
+def pulsar_settings(settings: Settings) -> PulsarSettings:
+    """Those of the store in Pulsar; `store` must name one."""
+    default = f"{settings.pulsar_tenant}/{settings.pulsar_namespace}"
+    return PulsarSettings(
+        service_url=str(settings.store),
+        admin_url=settings.pulsar_admin or "",
+        token_file=settings.pulsar_token_file,
+        tls_trust_file=settings.pulsar_tls_trust_file,
+        tls_certificate_file=settings.pulsar_tls_certificate_file,
+        tls_key_file=settings.pulsar_tls_key_file,
+        tenant=settings.pulsar_tenant,
+        namespace=settings.pulsar_namespace,
+        metadata_tenant=settings.pulsar_metadata_tenant,
+        metadata_namespace=settings.pulsar_metadata_namespace,
+        # KoP's setting has the default one among them.
+        allowed_namespaces=tuple(dict.fromkeys(one for one in settings.pulsar_allowed_namespaces if one != default)),
+        entry_format=settings.entry_format,
+        retention_ms=settings.log_retention_ms,
+        retention_bytes=settings.log_retention_bytes,
+        cleanup_policy=",".join(settings.log_cleanup_policy),
+        message_max_bytes=settings.message_max_bytes,
+        mirror_cursors=settings.pulsar_mirror_cursors,
+        node=f"node {settings.node_id}",
+        takeover=settings.pulsar_takeover,
+        setup=settings.pulsar_setup,
+        send_timeout_seconds=settings.pulsar_send_timeout_ms / 1000,
+        operation_timeout_seconds=settings.pulsar_operation_timeout_ms / 1000,
+        admin_timeout_seconds=settings.pulsar_admin_timeout_ms / 1000,
+        refresh_seconds=settings.pulsar_refresh_ms / 1000,
+        tail_bytes=settings.pulsar_resident_bytes,
+        queue_bytes=settings.max_in_flight_bytes + _QUEUE_SLACK,
+        threads=settings.pulsar_threads,
+        readers=settings.pulsar_readers,
+    )

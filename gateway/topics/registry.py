@@ -1,0 +1,341 @@
+"""Every topic of the cluster, by name and by id: made, found, altered and deleted, here or by others who use the same medium."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from typing import Any
+
+from gateway import logs
+from gateway.configs.topic_configs import effective
+from gateway.coroutines import Clock, Shared, start, unbroken
+from gateway.partitions.opener import Leading
+from gateway.partitions.partition import Partition, storage_error
+from gateway.partitions.producer_snapshots import ProducerSnapshots
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.settings.model import Settings
+from gateway.topics.topic_names import INTERNAL_PARTITIONS, INTERNAL_TOPICS, Names, unified
+from gateway.topics.topic_state import LiveTopic
+from storage.log import StorageError, Store, Topic, TopicExists, UnknownTopic
+
+_log = logs.part(__name__)
+
+
+#: The ids of internal topics are made from it and their names: the same in every gateway, at every start.
+_INTERNAL_IDS = uuid.UUID("6b6f7067-6174-6500-8000-000000000000")
+
+
+class Topics:
+    """The registry. `start` runs a coroutine in the background; `now` is the time in ms, `clock` counts waits."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        clock: Clock,
+        now: Callable[[], int],
+        start: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._now = now
+        self._by_name: dict[str, LiveTopic] = {}
+        self._by_id: dict[bytes, LiveTopic] = {}
+        self._by_alias: dict[str, LiveTopic] = {}
+        self._by_unified_name: dict[str, str] = {}
+        self._snapshots = ProducerSnapshots(settings.max_producer_ids_per_partition, settings.producer_id_expiration_ms, now, start)
+        self._creating: dict[str, Shared[LiveTopic]] = {}
+        self._gone: dict[bytes, tuple[Topic, int]] = {}
+        self._internal: dict[str, LiveTopic] = {}
+        self.names = Names(store)
+        self.leading = Leading(store, self._snapshots, settings, clock, start)
+        #: Goes up with every change of any topic, for caches.
+        self.version = 0
+
+    async def open(self) -> None:
+        """Read what the store has. Raises StorageError."""
+        await self._snapshots.open(self._store)
+        for topic in self._store.topics.values():
+            self._adopt(topic)
+        self._store.watch_topics(self._look)
+
+    def use(self, settings: Settings) -> None:
+        """Take these settings from now on, for example as defaults of configs."""
+        self._settings = settings
+        self._snapshots.expiration_ms = settings.producer_id_expiration_ms
+        # Topics without configs of their own share one.
+        default = effective({}, settings)
+        for live in self._by_name.values():
+            live.config = effective(live.topic.configs, settings) if live.topic.configs else default
+            for partition in live.partitions.values():
+                partition.config = live.config
+        self.version += 1
+
+    def __iter__(self) -> Iterator[LiveTopic]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def get(self, topic: str | bytes) -> LiveTopic | None:
+        """By any of its names, or by the 16 bytes of its id."""
+        if not isinstance(topic, str):
+            return self._by_id.get(topic)
+        return self._by_name.get(topic) or self._by_alias.get(topic) or self._find_by_alias(topic)
+
+    def _find_by_alias(self, name: str) -> LiveTopic | None:
+        if "/" not in name:
+            # Short names are what the registry has.
+            return None
+        try:
+            live = self._by_name.get(self.names.canonical(name))
+        except KafkaError:
+            return None
+        if live is not None:
+            # A topic has but a few of them.
+            self._by_alias[name] = live
+        return live
+
+    def use_internal(self, name: str) -> None:
+        """List an internal topic from now on. As in Kafka it appears with its first use, for example when a client asks for a coordinator."""
+        if name not in self._internal and name not in self._by_name:
+            topic = Topic(name, uuid.uuid5(_INTERNAL_IDS, name).bytes, INTERNAL_PARTITIONS, dict(INTERNAL_TOPICS[name]))
+            self._internal[name] = LiveTopic(topic, effective(topic.configs, self._settings))
+            self.version += 1
+
+    def internal(self, topic: str | bytes) -> LiveTopic | None:
+        """An internal topic in use, which is described but not stored; by any of its names, or by its id. None where one is stored."""
+        if isinstance(topic, str):
+            if "/" in topic:
+                try:
+                    topic = self.names.canonical(topic)
+                except KafkaError:
+                    return None
+            found = self._internal.get(topic)
+        else:
+            found = next((live for live in self._internal.values() if live.topic.topic_id == topic), None)
+        return None if found is None or found.name in self._by_name else found
+
+    def has_internal(self, topic: str, index: int) -> bool:
+        """Whether an internal topic has that partition. Its offsets are those of an empty log: reading it fails, and nothing before that."""
+        live = self.internal(topic)
+        return live is not None and 0 <= index < live.topic.partitions
+
+    def listed(self) -> Iterator[LiveTopic]:
+        """Every topic that clients are told of: all that there are, and the internal ones."""
+        yield from self
+        yield from (live for name, live in self._internal.items() if name not in self._by_name)
+
+    def find_listed(self, topic: str | bytes) -> LiveTopic | None:
+        """As `get`, the internal topics included."""
+        return self.get(topic) or self.internal(topic)
+
+    def require(self, topic: str | bytes) -> LiveTopic:
+        """As `get`. Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID for an id, TOPIC_AUTHORIZATION_FAILED for an internal topic."""
+        found = self.get(topic)
+        if found is None:
+            internal = self.internal(topic)
+            if internal is not None:
+                # Every client takes this for final; after UNKNOWN_TOPIC_OR_PARTITION they would ask for Metadata, find it, and try again.
+                message = f"{internal.name} is an internal topic that the gateway does not store: it can be neither read nor altered."
+                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, message)
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if isinstance(topic, str) else ErrorCode.UNKNOWN_TOPIC_ID)
+        return found
+
+    def opened(self, topic: str | bytes, index: int) -> Partition | None:
+        """The partition if it is open already: the fast road."""
+        live = self.get(topic)
+        return None if live is None else live.partitions.get(index)
+
+    async def partition(self, topic: str | bytes, index: int) -> Partition:
+        """The partition, opened; its idempotent producers may still be recovered (`Leading.recovered`). Raises KafkaError."""
+        live = self.require(topic)
+        partition = live.partitions.get(index)
+        if partition is not None:
+            return partition
+        if not 0 <= index < live.topic.partitions:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{live.name} has {live.topic.partitions} partitions, none is {index}")
+        return await self.leading.partition(live, index)
+
+    def open_soon(self, topic: str | bytes, index: int) -> None:
+        """Begin to open a partition that will be asked for, so that many open at the same time."""
+        live = self.get(topic)
+        if live is not None:
+            self.leading.open_soon(live, index)
+
+    def save_if_due(self, partition: Partition) -> None:
+        """Save the producers' state of a partition that has grown enough since the last time. In the background, one at a time."""
+        if self._snapshots.is_due(partition) and (live := self._holder(partition)):
+            self._snapshots.save_soon(live.topic.topic_id, partition)
+
+    async def save(self, partition: Partition) -> None:
+        """Save the producers' state now. Raises StorageError."""
+        if live := self._holder(partition):
+            await self._snapshots.save(live.topic.topic_id, partition)
+
+    def _holder(self, partition: Partition) -> LiveTopic | None:
+        """The topic of a partition, unless that was deleted or given up."""
+        live = self._by_name.get(partition.topic)
+        return live if live is not None and live.partitions.get(partition.index) is partition else None
+
+    async def save_all(self) -> None:
+        """Save every producers' state that has changed, before a shutdown. Raises StorageError."""
+        await self._snapshots.save_all([(live.topic.topic_id, partition) for live in self for partition in live.partitions.values()])
+
+    def check_new(self, name: str) -> str:
+        """The canonical name. Raises KafkaError for one that no new topic can have: INVALID_TOPIC_EXCEPTION or TOPIC_ALREADY_EXISTS."""
+        canonical = self.names.canonical(name)
+        if canonical in self._by_name or canonical in self._creating or canonical in INTERNAL_TOPICS:
+            raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        twin = self._by_unified_name.get(unified(canonical))
+        if twin is not None:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {twin}")
+        return canonical
+
+    async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> LiveTopic:
+        """Make a topic; durable when it returns. Raises KafkaError."""
+        name = self.check_new(name)
+        creating = self._creating[name] = Shared()
+        self._by_unified_name[unified(name)] = name
+        # On its own: a client that goes away while it waits must not leave a topic that is stored and not known.
+        start(self._create(Topic(name, uuid.uuid4().bytes, partitions, dict(configs))), creating.succeed, creating.fail)
+        return await creating
+
+    async def _create(self, topic: Topic) -> LiveTopic:
+        try:
+            await self._store.create_topic(topic)
+            return self._adopt(topic)
+        except TopicExists as failure:
+            raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.") from failure
+        except StorageError as failure:
+            raise storage_error(failure) from failure
+        finally:
+            del self._creating[topic.name]
+            if topic.name not in self._by_name:
+                self._by_unified_name.pop(unified(topic.name), None)
+                # Somebody else may have been first.
+                self._look_at(topic.name)
+
+    async def find_or_create(self, name: str) -> LiveTopic:
+        """The topic, made with the settings' defaults where it is missing. Raises KafkaError."""
+        live = self.get(name)
+        if live is not None:
+            return live
+        creating = self._creating.get(self.names.canonical(name))
+        if creating is not None:
+            return await creating
+        return await self.create(name, self._settings.num_partitions, {})
+
+    async def alter(self, live: LiveTopic, change: Callable[[Topic], Topic]) -> None:
+        """Replace a topic by what `change` makes of it, one change after the other. Raises KafkaError, and whatever `change` raises."""
+        while live.altering is not None:
+            await live.altering
+        if live.is_gone:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        await unbroken(self._alter(live, change(live.topic)))
+
+    async def _alter(self, live: LiveTopic, topic: Topic) -> None:
+        altering = live.altering = Shared()
+        try:
+            await self._store.alter_topic(topic)
+            self._take_over(live, topic)
+        except UnknownTopic as failure:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from failure
+        except StorageError as failure:
+            raise storage_error(failure) from failure
+        finally:
+            live.altering = None
+            # What others changed meanwhile was left alone.
+            self._look_at(live.name)
+            altering.succeed(None)
+
+    def _take_over(self, live: LiveTopic, topic: Topic) -> None:
+        live.topic = topic
+        live.config = effective(topic.configs, self._settings)
+        for partition in live.partitions.values():
+            partition.config = live.config
+        self.version += 1
+
+    async def delete(self, live: LiveTopic) -> None:
+        """Delete a topic and all that is known of it. Raises KafkaError."""
+        await unbroken(self._delete(live))
+
+    async def _delete(self, live: LiveTopic) -> None:
+        if live.is_gone:
+            # What has this name now is another topic, or none.
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        live.is_leaving = True
+        try:
+            await self._store.delete_topic(live.name)
+        except UnknownTopic as failure:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from failure
+        except StorageError as failure:
+            raise storage_error(failure) from failure
+        finally:
+            live.is_leaving = False
+        self._drop(live)
+        self._gone.pop(live.topic.topic_id, None)
+        await self._snapshots.delete(live.topic)
+
+    def _adopt(self, topic: Topic) -> LiveTopic:
+        live = LiveTopic(topic, effective(topic.configs, self._settings))
+        self._by_name[topic.name] = live
+        self._by_id[topic.topic_id] = live
+        self._by_unified_name[unified(topic.name)] = topic.name
+        self._gone.pop(topic.topic_id, None)
+        self.version += 1
+        return live
+
+    def _drop(self, live: LiveTopic) -> None:
+        if live.is_gone:
+            return
+        live.is_gone = True
+        del self._by_name[live.name]
+        del self._by_id[live.topic.topic_id]
+        self._by_unified_name.pop(unified(live.name), None)
+        self._by_alias.clear()
+        self.version += 1
+
+    # What others do
+
+    def _look(self) -> None:
+        """Somebody else has made, altered or deleted topics."""
+        for name in [*self._by_name, *(name for name in self._store.topics if name not in self._by_name)]:
+            self._look_at(name)
+
+    def _look_at(self, name: str) -> None:
+        topic, live = self._store.topics.get(name), self._by_name.get(name)
+        if name in self._creating or (live is not None and live.altering is not None):
+            # Our own change is under way: it looks again at its end.
+            return
+        if live is not None and (topic is None or topic.topic_id != live.topic.topic_id or topic.partitions < live.topic.partitions):
+            _log.info("topic deleted by others", topic=name)
+            for partition in live.partitions.values():
+                # The topic may come back: a list of topics can be wrong for a moment.
+                self._snapshots.hold(live.topic.topic_id, partition)
+            self._drop(live)
+            self._gone[live.topic.topic_id] = live.topic, self._now()
+            live = None
+        if topic is not None and live is None:
+            self._adopt(topic)
+        elif topic is not None and live is not None and topic != live.topic:
+            self._take_over(live, topic)
+
+    def may_return(self, topic_id: bytes) -> bool:
+        """Whether others deleted that topic, by the list of topics, and what it left behind is not forgotten yet."""
+        return topic_id in self._gone
+
+    async def forget_gone(self, before: int) -> list[Topic]:
+        """Topics that others deleted before that time (ms), and that have not come back. What they leave behind is theirs who ask, once.
+
+        Not at once: what a group has committed must outlast a list of topics that was wrong for a moment.
+        """
+        forgotten = []
+        for topic_id, gone in list(self._gone.items()):
+            topic, since = gone
+            # Another may take a while to forget, and this one be back by then.
+            if since <= before and self._gone.get(topic_id) == gone:
+                del self._gone[topic_id]
+                await self._snapshots.delete(topic)
+                forgotten.append(topic)
+        return forgotten

@@ -1,0 +1,51 @@
+"""A topic as the gateway knows it, with what is open of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gateway.configs.topic_configs import TopicConfig
+from gateway.coroutines import Shared
+from gateway.partitions.partition import Partition
+from gateway.protocol.errors import KafkaError
+from storage.log import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A partition that is being opened. Nobody waits for it longer than `until`, in seconds of the broker's clock."""
+
+    until: float
+    result: Shared[Partition] = field(default_factory=Shared)
+
+
+@dataclass(slots=True)
+class Troubles:
+    """How often in a row a partition could not be opened or was soon lost again, and until when (in seconds) nobody tries; those who ask get `reason`."""
+
+    count: int
+    until: float
+    reason: KafkaError
+
+
+@dataclass(slots=True)
+class LiveTopic:
+    """`partitions` holds those that were asked for; the others open on demand. `epochs` are the last leader epochs of those that ever were open.
+
+    `is_leaving` while it is being deleted, `is_gone` when it was.
+    """
+
+    topic: Topic
+    config: TopicConfig
+    partitions: dict[int, Partition] = field(default_factory=dict)
+    opening: dict[int, Opening] = field(default_factory=dict)
+    troubles: dict[int, Troubles] = field(default_factory=dict)
+    opened_at: dict[int, float] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    altering: Shared[None] | None = None
+    is_leaving: bool = False
+    is_gone: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.topic.name

@@ -1,0 +1,156 @@
+"""What is known of the client at the other end of a connection: who it says it is, and by what its library and version can be told."""
+
+from __future__ import annotations
+
+import re
+from typing import TypedDict
+
+import msgspec
+
+from gateway.protocol.routes import ROUTES
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.fetch_codec import FetchRequest
+from gateway.protocol.wire.header import RequestHeader
+from gateway.protocol.wire.produce_codec import ProduceRequest
+from gateway.traffic.traffic_rows import Habit, HabitName, text
+
+MAX_CLIENT_IDS = 8
+MAX_FIRST_REQUESTS = 16
+MAX_PROTOCOLS = 8
+
+_FIRST_FETCH_WITH_MAX_BYTES = 3
+_FIRST_FETCH_WITH_ISOLATION = 4
+_FIRST_FETCH_WITH_SESSION = 7
+
+_ROADS = {0: "handshake-v0-bare", 1: "handshake-v1"}
+
+#: What may be the name of a mechanism (RFC 4422); anything else is none, and perhaps what nobody should read.
+_MECHANISM = re.compile(r"[A-Z0-9_-]{1,20}\Z")
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Where a connection comes from. `address` is as the log may show it."""
+
+    address: str
+    port: int
+    listener: str
+    protocol: str
+
+
+class Known(TypedDict):
+    """Fields of a connection's rows."""
+
+    tls: str | None
+    mechanism: str | None
+    principal: str | None
+    software: str | None
+    software_version: str | None
+    api_versions: int | None
+    api_versions_refused: bool
+    client_ids: list[str] | None
+
+
+class Client:
+    """`highest` is by api key; `client_id` is the last one, as rows say it; `is_new` until nothing is to be learned from a request's header any more."""
+
+    __slots__ = (
+        "_api_versions_refused",
+        "_client_ids",
+        "_is_greeted",
+        "_mechanism",
+        "_tls",
+        "client_id",
+        "first_requests",
+        "habits",
+        "highest",
+        "is_new",
+        "principal",
+        "road",
+        "software",
+        "software_version",
+    )
+
+    def __init__(self, principal: str | None) -> None:
+        self.principal = principal
+        self.client_id: str | None = None
+        self.software: str | None = None
+        self.software_version: str | None = None
+        self.road = "none"
+        self.highest: dict[int, int] = {}
+        self.first_requests: list[str] = []
+        self.habits: dict[HabitName, Habit] = {}
+        self.is_new = True
+        self._tls: str | None = None
+        self._mechanism: str | None = None
+        self._client_ids: list[str] = []
+        self._api_versions_refused: bool | None = None
+        self._is_greeted = False
+
+    def secured(self, version: str) -> None:
+        self._tls = version
+
+    def shook_hands(self, mechanism: str, version: int) -> None:
+        self.road = _ROADS.get(version, "none")
+        self._mechanism = mechanism if _MECHANISM.match(mechanism) else None
+
+    def spoke_gssapi(self) -> None:
+        self._mechanism = "GSSAPI"
+
+    def introduced(self, software: str | None, version: str | None) -> None:
+        if self.software is None and software:
+            self.software = text(software)
+            self.software_version = text(version) if version else None
+
+    def habit(self, name: HabitName, value: Habit) -> None:
+        if name not in self.habits:
+            self.habits[name] = [text(one) for one in value[:MAX_PROTOCOLS]] if isinstance(value, list) else value
+
+    def notice(self, header: RequestHeader) -> bool:
+        """One of the first requests, or the first under another client id. True once: when it has said of itself what it will, and asks for something."""
+        client_id, api_key, version = header.client_id, header.api_key, header.api_version
+        if client_id != self.client_id:
+            # Cut, lest ten thousand connections keep 32 KiB each; one that has such a name is looked at again with each request.
+            name = self.client_id = None if client_id is None else text(client_id)
+            if name is not None and len(self._client_ids) < MAX_CLIENT_IDS and name not in self._client_ids:
+                self._client_ids.append(name)
+        if len(self.first_requests) < MAX_FIRST_REQUESTS:
+            self.first_requests.append(f"{api_key}:{version}")
+        is_greeting = False
+        if api_key == ApiKey.API_VERSIONS:
+            if self._api_versions_refused is None:
+                self._api_versions_refused = (api_key, version) not in ROUTES
+        elif not self._is_greeted:
+            self._is_greeted = is_greeting = True
+        self.is_new = not self._is_greeted or len(self.first_requests) < MAX_FIRST_REQUESTS
+        return is_greeting
+
+    def note_produce(self, request: ProduceRequest) -> None:
+        self.habits["acks"] = request.acks
+        self.habits["produce_timeout_ms"] = request.timeout_ms
+
+    def note_fetch(self, request: FetchRequest) -> None:
+        habits = self.habits
+        habits["fetch_max_wait_ms"] = request.max_wait_ms
+        habits["fetch_min_bytes"] = request.min_bytes
+        if request.version >= _FIRST_FETCH_WITH_MAX_BYTES:
+            habits["fetch_max_bytes"] = request.max_bytes
+        if request.version >= _FIRST_FETCH_WITH_ISOLATION:
+            habits["isolation_level"] = request.isolation_level
+        if request.version >= _FIRST_FETCH_WITH_SESSION:
+            habits["fetch_session"] = request.session_epoch >= 0
+        first = next((partition for topic in request.topics for partition in topic.partitions), None)
+        if first is not None:
+            habits["partition_max_bytes"] = first.max_bytes
+
+    def known(self) -> Known:
+        """What every row of the connection says."""
+        return {
+            "tls": self._tls,
+            "mechanism": self._mechanism,
+            "principal": self.principal,
+            "software": self.software,
+            "software_version": self.software_version,
+            "api_versions": self.highest.get(ApiKey.API_VERSIONS),
+            "api_versions_refused": bool(self._api_versions_refused),
+            "client_ids": self._client_ids or None,
+        }

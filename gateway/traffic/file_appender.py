@@ -1,0 +1,128 @@
+"""The file of the traffic log that is being written: whole lines or none, until it is large or old enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from gateway import logs
+from gateway.traffic.dropped_lines import Losses
+from gateway.traffic.log_files import Folder, GrowingFile, begin, is_gone
+
+_log = logs.part(__name__)
+
+#: How long a disk that failed is let alone, in seconds: one that is full has room again when somebody has made it.
+RETRY_SECONDS = 5.0
+
+Open = Callable[[Path], GrowingFile | None]
+
+
+class Rotation(msgspec.Struct, frozen=True):
+    """A file is finished at so many bytes, or so many ms after it was begun."""
+
+    max_bytes: int
+    max_ms: int
+
+
+class Appender:
+    """The file that is being written. `now()` is in ms since 1970, for names; `ticks()` in seconds, for intervals; `finished` is told of each file
+    that is complete."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        rotation: Rotation,
+        losses: Losses,
+        now: Callable[[], int],
+        ticks: Callable[[], float],
+        finished: Callable[[Path], None],
+        open_file: Open = begin,
+    ) -> None:
+        self._folder = folder
+        self._rotation = rotation
+        self._losses = losses
+        self._now = now
+        self._ticks = ticks
+        self._finished = finished
+        self._open = open_file
+        self._file: GrowingFile | None = None
+        self._path = Path()
+        self._size = self._lines = 0
+        self._begun = 0.0
+        self._number = 0
+        self._failed_at = -RETRY_SECONDS
+        self._failure = ""
+
+    def append(self, block: bytes, lines: int) -> None:
+        """Write whole lines; they are all in the file then, or none of them."""
+        if self._file is None and self._ticks() - self._failed_at < RETRY_SECONDS:
+            self._losses.add(lines, self._failure)
+            return
+        try:
+            if self._file is not None and is_gone(self._file):
+                self._losses.add(self._lines, "their file was deleted")
+                self._size = 0
+                self._end()
+            if self._file is None:
+                self._begin()
+            self._write(block)
+            self._lines += lines
+        except OSError as failure:
+            self._failure = failure.strerror or type(failure).__name__
+            self._failed_at = self._ticks()
+            self._losses.add(lines, self._failure)
+            self._end()
+        self.rotate_if_due()
+
+    def rotate_if_due(self) -> None:
+        if self._file is not None and (self._size >= self._rotation.max_bytes or self.due_in() <= 0):
+            self._end()
+
+    def due_in(self) -> float:
+        """Seconds until the file is old enough, however little is in it."""
+        if self._file is None:
+            return self._rotation.max_ms / 1000
+        return self._begun + self._rotation.max_ms / 1000 - self._ticks()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._end()
+
+    def _begin(self) -> None:
+        while self._file is None:
+            self._path = self._folder.place(self._now(), self._number)
+            self._number += 1
+            self._file = self._open(self._path)
+        self._size = self._lines = 0
+        self._begun = self._ticks()
+
+    def _write(self, block: bytes) -> None:
+        assert self._file is not None
+        left = memoryview(block)
+        while left:
+            left = left[self._file.write(left) or 0 :]
+        self._size += len(block)
+
+    def _end(self) -> None:
+        file, self._file = self._file, None
+        if file is None:
+            return
+        # After a failure part of a line may be there; where it cannot be taken away, it is the last.
+        with suppress(OSError):
+            file.truncate(self._size)
+        _close(file)
+        if self._size:
+            self._finished(self._path)
+        else:
+            with suppress(OSError):
+                self._path.unlink()
+
+
+def _close(file: GrowingFile) -> None:
+    try:
+        file.close()
+    except OSError as failure:
+        _log.warning("traffic file not closed", reason=str(failure.strerror))

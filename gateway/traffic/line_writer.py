@@ -1,0 +1,150 @@
+"""Lines of the traffic log on their way to disk, off the reactor thread. Nothing waits for them: what does not fit is dropped, and counted."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from gateway import logs
+from gateway.traffic.dropped_lines import TELL_SECONDS, Losses
+from gateway.traffic.file_appender import Appender, Open, Rotation
+from gateway.traffic.log_files import Folder, Limits, begin, tidy
+
+_log = logs.part(__name__)
+
+#: How often old files are looked at where none is finished meanwhile, in seconds.
+TIDY_SECONDS = 600.0
+
+#: What the writing thread waits at least where a file is all but due, in seconds: it would only turn around.
+_LEAST_WAIT = 0.01
+
+#: The least that other threads are asked to let go first: compression can wait.
+_NICE = 19
+
+
+class Writer:
+    """The threads: one writes, the other compresses and deletes. At most `max_lines` and `max_bytes` wait for the first."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        rotation: Rotation,
+        limits: Limits,
+        now: Callable[[], int],
+        *,
+        max_lines: int,
+        max_bytes: int,
+        ticks: Callable[[], float] = time.monotonic,
+        open_file: Open = begin,
+    ) -> None:
+        self._folder = folder
+        self._limits = limits
+        self._now = now
+        self._max_lines = max_lines
+        self._max_bytes = max_bytes
+        self._losses = Losses(ticks)
+        self._appender = Appender(folder, rotation, self._losses, now, ticks, self._finish, open_file)
+        self._ticks = ticks
+        self._began = now(), ticks()
+        self._waiting: deque[tuple[bytes, int]] = deque()
+        self._waiting_lines = self._waiting_bytes = 0
+        self._is_over = False
+        self._filled = threading.Condition()
+        self._untidy: deque[Path] = deque()
+        self._tidying = threading.Event()
+        self._is_tidy = False
+        # Daemons: a disk that hangs holds up no end of the process.
+        self._writes = threading.Thread(target=self._write_all, name="traffic", daemon=True)
+        self._tidies = threading.Thread(target=self._tidy_all, name="traffic-tidy", daemon=True)
+
+    @property
+    def dropped(self) -> int:
+        """Lines so far that found no room, or a disk that failed."""
+        return self._losses.total
+
+    def start(self) -> None:
+        self._writes.start()
+        self._tidies.start()
+
+    def put(self, block: bytes, lines: int) -> None:
+        """Take so many whole lines, or drop them."""
+        with self._filled:
+            has_room = self._waiting_lines + lines <= self._max_lines and self._waiting_bytes + len(block) <= self._max_bytes
+            if has_room and not self._is_over:
+                self._waiting.append((block, lines))
+                self._waiting_lines += lines
+                self._waiting_bytes += len(block)
+                self._filled.notify()
+                return
+        self._losses.add(lines, "they were not written fast enough")
+
+    async def stop(self, seconds: float) -> None:
+        """Write what waits and finish the file, for at most so long, and meanwhile do nothing else; what is not compressed by then is at the next start."""
+        end = time.monotonic() + seconds
+        with self._filled:
+            self._is_over = True
+            self._filled.notify()
+        if self._writes.is_alive():
+            self._writes.join(seconds)
+        self._is_tidy = True
+        self._tidying.set()
+        if self._tidies.is_alive():
+            self._tidies.join(max(end - time.monotonic(), 0))
+
+    def _finish(self, path: Path) -> None:
+        self._untidy.append(path)
+        self._tidying.set()
+
+    def _write_all(self) -> None:
+        try:
+            while self._write_some():
+                pass
+        except Exception as failure:  # noqa: BLE001 - the rim of a thread
+            _log.bug("the traffic log is not written any more", failure)
+
+    def _write_some(self) -> bool:
+        """False at the end."""
+        with self._filled:
+            if not self._waiting and not self._is_over:
+                self._filled.wait(max(min(self._appender.due_in(), TELL_SECONDS), _LEAST_WAIT))
+            taken, self._waiting = self._waiting, deque()
+            lines, self._waiting_lines, self._waiting_bytes = self._waiting_lines, 0, 0
+            is_over = self._is_over
+        if taken:
+            self._appender.append(b"".join([block for block, _ in taken]), lines)
+        self._appender.rotate_if_due()
+        self._losses.tell()
+        if is_over:
+            self._appender.close()
+        return not is_over
+
+    def _sober_now(self) -> int:
+        """For the age of files: a clock that jumps ahead for a while deletes nothing."""
+        began, ticks = self._began
+        return min(self._now(), began + int((self._ticks() - ticks) * 1000))
+
+    def _tidy_all(self) -> None:
+        try:
+            # Of this thread alone (Linux).
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        except OSError as failure:
+            _log.debug("compression has the priority of all else", reason=str(failure.strerror))
+        try:
+            pending: set[Path] = set()
+            while True:
+                is_last = self._is_tidy
+                # Of a process before this one, or of another gateway that was killed meanwhile.
+                pending.update(self._folder.leftovers())
+                while self._untidy:
+                    pending.add(self._untidy.popleft())
+                tidy(self._folder, pending, self._limits, self._sober_now)
+                if is_last:
+                    return
+                self._tidying.wait(TIDY_SECONDS)
+                self._tidying.clear()
+        except Exception as failure:  # noqa: BLE001 - the rim of a thread
+            _log.bug("traffic files are not looked after any more", failure)

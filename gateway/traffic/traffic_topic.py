@@ -1,0 +1,119 @@
+"""The rows of the traffic log as records of a topic, for whoever reads them as they come. The topic is one like any other; its store is the gateway's own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from itertools import accumulate, groupby
+from typing import Any
+
+from compat.records import Codec
+from compat.records.codecs import compress
+from compat.records.layout import BATCH_OVERHEAD, build_batch, read_batch
+from gateway.coroutines import Clock, Shared
+from gateway.partitions import record_batch
+from gateway.partitions.partition import Partition
+from gateway.partitions.record_format import Format2
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.topics.registry import Topics
+from gateway.topics.topic_names import TRAFFIC
+from gateway.traffic.dropped_lines import Losses
+from storage.plain_records import Record, RecordBatch
+
+#: Lines that become one batch, in bytes before they are compressed: a tenth of that afterwards, far below any limit on batches.
+BATCH_BYTES = 256 << 10
+
+
+class TopicSink:
+    """Appends what is put, in order, one batch after the other; at most `max_bytes` wait. `run` runs a function on another thread, `start` a coroutine
+    in the background. The topic is made with `configs` when it is first written to."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        configs: dict[str, str],
+        losses: Losses,
+        *,
+        max_bytes: int,
+        now: Callable[[], int],
+        clock: Clock,
+        run: Callable[..., Awaitable[Any]],
+        start: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._topics = topics
+        self._configs = configs
+        self._losses = losses
+        self._max_bytes = max_bytes
+        self._now = now
+        self._clock = clock
+        self._run = run
+        self._start = start
+        self._waiting: deque[tuple[bytes, int]] = deque()
+        self._bytes = 0
+        self._under_way: Shared[None] | None = None
+
+    def put(self, block: bytes, lines: int) -> None:
+        """Take so many whole lines, or drop them."""
+        if self._bytes + len(block) > self._max_bytes:
+            self._losses.add(lines, f"{TRAFFIC}: the store is too slow")
+            return
+        self._waiting.append((block, lines))
+        self._bytes += len(block)
+        if self._under_way is None:
+            self._under_way = Shared()
+            self._start(self._append_all())
+
+    async def stop(self, seconds: float) -> None:
+        """Append what waits, for at most so long."""
+        if self._under_way is None:
+            return
+        try:
+            await self._under_way.within(self._clock, seconds)
+        except TimeoutError:
+            self._losses.add(sum(lines for _, lines in self._waiting), f"{TRAFFIC}: the store is too slow")
+
+    async def _append_all(self) -> None:
+        under_way = self._under_way
+        try:
+            while self._waiting:
+                taken, self._waiting = list(self._waiting), deque()
+                try:
+                    await self._append(b"".join(block for block, _ in taken))
+                finally:
+                    self._bytes -= sum(len(block) for block, _ in taken)
+        finally:
+            self._under_way = None
+            if under_way is not None:
+                under_way.succeed(None)
+
+    async def _append(self, lines: bytes) -> None:
+        now = self._now()
+        for batch, count in await self._run(_batches, lines, now):
+            try:
+                partition = await self._partition()
+                await partition.append_batch(memoryview(batch), record_batch.read_batch(batch), now)
+            except KafkaError as failure:
+                self._losses.add(count, f"{TRAFFIC}: {failure.message or failure.code.name}")
+
+    async def _partition(self) -> Partition:
+        if self._topics.get(TRAFFIC) is None:
+            try:
+                await self._topics.create(TRAFFIC, 1, self._configs)
+            except KafkaError as failure:
+                if failure.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                    raise
+        return await self._topics.partition(TRAFFIC, 0)
+
+
+def _batches(lines: bytes, now: int) -> list[tuple[bytearray, int]]:
+    """The lines as compressed batches, and how many are in each."""
+    found = lines.splitlines()
+    numbers = (end // BATCH_BYTES for end in accumulate(map(len, found)))
+    parts = groupby(zip(numbers, found, strict=True), lambda numbered: numbered[0])
+    return [_batch([line for _, line in part], now) for _, part in parts]
+
+
+def _batch(lines: list[bytes], now: int) -> tuple[bytearray, int]:
+    plain = Format2().pack(RecordBatch([Record(None, line, (), now) for line in lines]))
+    header = read_batch(plain)._replace(attributes=int(Codec.GZIP))
+    return bytearray(build_batch(header, compress(Codec.GZIP, memoryview(plain)[BATCH_OVERHEAD:], magic=2))), len(lines)

@@ -1,0 +1,1 @@
+"""What the tables say: activity, identity of clients, readiness for a target, costs and trend."""

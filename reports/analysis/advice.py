@@ -1,0 +1,66 @@
+"""What an application that a target refuses, or serves below its baseline, needs: the lowest version of its library, another setting, or another library."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from compat.fingerprint.table import settings
+from reports.analysis.facts import Target
+from reports.analysis.identity import numbers
+from reports.analysis.literals import table_of
+from reports.analysis.words import BELOW, REFUSED
+
+
+def baselines(spark: SparkSession, target: Target) -> DataFrame:
+    """By library: `supported` and `instead` as in the target, `lowest` with the words for it, and its protocol setting, where it has one."""
+    rows = []
+    for name, row in sorted(target.libraries.items()):
+        least = f" (not refused from {row.wire})" if row.wire and row.wire != row.lowest else ""
+        instead = target.libraries.get(row.instead or "")
+        other = f"{row.instead} {instead.lowest}" if instead and instead.lowest else row.instead
+        rows.append((name, row.supported, row.lowest, least, other, *settings().get(name, (None, None))))
+    columns = ("library", "supported", "lowest", "least", "instead", "configured", "setting")
+    return table_of(spark, rows, ", ".join(f"{column} string" for column in columns))
+
+
+def needs(target: Target) -> Column:
+    """Of rows with a state, a library and its `baselines`, and whether they ask for ApiVersions (`asks`); nothing where the target names no library."""
+    if not target.libraries:
+        return F.lit("")
+    version = F.concat_ws(" ", "library", "lowest")
+    unknown = F.concat(F.lit("a newer "), F.col("library"), F.lit(" or another library: the target names no version of it"))
+    other = F.concat(F.lit("another library, such as "), F.col("instead"), F.lit(": no version of "), F.col("library"), F.lit(" is served"))
+    return (
+        F.when(~F.col("state").isin(REFUSED, BELOW), F.lit(""))
+        .when(F.col("library").isNull(), F.lit(_of_each(target)))
+        .when(F.col("instead").isNotNull(), other)
+        .when(F.col("lowest").isNull(), unknown)
+        .when(F.col("state") == BELOW, version)
+        .otherwise(_not_to_be_refused(version))
+    )
+
+
+def _of_each(target: Target) -> str:
+    """Where it is not known which library it is."""
+    each = " or ".join(f"{name} {row.lowest}" for name, row in target.libraries.items() if row.lowest)
+    none = "".join(f"; no version of {name} is served" for name, row in target.libraries.items() if row.instead)
+    return f"{each}, with its protocol setting left out, where it has one{none}"
+
+
+def _not_to_be_refused(version: Column) -> Column:
+    """A version that is new enough is refused where a setting tells it to speak an older protocol. A library that takes what the broker offers unless it
+    is told otherwise shows by its asking that it is not; what has no such setting needs another look.
+    """
+    is_unasked = (F.col("configured") == "unasked") & ~F.col("asks") & F.col("version_high").isNull()
+    may_be_set = F.coalesce((F.col("configured") == "always") | is_unasked, F.lit(False))
+    is_new_enough = F.coalesce(numbers("version_low") >= numbers("lowest"), F.lit(False))
+    setting = F.concat(F.lit("its protocol setting ("), F.col("setting"), F.lit(") left out"))
+    tried = F.concat(F.lit("a look at what it does: "), version, F.lit(" and later were not refused where they were tried"))
+    at_least = F.concat(version, F.col("least"))
+    return (
+        F.when(may_be_set & is_new_enough, setting)
+        .when(may_be_set, F.concat(at_least, F.lit(", with "), setting))
+        .when(is_new_enough, tried)
+        .otherwise(at_least)
+    )

@@ -1,0 +1,101 @@
+"""What the connections of each application did, put together so that the libraries behind it can be told (`compat.fingerprint`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from compat.fingerprint.behaviour import LOG_IN, OPENING, Doing
+from reports.analysis.activity import SOFTWARE, requests_by_connection
+from reports.analysis.words import APPLICATION
+from reports.ingest.schema import HABITS
+
+MOST_KEPT = 16
+"""Beginnings, and values of a habit, that are kept of a kind of connection: what does more is no single library."""
+MOST_VERSIONS = 256
+"""Requests with their versions that are kept of a connection; a release of a library sends some twenty."""
+MOST_KINDS = 64
+"""Kinds of connections of one application that are looked at, those with most traffic first."""
+
+
+def kinds(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame:
+    """A row for each kind of connection of an application: APPLICATION, SOFTWARE, sent, kind, bytes, requests, connections, last_seen, is_beyond.
+
+    Connections that sent the same name, and the same requests in the same versions (`sent`), are of one kind. `kind` is a text that `read` reads, null
+    where the client sent its name. `is_beyond` is true for those without a name beyond MOST_KINDS.
+    """
+    pairs = F.sort_array(F.collect_set(F.struct("api_key", "api_version")))
+    each = requests_by_connection(usage, connections, who).groupBy("connection", *APPLICATION, *SOFTWARE)
+    # Each row of a connection has the same beginning.
+    each = each.agg(
+        F.slice(pairs, 1, MOST_VERSIONS).alias("sent"),
+        *_sums(),
+        F.first("first_requests").alias("first"),
+        F.first("habits").alias("habits"),
+    )
+    habits = [_as_text(f"habits.{field.name}", field.name) for field in HABITS.fields]
+    told = each.select("*", _opening().alias("opening"), *habits)
+    kept = [_set_of("opening").alias("openings"), *[_set_of(name).alias(name) for name in HABITS.fieldNames()]]
+    rows = told.groupBy(*APPLICATION, *SOFTWARE, "sent").agg(*kept, *_sums(), F.count("*").alias("connections"))
+    kind = F.to_json(F.struct("sent", "openings", *HABITS.fieldNames()))
+    rows = rows.withColumn("kind", F.when(F.col("software").isNull(), kind))
+    # Kinds that sent their name are summed up by it later, and do not count here.
+    of_these = Window.partitionBy(*APPLICATION, F.col("kind").isNull())
+    place = F.row_number().over(of_these.orderBy(F.desc("bytes"), F.desc("connections"), "kind", *SOFTWARE, "sent"))
+    return rows.select(
+        *APPLICATION,
+        *SOFTWARE,
+        "sent",
+        "kind",
+        "bytes",
+        "requests",
+        "connections",
+        "last_seen",
+        (F.col("kind").isNotNull() & (place > MOST_KINDS)).alias("is_beyond"),
+    )
+
+
+def read(kind: str) -> Doing:
+    row: dict[str, Any] = json.loads(kind)
+    openings = frozenset(tuple(map(int, keys.split(","))) for keys in row.get("openings", ()) if keys)
+    return Doing(requests_of(row["sent"]), openings, dict(_habits(row)), is_whole=False)
+
+
+def requests_of(sent: list[dict[str, int]]) -> dict[int, frozenset[int]]:
+    """From pairs of api key and version."""
+    found: dict[int, frozenset[int]] = {}
+    for one in sent:
+        found[one["api_key"]] = found.get(one["api_key"], frozenset()) | {one["api_version"]}
+    return found
+
+
+def _habits(row: Mapping[str, Any]) -> Iterator[tuple[str, frozenset[str]]]:
+    for name in HABITS.fieldNames():
+        if row.get(name):
+            yield name, frozenset(row[name])
+
+
+def _sums() -> list[Column]:
+    return [*[F.sum(name).alias(name) for name in ("bytes", "requests")], F.max("last_seen").alias("last_seen")]
+
+
+def _set_of(name: str) -> Column:
+    return F.slice(F.sort_array(F.collect_set(name)), 1, MOST_KEPT)
+
+
+def _opening() -> Column:
+    """The first requests by api key, without the log-in, one that follows itself once."""
+    keys = F.transform("first", lambda request: F.split(request, ":")[0])
+    # What no gateway wrote is no number.
+    keys = F.filter(keys, lambda key: key.rlike("^[0-9]{1,4}$") & ~key.isin([str(key) for key in LOG_IN]))
+    changes = F.filter(keys, lambda key, place: (place == 0) | (key != F.get(keys, place - 1)))
+    return F.array_join(F.slice(changes, 1, OPENING), ",")
+
+
+def _as_text(column: str, name: str) -> Column:
+    text = F.array_join(column, ",") if name == "protocols" else F.col(column).cast("string")
+    return text.alias(name)

@@ -1,0 +1,132 @@
+"""What the reports know of Kafka and its clients: tables of data, each with its source, so that a new target or library is a new file or line."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from compat.fingerprint.table import numbers
+
+HERE = Path(__file__).parent.parent
+TARGETS = HERE / "targets"
+DEFAULT_TARGET = "kafka-4.0"
+"""The strictest of Kafka 4's releases: who is ready for it is ready for the others."""
+NEVER = 1 << 15
+"""As a minimum: no version of that request is served."""
+
+
+class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The lowest version of a library that is supported, and the lowest that the wire does not refuse, where they are known; `instead` is another
+    library, where no version of this one is served.
+    """
+
+    supported: str | None = None
+    wire: str | None = None
+    instead: str | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.supported or self.wire or self.instead):
+            raise ValueError("a library needs `supported`, `wire` or `instead`")
+        for version in filter(None, (self.supported, self.wire)):
+            numbers(version)
+
+    @property
+    def lowest(self) -> str | None:
+        """The lowest version that is both supported and not refused."""
+        known = [version for version in (self.supported, self.wire) if version]
+        return max(known, key=numbers, default=None) if not self.instead else None
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A target as it is written down: what it has, or what it has beside (or instead of) what the one has that it is `like`. A key that is misspelt is
+    refused: left out, what it says would be served.
+    """
+
+    title: str
+    sources: tuple[str, ...]
+    minimums: dict[int, int]
+    like: str | None = None
+    maximums: dict[int, int] = {}
+    removed: tuple[int, ...] = ()
+    bare_gssapi: bool | None = None
+    libraries: dict[str, Baseline] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What applications are to be moved to. A request is refused below its minimum and above its maximum, which is named only where clients do not ask
+    for it first; a library is unsupported below its baseline.
+    """
+
+    name: str
+    title: str
+    sources: tuple[str, ...]
+    minimums: dict[int, int]
+    maximums: dict[int, int]
+    serves_bare_gssapi: bool
+    libraries: dict[str, Baseline]
+
+
+def target_names() -> list[str]:
+    return sorted(path.stem for path in TARGETS.glob("*.toml"))
+
+
+def target(name: str) -> Target:
+    """By the name of its file, or by a path to one of one's own. Raises ValueError for what is neither."""
+    path = Path(name) if name.endswith(".toml") else TARGETS / f"{name}.toml"
+    if ("/" in name.removesuffix(".toml") and not name.endswith(".toml")) or not path.is_file():
+        raise ValueError(f"there is no target {name!r}; there are {', '.join(target_names())}, or give a file of your own (.toml)")
+    try:
+        file = msgspec.convert(tomllib.loads(path.read_text("utf-8")), _File, strict=True, str_keys=True)
+        return _completed(path.stem, file, _like(file))
+    except (OSError, msgspec.ValidationError, ValueError) as error:
+        raise ValueError(f"{path} is no target: {error}") from error
+
+
+def _like(file: _File) -> Target:
+    if file.like is None:
+        return Target("", "", (), {}, {}, True, {})
+    # Only those that are here, so that no file leads to itself.
+    if file.like not in target_names():
+        raise ValueError(f"`like` is one of {', '.join(target_names())}, and not {file.like!r}")
+    return target(file.like)
+
+
+def _completed(name: str, file: _File, other: Target) -> Target:
+    return Target(
+        name,
+        file.title,
+        (*file.sources, *other.sources),
+        other.minimums | file.minimums | dict.fromkeys(file.removed, NEVER),
+        other.maximums | file.maximums,
+        other.serves_bare_gssapi if file.bare_gssapi is None else file.bare_gssapi,
+        other.libraries | file.libraries,
+    )
+
+
+def api_names() -> dict[int, str]:
+    return {int(key): str(name) for key, name in _table("apis.toml")["names"].items()}
+
+
+def library_names() -> dict[str, str]:
+    """By the name that a client sends, in lower case."""
+    return {str(sent): str(name) for sent, name in _table("libraries.toml")["names"].items()}
+
+
+def generations() -> list[tuple[int, int, int, str]]:
+    """Rows of api key, version, and the first Kafka release whose client sends it (its number in order, and its name)."""
+    table = _table("generations.toml")
+    rows: list[tuple[int, int, int, str]] = []
+    for key, highest in table["highest"].items():
+        for version in range(max(highest) + 1):
+            number = next(place for place, most in enumerate(highest) if most >= version)
+            rows.append((int(key), version, number, table["releases"][number]))
+    return rows
+
+
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads((HERE / name).read_text("utf-8"))

@@ -1,0 +1,261 @@
+"""Which libraries an application is: what its connections say of themselves, or else what they did (`compat.fingerprint`).
+
+Applications that share a principal, a client id and an address are one row. Their connections tell them apart: each library and range of versions that
+was seen is a part of the row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from compat.fingerprint.behaviour import API_VERSIONS, Doing
+from compat.fingerprint.matcher import identify as identify_doing
+from compat.fingerprint.splitter import NOT_COMPARED, Named, Splitter
+from compat.fingerprint.table import Table, runs_in
+from compat.fingerprint.table import table_of as table_of_runs
+from reports.analysis.activity import SOFTWARE
+from reports.analysis.behaviour import MOST_KEPT, read, requests_of
+from reports.analysis.facts import api_names, generations, library_names
+from reports.analysis.literals import table_of
+from reports.analysis.words import APPLICATION
+
+SENT_BY_ITSELF = 1.0
+"""The confidence in what the client says of itself."""
+MOST_DOINGS = 10_000
+"""Different doings that are looked at, those of most applications first; of others the library stays unknown, and the report says of how many. A release of
+a library makes some tens."""
+MOST_NAMES = 50
+"""Libraries with versions that one application's connections are told apart by, those with most traffic first: a client may call itself anything."""
+LEFT_OUT = "one of too many kinds of clients to tell its library"
+PART = "part"
+"""What tells the parts of an application from one another, next to APPLICATION."""
+
+_VERDICT = (
+    "key string, kind string, its_part string, its_library string, its_version_low string, its_version_high string, its_confidence double, "
+    "its_evidence string, its_difference string"
+)
+
+
+def identify(kinds: DataFrame) -> DataFrame:
+    """A row for each library and range of versions of an application: APPLICATION, PART, library, version_low, version_high, confidence (0 to 1), evidence,
+    difference, generation, is_left_out, sent, asks, bytes, requests, connections, last_seen. `kinds` is what `doings.kinds` gives.
+
+    Where the client sent its name and version (KIP-511), that is it. Else it is told from what it did; where that cannot be, the library is null.
+    `version_high` is null where it may be newer than any that is known. `difference` says what distinguishes a client without a name from the others of
+    the application. `generation` is the Kafka release whose own client is the first to send such requests.
+    """
+    named = _named(kinds)
+    return _parts(named.unionByName(_nameless(kinds, named)))
+
+
+def _named(kinds: DataFrame) -> DataFrame:
+    """One row for each library and version by which connections of an application call themselves."""
+    said = kinds.filter("software is not null").select("*", _library(), _version())
+    # An array of numbers and of texts, both in order: of two names that were last used in the same minute it is always the same one.
+    sent = F.concat_ws(" ", *SOFTWARE).alias("name")
+    own = said.groupBy(*APPLICATION, "library", "version").agg(
+        F.concat(F.lit("calls itself "), F.max(F.struct("last_seen", sent))["name"]).alias("evidence"), *_sums()
+    )
+    place = F.row_number().over(Window.partitionBy(*APPLICATION).orderBy(F.desc("bytes"), F.desc("connections"), "library", "version"))
+    is_left_out = place > MOST_NAMES
+    name = F.when(~is_left_out, F.concat_ws(" ", F.lit("named"), "library", "version")).otherwise(F.lit(LEFT_OUT))
+    return own.select(
+        *APPLICATION,
+        name.alias(PART),
+        F.when(~is_left_out, F.col("library")).alias("library"),
+        *[F.when(~is_left_out, F.col("version")).alias(version) for version in ("version_low", "version_high")],
+        F.when(~is_left_out, F.lit(SENT_BY_ITSELF)).otherwise(F.lit(0.0)).alias("confidence"),
+        F.when(~is_left_out, F.col("evidence")).otherwise(F.lit(LEFT_OUT)).alias("evidence"),
+        F.lit(None).cast("string").alias("difference"),
+        is_left_out.alias("is_left_out"),
+        *_SUMMED,
+    )
+
+
+_SUMMED = ("sent", "bytes", "requests", "connections", "last_seen")
+
+
+def _sums() -> list[Column]:
+    sent = F.sort_array(F.array_distinct(F.flatten(F.collect_set("sent")))).alias("sent")
+    return [sent, *[F.sum(name).alias(name) for name in ("bytes", "requests", "connections")], F.max("last_seen").alias("last_seen")]
+
+
+def _nameless(kinds: DataFrame, named: DataFrame) -> DataFrame:
+    """One row for each kind of connection without a name, with the part that it is of."""
+    own = kinds.filter("kind is not null")
+    looked_at = own.filter("not is_beyond")
+    did = looked_at.groupBy(*APPLICATION).agg(F.sort_array(F.collect_set("kind")).alias("kinds"))
+    names = (
+        named.filter("library is not null")
+        .groupBy(*APPLICATION)
+        .agg(F.sort_array(F.collect_list(F.struct("library", F.col("version_low").alias("version"), "sent"))).alias("names"))
+    )
+    did = did.join(names, list(APPLICATION), "left").withColumn("named_like", _named_like(_known()))
+    did = did.select(*APPLICATION, F.to_json(F.struct("kinds", "names", "named_like")).alias("doing"))
+    judged = _concluded(did, _known())
+    key = F.md5("kind").alias("kind_key")
+    rows = own.select(*APPLICATION, key, "is_beyond", *_SUMMED).join(judged, [*APPLICATION, "kind_key"], "left")
+    is_left_out = F.col("its_part").isNull()
+    return rows.select(
+        *APPLICATION,
+        F.coalesce("its_part", F.lit(LEFT_OUT)).alias(PART),
+        *[F.col(f"its_{name}").alias(name) for name in ("library", "version_low", "version_high")],
+        F.coalesce("its_confidence", F.lit(0.0)).alias("confidence"),
+        F.when(is_left_out, F.lit(LEFT_OUT)).otherwise(F.col("its_evidence")).alias("evidence"),
+        F.col("its_difference").alias("difference"),
+        is_left_out.alias("is_left_out"),
+        *_SUMMED,
+    )
+
+
+def _parts(rows: DataFrame) -> DataFrame:
+    """Kinds of connections put together by the part that they are of, with what they send."""
+    alike = ("confidence", "evidence", "difference", "is_left_out")
+    summed = rows.groupBy(*APPLICATION, PART, "library", "version_low", "version_high").agg(
+        *[F.max(name).alias(name) for name in alike], *_sums()
+    )
+    asks = F.exists("sent", lambda pair: pair["api_key"] == API_VERSIONS)
+    summed = summed.join(_requests(summed), [*APPLICATION, PART], "left")
+    return summed.withColumn("evidence", F.concat_ws("; ", "evidence", "sends")).drop("sends").withColumn("asks", asks)
+
+
+@cache
+def _known() -> Table:
+    return table_of_runs(runs_in())
+
+
+@cache
+def _splitter() -> Splitter:
+    return Splitter(_known())
+
+
+def _concluded(did: DataFrame, table: Table) -> DataFrame:
+    """APPLICATION, kind_key and the part that each kind of connection is of. The doings are few, so they are judged here, and joined back."""
+    key = F.md5("doing")
+    doings = did.groupBy("doing").agg(F.count("*").alias("number")).orderBy(F.desc("number"), "doing").limit(MOST_DOINGS)
+    verdicts = [
+        (row["key"], *verdict) for row in doings.select(key.alias("key"), "doing").collect() for verdict in _judged(row["doing"], table)
+    ]
+    judged = table_of(did.sparkSession, verdicts, _VERDICT).withColumnRenamed("kind", "kind_key")
+    return did.select(*APPLICATION, key.alias("key")).join(F.broadcast(judged), "key").drop("key")
+
+
+def _judged(doing: str, table: Table) -> Iterator[tuple[str | float | None, ...]]:
+    """By kind of connection, what its client is."""
+    row = json.loads(doing)
+    texts: list[str] = row["kinds"]
+    connections = [read(text) for text in texts]
+    named = [Named(one["library"], one.get("version"), requests_of(one["sent"])) for one in row.get("names", ())]
+    named_like = row.get("named_like")
+    clients = _splitter().split(connections, named, named_like)
+    # A client with a name has all that its connections sent.
+    whole = [
+        _whole(
+            [*([Doing(named[one.named].requests)] if one.named is not None else []), *(connections[index] for index in one.connections)],
+            named_like,
+        )
+        for one in clients
+    ]
+    for number, client in enumerate(clients):
+        verdict: tuple[str | float | None, ...]
+        if client.named is not None:
+            own = named[client.named]
+            part = " ".join(["named", own.library] if own.version is None else ["named", own.library, own.version])
+            verdict = (part, own.library, own.version, own.version, SENT_BY_ITSELF, None, None)
+        else:
+            found = identify_doing(whole[number], table)
+            versions = (found.version_low, found.version_high)
+            others = [one for place, one in enumerate(whole) if place != number]
+            verdict = (
+                f"{number}",
+                found.library,
+                *versions,
+                found.confidence,
+                "; ".join(found.evidence),
+                _difference(whole[number], others),
+            )
+        for index in client.connections:
+            yield (_md5(texts[index]), *verdict)
+
+
+def _md5(text: str) -> str:
+    """As Spark's."""
+    return hashlib.md5(text.encode("utf-8"), usedforsecurity=False).hexdigest()
+
+
+def _whole(connections: Sequence[Doing], named_like: str | None) -> Doing:
+    """What connections did together."""
+    requests: dict[int, frozenset[int]] = {}
+    habits: dict[str, frozenset[str]] = {}
+    for one in connections:
+        for key, versions in one.requests.items():
+            requests[key] = requests.get(key, frozenset()) | versions
+        for name, values in one.habits.items():
+            habits[name] = frozenset(sorted(habits.get(name, frozenset()) | values)[:MOST_KEPT])
+    openings = sorted({opening for one in connections for opening in one.openings})
+    return Doing(requests, frozenset(openings[:MOST_KEPT]), habits, named_like)
+
+
+def _difference(doing: Doing, others: Sequence[Doing]) -> str | None:
+    """What it sends in other versions than the others."""
+    if not others:
+        return None
+    names = api_names()
+    found = []
+    for key, version in sorted(doing.highest.items()):
+        sent = {other.highest[key] for other in others if other.requests.get(key)}
+        if key not in NOT_COMPARED and sent - {version}:
+            found.append(f"{names.get(key, f'key {key}')} {version} (others: {', '.join(map(str, sorted(sent - {version})))})")
+    if found:
+        return f"sends {', '.join(found)}"
+    return "does not send its name, and sends what no version of the others does"
+
+
+def _named_like(table: Table) -> Column:
+    """As Table.named_like."""
+    found = F.array_compact(F.array(*[F.when(F.col("client_id").rlike(own), F.lit(name)) for name, own in table.patterns.items()]))
+    return F.when(F.size(found) == 1, found[0])
+
+
+def _library() -> Column:
+    sent = F.lower("software")
+    names = F.create_map(*[F.lit(word) for pair in library_names().items() for word in pair])
+    library = F.when(F.col("software_version").contains("rdkafka-"), F.lit("librdkafka")).otherwise(F.coalesce(names[sent], sent))
+    return library.alias("library")
+
+
+def _version() -> Column:
+    within = F.regexp_extract("software_version", r"rdkafka-v?(\d+(?:\.\d+)*)", 1)
+    own = F.regexp_extract("software_version", r"(\d+(?:\.\d+)*)", 1)
+    return F.nullif(F.when(within != "", within).otherwise(own), F.lit("")).alias("version")
+
+
+def numbers(version: Column | str) -> Column:
+    """A column with a version like 1.10.2 as an array that sorts as versions do; null where there is none."""
+    return F.transform(F.split(version, r"\."), lambda part: part.cast("int"))
+
+
+def _requests(parts: DataFrame) -> DataFrame:
+    """What each part sends at most, as a text, and the generation of that."""
+    spark = parts.sparkSession
+    names = table_of(spark, sorted(api_names().items()), "api_key int, api string")
+    first = table_of(spark, generations(), "api_key int, highest int, number int, release string")
+    each = parts.select(*APPLICATION, PART, F.explode("sent").alias("pair")).select(*APPLICATION, PART, "pair.*")
+    highest = each.groupBy(*APPLICATION, PART, "api_key").agg(F.max("api_version").alias("highest"))
+    told = highest.join(F.broadcast(names), "api_key", "left").join(F.broadcast(first), ["api_key", "highest"], "left")
+    words = F.concat_ws(" ", F.coalesce("api", F.concat(F.lit("key "), F.col("api_key").cast("string"))), F.col("highest").cast("string"))
+    return told.groupBy(*APPLICATION, PART).agg(
+        F.concat(
+            F.lit("sends "),
+            F.concat_ws(
+                ", ", F.transform(F.sort_array(F.collect_list(F.struct("api_key", words.alias("words")))), lambda row: row["words"])
+            ),
+        ).alias("sends"),
+        F.max_by("release", "number").alias("generation"),
+    )

@@ -1,0 +1,196 @@
+"""What a target would do to each application: refuse it on the wire, serve it although it is below the supported baseline, or serve it."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from compat.fingerprint.behaviour import API_VERSIONS
+from reports.analysis.activity import FORMATS, SUMS
+from reports.analysis.advice import baselines, needs
+from reports.analysis.facts import NEVER, Target, api_names
+from reports.analysis.identity import PART, SENT_BY_ITSELF, numbers
+from reports.analysis.literals import table_of
+from reports.analysis.words import APPLICATION, BELOW, FINE, REFUSED, STATES, UNKNOWN
+
+MOST_REASONS = 50
+"""Requests that are named as refused to one application, which may send what it likes; blockers has all."""
+MOST_NAMES = 100
+"""Topics, groups and listeners that are listed for an application; how many there are is told in full."""
+NOT_SERVED = "api_version < minimum or api_version > maximum"
+OF_LIBRARIES = (
+    "library", "version_low", "version_high", "confidence", "share", "state", "reasons", "needs", "evidence", "difference", "generation",
+    "connections", "requests", "bytes", "last_seen",
+)  # fmt: skip
+"""What is told of each library of an application. `share` is of the bytes of all its requests and replies, null where there are none."""
+SURE_ENOUGH = 0.9
+"""The confidence that a conclusion needs to call somebody fine or below."""
+
+
+def findings(activity: DataFrame, bare: DataFrame, target: Target) -> DataFrame:
+    """Each thing that the target would refuse: date, APPLICATION, what (as "Produce 2"), why, requests, bytes, first_seen, last_seen."""
+    below = activity.join(F.broadcast(_limits(activity.sparkSession, target)), "api_key").filter(NOT_SERVED)
+    requests = below.groupBy("date", *APPLICATION, _what().alias("what"), _why().alias("why")).agg(
+        F.sum("requests").alias("requests"),
+        F.sum(F.col("bytes_in") + F.col("bytes_out")).alias("bytes"),
+        F.min("first_seen").alias("first_seen"),
+        F.max("last_seen").alias("last_seen"),
+    )
+    if target.serves_bare_gssapi:
+        return requests
+    tokens = bare.select(
+        "date", *APPLICATION, F.lit("GSSAPI without a handshake").alias("what"), F.lit("served after SaslHandshake only").alias("why"),
+        F.lit(0).cast("long").alias("requests"), F.lit(0).cast("long").alias("bytes"), "first_seen", "last_seen",
+    )  # fmt: skip
+    return requests.unionByName(tokens)
+
+
+def blockers(found: DataFrame) -> DataFrame:
+    """`findings` over the whole period, one row for an application and a request."""
+    return found.groupBy(*APPLICATION, "what", "why").agg(
+        F.sum("requests").alias("requests"),
+        F.sum("bytes").alias("bytes"),
+        F.min("first_seen").alias("first_seen"),
+        F.max("last_seen").alias("last_seen"),
+    )
+
+
+def _limits(spark: SparkSession, target: Target) -> DataFrame:
+    names = api_names()
+    keys = sorted(target.minimums.keys() | target.maximums.keys())
+    rows = [(key, names.get(key, f"key {key}"), target.minimums.get(key, 0), target.maximums.get(key)) for key in keys]
+    return table_of(spark, rows, "api_key int, api string, minimum int, maximum int")
+
+
+def _what() -> Column:
+    return F.concat_ws(" ", "api", F.col("api_version").cast("string"))
+
+
+def _why() -> Column:
+    return (
+        F.when(F.col("minimum") == NEVER, F.lit("not served any more"))
+        .when(F.col("api_version") < F.col("minimum"), F.concat(F.lit("served from version "), F.col("minimum").cast("string")))
+        .otherwise(F.concat(F.lit("served up to version "), F.col("maximum").cast("string")))
+    )
+
+
+def _all_reasons() -> Column:
+    return F.sort_array(F.collect_set(F.concat(F.col("what"), F.lit(" ("), F.col("why"), F.lit(")")))).alias("reasons")
+
+
+def applications(activity: DataFrame, identity: DataFrame, blocking: DataFrame, target: Target) -> DataFrame:
+    """One row an application, with its state for the target, why, and what it needs.
+
+    `libraries` are its parts as `identity` has them, the worst first. The first decides the state, the library and its confidence; `version_low` and
+    `version_high` are of all parts of that library.
+    """
+    sums = [F.sum(name).alias(name) for name in (*SUMS, *FORMATS)]
+    names = [F.sort_array(F.collect_set(name)).alias(f"all_{name}") for name in ("topic", "group", "listener")]
+    seen = [F.min("first_seen").alias("first_seen"), F.max("last_seen").alias("last_seen")]
+    asks = F.coalesce(F.bool_or(F.col("api_key") == API_VERSIONS), F.lit(False)).alias("asks")
+    own = activity.groupBy(*APPLICATION).agg(*names, *sums, *seen, asks)
+    why = blocking.groupBy(*APPLICATION).agg(
+        _all_reasons(),
+        F.sum("requests").alias("refused_requests"),
+        F.max("last_seen").alias("last_refused"),
+    )
+    libraries = F.broadcast(baselines(activity.sparkSession, target))
+    rows = own.join(_by_application(identity, libraries, target), list(APPLICATION), "left").join(why, list(APPLICATION), "left")
+    worst = ("library", "version_low", "version_high", "confidence", "evidence", "generation")
+    rows = rows.withColumns({name: F.col("libraries")[0][name] for name in worst})
+    rows = rows.join(libraries, "library", "left").withColumn("state", _state(target)).withColumn("needs", needs(target))
+    # What one part needs is said as it is; of several, each with its name.
+    rows = rows.withColumn("needs", F.coalesce(F.when(F.size("libraries") > 1, F.nullif(_needs_of_each(), F.lit(""))), "needs"))
+    low, high = _lowest(), _highest()
+    for name in ("topic", "group", "listener"):
+        rows = rows.withColumn(f"{name}s", F.slice(f"all_{name}", 1, MOST_NAMES)).withColumn(f"{name}_count", F.size(f"all_{name}"))
+    return rows.select(
+        *APPLICATION, "topics", "groups", "listeners", "topic_count", "group_count",
+        "library", low.alias("version_low"), high.alias("version_high"), F.coalesce("confidence", F.lit(0.0)).alias("confidence"), "evidence", "generation",
+        "state", _reasons().alias("reasons"), "needs", F.coalesce("refused_requests", F.lit(0)).alias("refused_requests"), "last_refused",
+        *SUMS, *FORMATS, "first_seen", "last_seen", "libraries",
+    )  # fmt: skip
+
+
+def _by_application(identity: DataFrame, libraries: DataFrame, target: Target) -> DataFrame:
+    """APPLICATION and its libraries: an array, in the order of states and of traffic."""
+    limits = F.broadcast(_limits(identity.sparkSession, target))
+    sent = identity.select(*APPLICATION, PART, F.explode("sent").alias("pair")).select(*APPLICATION, PART, "pair.*").distinct()
+    refused = sent.join(limits, "api_key").filter(NOT_SERVED).select(*APPLICATION, PART, _what().alias("what"), _why().alias("why"))
+    refused = refused.groupBy(*APPLICATION, PART).agg(_all_reasons())
+    total = F.sum("bytes").over(Window.partitionBy(*APPLICATION))
+    parts = identity.withColumn("share", F.round(F.col("bytes") / F.nullif(total, F.lit(0)), 4))
+    parts = parts.join(refused, [*APPLICATION, PART], "left").join(libraries, "library", "left")
+    parts = parts.withColumn("state", _state(target)).withColumn("needs", needs(target)).withColumn("reasons", _reasons())
+    told = parts.withColumn("last_seen", F.date_format(F.timestamp_millis("last_seen"), "yyyy-MM-dd"))
+    one = F.struct(by_state().alias("place"), (-F.col("bytes")).alias("less"), PART, *OF_LIBRARIES)
+    ordered = F.sort_array(F.collect_list(one))
+    each = F.transform(ordered, lambda part: F.struct(*[part[name].alias(name) for name in OF_LIBRARIES]))
+    return told.groupBy(*APPLICATION).agg(each.alias("libraries"))
+
+
+def _needs_of_each() -> Column:
+    """Of each part that needs something: which it is, and what it needs."""
+    needy = F.filter("libraries", lambda part: part["needs"] != "")
+    return F.array_join(F.transform(needy, lambda part: F.concat(_called(part), F.lit(": "), part["needs"])), "; ")
+
+
+def _called(part: Column) -> Column:
+    """As "librdkafka 0.11.0 to 0.11.6"; of a client whose library is not known what it sends."""
+    low, high = part["version_low"], part["version_high"]
+    versions = (
+        F.when(low.isNull() & high.isNull(), F.lit(None))
+        .when(low == high, low)
+        .when(high.isNull(), F.concat(low, F.lit(" or newer")))
+        .when(low.isNull(), F.concat(F.lit("up to "), high))
+        .otherwise(F.concat(low, F.lit(" to "), high))
+    )
+    unknown = F.concat_ws("", F.lit("a client whose library is not known, which "), F.coalesce(part["difference"], part["evidence"]))
+    return F.when(part["library"].isNull(), unknown).otherwise(F.concat_ws(" ", part["library"], versions))
+
+
+def _lowest() -> Column:
+    """Of all parts of the library that the row names."""
+    known = F.filter("libraries", lambda part: (part["library"] == F.col("library")) & part["version_low"].isNotNull())
+    pairs = F.transform(known, lambda part: F.struct(numbers(part["version_low"]).alias("order"), part["version_low"].alias("version")))
+    return F.array_min(pairs)["version"]
+
+
+def _highest() -> Column:
+    """Null where one of them may be newer than any that is known."""
+    own = F.filter("libraries", lambda part: part["library"] == F.col("library"))
+    pairs = F.transform(own, lambda part: F.struct(numbers(part["version_high"]).alias("order"), part["version_high"].alias("version")))
+    return F.when(~F.exists(own, lambda part: part["version_high"].isNull()), F.array_max(pairs)["version"])
+
+
+def _state(target: Target) -> Column:
+    """Where the target names no baseline, what is served is fine. A range that a baseline lies in is below it where the client itself named its
+    versions, and not known where it was concluded. A conclusion that is not sure enough decides nothing; a range without an end ends above.
+    """
+    low, high, supported = numbers("version_low"), numbers("version_high"), numbers("supported")
+    return (
+        F.when(F.col("reasons").isNotNull(), F.lit(REFUSED))
+        .when(F.lit(not target.libraries), F.lit(FINE))
+        .when(F.col("library").isNull() | (F.col("confidence") < SURE_ENOUGH), F.lit(UNKNOWN))
+        .when(F.col("instead").isNotNull(), F.lit(BELOW))
+        .when(F.col("supported").isNull(), F.lit(FINE))
+        .when(low.isNull(), F.lit(UNKNOWN))
+        .when((high < supported) | ((low < supported) & (F.col("confidence") >= SENT_BY_ITSELF)), F.lit(BELOW))
+        .when(low < supported, F.lit(UNKNOWN))
+        .otherwise(F.lit(FINE))
+    )
+
+
+def by_state() -> Column:
+    """Rows in the order of STATES."""
+    return F.coalesce(*[F.when(F.col("state") == state, F.lit(place)) for place, state in enumerate(STATES)])
+
+
+def _reasons() -> Column:
+    baseline = F.when(F.col("instead").isNotNull(), F.concat(F.lit("no version of "), F.col("library"), F.lit(" is served")))
+    baseline = baseline.otherwise(F.concat_ws(" ", F.lit("below"), F.col("library"), F.col("supported")))
+    more = F.size("reasons") - MOST_REASONS
+    refused = F.concat_ws(
+        ", ", F.slice("reasons", 1, MOST_REASONS), F.when(more > 0, F.concat(F.lit("and "), more.cast("string"), F.lit(" more")))
+    )
+    return F.when(F.col("state") == REFUSED, refused).when(F.col("state") == BELOW, baseline).otherwise(F.lit(""))

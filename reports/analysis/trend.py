@@ -1,0 +1,61 @@
+"""How it moves: by day who is refused and what conversions cost, and the day on which nobody would be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import date, timedelta
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from reports.analysis.words import APPLICATION
+
+FEWEST_DAYS = 7
+"""A line through fewer days says more of the days of the week than of the years."""
+FARTHEST_DAYS = 3650
+"""A line that meets zero later than that has no slope."""
+PACE = "at the pace of these days"
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """`reaches_zero` is None where it would not, or where too few days are known to say; `why` tells which."""
+
+    days: int
+    per_day: float | None
+    reaches_zero: date | None
+    why: str
+
+
+def trend(activity: DataFrame, found: DataFrame) -> DataFrame:
+    """A row for each day with traffic: applications, refused_applications, refused_requests, refused_bytes, conversion_cpu_seconds."""
+    who = F.struct(*APPLICATION)
+    days = activity.groupBy("date").agg(
+        F.countDistinct(who).alias("applications"),
+        F.sum("requests").alias("requests"),
+        F.sum("converted_bytes").alias("converted_bytes"),
+        (F.sum("conversion_cpu_us") / 1e6).alias("conversion_cpu_seconds"),
+    )
+    refused = found.groupBy("date").agg(
+        F.countDistinct(who).alias("refused_applications"),
+        F.sum("requests").alias("refused_requests"),
+        F.sum("bytes").alias("refused_bytes"),
+    )
+    columns = ["refused_applications", "refused_requests", "refused_bytes"]
+    return days.join(F.broadcast(refused), "date", "left").fillna(0, columns)
+
+
+def outlook(days: DataFrame, today: date) -> Outlook:
+    """The line through the refused applications of the days before `today`: where it meets zero. `days` is what `trend` gives."""
+    day = F.datediff("date", F.lit(today)).cast("double")
+    past = days.filter(F.col("date") < F.lit(today))
+    line = (F.regr_slope("refused_applications", day), F.regr_intercept("refused_applications", day))
+    known, per_day, at_today, last = past.agg(F.count("*"), *line, F.max_by("refused_applications", "date")).collect()[0]
+    if known < FEWEST_DAYS or per_day is None:
+        return Outlook(known, per_day, None, f"it takes {FEWEST_DAYS} full days, and there are {known}")
+    if at_today <= 0:
+        return Outlook(known, per_day, today, PACE if last else "nobody is left")
+    if per_day >= 0 or at_today / -per_day > FARTHEST_DAYS:
+        return Outlook(known, per_day, None, "it does not get less")
+    return Outlook(known, per_day, today + timedelta(days=math.ceil(at_today / -per_day)), PACE)

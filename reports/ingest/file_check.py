@@ -1,0 +1,132 @@
+"""What a log file is, before its rows are read: whole or not, its content's hash, and which rows of which process are in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reports.ingest.row_spans import Span
+
+PIECE = 1 << 20
+"""Bytes that are held at a time, unpacked."""
+PACKED_PIECE = 1 << 16
+"""Bytes that are held at a time, packed: what is left of them is copied at the end of each compressed part."""
+LONGEST_LINE = 8 << 20
+"""Bytes: Spark holds a whole line in memory, and a row has some hundreds."""
+MOST_BYTES = 4 << 30
+"""Unpacked; a gateway begins a new file long before."""
+MOST_RATIO, RATIO_COUNTS_FROM = 200, 64 << 20
+"""How often its own size a file of this many bytes may unpack to. Rows of a log are some 15 times as large as their file."""
+LONGEST_KEPT = 1 << 16
+"""Bytes of a file's first and last line that are looked at; a row has some hundreds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """`damage` says why nothing may be taken of the file. The hash and the size are of what is in it, compressed or not.
+
+    `span` is what its first and last line say, where they agree: the lines between them may say otherwise.
+    """
+
+    sha256: str
+    size: int
+    lines: int
+    span: Span | None
+    damage: str | None = None
+
+
+def examine(path: Path) -> Examined:
+    """Reads it once, in pieces; what is wrong with it is in the answer, never an exception."""
+    seen = _Seen()
+    damage = None
+    try:
+        most = _most(path)
+        for piece in _pieces(path):
+            seen.add(piece)
+            if seen.size > most or seen.line_bytes > LONGEST_LINE:
+                damage = f"it unpacks to more than {most} bytes" if seen.size > most else f"it has a line of more than {LONGEST_LINE} bytes"
+                break
+    except EOFError:
+        damage = "the compressed file is cut off"
+    except zlib.error as error:
+        damage = f"the compressed file is damaged: {error}"
+    except OSError as error:
+        damage = f"it cannot be read: {error.strerror}"
+    return seen.result(damage)
+
+
+def _most(path: Path) -> int:
+    """Bytes that the file may unpack to."""
+    return min(MOST_BYTES, max(RATIO_COUNTS_FROM, MOST_RATIO * path.stat().st_size))
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        if not path.name.endswith(".gz"):
+            while piece := file.read(PIECE):
+                yield piece
+            return
+        unpacker = zlib.decompressobj(wbits=31)
+        packed = file.read(PACKED_PIECE)
+        while packed:
+            yield unpacker.decompress(packed, PIECE)
+            packed = unpacker.unconsumed_tail or unpacker.unused_data or file.read(PACKED_PIECE)
+            if unpacker.eof and packed:
+                unpacker = zlib.decompressobj(wbits=31)
+        if not unpacker.eof:
+            raise EOFError
+
+
+class _Seen:
+    def __init__(self) -> None:
+        self.size = 0
+        self.line_bytes = 0
+        """Of the line that is not at its end yet."""
+        self._hash = hashlib.sha256()
+        self._newlines = 0
+        self._first = b""
+        self._first_is_whole = False
+        self._line = b""
+        self._before = b""
+
+    def add(self, piece: bytes) -> None:
+        self._hash.update(piece)
+        self.size += len(piece)
+        newlines = piece.count(b"\n")
+        self._newlines += newlines
+        if not self._first_is_whole:
+            head, newline, _ = piece.partition(b"\n")
+            self._first = (self._first + head)[:LONGEST_KEPT]
+            self._first_is_whole = bool(newline)
+        if newlines:
+            lines = piece.rsplit(b"\n", 2)
+            whole = lines[-2] if newlines > 1 else self._line + lines[-2]
+            self._before = whole[-LONGEST_KEPT:]
+            self._line, self.line_bytes = b"", 0
+        self.line_bytes += len(piece) - piece.rfind(b"\n") - 1
+        self._line = (self._line + piece[piece.rfind(b"\n") + 1 :])[-LONGEST_KEPT:]
+
+    def result(self, damage: str | None) -> Examined:
+        """A last line without its end counts: it may be half, and is looked at with the others."""
+        lines = self._newlines + bool(self._line)
+        first, last = _place(self._first), _place(self._line) or _place(self._before)
+        span = None
+        if first and last and first[0] == last[0] and first[1] <= last[1]:
+            span = Span(first[0], first[1], last[1])
+        return Examined(self._hash.hexdigest(), self.size, lines, span, damage)
+
+
+def _place(line: bytes) -> tuple[str, int] | None:
+    """The process that wrote a line, and the line's number there; None for what is no row."""
+    try:
+        row: Any = json.loads(line)
+        process, dash, _ = row["connection"].rpartition("-")
+        sequence = row["sequence"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return (process, sequence) if dash and type(sequence) is int else None

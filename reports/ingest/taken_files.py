@@ -1,0 +1,199 @@
+"""Which files were taken into the tables: one small file a batch, which makes that batch's rows count.
+
+Rows are written to a folder of their own first. Nobody reads that folder until its batch is noted here, in one step; a run that ends before leaves a
+folder that the next one removes. So a file's rows are counted once or not at all, whenever a run ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reports.ingest.row_spans import Span
+
+FORMAT = 2
+"""Of the notes in this folder."""
+NAME = re.compile(r"\d+-\w+")
+"""Of a batch: its place in the order, and what no other has."""
+
+
+class TablesError(Exception):
+    """The folder of tables cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenFile:
+    """A file that needs no look any more. One that has nothing new says in `repeats` what it repeats: a file's name, or some rows."""
+
+    name: str
+    sha256: str
+    size: int
+    lines: int
+    repeats: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one commit added: `rows` by kind, `quarantined` by reason, and which rows those are. `repeated_rows` were in other batches already. One that
+    came from no file says in `source` from where. A batch of files that are still written to holds until the next run only.
+    """
+
+    name: str
+    files: tuple[TakenFile, ...]
+    rows: dict[str, int] = field(default_factory=dict)
+    quarantined: dict[str, int] = field(default_factory=dict)
+    is_passing: bool = False
+    spans: tuple[Span, ...] = ()
+    repeated_rows: int = 0
+    source: str | None = None
+
+
+class Tables:
+    """The folder that holds the tables: `batch=NAME` with rows, `taken/NAME.json` with what is in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._notes = folder / "taken"
+        self.copies = folder / "copies"
+        """Of files that are still written to, while they are read."""
+
+    def batches(self) -> list[Batch]:
+        """In the order in which they were taken."""
+        if not self._notes.is_dir():
+            return []
+        return [_read(path) for path in sorted(self._notes.glob("*.json"))]
+
+    @contextmanager
+    def alone(self, *, waits: bool = False) -> Iterator[None]:
+        """For whoever writes, and for whoever reads what the next writer removes. While another process is here it `waits`, or raises TablesError; the
+        other's end, however it comes, gives way.
+        """
+        self._notes.mkdir(parents=True, exist_ok=True)
+        with (self._notes / ".lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise TablesError(f"another process is at work on {self.folder}; wait for it") from None
+            self._remove_passing()
+            self._remove_unfinished()
+            self._check()
+            try:
+                yield
+            finally:
+                self._remove_unfinished()
+
+    def new_name(self) -> str:
+        """For a batch that is to come. No other run has the same, so that nothing of a run that was killed, and whose Spark writes on for a moment, can
+        come to lie among what counts.
+        """
+        number = 1 + max((int(batch.name.partition("-")[0]) for batch in self.batches()), default=0)
+        return f"{number:08d}-{secrets.token_hex(6)}"
+
+    def rows_of(self, batch: str) -> Path:
+        return self.folder / f"batch={batch}"
+
+    def drop(self, batch: str) -> None:
+        """The rows of a batch that was not noted."""
+        shutil.rmtree(self.rows_of(batch), ignore_errors=True)
+
+    def _remove_passing(self) -> None:
+        """What was to hold until the next run."""
+        for batch in self.batches():
+            if batch.is_passing:
+                (self._notes / f"{batch.name}.json").unlink()
+
+    def _remove_unfinished(self) -> None:
+        """What a run has written that did not end well: this one, or one that was killed."""
+        noted = {batch.name for batch in self.batches()}
+        for path in self.folder.glob("batch=*"):
+            if path.name.removeprefix("batch=") not in noted:
+                self.drop(path.name.removeprefix("batch="))
+        for path in self._notes.glob(".*.new"):
+            path.unlink()
+        shutil.rmtree(self.copies, ignore_errors=True)
+
+    def _check(self) -> None:
+        """That what was noted is there. Spark reads what it finds: without a file that a disk lost it would say that somebody is ready who is not."""
+        for path in sorted(self._notes.glob("*.json")):
+            folder = self.rows_of(path.stem)
+            wanted = _content(path).get("lies")
+            if wanted is not None and wanted != (found := _lying(folder)):
+                raise TablesError(
+                    f"{folder} has {found['files']} files of {found['bytes']} bytes, and had {wanted['files']} of {wanted['bytes']}: put it back, "
+                    f"or remove {path}, and what it has is taken anew from the logs that are left"
+                )
+
+    def note(self, batch: Batch) -> None:
+        """From here on its rows count, also after a power cut."""
+        for path in [*self.rows_of(batch.name).rglob("*"), self.rows_of(batch.name), self.folder]:
+            _sync(path)
+        new = self._notes / f".{batch.name}.new"
+        content = {"format": FORMAT, "lies": _lying(self.rows_of(batch.name)), **asdict(batch)}
+        new.write_text(json.dumps(content, ensure_ascii=True), "utf-8")
+        _sync(new)
+        try:
+            os.link(new, self._notes / f"{batch.name}.json")
+        except FileExistsError:
+            raise TablesError(f"{self.folder} has a batch {batch.name} already; run it again") from None
+        finally:
+            new.unlink()
+        _sync(self._notes)
+
+
+def _sync(path: Path) -> None:
+    if not path.exists():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lying(folder: Path) -> dict[str, int]:
+    """What Spark would read there; it looks at nothing that is hidden."""
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file() and not _is_hidden(path.relative_to(folder))]
+    return {"files": len(sizes), "bytes": sum(sizes)}
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in path.parts)
+
+
+def _read(path: Path) -> Batch:
+    note = _content(path)
+    note.pop("lies", None)
+    try:
+        files, spans = note.pop("files"), note.pop("spans")
+        return Batch(**note, files=tuple(TakenFile(**row) for row in files), spans=tuple(Span(**row) for row in spans))
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        note: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        if note["format"] != FORMAT:
+            raise TablesError(
+                f"{path} was written by another version of kopgate (format {note['format']}, this one has {FORMAT}): report with that version, "
+                "or to another folder, whose tables are made anew from the logs that are left"
+            )
+        del note["format"]
+        if note["name"] != path.stem or not NAME.fullmatch(path.stem):
+            raise TablesError(f"{path} is no note of a batch of that name: if it is a copy or nobody's, remove it")
+        return note
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> TablesError:
+    return TablesError(f"{path} cannot be read ({error}); without its folder the tables are made anew from the logs that are left")

@@ -1,0 +1,1 @@
+"""The report page: its data, tables, plots and the short answer."""

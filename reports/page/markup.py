@@ -1,0 +1,47 @@
+"""Pieces of HTML. Whatever clients called themselves is escaped, and cut to what a page can bear: the tables have it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from reports.page.answer import LONGEST_NAME, cut
+
+MOST_LISTED = 6
+"""Names in a cell; how many more there are is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """`content` is HTML; `kind` its classes. A heading names its row."""
+
+    content: str
+    kind: str = ""
+    is_heading: bool = False
+
+
+def text(value: object, letters: int = LONGEST_NAME) -> str:
+    return escape(cut(str(value), letters))
+
+
+def listed(names: Sequence[str], count: int | None = None) -> str:
+    """The first names, and how many more there are."""
+    more = (len(names) if count is None else count) - MOST_LISTED
+    return ", ".join(map(text, names[:MOST_LISTED])) + (f" and {more:,} more" if more > 0 else "")
+
+
+def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str) -> str:
+    """`kind` has "cards", where each row becomes a card on a telephone, or "wide", which is moved sideways there."""
+    names = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in head)
+    body = "".join(f"<tr>{''.join(_cell(cell, name) for cell, name in zip(row, head, strict=True))}</tr>\n" for row in rows)
+    made = f"<table><caption>{escape(caption)}</caption><thead><tr>{names}</tr></thead>\n<tbody>{body}</tbody></table>"
+    # What is moved sideways must be reached by keys, too.
+    return f'<div class="{kind}" role="region" aria-label="{escape(caption)}" tabindex="0">{made}</div>'
+
+
+def _cell(cell: Cell, name: str) -> str:
+    tag, scope = ("th", ' scope="row"') if cell.is_heading else ("td", "")
+    kind = f' class="{cell.kind}"' if cell.kind else ""
+    label = f' data-label="{escape(name)}"' if cell.content else ""
+    return f"<{tag}{scope}{kind}{label}>{cell.content}</{tag}>"

@@ -1,0 +1,159 @@
+"""The page for people: one file that opens from disk, on a telephone and in print. The answer comes first, then plots, then the tables behind them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import date, datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from reports.analysis.facts import Target
+from reports.analysis.words import BELOW, FINE, REFUSED, STATES, UNKNOWN
+from reports.page import plots, tables
+from reports.page.answer import called, in_five_lines, many, period, printable, seconds, size
+from reports.page.figures import Figures
+from reports.page.tables import SIGNS, WORDS
+
+STYLE = Path(__file__).with_name("page.css")
+MEANINGS = {
+    REFUSED: "They send requests that the target does not serve: they stop working on the day of the move.",
+    BELOW: "They would go on working, but their library is older than what the target supports.",
+    UNKNOWN: "Nothing that they sent would be refused. Which library they are, or which version of it, is not known well enough to say whether it is supported.",
+    FINE: "Served and supported.",
+}
+SHORT = {REFUSED: "refused", BELOW: "too old", UNKNOWN: "not known", FINE: "fine"}
+MOST_TO_MOVE = 5
+"""Applications that the head names; the table below has the others."""
+MOST_COSTS = 10
+"""Applications whose conversions are plotted."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def page(summary: Mapping[str, Any], shown: Figures, target: Target, names: Mapping[int, str]) -> str:
+    """`names` are the requests' by api key."""
+    title = f"Ready for {summary['title']}?"
+    count = summary["applications"]
+    plotted = _kinds(shown) + _trend(shown, summary) + _by_day(shown) + _costs(summary)
+    sections = [
+        ("overview", "At a glance", f'<div class="figures">{plotted}</div>'),
+        ("applications", "Applications", tables.applications(shown, count["total"], count[REFUSED])),
+        ("bindings", "What binds old and new together", _what_binding_means() + tables.bindings(shown)),
+        ("requests", "What each application sends", tables.matrix(shown, target, names)),
+        ("log", "The log", _log(summary)),
+    ]
+    links = "".join(f'<li><a href="#{place}">{escape(name)}</a></li>' for place, name, _ in sections)
+    body = "".join(f'<section id="{place}"><h2>{escape(name)}</h2>{content}</section>\n' for place, name, content in sections)
+    made = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)}</title>'
+        f"<style>\n{STYLE.read_text('utf-8')}</style></head>\n<body>\n<header>{_head(title, summary)}"
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>\n<main>\n{body}</main>\n</body></html>\n'
+    )
+    # Letters that turn the rest of a line around would make one name look like another.
+    return "\n".join(map(printable, made.split("\n")))
+
+
+def _head(title: str, summary: Mapping[str, Any]) -> str:
+    count = summary["applications"]
+    boxes = "".join(
+        f'<li class="{state}"><b>{count[state]:,}</b><span>{SIGNS[state]} {WORDS[state]}</span><small>{MEANINGS[state]}</small></li>'
+        for state in STATES
+    )
+    made_at = datetime.fromisoformat(summary["made_at"])
+    others = [line.partition(": ") for line in in_five_lines(summary)[2:]]
+    lines = "".join(f"<dt>{escape(name.capitalize())}</dt><dd>{escape(words)}</dd>" for name, _, words in others)
+    return (
+        f'<h1>{escape(title)}</h1><p class="verdict{"" if summary["ready"] else " not"}">{_verdict(summary)}</p><ul class="counts">{boxes}</ul>'
+        f"<dl><dt>To move first</dt><dd>{_to_move(summary)}</dd>{lines}</dl>"
+        f'<p class="soft">Made on {made_at:%Y-%m-%d at %H:%M} UTC. An application is a log-in, the client id by which it calls itself, and an address. '
+        f"What {escape(summary['title'])} serves is from: {escape('; '.join(summary['sources']))}.</p>"
+    )
+
+
+def _verdict(summary: Mapping[str, Any]) -> str:
+    count = summary["applications"]
+    seen = f"{many(count['total'], 'application')} seen {period(summary)}"
+    if summary["ready"]:
+        return f"<strong>Ready.</strong> Nobody would be refused of {seen}."
+    return f"<strong>Not ready.</strong> {count[REFUSED]:,} would be refused of {seen}."
+
+
+def _to_move(summary: Mapping[str, Any]) -> str:
+    """The blockers with the most traffic."""
+    if not summary["blockers"]:
+        return "nobody"
+    items = ""
+    for row in summary["blockers"][:MOST_TO_MOVE]:
+        needs = f"; needs {escape(row['needs'])}" if row["needs"] else ""
+        sends = re.sub(r" \([^)]*\)", "", row["reasons"])
+        items += f"<li><b>{escape(called(row))}</b>, {size(row['bytes'])}: sends {escape(sends)}{needs}</li>"
+    more = summary["applications"][REFUSED] - MOST_TO_MOVE
+    return f"<ol>{items}</ol>" + (f"and {more:,} more" if more > 0 else "")
+
+
+def _kinds(shown: Figures) -> str:
+    """What would be refused comes first; "others", which are the last, stay there."""
+    rows = [
+        plots.Bar(kind, [(states.get(state, 0), state) for state in STATES], ", ".join(f"{states[state]:,} {SHORT[state]}" for state in STATES if states.get(state)))
+        for kind, states in sorted(shown.kinds, key=lambda pair: (pair[0] == "others", -pair[1].get(REFUSED, 0)))
+    ]  # fmt: skip
+    return plots.bars("Applications by library and version", rows)
+
+
+def _by_day(shown: Figures) -> str:
+    days = [row["date"] for row in shown.days]
+    series = [(kind, [by_day.get(day, 0) for day in days]) for kind, by_day in shown.kinds_by_day]
+    return plots.columns("Libraries and versions, day by day", "applications seen on a day", days, series)
+
+
+def _trend(shown: Figures, summary: Mapping[str, Any]) -> str:
+    """Today is not over, and is left out where there are other days."""
+    today = datetime.fromisoformat(summary["made_at"]).date()
+    full = [row for row in shown.days if row["date"] < today] or shown.days
+    zero = summary["trend"]["reaches_zero"]
+    days, values = [row["date"] for row in full], [row["refused_applications"] for row in full]
+    plot = plots.line(
+        "Who would be refused, day by day", "applications that would be refused", days, values, today, date.fromisoformat(zero) if zero else None
+    )  # fmt: skip
+    return _noted(plot, in_five_lines(summary)[4].removeprefix("trend: "))
+
+
+def _noted(figure: str, words: str) -> str:
+    """With words below it."""
+    return f'{figure.removesuffix("</figure>")}<p class="soft">{escape(words)}</p></figure>'
+
+
+def _costs(summary: Mapping[str, Any]) -> str:
+    cost = summary["conversions"]
+    title = "What conversions cost the gateway"
+    if not cost["conversions"]:
+        return f"<figure><figcaption>{title}</figcaption><p>There were none.</p></figure>"
+    rows = [
+        plots.Bar(called(row), [(row["cpu_seconds"], "c0")], f"{seconds(row['cpu_seconds'])} CPU, {size(row['converted_bytes'])}")
+        for row in cost["most"][:MOST_COSTS]
+    ]
+    note = "Whoever is the first to need a conversion has its CPU time; others who need the same soon after get it for nothing."
+    return _noted(plots.bars(f"{title}: CPU time and bytes by application", rows), note)
+
+
+def _what_binding_means() -> str:
+    return "<p>An application that must move shares these with others: they move together, or something has to convert between them.</p>"
+
+
+def _log(summary: Mapping[str, Any]) -> str:
+    log = summary["log"]
+    lines = [
+        f"Taken from it: {many(log['files'], 'new file')}; {log['known']:,} known before; {log['repeated']:,} that only repeated others."
+    ]
+    lines += [f"Nothing of {file['file']} is in it: {file['reason']}." for file in log["damaged"]]
+    if log["repeated_rows"]:
+        lines.append(f"{log['repeated_rows']:,} rows were in other files, too; each counts once.")
+    lines += [f"In quarantine: {many(count, 'new line')}: {reason}." for reason, count in log["quarantined"].items()]
+    lines += [f"Missing, though gateways counted them: {many(log['lines_missing'], 'line')}."] if log["lines_missing"] else []
+    if log["library_not_looked_for"]:
+        lines.append(f"Of too many kinds to tell their library: {many(log['library_not_looked_for'], 'application')}.")
+    if log["never_logged_in"]:
+        lines.append(f"No applications, since they never got through the log-in: {many(log['never_logged_in'], 'connection')}.")
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"

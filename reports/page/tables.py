@@ -1,0 +1,156 @@
+"""The page's tables: applications, what binds them, and what each sends. Those that would be refused come first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from reports.analysis.facts import Target
+from reports.analysis.words import APPLICATION, BELOW, FINE, REFUSED, UNKNOWN
+from reports.page.answer import called, size
+from reports.page.figures import Figures, Row
+from reports.page.markup import Cell, listed, table, text
+
+WORDS = {REFUSED: "would be refused", BELOW: "too old to be supported", UNKNOWN: "support not known", FINE: "fine"}
+SIGNS = {REFUSED: "✕", BELOW: "▼", UNKNOWN: "?", FINE: "✓"}
+"""A state is never told by its colour alone."""
+USUAL = (0, 1, 2, 3, 8, 9, 10, 11)
+"""The requests that everybody sends come first in the matrix."""
+MOST_REQUESTS = 20
+"""Columns of the matrix that fit on a sheet."""
+LONGEST_EVIDENCE = 300
+MOST_LIBRARIES = 6
+"""Of one application, that its cell names."""
+CERTAIN = 1.0
+
+
+def applications(shown: Figures, total: int, refused: int) -> str:
+    rows = [
+        [
+            _name(row),
+            Cell(f'<span class="state {row["state"]}">{SIGNS[row["state"]]} {WORDS[row["state"]]}</span>'),
+            Cell(_libraries(row)),
+            Cell(_why(row)),
+            Cell(_used(row)),
+            Cell(f"{size(row['bytes_in'] + row['bytes_out'])}<small>{text(row['last_seen'])}</small>", "number"),
+        ]
+        for row in shown.applications
+    ]
+    head = ("Application", "State", "Library", "What is wrong, and what it needs", "Topics and groups", "Traffic, last seen")
+    return _left_out(shown, total, refused) + table("Applications, those first that would be refused", head, rows, "cards applications")
+
+
+def _left_out(shown: Figures, total: int, refused: int) -> str:
+    """What is not on the page is said before what is."""
+    listed = len(shown.applications)
+    if listed >= total:
+        return ""
+    more = refused - sum(row["state"] == REFUSED for row in shown.applications)
+    among = f", {more:,} that would be refused among them" if more > 0 else ""
+    return f'<p class="left-out">Here are the first {listed:,} of {total:,} applications. The other {total - listed:,} are in clients.csv{among}.</p>'
+
+
+def _libraries(row: Row) -> str:
+    """One with its evidence; of several each with its share of the traffic, its state, and what distinguishes it."""
+    several = row.get("libraries") or []
+    if len(several) < 2:
+        return f"{_library(row)}<small>{text(_evidence(row), LONGEST_EVIDENCE)}</small>"
+    items = "".join(f"<li>{_one_of_several(one)}</li>" for one in several[:MOST_LIBRARIES])
+    more = len(several) - MOST_LIBRARIES
+    return f"<ul>{items}</ul>" + (f"and {more:,} more" if more > 0 else "")
+
+
+def _one_of_several(one: Row) -> str:
+    share = "" if one["share"] is None else f", {_percent(one['share'])} of the traffic"
+    told = f"{SIGNS[one['state']]} {_library(one)}{share}, last seen {text(one['last_seen'])}"
+    return f"{told}<small>{text(one['difference'] or _evidence(one), LONGEST_EVIDENCE)}</small>"
+
+
+def _percent(share: float) -> str:
+    return "under 1%" if 0 < share < 0.01 else f"{share:.0%}"
+
+
+def _library(row: Row) -> str:
+    if not row["library"]:
+        return "not known"
+    low, high = row["version_low"], row["version_high"]
+    versions = (low or "") if low == high else f"{low} or newer" if high is None else f"up to {high}" if low is None else f"{low} to {high}"
+    named = text(" ".join(filter(None, [row["library"], versions])))
+    return named if row["confidence"] >= CERTAIN else f"probably {named} ({row['confidence']:.0%})"
+
+
+def _evidence(row: Row) -> str:
+    """What it sends is in the matrix; here it stands where there is nothing else."""
+    return str(row["evidence"]).split("; sends ")[0]
+
+
+def _why(row: Row) -> str:
+    """Each reason on a line of its own."""
+    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in row["reasons"].split(", ") if reason)
+    needs = f"needs {escape(row['needs'])}" if row["needs"] else ""
+    return (f"<ul>{reasons}</ul>" if reasons else "") + needs
+
+
+def _used(row: Row) -> str:
+    topics = listed(row["topics"], row.get("topic_count"))
+    groups = listed(row["groups"], row.get("group_count"))
+    return topics + (f"<small>groups: {groups}</small>" if groups else "")
+
+
+def bindings(shown: Figures) -> str:
+    if not shown.bindings:
+        return "<p>Nothing: no topic and no group has both.</p>"
+    rows = [
+        [
+            Cell(f"{text(row['name'])}<small>{row['kind']}</small>", "name", is_heading=True),
+            Cell(listed([called(one) for one in row["old_applications"]], row["old"])),
+            Cell(f"{row['new']:,}", "number"),
+            Cell(size(row["bytes"]), "number"),
+        ]
+        for row in shown.bindings
+    ]
+    head = ("Topic or group", "Who would be refused", "Others that use it", "Traffic")
+    return table("Topics and groups that both use, by traffic", head, rows, "cards bindings")
+
+
+def matrix(shown: Figures, target: Target, names: Mapping[int, str]) -> str:
+    keys = _columns(shown, target)
+    left_out = len({key for versions in shown.versions.values() for key in versions}) - len(keys)
+    more = f" {left_out} more requests are in matrix.csv." if left_out else ""
+    rows = []
+    for row in shown.applications:
+        versions = shown.versions.get(tuple(row[name] for name in APPLICATION), {})
+        rows.append([_name(row), *[_version(versions.get(key), target, key) for key in keys]])
+    told = f'<p>The versions that each sent, lowest to highest. <b class="refused">Bold on red with ✕</b>: refused.{more}</p>'
+    head = ["Application", *[names.get(key, f"key {key}") for key in keys]]
+    return told + table("Versions of requests by application", head, rows, "wide")
+
+
+def _columns(shown: Figures, target: Target) -> Sequence[int]:
+    """The usual ones, and of the others first those that are refused."""
+    sent: dict[int, bool] = {}
+    for versions in shown.versions.values():
+        for key, pair in versions.items():
+            sent[key] = sent.get(key, False) or _is_refused(pair, target, key)
+    order = sorted(sent, key=lambda key: (key not in USUAL, not sent[key], key))
+    return order[:MOST_REQUESTS]
+
+
+def _version(versions: tuple[int, int] | None, target: Target, key: int) -> Cell:
+    if versions is None:
+        return Cell("")
+    lowest, highest = versions
+    told = f"{lowest}" if lowest == highest else f"{lowest}–{highest}"
+    return Cell(f"{told} ✕", "version refused") if _is_refused(versions, target, key) else Cell(told, "version")
+
+
+def _is_refused(versions: tuple[int, int], target: Target, key: int) -> bool:
+    maximum = target.maximums.get(key)
+    return versions[0] < target.minimums.get(key, 0) or (maximum is not None and versions[1] > maximum)
+
+
+def _name(row: Row) -> Cell:
+    named = text(row["client_id"] or "no client id")
+    return Cell(
+        f"{named}<small>{text(row['principal'] or 'nobody')} at {text(row['address'] or 'somewhere')}</small>", "name", is_heading=True
+    )

@@ -1,0 +1,36 @@
+"""What can be told before Spark is started, which takes a while."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from reports.ingest import log_files
+from reports.ingest.taken_files import Tables, TablesError
+
+NOTHING = "there is nothing of a traffic log in {place}: --logs is the folder that `kopgate serve --traffic-log` writes to, a minute after clients came"
+
+
+def must_be_apart(logs: Path, out: Path) -> None:
+    """Raises TablesError where the report would lie among the logs."""
+    if out.resolve() == logs.resolve() or logs.resolve() in out.resolve().parents:
+        raise TablesError(f"{out} is in {logs}; reports go to a folder of their own: name another one with --out")
+
+
+def must_be_possible(logs: Path | None, out: Path) -> None:
+    """Raises TablesError where there is nothing to report, or the report can be put nowhere."""
+    if logs:
+        must_be_apart(logs, out)
+    try:
+        if not (logs and log_files.find(logs)) and not Tables(out / "tables").batches():
+            raise TablesError(NOTHING.format(place=logs or out / "tables"))
+    except OSError as error:
+        raise TablesError(f"{error.filename or logs}: {error.strerror}; a report needs to read all of the log") from error
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise TablesError(
+            f"nothing can be written to {out}: {error.strerror}; make it writable, or name another folder with --out"
+        ) from error

@@ -1,0 +1,1 @@
+"""Pulsar's admin REST API, and the checks of a cluster that use it."""

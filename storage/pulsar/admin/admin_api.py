@@ -1,0 +1,232 @@
+"""Pulsar's admin REST API: one call at a time per connection, each with a deadline and a bounded answer, and errors that say what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from twisted.internet.defer import Deferred, DeferredSemaphore, TimeoutError
+from twisted.web.http_headers import Headers
+
+from storage.log import NotAllowed, NotReady, StorageFailed
+from storage.pulsar.admin.http import Exchange
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.topics.pulsar_names import path_of
+
+REASON_CHARACTERS = 300
+"""Of a broker's reason, which may be a page of HTML: so much goes into an error."""
+
+SERVER_ERROR = 500
+"""The first status of HTTP by which a server says that the fault is its own."""
+
+PARTITIONED = "application/vnd.partitioned-topic-metadata+json"
+"""What the body is called that makes a partitioned topic together with its properties."""
+
+
+class AdminFailed(StorageFailed):
+    """The admin API refused a call. `status` is HTTP's, `reason` Pulsar's."""
+
+    def __init__(self, message: str, status: int, reason: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class Missing(AdminFailed):
+    """404: there is no such tenant, namespace, topic or property."""
+
+
+class Conflict(AdminFailed):
+    """409: it exists already, or somebody else changed it at the same time."""
+
+
+class Unmet(AdminFailed):
+    """412: Pulsar's rules do not allow it; `reason` says which."""
+
+
+class Troubled(AdminFailed, NotReady):
+    """5xx: the broker failed, whatever was asked, for example since no bookie is there yet."""
+
+
+class Forbidden(AdminFailed, NotAllowed):
+    """403, or 401 with Pulsar's word for it: the role may not do this."""
+
+
+class Unauthenticated(Forbidden):
+    """401 from the door: the broker does not know who this is."""
+
+
+_ERRORS: Mapping[int, type[AdminFailed]] = {401: Unauthenticated, 403: Forbidden, 404: Missing, 409: Conflict, 412: Unmet}
+_MAY_NOT = "Unauthorized to validate"
+"""Begins the reason of a broker that knows who asks and lets him not, be the status 401 or 403."""
+
+_REMEDIES: tuple[tuple[type[AdminFailed], str], ...] = (
+    (Unauthenticated, "the token is missing, wrong or expired, or the broker wants a client certificate"),
+    (Forbidden, "the role of this gateway may not do that; a superuser or the tenant's administrator can grant it"),
+)
+
+
+class Ledger(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """A piece of a topic. The one still written to shows 0 entries; `InternalStats.current_ledger_entries` has them."""
+
+    ledger_id: int
+    entries: int
+    size: int
+
+
+class InternalStats(msgspec.Struct, frozen=True, rename="camel"):
+    """What a broker knows of a topic's storage. `last_confirmed_entry` is `LEDGER:ENTRY`."""
+
+    ledgers: list[Ledger]
+    current_ledger_entries: int
+    current_ledger_size: int
+    number_of_entries: int
+    total_size: int
+    last_confirmed_entry: str
+    cursors: dict[str, Any] = {}
+
+
+class LastMessageId(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    """`entry_id` is -1 where the topic has no message."""
+
+    ledger_id: int
+    entry_id: int
+    batch_index: int = -1
+
+
+class Peeked(msgspec.Struct, frozen=True, gc=False):
+    """One entry. `index` is that of its last message, -1 where brokers keep none; `chunk` is -1 where it is none of a message's `chunks`.
+
+    `publish_time` is in milliseconds, -1 where it was not told.
+    """
+
+    index: int
+    messages: int
+    chunk: int
+    chunks: int
+    publish_time: int
+
+
+class Admin:
+    """Calls of the admin API for the thread of `reactor`. Paths begin behind `/admin/v2`.
+
+    Every call raises AdminFailed (Missing, Conflict, Unmet, Forbidden, Troubled) for an answer that is no success, NotReady where there is none in time
+    and StorageFailed where nobody can be asked.
+    """
+
+    def __init__(self, settings: PulsarSettings, reactor: Any) -> None:
+        self._url = settings.admin_url.rstrip("/")
+        self._settings = settings
+        self._reactor = reactor
+        self._exchange = Exchange(settings, reactor)
+        self._turns = DeferredSemaphore(settings.admin_connections)
+
+    async def close(self) -> None:
+        """Closes the connections that are kept."""
+        await self._exchange.close()
+
+    async def get(self, path: str, kind: Any = Any) -> Any:
+        """The answer as `kind`; None where it is empty."""
+        return await self.call("GET", path, kind=kind)
+
+    async def put(self, path: str, body: Any = None, content_type: str = "application/json") -> Any:
+        return await self.call("PUT", path, body, content_type)
+
+    async def post(self, path: str, body: Any = None) -> Any:
+        return await self.call("POST", path, body)
+
+    async def delete(self, path: str) -> Any:
+        return await self.call("DELETE", path)
+
+    async def properties(self, topic: str) -> dict[str, str]:
+        """Those of the topic of that full name, the ones that the broker keeps of its own included."""
+        return await self.get(f"{path_of(topic)}/properties", dict[str, str]) or {}
+
+    async def internal_stats(self, topic: str) -> InternalStats:
+        stats: InternalStats = await self.get(f"{path_of(topic)}/internalStats", InternalStats)
+        return stats
+
+    async def last_message_id(self, topic: str) -> LastMessageId:
+        last: LastMessageId = await self.get(f"{path_of(topic)}/lastMessageId", LastMessageId)
+        return last
+
+    async def call(self, method: str, path: str, body: Any = None, content_type: str = "application/json", kind: Any = Any) -> Any:
+        """What one call answers, as `kind`."""
+        status, answer, _ = await self._exchanged(method, path, body, content_type)
+        return self._understood(method, path, status, answer, kind)
+
+    async def peek(self, topic: str, position: tuple[int, int]) -> Peeked:
+        """What the broker says of the entry at that ledger and number. Raises Missing where it was trimmed."""
+        ledger, entry = position
+        path = f"{path_of(topic)}/ledger/{ledger}/entry/{entry}"
+        status, answer, headers = await self._exchanged("GET", path)
+        if not 200 <= status < 300:
+            self._understood("GET", path, status, answer, Any)
+
+        def number(name: str, default: int) -> int:
+            (value,) = headers.getRawHeaders(name, [""])[-1:]
+            return int(value) if value.isdecimal() else default
+
+        return Peeked(
+            number("X-Pulsar-Broker-Entry-METADATA-index", -1),
+            number("X-Pulsar-num-batch-message", 1),
+            number("X-Pulsar-chunk-id", -1),
+            number("X-Pulsar-num-chunks-from-msg", 0),
+            _time((headers.getRawHeaders("X-Pulsar-publish-time") or [""])[-1]),
+        )
+
+    async def _exchanged(
+        self, method: str, path: str, body: Any = None, content_type: str = "application/json"
+    ) -> tuple[int, bytes, Headers]:
+        """Status, body and headers; waits for its turn first. The deadline counts from there."""
+        if len(self._turns.waiting) >= self._settings.calls_waiting:
+            raise StorageFailed(f"{self._settings.calls_waiting} calls of Pulsar's admin API wait already (calls_waiting): try again later")
+        await self._turns.acquire()
+        try:
+            sent = None if body is None else msgspec.json.encode(body)
+            exchange: Deferred[tuple[int, bytes, Headers]] = Deferred.fromCoroutine(
+                self._exchange.send(method, f"{self._url}/admin/v2{path}", sent, content_type)
+            )
+            return await exchange.addTimeout(self._settings.admin_timeout_seconds, self._reactor)
+        except TimeoutError:
+            raise NotReady(
+                f"{method} {path}: no answer of Pulsar's admin API at {self._url} within {self._settings.admin_timeout_seconds:g} s (admin_timeout_seconds)"
+            ) from None
+        finally:
+            self._turns.release()
+
+    def _understood(self, method: str, path: str, status: int, answer: bytes, kind: Any) -> Any:
+        if 200 <= status < 300:
+            try:
+                return msgspec.json.decode(answer, type=kind) if answer else None
+            except msgspec.DecodeError as error:
+                raise StorageFailed(f"{method} {path}: the answer of {self._url} is not that of Pulsar's admin API: {error}") from None
+        reason = _reason(answer)
+        failure = Forbidden if reason.startswith(_MAY_NOT) else _ERRORS.get(status, Troubled if status >= SERVER_ERROR else AdminFailed)
+        remedy = next((f" ({told})" for one, told in _REMEDIES if issubclass(failure, one)), "")
+        raise failure(f"{method} {path} at {self._url}: {status} {reason}{remedy}", status, reason)
+
+
+def _time(text: str) -> int:
+    """Milliseconds of a time as Java's Instant prints it."""
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        return -1
+
+
+_TITLE = re.compile("<title>(.*?)</title>", re.DOTALL)
+
+
+def _reason(answer: bytes) -> str:
+    """Pulsar's reason, or the title of the page that its web server shows for one, in one line."""
+    try:
+        told = msgspec.json.decode(answer)["reason"]
+    except (msgspec.DecodeError, LookupError, TypeError):
+        page = answer.decode("utf-8", "replace")
+        title = _TITLE.search(page)
+        told = title[1] if title else page
+    return " ".join(str(told).split())[:REASON_CHARACTERS] or "without a reason"

@@ -1,0 +1,224 @@
+"""What the gateway needs of a Pulsar cluster, looked at when it starts: what is missing is said precisely, with how to set it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+from urllib.parse import quote
+
+import pulsar
+from twisted.internet.defer import Deferred, gatherResults
+
+from storage.log import NotReady, StorageError, StorageFailed
+from storage.pulsar.admin.admin_api import Admin, AdminFailed, Forbidden, Missing, Unauthenticated
+from storage.pulsar.admin.cluster_problems import Problem, Remedies
+from storage.pulsar.admin.cluster_setup import set_up
+from storage.pulsar.admin.namespace_probe import Findings, probe
+from storage.pulsar.admin.reachability import why_not
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.log.append_queue import MESSAGE_OVERHEAD
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.topics.namespaces import Rules, keeps, own_namespaces, rules_of, runtime_of
+from storage.pulsar.topics.pulsar_names import Names
+from storage.pulsar.topics.retention_policies import Retention, retention_of
+
+log = logging.getLogger(__name__)
+
+NOTHING = Retention(0, 0)
+LARGE, ROWS = "send large messages", "send rows of tables"
+
+
+async def prepare(settings: PulsarSettings, admin: Admin, session: Session) -> None:
+    """Set up what may be, where that is asked for, then look whether all is there; what is merely a pity is logged.
+
+    Raises StorageFailed with what stops, one thing a line; NotReady where all of that may pass by itself.
+    """
+    if settings.setup:
+        try:
+            for line in await set_up(settings, admin):
+                log.warning("set up in Pulsar: %s", line)
+        except NotReady:
+            raise
+        except StorageFailed as failure:
+            log.warning("nothing was set up in Pulsar: %s", failure)
+    problems = await check(settings, admin, session)
+    for problem in problems:
+        if not problem.stops:
+            log.warning("%s", problem)
+    stopping = [problem for problem in problems if problem.stops]
+    if stopping:
+        kind = NotReady if all(problem.may_pass for problem in stopping) else StorageFailed
+        raise kind("\n".join(map(str, stopping)))
+
+
+async def check(settings: PulsarSettings, admin: Admin, session: Session) -> list[Problem]:
+    """Everything that is missing. Where nobody can be reached, or a namespace is missing, nothing that follows from it is listed."""
+    both = gatherResults([Deferred.fromCoroutine(_reach_admin(settings, admin)), Deferred.fromCoroutine(_reach_brokers(settings, session))])
+    problems = [problem for problem in await both if problem]
+    if problems:
+        return problems
+    return await Checks(settings, admin, session).all()
+
+
+async def _reach_admin(settings: PulsarSettings, admin: Admin) -> Problem | None:
+    try:
+        await admin.get("/clusters", list[str])
+    except Unauthenticated as failure:
+        remedy = (
+            "see that pulsar_token_file holds a token that `pulsar tokens validate` accepts, or pulsar_tls_certificate_file a certificate"
+        )
+        return Problem(
+            True, f"the admin API at {settings.admin_url} does not accept who this gateway says that it is ({failure.reason})", remedy
+        )
+    except AdminFailed:
+        return None
+    except StorageFailed as failure:
+        remedy = "set pulsar_admin to the brokers' webServicePort, http://HOST:8080 or https://HOST:8443"
+        return Problem(True, str(failure), remedy, may_pass=isinstance(failure, NotReady))
+    return None
+
+
+async def _reach_brokers(settings: PulsarSettings, session: Session) -> Problem | None:
+    reason = await session.run(lambda: why_not(settings.service_url, settings.operation_timeout_seconds))
+    if reason is None:
+        return None
+    remedy = "set store to the brokers' brokerServicePort, pulsar://HOST:6650 or pulsar+ssl://HOST:6651"
+    return Problem(True, f"no broker at {settings.service_url} takes connections: {reason}", remedy)
+
+
+class Checks:
+    """Of a cluster that can be reached. `unknown` collects what this role may not know."""
+
+    def __init__(self, settings: PulsarSettings, admin: Admin, session: Session) -> None:
+        self._settings = settings
+        self._admin = admin
+        self._session = session
+        self._remedies = Remedies(settings)
+        self._found: list[Problem] = []
+        self._unknown: list[str] = []
+
+    async def all(self) -> list[Problem]:
+        runtime = await runtime_of(self._admin)
+        own = own_namespaces(self._settings)
+        served = Names(self._settings).namespaces
+        for namespace in dict.fromkeys((*own, *served)):
+            if not await self._is_there(namespace):
+                continue
+            rules = await rules_of(self._admin, namespace, runtime)
+            if namespace in own:
+                rules = await self._try_out(namespace, rules)
+            if namespace in served:
+                # The state tables look after their own space, and lose nothing to any retention.
+                self._judge_retention(namespace, rules.retention, is_own=namespace in own)
+            self._judge(namespace, rules, is_own=namespace in own)
+        if self._unknown:
+            text = f"could not be checked, since only superusers may read the brokers' configuration: {'; '.join(self._unknown)}"
+            self._add(False, text, "set these policies of the namespaces, or ask a superuser what the brokers' defaults are")
+        return self._found
+
+    def _add(self, stops: bool, text: str, remedy: str) -> None:
+        self._found.append(Problem(stops, text, remedy))
+
+    async def _is_there(self, namespace: str) -> bool:
+        """Whether the namespace exists and its topics may be listed."""
+        try:
+            await self._admin.get(f"/persistent/{quote(namespace)}", Any)
+        except Forbidden as failure:
+            self._add(True, f"the topics of {namespace} may not be listed ({failure.reason})", self._remedies.grant(namespace))
+        except Missing:
+            tenant = namespace.partition("/")[0]
+            try:
+                await self._admin.get(f"/namespaces/{quote(tenant)}", Any)
+            except Missing:
+                self._add(True, f"there is no tenant {tenant}", self._remedies.make_tenant(namespace))
+            except Forbidden:
+                self._add(True, f"there is no namespace {namespace}", self._remedies.make_namespace(namespace))
+            else:
+                self._add(True, f"there is no namespace {namespace}", self._remedies.make_namespace(namespace))
+        else:
+            return True
+        return False
+
+    async def _try_out(self, namespace: str, rules: Rules) -> Rules:
+        """Use the namespace as the gateway will; the rules, and what was seen of those that this role may not read."""
+        metadata = f"{self._settings.metadata_tenant}/{self._settings.metadata_namespace}"
+        sizes = {LARGE: self._settings.message_max_bytes} if namespace in Names(self._settings).namespaces else {}
+        if namespace == metadata:
+            sizes[ROWS] = self._settings.table_burst_bytes
+        findings = await probe(self._admin, self._session, namespace, sizes)
+        self._learn(findings)
+        for what, failure in findings.refused.items():
+            self._refused(namespace, what, failure, is_needed=namespace == metadata)
+        if findings.numbers_entries is False and namespace != metadata:
+            self._not_numbered()
+        deletes = findings.deletes_topics if rules.deletes_topics is None else rules.deletes_topics
+        return Rules(rules.retention or findings.retention, rules.makes_topics, deletes)
+
+    def _learn(self, findings: Findings) -> None:
+        """How large a message may be, where only a superuser could read it."""
+        largest = findings.taken_bytes + MESSAGE_OVERHEAD
+        is_all = not findings.refused.keys() & {LARGE, ROWS}
+        self._session.message_bytes = max(largest, self._session.message_bytes) if is_all else largest
+
+    def _refused(self, namespace: str, what: str, failure: StorageError, is_needed: bool) -> None:
+        reason = failure.reason if isinstance(failure, AdminFailed) else str(failure)
+        if isinstance(failure, NotReady):
+            stops = what in ("produce", "consume") or (is_needed and what == "make topics")
+            text = f"nobody can {what} in {namespace} now: {reason}"
+            self._found.append(Problem(stops, text, "see what the logs of the brokers and the bookies say", may_pass=True))
+        elif what in ("produce", "consume"):
+            remedy = self._remedies.grant(namespace)
+            if isinstance(failure.__cause__, pulsar.Timeout):
+                remedy = (
+                    "see that the address by which the brokers call themselves (advertisedAddress, advertisedListeners) can be reached from here, "
+                    "that TLS is used on both sides or on none, and that the brokers accept the token"
+                )
+            self._add(True, f"the gateway may not {what} in {namespace}: {reason}", remedy)
+        elif what == LARGE:
+            limit = self._settings.message_max_bytes
+            text = f"batches of up to message_max_bytes={limit} are let in, and the brokers refuse the largest of them: {reason}"
+            self._add(False, text, f"set message_max_bytes to less, or {self._remedies.take_messages(limit + MESSAGE_OVERHEAD)}")
+        elif what == ROWS:
+            limit = self._settings.table_burst_bytes
+            text = f"the gateway's tables store up to {limit} bytes in one message, and the brokers refuse that: {reason}"
+            self._add(True, text, self._remedies.take_messages(limit + MESSAGE_OVERHEAD))
+        elif what == "set policies of topics" and isinstance(failure, AdminFailed) and failure.status == 405:
+            if namespace in Names(self._settings).namespaces:
+                text = f"topics of {namespace} cannot have policies of their own ({reason}): retention.ms and retention.bytes free no space in Pulsar"
+                self._add(False, text, "set topicLevelPoliciesEnabled=true and systemTopicEnabled=true in the brokers' configuration")
+        else:
+            # Without tables there are no groups; without topics of its own the gateway serves those that others made.
+            stops = is_needed and what == "make topics"
+            self._add(stops, f"the gateway may not {what} in {namespace}: {reason}", self._remedies.administer(namespace))
+
+    def _not_numbered(self) -> None:
+        stops = self._settings.entry_format == "pulsar"
+        text = "the brokers do not number their entries, so topics of the entry format `pulsar` cannot be served"
+        interceptor = "org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor"
+        self._add(
+            stops, text, f"set brokerEntryMetadataInterceptors={interceptor} in the brokers' configuration, where that format is wanted"
+        )
+
+    def _judge_retention(self, namespace: str, retention: Retention | None, is_own: bool) -> None:
+        wanted = retention_of({}, self._settings)
+        if retention is None:
+            self._unknown.append(f"how long {namespace} keeps messages")
+        elif retention == NOTHING:
+            text = f"{namespace} keeps no message that no subscription waits for, so that Kafka's consumers lose what they have not read"
+            self._add(is_own, text, self._remedies.retain(namespace))
+        elif not keeps(retention, wanted):
+            text = f"{namespace} keeps messages for less (minutes, MB: {retention}) than topics without configs of their own ({wanted})"
+            self._add(False, text, self._remedies.retain(namespace))
+
+    def _judge(self, namespace: str, rules: Rules, is_own: bool) -> None:
+        """Whether the brokers leave it to the gateway which topics there are."""
+        if rules.makes_topics is None:
+            self._unknown.append(f"whether topics are made unasked in {namespace}")
+        elif rules.makes_topics:
+            text = f"topics are made unasked in {namespace}: one that a client deletes comes back as soon as somebody else names it"
+            self._add(False, text, self._remedies.make_no_topics(namespace))
+        if rules.deletes_topics is None:
+            self._unknown.append(f"whether idle topics are deleted in {namespace}")
+        elif rules.deletes_topics:
+            text = f"topics of {namespace} that nobody uses for a while are deleted with their data"
+            self._add(is_own, text, self._remedies.delete_no_topics(namespace))

@@ -1,0 +1,92 @@
+"""What the gateway needs in Pulsar, made by itself where it is told to: in its own namespaces, never in those that it only serves beside them."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from storage.log import NotReady
+from storage.pulsar.admin.admin_api import Admin, AdminFailed, Conflict, Forbidden, Missing
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.topics.namespaces import (
+    AutoTopicCreation,
+    InactiveTopics,
+    Rules,
+    keeps,
+    own_namespaces,
+    path_of_namespace,
+    rules_of,
+    runtime_of,
+)
+from storage.pulsar.topics.retention_policies import EVER, Retention, retention_of
+
+
+async def set_up(settings: PulsarSettings, admin: Admin) -> list[str]:
+    """What was set, and what could not be. What is there and does is left as it is. Raises StorageFailed where nobody answers."""
+    said: list[str] = []
+    runtime = await runtime_of(admin)
+    for namespace in own_namespaces(settings):
+        said += await _make(admin, namespace)
+        try:
+            rules = await rules_of(admin, namespace, runtime)
+        except Missing:
+            continue
+        said += await _rule(settings, admin, namespace, rules)
+    return [line for line in said if line]
+
+
+async def _make(admin: Admin, namespace: str) -> list[str]:
+    """The tenant and the namespace."""
+    said, there = [], []
+    tenant = namespace.partition("/")[0]
+    try:
+        there = await admin.get(f"/namespaces/{quote(tenant)}", list[str])
+    except Missing:
+        clusters = [cluster for cluster in await admin.get("/clusters", list[str]) if cluster != "global"]
+        said.append(await _put(admin, f"/tenants/{quote(tenant)}", f"tenant {tenant}", {"allowedClusters": clusters}))
+    except Forbidden:
+        pass  # a role that may not list them may still make them
+    if namespace not in there:
+        said.append(await _put(admin, path_of_namespace(namespace), f"namespace {namespace}"))
+    return said
+
+
+async def _put(admin: Admin, path: str, what: str, body: object = None) -> str:
+    """What came of it; nothing to say where it is there already."""
+    try:
+        await admin.put(path, body)
+    except Conflict:
+        return ""
+    except NotReady:
+        raise
+    except AdminFailed as failure:
+        return f"{what} could not be made: {failure.reason}"
+    return f"made {what}"
+
+
+async def _rule(settings: PulsarSettings, admin: Admin, namespace: str, rules: Rules) -> list[str]:
+    """The policies: whatever is not known to be as it must."""
+    path, said = path_of_namespace(namespace), []
+    wanted = retention_of({}, settings)
+    # The state tables look after their own space.
+    is_served = namespace == f"{settings.tenant}/{settings.namespace}"
+    if is_served and (rules.retention is None or not keeps(rules.retention, wanted)):
+        # By time alone: a size below the backlog quota would be refused.
+        minutes = wanted.retentionTimeInMinutes
+        what = f"retention of {namespace}: {'for ever' if minutes == EVER else f'{minutes} minutes'}"
+        said.append(await _post(admin, f"{path}/retention", Retention(minutes, EVER), what))
+    if rules.makes_topics is not False:
+        said.append(await _post(admin, f"{path}/autoTopicCreation", AutoTopicCreation(False), f"no topics made unasked in {namespace}"))
+    if rules.deletes_topics is not False:
+        what = f"no topics deleted for being idle in {namespace}"
+        said.append(await _post(admin, f"{path}/inactiveTopicPolicies", InactiveTopics(False), what))
+    return said
+
+
+async def _post(admin: Admin, path: str, policy: object, what: str) -> str:
+    try:
+        await admin.post(path, policy)
+    except NotReady:
+        raise
+    except AdminFailed as failure:
+        return f"could not be set: {what}: {failure.reason}"
+    return f"set {what}"

@@ -1,0 +1,153 @@
+"""Whether the gateway can do its work in a namespace, found out by doing it: a topic is made, written, read and deleted again."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import pulsar
+
+from storage.log import NotReady, StorageError, StorageFailed
+from storage.pulsar.admin.admin_api import Admin, AdminFailed, Conflict, Forbidden
+from storage.pulsar.client.pulsar_client import Session, translated
+from storage.pulsar.log.entry_messages import Header
+from storage.pulsar.topics.namespaces import InactiveTopics
+from storage.pulsar.topics.pulsar_names import OURS, PREFIX, partition_name, path_of
+from storage.pulsar.topics.retention_policies import ALL, Retention
+
+INDEX = "index"
+"""The property in which a broker that numbers entries keeps the last number (ManagedLedgerInterceptorImpl)."""
+
+CHECK = f"{OURS}-check-"
+"""Begins the names of the topics that are tried out; the second at which their process began follows."""
+
+LEFT_SECONDS = 3600
+"""A topic that was made for trying things out so long ago is nobody's any more."""
+
+_MADE, _PROCESS = int(time.time()), uuid.uuid4().hex
+
+LONGEST_HEADER = Header(*(5 * [(1 << 63) - 1]))
+"""What stands beside a payload counts towards the size of a message."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """`refused`: what was tried, in words (`make topics`), and what came of it. None where it was not come to."""
+
+    refused: dict[str, StorageError] = field(default_factory=dict)
+    retention: Retention | None = None
+    deletes_topics: bool | None = None
+    numbers_entries: bool | None = None
+    taken_bytes: int = 0
+    """The largest payload that was taken, or where one was refused nearly the largest that would be."""
+
+
+async def probe(admin: Admin, session: Session, namespace: str, sizes: Mapping[str, int]) -> Findings:
+    """Raises StorageFailed where the admin API does not answer. `sizes`: how large the payloads are that are sent, and what each is called in `refused`."""
+    findings = Findings()
+    topic = f"{PREFIX}{namespace}/{CHECK}{_MADE}-{_PROCESS}"
+    try:
+        await admin.put(f"{path_of(topic)}/partitions", 1)
+    except Conflict:
+        pass  # of an attempt before, which could not delete it
+    except AdminFailed as failure:
+        findings.refused["make topics"] = failure
+        return findings
+    try:
+        await _ask(admin, topic, findings)
+        await _use(session, partition_name(topic, 0), sizes, findings)
+    except NotReady:
+        # Who does not answer now does not answer to a deletion either, and the next attempt has the same topic.
+        raise
+    except BaseException:
+        await _delete(admin, topic, findings)
+        raise
+    await _delete(admin, topic, findings)
+    await _delete_left(admin, namespace)
+    return findings
+
+
+async def _delete(admin: Admin, topic: str, findings: Findings) -> None:
+    try:
+        await admin.delete(f"{path_of(topic)}/partitions?force=true")
+    except StorageFailed as failure:
+        findings.refused["delete topics"] = failure
+
+
+async def _delete_left(admin: Admin, namespace: str) -> None:
+    """What processes have left that ended while brokers were in trouble; not what another gateway may be trying out now."""
+    with suppress(StorageFailed):
+        for topic in await admin.get(f"/persistent/{quote(namespace)}/partitioned", list[str]) or ():
+            made, _, _ = topic.rpartition("/")[2].removeprefix(CHECK).partition("-")
+            if topic.startswith(f"{PREFIX}{namespace}/{CHECK}") and made.isdecimal() and int(made) < time.time() - LEFT_SECONDS:
+                await admin.delete(f"{path_of(topic)}/partitions?force=true")
+
+
+async def _ask(admin: Admin, topic: str, findings: Findings) -> None:
+    path = path_of(topic)
+    try:
+        findings.retention = await admin.get(f"{path}/retention?applied=true", Retention | None)
+        inactive: InactiveTopics | None = await admin.get(f"{path}/inactiveTopicPolicies?applied=true", InactiveTopics | None)
+        findings.deletes_topics = inactive.deleteWhileInactive if inactive else None
+    except AdminFailed:
+        pass  # without topic policies the brokers do not tell this way
+    try:
+        findings.numbers_entries = INDEX in await admin.properties(partition_name(topic, 0))
+        await admin.put(f"{path}/properties", {"checked": "1"})
+    except Forbidden as failure:
+        findings.refused["set properties of topics"] = failure
+    try:
+        await admin.post(f"{path}/retention", ALL)
+    except AdminFailed as failure:
+        findings.refused["set policies of topics"] = failure
+
+
+async def _use(session: Session, topic: str, sizes: Mapping[str, int], findings: Findings) -> None:
+    def write() -> None:
+        producer = session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
+        try:
+            for what, size in sorted(sizes.items(), key=lambda pair: pair[1]):
+                try:
+                    _send(producer, size)
+                except pulsar.MessageTooBig as failure:
+                    findings.refused[what] = translated(failure)
+                    findings.taken_bytes = _largest(producer, findings.taken_bytes, size)
+                else:
+                    findings.taken_bytes = size
+        finally:
+            producer.close()
+
+    def read() -> None:
+        session.reader(topic, pulsar.MessageId.earliest).close()
+
+    tries: list[tuple[str, Callable[[], Any]]] = [("produce", write), ("consume", read)]
+    for what, call in tries:
+        try:
+            await session.run(call)
+        except StorageFailed as failure:
+            findings.refused[what] = failure
+            if isinstance(failure.__cause__, pulsar.Timeout):
+                # Whatever is tried next takes as long, and comes to the same.
+                return
+
+
+def _send(producer: pulsar.Producer, size: int) -> None:
+    producer.send(bytes(size), properties=LONGEST_HEADER.properties("mixed_kafka"))
+
+
+def _largest(producer: pulsar.Producer, taken: int, refused: int) -> int:
+    """The largest payload that is taken, or up to 1 KiB less. What is too large the library refuses by itself, so that few of these are sent."""
+    while refused - taken > 1024:
+        size = (taken + refused) // 2
+        try:
+            _send(producer, size)
+        except pulsar.MessageTooBig:
+            refused = size
+        else:
+            taken = size
+    return taken

@@ -1,0 +1,1 @@
+"""The client library: its threads, producers and readers."""

@@ -1,0 +1,217 @@
+"""The right to write to one partition: the exclusive producer, what is in flight on it, and how it ends.
+
+Any send that fails ends it. What became of those in flight is then unknown: whoever goes on takes the right anew and looks at what is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pulsar
+from twisted.internet.defer import Deferred, succeed
+
+from storage.log import Entry, Fenced, LogClosed, StorageError, StorageFailed
+from storage.pulsar.client.library_threads import keep_state
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.log.entry_messages import Header
+
+log = logging.getLogger(__name__)
+
+OK = pulsar.Result.Ok.value
+
+OPERATION_COST = 600
+"""Bytes that a message in flight takes beside its payload, here and in the client library. An estimate, so that small ones count too."""
+
+
+class Room:
+    """What may be in flight over all logs of a store, in bytes and in messages."""
+
+    def __init__(self, limit_bytes: int, limit_operations: int) -> None:
+        self._limits = limit_bytes, limit_operations
+        self.held_bytes = 0
+        self.held_operations = 0
+
+    def take(self, size: int) -> None:
+        """Raises StorageFailed where it is full. One message always fits where nothing else is."""
+        limit_bytes, limit_operations = self._limits
+        is_full = self.held_bytes + size > limit_bytes or self.held_operations >= limit_operations
+        if is_full and self.held_operations:
+            raise StorageFailed(
+                f"{self.held_bytes} bytes in {self.held_operations} messages wait for Pulsar already "
+                f"(queue_bytes={limit_bytes}, queue_operations={limit_operations}): try again later"
+            )
+        self.held_bytes += size
+        self.held_operations += 1
+
+    def give(self, size: int) -> None:
+        self.held_bytes -= size
+        self.held_operations -= 1
+
+
+class End(msgspec.Struct, frozen=True, gc=False):
+    """Behind the last message of a partition: the next offset, the payload bytes that it ever had, and the greatest timestamp."""
+
+    offset: int
+    bytes: int
+    greatest_timestamp: int
+
+
+class Sent:
+    """One message on its way: what it holds, what the partition's end is behind it, who waits for it, and the broker's answer."""
+
+    __slots__ = ("end", "entries", "header", "is_settled", "leader", "payload", "position", "properties", "result", "told")
+
+    def __init__(
+        self, header: Header, entries: list[Entry], payload: bytes, properties: dict[str, str], end: End, told: Deferred[None]
+    ) -> None:
+        self.header = header
+        self.entries = entries
+        self.payload = payload
+        self.properties = properties
+        self.end = end
+        self.told = told
+        self.leader: Leader | None = None
+        self.result: Any = None
+        self.position: Any = None
+        self.is_settled = False
+
+    @property
+    def cost(self) -> int:
+        return len(self.payload) + OPERATION_COST
+
+    def answered(self, result: Any, message_id: Any) -> None:
+        """The library's callback: in its own thread, or within `send_async` in the caller's. Nothing may be raised here."""
+        keep_state()
+        self.result, self.position = result, message_id
+        assert self.leader
+        self.leader.note_answer(self)
+
+
+class Taken(Fenced):
+    """Another process has taken the right to write to a partition. It may have taken the whole store."""
+
+
+class Leader:
+    """The producer of one partition. `on_stored` is told of each burst of acknowledged messages, in their order, and once `on_end` of why it
+    ended and what was in flight."""
+
+    def __init__(
+        self,
+        session: Session,
+        producer: Any,
+        room: Room,
+        on_stored: Callable[[list[Sent]], None],
+        on_end: Callable[[StorageError, list[Sent]], None],
+    ) -> None:
+        self._session = session
+        self._producer = producer
+        self._room = room
+        self._on_stored = on_stored
+        self._on_end = on_end
+        self._in_flight: deque[Sent] = deque()
+        self._answers: deque[Sent] = deque()
+        self._is_woken = False
+        self._idle: list[Deferred[None]] = []
+        self.is_over = False
+
+    def send(self, sent: Sent) -> None:
+        """Hand it to the library, behind all that was sent before; its cost is in the room already."""
+        sent.leader = self
+        self._in_flight.append(sent)
+        try:
+            self._producer.send_async(sent.payload, sent.answered, properties=sent.properties)
+        except pulsar.PulsarException as error:
+            self._settle(sent)
+            self.end(ending(type(error).__name__))
+
+    def note_answer(self, sent: Sent) -> None:
+        """From any thread: one wake-up for all answers that have piled up."""
+        self._answers.append(sent)
+        if not self._is_woken:
+            self._is_woken = True
+            self._session.wake.post(self._take_answers)
+
+    def _take_answers(self) -> None:
+        # First: an answer from here on asks for a wake-up of its own, and one before it is in the deque.
+        self._is_woken = False
+        stored: list[Sent] = []
+        failure: StorageError | None = None
+        in_flight = self._in_flight
+        while self._answers:
+            sent = self._answers.popleft()
+            self._settle(sent)
+            if self.is_over or failure:
+                continue
+            if sent.result.value != OK:
+                failure = ending(sent.result.name)
+            elif in_flight[0] is not sent:
+                failure = Fenced("Pulsar acknowledged messages out of their order")
+            else:
+                in_flight.popleft()
+                stored.append(sent)
+        if stored:
+            self._on_stored(stored)
+        if failure:
+            self.end(failure)
+        if not in_flight:
+            self._tell_idle()
+
+    def end(self, error: StorageError) -> Deferred[None]:
+        """Give up the right to write, if that has not been done; all in flight are handed over as lost to view. Fires when the producer is gone."""
+        if self.is_over:
+            return succeed(None)
+        self.is_over = True
+        left = list(self._in_flight)
+        self._in_flight.clear()
+
+        def close() -> None:
+            try:
+                self._producer.close()
+            except pulsar.PulsarException as failure:  # it was fenced, or the cluster is gone
+                log.debug("closing a producer: %s", type(failure).__name__)
+
+        def settle(result: Any) -> None:
+            for sent in left:
+                self._settle(sent)
+
+        try:
+            closed = self._session.run(close)
+        except LogClosed:
+            closed = succeed(None)
+        closed.addBoth(settle)
+        self._on_end(error, left)
+        self._tell_idle()
+        return closed
+
+    def idle(self) -> Deferred[None]:
+        """Fires when nothing is in flight."""
+        if not self._in_flight:
+            return succeed(None)
+        told: Deferred[None] = Deferred()
+        self._idle.append(told)
+        return told
+
+    def _tell_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for told in idle:
+            if not told.called:
+                told.callback(None)
+
+    def _settle(self, sent: Sent) -> None:
+        """The library holds the payload no more."""
+        if not sent.is_settled:
+            sent.is_settled = True
+            self._room.give(sent.cost)
+
+
+def ending(name: str) -> StorageError:
+    """Why a log is over, from the name of the library's result for one of its messages."""
+    if name == "TopicTerminated":
+        return LogClosed("the topic was terminated in Pulsar: it takes no messages any more")
+    if name == "ProducerFenced":
+        return Taken("another process has taken the right to write to this partition")
+    return Fenced(f"a message was not acknowledged by Pulsar ({name}); whether it was stored is unknown")

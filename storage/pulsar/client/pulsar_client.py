@@ -1,0 +1,203 @@
+"""The connection to the cluster: one client of pulsar-client, the threads in which its blocking calls run, its errors in the store's words."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pulsar
+from twisted.internet.defer import Deferred
+
+from storage.bridge import Reactor, Readers, Wake
+from storage.log import EntryTooLarge, Fenced, LogClosed, NotAllowed, NotReady, StorageError, StorageFailed, UnknownTopic
+from storage.pulsar.admin.token_file import Token
+from storage.pulsar.client.client_log import client_logger
+from storage.pulsar.settings import PulsarSettings
+
+T = TypeVar("T")
+Listener = Callable[[pulsar.Reader, pulsar.Message], None]
+log = logging.getLogger(__name__)
+
+MEANINGS: dict[type[Exception], tuple[type[StorageError], str]] = {
+    pulsar.ProducerFenced: (Fenced, "another producer has taken the topic"),
+    pulsar.TopicNotFound: (UnknownTopic, "there is no such topic in Pulsar"),
+    pulsar.TopicTerminated: (LogClosed, "the topic was terminated in Pulsar: it takes no messages any more"),
+    pulsar.MessageTooBig: (EntryTooLarge, "more than a broker takes in one message"),
+    pulsar.BrokerPersistenceError: (NotReady, "the broker cannot store anything now; its log, or the bookies', says why"),
+    pulsar.BrokerMetadataError: (NotReady, "the broker does not reach its metadata store now; its log says why"),
+    pulsar.ServiceUnitNotReady: (NotReady, "the topic is moving from one broker to another"),
+    pulsar.AuthorizationError: (NotAllowed, "the role of this gateway may not do that; grant it produce and consume there"),
+    pulsar.AuthenticationError: (StorageFailed, "the broker does not accept who this gateway says that it is"),
+    # What a broker makes of a token that is missing, bad or too old, too: it says nothing at all.
+    pulsar.Timeout: (StorageFailed, "no answer in time; the cluster cannot be reached, or it does not accept the token"),
+}
+
+
+def translated(error: Exception) -> StorageError:
+    """What an error of the client library is to those who use a store; a `StorageError` stays what it is."""
+    if isinstance(error, StorageError):
+        return error
+    name = type(error).__name__
+    kind, meaning = MEANINGS.get(type(error), (StorageFailed, ""))
+    return kind(f"{meaning} ({name})" if meaning else f"Pulsar's client failed: {name}: {error}")
+
+
+def identity(settings: PulsarSettings) -> pulsar.Authentication | None:
+    """What the client shows of itself: the token, else the certificate, else nothing."""
+    if settings.token_file:
+        return pulsar.AuthenticationToken(Token(settings.token_file))
+    if settings.tls_certificate_file and settings.tls_key_file:
+        return pulsar.AuthenticationTLS(str(settings.tls_certificate_file), str(settings.tls_key_file))
+    return None
+
+
+def connect(settings: PulsarSettings) -> pulsar.Client:
+    """A client; it connects when it is first used."""
+    trusted = settings.tls_trust_file or ssl.get_default_verify_paths().cafile
+    return pulsar.Client(
+        settings.service_url,
+        authentication=identity(settings),
+        operation_timeout_seconds=max(1, round(settings.operation_timeout_seconds)),
+        connection_timeout_ms=max(1, round(settings.connection_timeout_seconds * 1000)),
+        io_threads=1,
+        message_listener_threads=1,
+        stats_interval_in_seconds=0,
+        tls_trust_certs_file_path=str(trusted) if trusted else None,
+        tls_validate_hostname=True,
+        tls_certificate_file_path=str(settings.tls_certificate_file) if settings.tls_certificate_file else None,
+        tls_private_key_file_path=str(settings.tls_key_file) if settings.tls_key_file else None,
+        logger=client_logger(),
+    )
+
+
+class Session:
+    """One client and its threads, for the thread of `reactor`. What blocks is called through `run`."""
+
+    def __init__(self, settings: PulsarSettings, reactor: Reactor) -> None:
+        self.settings = settings
+        self.message_bytes = settings.message_bytes
+        """The largest message that the brokers take, by what is known so far."""
+        self.wake = Wake(reactor)
+        self._reactor = reactor
+        self._client: pulsar.Client | None = None
+        self._threads: Readers | None = None
+
+    async def open(self) -> None:
+        """Start the threads; no broker is asked for anything yet. Raises StorageFailed for an address or a file that is none."""
+        threads = Readers(self.wake, self.settings.threads, self.settings.calls_waiting, "pulsar")
+        try:
+            self._client = await threads.run(lambda: connect(self.settings))
+        except Exception as error:
+            threads.stop(lambda: None)
+            raise StorageFailed(f"no client for {self.settings.service_url}: {error}") from error
+        self._threads = threads
+
+    def run(self, call: Callable[[], T]) -> Deferred[T]:
+        """What the blocking `call` gives, in a thread; errors of the library come as `StorageError`. Fails with LogClosed when closed."""
+        if self._threads is None:
+            raise LogClosed("the store is closed")
+
+        def translating() -> T:
+            try:
+                return call()
+            except (pulsar.PulsarException, StorageError) as error:
+                raise translated(error) from error
+
+        return self._threads.run(translating)
+
+    def pause(self, seconds: float) -> Deferred[None]:
+        """Fires after so long."""
+        told: Deferred[None] = Deferred(lambda _: waiting.cancel())
+        waiting = self._reactor.callLater(seconds, told.callback, None)
+        return told
+
+    def producer(
+        self,
+        topic: str,
+        access: pulsar.ProducerAccessMode,
+        *,
+        batching: bool = False,
+        pending_messages: int | None = None,
+        batch_messages: int = 1000,
+        batch_bytes: int = 128 << 10,
+        batch_delay_ms: int = 10,
+        name: str | None = None,
+        compression: pulsar.CompressionType = pulsar.CompressionType.NONE,
+    ) -> pulsar.Producer:
+        """A producer of `topic`; with 0 `pending_messages` any number may be on its way. Blocks: to be called within `run`."""
+        return self._opened().create_producer(
+            topic,
+            producer_name=name,
+            # The library counts from the start again when it reconnects before the first acknowledgement, unless it was told where to start. A name
+            # that was used before goes on where the broker remembers it.
+            initial_sequence_id=None if name else 1,
+            access_mode=access,
+            send_timeout_millis=max(1, round(self.settings.send_timeout_seconds * 1000)),
+            max_pending_messages=self.settings.queue_operations if pending_messages is None else pending_messages,
+            batching_enabled=batching,
+            batching_max_messages=batch_messages,
+            batching_max_allowed_size_in_bytes=batch_bytes,
+            batching_max_publish_delay_ms=batch_delay_ms,
+            compression_type=compression,
+        )
+
+    def reader(
+        self, topic: str, start: Any, *, compacted: bool = False, queue: int | None = None, listener: Listener | None = None
+    ) -> pulsar.Reader:
+        """A reader of `topic` whose first message is the one at `start` (a message id), that included. Blocks: to be called within `run`.
+
+        A `listener` is given the messages, in the one thread that the library has for all of them, and may raise nothing.
+        """
+        return self._opened().create_reader(
+            topic,
+            start,
+            reader_listener=listener,
+            receiver_queue_size=queue or self.settings.reader_queue_messages,
+            is_read_compacted=compacted,
+            start_message_id_inclusive=True,
+        )
+
+    async def close(self) -> None:
+        """Let everything go, in `close_timeout_seconds` at the latest: a library that does not come back is left to its threads."""
+        client, threads = self._client, self._threads
+        if client is None or threads is None:
+            return
+        self._client = self._threads = None
+        if not await self._within(client.close):
+            log.warning("Pulsar's client did not close within %s s; it is cut off", self.settings.close_timeout_seconds)
+            await self._within(client.shutdown)
+        # Its threads end when what they wait for does; with the client gone that is soon, and nobody needs to wait for it.
+        threads.stop(lambda: None)
+
+    def _within(self, call: Callable[[], object]) -> Deferred[bool]:
+        """Whether `call`, in a thread of its own, came back in time."""
+        told: Deferred[bool] = Deferred()
+
+        def tell(is_done: bool) -> None:
+            if not told.called:
+                told.callback(is_done)
+
+        def work() -> None:
+            try:
+                call()
+            except pulsar.PulsarException as error:
+                log.warning("Pulsar's client while closing: %s", type(error).__name__)
+            self.wake.post(lambda: tell(True))
+
+        deadline = self._reactor.callLater(self.settings.close_timeout_seconds, tell, False)
+        threading.Thread(target=work, name="pulsar-close", daemon=True).start()
+
+        def end(is_done: bool) -> bool:
+            if is_done:
+                deadline.cancel()
+            return is_done
+
+        return told.addCallback(end)
+
+    def _opened(self) -> pulsar.Client:
+        if self._client is None:
+            raise LogClosed("the store is closed")
+        return self._client

@@ -1,0 +1,1 @@
+"""Compaction and DeleteRecords on Pulsar: replaced entries in side topics, and trimming."""

@@ -1,0 +1,160 @@
+"""Entries that compaction wrote, in the side topic of their partition: a run is written in one go and read as a whole."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import pulsar
+
+from storage.log import Entry, StorageFailed
+from storage.pulsar.admin.admin_api import Admin, AdminFailed, Conflict, Missing, Troubled
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.compaction.patches import Patch
+from storage.pulsar.log.entry_messages import Header, entries_of, header_of, packed
+from storage.pulsar.settings import MIB, PulsarSettings
+from storage.pulsar.tables.table_upkeep import EARLIEST, make_topic
+from storage.pulsar.topics.pulsar_names import OURS, PREFIX, path_of
+
+log = logging.getLogger(__name__)
+
+RUN = "kopgate.run"
+"""The property of a message that says which run it is of, and its number there."""
+
+KEEPER = "kopgate"
+"""The subscription that is never moved: whatever the retention of the namespace, nothing of a side topic goes but the whole."""
+
+FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+
+MESSAGE_BYTES = MIB
+"""Entries are packed into messages of about this size; a larger one is alone in its own."""
+
+
+def side_topic(settings: PulsarSettings, partition: bytes, generation: int) -> str:
+    """The full name of a partition's side topic. `partition` is its row's key."""
+    return f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{OURS}.compacted.{partition.hex()}.{generation}"
+
+
+class Runs:
+    """Reads and writes runs; those that were read last are kept, up to `compacted_bytes`. For the reactor's thread."""
+
+    def __init__(self, session: Session, admin: Admin, settings: PulsarSettings) -> None:
+        self._session = session
+        self._admin = admin
+        self._settings = settings
+        self._kept: OrderedDict[str, tuple[list[Entry], int]] = OrderedDict()
+        self._held = 0
+
+    async def make(self, partition: bytes, generation: int) -> None:
+        """The side topic, where it is missing. Raises StorageFailed."""
+        topic = side_topic(self._settings, partition, generation)
+        await make_topic(self._admin, topic)
+        with suppress(Conflict):
+            await self._admin.put(f"{path_of(topic)}/subscription/{KEEPER}", EARLIEST)
+        try:
+            # A time to live or a backlog quota with eviction would move the subscription.
+            await self._admin.post(f"{path_of(topic)}/retention", FOR_EVER)
+        except Troubled:
+            raise
+        except AdminFailed as error:
+            log.warning(
+                "%s is kept by its subscription alone, which a time to live or a backlog quota of its namespace may move: %s", topic, error
+            )
+
+    async def drop(self, partition: bytes, generation: int) -> None:
+        """The side topic is gone, if it was there. Raises StorageFailed."""
+        with suppress(Missing):
+            await self._admin.delete(f"{path_of(side_topic(self._settings, partition, generation))}?force=true")
+
+    async def write(self, partition: bytes, generation: int, first: int, last: int, entries: Sequence[Entry]) -> Patch:
+        """A run of `entries`, durably, as a patch of that window that hides nothing yet. Raises StorageFailed, EntryTooLarge."""
+        size = sum(len(entry.payload) for entry in entries)
+        if not entries:
+            return Patch(first, last, 0, 0, 0, generation, newest=-1)
+        token = uuid4().hex
+        topic = side_topic(self._settings, partition, generation)
+        place, messages = await self._session.run(lambda: write_run(self._session, topic, token, entries))
+        newest = max(entry.max_timestamp for entry in entries)
+        return Patch(first, last, 0, 0, size, generation, place.ledger_id(), place.entry_id(), messages, token, newest)
+
+    async def read(self, partition: bytes, patch: Patch) -> list[Entry]:
+        """What `patch` shows. Raises StorageFailed."""
+        if not patch.messages:
+            return []
+        kept = self._kept.get(patch.token)
+        if kept:
+            self._kept.move_to_end(patch.token)
+            entries = kept[0]
+        else:
+            topic = side_topic(self._settings, partition, patch.generation)
+            entries = await self._session.run(lambda: read_run(self._session, topic, patch))
+            self._keep(patch.token, entries)
+        return [entry for entry in entries if patch.first <= entry.base_offset and entry.last_offset <= patch.last]
+
+    def _keep(self, token: str, entries: list[Entry]) -> None:
+        if token in self._kept:
+            return
+        size = sum(len(entry.payload) for entry in entries)
+        self._kept[token] = entries, size
+        self._held += size
+        while self._held > self._settings.compacted_bytes and self._kept:
+            _, (_, size) = self._kept.popitem(last=False)
+            self._held -= size
+
+
+def messages_of(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Entries that are packed together."""
+    some: list[Entry] = []
+    size = 0
+    for entry in entries:
+        if some and size + len(entry.payload) > MESSAGE_BYTES:
+            yield some
+            some, size = [], 0
+        some.append(entry)
+        size += len(entry.payload)
+    if some:
+        yield some
+
+
+def write_run(session: Session, topic: str, token: str, entries: Sequence[Entry]) -> tuple[Any, int]:
+    """The place of the run's first message, and how many it has. Blocks. One producer at a time, so that nothing comes between them."""
+    producer = session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
+    try:
+        places = []
+        for number, some in enumerate(messages_of(entries)):
+            time_ = max(entry.max_timestamp for entry in some)
+            header = Header(some[0].base_offset, some[-1].last_offset, time_, 0, 0, time_, len(some))
+            payload = bytes(some[0].payload) if len(some) == 1 else packed(some)
+            places.append(producer.send(payload, properties={**header.properties("compacted"), RUN: f"{token} {number}"}))
+        return places[0], len(places)
+    finally:
+        with suppress(pulsar.PulsarException):
+            producer.close()
+
+
+def read_run(session: Session, topic: str, patch: Patch) -> list[Entry]:
+    """Every entry of the patch's run. Blocks. What was sent twice after a broker's crash is passed over."""
+    deadline = time.monotonic() + session.settings.read_timeout_seconds
+    place = pulsar.MessageId(-1, patch.ledger_id, patch.entry_id, -1)
+    reader = session.reader(topic, place)
+    found: list[Entry] = []
+    number = 0
+    try:
+        while number < patch.messages:
+            message = reader.read_next(max(1, round(1000 * (deadline - time.monotonic()))))
+            properties = message.properties()
+            header = header_of(properties)
+            if header and properties.get(RUN) == f"{patch.token} {number}":
+                found += entries_of(header, message.data())
+                number += 1
+    except pulsar.Timeout:
+        seconds = session.settings.read_timeout_seconds
+        raise StorageFailed(f"{topic}: {number} of {patch.messages} messages that compaction wrote came within {seconds:g} s") from None
+    finally:
+        reader.close()
+    return found

@@ -1,0 +1,102 @@
+"""The space of what compaction and DeleteRecords took away at the beginning of a partition: its own topic need not have that any more.
+
+In this order, so that a crash between any two steps loses nothing: all that can be read before an offset is in windows; that offset is noted in the
+partition's row; Pulsar deletes whole ledgers before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from storage.pulsar.client.exclusive_producer import End
+from storage.pulsar.client.topic_readers import Stored
+from storage.pulsar.compaction.patch_merge import Gathering
+from storage.pulsar.log.offset_index import Position
+from storage.pulsar.log.partition_rows import Partition
+
+T = TypeVar("T")
+
+
+class Messages(Protocol):
+    """What is needed of a `PartitionReader`."""
+
+    async def read(self, offset: int, end_offset: int, max_bytes: int) -> list[Stored]: ...
+    async def last(self) -> Stored | None: ...
+
+
+class Trimming(Protocol):
+    """Deletes what is before a place in a topic of Pulsar, of that full name."""
+
+    async def can_trim(self, topic: str, keep: Position) -> bool:
+        """Whether there is something before `keep` that can be deleted. Raises StorageFailed."""
+        ...
+
+    async def trim(self, topic: str, keep: Position) -> None:
+        """Delete it. Nothing from `keep` on goes by this, whatever happens. Raises StorageFailed, UnknownTopic."""
+        ...
+
+
+class Freeing:
+    """For one log. `state` gives its start and its end, and raises what the log does when it is over."""
+
+    def __init__(
+        self,
+        topic: str,
+        messages: Messages,
+        gathering: Gathering,
+        partition: Partition,
+        trimming: Trimming,
+        state: Callable[[], tuple[int, End]],
+    ) -> None:
+        self._topic = topic
+        self._messages = messages
+        self._gathering = gathering
+        self._partition = partition
+        self._trimming = trimming
+        self._state = state
+
+    async def free(self) -> None:
+        """`PartitionLog.reclaim`."""
+        start, end = self._state()
+        if not self._partition.patches and start <= self._partition.row.freed:
+            return
+        await self._merge()
+        target = await self._in_turn(lambda start, end: self._gathering.target(start, end.offset, end.bytes))
+        keep = await self._first_needed(target, end)
+        can_trim = keep is not None and await self._trimming.can_trim(self._topic, keep.position)
+        if not can_trim and not self._gathering.is_urgent:
+            return
+        while await self._in_turn(lambda start, end: self._gathering.adopt(start, target, end.offset, end.bytes)):
+            pass
+        await self._merge()
+        if keep and can_trim and await self._in_turn(lambda start, end: self._note(start, keep)):
+            await self._trimming.trim(self._topic, keep.position)
+
+    async def _merge(self) -> None:
+        while await self._in_turn(lambda start, end: self._gathering.merge()):
+            pass
+
+    async def _first_needed(self, target: int, end: End) -> Stored | None:
+        """The first message that is not wholly before `target`. The last one is always needed: it says where the partition ends."""
+        if target >= end.offset:
+            return await self._messages.last()
+        found = await self._messages.read(target, end.offset, 0)
+        return found[0] if found else None
+
+    async def _note(self, start: int, keep: Stored) -> bool:
+        """Whether nothing from `start` to that message is read from the topic; that is durable then."""
+        row, first = self._partition.row, keep.header.base_offset
+        if max(start, self._partition.patches.covered(start)) < first:
+            return False
+        if first > row.freed:
+            await self._partition.change(freed=first, freed_bytes=keep.header.bytes_before)
+        return True
+
+    async def _in_turn(self, step: Callable[[int, End], Awaitable[T]]) -> T:
+        """One step, with nobody else changing the partition meanwhile. Between two steps others have their turn."""
+        await self._partition.turn.acquire()
+        try:
+            return await step(*self._state())
+        finally:
+            self._partition.turn.release()

@@ -1,0 +1,1 @@
+"""Partition logs on Pulsar topics: appending, opening, offsets and reading."""

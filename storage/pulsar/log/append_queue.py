@@ -1,0 +1,227 @@
+"""What is appended to one partition: given its place, held until its offsets are reserved, handed to Pulsar in order."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from storage.log import Entry, EntryTooLarge, Fenced, LogClosed, OffsetOutOfRange, StorageError, StorageFailed
+from storage.pulsar.client.exclusive_producer import End, Leader, Room, Sent
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.log.entry_messages import Header, packed
+from storage.pulsar.log.partition_reader import PartitionReader
+from storage.pulsar.log.partition_rows import Epochs, Partition, with_epoch
+
+logger = logging.getLogger(__name__)
+
+MESSAGE_OVERHEAD = 1024
+"""What the header and the library's own fields may take of the largest message; some 200 bytes were seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What was found when the right to write was taken. `start`: the first readable offset as far as the partition's row knows, and what can be
+    read before it, in bytes."""
+
+    session: Session
+    topic: str
+    entry_format: str
+    producer: Any
+    leader_epoch: int
+    partition: Partition
+    reader: PartitionReader
+    start: tuple[int, int]
+    end: End
+    is_empty: bool
+
+
+class Appending:
+    """`on_stored` is told of each burst of acknowledged messages, and `on_end` once why nothing can be appended any more and what failed by it."""
+
+    def __init__(
+        self, opened: Opened, room: Room, on_stored: Callable[[list[Sent]], None], on_end: Callable[[StorageError, list[Sent]], None]
+    ) -> None:
+        self._opened = opened
+        self._partition = opened.partition
+        self._settings = opened.session.settings
+        self._room = room
+        self._on_stored = on_stored
+        self._on_end = on_end
+        self._leader = Leader(opened.session, opened.producer, room, self._acknowledged, self._ended)
+        self.next = self._passed = opened.end
+        self.over: StorageError | None = None
+        self.has_begun = False
+        """Whether this epoch, and offsets for it, are noted durably."""
+        self._is_empty = opened.is_empty
+        self._held: deque[Sent] = deque()
+        self._unconfirmed: list[Sent] = []
+        self._noting: Deferred[None] | None = None
+        self._refusing: StorageError | None = None
+
+    def append(self, entries: Sequence[Entry]) -> Deferred[None]:
+        """`PartitionLog.append`. A payload that is not bytes is copied once; the tail keeps the copy."""
+        told: Deferred[None] = Deferred()
+        try:
+            if self._refusing:
+                # Those that wait fail one after the other; until the last has, no offset could be the next.
+                raise StorageFailed(str(self._refusing))
+            if entries:
+                self._send(self._sent(entries, told))
+            else:
+                told.callback(None)
+        except StorageError as error:
+            told.errback(error)
+        return told
+
+    def epochs(self, end_offset: int, start_offset: int) -> Epochs:
+        """Those that are durable, and this one from where it will begin."""
+        epochs = self._partition.row.epochs
+        return epochs if self.has_begun else with_epoch(epochs, self._opened.leader_epoch, end_offset, start_offset)
+
+    async def idle(self) -> None:
+        """Returns when nothing that was appended waits any more, whatever became of it."""
+        while self._noting:
+            await self._noting
+        await self._leader.idle()
+        while self._noting:
+            await self._noting
+
+    def end(self, error: StorageError) -> Deferred[None]:
+        """Append nothing more. Fires when the producer is gone."""
+        self.over = self.over or error
+        return self._leader.end(error)
+
+    def _sent(self, entries: Sequence[Entry], told: Deferred[None]) -> Sent:
+        """The message of these entries. Raises OffsetOutOfRange, EntryTooLarge."""
+        before = self.next
+        expected, size, time = before.offset, 0, -1
+        kept: list[Entry] = []
+        for entry in entries:
+            if entry.base_offset != expected or entry.last_offset < expected:
+                raise OffsetOutOfRange(f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}")
+            payload = bytes(entry.payload)  # the same object where it is of that kind already
+            kept.append(Entry(expected, entry.last_offset, entry.max_timestamp, payload))
+            expected = entry.last_offset + 1
+            size += len(payload)
+            time = max(time, entry.max_timestamp)
+        if len(kept) > 1:
+            payload = packed(kept)
+        largest = self._opened.session.message_bytes - MESSAGE_OVERHEAD
+        if len(payload) > largest:
+            raise EntryTooLarge(f"{len(payload)} bytes are more than a message of Pulsar holds, {largest} (maxMessageSize of the brokers)")
+        end = End(expected, before.bytes + size, max(time, before.greatest_timestamp))
+        epoch = self._opened.leader_epoch
+        header = Header(before.offset, expected - 1, time, before.bytes, epoch, end.greatest_timestamp, len(kept))
+        return Sent(header, kept, payload, header.properties(self._opened.entry_format), end, told)
+
+    def _send(self, sent: Sent) -> None:
+        self._room.take(sent.cost)
+        self.next = sent.end
+        if self._held or not self.has_begun or not self._is_given(sent.end.offset):
+            self._held.append(sent)
+        else:
+            self._pass_on(sent)
+        # In good time, so that nobody waits for it but the first.
+        if self._noting is None and (self._held or not self._is_given(sent.end.offset + self._settings.reserve_offsets // 2)):
+            self._note(self._reserve())
+
+    def _is_given(self, offset: int) -> bool:
+        """Whether offsets up to there may be given out. Where there is no message yet, any: nobody is told of the first ones before they are noted."""
+        return self._is_empty or offset <= self._partition.row.reserved
+
+    def _note(self, work: Coroutine[Any, Any, None]) -> None:
+        noting: Deferred[None] = Deferred()
+        self._noting = noting
+
+        def done(result: Any) -> None:
+            if self._noting is noting:
+                self._noting = None
+            if isinstance(result, Failure):
+                # A bug; nothing may wait for ever because of it.
+                logger.error("noting offsets of %s failed: %s", self._opened.topic, result.getTraceback())
+                self.end(Fenced(f"noting offsets failed: {result.value}"))
+            # What came while those that failed were told has waited for a turn of its own.
+            if self._held and not self.over and self._noting is None:
+                self._note(self._reserve())
+            noting.callback(None)
+
+        Deferred.fromCoroutine(work).addBoth(done)
+
+    def _pass_on(self, sent: Sent) -> None:
+        self._passed = sent.end
+        self._leader.send(sent)
+
+    async def _reserve(self) -> None:
+        """No offset is given out before it is noted that it may have been, nor in an epoch that is not noted."""
+        while not self.over:
+            row = self._partition.row
+            reserved = row.reserved if self._is_empty else self.next.offset + self._settings.reserve_offsets
+            try:
+                await self._partition.change(reserved=reserved, epochs=self.epochs(self._passed.offset, row.start_offset))
+            except StorageError as failure:
+                if not self.over:
+                    self._refuse_held(failure)
+                return
+            self.has_begun = True
+            while self._held and not self.over and self._is_given(self._held[0].end.offset):
+                self._pass_on(self._held.popleft())
+            if not self._held:
+                return
+
+    def _acknowledged(self, messages: list[Sent]) -> None:
+        if not self._is_empty:
+            self._on_stored(messages)
+            return
+        self._unconfirmed += messages
+        if self._noting is None:
+            self._note(self._confirm())
+
+    async def _confirm(self) -> None:
+        """The partition has its first messages. What is reserved is noted only now: a process that is killed before leaves no offset out."""
+        while self._unconfirmed and not self.over:
+            try:
+                await self._partition.change(reserved=self.next.offset + self._settings.reserve_offsets)
+            except StorageError as failure:
+                self.end(Fenced(f"it was not noted which offsets were given out: {failure}"))
+                return
+            if not self.over and self._unconfirmed[-1].end.offset <= self._partition.row.reserved:
+                self._is_empty = False
+                messages, self._unconfirmed = self._unconfirmed, []
+                self._on_stored(messages)
+
+    def _refuse_held(self, failure: StorageError) -> None:
+        """What has not been handed to Pulsar is not stored; its offsets are free again when the last has been told."""
+        if not isinstance(failure, StorageFailed):
+            self.end(failure)
+            return
+        held, self._held = self._held, deque()
+        self._refusing = failure
+        for sent in held:
+            self._room.give(sent.cost)
+        while held:
+            sent = held.popleft()
+            if not held:
+                self._refusing = None
+                self.next = self._passed
+            sent.told.errback(failure)
+        self._refusing = None
+
+    def _ended(self, error: StorageError, left: list[Sent]) -> None:
+        self.over = self.over or error
+        held, self._held = self._held, deque()
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        for sent in held:
+            self._room.give(sent.cost)
+        self._on_end(self.over, [*unconfirmed, *left, *held])
+
+
+def ended_as(error: StorageError) -> LogClosed | Fenced:
+    """What a call on a log is told that is over, in an exception of its own."""
+    kind = LogClosed if isinstance(error, LogClosed) else Fenced
+    return kind(str(error))

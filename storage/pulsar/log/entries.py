@@ -1,0 +1,101 @@
+"""A partition's entries as its log hands them out, taken from messages; and searching among them."""
+
+from __future__ import annotations
+
+from storage.log import Entry
+from storage.pulsar.log.entry_messages import entries_of, payload_bytes
+from storage.pulsar.log.partition_reader import PartitionReader, Stored
+
+SCAN_BYTES = 1 << 20
+"""What is read at a time where entries are looked through one after the other."""
+
+
+def cut(entries: list[Entry], offset: int, max_bytes: int) -> list[Entry]:
+    """Those of `entries` that a read of `max_bytes` from `offset` on gives."""
+    found: list[Entry] = []
+    for entry in entries:
+        if entry.last_offset < offset or entry.last_offset < entry.base_offset:
+            continue
+        max_bytes -= len(entry.payload)
+        if found and max_bytes < 0:
+            break
+        found.append(entry)
+    return found
+
+
+class Entries:
+    """The entries of one partition by offset, time and size. A search is from `start` (the first entry reaches to it) to before `end`."""
+
+    def __init__(self, messages: PartitionReader) -> None:
+        self._messages = messages
+
+    async def read(self, offset: int, end: int, max_bytes: int) -> list[Entry]:
+        """`PartitionLog.read`, nothing at or above `end`."""
+        found: list[Entry] = []
+        for stored in await self._messages.read(offset, end, max_bytes):
+            found += entries_of(stored.header, stored.payload)
+        return cut(found, offset, max_bytes)
+
+    async def at_time(self, start: int, end: int, timestamp: int) -> Entry | None:
+        """The first with a `max_timestamp` of at least `timestamp`."""
+        while start < end and (reached := await self._messages.at_time(timestamp, start, end)):
+            # Of several entries in one message the one that bears the time may be deleted already.
+            for entry in entries_of(reached.header, reached.payload):
+                if entry.last_offset >= start and entry.max_timestamp >= timestamp:
+                    return entry
+            start = reached.header.last_offset + 1
+        return None
+
+    async def latest(self, start: int, end: int) -> Entry | None:
+        """The first with the greatest `max_timestamp`; None where none has one."""
+        stored = await self._messages.latest(start, end)
+        if stored is None:
+            return None
+        newest = max(entries_of(stored.header, stored.payload), key=lambda entry: entry.max_timestamp)
+        if newest.last_offset >= start:
+            return newest
+        # It went with the beginning of its message: only a look at every entry tells which is the newest of the rest.
+        found: Entry | None = None
+        while entries := await self.read(start, end, SCAN_BYTES):
+            for entry in entries:
+                if entry.max_timestamp > (found.max_timestamp if found else -1):
+                    found = entry
+            start = entries[-1].last_offset + 1
+        return found
+
+    async def bytes_before(self, offset: int, end: int, end_bytes: int) -> int:
+        """The payload before the entry that contains `offset`, or before the next one; `end_bytes` lie before `end`."""
+        for stored in await self._messages.read(offset, end, 1):
+            before = stored.header.bytes_before
+            for entry in entries_of(stored.header, stored.payload):
+                if entry.last_offset >= offset:
+                    return before
+                before += len(entry.payload)
+        return end_bytes
+
+    async def behind_bytes(self, start: int, end: int, position: int) -> Entry | None:
+        """The first with more than `position` bytes of payload before its end."""
+        stored = await self._message_behind_bytes(start, end, position)
+        if stored is None:
+            return None
+        before = stored.header.bytes_before
+        for entry in entries_of(stored.header, stored.payload):
+            before += len(entry.payload)
+            if entry.last_offset >= start and before > position:
+                return entry
+        return None
+
+    async def _message_behind_bytes(self, start: int, end: int, position: int) -> Stored | None:
+        """By bisection: what lies before a message's end only grows."""
+        found = None
+        while start < end:
+            middle = (start + end) // 2
+            some = await self._messages.read(middle, end, 1)
+            if not some:
+                end = middle
+            elif some[0].header.bytes_before + payload_bytes(some[0].header, some[0].payload) > position:
+                found = some[0]
+                end = min(middle, found.header.base_offset)
+            else:
+                start = some[0].header.last_offset + 1
+        return found

@@ -1,0 +1,121 @@
+"""A topic whose entry format was switched: stretches of offsets, each written in one kind of format and read as that.
+
+Kafka's batches (`mixed_kafka` and `kafka`) bear their offsets; native messages have the broker's index, and a stretch of them says how far that is off.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from storage.log import Entry
+from storage.pulsar.compaction.overlay import Overlay
+from storage.pulsar.compaction.side_topic import Runs
+from storage.pulsar.log.entries import Entries
+from storage.pulsar.log.offset_index import Position
+from storage.pulsar.log.partition_reader import PartitionReader
+from storage.pulsar.log.partition_rows import Partition, Stretch
+from storage.pulsar.native.stored_entries import NativeStored
+
+SCAN_BYTES = 1 << 20
+
+
+class Past(Protocol):
+    """A stretch that nothing is written to any more. `first_offset` to before `end_offset`."""
+
+    first_offset: int
+    end_offset: int
+
+    async def start(self) -> int | None:
+        """The first offset that is still there; None where nothing is."""
+        ...
+
+    async def read(self, offset: int, max_bytes: int) -> list[Entry] | None:
+        """`PartitionLog.read`; None where nothing comes before the end, and [] where it takes longer to find something: the next call goes on."""
+        ...
+
+    async def at_time(self, offset: int, timestamp: int) -> Entry | None: ...
+    async def latest(self, offset: int) -> Entry | None: ...
+    async def position_of(self, offset: int) -> Position | None: ...
+    async def close(self) -> None: ...
+
+
+class KafkaPast:
+    """Of Kafka's batches, as compaction left them."""
+
+    def __init__(self, stretch: Stretch, end_offset: int, reader: PartitionReader, partition: Partition, runs: Runs) -> None:
+        self.first_offset = stretch.first_offset
+        self.end_offset = end_offset
+        self._reader = reader
+        self._partition = partition
+        self._entries = Overlay(Entries(reader), runs, partition)
+
+    async def start(self) -> int | None:
+        first = await self._reader.first()
+        if first and first.header.base_offset <= self._partition.row.freed:
+            return self.first_offset
+        offset = max(first.header.base_offset, self.first_offset) if first else self.end_offset
+        return offset if offset < self.end_offset else None
+
+    async def read(self, offset: int, max_bytes: int) -> list[Entry] | None:
+        found = await self._entries.read(offset, self.end_offset, max_bytes)
+        if found:
+            return found
+        offset = self._partition.patches.covered(offset)
+        if offset >= self.end_offset or await self._reader.scan(offset, self.end_offset, lambda stored: True, 1) >= self.end_offset:
+            return None
+        return []
+
+    async def at_time(self, offset: int, timestamp: int) -> Entry | None:
+        return await self._entries.at_time(offset, self.end_offset, timestamp)
+
+    async def latest(self, offset: int) -> Entry | None:
+        return await self._entries.latest(offset, self.end_offset)
+
+    async def position_of(self, offset: int) -> Position | None:
+        return await self._reader.position_of(offset)
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+
+class NativePast:
+    """Of native messages."""
+
+    def __init__(self, stretch: Stretch, end_offset: int, stored: NativeStored) -> None:
+        self.first_offset = stretch.first_offset
+        self.end_offset = end_offset
+        self._stored = stored
+
+    async def start(self) -> int | None:
+        first = await self._stored.first_offset()
+        offset = self.end_offset if first is None else max(first, self.first_offset)
+        return offset if offset < self.end_offset else None
+
+    async def read(self, offset: int, max_bytes: int) -> list[Entry] | None:
+        return [entry for entry in await self._stored.read(offset, max_bytes) if entry.base_offset < self.end_offset] or None
+
+    async def at_time(self, offset: int, timestamp: int) -> Entry | None:
+        published = await self._stored.offset_published(timestamp)
+        offset = self.end_offset if published is None else max(offset, published)
+        while found := await self._read_on(offset):
+            for entry in found:
+                if entry.max_timestamp >= timestamp:
+                    return entry
+            offset = found[-1].last_offset + 1
+        return None
+
+    async def latest(self, offset: int) -> Entry | None:
+        best: Entry | None = None
+        while found := await self._read_on(offset):
+            best = max([*([best] if best else []), *found], key=lambda entry: entry.max_timestamp)
+            offset = found[-1].last_offset + 1
+        return best
+
+    async def _read_on(self, offset: int) -> list[Entry]:
+        return (await self.read(offset, SCAN_BYTES) or []) if offset < self.end_offset else []
+
+    async def position_of(self, offset: int) -> Position | None:
+        return await self._stored.position_of(offset)
+
+    async def close(self) -> None:
+        await self._stored.close()

@@ -1,0 +1,201 @@
+"""Where the offsets of one partition are: a sparse, bounded list of places, and between them what is known of the messages' times.
+
+The messages bear their offsets themselves, so this is only a memory of what was seen: losing it costs some reads and nothing else.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from storage.pulsar.log.entry_messages import Header
+
+UNKNOWN = (1 << 63) - 1
+"""The greatest timestamp of a stretch that nobody has looked through: it cannot be ruled out to hold any."""
+
+FIRST_SPACING = 64 << 10
+"""Bytes of payload between two marks as long as there are few; twice as much each time they become too many."""
+
+
+class Position(NamedTuple):
+    """The place of a message in its topic. A later one compares greater: ledgers are numbered in the order in which they were begun."""
+
+    ledger_id: int
+    entry_id: int
+
+
+class Mark(msgspec.Struct, frozen=True, gc=False):
+    """A message that begins at `offset` is at `position`. The rest is as its header has it."""
+
+    offset: int
+    position: Position
+    bytes_before: int
+    greatest_timestamp: int
+
+
+def mark_of(header: Header, position: Position) -> Mark:
+    return Mark(header.base_offset, position, header.bytes_before, header.greatest_timestamp)
+
+
+class OffsetIndex:
+    """Marks in the order of offsets, at most `limit`. What lies from one to before the next is a stretch.
+
+    `_greatest` has for each stretch what no `max_timestamp` in it exceeds. The last stretch is known up to `_known_to`.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = max(2, limit)
+        self._spacing = FIRST_SPACING
+        self._offsets = array("q")
+        self._ledgers = array("q")
+        self._entries = array("q")
+        self._bytes = array("q")
+        self._times = array("q")
+        self._greatest = array("q")
+        self._known_to = -1
+        self._walk = Walk(-1)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def floor(self, offset: int) -> Mark | None:
+        """The last mark at or before `offset`."""
+        return self._mark(bisect_right(self._offsets, offset) - 1)
+
+    def above(self, offset: int) -> Mark | None:
+        """The first mark behind `offset`."""
+        return self._mark(bisect_right(self._offsets, offset))
+
+    def before_time(self, timestamp: int) -> Mark | None:
+        """The last mark up to which no message of the partition reached `timestamp`."""
+        return self._mark(bisect_left(self._times, timestamp) - 1)
+
+    def at_time(self, timestamp: int) -> Mark | None:
+        """The first mark up to which one did."""
+        return self._mark(bisect_left(self._times, timestamp))
+
+    def before_byte(self, number: int) -> Mark | None:
+        """The last mark that begins with that byte of the partition's payload, or before it."""
+        return self._mark(bisect_right(self._bytes, number) - 1)
+
+    def behind_byte(self, number: int) -> Mark | None:
+        """The first mark that begins behind it."""
+        return self._mark(bisect_right(self._bytes, number))
+
+    def appended(self, header: Header, position: Position) -> None:
+        """The message is the newest of the partition, and acknowledged."""
+        base, time = header.base_offset, header.max_timestamp
+        if base == self._known_to and self._bytes and 0 <= header.bytes_before - self._bytes[-1] < self._spacing:
+            # As below, for the most: one more of a stretch that is known to its end.
+            if time > self._greatest[-1]:
+                self._greatest[-1] = time
+            self._known_to = header.last_offset + 1
+        elif not self._insert(header, position, is_wanted=base > self._known_to) and base == self._known_to:
+            self._greatest[-1] = max(self._greatest[-1], time)
+            self._known_to = header.last_offset + 1
+
+    def found(self, header: Header, position: Position) -> None:
+        """The message was met while reading."""
+        self._insert(header, position)
+
+    def walked(self, start: int, passed: Sequence[tuple[Header, Position]]) -> None:
+        """All messages from offset `start` on were looked at, up to and including the last of `passed`. Walks that go on from each other are one."""
+        if start != self._walk.reached:
+            self._walk = Walk(start)
+        for header, position in passed:
+            self._insert(header, position)
+            self._step(header)
+
+    def passable(self, offset: int, timestamp: int) -> int:
+        """The offset up to which nothing from `offset` on has a `max_timestamp` of at least `timestamp`; `offset` itself where that is not known."""
+        index = bisect_right(self._offsets, offset) - 1
+        while 0 <= index < len(self._offsets) and self._greatest[index] < timestamp:
+            index += 1
+            offset = self._offsets[index] if index < len(self._offsets) else max(offset, self._known_to)
+        return offset
+
+    def forget_before(self, offset: int) -> None:
+        """No message that ends before `offset` is asked for any more."""
+        gone = bisect_right(self._offsets, offset) - 1
+        if gone > 0:
+            for column in self._columns():
+                del column[:gone]
+
+    def _step(self, header: Header) -> None:
+        """The walk takes in one more message; where that completes a stretch, its greatest timestamp is known."""
+        walk = self._walk
+        index = bisect_right(self._offsets, header.base_offset) - 1
+        begin = self._offsets[index] if index >= 0 else -1
+        if begin >= walk.reached:
+            if index and walk.begin <= self._offsets[index - 1]:
+                self._greatest[index - 1] = min(self._greatest[index - 1], walk.greatest)
+            walk.begin, walk.greatest = begin, -1
+        walk.greatest = max(walk.greatest, header.max_timestamp)
+        walk.reached = header.last_offset + 1
+        if index < 0 or begin < walk.begin:
+            return
+        if index + 1 == len(self._offsets):
+            if walk.reached >= self._known_to:
+                self._greatest[index] = walk.greatest
+                self._known_to = walk.reached
+        elif walk.reached >= self._offsets[index + 1]:
+            self._greatest[index] = min(self._greatest[index], walk.greatest)
+
+    def _insert(self, header: Header, position: Position, *, is_wanted: bool = False) -> bool:
+        """Mark this message unless it is or others are near; whether it was."""
+        offset = header.base_offset
+        index = bisect_left(self._offsets, offset)
+        if header.last_offset < offset or (index < len(self._offsets) and self._offsets[index] == offset):
+            return False
+        if not is_wanted and not self._has_room(index, header.bytes_before):
+            return False
+        if index == len(self._offsets) and offset >= self._known_to:
+            if offset > self._known_to and self._greatest:
+                # Nobody has seen what lies between.
+                self._greatest[-1] = UNKNOWN
+            greatest, self._known_to = header.max_timestamp, header.last_offset + 1
+        else:
+            # What a stretch did not exceed as a whole, its parts do not exceed.
+            greatest = self._greatest[index - 1] if index else UNKNOWN
+        for column, value in zip(
+            self._columns(), (offset, *position, header.bytes_before, header.greatest_timestamp, greatest), strict=True
+        ):
+            column.insert(index, value)
+        if len(self._offsets) > self._limit:
+            self._thin()
+        return True
+
+    def _has_room(self, index: int, bytes_before: int) -> bool:
+        is_far = index == 0 or bytes_before - self._bytes[index - 1] >= self._spacing
+        return is_far and (index == len(self._bytes) or self._bytes[index] - bytes_before >= self._spacing)
+
+    def _thin(self) -> None:
+        """Every second mark goes; its stretch becomes part of the one before it."""
+        self._spacing *= 2
+        merged = [max(self._greatest[n : n + 2]) for n in range(0, len(self._greatest), 2)]
+        for column in self._columns():
+            del column[1::2]
+        self._greatest[:] = array("q", merged)
+
+    def _mark(self, index: int) -> Mark | None:
+        if not 0 <= index < len(self._offsets):
+            return None
+        position = Position(self._ledgers[index], self._entries[index])
+        return Mark(self._offsets[index], position, self._bytes[index], self._times[index])
+
+    def _columns(self) -> tuple[array[int], ...]:
+        return self._offsets, self._ledgers, self._entries, self._bytes, self._times, self._greatest
+
+
+class Walk:
+    """A reading without gaps: from `begin` up to before `reached` no timestamp was greater than `greatest`."""
+
+    __slots__ = ("begin", "greatest", "reached")
+
+    def __init__(self, start: int) -> None:
+        self.begin = self.reached = start
+        self.greatest = -1

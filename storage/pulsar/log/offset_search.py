@@ -1,0 +1,148 @@
+"""Where in its topic a partition's message is, found with few looks at it: what messages bear never falls from one to the next."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from itertools import accumulate
+
+from storage.log import StorageFailed
+from storage.pulsar.admin.admin_api import Admin, InternalStats
+from storage.pulsar.client.topic_readers import Source, Stored, look
+from storage.pulsar.log.entry_messages import Header
+from storage.pulsar.log.offset_index import Mark, OffsetIndex, Position
+
+NEAR_BYTES = 512 << 10
+NEAR_MESSAGES = 1000
+"""What is read and passed over sooner than another look is had, which takes some 5 ms."""
+
+STRIDE = 4096
+"""Messages looked over in one call: more would hold up its thread."""
+
+
+class Ledgers:
+    """The entries of a topic, numbered through all its ledgers."""
+
+    def __init__(self, ledgers: Iterable[tuple[int, int]]) -> None:
+        """`ledgers`: their ids, rising, and how many entries each has."""
+        found = list(ledgers)
+        self._ids = [ledger_id for ledger_id, _ in found]
+        self._begins = [0, *accumulate(count for _, count in found)]
+
+    @classmethod
+    def of(cls, stats: InternalStats) -> Ledgers:
+        """The last one shows no entries while it is written to."""
+        counts = [(one.ledger_id, one.entries) for one in stats.ledgers]
+        if counts and not counts[-1][1]:
+            counts[-1] = (counts[-1][0], stats.current_ledger_entries)
+        return cls(counts)
+
+    def __len__(self) -> int:
+        return self._begins[-1]
+
+    def number(self, position: Position) -> int:
+        """Of the first entry at `position` or after it."""
+        index = bisect_left(self._ids, position.ledger_id)
+        if index == len(self._ids) or self._ids[index] != position.ledger_id:
+            return self._begins[index]
+        return min(self._begins[index] + max(0, position.entry_id), self._begins[index + 1])
+
+    def position(self, number: int) -> Position:
+        """Of the entry with that number, below `len`."""
+        index = bisect_right(self._begins, number) - 1
+        return Position(self._ids[index], number - self._begins[index])
+
+
+class Seeker:
+    """Looks at one partition's topic; what it meets goes into `index`."""
+
+    def __init__(self, source: Source, admin: Admin, index: OffsetIndex) -> None:
+        self._source = source
+        self._admin = admin
+        self._index = index
+
+    async def end(self) -> Position | None:
+        """The place of the last entry of the topic, whoever wrote it."""
+        last = await self._admin.last_message_id(self._source.topic)
+        if last.entry_id >= 0:
+            return Position(last.ledger_id, last.entry_id)
+        # The ledger that is written to has none yet.
+        ledgers = await self._ledgers()
+        return ledgers.position(len(ledgers) - 1) if len(ledgers) else None
+
+    async def first(self) -> Stored | None:
+        """The first message, behind those of others."""
+        ledgers = await self._ledgers()
+        begin, most = 0, min(len(ledgers), self._source.settings.foreign_messages)
+        while begin < most:
+            end = min(begin + STRIDE, most)
+            found = await self._look(ledgers.position(begin), ledgers.position(end - 1))
+            if found:
+                return found
+            begin = end
+        if begin < len(ledgers):
+            raise self._hidden(begin, "first")
+        return None
+
+    async def last(self, before: Position | None = None) -> Stored | None:
+        """The last message before that place (or of all), in ever longer looks back where others wrote after it."""
+        end = await self.end()
+        if end is None:
+            return None
+        if before is None or end < before:
+            found = await self._look(end, end, for_last=True)
+            if found:
+                return found
+            before = end
+        ledgers = await self._ledgers()
+        upper = begin = ledgers.number(before)
+        span = 1
+        least = max(0, begin - self._source.settings.foreign_messages)
+        while upper > least:
+            lower = max(least, upper - span)
+            found = await self._look(ledgers.position(lower), ledgers.position(upper - 1), for_last=True)
+            if found:
+                return found
+            upper, span = lower, min(8 * span, STRIDE)
+        if upper:
+            raise self._hidden(begin - upper, "last")
+        return None
+
+    async def narrowed(self, low: Mark, high: Position, high_bytes: int, is_before: Callable[[Header], bool]) -> Position:
+        """A place at or behind `low`, shortly before the first message for which `is_before` does not hold; that one is at `high` or before it.
+
+        `is_before` holds at `low`, and for no message that comes after one for which it does not, but for what was sent twice.
+        """
+        if low.position.ledger_id == high.ledger_id:
+            ledgers = Ledgers([(high.ledger_id, high.entry_id + 1)])
+        elif high_bytes - low.bytes_before <= NEAR_BYTES // 8:
+            return low.position
+        else:
+            ledgers = await self._ledgers()
+        begin, end = ledgers.number(low.position), ledgers.number(high)
+        position, low_bytes = low.position, low.bytes_before
+        while end - begin > 1 and (end - begin > NEAR_MESSAGES or high_bytes - low_bytes > NEAR_BYTES):
+            middle = (begin + end) // 2
+            found = await self._look(ledgers.position(middle), ledgers.position(min(middle + STRIDE, end) - 1))
+            if found is None:
+                # Others wrote there. Wherever the reading begins, it comes by.
+                end = middle
+                continue
+            self._index.found(found.header, found.position)
+            if is_before(found.header):
+                begin, position, low_bytes = max(middle, ledgers.number(found.position)), found.position, found.header.bytes_before
+            else:
+                end, high_bytes = middle, found.header.bytes_before
+        return position
+
+    def _hidden(self, looked: int, which: str) -> StorageFailed:
+        return StorageFailed(
+            f"{self._source.topic}: the {which} {looked} messages are not kopgate's (foreign_messages); who else writes to this topic?"
+        )
+
+    async def _ledgers(self) -> Ledgers:
+        return Ledgers.of(await self._admin.internal_stats(self._source.topic))
+
+    def _look(self, start: Position, last: Position, *, for_last: bool = False) -> Awaitable[Stored | None]:
+        return self._source.session.run(partial(look, self._source, start, last, for_last=for_last))

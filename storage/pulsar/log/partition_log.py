@@ -1,0 +1,285 @@
+"""A partition log on a Pulsar topic, as the reactor sees it: offsets, appends in flight, the start, who watches it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from twisted.internet.defer import Deferred, fail
+
+from storage.log import Entry, LogClosed, OffsetOutOfRange, StorageError
+from storage.pulsar.client.exclusive_producer import End, Room, Sent
+from storage.pulsar.compaction.overlay import Overlay
+from storage.pulsar.compaction.patch_merge import Gathering
+from storage.pulsar.compaction.replacement import Replacing
+from storage.pulsar.compaction.side_topic import Runs
+from storage.pulsar.compaction.space_reclaim import Freeing, Trimming
+from storage.pulsar.log.append_queue import Appending, Opened, ended_as
+from storage.pulsar.log.entries import Entries
+from storage.pulsar.log.partition_reader import Position
+from storage.pulsar.log.partition_rows import end_of_epoch, patch_row
+from storage.tail import Run, Tail
+
+logger = logging.getLogger(__name__)
+
+
+class PulsarLog:
+    """A `PartitionLog`. `when_over` is called once, with the reason, when nothing can be done with it any more."""
+
+    def __init__(
+        self, opened: Opened, room: Room, tail: Tail, runs: Runs, trimming: Trimming, when_over: Callable[[PulsarLog, StorageError], None]
+    ) -> None:
+        self.topic = opened.topic
+        self.leader_epoch = opened.leader_epoch
+        self.partition = opened.partition
+        self._reader = opened.reader
+        plain = Entries(opened.reader)
+        self._entries = Overlay(plain, runs, opened.partition)
+        settings = opened.session.settings
+        self._replacing = Replacing(plain, self._entries, runs, opened.partition, settings)
+        gathering = Gathering(plain, self._entries, self._replacing, opened.partition, settings)
+        self._freeing = Freeing(opened.topic, opened.reader, gathering, opened.partition, trimming, self._bounds)
+        self._appending = Appending(opened, room, self._stored, self._ended)
+        self._end = opened.end
+        self._start_offset, self._start_bytes = opened.start
+        self._front: Entry | None = None
+        self._tail = tail
+        self._run = Run()
+        self._watchers: list[Callable[[], None]] = []
+        self._when_over = when_over
+
+    @property
+    def start_offset(self) -> int:
+        return self._start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self._end.offset
+
+    @property
+    def next_offset(self) -> int:
+        return self._appending.next.offset
+
+    @property
+    def size(self) -> int:
+        return self._end.bytes - self.partition.patches.savings - self._start_bytes
+
+    @property
+    def is_over(self) -> bool:
+        """Fenced or closed: `Store.log` makes another."""
+        return self._appending.over is not None
+
+    def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
+        over = self._appending.over
+        return fail(ended_as(over)) if over else self._appending.append(entries)
+
+    def _stored(self, messages: list[Sent]) -> None:
+        """First what has changed, then the watchers, then whoever waits: they see the whole burst."""
+        for sent in messages:
+            self._end = sent.end
+            self._reader.note(sent.header, Position(sent.position.ledger_id(), sent.position.entry_id()))
+            for entry in sent.entries:
+                self._tail.add(self._run, entry)
+        self._tell_watchers()
+        for sent in messages:
+            sent.told.callback(None)
+
+    def _ended(self, error: StorageError, left: list[Sent]) -> None:
+        """Nothing can be done here any more; `left` was on its way."""
+        self._forget_run()
+        self._when_over(self, error)
+        self._tell_watchers()
+        Deferred.fromCoroutine(self._reader.close())
+        for sent in left:
+            sent.told.errback(error)
+
+    def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
+        self._check_open()
+        self._check_offset(offset)
+        if offset == self._end.offset:
+            return []
+        return self._run.read(offset, max_bytes)
+
+    async def read(self, offset: int, max_bytes: int) -> list[Entry]:
+        resident = self.read_resident(offset, max_bytes)
+        if resident is not None:
+            return resident
+        entries = await self._entries.read(offset, self._end.offset, max_bytes)
+        self._check_open()
+        if not entries or (entries[0].base_offset > offset and not self.partition.patches.at(offset)):
+            await self.see_trimmed()
+        # Deleted meanwhile, perhaps half of what was read.
+        self._check_offset(offset)
+        return entries
+
+    async def entry_for_time(self, timestamp: int) -> Entry | None:
+        return await self._find(lambda start, end: self._entries.at_time(start, end, timestamp))
+
+    async def latest_by_time(self) -> Entry | None:
+        return await self._find(self._entries.latest)
+
+    async def _find(self, search: Callable[[int, int], Awaitable[Entry | None]]) -> Entry | None:
+        """The entry that `search` finds. Once more where its beginning was deleted meanwhile."""
+        while True:
+            self._check_open()
+            start = self._start_offset
+            entry = await search(start, self._end.offset)
+            self._check_open()
+            if start == self._start_offset:
+                return entry
+
+    def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
+        return end_of_epoch(self._appending.epochs(self._end.offset, self._start_offset), leader_epoch, self._end.offset)
+
+    async def delete_before(self, offset: int) -> int:
+        self._check_open()
+        if offset > self._end.offset:
+            raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self._end.offset}")
+        await self.partition.turn.acquire()
+        try:
+            self._check_open()
+            if offset > self._start_offset:
+                await self._delete_before(offset)
+        finally:
+            self.partition.turn.release()
+        return self._start_offset
+
+    async def _delete_before(self, offset: int) -> None:
+        """With the patches that lie wholly before it; what they saved counts no more."""
+        partition = self.partition
+        before = await self._entries.bytes_before(offset, self._end.offset, self._end.bytes)
+        self._check_open()
+        gone, come = partition.patches.cut(offset)
+        before += sum(patch.hidden - patch.size for patch in gone) - sum(patch.hidden - patch.size for patch in come)
+        rows: dict[bytes, bytes | None] = dict.fromkeys(patch_row(partition.key, patch)[0] for patch in gone)
+        rows.update(patch_row(partition.key, patch) for patch in come)
+        await partition.change(rows, start_offset=offset, start_bytes=before)
+        partition.patches = partition.patches.changed(gone, come)
+        self._move_start(offset, before)
+
+    async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
+        """`PartitionLog.retain`. The front tells at once whether anything goes; only then is it searched how much.
+
+        Nothing else is deleted or replaced from the search to the deletion: it would change how many bytes remain.
+        """
+        self._check_open()
+        await self.see_trimmed()
+        await self.partition.turn.acquire()
+        try:
+            self._check_open()
+            offset = await self._retained_from(since, at_most_bytes)
+            self._check_open()
+            if offset > self._start_offset:
+                await self._delete_before(offset)
+        finally:
+            self.partition.turn.release()
+        return self._start_offset
+
+    async def _retained_from(self, since: int | None, at_most_bytes: int | None) -> int:
+        start, end = self._start_offset, self._end
+        front = await self._front_entry()
+        kept: list[Entry | None] = []
+        if front and since is not None and front.max_timestamp < since:
+            kept.append(await self._entries.at_time(start, end.offset, since))
+        if front and at_most_bytes is not None and self.size - len(front.payload) >= at_most_bytes:
+            kept.append(await self._entries.behind_bytes(start, end.offset, end.bytes - self.partition.patches.savings - at_most_bytes))
+        return max((entry.base_offset if entry else end.offset for entry in kept), default=start)
+
+    async def _front_entry(self) -> Entry | None:
+        """The first readable entry; None where there is none."""
+        start = self._start_offset
+        if self._front is None or self._front.last_offset < start:
+            found = await self._entries.read(start, self._end.offset, 1)
+            # Only what is asked of it: retention looks at it again and again, and it may be of any size.
+            self._front = found[0] if found else None
+        return self._front
+
+    async def see_trimmed(self) -> None:
+        """Take notice of what Pulsar's own retention has deleted from the front."""
+        end = self._end
+        first = await self._reader.first()
+        self._check_open()
+        base = first.header.base_offset if first else end.offset
+        # What is before `freed` was deleted because it is elsewhere.
+        if base > self._start_offset and (base > self.partition.row.freed or not first):
+            before = await self._entries.bytes_before(base, end.offset, end.bytes)
+            self._check_open()
+            self._move_start(base, before)
+
+    def _move_start(self, offset: int, bytes_before: int) -> None:
+        if offset > self._start_offset:
+            self._start_offset, self._start_bytes = offset, bytes_before
+            self._reader.forget_before(offset)
+            self._tell_watchers()
+
+    @property
+    def can_replace(self) -> bool:
+        return True
+
+    async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
+        self._check_open()
+        expected = first
+        for entry in entries:
+            if not expected <= entry.base_offset <= entry.last_offset <= last:
+                raise ValueError(f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}")
+            expected = entry.last_offset + 1
+        await self.partition.turn.acquire()
+        try:
+            self._check_open()
+            await self._replacing.replace(first, last, entries, self._start_offset, self._end.offset, self._end.bytes)
+            self._forget_run()
+            self._front = None
+        finally:
+            self.partition.turn.release()
+
+    async def reclaim(self) -> None:
+        self._check_open()
+        await self._freeing.free()
+
+    async def idle(self) -> None:
+        """Returns when nothing that was appended waits any more, whatever became of it."""
+        await self._appending.idle()
+
+    async def note_end(self) -> None:
+        """What is reserved is exactly what was given out; to be said when nothing is appended any more. Raises StorageError."""
+        if self._appending.has_begun and not self.is_over:
+            await self.partition.change(reserved=self._end.offset)
+
+    def shut(self) -> Deferred[None]:
+        """Refuse everything from now on: the topic is gone or the store is closed. Fires when the producer is gone."""
+        return self._appending.end(LogClosed("the log is closed: its topic was deleted or the store was closed"))
+
+    async def position_of(self, offset: int) -> Position | None:
+        """Where in Pulsar's topic the message with `offset` is."""
+        return await self._reader.position_of(offset)
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        self._watchers.append(on_change)
+
+    def unwatch(self, on_change: Callable[[], None]) -> None:
+        if on_change in self._watchers:
+            self._watchers.remove(on_change)
+
+    def _tell_watchers(self) -> None:
+        for on_change in tuple(self._watchers):
+            try:
+                on_change()
+            except Exception:
+                logger.exception("a watcher of a log raised, which is a bug")
+
+    def _forget_run(self) -> None:
+        """What the cleared run still has in the tail's queue must not make entries of its successor leave early."""
+        self._run.clear()
+        self._run = Run()
+
+    def _bounds(self) -> tuple[int, End]:
+        self._check_open()
+        return self._start_offset, self._end
+
+    def _check_open(self) -> None:
+        if self._appending.over:
+            raise ended_as(self._appending.over)
+
+    def _check_offset(self, offset: int) -> None:
+        if not self._start_offset <= offset <= self._end.offset:
+            raise OffsetOutOfRange(f"offset {offset} is not within {self._start_offset} to {self._end.offset}")

@@ -1,0 +1,85 @@
+"""Taking the right to write to a partition, and finding out where it begins and ends: everything but its row is in Pulsar's own topic."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pulsar
+
+from storage.log import StorageError, StorageFailed, UnknownTopic
+from storage.pulsar.admin.admin_api import Admin, Missing
+from storage.pulsar.client.exclusive_producer import End
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.log.append_queue import Opened
+from storage.pulsar.log.entry_messages import payload_bytes
+from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache
+from storage.pulsar.log.partition_rows import Partition, with_epoch
+
+log = logging.getLogger(__name__)
+
+EPOCH = "pulsar.topic.epoch"
+"""The property of a topic that counts how often the right to write to it was taken."""
+
+
+async def take(session: Session, admin: Admin, cache: ReaderCache, topic: str, entry_format: str, partition: Partition) -> Opened:
+    """Fence whoever wrote to `topic`, a partition's full name, and look at what is there. Raises UnknownTopic, LogClosed, StorageFailed."""
+    producer = await session.run(lambda: session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing))
+    reader = PartitionReader(session, admin, cache, topic, session.settings)
+    try:
+        epoch = await leader_epoch(admin, topic)
+        row = partition.row
+        for one in row.epochs:
+            reader.began(*one)
+        last = await reader.last()
+        if last is None:
+            # New, or Pulsar has trimmed all: what was given out is never given out again.
+            end = End(max(row.reserved, row.start_offset), 0, -1)
+            start = end.offset, -partition.patches.savings
+        else:
+            end = End(
+                last.header.last_offset + 1,
+                last.header.bytes_before + payload_bytes(last.header, last.payload),
+                last.header.greatest_timestamp,
+            )
+            start = (
+                (row.start_offset, row.start_bytes)
+                if row.start_offset <= end.offset
+                else (end.offset, end.bytes - partition.patches.savings)
+            )
+        for one in with_epoch(row.epochs, epoch, end.offset, start[0]):
+            reader.began(*one)
+        return Opened(session, topic, entry_format, producer, epoch, partition, reader, start, end, last is None)
+    except BaseException:
+        release(session, producer)
+        await reader.close()
+        raise
+
+
+async def leader_epoch(admin: Admin, topic: str) -> int:
+    """How often the right to write was taken before. Raises UnknownTopic, StorageFailed."""
+    try:
+        text = (await admin.properties(topic)).get(EPOCH, "")
+    except Missing:
+        raise UnknownTopic(f"{topic} was deleted") from None
+    if not text.isdecimal():
+        raise StorageFailed(
+            f"{topic} has an exclusive producer and no property {EPOCH}: the brokers are older than Pulsar 2.8, or not Pulsar"
+        )
+    return int(text)
+
+
+def release(session: Session, producer: Any) -> None:
+    """Close a producer that nothing was sent with; nobody waits for it."""
+
+    def close() -> None:
+        try:
+            producer.close()
+        except pulsar.PulsarException as error:
+            log.debug("closing a producer: %s", type(error).__name__)
+
+    try:
+        session.run(close).addErrback(lambda failure: failure.trap(StorageError))
+    except StorageError:
+        # The session is closed, and with it every producer.
+        return

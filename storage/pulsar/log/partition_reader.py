@@ -1,0 +1,241 @@
+"""Reads one partition: entries from an offset on, its first and last ones, those of a time. For the reactor's thread.
+
+The messages bear their offsets (see `messages.Header`), so nothing is kept but an index of what was seen. What others wrote to the topic, what was
+sent twice and what a replaced leader stored too late is not there for who reads.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from functools import partial
+
+from storage.pulsar.admin.admin_api import Admin
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.client.reader_cache import ReaderCache
+from storage.pulsar.client.topic_readers import OpenReader, Source, Stored
+from storage.pulsar.log.entry_messages import Header, payload_bytes
+from storage.pulsar.log.offset_index import Mark, OffsetIndex, Position, mark_of
+from storage.pulsar.log.offset_search import Seeker
+from storage.pulsar.settings import MIB, PulsarSettings
+
+__all__ = ["PartitionReader", "Position", "ReaderCache", "Stored"]
+
+PIECE_BYTES = MIB
+PIECE_MESSAGES = 500
+"""What a scan looks at in one go in the reactor's thread."""
+
+
+class PartitionReader:
+    """The messages of `topic`, the full name of a partition's topic. Raises StorageFailed and what `Session.run` does."""
+
+    def __init__(self, session: Session, admin: Admin, cache: ReaderCache, topic: str, settings: PulsarSettings) -> None:
+        self._settings = settings
+        self._cache = cache
+        self._source = Source(session, topic)
+        self._index = OffsetIndex(settings.index_marks)
+        self._seeker = Seeker(self._source, admin, self._index)
+        self._newest: Mark | None = None
+
+    def began(self, leader_epoch: int, first_offset: int) -> None:
+        """The leader of that epoch gave out offsets from `first_offset` on. What an earlier one stored from there on is void: nobody was told of it."""
+        began = [one for one in self._source.began if one[0] != leader_epoch]
+        insort(began, (leader_epoch, first_offset))
+        self._source.began = tuple(began[-self._settings.index_marks :])
+
+    def note(self, header: Header, position: Position) -> None:
+        """The message was acknowledged: the newest of the partition."""
+        self._index.appended(header, position)
+        self._newest = mark_of(header, position)
+
+    async def first(self) -> Stored | None:
+        """The first message, also one that only marks an offset; None where there is none."""
+        stored = await self._seeker.first()
+        if stored:
+            self._index.found(stored.header, stored.position)
+        return stored
+
+    async def last(self, before: Position | None = None) -> Stored | None:
+        """The last message (before that place), also one that only marks an offset; None where there is none.
+
+        What a client library sent again may end sooner than what it had sent first: what lies behind the last message was then never
+        acknowledged, and is void once the next leader's beginning was told to `began`. Raises StorageFailed where too much of others comes after it.
+        """
+        stored = await self._seeker.last(before)
+        if stored:
+            self._index.found(stored.header, stored.position)
+            if before is None and (self._newest is None or self._newest.position < stored.position):
+                self._newest = mark_of(stored.header, stored.position)
+        return stored
+
+    async def read(self, offset: int, end_offset: int, max_bytes: int) -> list[Stored]:
+        """`PartitionLog.read`, in messages that begin before `end_offset`. Fewer where the rest does not come in `read_timeout_seconds`.
+
+        Empty where nothing is there: all was trimmed, or messages of others were passed over until the time was up (the next call goes on).
+        """
+        found, _ = await self._read(offset, end_offset, max_bytes)
+        return found
+
+    async def scan(
+        self,
+        offset: int,
+        end_offset: int,
+        visit: Callable[[Stored], bool],
+        max_bytes: int,
+        *,
+        since: Callable[[], int] | None = None,
+    ) -> int:
+        """Give `visit` the messages from `offset` on in order, until it returns True (stop), or `max_bytes` were looked at; the offset reached.
+
+        With `since` (ms, asked anew as it goes on) stretches are left out of which it is known that no `max_timestamp` reaches it.
+        """
+        reached, looked = offset, 0
+        while reached < end_offset and looked < max_bytes:
+            passed = self._index.passable(reached, since()) if since else reached
+            if passed > reached:
+                reached = min(passed, end_offset)
+                continue
+            found, is_dry = await self._read(reached, end_offset, PIECE_BYTES, PIECE_MESSAGES)
+            if not found:
+                return end_offset if is_dry else reached
+            begin = min(reached, found[0].header.base_offset)
+            visited = []
+            for stored in found:
+                visited.append((stored.header, stored.position))
+                looked += len(stored.payload)
+                reached = stored.header.last_offset + 1
+                if visit(stored):
+                    max_bytes = 0
+                    break
+            self._index.walked(begin, visited)
+        return reached
+
+    async def at_time(self, timestamp: int, start_offset: int, end_offset: int) -> Stored | None:
+        """The first message from `start_offset` on (one that straddles it, too) and before `end_offset` whose `max_timestamp` is at least `timestamp`."""
+        found = await self._crossing(timestamp, end_offset)
+        if found is None or (found.header.last_offset >= start_offset and found.header.max_timestamp >= timestamp):
+            return found
+        # The time was reached by a message that is gone; later ones may be older than it.
+        reaching: list[Stored] = []
+
+        def visit(stored: Stored) -> bool:
+            if stored.header.max_timestamp >= timestamp:
+                reaching.append(stored)
+            return bool(reaching)
+
+        await self._scan_all(start_offset, end_offset, visit, lambda: timestamp)
+        return reaching[0] if reaching else None
+
+    async def latest(self, start_offset: int, end_offset: int) -> Stored | None:
+        """The first message from `start_offset` on and before `end_offset` that bears the greatest `max_timestamp` there; None where none has one."""
+        newest = self._newest or await self._known_newest()
+        if newest is None or newest.greatest_timestamp < 0:
+            return None
+        found = await self._crossing(newest.greatest_timestamp, end_offset)
+        if found and found.header.last_offset >= start_offset and found.header.max_timestamp == newest.greatest_timestamp:
+            return found
+        best: list[Stored] = []
+
+        def visit(stored: Stored) -> bool:
+            if stored.header.max_timestamp > (best[-1].header.max_timestamp if best else -1):
+                best[:] = [stored]
+            return False
+
+        await self._scan_all(start_offset, end_offset, visit, lambda: best[-1].header.max_timestamp + 1 if best else 0)
+        return best[0] if best else None
+
+    async def at_byte(self, number: int, start_offset: int, end_offset: int) -> Stored | None:
+        """The first message from `start_offset` on (one that straddles it, too) and before `end_offset` that ends behind that byte of the payload
+        that the partition ever had, counted as `Header.bytes_before` is."""
+        found = await self._search(
+            (self._index.before_byte(number), self._index.behind_byte(number)),
+            end_offset,
+            lambda one: one.bytes_before <= number,
+            lambda stored: stored.header.bytes_before + payload_bytes(stored.header, stored.payload) > number,
+        )
+        if found and found.header.last_offset < start_offset:
+            found = next(iter(await self.read(start_offset, end_offset, 0)), None)
+        return found
+
+    def forget_before(self, offset: int) -> None:
+        """Nothing before `offset` is read any more."""
+        self._index.forget_before(offset)
+
+    async def position_of(self, offset: int) -> Position | None:
+        """Where the message with `offset` is; None where it is not there."""
+        found = await self.read(offset, offset + 1, 0)
+        return found[0].position if found else None
+
+    async def close(self) -> None:
+        """Its readers are closed, those at work when they are done."""
+        self._cache.forget(self._source)
+
+    async def _read(self, offset: int, end: int, max_bytes: int, max_messages: int = 1 << 63) -> tuple[list[Stored], bool]:
+        """Messages, and whether there were no more in the topic."""
+        if offset >= end:
+            return [], False
+        reader = self._cache.take(self._source, offset)
+        if reader:
+            found = await self._cache.use(reader, partial(reader.read, offset, end, max_bytes, max_messages))
+        if reader is None or (not found and reader.is_dry):
+            # One that was kept and has nothing may stand at the end of a ledger that is gone.
+            reader = OpenReader(self._source, await self._place(offset))
+            found = await self._cache.use(reader, partial(reader.read, offset, end, max_bytes, max_messages))
+        if found:
+            self._index.found(found[0].header, found[0].position)
+        return found, reader.is_dry
+
+    async def _place(self, offset: int) -> Position | None:
+        """Where to begin reading for `offset`; None is the beginning of the topic."""
+        low = self._index.floor(offset) or await self._known_first()
+        if low is None or low.offset >= offset:
+            return low.position if low else None
+        high = self._index.above(offset) or await self._known_newest()
+        if high is None or high.offset <= offset:
+            return max(low.position, high.position) if high else low.position
+        return await self._seeker.narrowed(low, high.position, high.bytes_before, lambda header: header.base_offset <= offset)
+
+    async def _crossing(self, timestamp: int, end: int) -> Stored | None:
+        """The first message before `end`, of those that are there, up to which the partition had a time of at least `timestamp`."""
+        low, high = self._index.before_time(timestamp), self._index.at_time(timestamp) or await self._known_newest()
+        if high is None or high.greatest_timestamp < timestamp:
+            return None
+        return await self._search(
+            (low, high),
+            end,
+            lambda one: one.greatest_timestamp < timestamp,
+            lambda stored: stored.header.greatest_timestamp >= timestamp,
+        )
+
+    async def _search(
+        self, around: tuple[Mark | None, Mark | None], end: int, is_before: Callable[[Header | Mark], bool], is_it: Callable[[Stored], bool]
+    ) -> Stored | None:
+        """The first message before `end` that `is_it`. `is_before` as `Seeker.narrowed` has it: so from the beginning up to that message or the one before it."""
+        low, high = around[0] or await self._known_first(), around[1] or await self._known_newest()
+        if low is None or high is None:
+            return None
+        place = await self._seeker.narrowed(low, high.position, high.bytes_before, is_before) if is_before(low) else low.position
+        reader = OpenReader(self._source, place)
+        found = await self._cache.use(reader, partial(reader.read, 0, end, PIECE_BYTES, PIECE_MESSAGES))
+        while found:
+            for stored in found:
+                if is_it(stored):
+                    return stored
+            found, _ = await self._read(found[-1].header.last_offset + 1, end, PIECE_BYTES, PIECE_MESSAGES)
+        return None
+
+    async def _scan_all(self, start: int, end: int, visit: Callable[[Stored], bool], since: Callable[[], int]) -> None:
+        while start < end:
+            reached = await self.scan(start, end, visit, 1 << 63, since=since)
+            if reached == start:
+                return
+            start = reached
+
+    async def _known_first(self) -> Mark | None:
+        stored = await self.first()
+        return mark_of(stored.header, stored.position) if stored else None
+
+    async def _known_newest(self) -> Mark | None:
+        if self._newest is None:
+            await self.last()
+        return self._newest

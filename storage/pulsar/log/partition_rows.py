@@ -1,0 +1,160 @@
+"""What the store must know of a partition that its messages cannot say: rows of the table `_partitions`, by topic id and index.
+
+One row for the partition, and one for each window that compaction has replaced: they change in one put, so they are in one table.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import structs
+from twisted.internet.defer import Deferred, DeferredLock, succeed
+
+from storage.log import EntryTooLarge, StateTable, StorageError
+from storage.pulsar.compaction.patches import Patch, Patches
+
+TABLE = "_partitions"
+
+MOST_EPOCHS = 256
+"""Epochs that are remembered of a partition: each time that its right to write is taken makes one, some six bytes in the row. The oldest go first."""
+
+Epochs = tuple[tuple[int, int], ...]
+
+
+class Stretch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """From `first_offset` on the topic is written in the format `pulsar`, message 0 having the offset `base`, or, without `base`, in Kafka's."""
+
+    first_offset: int
+    base: int | None = None
+
+    @property
+    def is_native(self) -> bool:
+        return self.base is not None
+
+
+class PartitionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`start_offset`: the first that may be read, and `start_bytes` the payload that lies before it. `reserved`: no offset from here on was ever
+    given out; where Pulsar has trimmed every message, the partition goes on from it. `epochs`: (leader epoch, its first offset), in order.
+    `stretches`: where the format was switched; none for one that has always been Kafka's. `generation` is that of the side topic which
+    compaction writes to, and `written` the payload bytes that were written to it. `freed`: the first offset that the partition's own topic is still
+    needed for, with `freed_bytes` of payload before it; what can be read before it is in windows, and its messages may be deleted.
+    """
+
+    start_offset: int = 0
+    start_bytes: int = 0
+    reserved: int = 0
+    epochs: Epochs = ()
+    stretches: tuple[Stretch, ...] = ()
+    generation: int = 0
+    written: int = 0
+    freed: int = 0
+    freed_bytes: int = 0
+
+    @property
+    def is_native(self) -> bool:
+        """Whether what was written last is."""
+        return bool(self.stretches) and self.stretches[-1].is_native
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(PartitionRow)
+_PATCHES = msgspec.msgpack.Decoder(Patch)
+_KEY_BYTES = 20
+
+
+def key_of(topic_id: bytes, partition: int) -> bytes:
+    return topic_id + partition.to_bytes(4, "big")
+
+
+def decoded(row: bytes) -> PartitionRow:
+    """Raises msgspec.MsgspecError, which is a ValueError."""
+    return _DECODER.decode(row)
+
+
+def encoded(row: PartitionRow) -> bytes:
+    return _ENCODER.encode(row)
+
+
+def patch_row(key: bytes, patch: Patch) -> tuple[bytes, bytes]:
+    """Key and value of the row for `patch` in the partition of that key."""
+    return key + patch.first.to_bytes(8, "big"), _ENCODER.encode(patch)
+
+
+class Partition:
+    """What is durable of one partition; the same object for all logs that it has one after the other.
+
+    `turn` is held by whoever reads, thinks and then changes; a single change takes its own turn.
+    """
+
+    def __init__(self, table: StateTable, key: bytes, row: PartitionRow, patches: Patches | None = None) -> None:
+        self._table = table
+        self.key = key
+        self.row = row
+        self.patches = patches or Patches()
+        self.turn = DeferredLock()
+        self.letting_go: Deferred[None] = succeed(None)
+        """Fires when the broker has settled all that the last log had under way and let go of its producer, or nobody hears from it any more."""
+        self._change = DeferredLock()
+        self._doubtful: dict[bytes, bytes | None] = {}
+        """Rows as they should be, of puts that failed and may be stored all the same: the next put says it again."""
+
+    async def change(self, rows: Mapping[bytes, bytes | None] | None = None, **fields: Any) -> None:
+        """These fields of the row and other `rows`, in one durable step. Raises StorageFailed, Fenced, LogClosed; `row` is then as it was."""
+        await self._change.acquire()
+        try:
+            row = structs.replace(self.row, **fields)
+            await self._table.put({**self._doubtful, **(rows or {}), self.key: encoded(row)})
+        except EntryTooLarge:
+            raise
+        except StorageError:
+            self._doubtful.update(self._known(rows or {}))
+            raise
+        else:
+            self.row = row
+            self._doubtful.clear()
+        finally:
+            self._change.release()
+
+    def _known(self, keys: Iterable[bytes]) -> dict[bytes, bytes | None]:
+        known = dict(patch_row(self.key, patch) for patch in self.patches)
+        return {key: known.get(key) for key in keys}
+
+    def keys(self) -> list[bytes]:
+        """Of all its rows."""
+        return [self.key, *(patch_row(self.key, patch)[0] for patch in self.patches)]
+
+
+def loaded(table: StateTable, rows: Iterable[tuple[bytes, bytes]]) -> dict[bytes, Partition]:
+    """The partitions of these rows, by key. Raises ValueError: to go on without what a row says could give out offsets a second time."""
+    partitions: dict[bytes, Partition] = {}
+    patches: dict[bytes, list[Patch]] = {}
+    for key, row in rows:
+        if len(key) == _KEY_BYTES:
+            partitions[key] = Partition(table, key, decoded(row))
+        else:
+            patches.setdefault(key[:_KEY_BYTES], []).append(_PATCHES.decode(row))
+    for key, some in patches.items():
+        if key in partitions:
+            partitions[key].patches = Patches(some)
+    return partitions
+
+
+def with_epoch(epochs: Epochs, epoch: int, first_offset: int, start_offset: int) -> Epochs:
+    """`epochs` when `epoch` begins at `first_offset`: what wrote nothing before it goes, and what ended before `start_offset`."""
+    kept = [one for one in epochs if one[0] < epoch and one[1] < first_offset]
+    kept.append((epoch, first_offset))
+    while len(kept) > 1 and kept[1][1] <= start_offset:
+        del kept[0]
+    return tuple(kept[-MOST_EPOCHS:])
+
+
+def end_of_epoch(epochs: Epochs, epoch: int, end_offset: int) -> tuple[int, int]:
+    """`PartitionLog.end_offset_for_epoch`. One older than all that are known ended where they begin (LeaderEpochFileCache.endOffsetFor)."""
+    if epoch < 0 or not epochs or epoch > epochs[-1][0]:
+        return -1, -1
+    index = bisect_right(epochs, epoch, key=lambda one: one[0])
+    end = epochs[index][1] if index < len(epochs) else end_offset
+    return (epochs[index - 1][0] if index else epoch), end

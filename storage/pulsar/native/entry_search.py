@@ -1,0 +1,109 @@
+"""Finding an entry of a topic by what only the broker knows of it: its index, its time. By bisection over all entries, a peek at each step."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import accumulate
+
+from storage.log import StorageFailed
+from storage.pulsar.admin.admin_api import Admin, InternalStats, Missing, Peeked
+from storage.pulsar.log.offset_index import Position
+
+NO_INDEX = (
+    "the brokers give entries of {topic} no index: the entry format `pulsar` needs "
+    "brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor in broker.conf, "
+    "and counts from the first entry that was written with it"
+)
+
+
+class Entries:
+    """The entries of a topic's ledgers, numbered from 0 in their order."""
+
+    def __init__(self, stats: InternalStats) -> None:
+        counts = [ledger.entries for ledger in stats.ledgers]
+        if counts:
+            # Of the one still written to the list says 0.
+            counts[-1] = stats.current_ledger_entries or counts[-1]
+        self._ledgers = [ledger.ledger_id for ledger in stats.ledgers]
+        self._ends = list(accumulate(counts))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def position(self, number: int) -> Position:
+        """Of the entry of that number, which is there."""
+        ledger = bisect_right(self._ends, number)
+        return Position(self._ledgers[ledger], number - (self._ends[ledger - 1] if ledger else 0))
+
+    def number(self, position: Position) -> int:
+        """Of the first entry at or behind `position`; `len` where there is none."""
+        for ledger, end in zip(self._ledgers, self._ends, strict=True):
+            if ledger == position.ledger_id:
+                begin = end - self._size(ledger)
+                return begin + min(max(position.entry_id, 0), end - begin)
+            if ledger > position.ledger_id:
+                return end - self._size(ledger)
+        return len(self)
+
+    def _size(self, ledger: int) -> int:
+        at = self._ledgers.index(ledger)
+        return self._ends[at] - (self._ends[at - 1] if at else 0)
+
+
+class Finder:
+    """Peeks at the entries of one topic."""
+
+    def __init__(self, admin: Admin, topic: str) -> None:
+        self._admin = admin
+        self.topic = topic
+
+    async def entries(self) -> Entries:
+        return Entries(await self._admin.internal_stats(self.topic))
+
+    async def sizes(self) -> tuple[list[tuple[int, int]], int]:
+        """Bytes of each ledger in their order, and of all together."""
+        stats = await self._admin.internal_stats(self.topic)
+        sizes = [(ledger.ledger_id, ledger.size) for ledger in stats.ledgers]
+        if sizes:
+            sizes[-1] = (sizes[-1][0], stats.current_ledger_size or sizes[-1][1])
+        return sizes, stats.total_size
+
+    async def last(self) -> Position | None:
+        """Of the last entry; None where there is none."""
+        last = await self._admin.last_message_id(self.topic)
+        return Position(last.ledger_id, last.entry_id) if last.entry_id >= 0 else None
+
+    async def peek(self, position: Position) -> Peeked:
+        """Raises Missing for one that was trimmed."""
+        return await self._admin.peek(self.topic, position)
+
+    async def index_of(self, position: Position) -> int:
+        """The index of an entry's last message. Raises StorageFailed where brokers give none, Missing."""
+        peeked = await self.peek(position)
+        if peeked.index < 0:
+            raise StorageFailed(NO_INDEX.format(topic=self.topic))
+        return peeked.index
+
+    async def first(
+        self, entries: Entries, is_reached: Callable[[Peeked], bool], begin: int = 0, end: int | None = None
+    ) -> tuple[Position, Peeked] | None:
+        """The first entry from number `begin` to before `end` for which `is_reached`, which holds for all behind it, too; None where it holds for none.
+
+        One that was trimmed meanwhile is not reached.
+        """
+        found = None
+        end = len(entries) if end is None else end
+        while begin < end:
+            middle = (begin + end) // 2
+            position = entries.position(middle)
+            try:
+                peeked = await self.peek(position)
+            except Missing:
+                begin = middle + 1
+                continue
+            if is_reached(peeked):
+                found, end = (position, peeked), middle
+            else:
+                begin = middle + 1
+        return found

@@ -1,0 +1,313 @@
+"""A partition that native Pulsar clients share: a `PartitionLog` whose offsets the broker gives out (decision 017)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from twisted.internet.defer import Deferred, fail, succeed
+
+from storage.log import Entry, Fenced, LogClosed, OffsetOutOfRange, StorageError, StorageFailed
+from storage.pulsar.log.offset_index import Position
+from storage.pulsar.log.partition_rows import Partition, end_of_epoch
+from storage.pulsar.native.native_sender import Appending, NativeSender
+from storage.pulsar.native.stored_entries import NativeStored
+from storage.pulsar.native.tail_entries import Arrivals
+from storage.pulsar.native.tail_reader import NativeTail
+from storage.tail import Run, Tail
+
+logger = logging.getLogger(__name__)
+
+PROVISIONAL = 1 << 62
+"""Appends in flight are told apart by numbers from here on: no offset of a real record."""
+
+SCAN_BYTES = 1 << 20
+"""Looked through at a time for a timestamp."""
+
+
+class Youngest:
+    """The entry with the greatest timestamp. What was looked through once is not looked through again, unless the entry was deleted."""
+
+    def __init__(self) -> None:
+        self._entry: Entry | None = None
+        self._reached = 0
+
+    async def find(self, start_offset: int, scan: Callable[[int, Callable[[Entry], bool]], Awaitable[object]]) -> Entry | None:
+        """`scan` shows entries from an offset on."""
+        if self._entry is None or self._entry.last_offset < start_offset:
+            self._entry, self._reached = None, start_offset
+
+        def look(entry: Entry) -> bool:
+            if self._entry is None or entry.max_timestamp > self._entry.max_timestamp:
+                self._entry = entry
+            self._reached = entry.last_offset + 1
+            return False
+
+        await scan(max(self._reached, start_offset), look)
+        return self._entry
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What was found when the log was opened."""
+
+    stored: NativeStored
+    first_offset: int
+    end_offset: int
+    size: int
+
+
+class NativeLog:
+    """Made by `native_opening.open_log`. Nobody is kept from writing: there is one leader epoch, the last that the partition had before."""
+
+    def __init__(self, opened: Opened, partition: Partition, entries: Tail, when_over: Callable[[NativeLog, StorageError], None]) -> None:
+        self._stored = stored = opened.stored
+        self.topic = stored.finder.topic
+        self.partition = partition
+        self.leader_epoch = stored.leader_epoch
+        self._when_over = when_over
+        self._entries = entries
+        self._run = Run()
+        self._start_offset = max(opened.first_offset, partition.row.start_offset)
+        self._end_offset = max(opened.end_offset, self._start_offset)
+        self._next_offset = PROVISIONAL
+        self._size = opened.size
+        self.arrivals = Arrivals(stored, self._take, self._tell, self.end)
+        self._youngest = Youngest()
+        self._watchers: list[Callable[[], None]] = []
+        self._idle: list[Deferred[None]] = []
+        self._failure: StorageError | None = None
+        self.sender: NativeSender | None = None
+        self.tail: NativeTail | None = None
+
+    @property
+    def start_offset(self) -> int:
+        return self._start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self._end_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self._next_offset
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def append(self, entries: Sequence[Entry]) -> Awaitable[int | None]:
+        """`PartitionLog.append` of a log that assigns offsets. Each entry is stored whole or not at all, several of them are not one step."""
+        expected = self._next_offset
+        try:
+            sender = self._writable()
+            for entry in entries:
+                if entry.base_offset != expected or entry.last_offset < expected:
+                    raise OffsetOutOfRange(f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}")
+                expected = entry.last_offset + 1
+            if len(entries) != 1:
+                raise StorageFailed("a batch at a time is appended to a topic in the format `pulsar`")
+            (entry,) = entries
+            appending = Appending(entry.payload, entry.last_offset - entry.base_offset + 1)
+            sender.send(appending)
+        except StorageError as error:
+            return fail(error)
+        self._next_offset = expected
+        self.arrivals.in_flight += 1
+        appending.told.addBoth(self._told)
+        return _shielded(appending.told)
+
+    def _told(self, result: Any) -> Any:
+        self.arrivals.settled()
+        if not self.arrivals.in_flight:
+            self._tell_idle()
+        return result
+
+    def _take(self, position: Position, entry: Entry) -> None:
+        if entry.base_offset < self._end_offset:
+            # Whatever it is that has happened to this topic: no offset may be used twice.
+            self.end(Fenced(f"an entry has offset {entry.base_offset}, and the partition ended at {self._end_offset}"))
+            return
+        self._stored.last = position
+        self._entries.add(self._run, entry)
+        self._end_offset = entry.last_offset + 1
+        self._size += len(entry.payload)
+
+    async def read(self, offset: int, max_bytes: int) -> list[Entry]:
+        """`PartitionLog.read`."""
+        resident = self.read_resident(offset, max_bytes)
+        if resident is not None:
+            return resident
+        found = await self._stored.read(offset, max_bytes)
+        if not found or found[0].base_offset > offset:
+            await self._see_trimmed()
+        # Deleted meanwhile, perhaps.
+        self._check_offset(offset)
+        return found
+
+    def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
+        """`PartitionLog.read_resident`."""
+        self._check_offset(offset)
+        return [] if offset == self._end_offset else self._run.read(offset, max_bytes)
+
+    def _check_offset(self, offset: int) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if not self._start_offset <= offset <= self._end_offset:
+            raise OffsetOutOfRange(f"offset {offset} is not within {self._start_offset} to {self._end_offset}")
+
+    async def _see_trimmed(self) -> None:
+        """Take notice of what Pulsar's own retention has deleted from the front."""
+        first = await self._stored.first_offset()
+        start = self._end_offset if first is None else min(first, self._end_offset)
+        if start > self._start_offset:
+            self._start_offset = start
+            self._tell()
+
+    async def entry_for_time(self, timestamp: int) -> Entry | None:
+        """`PartitionLog.entry_for_time`, of records that were not written more than an hour before their own time."""
+        offset = await self._stored.offset_published(timestamp)
+        return None if offset is None else await self._scan(offset, lambda entry: entry.max_timestamp >= timestamp)
+
+    async def latest_by_time(self) -> Entry | None:
+        """`PartitionLog.latest_by_time`."""
+        return await self._youngest.find(self._start_offset, self._scan)
+
+    async def _scan(self, offset: int, is_enough: Callable[[Entry], bool]) -> Entry | None:
+        """The first entry from `offset` on of which `is_enough` says so."""
+        while offset < self._end_offset:
+            found = await self.read(max(offset, self._start_offset), SCAN_BYTES)
+            for entry in found:
+                if is_enough(entry):
+                    return entry
+            if not found:
+                break
+            offset = found[-1].last_offset + 1
+        return None
+
+    def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
+        """`PartitionLog.end_offset_for_epoch`."""
+        return end_of_epoch(self.partition.row.epochs or ((0, 0),), leader_epoch, self._end_offset)
+
+    async def delete_before(self, offset: int) -> int:
+        """`PartitionLog.delete_before`. Pulsar frees the space when its own retention allows it."""
+        if self._failure is not None:
+            raise self._failure
+        if offset > self._end_offset:
+            raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self._end_offset}")
+        if offset > self._start_offset:
+            await self.partition.change(start_offset=offset)
+            self._start_offset = max(self._start_offset, offset)
+            self._tell()
+        return self._start_offset
+
+    async def retain(self, *, since: int | None, at_most_bytes: int | None) -> int:
+        """`PartitionLog.retain`, by whole ledgers where it goes by bytes; what Pulsar itself has deleted goes, too."""
+        await self._see_trimmed()
+        start = self._start_offset
+        if since is not None and start < self._end_offset:
+            young = await self.entry_for_time(since)
+            start = max(start, self._end_offset if young is None else young.base_offset)
+        if at_most_bytes is not None and start < self._end_offset:
+            start = max(start, await self._stored.offset_for_bytes(at_most_bytes) or 0)
+        return await self.delete_before(start)
+
+    @property
+    def can_replace(self) -> bool:
+        return False
+
+    async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
+        """Compaction is Pulsar's own there, and leaves what it was made from. Raises StorageFailed."""
+        raise StorageFailed("what native clients share is compacted by Pulsar, not by the gateway")
+
+    async def reclaim(self) -> None:
+        """Nothing waits to be freed."""
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """`PartitionLog.watch`."""
+        self._watchers.append(on_change)
+
+    def unwatch(self, on_change: Callable[[], None]) -> None:
+        """`PartitionLog.unwatch`."""
+        if on_change in self._watchers:
+            self._watchers.remove(on_change)
+
+    def _tell(self) -> None:
+        for on_change in tuple(self._watchers):
+            try:
+                on_change()
+            except Exception:
+                logger.exception("a watcher of a log raised, which is a bug")
+
+    def _writable(self) -> NativeSender:
+        if self._failure is not None:
+            raise self._failure
+        assert self.sender
+        return self.sender
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing can be done with it any more."""
+        return self._failure is not None
+
+    def end(self, error: StorageError) -> Deferred[None]:
+        """The log is finished: every call fails from here on, and what is in flight with it. Fires when nothing of it is left in the library."""
+        if self._failure is not None:
+            return succeed(None)
+        self._failure = error
+        # A new one: what the old one still has in the tail's queue must not make entries of its successor leave early.
+        self._run.clear()
+        self._run = Run()
+        self.arrivals.end(error)
+        released = Deferred.fromCoroutine(self._release(error))
+        self._when_over(self, error)
+        self._tell()
+        self._tell_idle()
+        return released
+
+    async def _release(self, error: StorageError) -> None:
+        if self.sender:
+            self.partition.letting_go = gone = self.sender.end(error)
+            await gone
+        if self.tail:
+            await self.tail.close()
+        await self._stored.close()
+
+    def shut(self) -> Deferred[None]:
+        """The store is closing, or the topic was deleted."""
+        return self.end(LogClosed("the log is closed"))
+
+    async def idle(self) -> None:
+        """Returns when nothing is in flight."""
+        if self.arrivals.in_flight and self._failure is None:
+            told: Deferred[None] = Deferred()
+            self._idle.append(told)
+            await told
+
+    async def note_end(self) -> None:
+        """Where the partition ends, for the day when Pulsar has deleted all of it. Raises StorageError."""
+        if self._failure is None and self.partition.row.reserved != self._end_offset:
+            await self.partition.change(reserved=self._end_offset)
+
+    async def position_of(self, offset: int) -> Position | None:
+        """Where in Pulsar's topic the entry with `offset` is."""
+        return await self._stored.position_of(offset)
+
+    def _tell_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for told in idle:
+            told.callback(None)
+
+
+def _shielded(told: Deferred[int]) -> Deferred[int]:
+    """Whoever waits may give up; the append goes on."""
+    mine: Deferred[int] = Deferred()
+
+    def tell(result: Any) -> None:
+        if not mine.called:
+            mine.callback(result)
+
+    told.addBoth(tell)
+    return mine

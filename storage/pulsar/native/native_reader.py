@@ -1,0 +1,113 @@
+"""Reading native messages: what the client library shows, message by message, as whole entries packed for consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pulsar
+
+from storage.log import StorageFailed
+from storage.plain_records import BatchFormat, RecordBatch
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.log.offset_index import Position
+from storage.pulsar.native.message_offsets import START, Gathering, Place, Places
+from storage.pulsar.native.record_messages import Fields, record_of
+
+CHUNK_REACH = 20
+"""A chunked message is shown to those alone who read from its first chunk on: reading begins so many entries before what is wanted."""
+
+QUIET_MS = 2000
+"""So long a reader waits for a message that must be there, before it is asked whether it is; and once more so long if it says so."""
+
+
+class Gathered(msgspec.Struct, frozen=True, gc=False):
+    """One entry, packed, but for its offset. `place` is that of its last message."""
+
+    place: Place
+    payload: bytearray
+    max_timestamp: int
+
+
+def fields_of_message(message: pulsar.Message) -> Fields:
+    """What a client shows of a message. Text that is none (Pulsar's protocol does not allow it) makes the library fail, field by field."""
+    # The wrapper adds a call to each field.
+    raw = message._message
+    content = None if raw.has_null_value() else raw.data()
+    ordering_key: bytes | None
+    try:
+        ordering_key = raw.ordering_key().encode()
+    except UnicodeDecodeError:
+        ordering_key = None
+    try:
+        partition_key = raw.partition_key()
+    except UnicodeDecodeError:
+        partition_key = None
+    try:
+        properties = raw.properties()
+    except UnicodeDecodeError:
+        properties = None
+    return Fields(content, partition_key, ordering_key, properties, raw.event_timestamp(), raw.publish_timestamp())
+
+
+def pack(batch_format: BatchFormat, place: Place, messages: Sequence[Fields]) -> Gathered:
+    """The messages of one entry as a batch."""
+    found = [record_of(message) for message in messages]
+    batch = RecordBatch([record for record, _ in found], found[0][1])
+    return Gathered(place, batch_format.pack(batch), max(record.timestamp for record in batch.records))
+
+
+def before(position: Position) -> pulsar.MessageId:
+    """Where to begin reading so that a chunked message which ends at `position`, or a little behind it, is shown."""
+    return pulsar.MessageId(-1, position.ledger_id, max(0, position.entry_id - CHUNK_REACH), -1)
+
+
+class NativeReader:
+    """Reads a topic's entries from `position` on. All of it blocks, for one thread at a time."""
+
+    def __init__(self, session: Session, topic: str, batch_format: BatchFormat, position: Position, queue: int) -> None:
+        self._session = session
+        self._topic = topic
+        self._format = batch_format
+        self._position = position
+        self._queue = queue
+        self._gathering = Gathering(START)
+        self._places = Places()
+        self._reader: Any = None
+
+    def more(self, max_bytes: int, last: Position) -> list[Gathered]:
+        """Entries up to and including the one at `last`, until they have `max_bytes`; at least one, where there is one. Raises StorageFailed.
+
+        What goes beyond `max_bytes` is given all the same: it is not read again.
+        """
+        if self._reader is None:
+            self._reader = self._session.reader(self._topic, before(self._position), queue=self._queue)
+        found: list[Gathered] = []
+        was_quiet = False
+        while max_bytes > 0 and self._gathering.done < last:
+            try:
+                message = self._reader.read_next(QUIET_MS)
+            except pulsar.Timeout:
+                if was_quiet or not self._reader.has_message_available():
+                    # Behind what it has shown lie entries that are shown to nobody, which count as available.
+                    break
+                was_quiet = True
+                continue
+            was_quiet = False
+            place = self._places.of(message.message_id())
+            if place.position < self._position:
+                continue
+            entry = self._gathering.add(place, lambda message=message: fields_of_message(message))  # type: ignore[misc]
+            if entry is not None:
+                found.append(pack(self._format, place, entry))
+                max_bytes -= len(found[-1].payload)
+        return found
+
+    def close(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            try:
+                reader.close()
+            except pulsar.PulsarException as error:
+                raise StorageFailed(f"a reader did not close: {type(error).__name__}") from error

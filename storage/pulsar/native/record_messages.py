@@ -1,0 +1,190 @@
+"""A record as a Pulsar message and back: what the entry format `pulsar` is, one message per record, at home with native producers and consumers.
+
+The mapping is KoP's (PulsarEntryFormatter and ByteBufUtils): key <-> partition key and ordering key, headers <-> properties, timestamp <-> event
+time. Where KoP loses something, the message bears one property more, `kopgate.record`; a record that needs none looks like any native message:
+
+- A key that is text is the partition key. Another is the partition key in base64 and the ordering key as it is, as from KoP, and the mark says so.
+  Pulsar's clients do not tell an empty key from none: the mark does.
+- A header is a property. One that is null or no text, one whose name comes twice or is no text, and an order other than that of the names, which
+  is what clients show of properties, are in the mark; the property then shows base64 in place of bytes.
+- A timestamp of 0, which is none to Pulsar, is in the mark. A record without one, or with a negative one, is read with its publish time, as in KoP.
+- The first record of a batch says whose sequence it bears, so that a retry is recognised by whoever reads the log.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import msgspec
+
+from storage.plain_records import ProducerSequence, Record
+from storage.pulsar.log.entry_messages import ENTRY_FORMAT, HEADER
+
+MARK = "kopgate.record"
+
+RESERVED = frozenset((MARK, HEADER, ENTRY_FORMAT))
+"""Properties that say what a message is: a header of that name is in the mark only, or a producer could pass a record off as something else."""
+
+NO_EVENT_TIME = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The fields of a Pulsar message as clients give and show them.
+
+    `content` None is a null value. A key is empty where there is none; `partition_key` or `ordering_key` None is one that a client cannot show,
+    not being UTF-8, and so are `properties`. Times are in milliseconds, `event_time` NO_EVENT_TIME where there is none.
+    """
+
+    content: bytes | None
+    partition_key: str | None = ""
+    ordering_key: bytes | None = b""
+    properties: Mapping[str, str] | None = field(default_factory=dict)
+    event_time: int = NO_EVENT_TIME
+    publish_time: int = 0
+
+
+_Headers = list[list[str | int | None]]
+
+
+class Mark(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What the other fields of the message do not say, in JSON.
+
+    `key`: EMPTY, or BASE64 where the partition key is that. `headers`, all of them in their order, each one of: [name], its value being in the
+    property of that name; [name, base64 or null]; [name in base64, base64 or null, 1].
+    """
+
+    key: str | None = None
+    headers: _Headers | None = None
+    timestamp: int | None = None
+    sequence: ProducerSequence | None = None
+
+
+EMPTY, BASE64 = "", "base64"
+_PLAIN = Mark()
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Mark)
+
+
+def fields_of(record: Record, sequence: ProducerSequence | None = None) -> Fields:
+    """The message of a record; `sequence` where it is the first of a batch that has one."""
+    partition_key, ordering_key, key_mark = "", b"", None
+    if record.key is not None:
+        text = _text(record.key)
+        if text is None:
+            partition_key, ordering_key, key_mark = b64encode(record.key).decode(), record.key, BASE64
+        elif text:
+            partition_key = text
+        else:
+            key_mark = EMPTY
+    properties, header_mark = _properties(record.headers)
+    timestamp = record.timestamp
+    mark = Mark(key_mark, header_mark, 0 if timestamp == 0 else None, sequence)
+    if mark != _PLAIN:
+        properties[MARK] = _ENCODER.encode(mark).decode()
+    return Fields(record.value, partition_key, ordering_key, properties, max(timestamp, NO_EVENT_TIME))
+
+
+def record_of(fields: Fields) -> tuple[Record, ProducerSequence | None]:
+    """The record of a message, whoever wrote it. Never raises: what is no mark of ours counts as a property like others."""
+    properties = fields.properties or {}
+    mark = _mark(properties)
+    headers = None if mark is None else _marked_headers(mark, properties)
+    if mark is None or headers is None:
+        mark, headers = _PLAIN, tuple([(name.encode(), value.encode()) for name, value in properties.items()])
+    event_time = fields.event_time if 0 < fields.event_time < _INT64 else fields.publish_time
+    timestamp = mark.timestamp if mark.timestamp is not None else event_time
+    return Record(_key(fields, mark), fields.content, headers, timestamp), mark.sequence
+
+
+def _properties(headers: tuple[tuple[bytes, bytes | None], ...]) -> tuple[dict[str, str], _Headers | None]:
+    """The properties that stand for the headers, and what of the mark is needed to have them back."""
+    if not headers:
+        return {}, None
+    properties: dict[str, str] = {}
+    exact: _Headers = []
+    # The last of those that share a name is the one that the property shows: the one that Kafka's lastHeader gives.
+    last = {name: index for index, (name, _) in enumerate(headers)}
+    for index, (name, value) in enumerate(headers):
+        name_text = _text(name)
+        if name_text is None:
+            exact.append([b64encode(name).decode(), _base64(value), 1])
+            continue
+        is_shown = last[name] == index and name_text not in RESERVED
+        value_text = None if value is None else _text(value)
+        if is_shown:
+            properties[name_text] = (_base64(value) or "") if value_text is None else value_text
+        exact.append([name_text] if is_shown and value_text is not None else [name_text, _base64(value)])
+    # Strings compare as their UTF-8 does, and clients hand properties out in the order of that.
+    is_plain = all(len(one) == 1 for one in exact) and all(str(a[0]) < str(b[0]) for a, b in pairwise(exact))
+    return properties, None if is_plain else exact
+
+
+def _mark(properties: Mapping[str, str]) -> Mark | None:
+    text = properties.get(MARK)
+    if text is None:
+        return _PLAIN
+    try:
+        mark = _DECODER.decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return None
+    sequence = mark.sequence
+    is_sound = mark.key in (None, EMPTY, BASE64) and mark.timestamp in (None, 0) and (sequence is None or _is_sound(sequence))
+    return mark if is_sound else None
+
+
+def _is_sound(sequence: ProducerSequence) -> bool:
+    producer_id, epoch, base = sequence.producer_id, sequence.producer_epoch, sequence.base_sequence
+    return 0 <= producer_id < _INT64 and 0 <= epoch < _INT16 and 0 <= base < _INT32
+
+
+def _marked_headers(mark: Mark, properties: Mapping[str, str]) -> tuple[tuple[bytes, bytes | None], ...] | None:
+    """None where the mark is not one of ours."""
+    if mark.headers is None:
+        return tuple([(name.encode(), value.encode()) for name, value in properties.items() if name != MARK])
+    headers: list[tuple[bytes, bytes | None]] = []
+    try:
+        for first, *rest in mark.headers:
+            name = str(first)
+            value = properties[name].encode() if not rest else None if rest[0] is None else b64decode(str(rest[0]), validate=True)
+            headers.append((b64decode(name, validate=True) if len(rest) > 1 else name.encode(), value))
+    except (KeyError, ValueError):
+        return None
+    return tuple(headers)
+
+
+def _key(fields: Fields, mark: Mark) -> bytes | None:
+    if mark.key == EMPTY:
+        return b""
+    partition_key, ordering_key = fields.partition_key, fields.ordering_key
+    if mark.key == BASE64 or ordering_key is None:
+        # Of one that the client cannot show, KoP has put the base64 beside it.
+        decoded = _from_base64(partition_key or "")
+        if decoded is not None:
+            return decoded
+    # KoP reads the ordering key first.
+    return ordering_key or (partition_key or "").encode() or None
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else b64encode(value).decode()
+
+
+def _from_base64(text: str) -> bytes | None:
+    try:
+        return b64decode(text, validate=True) or None
+    except ValueError:
+        return None
+
+
+_INT64, _INT32, _INT16 = 1 << 63, 1 << 31, 1 << 15

@@ -1,0 +1,174 @@
+"""What is stored of a partition in the format `pulsar`: entries found by offset and time, and read in order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from storage.log import Entry
+from storage.plain_records import BatchFormat
+from storage.pulsar.admin.admin_api import Missing, Peeked
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.log.offset_index import Position
+from storage.pulsar.native.entry_search import Finder
+from storage.pulsar.native.message_offsets import START, Counter
+from storage.pulsar.native.native_reader import Gathered, NativeReader
+
+KEPT_READERS = 4
+"""Of one partition, for consumers that read on: more of them behind its end, at different places, are rare."""
+
+CLOCKS_APART_MS = 3_600_000
+"""So far ahead of the broker's a producer's clock may be: a record is not looked for in what was published longer before its own time."""
+
+READ_AHEAD_MESSAGES = (8, 1000)
+"""A reader's queue has at least and at most so many; in between it is `reader_queue_bytes` by the average message."""
+
+
+@dataclass(eq=False, slots=True)
+class Cursor:
+    """A reader, how its entries are counted, and those that it has read but nobody has taken; who reads on comes with `next_offset`."""
+
+    reader: NativeReader
+    counter: Counter = field(default_factory=Counter)
+    ahead: deque[Entry] = field(default_factory=deque)
+    next_offset: int = -1
+
+    def take(self, max_bytes: int) -> list[Entry]:
+        """As many as fit, at least one where there is one."""
+        found: list[Entry] = []
+        while self.ahead and (not found or len(self.ahead[0].payload) <= max_bytes):
+            found.append(self.ahead.popleft())
+            max_bytes -= len(found[-1].payload)
+            self.next_offset = found[-1].last_offset + 1
+        return found
+
+
+class NativeStored:
+    """`base` is the offset of the message with index 0. `last` is the last entry that is known, and grows with the tail."""
+
+    def __init__(self, session: Session, finder: Finder, batch_format: BatchFormat, base: int, leader_epoch: int) -> None:
+        self.session = session
+        self.finder = finder
+        self.batch_format = batch_format
+        self.base = base
+        self.leader_epoch = leader_epoch
+        self.last = START
+        self.average_bytes = 1024
+        self._cursors: OrderedDict[Cursor, None] = OrderedDict()
+
+    async def number(self, counter: Counter, gathered: Gathered) -> Entry:
+        """The entry with its offsets."""
+        index = counter.next(gathered.place)
+        if index is None:
+            index = await self.finder.index_of(gathered.place.position)
+            counter.anchor(gathered.place.position, index)
+        return self.stamped(gathered, index)
+
+    def stamped(self, gathered: Gathered, index: int) -> Entry:
+        """The entry whose last message has that index."""
+        last = self.base + index
+        first = last - gathered.place.messages + 1
+        self.batch_format.stamp(gathered.payload, first, self.leader_epoch)
+        return Entry(first, last, gathered.max_timestamp, gathered.payload)
+
+    async def read(self, offset: int, max_bytes: int) -> list[Entry]:
+        """Entries up to `last` that end at or behind `offset`, as `PartitionLog.read` gives them."""
+        cursor = self._cursor_at(offset) or await self._open(offset)
+        if cursor is None:
+            return []
+        self._cursors.pop(cursor, None)
+        try:
+            while not cursor.ahead and await self._read_on(cursor, offset, max_bytes):
+                pass
+        except BaseException:
+            self._close(cursor)
+            raise
+        found = cursor.take(max_bytes)
+        if found:
+            self._keep(cursor)
+        else:
+            self._close(cursor)
+        return found
+
+    async def _read_on(self, cursor: Cursor, offset: int, max_bytes: int) -> bool:
+        """Whether there was anything to read."""
+        last = self.last
+        lot = await self.session.run(lambda: cursor.reader.more(max(max_bytes, 1), last))
+        for gathered in lot:
+            entry = await self.number(cursor.counter, gathered)
+            if entry.last_offset >= offset:
+                cursor.ahead.append(entry)
+        return bool(lot)
+
+    async def position_of(self, offset: int) -> Position | None:
+        """Of the entry that holds `offset`."""
+        found = await self._find(offset)
+        return found and found[0]
+
+    async def offset_published(self, timestamp: int) -> int | None:
+        """The offset from which on there may be records as young as `timestamp`; None where there are none."""
+        entries = await self.finder.entries()
+        found = await self.finder.first(entries, lambda one: one.publish_time >= timestamp - CLOCKS_APART_MS)
+        return None if found is None else self._first_offset(found[1])
+
+    async def first_offset(self) -> int | None:
+        """Of the first entry that is still there and has an index; None where there is none."""
+        entries = await self.finder.entries()
+        if not len(entries):
+            return None
+        try:
+            peeked = await self.finder.peek(entries.position(0))
+        except Missing:
+            peeked = None
+        if peeked is None or peeked.index < 0:
+            found = await self.finder.first(entries, lambda one: one.index >= 0)
+            peeked = found[1] if found else None
+        return None if peeked is None else self._first_offset(peeked)
+
+    async def offset_for_bytes(self, at_most_bytes: int) -> int | None:
+        """The offset of the first ledger that must stay so that at least so many bytes do; None where all must. Ledgers are to Pulsar what segments
+        are to Kafka."""
+        ledgers, size = await self.finder.sizes()
+        entries = await self.finder.entries()
+        goes = None
+        for ledger, ledger_size in ledgers:
+            size -= ledger_size
+            if size < at_most_bytes:
+                break
+            goes = ledger
+        if goes is None:
+            return None
+        number = entries.number(Position(goes + 1, 0))
+        if number == len(entries):
+            return None
+        return self._first_offset(await self.finder.peek(entries.position(number)))
+
+    async def close(self) -> None:
+        while self._cursors:
+            self._close(self._cursors.popitem()[0])
+
+    def _first_offset(self, peeked: Peeked) -> int:
+        return self.base + peeked.index - peeked.messages + 1
+
+    def _cursor_at(self, offset: int) -> Cursor | None:
+        return next((cursor for cursor in self._cursors if cursor.next_offset == offset), None)
+
+    async def _open(self, offset: int) -> Cursor | None:
+        found = await self._find(offset)
+        if found is None:
+            return None
+        fewest, most = READ_AHEAD_MESSAGES
+        queue = min(max(self.session.settings.reader_queue_bytes // self.average_bytes, fewest), most)
+        return Cursor(NativeReader(self.session, self.finder.topic, self.batch_format, found[0], queue))
+
+    async def _find(self, offset: int) -> tuple[Position, Peeked] | None:
+        entries = await self.finder.entries()
+        return await self.finder.first(entries, lambda one: one.index >= offset - self.base)
+
+    def _keep(self, cursor: Cursor) -> None:
+        self._cursors[cursor] = None
+        while len(self._cursors) > KEPT_READERS:
+            self._close(self._cursors.popitem(last=False)[0])
+
+    def _close(self, cursor: Cursor) -> None:
+        self.session.run(cursor.reader.close).addErrback(lambda _: None)

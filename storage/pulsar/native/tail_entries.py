@@ -1,0 +1,129 @@
+"""What the tail of a topic brings, in the reactor's thread: entries get their offsets, and own batches are known again by where they lie."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from storage.log import Entry, Fenced, StorageError, StorageFailed
+from storage.pulsar.admin.admin_api import Missing
+from storage.pulsar.log.offset_index import Position
+from storage.pulsar.native.message_offsets import Counter
+from storage.pulsar.native.native_reader import Gathered
+from storage.pulsar.native.native_sender import Appending
+from storage.pulsar.native.stored_entries import NativeStored
+
+logger = logging.getLogger(__name__)
+
+PEEKS, PEEK_AGAIN_SECONDS = 10, 1.0
+"""So often, and so far apart, an entry's index is asked for before the log gives up: while a broker starts, its admin API may come after its topics."""
+
+
+class Arrivals:
+    """`on_entry` is told of every entry, in order; `on_pause` when there is no other at once, before the appends that came to lie among them are
+    told their offset; `on_failure` once why it cannot go on."""
+
+    def __init__(
+        self,
+        stored: NativeStored,
+        on_entry: Callable[[Position, Entry], None],
+        on_pause: Callable[[], None],
+        on_failure: Callable[[StorageError], object],
+    ) -> None:
+        self._stored = stored
+        self._on_entry = on_entry
+        self._on_pause = on_pause
+        self._on_failure = on_failure
+        self._counter = Counter()
+        self._queue: deque[Gathered] = deque()
+        self._is_at_work = False
+        self._is_over = False
+        # Of own batches: acknowledged and not yet arrived; and what has arrived while one was in flight, which may be it.
+        self._acknowledged: dict[Position, Appending] = {}
+        self._arrived: dict[Position, int] = {}
+        self._placed: list[tuple[Appending, int]] = []
+        #: Called for each entry that has been dealt with.
+        self.leave: Callable[[Gathered], None] = lambda gathered: None
+        #: How many own batches are in flight.
+        self.in_flight = 0
+
+    def add(self, gathered: Gathered) -> None:
+        self._queue.append(gathered)
+        if not self._is_at_work and not self._is_over:
+            self._is_at_work = True
+            Deferred.fromCoroutine(self._work()).addErrback(self._failed)
+
+    def acknowledged(self, appending: Appending) -> None:
+        """An own batch is stored; whoever appended it is told once it has arrived."""
+        assert appending.place
+        base_offset = self._arrived.pop(appending.place.position, None)
+        if base_offset is None:
+            self._acknowledged[appending.place.position] = appending
+        else:
+            appending.told.callback(base_offset)
+
+    def settled(self) -> None:
+        """One own batch less is in flight."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._arrived.clear()
+
+    def end(self, error: StorageError) -> None:
+        """Nothing more is dealt with; what was acknowledged and has not arrived is lost to view. What has arrived is stored, and told so."""
+        self._is_over = True
+        self._queue.clear()
+        self._tell_placed()
+        waiting = list(self._acknowledged.values())
+        self._acknowledged.clear()
+        for appending in waiting:
+            appending.told.errback(error)
+
+    async def _work(self) -> None:
+        while self._queue:
+            gathered = self._queue[0]
+            entry = await self._numbered(gathered)
+            if not self._queue:
+                # The log has ended meanwhile.
+                return
+            self._queue.popleft()
+            self.leave(gathered)
+            position = gathered.place.position
+            self._on_entry(position, entry)
+            appending = self._acknowledged.pop(position, None)
+            if appending is not None:
+                self._placed.append((appending, entry.base_offset))
+            elif self.in_flight:
+                self._arrived[position] = entry.base_offset
+            if not self._queue:
+                self._tell()
+        self._is_at_work = False
+
+    def _tell(self) -> None:
+        self._on_pause()
+        self._tell_placed()
+
+    def _tell_placed(self) -> None:
+        placed, self._placed = self._placed, []
+        for appending, base_offset in placed:
+            appending.told.callback(base_offset)
+
+    async def _numbered(self, gathered: Gathered) -> Entry:
+        for _ in range(PEEKS):
+            try:
+                return await self._stored.number(self._counter, gathered)
+            except Missing:
+                raise
+            except StorageFailed as error:
+                logger.warning("%s: an entry's index is asked for again: %s", self._stored.finder.topic, error)
+                await self._stored.session.pause(PEEK_AGAIN_SECONDS)
+        return await self._stored.number(self._counter, gathered)
+
+    def _failed(self, failure: Any) -> None:
+        error = failure.value
+        if not isinstance(error, StorageError):
+            logger.error("entries of %s could not be taken in, which is a bug", self._stored.finder.topic, exc_info=error)
+        self._on_failure(Fenced(f"what was written to the topic cannot be followed: {error}"))

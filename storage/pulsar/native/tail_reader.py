@@ -1,0 +1,108 @@
+"""The end of a topic that others write to as well: a reader that hears of every message as soon as it is stored."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pulsar
+
+from storage.log import StorageError, StorageFailed
+from storage.plain_records import BatchFormat
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.log.offset_index import Position
+from storage.pulsar.native.message_offsets import START, Gathering, Places
+from storage.pulsar.native.native_reader import Gathered, before, fields_of_message, pack
+
+
+class Gate:
+    """Bytes on their way from the library's thread to the reactor's: who brings more than there may be waits."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._held = 0
+        self._changed = threading.Condition()
+        self._is_open = True
+
+    def enter(self, size: int) -> bool:
+        """False when closed. What is larger than the limit enters alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_open or not self._held or self._held + size <= self._limit)
+            self._held += size
+            return self._is_open
+
+    def leave(self, size: int) -> None:
+        with self._changed:
+            self._held -= size
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_open = False
+            self._changed.notify_all()
+
+
+class NativeTail:
+    """Tells `on_entry` of every entry behind `after`, in order, and `on_failure` once why it cannot. `leave` is to be called for each when dealt with."""
+
+    def __init__(
+        self,
+        session: Session,
+        topic: str,
+        batch_format: BatchFormat,
+        after: Position,
+        on_entry: Callable[[Gathered], None],
+        on_failure: Callable[[StorageError], None],
+    ) -> None:
+        self._session = session
+        self._topic = topic
+        self._format = batch_format
+        self._after = after
+        self._gathering = Gathering(after)
+        self._places = Places()
+        self._on_entry = on_entry
+        self._on_failure = on_failure
+        self._gate = Gate(session.settings.arriving_bytes)
+        self._is_over = False
+        self._reader: Any = None
+
+    async def open(self) -> None:
+        start = pulsar.MessageId.earliest if self._after == START else before(self._after)
+        self._reader = await self._session.run(lambda: self._session.reader(self._topic, start, listener=self._heard))
+
+    def _heard(self, reader: Any, message: pulsar.Message) -> None:
+        """In the library's thread. Nothing may be raised here."""
+        if self._is_over:
+            return
+        try:
+            place = self._places.of(message.message_id())
+            entry = self._gathering.add(place, lambda: fields_of_message(message))
+            if entry is None:
+                return
+            gathered = pack(self._format, place, entry)
+        except Exception as error:  # noqa: BLE001 - whatever it is, this log can go on no more
+            self._is_over = True
+            failure = error if isinstance(error, StorageError) else StorageFailed(f"an entry could not be read: {error!r}")
+            self._session.wake.post(partial(self._on_failure, failure))
+            return
+        if self._gate.enter(len(gathered.payload)):
+            self._session.wake.post(partial(self._on_entry, gathered))
+
+    def leave(self, gathered: Gathered) -> None:
+        self._gate.leave(len(gathered.payload))
+
+    async def close(self) -> None:
+        self._is_over = True
+        self._gate.close()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await self._session.run(lambda: _close(reader))
+
+
+def _close(reader: Any) -> None:
+    try:
+        reader.close()
+    except pulsar.PulsarException:  # it was gone already
+        return

@@ -1,0 +1,1 @@
+"""State tables on compacted topics."""

@@ -1,0 +1,1 @@
+"""Topics in the served namespaces: listing, changes, names, policies and subscriptions."""

@@ -1,0 +1,107 @@
+"""What holds in a namespace: how long it keeps messages, whether it makes topics unasked or deletes them. From its own policies, else the brokers' defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from storage.pulsar.admin.admin_api import Admin, Forbidden
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.topics.retention_policies import EVER, Retention
+
+Runtime = Mapping[str, Any]
+"""The configuration that the brokers run with, values as text."""
+
+
+class AutoTopicCreation(msgspec.Struct, frozen=True):
+    """The policy of a namespace; the field bears Pulsar's name."""
+
+    allowAutoTopicCreation: bool
+
+
+class InactiveTopics(msgspec.Struct, frozen=True):
+    """The policy of a namespace or topic; the fields bear Pulsar's names."""
+
+    deleteWhileInactive: bool
+    inactiveTopicDeleteMode: str = "delete_when_no_subscriptions"
+    maxInactiveDurationSeconds: int = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """None where this role may not know."""
+
+    retention: Retention | None = None
+    makes_topics: bool | None = None
+    deletes_topics: bool | None = None
+
+
+def path_of_namespace(namespace: str) -> str:
+    return f"/namespaces/{quote(namespace)}"
+
+
+def own_namespaces(settings: PulsarSettings) -> tuple[str, ...]:
+    """Those that the gateway needs; they may be one."""
+    own = (f"{settings.tenant}/{settings.namespace}", f"{settings.metadata_tenant}/{settings.metadata_namespace}")
+    return tuple(dict.fromkeys(own))
+
+
+def keeps(retention: Retention, wanted: Retention) -> bool:
+    """Whether nothing goes that `wanted` keeps."""
+    pairs = (
+        (retention.retentionTimeInMinutes, wanted.retentionTimeInMinutes),
+        (retention.retentionSizeInMB, wanted.retentionSizeInMB),
+    )
+    return all(kept == EVER or EVER != asked <= kept for kept, asked in pairs)
+
+
+async def runtime_of(admin: Admin) -> Runtime | None:
+    """The brokers' configuration; None where only others may know. Raises StorageFailed."""
+    try:
+        runtime: Runtime = await admin.get("/brokers/configuration/runtime", dict[str, Any])
+    except Forbidden:
+        return None
+    return runtime
+
+
+async def largest_message(admin: Admin) -> int | None:
+    """The brokers' maxMessageSize in bytes; None where this role may not know. Raises StorageFailed."""
+    runtime = await runtime_of(admin)
+    try:
+        return int(runtime["maxMessageSize"]) if runtime else None
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+async def rules_of(admin: Admin, namespace: str, runtime: Runtime | None) -> Rules:
+    """Raises Missing, StorageFailed."""
+    path = path_of_namespace(namespace)
+    try:
+        retention: Retention | None = await admin.get(f"{path}/retention", Retention | None)
+        creation: AutoTopicCreation | None = await admin.get(f"{path}/autoTopicCreation", AutoTopicCreation | None)
+        inactive: InactiveTopics | None = await admin.get(f"{path}/inactiveTopicPolicies", InactiveTopics | None)
+    except Forbidden:
+        # What the brokers do by default says nothing as long as the namespace may say otherwise.
+        return Rules()
+    default = _defaults(runtime) if runtime else Rules()
+    return Rules(
+        retention or default.retention,
+        creation.allowAutoTopicCreation if creation else default.makes_topics,
+        inactive.deleteWhileInactive if inactive else default.deletes_topics,
+    )
+
+
+def _defaults(runtime: Runtime) -> Rules:
+    try:
+        retention = Retention(int(runtime["defaultRetentionTimeInMinutes"]), int(runtime["defaultRetentionSizeInMB"]))
+    except (LookupError, TypeError, ValueError):
+        retention = None
+    return Rules(retention, _flag(runtime.get("allowAutoTopicCreation")), _flag(runtime.get("brokerDeleteInactiveTopicsEnabled")))
+
+
+def _flag(text: object) -> bool | None:
+    return {"true": True, "false": False}.get(str(text))

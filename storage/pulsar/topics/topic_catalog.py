@@ -1,0 +1,241 @@
+"""The topics of the served namespaces: listed, refreshed, made, altered, deleted. Pulsar is the only place where they are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+
+from twisted.internet.defer import Deferred
+
+from storage.bridge import Reactor
+from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
+from storage.pulsar.admin.admin_api import Admin, AdminFailed, Missing
+from storage.pulsar.compaction.trim import Lowering, has_whole_ledgers, now
+from storage.pulsar.log.offset_index import Position
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.topics.pulsar_names import Names, partition_name, partition_of
+from storage.pulsar.topics.refresh import Refresher
+from storage.pulsar.topics.topic_changes import Changes
+from storage.pulsar.topics.topic_listing import Found, Listing
+from storage.pulsar.topics.topic_view import View
+
+log = logging.getLogger(__name__)
+
+
+class TopicCatalogue:
+    """`topics` is a live view. What other processes change shows within `refresh_seconds`, and then the watchers are told; own changes show at once."""
+
+    def __init__(self, settings: PulsarSettings, admin: Admin, reactor: Reactor) -> None:
+        self.names = Names(settings)
+        self._listing = Listing(self.names, admin, settings.admin_connections)
+        self._lowering = Lowering(admin, partial(pause, reactor), settings)
+        self._changes = Changes(settings, admin, self._listing, self._lowering)
+        self._admin = admin
+        self._view = View()
+        self._refresher = Refresher(self.refresh, "the list of topics", settings.refresh_seconds, reactor)
+        self._in_one_round = settings.refresh_topics
+        self._to_look_at: list[str] = []
+        self._late: set[str] = set()
+        self._kept: set[str] = set()
+
+    @property
+    def topics(self) -> Mapping[str, Topic]:
+        return self._view.topics
+
+    async def open(self) -> None:
+        """List everything, and go on doing so. Raises StorageFailed, also where one namespace alone cannot be listed."""
+        await self._look_round(self._listing.names)
+        for name in [name for name, found in self._view.found.items() if found.is_lowered]:
+            async with self._view.turn(name):
+                await self._retain_soon(name)
+        self._refresher.start()
+
+    def close(self) -> None:
+        """No more looking; what is known stays readable."""
+        self._refresher.stop()
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """`Store.watch_topics`."""
+        self._view.watch(on_change)
+
+    def canonical(self, name: str) -> str:
+        """`Store.canonical`."""
+        return self.names.canonical(name)
+
+    def full_name(self, name: str, partition: int) -> str:
+        """What Pulsar calls that partition. Raises UnknownTopic."""
+        found = self._view.known(name)
+        if not 0 <= partition < found.topic.partitions:
+            raise UnknownTopic(f"{name} has no partition {partition}")
+        return partition_name(found.full_name, partition) if found.is_partitioned else found.full_name
+
+    def entry_format(self, name: str) -> str | None:
+        """The property `entry.format` of the topic; None where it has none: somebody else made it. Raises UnknownTopic."""
+        return self._view.known(name).entry_format
+
+    async def create(self, topic: Topic) -> None:
+        """`Store.create_topic`."""
+        full_name = self._check_new(topic)
+        async with self._view.turn(topic.name):
+            if topic.name in self.topics:
+                raise TopicExists(f"there is a topic {topic.name} already")
+            try:
+                self._view.keep(await self._changes.make(topic, full_name))
+            except TopicExists:
+                with contextlib.suppress(StorageFailed):
+                    await self._look_again(topic.name, full_name)
+                raise
+            await self._retain_soon(topic.name)
+
+    async def alter(self, topic: Topic) -> None:
+        """`Store.alter_topic`."""
+        async with self._view.turn(topic.name):
+            known = self._check_altered(topic)
+            try:
+                self._view.keep(await self._changes.alter(known, topic))
+            except (StorageFailed, UnknownTopic):
+                # Some of it may be done.
+                with contextlib.suppress(StorageFailed):
+                    await self._look_again(topic.name, known.full_name)
+                raise
+            await self._retain_soon(topic.name)
+
+    async def delete(self, name: str) -> None:
+        """`Store.delete_topic`."""
+        async with self._view.turn(name):
+            await self._changes.delete(self._view.known(name))
+            self._view.forget(name)
+
+    async def look(self, name: str) -> Topic | None:
+        """The topic as it is in Pulsar now, for whoever has reason to doubt what is known; the watchers are told what changed. Raises StorageFailed."""
+        async with self._view.turn(name):
+            await self._look_again(name, self.names.full_name(name))
+            return self.topics.get(name)
+
+    async def mend(self, name: str) -> None:
+        """Make partitions that the topic should have and that do not exist. Raises UnknownTopic, StorageFailed."""
+        await self._changes.mend(self._view.known(name))
+
+    async def refresh(self) -> None:
+        """See what others changed, and give Pulsar the retention policies that are due. Raises StorageFailed."""
+        if await self._look_round(self._listing.names_again):
+            self._view.tell()
+        self._late &= self.topics.keys()
+        self._kept &= self.topics.keys()
+        for name in [name for name, found in self._view.found.items() if self._changes.due(found)]:
+            async with self._view.turn(name):
+                if name in self.topics:
+                    await self._retain(name)
+
+    async def can_trim(self, topic: str, keep: Position) -> bool:
+        """`Trimming.can_trim`. Why not is said once for each topic, where somebody can do something about it."""
+        if not has_whole_ledgers(await self._admin.internal_stats(topic), keep):
+            return False
+        found = self._holder(topic)
+        if found is None or not self._changes.is_retained(found):
+            return False
+        name, refusal = found.topic.name, await self._lowering.refusal(found)
+        if refusal and name not in self._kept:
+            self._kept.add(name)
+            log.warning("the space of %s that compaction could free stays taken: %s", name, refusal)
+        return not refusal
+
+    async def trim(self, topic: str, keep: Position, confirm: Callable[[], Awaitable[None]]) -> None:
+        """`Trimming.trim`. Nobody alters the topic meanwhile. `confirm` raises Fenced where another process may have the store."""
+        found = self._holder(topic)
+        if found is None:
+            return
+        name = found.topic.name
+        async with self._view.turn(name):
+            found = self._view.known(name)
+            if not self._changes.is_retained(found):
+                return
+            since = now()
+            await confirm()
+            lowered = await self._lowering.begin(found)
+            self._view.keep(lowered)
+            try:
+                await self._lowering.guard(lowered, topic, keep)
+                self._lowering.check_time(since)
+                if await self._changes.lower(lowered):
+                    await self._lowering.trim(topic, keep, since)
+            finally:
+                await self._retain_soon(name)
+
+    def _holder(self, topic: str) -> Found | None:
+        """The topic which has that one of Pulsar's as a partition, or is it."""
+        for full_name in [topic, *(partition_of(topic) or ())[:1]]:
+            name = self.names.listed(str(full_name))
+            found = self._view.found.get(name) if name is not None else None
+            if found and found.is_partitioned == (full_name != topic):
+                return found
+        return None
+
+    async def _look_round(self, names: Callable[[Mapping[str, Found]], Awaitable[Mapping[str, tuple[str, bool]]]]) -> list[str]:
+        """Every topic by name, as `names` lists them, new ones and those whose turn it is in full; the names of what changed."""
+        self._view.begin_look()
+        known = self._view.found
+        listed = await names(known)
+        self._to_look_at = self._to_look_at or list(known)
+        due, self._to_look_at = self._to_look_at[: self._in_one_round], self._to_look_at[self._in_one_round :]
+        new = [name for name, (_, is_partitioned) in listed.items() if name not in known or known[name].is_partitioned != is_partitioned]
+        wanted = {name: listed[name] for name in [*due, *new] if name in listed}
+        gone = dict.fromkeys(name for name in known if name not in listed)
+        return self._view.take({**await self._listing.look_at_all(wanted), **gone})
+
+    async def _look_again(self, name: str, full_name: str) -> None:
+        """What one topic is now; whichever kind it is by now."""
+        seen = await self._listing.look(name, full_name)
+        before = self.topics.get(name)
+        if seen is None:
+            self._view.forget(name)
+        else:
+            self._view.keep(seen)
+        if self.topics.get(name) != before:
+            self._view.tell()
+
+    def _check_new(self, topic: Topic) -> str:
+        """The full name. Raises ValueError."""
+        if len(topic.topic_id) != 16 or topic.partitions < 1 or self.canonical(topic.name) != topic.name:
+            raise ValueError(f"topic {topic.name}: an id has 16 bytes, the name is the canonical one, and there is at least one partition")
+        if "-partition-" in topic.name:
+            raise ValueError(f"topic {topic.name}: Pulsar makes no partitioned topic with '-partition-' in its name")
+        return self.names.full_name(topic.name)
+
+    def _check_altered(self, topic: Topic) -> Found:
+        """What is known of it. Raises UnknownTopic, ValueError."""
+        known = self._view.known(topic.name)
+        if topic.topic_id != known.topic.topic_id or topic.partitions < known.topic.partitions:
+            raise ValueError(f"topic {topic.name} keeps its id and its {known.topic.partitions} partitions")
+        if topic.partitions > 1 and not known.is_partitioned:
+            raise ValueError(f"topic {topic.name} is not partitioned in Pulsar, and no topic becomes so: it stays at one partition")
+        return known
+
+    async def _retain_soon(self, name: str) -> None:
+        """Now; or with a refresh, where that fails."""
+        try:
+            await self._retain(name)
+        except StorageFailed as failure:
+            log.warning("the retention of %s is given to Pulsar later: %s", name, failure)
+
+    async def _retain(self, name: str) -> None:
+        """Raises StorageFailed where nobody answers; what is refused for one topic keeps no other from its policy."""
+        try:
+            self._view.keep(await self._changes.retain(self._view.known(name)))
+        except Missing:
+            return
+        except AdminFailed as failure:
+            if name not in self._late:
+                self._late.add(name)
+                log.warning("the retention of %s is tried again and again: %s", name, failure)
+        else:
+            self._late.discard(name)
+
+
+def pause(reactor: Reactor, seconds: float) -> Deferred[None]:
+    """Fires after so long."""
+    told: Deferred[None] = Deferred()
+    reactor.callLater(seconds, told.callback, None)
+    return told

@@ -1,0 +1,161 @@
+"""Changes of topics in Pulsar, each made sure of: an answer that did not come is no proof that nothing was done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from urllib.parse import urlencode
+
+from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
+from storage.pulsar.admin.admin_api import PARTITIONED, Admin, AdminFailed, Conflict, Missing, Troubled
+from storage.pulsar.compaction.trim import Lowering
+from storage.pulsar.log.entry_messages import ENTRY_FORMAT
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.topics.pulsar_names import path_of
+from storage.pulsar.topics.retention_policies import NOTHING, Policies, Retention, cleanup_of, retention_of
+from storage.pulsar.topics.topic_listing import CONFIG, NATIVE, RETENTION, Found, Listing, properties_of
+
+log = logging.getLogger(__name__)
+
+COMPACTED = "compacted"
+"""Ends the property that tells the policies which a topic was given, where Pulsar compacts it."""
+
+RETENTION_CONFIGS = ("cleanup.policy", "retention.ms", "retention.bytes")
+
+
+class Changes:
+    """Each raises StorageFailed where Pulsar does not do it or does not say whether it has."""
+
+    def __init__(self, settings: PulsarSettings, admin: Admin, listing: Listing, lowering: Lowering) -> None:
+        self._settings = settings
+        self._admin = admin
+        self._listing = listing
+        self._lowering = lowering
+        self._policies = Policies(admin)
+
+    async def make(self, topic: Topic, full_name: str) -> Found:
+        """Raises TopicExists where somebody else was faster."""
+        entry_format = topic.configs.get(ENTRY_FORMAT, self._settings.entry_format)
+        body = {"partitions": topic.partitions, "properties": properties_of(topic, entry_format)}
+        try:
+            await self._admin.put(f"{path_of(full_name)}/partitions", body, PARTITIONED)
+        except Conflict:
+            raise TopicExists(f"somebody else has made {topic.name}, or is deleting it") from None
+        except Missing as failure:
+            namespace = full_name.removeprefix("persistent://").rpartition("/")[0]
+            raise StorageFailed(
+                f"{full_name} cannot be made: {failure.reason}. `pulsar-admin namespaces create {namespace}` makes it"
+            ) from None
+        except StorageFailed as failure:
+            if isinstance(failure, AdminFailed) and not isinstance(failure, Troubled):
+                raise
+            await self._make_sure(topic, full_name, failure)
+        return Found(topic, full_name, True, entry_format)
+
+    async def _make_sure(self, topic: Topic, full_name: str, failure: StorageFailed) -> None:
+        """Raises `failure` unless the topic was made nevertheless."""
+        try:
+            seen = await self._listing.look(topic.name, full_name)
+        except StorageFailed:
+            raise failure from None
+        if seen is None or seen.topic.topic_id != topic.topic_id:
+            raise failure
+        await self.mend(seen)
+
+    async def mend(self, found: Found) -> None:
+        """Make partitions that are missing: a broker that ended in the middle of making a topic leaves some out."""
+        if found.is_partitioned:
+            await self._admin.post(f"{found.path}/createMissedPartitions")
+
+    async def alter(self, known: Found, topic: Topic) -> Found:
+        """Grow the topic, and let it have these configs and no others; what others set beside the configs stays. Raises UnknownTopic."""
+        now = await self._listing.look(topic.name, known.full_name, known.is_partitioned)
+        if now is None or now.topic.topic_id != topic.topic_id:
+            raise UnknownTopic(f"somebody else has deleted {topic.name}")
+        try:
+            if topic.partitions > now.topic.partitions:
+                await self._admin.post(f"{known.path}/partitions", topic.partitions)
+            entry_format = self._entry_format(topic.configs, now)
+            await self._set(now, topic.configs, entry_format)
+        except Missing:
+            raise UnknownTopic(f"somebody else has deleted {topic.name}") from None
+        return replace(now, topic=topic, entry_format=entry_format)
+
+    def _entry_format(self, configs: Mapping[str, str], now: Found) -> str | None:
+        """A topic that never had the config keeps the format that it was made with, whatever the default is by now."""
+        default = self._settings.entry_format if ENTRY_FORMAT in now.topic.configs else now.entry_format
+        return configs.get(ENTRY_FORMAT, default)
+
+    async def _set(self, now: Found, configs: Mapping[str, str], entry_format: str | None) -> None:
+        """The new ones first: whoever looks in between sees too many configs, not too few."""
+        new = {CONFIG + name: value for name, value in configs.items() if now.topic.configs.get(name) != value}
+        if entry_format is not None and entry_format != now.entry_format:
+            new[ENTRY_FORMAT] = entry_format
+        if new:
+            await self._admin.put(f"{now.path}/properties", new)
+        for name in now.topic.configs:
+            if name not in configs:
+                await self._remove(now, CONFIG + name)
+
+    async def _remove(self, found: Found, key: str) -> None:
+        await self._admin.delete(f"{found.path}/properties?{urlencode({'key': key})}")
+
+    async def delete(self, found: Found) -> None:
+        """With it go its policies and every subscription, whoever reads there."""
+        try:
+            await self._admin.delete(f"{found.path}{'/partitions' if found.is_partitioned else ''}?force=true")
+        except Missing:
+            log.info("somebody else has deleted %s already", found.topic.name)
+        except StorageFailed as failure:
+            try:
+                seen = await self._listing.look(found.topic.name, found.full_name, found.is_partitioned)
+            except StorageFailed:
+                raise failure from None
+            if seen is not None:
+                raise
+        self._policies.forget(found.full_name)
+        self._lowering.forget(found)
+
+    def due(self, found: Found) -> Retention | None:
+        """The retention that Pulsar has not yet been given. Topics that others made keep theirs, unless their configs here say something."""
+        wanted = retention_of(found.topic.configs, self._settings)
+        if found.is_lowered:
+            return wanted
+        if found.entry_format is None and not any(name in found.topic.configs for name in RETENTION_CONFIGS):
+            return None
+        return None if found.retention == self._told(found) or self._policies.is_refused(found.full_name, wanted) else wanted
+
+    async def retain(self, found: Found) -> Found:
+        """Give Pulsar the retention that is due. One that it does not take is logged and let be."""
+        wanted = self.due(found)
+        if wanted is None or not await self._policies.retain(found.full_name, wanted):
+            return found
+        if found.is_lowered and not await self._lowering.end(found, wanted):
+            return found
+        await self._compact(found)
+        told = self._told(found)
+        await self._admin.put(f"{found.path}/properties", {RETENTION: told})
+        return replace(found, retention=told)
+
+    def _told(self, found: Found) -> str:
+        """What the topic's property says when Pulsar has the policies that its configs ask for."""
+        wanted = str(retention_of(found.topic.configs, self._settings))
+        is_native = found.entry_format == NATIVE
+        return f"{wanted} {COMPACTED}" if is_native and "compact" in cleanup_of(found.topic.configs, self._settings) else wanted
+
+    async def _compact(self, found: Found) -> None:
+        """Let Pulsar compact what native clients share: those of them that ask for it see the last message of each key."""
+        if self._told(found).endswith(COMPACTED):
+            await self._admin.post(f"{found.path}/compactionThreshold", self._settings.native_compaction_bytes)
+        elif (found.retention or "").endswith(COMPACTED):
+            await self._admin.delete(f"{found.path}/compactionThreshold")
+
+    def is_retained(self, found: Found) -> bool:
+        """Whether Pulsar has the retention that the topic's configs say, and may be given another for a moment."""
+        is_given = found.retention == self._told(found) or self._lowering.is_raised(found)
+        return is_given and not self._policies.is_refused(found.full_name, NOTHING)
+
+    async def lower(self, found: Found) -> bool:
+        """Keep nothing but what subscriptions wait for; whether Pulsar does so."""
+        return await self._policies.retain(found.full_name, NOTHING)

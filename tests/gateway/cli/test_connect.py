@@ -1,0 +1,192 @@
+"""Reaching a server: what is tried, and what is said when it does not work."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+import time
+
+import click
+import pytest
+from click.testing import CliRunner
+from kafka.errors import KafkaConnectionError, SaslAuthenticationFailedError, UnknownTopicOrPartitionError
+from twisted.internet import task
+
+from gateway.cli.connect import REFUSED_SECONDS, Reasons, Server, connected, describe, server_of
+from gateway.cli.main import main
+from tests.certificates import Authority
+
+#: Seconds: far more than it takes to say what is wrong, on the slowest machine.
+TIMEOUT = "600"
+LONG_BEFORE = 60.0
+
+
+def listing(*arguments):
+    return CliRunner().invoke(main, ["topics", "list", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("text", "address"), [("h:1", ("h", 1)), ("[::1]:9092", ("::1", 9092)), ("a:1,b:2", ("a", 1))], ids=["host", "IPv6", "list"]
+)
+def test_a_bootstrap_server_is_read(text, address):
+    server = server_of(text, None, None, False, None, 1.0)
+    assert server.bootstrap[0] == address
+    assert str(server) == text
+
+
+@pytest.mark.parametrize("text", ["", "h", "h:", ":1", "h:x", "h:65536", "h:1,", "h:٣"])
+def test_what_is_no_bootstrap_server_is_a_wrong_command(text):
+    result = listing("--bootstrap-server", text)
+    assert result.exit_code == 2
+    assert "is not HOST:PORT" in result.stderr
+
+
+def test_a_password_file_without_a_user_is_a_wrong_command(tmp_path):
+    (tmp_path / "p").write_text("x")
+    assert listing("--password-file", str(tmp_path / "p")).exit_code == 2
+
+
+def test_a_server_does_not_show_its_password():
+    assert "s3cret" not in repr(Server((("h", 1),), 1.0, "alice", "s3cret"))
+
+
+def test_an_authority_means_tls(tmp_path):
+    assert server_of("h:1", None, None, False, tmp_path, 1.0).has_tls
+
+
+@pytest.fixture
+def closed_port():
+    """A port that is bound, so that no other process gets it, and does not listen."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+def test_nobody_there_is_told_at_once(closed_port):
+    result = listing("--bootstrap-server", f"127.0.0.1:{closed_port}", "--timeout", "60")
+    assert (result.exit_code, result.stderr) == (1, f"Error: 127.0.0.1:{closed_port}: cannot connect: Connection refused\n")
+
+
+def answering(answer):
+    """A port where each connection is given `answer` for its first words and is then closed."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+                if answer:
+                    connection.recv(1 << 16)  # until the client has read it and goes
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return server
+
+
+@pytest.mark.parametrize("command", [("topics", "list"), ("groups", "list")], ids=["topics", "groups"])
+@pytest.mark.parametrize(
+    ("answer", "arguments", "complaint"),
+    [
+        (b"", [], "it hung up; it may ask for a log-in (--user) or TLS"),
+        (b"\x15\x03\x03\x00\x02\x02\x50", [], "does it speak TLS there?"),
+        (b"", ["--tls"], "no TLS connection; does it speak TLS there?"),
+    ],
+    ids=["hang-up", "TLS alert", "no TLS"],
+)
+def test_a_server_of_another_kind_is_told_as_such_long_before_the_timeout(command, answer, arguments, complaint):
+    with answering(answer) as server:
+        began = time.monotonic()
+        result = CliRunner().invoke(
+            main, [*command, "--bootstrap-server", f"127.0.0.1:{server.getsockname()[1]}", "--timeout", TIMEOUT, *arguments]
+        )
+        server.shutdown(socket.SHUT_RDWR)
+    assert time.monotonic() - began < LONG_BEFORE
+    assert result.exit_code == 1
+    assert complaint in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", [None, "x"], ids=["missing", "no PEM"])
+def test_an_authority_that_cannot_be_read_is_named(tmp_path, text):
+    path = tmp_path / "ca.crt"
+    if text:
+        path.write_text(text)
+    with answering(b"") as server:
+        result = listing("--bootstrap-server", f"127.0.0.1:{server.getsockname()[1]}", "--tls-ca", str(path))
+        server.shutdown(socket.SHUT_RDWR)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {path}: ")
+
+
+def test_a_certificate_that_nobody_vouches_for_is_told(tmp_path):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*Authority().sign().write(tmp_path, "server"))
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = plain.accept()
+                except OSError:
+                    return
+                try:
+                    context.wrap_socket(connection, server_side=True).close()
+                except OSError:
+                    connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        result = listing("--bootstrap-server", f"127.0.0.1:{plain.getsockname()[1]}", "--timeout", TIMEOUT, "--tls")
+        plain.shutdown(socket.SHUT_RDWR)
+    assert result.exit_code == 1
+    assert "name its authority with --tls-ca" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (SaslAuthenticationFailedError("SaslAuthenticationFailedError: Invalid user"), "Invalid user"),
+        (UnknownTopicOrPartitionError("no such topic"), "no such topic"),
+        (UnknownTopicOrPartitionError(), UnknownTopicOrPartitionError.description),
+    ],
+    ids=["nested", "plain", "empty"],
+)
+def test_an_error_is_told_without_class_names_and_numbers(error, text):
+    assert describe(error) == text
+
+
+def test_a_connection_that_cannot_be_made_raises_only_click_s_error(closed_port):
+    with pytest.raises(click.ClickException), connected(Server((("127.0.0.1", closed_port),), 1.0)):
+        pass
+
+
+def attempt_fails(reasons, reason):
+    reasons.emit(logging.makeLogRecord({"msg": f"Bootstrap attempt to 0 failed: {reason} (backoff 0.05 secs)"}))
+
+
+def test_a_server_that_refuses_is_tried_again_for_a_short_time():
+    clock = task.Clock()
+    reasons = Reasons(clock.seconds)
+    attempt_fails(reasons, "socket disconnected")
+    clock.advance(REFUSED_SECONDS - 0.1)
+    attempt_fails(reasons, "Invalid frame length")
+    clock.advance(0.2)
+    with pytest.raises(KafkaConnectionError):
+        attempt_fails(reasons, "socket disconnected")
+    assert reasons.last == "Invalid frame length"
+
+
+def test_a_server_that_does_not_answer_has_the_whole_timeout():
+    clock = task.Clock()
+    reasons = Reasons(clock.seconds)
+    for _ in range(3):
+        attempt_fails(reasons, "Request timed out after 100 ms")
+        clock.advance(10 * REFUSED_SECONDS)
+    assert reasons.last == "Request timed out after 100 ms"

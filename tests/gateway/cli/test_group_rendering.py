@@ -1,0 +1,50 @@
+"""A description as people and as programs read it; those of classic groups are in `test_groups.py`, as the command prints them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.cli import group_rendering
+from gateway.cli.group_descriptions import find_groups
+from gateway.cli.lag import positions
+from tests.fakes.groups import Groups, consumer
+
+
+@pytest.fixture
+def server():
+    server = Groups()
+    server.topic("t", (0, 10), (5, 20))
+    server.consumer_group("c", consumer("x", {"t": [0, 1]}, {"t": [0]}, epoch=6), consumer("y", {}, {"t": [1]}), state="Reconciling")
+    return server
+
+
+def group_and_positions(server):
+    found, _ = find_groups(server, ["c"])
+    return found[0], positions(server, found)["c"]
+
+
+def test_what_is_on_its_way_is_seen_beside_what_members_have(server):
+    assert group_rendering.as_text(*group_and_positions(server), with_members=True) == (
+        "c: Reconciling, 2 members, consumer protocol, uniform, coordinator 1\n"
+        "  TOPIC  PARTITION  COMMITTED  END  LAG  MEMBER  CLIENT  HOST\n"
+        "  t      0          -          10   -    x-1     x       /10.0.0.1\n"
+        "  t      1          -          20   -    x-1     x       /10.0.0.1\n"
+        "  total lag 0 in no partitions; that of 2 more cannot be told\n"
+        "  MEMBER  INSTANCE  CLIENT  HOST       PARTITIONS  TARGET  EPOCH\n"
+        "  x-1     -         x       /10.0.0.1  t:0,1       t:0     6\n"
+        "  y-1     -         y       /10.0.0.1  -           t:1     7"
+    )
+
+
+def test_programs_are_told_epochs_and_targets(server):
+    said = group_rendering.as_json(*group_and_positions(server))
+    assert (said["type"], said["state"], said["assignor"], said["epoch"]) == ("consumer", "Reconciling", "uniform", 7)
+    assert [(one["member"], one["epoch"], one["target"]) for one in said["members"]] == [
+        ("x-1", 6, [{"topic": "t", "partition": 0}]),
+        ("y-1", 7, [{"topic": "t", "partition": 1}]),
+    ]
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, "no members"), (1, "1 member"), (2, "2 members")])
+def test_a_number_is_counted_in_words_that_fit(number, words):
+    assert group_rendering.counted(number, "member") == words

@@ -1,0 +1,267 @@
+"""`kopgate groups`: what it says and when it refuses. The server here is a fake; tests/peers holds the same commands to Kafka."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from click.testing import CliRunner
+from kafka import OffsetAndMetadata, TopicPartition
+from kafka.errors import IncompatibleBrokerVersion, for_code
+
+from gateway.cli import connect
+from gateway.cli.main import main
+from tests.fakes.groups import Groups, assigned, member
+
+NON_EMPTY, NOT_FOUND = 68, 69
+
+
+@pytest.fixture
+def server(monkeypatch):
+    server = Groups()
+    server.topic("t", (0, 10), (5, 20))
+
+    @contextmanager
+    def connected(_):
+        yield server
+
+    monkeypatch.setattr(connect, "connected", connected)
+    return server
+
+
+def kopgate(*arguments, answer=None):
+    return CliRunner().invoke(main, ["groups", *arguments], input=answer)
+
+
+def offsets(server, name):
+    return {(partition.topic, partition.partition): row.offset for partition, row in server.commits[name].items()}
+
+
+def test_groups_are_listed_in_order_with_what_the_server_tells(server):
+    server.group("a", member("x"))
+    server.group("b", protocol_type="")
+    assert kopgate("list").stdout == "GROUP  STATE   TYPE     PROTOCOL\na      Stable  classic  consumer\nb      Empty   classic  -\n"
+    assert json.loads(kopgate("list", "--json").stdout) == [
+        {"group": "a", "state": "Stable", "type": "classic", "protocol_type": "consumer"},
+        {"group": "b", "state": "Empty", "type": "classic", "protocol_type": None},
+    ]
+
+
+def test_groups_are_listed_by_state_in_any_case(server):
+    server.group("a", member("x"))
+    server.group("b")
+    server.group("c", member("x"), state="PreparingRebalance")
+    assert [row["group"] for row in json.loads(kopgate("list", "--json", "--state", "empty").stdout)] == ["b"]
+    both = kopgate("list", "--json", "--state", "Stable", "--state", "PreparingRebalance")
+    assert [row["group"] for row in json.loads(both.stdout)] == ["a", "c"]
+    assert kopgate("list", "--state", "sleepy").exit_code == 2
+
+
+def test_a_server_that_knows_no_states_is_asked_without(server, monkeypatch):
+    def list_groups(states_filter):
+        if states_filter:
+            raise IncompatibleBrokerVersion("no version of ListGroups")
+        return [{"group_id": "a", "protocol_type": "consumer"}]
+
+    monkeypatch.setattr(server, "list_groups", list_groups)
+    assert kopgate("list", "--state", "Empty").stderr.endswith("too old to tell states (Kafka before 2.6); leave --state out\n")
+    assert kopgate("list").stdout == "GROUP  STATE  TYPE  PROTOCOL\na      -      -     consumer\n"
+
+
+def test_no_groups_are_an_empty_list(server):
+    assert kopgate("list").stdout == ""
+    assert json.loads(kopgate("list", "--json").stdout) == []
+    assert kopgate("describe").stdout == ""
+
+
+def test_a_description_has_the_lag_of_each_partition_and_the_total(server):
+    server.group("a", member("x", assigned(t=[1])), commits={("t", 0): 4, ("gone", 0): 1})
+    result = kopgate("describe", "a")
+    assert result.stdout == (
+        "a: Stable, 1 member, range, coordinator 1\n"
+        "  TOPIC  PARTITION  COMMITTED  END  LAG  MEMBER  CLIENT  HOST\n"
+        "  gone   0          1          -    -    -       -       -\n"
+        "  t      0          4          10   6    -       -       -\n"
+        "  t      1          -          20   -    x-1     x       /10.0.0.1\n"
+        "  total lag 6 in 1 partition; that of 2 more cannot be told\n"
+    )
+    assert result.exit_code == 0
+
+
+def test_members_are_shown_when_asked_for(server):
+    server.group("a", member("x", assigned(t=[0, 1], u=[2])), member("y", instance_id="y-static"))
+    server.topic("u", (0, 0), (0, 0), (0, 0))
+    assert kopgate("describe", "a", "--members").stdout.endswith(
+        "  MEMBER  INSTANCE  CLIENT  HOST       PARTITIONS\n"
+        "  x-1     -         x       /10.0.0.1  t:0,1 u:2\n"
+        "  y-1     y-static  y       /10.0.0.1  -\n"
+    )
+    assert "INSTANCE" not in kopgate("describe", "a").stdout
+
+
+def test_a_group_without_members_and_commits_is_one_line(server):
+    server.group("a")
+    assert kopgate("describe", "a", "--members").stdout == "a: Empty, no members, coordinator 1\n"
+
+
+def test_all_groups_are_described_where_none_is_named(server):
+    server.group("b", commits={("t", 0): 10})
+    server.group("a")
+    assert kopgate("describe").stdout == (
+        "a: Empty, no members, coordinator 1\n"
+        "\n"
+        "b: Empty, no members, coordinator 1\n"
+        "  TOPIC  PARTITION  COMMITTED  END  LAG  MEMBER  CLIENT  HOST\n"
+        "  t      0          10         10   0    -       -       -\n"
+        "  total lag 0 in 1 partition\n"
+    )
+
+
+def test_json_describes_partitions_and_members(server):
+    server.group("a", member("x", assigned(t=[0])), commits={("t", 0): 4})
+    assert json.loads(kopgate("describe", "a", "--json").stdout) == [
+        {
+            "group": "a",
+            "type": "classic",
+            "state": "Stable",
+            "protocol_type": "consumer",
+            "assignor": "range",
+            "epoch": None,
+            "coordinator": 1,
+            "lag": 6,
+            "partitions": [{"topic": "t", "partition": 0, "committed": 4, "end": 10, "lag": 6, "member": "x-1"}],
+            "members": [
+                {
+                    "member": "x-1",
+                    "instance": None,
+                    "client": "x",
+                    "host": "/10.0.0.1",
+                    "partitions": [{"topic": "t", "partition": 0}],
+                    "target": None,
+                    "epoch": None,
+                }
+            ],
+        }
+    ]
+
+
+def test_a_group_that_is_not_there_is_told_and_the_others_are_described(server):
+    server.group("a")
+    result = kopgate("describe", "never", "a")
+    assert (result.stdout, result.stderr, result.exit_code) == (
+        "a: Empty, no members, coordinator 1\n",
+        "Error: never: The group id does not exist.\n",
+        1,
+    )
+
+
+def test_groups_are_deleted_when_it_is_confirmed(server):
+    server.group("a")
+    server.group("b")
+    assert kopgate("delete", "a", answer="n\n").exit_code == 1
+    assert kopgate("delete", "b", "--yes").stdout == "b deleted\n"
+    assert list(server.groups) == ["a"]
+
+
+def test_a_group_with_members_stays_and_the_others_are_deleted(server):
+    server.group("a", member("x"))
+    server.group("b")
+    result = kopgate("delete", "a", "b", "--yes", "--json")
+    assert json.loads(result.stdout) == [
+        {"name": "a", "error_code": NON_EMPTY, "error": "The group is not empty."},
+        {"name": "b", "error_code": 0, "error": None},
+    ]
+    assert (result.stderr, result.exit_code) == ("Error: a: The group is not empty.\n", 1)
+
+
+def test_deleting_what_is_not_there_is_a_failure_unless_it_may_be(server):
+    assert kopgate("delete", "a", "--yes").stderr == "Error: a: The group id does not exist.\n"
+    assert kopgate("delete", "a", "--yes", "--if-exists").exit_code == 0
+
+
+def test_an_error_that_nobody_knows_is_still_one(server, monkeypatch):
+    monkeypatch.setattr(server, "delete_groups", lambda names: dict.fromkeys(names, for_code(9999).__name__))
+    result = kopgate("delete", "a", "--yes")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("Error: a: ")
+
+
+def test_a_reset_is_only_shown_until_it_is_to_be_executed(server):
+    server.group("a", commits={("t", 0): 7})
+    shown = kopgate("reset-offsets", "a", "--to-offset", "8", "--topic", "t")
+    rows = "  TOPIC  PARTITION  OLD  NEW  DIFFERENCE  NOTE\n  t      0          7    8    +1\n  t      1          -    8    -\n"
+    assert shown.stdout == f"a: these offsets would be committed; nothing is changed without --execute\n{rows}"
+    assert offsets(server, "a") == {("t", 0): 7}
+    done = kopgate("reset-offsets", "a", "--to-offset", "8", "--topic", "t", "--execute")
+    assert (done.stdout, done.exit_code) == (f"a: these offsets are committed\n{rows}", 0)
+    assert offsets(server, "a") == {("t", 0): 8, ("t", 1): 8}
+
+
+def test_the_epoch_and_words_of_the_old_commit_are_not_those_of_the_new_one(server):
+    server.group("a")
+    server.commits["a"] = {TopicPartition("t", 0): OffsetAndMetadata(7, "by hand", 3)}
+    kopgate("reset-offsets", "a", "--to-earliest", "--all-topics", "--execute")
+    assert server.commits["a"] == {TopicPartition("t", 0): OffsetAndMetadata(0, "", None)}
+
+
+def test_json_tells_old_new_difference_and_what_came_otherwise(server):
+    server.group("a", commits={("t", 1): 7})
+    result = kopgate("reset-offsets", "a", "--shift-by", "100", "--all-topics", "--json")
+    assert json.loads(result.stdout) == {
+        "group": "a",
+        "executed": False,
+        "partitions": [
+            {"topic": "t", "partition": 1, "old": 7, "new": 20, "difference": 13, "note": "107 is beyond the end", "error": None}
+        ],
+    }
+
+
+@pytest.mark.parametrize("state", ["Stable", "PreparingRebalance", "CompletingRebalance"])
+def test_a_group_with_members_is_not_reset_and_what_to_do_is_told(server, state):
+    server.group("a", member("x"), state=state, commits={("t", 0): 7})
+    result = kopgate("reset-offsets", "a", "--to-earliest", "--all-topics", "--execute")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(
+        f"Error: a: it is {state} with 1 member, and offsets are only reset while it has none; stop its consumers"
+    )
+    assert offsets(server, "a") == {("t", 0): 7}
+
+
+def test_a_consumer_that_joins_before_the_commit_keeps_its_offsets(server, monkeypatch):
+    server.group("a", commits={("t", 0): 7})
+    commit = server.alter_group_offsets
+
+    def late(name, wanted):
+        server.groups["a"] = ("Stable", "consumer", (member("x"),))
+        return commit(name, wanted)
+
+    monkeypatch.setattr(server, "alter_group_offsets", late)
+    result = kopgate("reset-offsets", "a", "--to-earliest", "--all-topics", "--execute", "--json")
+    reason = "a consumer has joined the group meanwhile; stop it and try again"
+    assert json.loads(result.stdout)["partitions"][0]["error"] == reason
+    assert (result.stderr, result.exit_code) == (f"Error: t-0: {reason}\n", 1)
+    assert offsets(server, "a") == {("t", 0): 7}
+
+
+def test_a_group_that_is_not_there_yet_is_given_a_place_to_begin(server):
+    assert kopgate("reset-offsets", "new", "--to-latest", "--topic", "t:1", "--execute").exit_code == 0
+    assert offsets(server, "new") == {("t", 1): 20}
+
+
+def test_a_group_without_commits_has_no_topics_to_reset(server):
+    server.group("a")
+    result = kopgate("reset-offsets", "a", "--to-earliest", "--all-topics")
+    assert (result.stderr, result.exit_code) == ("Error: a: it has committed nothing; name topics with --topic\n", 1)
+
+
+def test_a_name_that_is_empty_makes_no_group(server):
+    assert kopgate("reset-offsets", "", "--to-earliest", "--topic", "t", "--execute").exit_code == 2
+    assert server.commits == {}
+
+
+def test_one_partition_in_the_way_stops_all_of_them(server):
+    server.group("a", commits={("t", 0): 7})
+    result = kopgate("reset-offsets", "a", "--to-earliest", "--topic", "t", "--topic", "never", "--execute")
+    assert (result.stdout, result.stderr, result.exit_code) == ("", "Error: never: there is no such topic\n", 1)
+    assert offsets(server, "a") == {("t", 0): 7}

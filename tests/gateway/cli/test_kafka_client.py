@@ -1,0 +1,57 @@
+"""Patience: what is tried again, and for how long."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from kafka.errors import CoordinatorNotAvailableError, GroupAuthorizationFailedError, KafkaError
+
+from gateway.cli.kafka_client import RETRY_SECONDS, patiently
+
+CLIENT = SimpleNamespace(config={"request_timeout_ms": 1000})
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def calling(*outcomes):
+    """A call that comes out so and then so, and what it was asked."""
+    left = list(outcomes)
+
+    def call():
+        outcome = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(outcome, KafkaError):
+            raise outcome
+        return outcome
+
+    return call
+
+
+def test_a_server_that_asks_for_patience_is_asked_again():
+    clock = Clock()
+    call = calling(CoordinatorNotAvailableError(), CoordinatorNotAvailableError(), "here")
+    assert patiently(CLIENT, call, clock, clock.sleep) == "here"
+    assert clock.now == 2 * RETRY_SECONDS
+
+
+def test_patience_ends_when_a_request_s_time_is_up():
+    clock = Clock()
+    with pytest.raises(CoordinatorNotAvailableError):
+        patiently(CLIENT, calling(CoordinatorNotAvailableError()), clock, clock.sleep)
+    assert 1.0 <= clock.now < 1.0 + 2 * RETRY_SECONDS
+
+
+def test_what_will_not_get_better_is_told_at_once():
+    clock = Clock()
+    with pytest.raises(GroupAuthorizationFailedError):
+        patiently(CLIENT, calling(GroupAuthorizationFailedError()), clock, clock.sleep)
+    assert clock.now == 0

@@ -1,0 +1,50 @@
+"""What a command says and how it ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.cli.output import complaints, fail_if, report, table
+
+UNKNOWN, DENIED = 3, 29
+
+
+def row(name, code=0, message=None):
+    return {"name": name, "error_code": code, "error_message": message}
+
+
+def test_columns_are_as_wide_as_they_need_to_be_and_what_is_unknown_is_a_dash():
+    assert table(["A", "LONG"], [["xyz", None], ["x", 0]]) == ["A    LONG", "xyz  -", "x    0"]
+
+
+def test_what_was_done_is_told_in_order(capsys):
+    report([row("b"), row("a")], "deleted", as_json=False)
+    assert capsys.readouterr().out == "a deleted\nb deleted\n"
+
+
+def test_json_has_a_row_for_each_and_says_what_is_wrong(capsys):
+    with pytest.raises(SystemExit) as end:
+        report([row("a"), row("b", DENIED, "not yours")], "deleted", as_json=True)
+    assert end.value.code == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == [
+        {"name": "a", "error_code": 0, "error": None},
+        {"name": "b", "error_code": DENIED, "error": "not yours"},
+    ]
+    assert printed.err == "Error: b: not yours\n"
+
+
+def test_an_error_that_is_allowed_is_no_failure(capsys):
+    report([row("a", UNKNOWN)], "deleted", as_json=False, allowed={UNKNOWN})
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_without_words_is_told_in_those_of_its_code():
+    assert complaints([row("a"), row("b", UNKNOWN)]) == ["b: This request is for a topic or partition that does not exist on this broker."]
+
+
+def test_no_complaint_is_no_failure(capsys):
+    fail_if([])
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,86 @@
+"""The progress bar on terminals of any width, and in a log."""
+
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+
+from gateway.cli.progress import Progress
+from tests.gateway.cli.screen import drained, lines_of, terminal
+
+STEPS = (("starting Spark", 0.0), ("files", 0.25), ("files", 0.5), ("readiness", 0.7), ("done", 1.0))
+
+
+def shown(columns, *said):
+    """What stands on a terminal of that width after all steps, with what was said in between."""
+    ours, theirs = terminal(columns)
+    with os.fdopen(theirs, "w") as file, Progress(file) as progress:
+        for number, (step, part) in enumerate(STEPS):
+            progress(step, part)
+            for text in said if number == 1 else ():
+                progress.above(text)
+    written = drained(ours)
+    os.close(ours)
+    return lines_of(written, columns), written
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (200, "[########################################] 100%  done"),
+        (80, "[########################################] 100%  done"),
+        (40, "[##########################] 100%  done"),
+        (20, "100%  done"),
+        (7, "100%"),
+    ],
+)
+def test_it_ends_as_one_whole_line_however_narrow_the_terminal_is(columns, line):
+    lines, written = shown(columns)
+    assert lines == [line]
+    assert written.endswith("\r\n")
+
+
+def test_it_moves_on():
+    _, written = shown(40)
+    assert [part for part in ("0%", "25%", "50%", "70%", "100%") if f"{part}  " in written] == ["0%", "25%", "50%", "70%", "100%"]
+
+
+def test_what_is_said_meanwhile_stands_above_it():
+    assert shown(40, "spark: ERROR one", "two")[0] == ["spark: ERROR one", "two", "[##########################] 100%  done"]
+
+
+def test_in_a_log_it_is_a_line_a_step_without_any_control_character():
+    file = io.StringIO()
+    with Progress(file) as progress:
+        for step, part in STEPS:
+            progress(step, part)
+        progress.above("a word")
+    assert file.getvalue() == "starting Spark\nfiles\nreadiness\ndone\na word\n"
+
+
+@pytest.mark.parametrize(("columns", "line"), [(40, "[2/2] shop (kafka-clients 4.4.0)"), (12, "[2/2] shop")])
+def test_where_nobody_knows_how_long_it_takes_there_is_one_line_of_what_is_being_done(columns, line):
+    ours, theirs = terminal(columns)
+    with os.fdopen(theirs, "w") as file, Progress(file) as progress:
+        progress.now("[1/2] a-longer-name (kafka-clients 0.8.2.2)")
+        progress.now("[2/2] shop (kafka-clients 4.4.0)")
+    assert lines_of(drained(ours), columns) == [line]
+    os.close(ours)
+
+
+def fail_at(progress):
+    progress("files", 0.5)
+    raise ValueError("no")
+
+
+def test_it_ends_its_line_where_something_fails():
+    ours, theirs = terminal(40)
+    with os.fdopen(theirs, "w") as file:
+        progress = Progress(file)
+        with pytest.raises(ValueError, match="no"), progress:
+            fail_at(progress)
+        file.write("Error: no\n")
+    assert lines_of(drained(ours), 40) == ["[############-------------]  50%  files", "Error: no"]
+    os.close(ours)

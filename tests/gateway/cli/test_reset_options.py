@@ -1,0 +1,85 @@
+"""How `reset-offsets` is told where to and for which partitions."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli.reset_options import with_target
+from gateway.cli.reset_plan import Kind, Scope, Target
+
+
+def read(*arguments):
+    """What the options say, and the exit code with the complaint."""
+    said = []
+
+    @click.command()
+    @with_target
+    def command(target, scopes):
+        said.append((target, scopes))
+
+    result = CliRunner().invoke(command, arguments)
+    return (said[0] if said else None), result.exit_code, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "target"),
+    [
+        (["--to-earliest"], Target(Kind.EARLIEST)),
+        (["--to-latest"], Target(Kind.LATEST)),
+        (["--to-offset", "0"], Target(Kind.OFFSET, 0)),
+        (["--shift-by", "-5"], Target(Kind.SHIFT, -5)),
+        (["--shift-by", "0"], Target(Kind.SHIFT, 0)),
+        (["--to-datetime", "1970-01-01T00:00:01"], Target(Kind.DATETIME, 1000)),
+        (["--to-datetime", "1970-01-01T00:00:01.5Z"], Target(Kind.DATETIME, 1500)),
+        (["--to-datetime", "1970-01-01T01:00:01+01:00"], Target(Kind.DATETIME, 1000)),
+        (["--to-datetime", "1970-01-02"], Target(Kind.DATETIME, 86_400_000)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_target_is_read(arguments, target):
+    assert read(*arguments, "--all-topics") == ((target, None), 0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "scope"),
+    [
+        ("orders", Scope("orders")),
+        ("orders:0", Scope("orders", (0,))),
+        ("a.b_c-d:3,1", Scope("a.b_c-d", (3, 1))),
+        ("persistent://public/default/orders", Scope("persistent://public/default/orders")),
+        ("persistent://public/default/orders:7", Scope("persistent://public/default/orders", (7,))),
+    ],
+)
+def test_a_scope_is_a_topic_or_some_of_its_partitions(text, scope):
+    assert read("--to-latest", "--topic", text)[0] == (Target(Kind.LATEST), [scope])
+
+
+def test_topics_may_be_given_again():
+    assert read("--to-latest", "--topic", "a", "--topic", "b:1")[0] == (Target(Kind.LATEST), [Scope("a"), Scope("b", (1,))])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--all-topics"], "give one of --to-earliest"),
+        (["--to-earliest", "--to-latest", "--all-topics"], "give one of --to-earliest"),
+        (["--to-offset", "0", "--shift-by", "0", "--all-topics"], "give one of --to-earliest"),
+        (["--to-latest"], "give either --topic or --all-topics"),
+        (["--to-latest", "--topic", "a", "--all-topics"], "give either --topic or --all-topics"),
+        (["--to-offset", "-1", "--all-topics"], "--to-offset"),
+        (["--to-datetime", "yesterday", "--all-topics"], "'yesterday' is not a time such as"),
+        (["--to-datetime", "1969-12-31T23:59:59", "--all-topics"], "is before 1970"),
+        (["--to-latest", "--topic", "a:"], "'a:' is not TOPIC or TOPIC:PARTITION"),
+        (["--to-latest", "--topic", "a:x"], "is not TOPIC"),
+        (["--to-latest", "--topic", "a:1,"], "is not TOPIC"),
+        (["--to-latest", "--topic", "a:-1"], "is not TOPIC"),
+        (["--to-latest", "--topic", ""], "is not TOPIC"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_makes_no_sense_is_a_wrong_command(arguments, complaint):
+    said, code, words = read(*arguments)
+    assert (said, code) == (None, 2)
+    assert complaint in words

@@ -1,0 +1,300 @@
+"""Conversions: off the reactor thread, once for all who ask, and no more kept than is allowed."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from compat.records import NoMemory
+from gateway.fetch import conversion
+from gateway.fetch.conversion import ENTRY_OVERHEAD, Converter, Share, Source
+from gateway.partitions.record_batch import read_batch, stamp_batch
+from gateway.protocol.errors import ErrorCode
+from storage.log import Entry
+from tests.compat.records import building
+from tests.compat.records.building import Sample
+from tests.compat.records.peers import read_with_kafka_python
+from tests.fakes.broker import Started, Threads, ended
+from tests.gateway.sets import TIME, batch, old_set
+
+SOURCE = Source("t", b"t" * 16, 0)
+
+
+@pytest.fixture
+def threads() -> Threads:
+    return Threads()
+
+
+def converter(threads: Threads, cache_bytes: int = 1 << 20) -> Converter:
+    return Converter(threads.run_for, cache_bytes=cache_bytes, max_decompressed_bytes=1 << 20)
+
+
+@pytest.fixture
+def one(threads: Threads) -> Converter:
+    return converter(threads)
+
+
+def stored(base_offset: int = 0, records: int = 3) -> Entry:
+    payload = batch(records)
+    stamp_batch(payload, base_offset, 0, None)
+    return Entry(base_offset, base_offset + records - 1, TIME, bytes(payload))
+
+
+def as_stored(payload: bytes) -> Entry:
+    return Entry(0, 0, TIME, payload)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_batch_becomes_messages_of_the_consumers_format(one, magic):
+    (converted,) = ended(one.convert(SOURCE, [stored(7)], magic))
+    assert converted[16] == magic
+    assert [(found[0], found[3]) for found in read_with_kafka_python(bytes(converted))] == [(7 + n, b"k%d" % n) for n in range(3)]
+
+
+def test_what_is_old_enough_is_handed_back_itself(one, threads):
+    entry = as_stored(bytes(old_set(3, magic=0)))
+    (same,) = ended(one.convert(SOURCE, [entry], 1))
+    assert same is entry.payload
+    assert threads.calls == 0
+
+
+def test_a_control_batch_is_nothing_and_costs_nothing(one, threads):
+    control = building.batch([Sample(0, TIME, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(1, 0, -1))
+    assert read_batch(control).is_control
+    assert ended(one.convert(SOURCE, [as_stored(control)], 0)) == [b""]
+    assert threads.calls == 0
+
+
+def test_all_entries_of_a_call_go_to_the_thread_together_and_come_back_in_order(one, threads):
+    entries = [stored(0), as_stored(bytes(old_set(1, magic=0))), stored(3), stored(6)]
+    results = ended(one.convert(SOURCE, entries, 0))
+    assert [read_with_kafka_python(bytes(result))[0][0] for result in results] == [0, 0, 3, 6]
+    assert threads.calls == 1
+
+
+def test_a_second_consumer_gets_the_kept_one(one, threads):
+    first = ended(one.convert(SOURCE, [stored()], 1))
+    assert ended(one.convert(SOURCE, [stored()], 1))[0] is first[0]
+    assert (threads.calls, one.conversions) == (1, 1)
+
+
+def test_what_has_nothing_to_convert_is_kept_as_well(one, threads):
+    """A batch that compaction has emptied."""
+    empty = building.batch([], base_offset=5, last_offset=9)
+    for _ in range(3):
+        assert ended(one.convert(SOURCE, [Entry(5, 9, TIME, empty)], 1)) == [b""]
+    assert threads.calls == 1
+    assert one.cached_bytes == ENTRY_OVERHEAD
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition", "base_offset", "records", "magic"),
+    [(b"u" * 16, 0, 0, 3, 1), (b"t" * 16, 1, 0, 3, 1), (b"t" * 16, 0, 9, 3, 1), (b"t" * 16, 0, 0, 4, 1), (b"t" * 16, 0, 0, 3, 0)],
+    ids=["topic", "partition", "offset", "size", "format"],
+)
+def test_another_entry_or_format_is_not_mistaken_for_it(one, topic, partition, base_offset, records, magic):
+    ended(one.convert(SOURCE, [stored()], 1))
+    ended(one.convert(Source("t", topic, partition), [stored(base_offset, records)], magic))
+    assert one.conversions == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda value: building.batch([Sample(0, TIME, b"k", value)]),
+        lambda value: building.message_set([Sample(0, TIME, b"first", b"same"), Sample(1, TIME, b"k", value)], magic=1),
+    ],
+    ids=["batch", "message set"],
+)
+def test_an_entry_that_compaction_gave_other_content_of_the_same_size_is_not_mistaken_for_it(one, make):
+    for value in (b"before", b"behind"):
+        (converted,) = ended(one.convert(SOURCE, [as_stored(make(value))], 0))
+        assert read_with_kafka_python(bytes(converted))[-1][4] == value
+
+
+def test_consumers_that_ask_at_the_same_time_cost_one_conversion(one, threads):
+    threads.hold()
+    consumers = [Started(one.convert(SOURCE, [stored()], 1)) for _ in range(5)]
+    threads.release()
+    assert len({id(consumer.result[0]) for consumer in consumers}) == 1
+    assert one.conversions == 1
+
+
+def test_consumers_whose_entries_overlap_share_what_they_have_in_common(one, threads):
+    threads.hold()
+    one_to_two = Started(one.convert(SOURCE, [stored(0), stored(3)], 1))
+    two_to_three = Started(one.convert(SOURCE, [stored(3), stored(6)], 1))
+    threads.release()
+    assert one_to_two.result[1] is two_to_three.result[0]
+    assert one.conversions == 3
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_consumer_that_goes_away_takes_the_conversion_from_nobody(one, threads, who):
+    threads.hold()
+    consumers = [Started(one.convert(SOURCE, [stored()], 1)) for _ in range(2)]
+    consumers[who].cancel()
+    threads.release()
+    assert consumers[1 - who].result[0][16] == 1
+    assert consumers[who].failure is not None
+
+
+def broken(base_offset: int = 3) -> Entry:
+    payload = bytearray(stored(base_offset).payload)
+    payload[-1] ^= 1
+    return Entry(base_offset, base_offset + 2, TIME, bytes(payload))
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_an_entry_that_cannot_be_read_is_nothing_and_the_others_are_converted(one):
+    good, bad, also_good = ended(one.convert(SOURCE, [stored(0), broken(), stored(6)], 0))
+    assert (good[16], bad, also_good[16]) == (0, b"", 0)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_of_an_entry_that_cannot_be_read_the_log_is_told_once(threads, caplog, cache_bytes):
+    one = converter(threads, cache_bytes)
+    with caplog.at_level(logging.WARNING):
+        for magic in (0, 1, 0):
+            ended(one.convert(SOURCE, [broken()], magic))
+    (record,) = caplog.records
+    assert told(caplog) == ["records cannot be read, old consumers do not get them"]
+    assert record.fields == {
+        "topic": "t",
+        "partition": 0,
+        "first_offset": 3,
+        "last_offset": 5,
+        "reason": "the checksum of the record batch does not match",
+    }
+
+
+def test_what_the_log_was_told_of_is_remembered_within_a_bound(threads, caplog, monkeypatch):
+    monkeypatch.setattr(conversion, "TOLD_MAX", 2)
+    one = converter(threads, 0)
+    with caplog.at_level(logging.WARNING):
+        for base_offset in (0, 10, 20, 20, 0):
+            ended(one.convert(SOURCE, [broken(base_offset)], 1))
+    assert len(told(caplog)) == 4
+
+
+@pytest.mark.parametrize("codec", [building.GZIP, building.LZ4])
+def test_a_bomb_is_nothing_and_the_log_names_the_setting(threads, caplog, codec):
+    bomb = building.batch([Sample(0, TIME, None, bytes(2 << 20))], codec=codec)
+    with caplog.at_level(logging.WARNING):
+        assert ended(converter(threads).convert(SOURCE, [as_stored(bomb)], 1)) == [b""]
+    (event,) = told(caplog)
+    assert "max_decompressed_bytes" in event
+
+
+def test_zstd_that_cannot_be_read_is_nothing_to_those_who_need_another_codec(one):
+    bad = bytearray(building.batch([Sample(0, TIME, None, b"v" * 100)], codec=building.ZSTD))
+    bad[-1] ^= 1
+    assert ended(one.convert(SOURCE, [as_stored(bytes(bad))], 2)) == [b""]
+
+
+def test_without_memory_an_entry_is_not_passed_over_but_asked_for_again(threads, caplog):
+    failures = [NoMemory("no memory to decompress gzip")]
+
+    def run_for(owner, function, *arguments):
+        return threads.run(lambda: ([failures.pop()], 0)) if failures else threads.run(function, *arguments)
+
+    one = Converter(run_for, cache_bytes=1 << 20, max_decompressed_bytes=1 << 20)
+    with caplog.at_level(logging.WARNING):
+        (refused,) = ended(one.convert(SOURCE, [stored()], 1))
+    assert refused.code is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert told(caplog) == []
+    assert ended(one.convert(SOURCE, [stored()], 1))[0][16] == 1
+
+
+def test_a_bug_in_a_conversion_is_told_to_all_who_wait_and_the_next_one_tries_again(threads):
+    broken = [True]
+
+    def run_for(owner, function, *arguments):
+        return threads.run(lambda: 1 // 0) if broken[0] else threads.run(function, *arguments)
+
+    one = Converter(run_for, cache_bytes=1 << 20, max_decompressed_bytes=1 << 20)
+    threads.hold()
+    consumers = [Started(one.convert(SOURCE, [stored()], 1)) for _ in range(2)]
+    threads.release()
+    assert [type(consumer.failure) for consumer in consumers] == [ZeroDivisionError] * 2
+    broken[0] = False
+    assert ended(one.convert(SOURCE, [stored()], 1))[0][16] == 1
+
+
+def test_the_cache_keeps_those_used_last_within_its_bytes(threads):
+    size = len(ended(converter(threads).convert(SOURCE, [stored()], 1))[0]) + ENTRY_OVERHEAD
+    one = converter(threads, cache_bytes=2 * size)
+    for base_offset in (0, 10, 0, 20, 0, 10):
+        ended(one.convert(SOURCE, [stored(base_offset)], 1))
+        assert one.cached_bytes <= 2 * size
+    # 0 was always used lately; 10 had to make room for 20.
+    assert one.conversions == 4
+
+
+def test_without_a_cache_every_conversion_is_made_anew(threads):
+    one = converter(threads, cache_bytes=0)
+    for _ in range(2):
+        ended(one.convert(SOURCE, [stored()], 1))
+    assert (one.conversions, one.cached_bytes) == (2, 0)
+
+
+def expensive(monkeypatch):
+    """Every call uses up what one fetch may have converted."""
+    monkeypatch.setattr(conversion, "FETCH_CPU_US", -1)
+    monkeypatch.setattr(conversion, "CALL_BYTES", 1)
+
+
+def entries_at(*offsets: int) -> list[Entry]:
+    return [stored(offset) for offset in offsets]
+
+
+def test_a_fetch_gets_what_its_share_allows_and_the_rest_next_time(one, monkeypatch):
+    share = Share()
+    expensive(monkeypatch)
+    entries = entries_at(0, 10, 20)
+    assert len(ended(one.convert(SOURCE, entries, 1, share=share))) == 1
+    assert one.conversions == 1
+    monkeypatch.undo()
+    assert len(ended(one.convert(SOURCE, entries, 1, share=Share()))) == 3
+
+
+def test_a_share_that_is_used_up_gets_only_what_is_converted_already(one, monkeypatch):
+    share = Share()
+    share.left_us = 0
+    ended(one.convert(SOURCE, entries_at(0), 1))
+    assert len(ended(one.convert(SOURCE, entries_at(0, 10), 1, share=share))) == 1
+    assert ended(one.convert(SOURCE, entries_at(10), 1, share=share)) == []
+    assert one.conversions == 1
+
+
+def test_what_another_job_left_out_is_converted_by_whoever_wants_it(one, threads, monkeypatch):
+    threads.hold()
+    first = Started(one.convert(SOURCE, entries_at(0, 10), 1))
+    second = Started(one.convert(SOURCE, entries_at(10, 20), 1))
+    expensive(monkeypatch)
+    threads.release()
+    assert (len(first.result), len(second.result)) == (1, 1)
+
+
+def test_a_job_that_nobody_waits_for_is_dropped(one, threads):
+    threads.hold()
+    consumers = [Started(one.convert(SOURCE, [stored()], 1)) for _ in range(2)]
+    consumers[0].cancel()
+    again = Started(one.convert(SOURCE, [stored()], 1))
+    assert threads.calls == 1
+    for consumer in (consumers[1], again):
+        consumer.cancel()
+    threads.release()
+    assert one.conversions == 0
+    assert len(ended(one.convert(SOURCE, [stored()], 1))) == 1
+    assert one.conversions == 1
+
+
+def test_units_that_may_unpack_to_much_are_converted_one_by_one():
+    compressed = [bytes(building.batch([Sample(0, TIME, None, b"v")], codec=codec)) for codec in (building.GZIP, building.ZSTD)]
+    small = [stored().payload] * 3
+    assert [len(units) for units in conversion._calls([*small, *compressed, *small], 1 << 30)] == [3, 1, 1, 3]

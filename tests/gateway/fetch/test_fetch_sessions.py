@@ -1,0 +1,193 @@
+"""Incremental fetch sessions: what is kept of them, and what they watch. Rules: KIP-227, Kafka's FetchSessionCache."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.fetch.fetch_sessions import NO_SESSION, FetchSessions, Round, next_epoch
+from gateway.protocol.wire.fetch_codec import FetchPartition
+from tests.fakes.broker import House, ended, open_house
+from tests.gateway.handlers.consuming import at, batch_entry
+
+KEY = ("orders", 0)
+
+
+@pytest.fixture
+def house() -> House:
+    house = open_house()
+    house.topic("orders", 3)
+    return house
+
+
+def sessions(slots: int = 2, **limits: int) -> FetchSessions:
+    ids = iter(range(1, 1000))
+    return FetchSessions(slots, lambda: next(ids), **limits)
+
+
+def followed(house: House, current: Round, index: int = 0, offset: int = 0):
+    interest = current.follow(("orders", index), FetchPartition(index, offset, 100))
+    interest.lead(house.partition("orders", index), bytes(16))
+    return interest
+
+
+def watchers(house: House, index: int = 0) -> int:
+    return len(house.partition("orders", index).log._watchers)
+
+
+@pytest.mark.parametrize(("epoch", "following"), [(0, 1), (1, 2), (2147483646, 2147483647), (2147483647, 1)])
+def test_epochs_go_up_and_never_come_back_to_zero(epoch, following):
+    assert next_epoch(epoch) == following
+
+
+def test_a_session_is_found_by_its_id():
+    kept = sessions()
+    made = kept.create(0)
+    assert made.session_id != NO_SESSION
+    assert kept.get(made.session_id, 0) is made
+    assert kept.get(999, 0) is None
+
+
+def test_no_two_sessions_have_one_id():
+    ids = iter([7, 7, 0, 7, 8])
+    kept = FetchSessions(5, lambda: next(ids))
+    assert [kept.create(0).session_id for _ in range(2)] == [7, 8]
+
+
+def test_where_there_is_no_room_a_round_has_no_session():
+    kept = sessions(slots=1)
+    kept.create(0)
+    assert kept.create(119_999).session_id == NO_SESSION
+    assert len(kept) == 1
+
+
+def test_the_session_unused_longest_makes_room_once_it_has_been_idle_for_two_minutes():
+    kept = sessions()
+    first, second = kept.create(0), kept.create(1)
+    kept.get(first.session_id, 10)
+    third = kept.create(120_001)
+    assert third.session_id != NO_SESSION
+    assert kept.get(second.session_id, 120_001) is None
+    assert kept.get(first.session_id, 120_001) is first
+
+
+def test_a_session_in_use_makes_no_room_however_long_it_waits():
+    kept = sessions(slots=1)
+    kept.create(0).is_in_use = True
+    assert kept.create(10_000_000).session_id == NO_SESSION
+
+
+def test_no_slots_means_no_sessions():
+    assert sessions(slots=0).create(0).session_id == NO_SESSION
+
+
+def test_following_watches_a_log_once_and_forgetting_lets_go(house):
+    current = Round(1)
+    for _ in range(3):
+        followed(house, current)
+    assert watchers(house) == 1
+    current.forget(KEY)
+    current.forget(KEY)
+    assert (watchers(house), len(current.interests), len(current.pending)) == (0, 0, 0)
+
+
+def test_closing_lets_go_of_every_log(house):
+    current = Round(1)
+    for index in range(3):
+        followed(house, current, index)
+    current.close()
+    assert [watchers(house, index) for index in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("how", ["removed", "evicted"])
+def test_a_session_that_goes_lets_go_of_every_log(house, how):
+    kept = sessions(slots=1)
+    made = kept.create(0)
+    followed(house, made)
+    if how == "removed":
+        kept.remove(made.session_id)
+    else:
+        kept.create(500_000)
+    assert watchers(house) == 0
+    assert made.is_closed
+
+
+def test_what_changes_becomes_pending_and_wakes(house):
+    current = Round(1)
+    interest = followed(house, current)
+    current.pending.clear()
+    woken = []
+    current.on_change = lambda: woken.append(list(current.pending))
+    ended(_append(house, 0))
+    assert woken == [[interest]]
+    assert interest.is_behind
+
+
+def test_what_nobody_follows_any_more_wakes_nobody(house):
+    current = Round(1)
+    followed(house, current)
+    current.forget(KEY)
+    ended(_append(house, 0))
+    assert not current.pending
+
+
+def test_a_topic_made_anew_is_followed_in_place_of_the_old_one(house):
+    current = Round(1)
+    interest = followed(house, current)
+    old = interest.partition
+    ended(house.broker.topics.delete(house.broker.topics.require("orders")))
+    house.topic("orders", 3)
+    followed(house, current)
+    assert old is not interest.partition
+    assert (len(old.log._watchers), watchers(house)) == (0, 1)
+
+
+def test_a_consumer_at_the_end_is_not_behind(house):
+    ended(_append(house, 0))
+    current = Round(1)
+    assert [followed(house, current, 0, offset).is_behind for offset in (0, 1)] == [True, False]
+
+
+async def _append(house: House, index: int) -> None:
+    log = house.partition("orders", index).log
+    await log.append([batch_entry(log.next_offset, 1)])
+
+
+def test_a_change_of_offset_keeps_a_partitions_place_in_the_queue(house):
+    current = Round(1)
+    for index in range(3):
+        followed(house, current, index)
+    current.follow(("orders", 0), at(5))
+    assert [interest.key[1] for interest in current.pending] == [0, 1, 2]
+
+
+def following(kept: FetchSessions, count: int, now: int = 0) -> Round:
+    made = kept.create(now)
+    for index in range(count):
+        made.follow(("t", index), wanted=None)
+    return made
+
+
+def test_all_sessions_together_have_a_limit_of_partitions():
+    kept = FetchSessions(10, iter(range(1, 100)).__next__, max_partitions=8, max_partitions_in_all=10)
+    first, second = following(kept, 6), following(kept, 6)
+    assert kept.has_room(first, 0)
+    assert not kept.has_room(second, 0)
+    assert (len(kept), kept.partitions) == (1, 6)
+    # One that was unused for long enough makes room.
+    third = following(kept, 6, 130_000)
+    assert kept.has_room(third, 130_000)
+    assert kept.get(first.session_id, 130_000) is None
+    assert (len(kept), kept.partitions) == (1, 6)
+    third.forget(("t", 0))
+    assert kept.has_room(third, 130_000)
+    assert kept.partitions == 5
+    kept.remove(third.session_id)
+    assert kept.partitions == 0
+
+
+def test_a_session_that_is_not_used_expires():
+    kept = FetchSessions(10, iter(range(1, 100)).__next__, max_idle_ms=1000)
+    made = kept.create(0)
+    assert kept.get(made.session_id, 999) is made
+    assert kept.get(made.session_id, 2000) is None
+    assert len(kept) == 0

@@ -1,0 +1,33 @@
+"""How groups are stored."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.groups.classic.classic_rows import GroupRow, MemberRow, group_id_of, key_of, row_of, value_of
+
+MEMBER = MemberRow("m-1", None, "client", "/10.0.0.1", 10_000, 60_000, (("range", b"\0\xff"), ("sticky", b"")), b"assigned")
+STATIC = MemberRow("m-2", "one", "", "/::1", 1, -1, (("range", b""),), b"")
+
+
+@pytest.mark.parametrize(
+    "row", [GroupRow(7, "consumer", "range", "m-1", 1_700_000_000_000, (MEMBER, STATIC)), GroupRow(8, "consumer", None, None, 0)]
+)
+def test_a_row_says_again_what_was_stored(row):
+    assert row_of(value_of(row)) == row
+
+
+@given(st.text(min_size=1).filter(lambda name: not any("\ud800" <= letter <= "\udfff" for letter in name)))
+def test_a_key_is_the_group_s_name(name):
+    assert group_id_of(key_of(name)) == name
+
+
+@given(st.binary(max_size=100))
+def test_bytes_that_are_no_row_are_a_value_error(value):
+    try:
+        row_of(value)
+    except ValueError:
+        return
+    assert value_of(row_of(value))

@@ -1,0 +1,426 @@
+"""Whatever members, topics, the store and the clock do to a consumer group, this holds:
+
+1. A partition never has two owners at one time: what one client reads no other does, unless the group has given the first one up.
+2. Epochs only rise: the group's, its target's, and a member's for as long as it is one.
+3. A member that vanishes goes, and what it had is given away.
+4. Left in peace, with members that are heard of, a group becomes stable: every partition of every topic that somebody reads has one owner, who reads it.
+5. Every request is answered once; none is parked for ever.
+6. Nobody is told what a crash takes back: after one, every member goes on in the epoch that it was told.
+7. `due` is never later than what is really due, and what was due is done by `expire`.
+8. A commit of what a client reads, in the epoch that it was told, is taken.
+
+Members speak the new protocol or the classic one, and are static or not; a group that is left to classic members becomes a classic group, and there
+this test ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+
+from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
+from gateway.groups.consumer.consumer_group import ConsumerGroup
+from gateway.groups.consumer.consumer_member import Beat, Beaten
+from gateway.groups.consumer.consumer_rows import place_of, stored_group, value_of
+from gateway.groups.consumer.consumer_states import GOES_AWAY, LEAVES, ConsumerGroupState
+from gateway.groups.consumer.group_epochs import NEVER
+from gateway.groups.group_effects import Answer, Write
+from gateway.protocol.errors import ErrorCode
+from gateway.settings.model import Settings
+from tests.fakes.topology import FakeTopology
+
+START = 1_700_000_000_000
+SESSION = 45_000
+REBALANCE = 20_000
+
+WHICH = st.integers(0, 1_000)
+TOPICS = st.sets(st.sampled_from(["a", "b", "c"]), min_size=1)
+INSTANCES = st.sampled_from([None, None, "i1", "i2"])
+
+
+@dataclass
+class Client:
+    """What a client believes. `reads` is by topic id and partition."""
+
+    member_id: str
+    instance_id: str | None
+    topics: frozenset[str]
+    is_classic: bool
+    epoch: int = 0
+    reads: set[tuple[bytes, int]] = field(default_factory=set)
+    is_joined: bool = False
+    must_join: bool = True
+    said: frozenset[str] = frozenset()
+    """The topics that it has told the group."""
+    lost: int = 0
+    """How many answers in a row it has not had."""
+    asked: int | None = None
+    """The handle of its request, while it waits."""
+
+    def owned(self):
+        found = {}
+        for topic, index in self.reads:
+            found.setdefault(topic, set()).add(index)
+        return {topic: frozenset(indexes) for topic, indexes in found.items()}
+
+
+class ConsumerGroupModel(RuleBasedStateMachine):
+    @initialize(interval=st.sampled_from([0, 0, 1_000]), members=st.integers(0, 3))
+    def begin(self, interval, members):
+        self.settings = Settings(group_consumer_assignment_interval_ms=interval)
+        self.topology = FakeTopology()
+        for name, partitions in (("a", 3), ("b", 2), ("c", 1)):
+            self.topology.make(name, partitions)
+        self.now = START
+        self.group = ConsumerGroup("g", self.topology, self.settings, self.now)
+        self.rows: dict[bytes, bytes] = {}
+        self.writes: list[Write] = []
+        self.waiting: dict[int, Client] = {}
+        self.clients: list[Client] = []
+        self.count = 0
+        self.epochs = (0, 0)
+        self.member_epochs: dict[str, int] = {}
+        for number in range(members):
+            self.somebody_comes(frozenset("ab"), None, number == 2)
+
+    # The group's side of it
+
+    def _take(self):
+        while effects := self.group.take():
+            for effect in effects:
+                if isinstance(effect, Answer):
+                    self._answered(effect.handle, effect.reply)
+                elif isinstance(effect, Write):
+                    assert not self.writes, "two writes at a time"
+                    self.writes.append(effect)
+        if self.group.successor is not None:
+            self._end()
+
+    def _end(self):
+        """A classic group now: the classic members that are left are in it."""
+        successor = self.group.successor
+        assert len(successor.roster)
+        assert all(client.is_classic for client in self.clients if client.member_id in successor.roster)
+        self.clients.clear()
+        self.rows.clear()
+        self.writes.clear()
+        self.waiting.clear()
+        self.member_epochs.clear()
+        self.group = ConsumerGroup("g", self.topology, self.settings, self.now)
+        self.epochs = (0, 0)
+
+    def _answered(self, handle, reply):
+        client = self.waiting.pop(handle, None)
+        assert client is not None, "answered twice (5)"
+        client.asked = None
+        if client not in self.clients:
+            return
+        match reply:
+            case Beaten(code=ErrorCode.NONE):
+                self._told(client, reply.epoch, reply.assignment)
+            case Joined(code=ErrorCode.NONE):
+                client.epoch, client.is_joined, client.must_join = reply.generation, True, client.said != client.topics
+                self._ask(
+                    client, lambda handle: self.group.sync(Syncing(client.member_id, client.instance_id, client.epoch), handle, self.now)
+                )
+            case Synced(code=ErrorCode.NONE):
+                self._told(client, client.epoch, self._by_id(reply.assignment))
+            case Beaten(code=ErrorCode.COORDINATOR_NOT_AVAILABLE) | Joined(code=ErrorCode.COORDINATOR_NOT_AVAILABLE):
+                client.must_join = client.must_join or client.is_classic
+                client.lost += 1
+            case Beaten(code=ErrorCode.FENCED_MEMBER_EPOCH) if client.lost > 1:
+                # Only the epoch before is forgiven.
+                client.epoch, client.reads, client.is_joined, client.lost = 0, set(), False, 0
+            case Synced() | Joined(code=ErrorCode.REBALANCE_IN_PROGRESS):
+                client.must_join = True
+            case _:
+                assert client.instance_id is not None or client.member_id not in self.group.roster, f"{reply} to {client} (6)"
+                self.clients.remove(client)
+
+    def _told(self, client, epoch, assignment):
+        assert epoch >= client.epoch, "a member's epoch went back (2)"
+        client.epoch, client.is_joined, client.lost = epoch, True, 0
+        if assignment is None:
+            return
+        told = {(topic, index) for topic, indexes in assignment.items() for index in indexes}
+        client.must_join = client.is_classic and (client.must_join or bool(client.reads - told))
+        client.reads = told
+        for other in self.clients:
+            assert other is client or not other.reads & told, f"{client} and {other} read the same (1)"
+
+    def _by_id(self, assignment):
+        decoded = ConsumerProtocolAssignment.decode(assignment)
+        found = {}
+        for row in decoded.assigned_partitions:
+            found[self.topology.id_of(row.topic)] = frozenset(row.partitions)
+        return found
+
+    # The clients' side of it
+
+    def _ask(self, client, ask):
+        self.count += 1
+        client.asked = self.count
+        self.waiting[self.count] = client
+        ask(self.count)
+
+    def _join(self, client):
+        row = ConsumerProtocolSubscription.TopicPartition
+        owned = [
+            row(topic=self.topology.name_of(topic), partitions=sorted(indexes))
+            for topic, indexes in client.owned().items()
+            if self.topology.name_of(topic) is not None
+        ]
+        said = ConsumerProtocolSubscription(version=1, topics=sorted(client.topics), user_data=b"", owned_partitions=owned)
+        metadata = bytes(said.encode(version=1))
+        client.said = client.topics
+        known = "" if client.instance_id is not None and not client.is_joined else client.member_id
+        joining = Joining(known, client.instance_id, "c", "/h", "consumer", (("sticky", metadata),), SESSION, REBALANCE)
+        self._ask(client, lambda handle: self.group.join(joining, client.member_id, handle, self.now))
+
+    def _beat(self, client):
+        is_first = not client.is_joined
+        beat = Beat(
+            client.member_id,
+            client.epoch,
+            client.instance_id,
+            None,
+            REBALANCE,
+            client.topics,
+            owned={} if is_first else client.owned(),
+        )
+        self._ask(client, lambda handle: self.group.beat(beat, handle, self.now))
+
+    def _is_heard(self, client):
+        """One round of a client: its heartbeat, and what follows from it."""
+        if client.asked is not None or client not in self.clients:
+            return
+        if not client.is_classic:
+            self._beat(client)
+        elif client.must_join:
+            self._join(client)
+        else:
+            try:
+                self.group.heartbeat(client.member_id, client.epoch, client.instance_id, self.now)
+            except Exception as refusal:
+                if refusal.code is ErrorCode.REBALANCE_IN_PROGRESS:
+                    client.must_join = True
+                else:
+                    assert client.instance_id is not None or client.member_id not in self.group.roster, "(6)"
+                    self.clients.remove(client)
+        self._take()
+
+    def _client(self, which):
+        return self.clients[which % len(self.clients)]
+
+    @precondition(lambda self: len(self.clients) < 6)
+    @rule(topics=TOPICS, instance=INSTANCES, is_classic=st.sampled_from([False, False, True]))
+    def somebody_comes(self, topics, instance, is_classic):
+        if is_classic and not any(not client.is_classic and client.is_joined for client in self.clients):
+            return
+        taken = [client for client in self.clients if instance is not None and client.instance_id == instance]
+        if taken and not (is_classic or taken[0].is_classic):
+            return
+        for before in taken:
+            # Whoever starts the same static member twice stops the first one: its partitions are not read any more.
+            self.clients.remove(before)
+        self.count += 1
+        client = Client(f"m{self.count}", instance, frozenset(topics), is_classic)
+        self.clients.append(client)
+        self._is_heard(client)
+
+    @precondition(lambda self: self.clients)
+    @rule(which=WHICH)
+    def a_member_is_heard_of(self, which):
+        self._is_heard(self._client(which))
+
+    @rule()
+    def all_are_heard_of(self):
+        for client in list(self.clients):
+            self._is_heard(client)
+
+    @precondition(lambda self: self.clients)
+    @rule(which=WHICH, topics=TOPICS)
+    def a_member_subscribes_anew(self, which, topics):
+        client = self._client(which)
+        client.topics, client.must_join = frozenset(topics), True
+        self._is_heard(client)
+
+    @precondition(lambda self: self.clients)
+    @rule(which=WHICH, goes_away=st.booleans())
+    def a_member_leaves(self, which, goes_away):
+        client = self._client(which)
+        if client.asked is not None or not client.is_joined:
+            return
+        self.clients.remove(client)
+        if client.is_classic:
+            self.group.leave(client.member_id, client.instance_id, "", self.now)
+        else:
+            epoch = GOES_AWAY if goes_away and client.instance_id is not None else LEAVES
+            self._ask(client, lambda handle: self.group.beat(Beat(client.member_id, epoch, client.instance_id), handle, self.now))
+        self._take()
+
+    @precondition(lambda self: self.clients)
+    @rule(which=WHICH)
+    def a_member_vanishes(self, which):
+        self.clients.remove(self._client(which))
+
+    @precondition(lambda self: self.clients)
+    @rule(which=WHICH)
+    def an_answer_is_lost(self, which):
+        """The client asks again, with what it knew before."""
+        client = self._client(which)
+        if client.asked is None or client.is_classic:
+            return
+        self.waiting[client.asked] = Client("", None, frozenset(), False)
+        client.asked = None
+        client.lost += 1
+        self._is_heard(client)
+
+    @precondition(lambda self: self.clients)
+    @rule(which=WHICH)
+    def a_member_commits(self, which):
+        client = self._client(which)
+        if not client.is_joined or client.member_id not in self.group.roster:
+            return
+        fence = self.group.check_commit(client.member_id, client.epoch, 9)
+        assert fence is None or all(fence(topic, index) is ErrorCode.NONE for topic, index in client.reads), "(8)"
+
+    # What happens around them
+
+    @rule(name=st.sampled_from("abc"), partitions=st.integers(1, 5))
+    def a_topic_grows_or_comes(self, name, partitions):
+        before = self.topology.topics.get(name, (0, 0))[1]
+        self.topology.make(name, max(partitions, before))
+
+    @rule(name=st.sampled_from("abc"))
+    def a_topic_goes(self, name):
+        if name in self.topology.topics:
+            gone = self.topology.id_of(name)
+            self.topology.delete(name)
+            for client in self.clients:
+                client.reads = {place for place in client.reads if place[0] != gone}
+
+    @precondition(lambda self: self.writes)
+    @rule(is_stored=st.sampled_from([True, True, True, False]))
+    def the_store_answers(self, is_stored):
+        write = self.writes.pop()
+        if is_stored:
+            self._store(write)
+            self.group.written(write)
+        else:
+            self.group.write_failed(write, self.now)
+        self._take()
+
+    def _store(self, write):
+        for key, row in write.rows.items():
+            if row is None:
+                self.rows.pop(key, None)
+            else:
+                self.rows[key] = value_of(row)
+
+    @rule(ms=st.sampled_from([1, 1_000, 5_000, 10_000, 10_000, REBALANCE, SESSION]))
+    def time_passes(self, ms):
+        self.now += ms
+        if self.group.due <= self.now:
+            self.group.expire(self.now)
+            assert self.group.due > self.now, "due and not done (7)"
+            for client in list(self.clients):
+                if client.member_id not in self.group.roster:
+                    # It has not been answered for longer than its session, which a client knows itself.
+                    self.clients.remove(client)
+            self._take()
+
+    @rule(is_stored=st.booleans())
+    def crash(self, is_stored):
+        """The process is gone with everything that waited; what was on its way to the disk is there or not."""
+        if is_stored and self.writes:
+            self._store(self.writes[0])
+        self.writes.clear()
+        self.waiting.clear()
+        for client in self.clients:
+            client.lost += client.asked is not None
+            client.asked = None
+        if not self.rows:
+            self.group = ConsumerGroup("g", self.topology, self.settings, self.now)
+            self.clients = []
+        else:
+            stored = stored_group((place_of(key)[1], value) for key, value in self.rows.items())
+            self.group = ConsumerGroup.restored("g", stored, self.topology, self.settings, self.now)
+            for client in self.clients:
+                assert not client.is_joined or client.member_id in self.group.roster, "a member was forgotten (6)"
+        self.epochs = (0, 0)
+        self.member_epochs.clear()
+
+    @rule()
+    def in_peace_it_becomes_stable(self):
+        """Invariant 4."""
+        for _ in range(30):
+            for client in list(self.clients):
+                self._is_heard(client)
+                while self.writes:
+                    self.the_store_answers(True)
+            self.now += 5_000
+            if self.group.due <= self.now:
+                self.group.expire(self.now)
+                self._take()
+                while self.writes:
+                    self.the_store_answers(True)
+        if not self.clients:
+            assert self.group.is_empty, "(3)"
+            return
+        assert self.group.state is ConsumerGroupState.STABLE, "(4)"
+        for name, (_, partitions) in self.topology.topics.items():
+            readers = [client for client in self.clients if name in client.topics]
+            topic = self.topology.id_of(name)
+            for index in range(partitions):
+                owners = [client for client in self.clients if (topic, index) in client.reads]
+                assert len(owners) == bool(readers), f"{name}-{index} (4)"
+                assert all(owner in readers for owner in owners), "(4)"
+
+    @invariant()
+    def holds(self):
+        if not hasattr(self, "group"):
+            return
+        group = self.group
+        assert (group.epoch, group.target_epoch) >= self.epochs, "(2)"
+        assert group.target_epoch <= group.epoch, "(2)"
+        self.epochs = (group.epoch, group.target_epoch)
+        for member in group.roster:
+            assert member.epoch >= self.member_epochs.get(member.member_id, 0) or member.epoch == GOES_AWAY, "(2)"
+            self.member_epochs[member.member_id] = member.epoch
+            assert member.epoch <= group.target_epoch, "(2)"
+        self.member_epochs = {one.member_id: self.member_epochs[one.member_id] for one in group.roster}
+        held = [
+            (topic, index) for one in group.roster for part in (one.assigned, one.revoking) for topic, row in part.items() for index in row
+        ]
+        assert len(held) == len(set(held)), "(1)"
+        assert group.roster.size == sum(member.size for member in group.roster)
+        numbers = [member.number for member in group.roster]
+        assert len(numbers) == len(set(numbers))
+        assert group.due <= min((group._of(member).earliest for member in group.roster), default=NEVER), "(7)"
+        on_their_way = {answer.handle for write in self.writes for answer in write.answers}
+        assert set(self.waiting) == group._ledger.handles() | on_their_way, "a request that nobody will answer (5)"
+
+    def teardown(self):
+        """Invariants 3 and 5: time passes, and nobody says anything."""
+        if not hasattr(self, "group"):
+            return
+        self.clients = []
+        for _ in range(100):
+            while self.writes:
+                self.the_store_answers(True)
+            if self.group.due == NEVER:
+                break
+            self.now = max(self.now, self.group.due)
+            self.group.expire(self.now)
+            self._take()
+        assert self.group.is_empty, "a silent member stays (3)"
+        assert not self.waiting, "(5)"
+
+
+ConsumerGroupModel.TestCase.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
+test_a_consumer_group_keeps_its_word = ConsumerGroupModel.TestCase

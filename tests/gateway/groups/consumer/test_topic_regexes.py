@@ -1,0 +1,178 @@
+"""A subscription's regular expression names topics as RE2 says, and no expression costs more than it may."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.groups.consumer import topic_regexes
+from gateway.groups.consumer.topic_regexes import ALLOWANCE, ALLOWANCE_PER_NAME, LOOKED_AT_ANYHOW, MAX_REMEMBERED, Expressions
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.settings.model import Settings
+
+MAX_BYTES = Settings().group_consumer_regex_max_bytes
+NAMES = frozenset({"orders", "orders-eu", "orders.v2", "Orders", "bills", "bill", "a_1"})
+
+
+def found(expression, names=NAMES):
+    return sorted(Expressions(MAX_BYTES).matching(expression, frozenset(names)))
+
+
+def refusal(expression, names=NAMES, **settings):
+    with pytest.raises(KafkaError) as refused:
+        Expressions(MAX_BYTES, **settings).matching(expression, frozenset(names))
+    assert refused.value.code is ErrorCode.INVALID_REGULAR_EXPRESSION
+    return refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("orders", ["orders"]),
+        ("orders.*", ["orders", "orders-eu", "orders.v2"]),
+        ("^orders$", ["orders"]),
+        ("bills?", ["bill", "bills"]),
+        ("bill|a_1", ["a_1", "bill"]),
+        ("(?i)orders", ["Orders", "orders"]),
+        (r"orders\.v\d", ["orders.v2"]),
+        (r"\Qorders.v2\E", ["orders.v2"]),
+        (r"[[:lower:]]+", ["bill", "bills", "orders"]),
+        (r"\p{Lu}\w+", ["Orders"]),
+        ("(?P<what>bill).", ["bills"]),
+        ("[^ö]{4}", ["bill"]),
+        ("ö?bill", ["bill"]),
+        ("nothing", []),
+        (".", []),
+    ],
+)
+def test_a_topic_is_named_where_its_whole_name_matches(expression, expected):
+    assert found(expression) == expected
+
+
+@pytest.mark.parametrize(
+    "expression", ["[a", "(a", "a)", "*", "a**", r"\8", r"(a)\1", "(?=a)", "(?!a)", "(?<=a)b", "a{1001}", "((a{100}){100}){2}", "\\"]
+)
+def test_what_re2_does_not_know_is_refused(expression):
+    assert refusal(expression).startswith(f"SubscribedTopicRegex `{expression}` is not a valid regular expression: ")
+
+
+def test_a_topic_that_comes_or_goes_is_seen():
+    kept = Expressions(MAX_BYTES)
+    assert kept.matching("orders.*", frozenset({"orders", "bills"})) == {"orders"}
+    assert kept.matching("orders.*", frozenset({"orders", "orders-eu"})) == {"orders", "orders-eu"}
+    assert kept.matching("orders.*", frozenset({"orders-eu"})) == {"orders-eu"}
+    assert kept.matching("orders.*", frozenset({"orders-eu", "orders"})) == {"orders-eu", "orders"}
+
+
+@given(st.lists(st.frozensets(st.sampled_from(sorted(NAMES))), max_size=6), st.sampled_from(["orders.*", "b.*", ".*s", "bill"]))
+def test_what_is_remembered_changes_nothing(moments, expression):
+    kept = Expressions(MAX_BYTES)
+    for names in moments:
+        assert sorted(kept.matching(expression, names)) == found(expression, names)
+
+
+def test_a_name_is_looked_at_once(monkeypatch):
+    looks = []
+    compiled = topic_regexes._compile("orders", MAX_BYTES)
+
+    class Counted:
+        def fullmatch(self, name):
+            looks.append(name)
+            return compiled.fullmatch(name)
+
+    monkeypatch.setattr(topic_regexes, "_compile", lambda text, max_bytes: Counted())
+    kept = Expressions(MAX_BYTES)
+    kept.matching("orders", frozenset({"orders", "bills"}))
+    kept.matching("orders", frozenset({"orders", "bills", "bill"}))
+    assert sorted(looks) == [b"bill", b"bills", b"orders"]
+
+
+def test_expressions_that_nobody_asked_for_longest_are_forgotten():
+    kept = Expressions(MAX_BYTES)
+    for number in range(MAX_REMEMBERED + 10):
+        kept.matching("orders", NAMES)
+        kept.matching(f"orders{number}", NAMES)
+    assert len(kept._known) == MAX_REMEMBERED
+    assert "orders" in kept._known
+
+
+def test_one_of_more_bytes_than_allowed_is_refused_and_not_quoted():
+    assert found("a" * MAX_BYTES) == []
+    assert len(refusal("ö" * (MAX_BYTES // 2 + 1))) < 200
+
+
+def test_one_that_takes_too_long_is_refused():
+    ticks = count(0, 2 * ALLOWANCE)
+    names = {f"bills{number}" for number in range(LOOKED_AT_ANYHOW + 1)}
+    assert "too long" in refusal("bills", names, cpu_time=lambda: next(ticks))
+
+
+def test_a_machine_that_stood_still_for_a_few_names_has_refused_nobody():
+    ticks = count(0, 2 * ALLOWANCE)
+    names = {f"bills{number}" for number in range(LOOKED_AT_ANYHOW)}
+    assert Expressions(MAX_BYTES, cpu_time=lambda: next(ticks)).matching("bills1", frozenset(names)) == {"bills1"}
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "((a|b)?){1000}",
+        "(?:(?:(?:(?:a|b)?){30}){30})",
+        "(?i)" + r"\pL" * 600,
+        "(a{1000})" * 200,
+        r"(?i)[^\pL]" * 200,
+        ".*a.{200}b.*|.*b.{200}a.*",
+        "(a*)*" * 400 + "c",
+        "(" * 1000 + ")" * 1000,
+    ],
+)
+def test_no_expression_holds_everybody_up(expression):
+    names = frozenset(("ab" * 125)[number % 40 :] + str(number) for number in range(5000))
+    began = time.thread_time()
+    with suppress(KafkaError):
+        Expressions(MAX_BYTES).matching(expression, names)
+    # Without the allowance, the first two would take 20 seconds.
+    assert time.thread_time() - began < 10 * (ALLOWANCE + ALLOWANCE_PER_NAME * len(names))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text("ab.*+?(){}[]|^$\\1,-", max_size=20))
+def test_any_text_is_evaluated_or_refused(text):
+    with suppress(KafkaError):
+        assert Expressions(MAX_BYTES).matching(text, NAMES) <= NAMES
+
+
+def test_ten_thousand_topics_are_looked_at_within_the_allowance():
+    """An expression that takes longer is refused. This one takes less than a tenth of the allowance."""
+    names = frozenset(f"team-{number % 17}.orders.region-{number}" for number in range(10_000))
+    assert len(Expressions(MAX_BYTES).matching("team-3\\.orders\\..*", names)) == 589
+
+
+def test_ever_new_costly_expressions_have_a_share_of_the_time_and_known_ones_are_looked_at():
+    ticks, texts, now = count(0, ALLOWANCE / 4), map(str, count()), [0.0]
+    kept = Expressions(MAX_BYTES, lambda: next(ticks), lambda: now[0])
+    assert kept.matching("orders", frozenset({"orders"})) == {"orders"}
+
+    def outcome():
+        """Of the next new one."""
+        try:
+            kept.matching(next(texts), frozenset({"orders"}))
+        except KafkaError as failure:
+            return failure.code
+        return ErrorCode.NONE
+
+    def looks():
+        """How many new ones are looked at before there is no time left for more."""
+        return len(list(iter(outcome, ErrorCode.COORDINATOR_NOT_AVAILABLE)))
+
+    first = looks()
+    assert looks() == 0
+    assert kept.matching("orders", frozenset({"orders"})) == {"orders"}
+    now[0] = 2.0
+    assert 0 < looks() < first / 2
+    now[0] = 1000.0
+    assert looks() >= first

@@ -1,0 +1,153 @@
+"""Any commits, deletions, crashes and failures of the disk, at the same time or one after the other.
+
+- A group stands where its last acknowledged commit put it, at once and after a crash, however many others are under way.
+- A commit that was not acknowledged, or a deletion, is never seen half.
+- No offset outlives its topic, and none is a later topic's of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.groups.offsets.offset_rows import Committed
+from gateway.protocol.errors import KafkaError
+from tests.fakes.broker import House, Started, ended, open_house
+
+TOPICS = ("orders", "bills")
+Place = tuple[str, str, int]
+"""Group, topic, partition."""
+
+groups = st.sampled_from(("g", "h"))
+topics = st.sampled_from(TOPICS)
+places = st.tuples(topics, st.integers(0, 1))
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("commit"), groups, st.dictionaries(places, st.integers(0, 100), min_size=1)),
+        st.tuples(st.just("commit"), groups, st.dictionaries(places, st.integers(0, 100), min_size=1)),
+        st.tuples(st.just("delete_group"), groups),
+        st.tuples(st.just("delete_offsets"), groups, st.lists(places, max_size=3)),
+        st.tuples(st.just("delete_topic"), topics),
+        st.tuples(st.just("create_topic"), topics),
+        st.tuples(st.just("hold")),
+        st.tuples(st.just("release")),
+        st.tuples(st.just("refuse"), st.booleans()),
+        st.tuples(st.just("crash")),
+    ),
+    max_size=30,
+)
+
+
+class Life:
+    """A gateway beside its model: what is acknowledged, and what follows from each request that is under way once it is answered."""
+
+    def __init__(self) -> None:
+        self.house: House = open_house()
+        self.acknowledged: dict[Place, int] = {}
+        self.ids: dict[str, bytes] = {}
+        self.under_way: list[tuple[Started, Callable[[], None]]] = []
+        self.is_held = False
+        for name in TOPICS:
+            self.create_topic(name)
+
+    def ask(self, work: Coroutine[Any, Any, None], then: Callable[[], None]) -> None:
+        self.under_way.append((Started(work), then))
+        if not self.is_held:
+            self.settle()
+
+    def settle(self) -> None:
+        answered, self.under_way = self.under_way, []
+        for asked, then in answered:
+            assert asked.is_done
+            if asked.failure is None:
+                then()
+            else:
+                assert isinstance(asked.failure, KafkaError)
+
+    def commit(self, group: str, offsets: dict[tuple[str, int], int]) -> None:
+        ids = dict(self.ids)
+
+        def then() -> None:
+            for (topic, partition), offset in offsets.items():
+                if self.ids.get(topic) == ids[topic]:
+                    self.acknowledged[group, topic, partition] = offset
+
+        rows = {place: Committed(offset, -1, "", 1) for place, offset in offsets.items()}
+        self.ask(self.house.broker.offsets.commit(group, rows), then)
+
+    def delete_group(self, group: str) -> None:
+        self._delete([place for place in self.acknowledged if place[0] == group], self.house.broker.offsets.delete(group))
+
+    def delete_offsets(self, group: str, asked: list[tuple[str, int]]) -> None:
+        gone = [place for topic, partition in asked if (place := (group, topic, partition)) in self.acknowledged]
+        self._delete(gone, self.house.broker.offsets.delete(group, asked))
+
+    def _delete(self, gone: list[Place], work: Coroutine[Any, Any, None]) -> None:
+        def then() -> None:
+            for place in gone:
+                self.acknowledged.pop(place, None)
+
+        self.ask(work, then)
+
+    def delete_topic(self, name: str) -> None:
+        live = self.house.broker.topics.get(name)
+        if live is None:
+            return
+
+        async def delete() -> None:
+            await self.house.broker.topics.delete(live)
+            await self.house.broker.offsets.delete_topic(live.topic)
+
+        def then() -> None:
+            self.ids.pop(name, None)
+            self.acknowledged = {place: offset for place, offset in self.acknowledged.items() if place[1] != name}
+
+        self.ask(delete(), then)
+
+    def create_topic(self, name: str) -> None:
+        if self.is_held or self.house.store.refuse_writes or name in self.ids:
+            return
+        self.ids[name] = self.house.topic(name, 2).topic.topic_id
+
+    def hold(self) -> None:
+        self.is_held = True
+        self.house.store.hold()
+
+    def release(self) -> None:
+        self.is_held = False
+        self.house.store.release()
+        self.settle()
+
+    def refuse(self, does: bool) -> None:
+        self.house.store.refuse_writes = does
+
+    def crash(self) -> None:
+        self.under_way, self.is_held = [], False
+        self.house.store.medium.held_by = None
+        self.house = open_house(self.house.store.medium)
+
+    def check(self) -> None:
+        offsets = self.house.broker.offsets
+        seen = {(group, *place): row.offset for group in ("g", "h") for place, row in offsets.of_group(group).items()}
+        assert seen == self.acknowledged
+        if not self.is_held:
+            assert len(offsets) == len(seen), "rows without a topic are counted"
+            assert set(offsets.groups()) == {place[0] for place in seen}
+            assert not any(map(offsets.is_committing, ("g", "h")))
+
+
+@settings(max_examples=150)
+@given(steps)
+def test_a_group_stands_where_its_last_acknowledged_commit_put_it(taken):
+    life = Life()
+    for name, *arguments in taken:
+        known = name != "commit" or all(topic in life.ids for topic, _ in arguments[1])
+        if known:
+            getattr(life, name)(*arguments)
+        life.check()
+    life.crash()
+    life.check()
+    assert len(ended(ended(life.house.store.table("offsets")).items())) == len(life.acknowledged), "rows are left over"

@@ -1,0 +1,61 @@
+"""The cost of loading one committed offset at start does not grow with their number."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.task import Clock
+
+from gateway.groups.offsets.committed_offsets import CommittedOffsets
+from gateway.groups.offsets.offset_rows import Committed, Place, key_of, value_of
+from gateway.settings.model import Settings
+from gateway.topics.registry import Topics
+from storage.lmdb import LmdbSettings, LmdbStore
+
+GROUPS, PARTITIONS = 300, 100
+
+
+def nothing_in_the_background(work: Coroutine[Any, Any, None]) -> None:
+    raise AssertionError("no partition is opened here")
+
+
+async def seconds_to_open(folder: Path, groups: int) -> float:
+    """CPU seconds to load the offsets of `groups` groups that have committed every partition."""
+    store = LmdbStore(folder, reactor=reactor, settings=LmdbSettings())
+    await store.open()
+    topics = Topics(store, Settings(), Clock(), lambda: 0, nothing_in_the_background)
+    await topics.open()
+    live = await topics.create("orders", PARTITIONS, {})
+    table = await store.table("offsets")
+    row = value_of(Committed(1 << 40, 7, "consumer-host-17", 1_700_000_000_000))
+    for index in range(PARTITIONS):
+        await table.put({key_of(Place(f"application-{number}", live.topic.topic_id, index)): row for number in range(groups)})
+    await store.close()
+
+    store = LmdbStore(folder, reactor=reactor, settings=LmdbSettings())
+    await store.open()
+    topics = Topics(store, Settings(), Clock(), lambda: 0, nothing_in_the_background)
+    await topics.open()
+    table = await store.table("offsets")
+    took = []
+    for _ in range(3):
+        offsets = CommittedOffsets(table, topics, Settings(), Clock())
+        began = time.process_time()
+        await offsets.open()
+        took.append(time.process_time() - began)
+        assert len(offsets) == groups * PARTITIONS
+    await store.close()
+    return min(took)
+
+
+@ensureDeferred
+async def test_thirty_thousand_offsets_take_as_long_for_each_as_three_thousand(tmp_path: Path) -> None:
+    few = await seconds_to_open(tmp_path / "few", GROUPS // 10)
+    many = await seconds_to_open(tmp_path / "many", GROUPS)
+    # Ten times the offsets; a quadratic cost would take a hundred times as long.
+    assert many < 30 * few

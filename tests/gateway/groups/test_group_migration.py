@@ -1,0 +1,131 @@
+"""What members of a classic group have when it becomes a consumer group, and the other way round (KIP-848's migration)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.groups.classic.classic_group import Group
+from gateway.groups.classic.classic_member import Joining, Syncing
+from gateway.groups.classic.classic_states import GroupState
+from gateway.groups.classic.subscription import MAX_NAMED, assignment_bytes, assignment_of
+from gateway.groups.consumer.consumer_member import ClassicWords, ConsumerMember
+from gateway.groups.consumer.consumer_states import GOES_AWAY
+from gateway.groups.group_migration import as_classic, as_consumer, check_upgrade
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.settings.model import Settings
+from tests.fakes.topology import FakeTopology, id_of
+from tests.gateway.groups.consuming import START, TOPIC, Told, metadata_of
+
+T = id_of(TOPIC)
+
+
+@pytest.fixture
+def topology() -> FakeTopology:
+    topology = FakeTopology()
+    topology.make(TOPIC, 4)
+    return topology
+
+
+def joined(*owned: set[int]) -> Group:
+    """Members m0, m1 ... that have said what they have, and wait for the assignment of generation 1."""
+    group = Group("g", Settings(group_initial_rebalance_delay_ms=0), START)
+    for number, indexes in enumerate(owned):
+        words = (("sticky", metadata_of(indexes)),)
+        group.join(Joining("", f"i{number}", "c", "/h", "consumer", words, 30_000, 60_000), f"m{number}", number, START)
+    for _ in range(2):
+        group.expire(START)
+    assert group.state is GroupState.COMPLETING_REBALANCE
+    group.take()
+    return group
+
+
+def assign(group: Group, *assignments: bytes) -> None:
+    words = tuple((f"m{number}", words) for number, words in enumerate(assignments))
+    group.sync(Syncing("m0", None, 1, assignments=words), "sync", START)
+    (save,) = group.take()
+    group.saved(save, START)
+    assert group.state is GroupState.STABLE
+
+
+def to(*indexes: int) -> bytes:
+    return assignment_bytes({TOPIC: frozenset(indexes)} if indexes else {}, b"\0\1")
+
+
+def has(group: Group, topology: FakeTopology) -> list[set[int]]:
+    return [set(member.assigned.get(T, ())) for member in as_consumer(group, topology).members]
+
+
+def test_members_of_a_stable_group_have_what_it_assigned(topology):
+    group = joined({0, 1, 2, 3}, set())
+    assign(group, to(0, 1), to(2, 3))
+    stored = as_consumer(group, topology)
+    assert [dict(member.assigned) for member in stored.members] == [{T: {0: 1, 1: 1}}, {T: {2: 1, 3: 1}}]
+    assert [dict(member.target) for member in stored.members] == [{T: frozenset({0, 1})}, {T: frozenset({2, 3})}]
+    assert {member.epoch for member in stored.members} == {stored.row.epoch} == {1}
+
+
+def test_members_of_a_group_between_two_generations_have_what_they_said_when_they_joined(topology):
+    assert has(joined({0, 1}, {2}), topology) == [{0, 1}, {2}]
+
+
+def test_of_two_who_say_that_they_have_a_partition_the_first_is_believed(topology):
+    assert has(joined({0, 1}, {1, 2}), topology) == [{0, 1}, {2}]
+
+
+def test_a_topic_that_has_gone_is_nobodys(topology):
+    group = joined(set())
+    assign(group, to(0, 1))
+    topology.delete(TOPIC)
+    assert as_consumer(group, topology).members[0].assigned == {}
+
+
+@pytest.mark.parametrize("assignments", [(to(0), to(0, 1)), (to(0)[:-4] + b"\0\0\0\1x", to(1)), (b"?", to(1))])
+def test_what_a_consumer_group_could_not_keep_stays_in_a_classic_one(topology, assignments):
+    group = joined(set(), set())
+    assign(group, *assignments)
+    with pytest.raises(KafkaError) as refusal:
+        as_consumer(group, topology)
+    assert refusal.value.code is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_a_group_larger_than_a_consumer_group_may_be_stays_a_classic_one():
+    with pytest.raises(KafkaError):
+        check_upgrade(joined(set(), set()), Settings(group_max_size=1))
+
+
+def test_members_of_a_classic_group_have_what_their_targets_gave_them(topology):
+    words = ClassicWords(30_000, (("sticky", metadata_of(set())), ("range", metadata_of(set()))))
+    members = [
+        ConsumerMember(1, "a", "i", None, "c", "/h", 60_000, classic=words, epoch=7, target={T: frozenset({0, 3})}),
+        ConsumerMember(2, "b", classic=ClassicWords(30_000, (("range", metadata_of(set())),)), epoch=6),
+    ]
+    group = as_classic("g", 7, members, topology, Settings(), START)
+    assert (group.state, group.generation, group.protocol, group.roster.leader) == (GroupState.STABLE, 7, "range", "a")
+    assert [assignment_of(member.assignment)[0] for member in group.roster] == [{TOPIC: frozenset({0, 3})}, {}]
+    assert group.subscribed == frozenset({TOPIC})
+
+
+@pytest.mark.parametrize("epochs", [(), (GOES_AWAY,)], ids=["still there", "away"])
+def test_a_group_of_one_static_member_is_a_classic_one_when_that_comes_back_so(epochs):
+    told = Told(partitions=1)
+    told.topology.make(TOPIC, 2)
+    told.beat("m", instance_id="one", topics=frozenset({TOPIC}))
+    for epoch in epochs:
+        told.beat("m", epoch, instance_id="one")
+    told.join("", metadata_of(set()), instance_id="one")
+    group = told.group.successor
+    assert group is not None
+    assert group.state is GroupState.STABLE
+    assert [assignment_of(member.assignment)[0] for member in group.roster] == [{TOPIC: frozenset({0, 1})}]
+
+
+def test_members_that_name_too_much_to_be_looked_at_in_one_go_stay_in_their_group(topology):
+    half = range(MAX_NAMED // 2 + 1)
+    group = joined(set(half), set(half))
+    with pytest.raises(KafkaError, match="too many") as refusal:
+        as_consumer(group, topology)
+    assert refusal.value.code is ErrorCode.GROUP_ID_NOT_FOUND
+    few = joined({0})
+    assign(few, assignment_bytes({TOPIC: frozenset(range(MAX_NAMED + 1))}, bytes(2)))
+    with pytest.raises(KafkaError, match="too many"):
+        as_consumer(few, topology)

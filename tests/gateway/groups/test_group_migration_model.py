@@ -1,0 +1,259 @@
+"""Whatever members of both protocols do to a group, whatever it becomes, and whatever the store does and crashes take away, this holds:
+
+1. A partition never has two readers at one time.
+2. Left in peace, every partition of the topic is read by one member.
+3. The group is a consumer group as long as a member speaks the new protocol, and a classic one when only members of the classic protocol are left.
+4. No request is parked for ever.
+5. The store has one group, of the kind that it is: a restart goes on with it.
+
+Members of the classic protocol are as Java's are with an assignor that moves partitions step by step, or with one that takes all back first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gateway.groups.classic.classic_member import Joining, Syncing
+from gateway.groups.classic.subscription import assignment_bytes, assignment_of, subscription_of
+from gateway.groups.consumer.assignors import Subscriber, assign_uniform
+from gateway.groups.consumer.consumer_member import Beat
+from gateway.groups.consumer.consumer_states import LEAVES
+from gateway.protocol.errors import ErrorCode, KafkaError
+from tests.fakes.broker import House, Started, open_house
+from tests.gateway.groups.consuming import TOPIC, metadata_of
+
+SESSION = 30_000
+PARTITIONS = 5
+SETTINGS = {
+    "group_initial_rebalance_delay_ms": 0,
+    "group_consumer_session_timeout_ms": SESSION,
+    "group_consumer_heartbeat_interval_ms": 1_000,
+}
+
+WHICH = st.integers(0, 1_000)
+
+
+@dataclass
+class Client:
+    """What a client believes, and the request that it waits for."""
+
+    house: House
+    is_classic: bool
+    is_stepwise: bool
+    member_id: str
+    epoch: int = 0
+    reads: set[int] = field(default_factory=set)
+    waiting: Started | None = None
+    is_syncing: bool = False
+    must_join: bool = True
+    is_gone: bool = False
+
+    def is_heard(self) -> None:
+        if self.waiting is None:
+            self._asks()
+        for _ in range(4):
+            if self.waiting is None or not self.waiting.is_done:
+                return
+            reply, self.waiting = self.waiting.result, None
+            self._is_told(reply)
+
+    def leaves(self) -> None:
+        self.reads.clear()
+        self.is_gone = True
+        if not self.is_classic:
+            Started(self.house.broker.groups.beat("g", Beat(self.member_id, LEAVES)))
+            return
+        if self.waiting is not None:
+            self.waiting.cancel()
+        try:
+            self.house.broker.groups.leave("g", self.member_id, None, "")
+        except KafkaError:
+            return
+
+    def loses_its_connection(self, house: House) -> None:
+        """To a gateway that has started again."""
+        self.house = house
+        if self.waiting is not None:
+            self.waiting, self.is_syncing, self.must_join = None, False, True
+
+    def _asks(self) -> None:
+        groups = self.house.broker.groups
+        if not self.is_classic:
+            topic = self.house.broker.topics.get(TOPIC).topic.topic_id
+            owned = {topic: frozenset(self.reads)} if self.reads else {}
+            beat = Beat(self.member_id, self.epoch, None, None, 60_000, frozenset({TOPIC}), owned=owned)
+            self.waiting = Started(groups.beat("g", beat))
+        elif self.must_join:
+            if not self.is_stepwise:
+                self.reads.clear()
+            protocol = "stepwise" if self.is_stepwise else "at once"
+            words = ((protocol, metadata_of(self.reads)),)
+            joining = Joining(self.member_id if self.epoch else "", None, self.member_id, "/h", "consumer", words, SESSION, 60_000)
+            self.waiting = Started(groups.join("g", joining))
+        else:
+            try:
+                groups.heartbeat("g", self.member_id, self.epoch, None)
+            except KafkaError as refusal:
+                self._is_refused(refusal.code)
+
+    def _is_told(self, reply: Any) -> None:
+        if reply.code is not ErrorCode.NONE:
+            self.is_syncing = False
+            self._is_refused(reply.code)
+        elif not self.is_classic:
+            self.epoch = reply.epoch
+            if reply.assignment is not None:
+                self.reads = {index for indexes in reply.assignment.values() for index in indexes}
+        elif self.is_syncing:
+            self.is_syncing = False
+            told = set(assignment_of(reply.assignment)[0].get(TOPIC, ()))
+            # Step by step: what it had to give back others are given when it has joined again.
+            self.must_join = self.is_stepwise and bool(self.reads - told)
+            self.reads = told
+        else:
+            self.member_id, self.epoch, self.must_join, self.is_syncing = reply.member_id, reply.generation, False, True
+            words = tuple(self._assigns(reply.fellows).items()) if reply.leader == self.member_id else ()
+            self.waiting = Started(self.house.broker.groups.sync("g", Syncing(self.member_id, None, self.epoch, assignments=words)))
+
+    def _is_refused(self, code: ErrorCode) -> None:
+        self.must_join = True
+        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.GROUP_ID_NOT_FOUND):
+            self.reads.clear()
+            self.epoch = 0
+
+    def _assigns(self, fellows: Any) -> dict[str, bytes]:
+        """As a leader does; one that goes step by step gives nobody what another one still has."""
+        owned = {one.member_id: subscription_of(one.metadata).owned.get(TOPIC, frozenset()) for one in fellows}
+        topic = TOPIC.encode()
+        members = {name: Subscriber(None, frozenset({topic}), {topic: indexes}) for name, indexes in owned.items()}
+        given = {name: set(rows.get(topic, ())) for name, rows in assign_uniform(members, {topic: PARTITIONS}).items()}
+        for name, indexes in given.items():
+            for other, has in owned.items():
+                if other != name:
+                    indexes -= has
+        return {name: assignment_bytes({TOPIC: frozenset(indexes)} if indexes else {}, b"\0\1") for name, indexes in given.items()}
+
+
+class ConversionModel(RuleBasedStateMachine):
+    @initialize(is_stepwise=st.booleans(), classic=st.integers(0, 2))
+    def begin(self, is_stepwise, classic):
+        self.house = open_house(**SETTINGS)
+        self.house.topic(TOPIC, PARTITIONS)
+        self.is_stepwise = is_stepwise
+        self.clients: list[Client] = []
+        self.names = count(1)
+        for _ in range(classic):
+            self.somebody_comes(True)
+
+    def _all_are_heard(self):
+        for client in list(self.clients):
+            client.is_heard()
+            self.holds()
+
+    @precondition(lambda self: len(self.clients) < 5)
+    @rule(is_classic=st.booleans())
+    def somebody_comes(self, is_classic):
+        client = Client(self.house, is_classic, self.is_stepwise, f"m{next(self.names)}")
+        self.clients.append(client)
+        client.is_heard()
+
+    @precondition(lambda self: self.clients)
+    @rule(which=WHICH)
+    def a_member_is_heard_of(self, which):
+        self.clients[which % len(self.clients)].is_heard()
+
+    @rule(rounds=st.integers(1, 3))
+    def all_are_heard_of(self, rounds):
+        for _ in range(rounds):
+            self._all_are_heard()
+
+    @precondition(lambda self: self.clients)
+    @rule(which=WHICH)
+    def a_member_leaves(self, which):
+        client = self.clients.pop(which % len(self.clients))
+        client.leaves()
+
+    @precondition(lambda self: self.clients)
+    @rule(which=WHICH)
+    def a_member_vanishes(self, which):
+        client = self.clients.pop(which % len(self.clients))
+        if client.waiting is not None:
+            client.waiting.cancel()
+
+    @rule(ms=st.sampled_from([100, 1_000, 5_000]))
+    def time_passes(self, ms):
+        self.house.clock.advance(ms / 1_000)
+        self._all_are_heard()
+
+    @rule()
+    def the_store_is_slow(self):
+        self.house.store.hold()
+        self._all_are_heard()
+        self.house.store.release()
+        self._all_are_heard()
+
+    @rule()
+    def the_store_fails(self):
+        self.house.store.refuse_writes = True
+        self._all_are_heard()
+        self.house.store.refuse_writes = False
+
+    @rule()
+    def crash(self):
+        """In the middle of what the members ask."""
+        self.house.store.hold()
+        self._all_are_heard()
+        medium = self.house.store.medium
+        medium.held_by = None
+        self.house = open_house(medium, **SETTINGS)
+        for client in self.clients:
+            client.loses_its_connection(self.house)
+
+    @rule()
+    def in_peace_all_is_read(self):
+        for _ in range(60):
+            self.house.clock.advance(1)
+            self._all_are_heard()
+        if not self.clients:
+            return
+        read = [index for client in self.clients for index in client.reads]
+        assert sorted(read) == list(range(PARTITIONS)), "(2)"
+        group = self.house.broker.groups.get("g")
+        assert group.kind == ("classic" if all(client.is_classic for client in self.clients) else "consumer"), "(3)"
+        assert not any(client.waiting for client in self.clients), "(4)"
+        assert len(group.roster) == len(self.clients)
+
+    @invariant()
+    def holds(self):
+        if not hasattr(self, "clients"):
+            return
+        read = [index for client in self.clients for index in client.reads]
+        assert len(read) == len(set(read)), "(1)"
+        assert not self.house.bugs
+
+    def teardown(self):
+        if not hasattr(self, "clients"):
+            return
+        self.in_peace_all_is_read()
+        if self.clients:
+            medium = self.house.store.medium
+            medium.held_by = None
+            kinds = [group.kind for group in open_house(medium, **SETTINGS).broker.groups]
+            assert kinds == [self.house.broker.groups.get("g").kind], "(5)"
+
+
+ConversionModel.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=25)
+test_a_group_of_both_protocols_keeps_its_word = ConversionModel.TestCase
+
+
+@pytest.mark.parametrize("owned", [set(), {0, 3}])
+def test_the_clients_of_this_test_say_what_they_have(owned):
+    said = subscription_of(metadata_of(owned))
+    assert (said.topics, set(said.owned.get(TOPIC, ()))) == ({TOPIC}, owned)

@@ -1,0 +1,89 @@
+"""Many calls that are due: each is made once, in order, and not all of them in one turn."""
+
+from __future__ import annotations
+
+import pytest
+from twisted.internet.task import Clock
+
+from gateway.groups.group_timers import MANY_CANCELLED, Alarms
+
+
+class Working(Clock):
+    """Time passes while a call is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns: list[list[int]] = [[]]
+
+    def work(self, number: int, seconds: float) -> None:
+        self.turns[-1].append(number)
+        self.rightNow += seconds
+
+
+def test_calls_are_made_in_order_at_their_time():
+    clock = Clock()
+    alarms = Alarms(clock)
+    made: list[int] = []
+    for number in (3, 1, 2):
+        alarms.later(number, lambda number=number: made.append(number))
+    clock.advance(1)
+    assert made == [1]
+    clock.advance(0.5)
+    alarms.later(0.1, lambda: made.append(0))
+    clock.advance(2)
+    assert made == [1, 0, 2, 3]
+    assert clock.getDelayedCalls() == []
+
+
+def test_a_cancelled_call_is_not_made():
+    clock = Clock()
+    alarms = Alarms(clock)
+    made: list[int] = []
+    cancels = [alarms.later(1, lambda number=number: made.append(number)) for number in range(3)]
+    cancels[0]()
+    cancels[2]()
+    clock.advance(1)
+    cancels[1]()
+    assert made == [1]
+    assert len(alarms) == 0
+
+
+def test_calls_that_take_long_are_made_in_turns():
+    clock = Working()
+    alarms = Alarms(clock)
+    for number in range(10):
+        alarms.later(1, lambda number=number: clock.work(number, 0.003))
+    clock.rightNow = 1.0
+    while clock.calls:
+        clock.turns.append([])
+        clock.calls.pop(0).func()
+    assert clock.turns[1:] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+def test_calls_that_were_cancelled_long_before_their_time_are_not_kept():
+    alarms = Alarms(Clock())
+    kept = [alarms.later(1800, lambda: None) for _ in range(10)]
+    for _ in range(10_000):
+        alarms.later(1800, lambda: None)()
+    assert len(alarms) <= len(kept) + MANY_CANCELLED + 1
+
+
+def test_a_call_that_fails_keeps_no_other_from_being_made():
+    clock = Clock()
+    alarms = Alarms(clock)
+    made: list[int] = []
+    alarms.later(1, lambda: made.remove(0))
+    alarms.later(1, lambda: made.append(1))
+    with pytest.raises(ValueError, match="not in list"):
+        clock.advance(1)
+    clock.advance(0)
+    assert made == [1]
+
+
+def test_nothing_is_waited_for_when_all_calls_are_cancelled():
+    clock = Clock()
+    alarms = Alarms(clock)
+    cancels = [alarms.later(1, lambda: None) for _ in range(3)]
+    for cancel in cancels:
+        cancel()
+    assert clock.getDelayedCalls() == []

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kafka.protocol.admin.configs import AlterConfigsRequest, IncrementalAlterConfigsRequest
+
+from gateway.protocol.errors import ErrorCode
+from tests.fakes.broker import House, open_house
+from tests.gateway.handlers.asking import ask, asked
+
+TOPIC, BROKER, LOGGER = 2, 4, 8
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+Row = tuple[int, str | None]
+
+
+@pytest.fixture
+def house() -> House:
+    return open_house()
+
+
+def incremental_request(wanted: Any, *, validate_only: bool = False) -> Any:
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+    return IncrementalAlterConfigsRequest(
+        resources=[
+            resource(
+                resource_type=kind,
+                resource_name=name,
+                configs=[resource.AlterableConfig(name=key, config_operation=operation, value=value) for key, operation, value in changes],
+            )
+            for kind, name, changes in wanted
+        ],
+        validate_only=validate_only,
+    )
+
+
+def incremental(house: House, *wanted: Any, version: int = 1, validate_only: bool = False) -> list[Row]:
+    reply = ask(house, incremental_request(wanted, validate_only=validate_only), version)
+    return [(row.error_code, row.error_message) for row in reply.responses]
+
+
+def alter(house: House, *wanted: Any, version: int = 2, validate_only: bool = False) -> list[Row]:
+    resource = AlterConfigsRequest.AlterConfigsResource
+    request = AlterConfigsRequest(
+        resources=[
+            resource(
+                resource_type=kind, resource_name=name, configs=[resource.AlterableConfig(name=key, value=value) for key, value in configs]
+            )
+            for kind, name, configs in wanted
+        ],
+        validate_only=validate_only,
+    )
+    return [(row.error_code, row.error_message) for row in ask(house, request, version).responses]
+
+
+def overrides(house: House) -> dict[str, str]:
+    return dict(house.broker.topics.require("orders").topic.configs)
+
+
+@pytest.mark.parametrize("version", range(2))
+def test_one_config_is_set_and_the_others_stay(house: House, version: int) -> None:
+    house.topic(segment_ms="7")
+    assert incremental(house, (TOPIC, "orders", [("retention.ms", SET, "5")]), version=version) == [(0, None)]
+    assert overrides(house) == {"segment.ms": "7", "retention.ms": "5"}
+
+
+def test_what_was_set_counts_at_once_for_open_partitions(house: House) -> None:
+    house.topic()
+    partition = house.partition()
+    incremental(house, (TOPIC, "orders", [("max.message.bytes", SET, "123")]))
+    assert partition.config.max_message_bytes == 123
+
+
+def test_a_deleted_override_gives_way_to_the_default(house: House) -> None:
+    house.topic(retention_ms="5")
+    assert incremental(house, (TOPIC, "orders", [("retention.ms", DELETE, None), ("segment.ms", DELETE, None)])) == [(0, None)]
+    assert overrides(house) == {}
+
+
+def test_items_are_put_to_a_list_once_and_taken_from_it(house: House) -> None:
+    house.topic()
+    incremental(house, (TOPIC, "orders", [("cleanup.policy", APPEND, "compact,delete")]))
+    assert overrides(house) == {"cleanup.policy": "delete,compact"}
+    incremental(house, (TOPIC, "orders", [("cleanup.policy", SUBTRACT, "delete,compact")]))
+    assert overrides(house) == {"cleanup.policy": ""}
+
+
+def test_a_list_does_not_become_longer_than_a_string(house: House) -> None:
+    house.topic()
+    name = "leader.replication.throttled.replicas"
+    halves = [",".join(f"{n}:{n}" for n in range(first, first + 2000)) for first in (10_000, 20_000)]
+    assert incremental(house, (TOPIC, "orders", [(name, APPEND, halves[0])])) == [(0, None)]
+    ((code, message),) = incremental(house, (TOPIC, "orders", [(name, APPEND, halves[1])]))
+    assert (code, "32767 bytes" in message) == (40, True)
+    assert overrides(house) == {name: halves[0]}
+
+
+def test_validate_only_changes_nothing_but_says_what_would_be_wrong(house: House) -> None:
+    house.topic()
+    assert incremental(house, (TOPIC, "orders", [("retention.ms", SET, "5")]), validate_only=True) == [(0, None)]
+    assert [code for code, _ in incremental(house, (TOPIC, "orders", [("retention.ms", SET, "x")]), validate_only=True)] == [40]
+    assert overrides(house) == {}
+
+
+# Codes and messages as Kafka 3.9.2 gave them.
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ([("retention.ms", APPEND, "1")], 40, "Can't APPEND to key retention.ms because its type is not LIST."),
+        ([("no.such", APPEND, "1")], 40, "Can't APPEND to key no.such because its type is not LIST."),
+        ([("retention.ms", SUBTRACT, "1")], 40, "Can't SUBTRACT to key retention.ms because its type is not LIST."),
+        ([("no.such", SET, "1")], 40, "Unknown topic config name: no.such"),
+        (
+            [("cleanup.policy", APPEND, "zzz")],
+            40,
+            "Invalid value zzz for configuration cleanup.policy: String must be one of: compact, delete",
+        ),
+        ([("retention.ms", SET, None), ("segment.ms", SET, None)], 42, "Null value not supported for : retention.ms, segment.ms"),
+        ([("retention.ms", SET, "1"), ("retention.ms", SET, "2")], 42, "Error due to duplicate config keys"),
+        ([("retention.ms", 7, "1")], 42, "Unknown operations type 7"),
+    ],
+)
+def test_a_change_that_kafka_refuses_is_refused_as_a_whole(house: House, changes: Any, code: int, message: str) -> None:
+    house.topic(flush_ms="3")
+    # Something right beside what is wrong.
+    assert incremental(house, (TOPIC, "orders", [("preallocate", SET, "true"), *changes])) == [(code, message)]
+    assert overrides(house) == {"flush.ms": "3"}
+
+
+def test_a_resource_that_is_there_twice_is_refused_both_times(house: House) -> None:
+    house.topic()
+    wanted = (TOPIC, "orders", [("retention.ms", SET, "5")])
+    assert incremental(house, wanted, wanted) == [(42, "Each resource must appear at most once.")] * 2
+    assert overrides(house) == {}
+
+
+# Kafka can alter its brokers; this one says where to do it. The other codes and messages are those of Kafka 3.9.2.
+@pytest.mark.parametrize(
+    ("kind", "name", "code", "message"),
+    [
+        (TOPIC, "never", 3, "The topic 'never' does not exist."),
+        (TOPIC, "", 42, "Default topic resources are not allowed."),
+        (
+            TOPIC,
+            "x y",
+            17,
+            "Topic name is invalid: 'x y' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'",
+        ),
+        (BROKER, "9", 42, "Unexpected broker id, expected 0, but received 9"),
+        (BROKER, "x", 42, "Node id must be an integer, but it is: x"),
+        (BROKER, "0", 42, "Cannot update these configs dynamically: Set(retention.ms)"),
+        (BROKER, "", 42, "Cannot update these configs dynamically: Set(retention.ms)"),
+        (
+            LOGGER,
+            "0",
+            42,
+            "The log levels of this broker (log_level, log_levels) cannot be altered while it runs: set them in its file, environment or "
+            "flags, and restart it.",
+        ),
+        (99, "x", 42, "Unknown resource type 99"),
+        (0, "x", 42, "Unknown resource type 0"),
+    ],
+)
+def test_what_cannot_be_altered_is_refused_alone(house: House, kind: int, name: str, code: int, message: str) -> None:
+    assert incremental(house, (kind, name, [("retention.ms", SET, "1")])) == [(code, message)]
+    assert alter(house, (kind, name, [("retention.ms", "1")])) == [(code, message)]
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_altering_the_old_way_replaces_all_overrides(house: House, version: int) -> None:
+    house.topic(segment_ms="7")
+    assert alter(house, (TOPIC, "orders", [("retention.ms", "5")]), version=version) == [(0, None)]
+    assert overrides(house) == {"retention.ms": "5"}
+
+
+# Codes and messages as Kafka 3.9.2 gave them.
+@pytest.mark.parametrize(
+    ("configs", "code", "message"),
+    [
+        ([("no.such", "1")], 40, "Unknown topic config name: no.such"),
+        ([("segment.ms", "1"), ("segment.ms", "2")], 42, "Error due to duplicate config keys"),
+        ([("segment.ms", None)], 42, "Null value not supported for : segment.ms"),
+    ],
+)
+def test_what_the_old_way_refuses_changes_nothing(house: House, configs: Any, code: int, message: str) -> None:
+    house.topic(flush_ms="3")
+    assert alter(house, (TOPIC, "orders", configs)) == [(code, message)]
+    assert overrides(house) == {"flush.ms": "3"}
+
+
+def test_validate_only_the_old_way_changes_nothing(house: House) -> None:
+    house.topic(flush_ms="3")
+    assert alter(house, (TOPIC, "orders", []), validate_only=True) == [(0, None)]
+    assert overrides(house) == {"flush.ms": "3"}
+
+
+def test_of_two_changes_at_the_same_time_none_is_lost(house: House) -> None:
+    house.topic()
+    house.store.hold()
+    for key in ("retention.ms", "segment.ms"):
+        asked(house, incremental_request([(TOPIC, "orders", [(key, SET, "5")])]), 1)
+    house.store.release()
+    assert overrides(house) == {"retention.ms": "5", "segment.ms": "5"}
+
+
+def test_a_change_whose_author_went_away_is_known_as_it_is_stored(house: House) -> None:
+    house.topic()
+    house.store.hold()
+    waiting = asked(house, incremental_request([(TOPIC, "orders", [("retention.ms", SET, "5")])]), 1)
+    waiting.cancel()
+    house.store.release()
+    assert overrides(house) == dict(house.store.topics["orders"].configs) == {"retention.ms": "5"}
+
+
+def test_a_full_disk_changes_nothing(house: House) -> None:
+    house.topic()
+    house.store.refuse_writes = True
+    assert [code for code, _ in incremental(house, (TOPIC, "orders", [("retention.ms", SET, "5")]))] == [ErrorCode.KAFKA_STORAGE_ERROR]
+    assert overrides(house) == {}

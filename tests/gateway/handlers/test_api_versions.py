@@ -1,0 +1,56 @@
+"""What a connection may ask before it is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+
+from gateway.handlers.api_versions import unsupported_api_versions
+from gateway.protocol.errors import ErrorCode
+from gateway.protocol.routes import ROUTES, supported_versions
+from gateway.protocol.wire.api_keys import ApiKey
+from tests.fakes.broker import open_house
+from tests.gateway.handlers.asking import ask
+
+
+def ranges(answer: Any) -> dict[int, tuple[int, int]]:
+    return {row.api_key: (row.min_version, row.max_version) for row in answer.api_keys}
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_every_version_tells_exactly_what_is_routed(version):
+    asked = ApiVersionsRequest(client_software_name="a-client", client_software_version="1.0")
+    answer = ask(open_house(), asked, version)
+    assert answer.error_code == 0
+    assert ranges(answer) == supported_versions()
+    for key, number in ROUTES:
+        low, high = ranges(answer)[key]
+        assert low <= number <= high
+
+
+def test_produce_and_fetch_begin_at_zero():
+    """librdkafka stops compressing where Produce does not begin at 0."""
+    assert supported_versions()[ApiKey.PRODUCE][0] == supported_versions()[ApiKey.FETCH][0] == 0
+
+
+def test_a_version_that_is_too_new_is_answered_in_the_layout_of_version_zero():
+    answer = ApiVersionsResponse.decode(b"".join(map(bytes, unsupported_api_versions())), version=0)
+    assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
+    assert ranges(answer)[ApiKey.API_VERSIONS] == (0, 4)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_handshake_without_log_in_is_an_illegal_state(version):
+    """KafkaApis.handleSaslHandshakeRequest."""
+    answer = ask(open_house(), SaslHandshakeRequest(mechanism="PLAIN"), version)
+    assert (answer.error_code, list(answer.mechanisms)) == (ErrorCode.ILLEGAL_SASL_STATE, [])
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_a_token_without_a_handshake_is_an_illegal_state(version):
+    answer = ask(open_house(), SaslAuthenticateRequest(auth_bytes=b"\0alice\0secret"), version)
+    assert (answer.error_code, bytes(answer.auth_bytes)) == (ErrorCode.ILLEGAL_SASL_STATE, b"")
+    assert "secret" not in answer.error_message

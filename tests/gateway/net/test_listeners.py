@@ -1,0 +1,92 @@
+"""A gateway with a listener of each kind, and `kopgate topics` as the client of each."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from auth.users import Hash, editing
+from gateway.cli.main import main
+from tests.certificates import Authority
+from tests.peers.gateway import STOP_SECONDS
+
+pytestmark = pytest.mark.xdist_group("listeners")  # one gateway for all of them
+
+LISTENERS = ("PLAINTEXT", "SASL_PLAINTEXT", "SSL", "SASL_SSL")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("gateway")
+    authority = Authority()
+    authority.write(folder)
+    authority.sign().write(folder, "server")
+    with editing(folder / "users") as users:
+        users["alice"] = Hash.of("s3cret", log_cost=4)
+    (folder / "right").write_text("s3cret\n")
+    (folder / "wrong").write_text("wr0ng\n")
+    (folder / "kopgate.toml").write_text(
+        f'listeners = {[f"{name}://127.0.0.1:0" for name in LISTENERS]}\nstore = "lmdb:{folder / "data"}"\nusers_file = "{folder / "users"}"\n'
+        f'ssl_certificate_file = "{folder / "server.crt"}"\nssl_key_file = "{folder / "server.key"}"\n'
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gateway(folder):
+    """host:port of each listener; at the end the gateway has stopped as it should, and has not shown a password."""
+    command = [sys.executable, "-m", "gateway", "serve", "--config", str(folder / "kopgate.toml")]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, text=True)
+    try:
+        line = process.stdout.readline()
+        yield dict(re.findall(r"(\w+)://(127\.0\.0\.1:\d+)", line))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(STOP_SECONDS) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    log = (folder / "log").read_text()
+    assert not re.search("s3cret|wr0ng|Warning|Traceback", log), log
+
+
+def topics(address, *arguments, timeout="60"):
+    return CliRunner().invoke(main, ["topics", "list", "--bootstrap-server", address, "--timeout", timeout, *arguments])
+
+
+def options(folder, words):
+    return [str(folder / word) if word in ("right", "wrong", "ca.crt") else word for word in words]
+
+
+LOG_IN = ["--user", "alice", "--password-file", "right"]
+TLS = ["--tls-ca", "ca.crt"]
+
+
+@pytest.mark.parametrize(
+    ("listener", "words"), [("PLAINTEXT", []), ("SASL_PLAINTEXT", LOG_IN), ("SSL", TLS), ("SASL_SSL", [*LOG_IN, *TLS])]
+)
+def test_a_client_of_its_kind_is_served(gateway, folder, listener, words):
+    assert topics(gateway[listener], *options(folder, words)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("listener", "words", "complaint"),
+    [
+        ("SASL_PLAINTEXT", [], "it may ask for a log-in"),
+        ("SASL_PLAINTEXT", ["--user", "alice", "--password-file", "wrong"], "password"),
+        ("SASL_SSL", ["--user", "bob", "--password-file", "right", *TLS], "password"),
+        ("PLAINTEXT", LOG_IN, "it takes no log-in there"),
+        ("SSL", [], "TLS"),
+        ("SSL", ["--tls"], "its certificate is not trusted"),
+    ],
+)
+def test_a_client_of_another_kind_is_refused_and_told(gateway, folder, listener, words, complaint):
+    # The client retries until its timeout, which leaves time for many attempts.
+    result = topics(gateway[listener], *options(folder, words), timeout="3")
+    assert result.exit_code == 1
+    assert complaint in result.stderr

@@ -1,0 +1,524 @@
+"""The transport on real sockets: partial sends, many buffers, slow readers, ends of every kind, with and without TLS; and on a scripted one."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import struct
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IOpenSSLServerConnectionCreator
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.task import deferLater
+from twisted.internet.testing import MemoryReactorClock
+from zope.interface import directlyProvides
+
+from auth.tls import Tls, TlsFiles
+from gateway.net import transport
+from gateway.net.flow_control import Outgoing
+from gateway.net.listeners import TlsListener
+from gateway.net.transport import SEND_BUFFERS, UNSENT_BYTES, Connection, Port, no_delay
+from tests.certificates import Authority
+from tests.contract.waiting import settle
+
+MIB = 1 << 20
+
+
+class Peer(Protocol):
+    """The server's end: it keeps what it gets, and what it is told."""
+
+    def __init__(self):
+        self.got = bytearray()
+        self.chunks = []
+        self.told = []
+        self.lost = []
+
+    def connectionMade(self):
+        no_delay(self.transport)
+
+    def received(self, chunk):
+        self.chunks.append(len(chunk))
+        self.got += chunk
+
+    def dataReceived(self, data):
+        self.received(memoryview(data))
+
+    def connectionLost(self, reason):
+        self.lost.append(reason.type)
+
+    def pauseProducing(self):
+        self.told.append("pause")
+
+    def resumeProducing(self):
+        self.told.append("resume")
+
+    def stopProducing(self):
+        pass
+
+
+class Peers(Factory):
+    noisy = False
+
+    def __init__(self):
+        self.made = []
+
+    def buildProtocol(self, addr):
+        self.made.append(Peer())
+        return self.made[-1]
+
+
+async def until(is_true, seconds=60.0):
+    end = reactor.seconds() + seconds
+    while not is_true():
+        assert reactor.seconds() < end, "it did not happen in time"
+        await deferLater(reactor, 0.002)
+
+
+class Bench:
+    """A port and the clients on it."""
+
+    def __init__(self, tls=None):
+        self.peers = Peers()
+        self.tls = tls
+        self.outgoing = Outgoing()
+        factory = self.peers
+        if tls is not None:
+            directlyProvides(tls, IOpenSSLServerConnectionCreator)
+            factory = TlsListener(tls, False, self.peers)
+        self.port = Port(0, factory, 10, "127.0.0.1", reactor, self.outgoing)
+        self.port.startListening()
+        self.sockets = []
+
+    async def connect(self, receive_buffer=None):
+        """(the client's socket, the server's end of it)."""
+        made = len(self.peers.made)
+        client = socket.socket()
+        if receive_buffer:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        client.setblocking(False)
+        self.sockets.append(client)
+        client.connect_ex(self.port.socket.getsockname())
+        await until(lambda: len(self.peers.made) > made and self.peers.made[-1].transport)
+        return client, self.peers.made[-1]
+
+    async def close(self):
+        for client in self.sockets:
+            client.close()
+        await self.port.stopListening()
+        await until(lambda: all(peer.lost for peer in self.peers.made))
+        assert self.outgoing.unsent == 0
+
+
+@pytest.fixture
+def bench():
+    made = Bench()
+    yield made
+    settle(made.close())
+
+
+async def read(client, size, step=MIB):
+    got = bytearray()
+    while len(got) < size:
+        try:
+            piece = client.recv(step)
+        except BlockingIOError:
+            await deferLater(reactor, 0.001)
+            continue
+        if not piece:
+            break
+        got += piece
+    return bytes(got)
+
+
+async def read_to_the_end(client):
+    """How many bytes come until the peer resets the connection."""
+    got = 0
+    try:
+        while piece := await read(client, 1):
+            got += len(piece)
+    except ConnectionResetError:
+        return got
+    pytest.fail("the connection ended in good order")
+
+
+def pattern(size):
+    """Bytes of which no two neighbouring megabytes are alike."""
+    return b"".join(struct.pack(">I", index) for index in range(size // 4))
+
+
+@ensureDeferred
+async def test_bytes_that_arrive_reach_the_protocol_in_order(bench):
+    client, peer = await bench.connect()
+    sent = pattern(4 * MIB)
+    position = 0
+    while position < len(sent):
+        try:
+            position += client.send(sent[position:])
+        except BlockingIOError:
+            await deferLater(reactor, 0.001)
+    await until(lambda: len(peer.got) == len(sent))
+    assert peer.got == sent
+    assert max(peer.chunks) <= 256 << 10
+
+
+@ensureDeferred
+async def test_more_than_the_socket_takes_arrives_whole_and_in_order(bench):
+    client, peer = await bench.connect(receive_buffer=4096)
+    sent = pattern(8 * MIB)
+    peer.transport.writeSequence([sent[: 3 * MIB], bytearray(sent[3 * MIB : 5 * MIB]), memoryview(sent)[5 * MIB :]])
+    assert await read(client, len(sent)) == sent
+    await until(lambda: peer.transport.unsent_bytes == 0)
+
+
+@ensureDeferred
+async def test_more_buffers_than_one_call_may_carry_arrive_in_order(bench):
+    client, peer = await bench.connect()
+    buffers = [struct.pack(">I", index) for index in range(5 * SEND_BUFFERS + 7)]
+    peer.transport.writeSequence(buffers)
+    assert await read(client, 4 * len(buffers)) == b"".join(buffers)
+
+
+@ensureDeferred
+async def test_empty_buffers_are_nothing(bench):
+    client, peer = await bench.connect()
+    peer.transport.writeSequence([b"", bytearray(), memoryview(b"")])
+    assert peer.transport.unsent_bytes == 0
+    peer.transport.writeSequence([b"", b"ab", b"", b"c", b""])
+    peer.transport.write(b"d")
+    assert await read(client, 4) == b"abcd"
+
+
+@ensureDeferred
+async def test_a_reader_that_is_slow_is_told_of_and_so_is_that_it_reads_again(bench):
+    client, peer = await bench.connect(receive_buffer=4096)
+    peer.transport.registerProducer(peer, True)
+    size = UNSENT_BYTES + 16 * MIB
+    peer.transport.write(bytes(size))
+    await until(lambda: peer.told == ["pause"])
+    await deferLater(reactor, 0.05)
+    assert peer.told == ["pause"]
+    assert peer.transport.unsent_bytes > UNSENT_BYTES
+    await read(client, size)
+    await until(lambda: peer.told == ["pause", "resume"])
+    peer.transport.write(b"x")
+    assert await read(client, 1) == b"x"
+    peer.transport.unregisterProducer()
+
+
+@ensureDeferred
+async def test_a_reader_that_keeps_up_leaves_nothing_paused(bench):
+    client, peer = await bench.connect()
+    peer.transport.registerProducer(peer, True)
+    for _ in range(20):
+        peer.transport.write(bytes(UNSENT_BYTES + 1))
+        await read(client, UNSENT_BYTES + 1)
+    await until(lambda: peer.told[-1:] != ["pause"])
+    peer.transport.unregisterProducer()
+
+
+@ensureDeferred
+async def test_what_was_written_before_the_end_is_sent_and_nothing_after_it(bench):
+    client, peer = await bench.connect(receive_buffer=4096)
+    peer.transport.write(bytes(4 * MIB))
+    peer.transport.loseConnection()
+    peer.transport.write(b"late")
+    assert await read(client, 5 * MIB) == bytes(4 * MIB)
+    await until(lambda: peer.lost)
+
+
+@ensureDeferred
+async def test_an_end_right_after_a_paused_write_still_comes(bench):
+    client, peer = await bench.connect(receive_buffer=4096)
+    peer.transport.registerProducer(peer, True)
+    peer.transport.write(bytes(8 * MIB))
+    await until(lambda: peer.told == ["pause"])
+    peer.transport.unregisterProducer()
+    peer.transport.loseConnection()
+    assert len(await read(client, 9 * MIB)) == 8 * MIB
+    await until(lambda: peer.lost)
+
+
+@ensureDeferred
+async def test_the_end_is_no_reset_for_a_peer_that_is_still_talking(bench, monkeypatch):
+    # Longer than the conversation takes on any machine.
+    monkeypatch.setattr(transport, "GOODBYE_SECONDS", 60.0)
+    client, peer = await bench.connect(receive_buffer=4096)
+    peer.transport.pauseProducing()
+    client.send(bytes(100_000))
+    peer.transport.write(bytes(4 * MIB))
+    peer.transport.loseConnection()
+    assert await read(client, 4 * MIB) == bytes(4 * MIB)
+    client.send(b"more")
+    await deferLater(reactor, 0.01)
+    client.send(b"and more")
+    assert await read(client, 1) == b""
+    assert (peer.got, peer.lost) == (b"", [])
+    client.close()
+    await until(lambda: peer.lost == [ConnectionDone])
+
+
+@ensureDeferred
+async def test_a_peer_that_does_not_hang_up_too_is_not_waited_for_long(bench, monkeypatch):
+    monkeypatch.setattr(transport, "GOODBYE_SECONDS", 0.05)
+    client, peer = await bench.connect()
+    peer.transport.write(b"last words")
+    peer.transport.loseConnection()
+    await until(lambda: peer.lost == [ConnectionDone])
+    assert await read(client, 100) == b"last words"
+
+
+@ensureDeferred
+async def test_the_end_of_a_quiet_connection_waits_for_nobody(bench, monkeypatch):
+    monkeypatch.setattr(transport, "GOODBYE_SECONDS", 3600.0)
+    client, peer = await bench.connect()
+    peer.transport.is_quiet = True
+    peer.transport.loseConnection()
+    await until(lambda: peer.lost == [ConnectionDone])
+    assert await read(client, 1) == b""
+
+
+@ensureDeferred
+async def test_an_abort_after_all_is_said_is_no_reset(bench):
+    client, peer = await bench.connect()
+    peer.transport.write(b"last words")
+    peer.transport.loseConnection()
+    assert await read(client, 100) == b"last words"
+    peer.transport.abortConnection()
+    await until(lambda: peer.lost == [ConnectionDone])
+    assert await read(client, 1) == b""
+
+
+@ensureDeferred
+async def test_an_abort_lets_go_of_all_that_was_unsent(bench):
+    client, peer = await bench.connect(receive_buffer=4096)
+    peer.transport.write(bytes(16 * MIB))
+    await until(lambda: 0 < peer.transport.unsent_bytes < 16 * MIB)
+    peer.transport.abortConnection()
+    peer.transport.write(b"late")
+    await until(lambda: peer.lost)
+    assert len(peer.lost) == 1
+    assert peer.transport.unsent_bytes == 0
+    assert await read_to_the_end(client) < 16 * MIB
+
+
+@ensureDeferred
+async def test_a_peer_that_resets_while_much_is_owed_is_lost_once(bench):
+    client, peer = await bench.connect(receive_buffer=4096)
+    peer.transport.write(bytes(16 * MIB))
+    await until(lambda: 0 < peer.transport.unsent_bytes < 16 * MIB)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    await until(lambda: peer.lost)
+    await deferLater(reactor, 0.01)
+    assert len(peer.lost) == 1
+    assert peer.transport.unsent_bytes == 0
+
+
+@ensureDeferred
+async def test_a_peer_that_ends_its_half_is_gone(bench):
+    # As Kafka takes it: a client has no use for a reply that it has stopped waiting for.
+    client, peer = await bench.connect()
+    client.send(b"last words")
+    client.shutdown(socket.SHUT_WR)
+    await until(lambda: peer.lost)
+    assert peer.lost == [ConnectionDone]
+    assert peer.got == b"last words"
+
+
+@ensureDeferred
+async def test_what_is_paused_is_not_read_until_it_is_resumed(bench):
+    client, peer = await bench.connect()
+    peer.transport.pauseProducing()
+    client.send(b"abc")
+    await deferLater(reactor, 0.05)
+    assert peer.got == b""
+    peer.transport.resumeProducing()
+    await until(lambda: peer.got == b"abc")
+
+
+@pytest.mark.parametrize("end", ["loseConnection", "abortConnection"])
+@ensureDeferred
+async def test_to_resume_what_is_on_its_way_out_reads_nothing_more(bench, end):
+    client, peer = await bench.connect(receive_buffer=4096)
+    peer.transport.write(bytes(8 * MIB))
+    peer.transport.pauseProducing()
+    client.send(b"abc")
+    getattr(peer.transport, end)()
+    peer.transport.resumeProducing()
+    await deferLater(reactor, 0.05)
+    assert peer.got == b""
+
+
+@ensureDeferred
+async def test_to_resume_what_is_gone_does_nothing(bench):
+    client, peer = await bench.connect()
+    client.close()
+    await until(lambda: peer.lost)
+    peer.transport.resumeProducing()
+    peer.transport.write(b"late")
+    peer.transport.flush()
+    await deferLater(reactor, 0.01)
+    assert len(peer.lost) == 1
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return Authority()
+
+
+@pytest.fixture
+def secure(authority, tmp_path):
+    certificate, key = authority.sign("server").write(tmp_path, "server")
+    made = Bench(Tls(TlsFiles(certificate, key), reactor.seconds, lambda problem: None))
+    made.context = ssl.create_default_context(cafile=str(authority.write(tmp_path)))
+    yield made
+    settle(made.close())
+
+
+class Secured:
+    """A client's end of TLS that never blocks."""
+
+    def __init__(self, client, context):
+        self.client = client
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
+
+    async def does(self, act):
+        while True:
+            try:
+                return act()
+            except ssl.SSLWantReadError:
+                await self._push()
+                try:
+                    piece = self.client.recv(MIB)
+                except BlockingIOError:
+                    await deferLater(reactor, 0.001)
+                    continue
+                if piece:
+                    self.incoming.write(piece)
+                else:
+                    self.incoming.write_eof()
+            finally:
+                await self._push()
+
+    async def _push(self):
+        out = self.outgoing.read()
+        while out:
+            try:
+                out = out[self.client.send(out) :]
+            except BlockingIOError:
+                await deferLater(reactor, 0.001)
+
+    async def read(self, size):
+        got = bytearray()
+        while len(got) < size:
+            got += await self.does(lambda: self.tls.read(MIB))
+        return bytes(got)
+
+
+async def connect_tls(secure, **options):
+    client, peer = await secure.connect(**options)
+    secured = Secured(client, secure.context)
+    await secured.does(secured.tls.do_handshake)
+    return secured, peer
+
+
+@ensureDeferred
+async def test_much_goes_both_ways_through_tls(secure):
+    client, peer = await connect_tls(secure)
+    sent = pattern(2 * MIB)
+    for position in range(0, len(sent), 1 << 16):
+        await client.does(lambda piece=sent[position : position + (1 << 16)]: client.tls.write(piece))
+    await until(lambda: len(peer.got) == len(sent))
+    assert peer.got == sent
+    peer.transport.writeSequence([sent[:MIB], bytearray(sent[MIB : MIB + 1000]), memoryview(sent)[MIB + 1000 :], b""])
+    assert await client.read(len(sent)) == sent
+
+
+@ensureDeferred
+async def test_a_slow_reader_is_told_of_through_tls(secure):
+    client, peer = await connect_tls(secure, receive_buffer=4096)
+    peer.transport.registerProducer(peer, True)
+    peer.transport.write(bytes(16 * MIB))
+    await until(lambda: peer.told == ["pause"])
+    await client.read(16 * MIB)
+    await until(lambda: peer.told == ["pause", "resume"])
+    peer.transport.unregisterProducer()
+
+
+@ensureDeferred
+async def test_the_end_through_tls_sends_what_was_written_and_a_goodbye(secure):
+    client, peer = await connect_tls(secure)
+    peer.transport.write(bytes(4 * MIB))
+    peer.transport.loseConnection()
+    assert await client.read(4 * MIB) == bytes(4 * MIB)
+    assert await client.does(lambda: client.tls.read(1)) == b""
+    client.tls.unwrap()
+    await client._push()
+    await until(lambda: peer.lost)
+
+
+@ensureDeferred
+async def test_an_abort_through_tls_waits_for_nobody(secure):
+    _, peer = await connect_tls(secure)
+    peer.transport.abortConnection()
+    await until(lambda: peer.lost)
+
+
+# a scripted socket
+
+
+class ScriptedSocket:
+    """Takes as many bytes as it is told to, one number a call; None is "not now"."""
+
+    def __init__(self, takes):
+        self.takes = list(takes)
+        self.taken = b""
+        self.most_buffers = 0
+
+    def sendmsg(self, buffers):
+        buffers = list(buffers)
+        self.most_buffers = max(self.most_buffers, len(buffers))
+        most = self.takes.pop(0) if self.takes else 1 << 30
+        if most is None:
+            raise BlockingIOError(errno.EAGAIN, "not now")
+        piece = b"".join(buffers)[:most]
+        self.taken += piece
+        return len(piece)
+
+    def fileno(self):
+        return 7
+
+    def setblocking(self, on):
+        pass
+
+
+@given(
+    writes=st.lists(st.lists(st.binary(max_size=20), max_size=5), max_size=10),
+    takes=st.lists(st.none() | st.integers(1, 40), max_size=40),
+)
+def test_however_little_the_socket_takes_at_a_time_the_bytes_are_the_same(writes, takes):
+    clock = MemoryReactorClock()
+    outbox = SimpleNamespace(add=lambda connection: connection.flush())
+    scripted = ScriptedSocket(takes)
+    outgoing = Outgoing()
+    connection = Connection(
+        scripted, Protocol(), ("192.0.2.1", 1), SimpleNamespace(outbox=outbox, outgoing=outgoing, _realPortNumber=9092), 1, clock
+    )
+    for buffers in writes:
+        connection.writeSequence(buffers)
+        connection.doWrite()
+    for _ in range(len(takes) + 2):
+        connection.doWrite()
+    assert scripted.taken == b"".join(map(b"".join, writes))
+    assert connection.unsent_bytes == outgoing.unsent == 0

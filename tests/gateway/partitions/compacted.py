@@ -1,0 +1,86 @@
+"""A compacted topic as its producers, its cleaner and its consumers of every generation see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compat.records import check_message_set
+from gateway.partitions.compaction import Compaction
+from gateway.partitions.partition import Partition
+from gateway.partitions.record_batch import check_batch
+from tests.fakes.broker import House, ended
+from tests.gateway.handlers import consuming
+from tests.gateway.sets import TIME, Pair, batch, old_set
+
+#: One Fetch version for each format that a consumer can read.
+FETCH_VERSIONS = (1, 3, 12)
+
+#: (format, codec) that kafka-python writes: none, gzip, snappy, lz4 (format 0 has its own), zstd.
+FORMATS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4))
+
+Seen = list[tuple[int, bytes | None, bytes | None]]
+
+
+def table(house: House, name: str = "orders", partitions: int = 1, **configs: str) -> Any:
+    """A topic of which all but the last entry may be compacted at once, unless `configs` say otherwise."""
+    return house.topic(
+        name, partitions, **{"cleanup_policy": "compact", "segment_bytes": "14", "min_cleanable_dirty_ratio": "0", **configs}
+    )
+
+
+def put(
+    house: House,
+    *records: Pair,
+    written: tuple[int, int] = (2, 0),
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    timestamp: int | None = TIME,
+    topic: str = "orders",
+) -> int:
+    """Store these in one request; the offset of the first."""
+    magic, codec = written
+    partition = house.partition(topic)
+    if magic == 2:
+        made = batch(records, codec=codec, producer=producer, timestamp=timestamp)
+        return int(ended(partition.append_batch(made, check_batch(made, 11), house.now())).base_offset)
+    made = old_set(records, magic=magic, codec=codec, timestamp=timestamp)
+    checked = check_message_set(made, max_decompressed_bytes=1 << 20)
+    return int(ended(partition.append_message_set(made, checked, house.now())).base_offset)
+
+
+def close(house: House, topic: str = "orders") -> None:
+    """One more record, of a key of its own: what was the last entry is not any more."""
+    put(house, (b"the last", b"entry"), topic=topic)
+
+
+def compact(house: House, **limits: int) -> None:
+    """One round of a cleaner that has just started."""
+    ended(Compaction(house.broker, **limits).round())
+    assert not house.bugs
+
+
+def consume(house: House, version: int = 12, offset: int = 0, max_bytes: int = consuming.LARGE) -> Seen:
+    """Everything from `offset` on, as a consumer of that Fetch version gets it, request after request."""
+    found: Seen = []
+    end = house.partition().log.end_offset
+    offset = max(offset, house.partition().log.start_offset)
+    fetches_without_records = 0
+    while offset < end:
+        asked = consuming.request(version, [consuming.at(offset, max_bytes=max_bytes)])
+        (row,) = consuming.rows(consuming.ask(house, asked).result).values()
+        assert row.error_code == 0
+        got = consuming.consume(consuming.payload(row), offset)
+        # Where much has nothing for it, the gateway goes over that in several requests.
+        fetches_without_records = 0 if got.next_offset > offset else fetches_without_records + 1
+        assert fetches_without_records < 5, f"stuck at {offset}"
+        found += got.records
+        offset = got.next_offset
+    return found
+
+
+def values(seen: Seen) -> list[tuple[int, bytes | None]]:
+    """Offset and value, without the record that `close` adds."""
+    return [(offset, value) for offset, key, value in seen if key != b"the last"]
+
+
+def sizes(partition: Partition) -> list[int]:
+    return [len(entry.payload) for entry in ended(partition.log.read(partition.log.start_offset, consuming.LARGE))]

@@ -1,0 +1,125 @@
+"""Whatever was produced, compacted, deleted and cut off in between: what consumers of every generation see of a compacted topic."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.log import StorageFailed
+from tests.compat.records.strategies import prop
+from tests.fakes.broker import House, ended, open_house
+from tests.gateway.partitions.compacted import FETCH_VERSIONS, FORMATS, compact, consume, put, table
+from tests.gateway.sets import Pair
+
+LONG = b"a key that is longer than its hash"
+
+pairs = st.tuples(st.sampled_from((b"a", b"b", b"c", b"", LONG)), st.none() | st.binary(min_size=1, max_size=30))
+produces = st.tuples(
+    st.just("produce"), st.sampled_from(FORMATS), st.lists(pairs, min_size=1, max_size=6), st.sampled_from((None, None, 7, 8))
+)
+compacts = st.tuples(
+    st.just("compact"),
+    st.integers(1, 6),
+    st.sampled_from((1, 150, 1 << 20)),
+    # How many writes the store takes before the power goes.
+    st.none() | st.integers(0, 4),
+)
+deletes = st.tuples(st.just("delete"), st.integers(0, 10))
+waits = st.tuples(st.just("wait"))
+steps = st.lists(st.one_of(produces, produces, compacts, compacts, deletes, waits), min_size=1, max_size=14)
+
+
+class Life:
+    """A topic, what was ever written to it, and when."""
+
+    def __init__(self, delete_retention_ms: int) -> None:
+        self.house = self.opened(None)
+        self.retention_ms = delete_retention_ms
+        table(self.house, delete_retention_ms=str(delete_retention_ms))
+        self.history: list[Pair] = []
+        self.sequences = {7: 0, 8: 0}
+
+    def opened(self, before: House | None) -> House:
+        if before is None:
+            return open_house()
+        before.store.medium.held_by = None
+        house = open_house(before.store.medium)
+        house.clock.advance(before.clock.seconds())
+        return house
+
+    def produce(self, written: tuple[int, int], records: list[Pair], producer_id: int | None) -> None:
+        producer = (-1, -1, -1)
+        if producer_id is not None and written[0] == 2:
+            # Accepted only where the sequence before is known: compaction must not forget it.
+            producer = (producer_id, 0, self.sequences[producer_id])
+            self.sequences[producer_id] += len(records)
+        assert put(self.house, *records, written=written, producer=producer) == len(self.history)
+        self.history += records
+
+    def compact(self, max_keys: int, piece_bytes: int, writes: int | None) -> None:
+        if writes is None:
+            compact(self.house, max_keys=max_keys, piece_bytes=piece_bytes)
+            return
+        store, left = self.house.store, [writes]
+        real = store.check_medium
+
+        def check() -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise StorageFailed("the power is gone")
+            real()
+
+        store.check_medium = check  # type: ignore[method-assign]
+        compact(self.house, max_keys=max_keys, piece_bytes=piece_bytes)
+        self.house = self.opened(self.house)
+        self.check_producers()
+
+    def check_producers(self) -> None:
+        known = {producer_id: producer.sent[-1].last_sequence for producer_id, producer in self.house.partition().producers}
+        for producer_id, sequence in self.sequences.items():
+            if producer_id in known:
+                assert known[producer_id] == sequence - 1
+
+    def delete(self, offset: int) -> None:
+        ended(self.house.partition().log.delete_before(min(offset, len(self.history))))
+
+    def wait(self) -> None:
+        self.house.clock.advance(60)
+
+    def check(self) -> None:
+        start = self.house.partition().log.start_offset
+        last = {key: offset for offset, (key, _) in enumerate(self.history)}
+        for version in FETCH_VERSIONS:
+            seen = consume(self.house, version)
+            assert all(left < right for (left, *_), (right, *_) in pairwise(seen)), "offsets do not increase"
+            assert all(self.history[offset] == (key, value) for offset, key, value in seen), "something was invented"
+            offsets = {offset for offset, *_ in seen}
+            for offset in last.values():
+                is_tombstone = self.history[offset][1] is None
+                if offset >= start and not (is_tombstone and self.retention_ms == 0):
+                    assert offset in offsets, "the last record of a key is missing"
+
+
+@prop
+@given(steps, st.sampled_from((0, 86_400_000)))
+def test_of_each_key_the_last_record_is_always_there_and_nothing_else_than_was_written(taken, delete_retention_ms):
+    life = Life(delete_retention_ms)
+    for name, *arguments in taken:
+        getattr(life, name)(*arguments)
+        life.check()
+    assert not life.house.bugs
+
+
+@prop
+@given(steps, st.integers(1, 6), st.sampled_from((1, 150, 1 << 20)))
+def test_in_the_end_there_is_one_record_of_each_key(taken, max_keys, piece_bytes):
+    life = Life(86_400_000)
+    for name, *arguments in taken:
+        getattr(life, name)(*arguments)
+    life.produce((2, 0), [(b"the last", b"entry")], None)
+    compact(life.house, max_keys=max_keys, piece_bytes=piece_bytes)
+    life.check()
+    found = [key for _, key, _ in consume(life.house)]
+    assert len(found) == len(set(found))

@@ -1,0 +1,449 @@
+"""The leader of a partition: offsets, stamps, retries, failures, and what it answers meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from compat.records import check_message_set
+from gateway.partitions.partition import Partition, storage_error
+from gateway.partitions.record_batch import check_batch, read_batch
+from gateway.protocol.errors import ErrorCode, KafkaError
+from storage.log import EntryTooLarge, Fenced, LogClosed, NotAllowed, OffsetOutOfRange, StorageFailed, TopicExists, UnknownTopic
+from tests.compat.records.peers import read_with_kafka_python
+from tests.fakes.broker import NOW, House, Started, ended, open_house
+from tests.gateway.sets import TIME, batch, old_set
+
+LATER = NOW + 5
+
+
+@pytest.fixture
+def house() -> House:
+    house = open_house()
+    house.topic()
+    return house
+
+
+@pytest.fixture
+def partition(house: House) -> Partition:
+    return house.partition()
+
+
+def send(partition: Partition, records: memoryview, now: int = LATER) -> Started:
+    """Append a v2 batch; what is under way."""
+    return Started(partition.append_batch(records, check_batch(records, 11), now))
+
+
+def send_old(partition: Partition, records: memoryview, now: int = LATER) -> Started:
+    return Started(partition.append_message_set(records, check_message_set(records, max_decompressed_bytes=1 << 20), now))
+
+
+def stored(partition: Partition) -> list[Any]:
+    entries = ended(partition.read(partition.log.start_offset, 1 << 30))
+    return [found for entry in entries for found in read_with_kafka_python(bytes(entry.payload))]
+
+
+def test_offsets_go_on_over_every_format(partition):
+    results = [
+        send(partition, batch(3)).result,
+        send_old(partition, old_set(2, magic=0)).result,
+        send_old(partition, old_set(4, magic=1, codec=1)).result,
+        send_old(partition, old_set(2, magic=0, codec=1)).result,
+        send(partition, batch(1)).result,
+    ]
+    assert [result.base_offset for result in results] == [0, 3, 5, 9, 11]
+    assert [found[0] for found in stored(partition)] == list(range(12))
+
+
+def test_the_order_of_the_calls_is_the_order_of_the_offsets_whatever_lands_when(house, partition):
+    house.store.hold()
+    waiting = [send(partition, batch(2)), send_old(partition, old_set(3, magic=1)), send(partition, batch(1))]
+    assert not any(one.is_done for one in waiting)
+    house.store.release()
+    assert [one.result.base_offset for one in waiting] == [0, 2, 5]
+
+
+def test_nothing_is_answered_before_it_is_durable(house, partition):
+    house.store.hold()
+    waiting = send(partition, batch(1))
+    assert (waiting.is_done, partition.log.end_offset) == (False, 0)
+    house.store.release()
+    assert (waiting.result.base_offset, partition.log.end_offset) == (0, 1)
+
+
+def test_create_time_keeps_the_producers_times(partition):
+    assert send(partition, batch(2)).result.log_append_time == -1
+    assert {(found[1], found[2]) for found in stored(partition)} == {(TIME, 0)}
+
+
+def test_log_append_time_is_told_and_stored(house):
+    house.topic("stamped", message_timestamp_type="LogAppendTime")
+    partition = house.partition("stamped")
+    answers = [
+        send(partition, batch(2)).result,
+        send_old(partition, old_set(2, magic=1, codec=1)).result,
+        send_old(partition, old_set(1, magic=1)).result,
+    ]
+    assert [answer.log_append_time for answer in answers] == [LATER] * 3
+    assert {(found[1], found[2]) for found in stored(partition)} == {(LATER, 1)}
+
+
+def test_format_0_has_no_append_time(house):
+    house.topic("stamped", message_timestamp_type="LogAppendTime")
+    assert send_old(house.partition("stamped"), old_set(2, magic=0)).result.log_append_time == -1
+
+
+@pytest.mark.parametrize(("records", "expected"), [(old_set(2, magic=1), TIME), (old_set(2, magic=0), LATER)])
+def test_an_entry_counts_from_its_greatest_time_or_from_when_it_came(partition, records, expected):
+    send_old(partition, records)
+    assert [entry.max_timestamp for entry in ended(partition.read(0, 1000))] == [expected]
+
+
+def test_an_empty_message_set_is_taken_and_comes_to_nothing(partition):
+    assert send_old(partition, memoryview(bytearray())).result.base_offset == -1
+    assert partition.log.next_offset == 0
+
+
+def test_a_retry_is_answered_as_the_first_try_and_not_stored_again(partition):
+    first = send(partition, batch(3, producer=(7, 0, 0))).result
+    send(partition, batch(3, producer=(7, 0, 3)))
+    assert send(partition, batch(3, producer=(7, 0, 0))).result == first
+    assert partition.log.end_offset == 6
+
+
+def test_a_retry_is_answered_with_the_append_time_of_the_first_try(house):
+    house.topic("stamped", message_timestamp_type="LogAppendTime")
+    partition = house.partition("stamped")
+    send(partition, batch(1, producer=(7, 0, 0)), LATER)
+    assert send(partition, batch(1, producer=(7, 0, 0)), LATER + 99).result.log_append_time == LATER
+
+
+def test_a_retry_of_what_is_in_flight_waits_for_it(house, partition):
+    house.store.hold()
+    waiting = [send(partition, batch(3, producer=(7, 0, 0))) for _ in range(3)]
+    assert not any(one.is_done for one in waiting)
+    house.store.release()
+    assert [one.result.base_offset for one in waiting] == [0, 0, 0]
+    assert partition.log.end_offset == 3
+
+
+def test_a_retry_of_what_is_in_flight_waits_for_it_beyond_the_limit_of_producers():
+    house = open_house(max_producer_ids_per_partition=1)
+    house.topic()
+    partition = house.partition()
+    house.store.hold()
+    waiting = [send(partition, batch(1, producer=(producer, 0, 0))) for producer in (7, 8, 7)]
+    house.store.release()
+    assert [one.result.base_offset for one in waiting] == [0, 1, 0]
+
+
+def test_a_retry_of_what_then_fails_fails_too(house, partition):
+    house.store.hold()
+    waiting = [send(partition, batch(3, producer=(7, 0, 0))) for _ in range(2)]
+    house.store.refuse_writes = True
+    house.store.release()
+    assert [one.failure.code for one in waiting] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+
+
+def test_a_retry_is_never_answered_by_a_first_try_that_failed_before_it_ran(house, partition):
+    """Two copies in one request: both are checked and queued before either of them runs."""
+    house.store.refuse_writes = True
+    copies = [batch(1, producer=(7, 0, 0)) for _ in range(2)]
+    works = [partition.append_batch(records, check_batch(records, 11), LATER) for records in copies]
+    assert [Started(work).failure.code for work in works] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+
+
+def test_a_cancelled_wait_leaves_the_others_waiting(house, partition):
+    house.store.hold()
+    first, second, third = [send(partition, batch(1, producer=(7, 0, 0))) for _ in range(3)]
+    second.cancel()
+    house.store.release()
+    assert (first.result, third.result.base_offset) == (third.result, 0)
+
+
+def test_when_one_append_fails_those_behind_it_fail_and_the_next_takes_their_offsets(house, partition):
+    send(partition, batch(2, producer=(7, 0, 0)))
+    house.store.hold()
+    waiting = [
+        send(partition, batch(1, producer=(7, 0, 2))),
+        send_old(partition, old_set(5, magic=1)),
+        send(partition, batch(1, producer=(7, 0, 3))),
+    ]
+    house.store.refuse_writes = True
+    house.store.release()
+    assert [one.failure.code for one in waiting] == [ErrorCode.KAFKA_STORAGE_ERROR] * 3
+    house.store.refuse_writes = False
+    again = [send(partition, batch(1, producer=(7, 0, sequence))).result.base_offset for sequence in (2, 3)]
+    assert again == [2, 3]
+
+
+def test_after_a_failure_a_later_batch_is_not_taken_in_place_of_the_failed_one(house, partition):
+    house.store.refuse_writes = True
+    send(partition, batch(1, producer=(7, 0, 0)))
+    house.store.refuse_writes = False
+    with pytest.raises(KafkaError) as caught:
+        send(partition, batch(1, producer=(7, 0, 1)))
+    assert caught.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert send(partition, batch(1, producer=(7, 0, 0))).result.base_offset == 0
+
+
+def test_what_came_after_a_failure_is_not_forgotten_with_it(house, partition):
+    """Told of its failure, a producer may have the next request ready at once."""
+    house.store.hold()
+    answers: list[Started] = []
+    records = batch(1, producer=(9, 0, 0))
+    first = partition.append_batch(*_checked(batch(1, producer=(7, 0, 0))), LATER)
+    second = partition.append_batch(*_checked(batch(1, producer=(8, 0, 0))), LATER)
+
+    async def fail_then_send_another() -> None:
+        with pytest.raises(KafkaError):
+            await first
+        house.store.refuse_writes = False
+        answers.append(send(partition, records))
+
+    chain, behind = Started(fail_then_send_another()), Started(second)
+    house.store.refuse_writes = True
+    house.store.release()
+    assert chain.is_done
+    assert behind.failure is not None
+    retry = send(partition, batch(1, producer=(9, 0, 0)))
+    if answers[0].failure is None:
+        assert retry.result == answers[0].result
+    assert partition.log.end_offset == 1
+
+
+def _checked(records: memoryview) -> tuple[memoryview, Any]:
+    return records, check_batch(records, 11)
+
+
+def test_a_bug_in_the_store_does_not_leave_a_retry_waiting_for_ever(house, partition, monkeypatch):
+    house.store.hold()
+    monkeypatch.setattr(house.store, "check_medium", lambda: 1 / 0)
+    waiting = [send(partition, batch(1, producer=(7, 0, 0))) for _ in range(2)]
+    house.store.release()
+    assert [type(one.failure) for one in waiting] == [ZeroDivisionError] * 2
+
+
+def test_a_deleted_topic_has_another_leader_or_none(house, partition):
+    ended(house.broker.topics.delete(house.broker.topics.require("orders")))
+    assert partition.is_closed
+    assert send(partition, batch(1)).failure.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert Started(partition.read(0, 10)).failure.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_an_open_partition_says_so(partition):
+    assert not partition.is_closed
+
+
+def test_the_bytes_since_the_last_snapshot_are_those_stored(partition):
+    records = [batch(3), batch(5)]
+    for one in records:
+        send(partition, one)
+    assert partition.unsaved_bytes == sum(map(len, records))
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (OffsetOutOfRange("x"), ErrorCode.OFFSET_OUT_OF_RANGE),
+        (Fenced("x"), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (LogClosed("x"), ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (StorageFailed("x"), ErrorCode.KAFKA_STORAGE_ERROR),
+        (EntryTooLarge("x"), ErrorCode.MESSAGE_TOO_LARGE),
+        (NotAllowed("x"), ErrorCode.TOPIC_AUTHORIZATION_FAILED),
+        (UnknownTopic("x"), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (TopicExists("x"), ErrorCode.UNKNOWN_SERVER_ERROR),
+    ],
+)
+def test_a_client_is_told_of_a_stores_failure_in_words_that_it_acts_on(failure, code):
+    assert storage_error(failure).code is code
+
+
+# Sets that must be packed anew
+
+
+def large_set(mark: bytes, magic: int = 0) -> memoryview:
+    """Compressed, of format 0 and so with absolute offsets within; it unpacks to more than `LARGE_SET`."""
+    return old_set([(mark, b"." * 10_000) for _ in range(8)], magic=magic, codec=1)
+
+
+def send_on_thread(house: House, partition: Partition, records: memoryview) -> Started:
+    checked = check_message_set(records, max_decompressed_bytes=1 << 20)
+    return Started(partition.append_message_set(records, checked, LATER, house.threads.run))
+
+
+def test_a_large_set_is_packed_on_a_thread_and_a_small_one_at_once(house, partition):
+    assert send_on_thread(house, partition, large_set(b"a")).result.base_offset == 0
+    assert house.threads.calls == 1
+    assert send_on_thread(house, partition, old_set(3, magic=0, codec=1)).result.base_offset == 8
+    assert house.threads.calls == 1
+    assert [found[0] for found in stored(partition)] == list(range(11))
+
+
+def test_a_large_set_whose_offsets_are_relative_needs_no_packing(house, partition):
+    assert send_on_thread(house, partition, large_set(b"a", magic=1)).is_done
+    assert house.threads.calls == 0
+
+
+def test_nothing_overtakes_a_set_that_is_being_packed(house, partition):
+    house.threads.hold()
+    under_way = [
+        send_on_thread(house, partition, large_set(b"a")),
+        send(partition, batch(2, producer=(7, 0, 0))),
+        send_on_thread(house, partition, large_set(b"b")),
+        send_old(partition, old_set(3, magic=1)),
+        send(partition, batch(2, producer=(7, 0, 0))),
+    ]
+    assert not any(one.is_done for one in under_way)
+    while house.threads._waiting:
+        house.threads.release()
+    assert [one.result.base_offset for one in under_way] == [0, 8, 10, 18, 8]
+    assert [found[0] for found in stored(partition)] == list(range(21))
+    assert send(partition, batch(1)).result.base_offset == 21
+
+
+def test_a_set_is_packed_again_where_what_was_in_flight_before_it_has_failed(house, partition):
+    house.store.hold()
+    failing = send(partition, batch(5))
+    house.threads.hold()
+    packing = send_on_thread(house, partition, large_set(b"a"))
+    house.store.refuse_writes = True
+    house.store.release()
+    house.store.refuse_writes = False
+    house.threads.release()
+    assert failing.failure.code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert packing.result.base_offset == 0
+    assert [found[0] for found in stored(partition)] == list(range(8))
+
+
+def test_what_is_refused_in_its_turn_does_not_hold_up_the_others(house, partition):
+    send(partition, batch(1, producer=(7, 3, 0)))
+    house.threads.hold()
+    send_on_thread(house, partition, large_set(b"a"))
+    fenced, good = send(partition, batch(1, producer=(7, 2, 0))), send(partition, batch(1, producer=(7, 3, 1)))
+    house.threads.release()
+    assert (fenced.failure.code, good.result.base_offset) == (ErrorCode.INVALID_PRODUCER_EPOCH, 9)
+
+
+def test_a_thread_that_breaks_does_not_hold_up_the_others(house, partition):
+    house.threads.hold()
+    records = large_set(b"a")
+    checked = check_message_set(records, max_decompressed_bytes=1 << 20)
+    broken = Started(partition.append_message_set(records, checked, LATER, lambda *_: house.threads.run(lambda: 1 // 0)))
+    good = send(partition, batch(1))
+    house.threads.release()
+    assert (type(broken.failure), good.result.base_offset) == (ZeroDivisionError, 0)
+
+
+def test_a_thousand_appends_may_wait_for_one_set(house, partition):
+    house.threads.hold()
+    send_on_thread(house, partition, large_set(b"a"))
+    waiting = [send(partition, batch(1)) for _ in range(2000)]
+    house.threads.release()
+    assert [one.result.base_offset for one in waiting] == list(range(8, 2008))
+
+
+def test_a_noted_stretch_is_passed_over_from_anywhere_within(partition):
+    partition.note_invisible(10, 20, 0)
+    assert [partition.visible_from(offset, 0) for offset in (9, 10, 19, 20)] == [9, 20, 20, 20]
+    assert partition.visible_from(10, 1) == 10
+
+
+def test_a_noted_stretch_grows_at_its_end_and_gives_way_to_another(partition):
+    partition.note_invisible(10, 20, 1)
+    partition.note_invisible(20, 30, 1)
+    assert partition.visible_from(12, 1) == 30
+    partition.note_invisible(50, 60, 1)
+    assert [partition.visible_from(offset, 1) for offset in (12, 55)] == [12, 60]
+
+
+class Producing(RuleBasedStateMachine):
+    """Two idempotent producers that retry until they are answered, a plain one, and a medium that fails: each record is there once and in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.house = open_house()
+        self.house.topic()
+        self.partition: Partition = self.house.partition()
+        # Of each producer the batches not yet answered, as (sequence, count), and those that are, with their offsets.
+        self.unanswered: dict[int, list[tuple[int, int]]] = {1: [], 2: []}
+        self.next: dict[int, int] = {1: 0, 2: 2147483640}
+        self.answered: dict[tuple[int, int], int] = {}
+        self.under_way: list[tuple[int, int, Started]] = []
+
+    @rule(producer=st.integers(1, 2), count=st.integers(1, 4))
+    def produce(self, producer: int, count: int) -> None:
+        if len(self.unanswered[producer]) < 5:
+            sequence = self.next[producer]
+            self.next[producer] = (sequence + count) % (1 << 31)
+            self.unanswered[producer].append((sequence, count))
+            self._send(producer, sequence, count)
+
+    @rule(producer=st.integers(1, 2))
+    def retry(self, producer: int) -> None:
+        """All that is not answered, in order, as clients do."""
+        for sequence, count in list(self.unanswered[producer]):
+            self._send(producer, sequence, count)
+
+    @rule(magic=st.sampled_from([0, 1]), count=st.integers(1, 3))
+    def produce_plainly(self, magic: int, count: int) -> None:
+        send_old(self.partition, old_set(count, magic=magic))
+
+    @rule()
+    def hold(self) -> None:
+        self.house.store.hold()
+
+    @rule(is_full=st.booleans())
+    def fill(self, is_full: bool) -> None:
+        """From now on appends are refused at once; those in flight go on."""
+        self.house.store.is_full = is_full
+
+    @rule(fails=st.booleans())
+    def release(self, fails: bool) -> None:
+        self.house.store.refuse_writes = fails
+        self.house.store.release()
+        self.house.store.refuse_writes = False
+        self._collect()
+
+    def _send(self, producer: int, sequence: int, count: int) -> None:
+        try:
+            self.under_way.append((producer, sequence, send(self.partition, batch(count, producer=(producer, 0, sequence)))))
+        except KafkaError:
+            # Only because an earlier batch of it failed and is not sent again yet.
+            assert self.unanswered[producer][0][0] != sequence
+        self._collect()
+
+    def _collect(self) -> None:
+        for producer, sequence, started in self.under_way:
+            if started.is_done and started.failure is None:
+                base = self.answered.setdefault((producer, sequence), started.result.base_offset)
+                assert base == started.result.base_offset
+                self.unanswered[producer] = [one for one in self.unanswered[producer] if one[0] != sequence]
+        self.under_way = [one for one in self.under_way if not one[2].is_done]
+
+    @invariant()
+    def every_answered_batch_is_there_once_and_in_the_order_of_its_producer(self) -> None:
+        entries = ended(self.partition.read(0, 1 << 30)) if self.partition.log.end_offset else []
+        expected = 0
+        seen: dict[tuple[int, int], int] = {}
+        order: dict[int, list[int]] = {1: [], 2: []}
+        for entry in entries:
+            assert entry.base_offset == expected
+            expected = entry.last_offset + 1
+            if entry.payload[16] == 2:
+                header = read_batch(entry.payload)
+                key = (header.producer_id, header.base_sequence)
+                assert key not in seen
+                seen[key] = entry.base_offset
+                order[header.producer_id].append((header.base_sequence + 8) % (1 << 31))
+        assert expected == self.partition.log.end_offset
+        assert self.answered.items() <= seen.items()
+        assert all(sequences == sorted(sequences) for sequences in order.values())
+
+
+Producing.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+test_producing = Producing.TestCase

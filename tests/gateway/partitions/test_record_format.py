@@ -1,0 +1,77 @@
+"""Batches taken apart and put together; what is put together is read by other people's libraries."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.partitions.record_batch import check_batch
+from gateway.partitions.record_format import Format2
+from storage.plain_records import ProducerSequence, Record, RecordBatch
+from tests.compat.records.peers import read_with_aiokafka, read_with_kafka_python
+from tests.gateway.sets import TIME, batch, old_set
+
+FORMAT = Format2()
+
+times = st.integers(0, (1 << 62))
+values = st.none() | st.binary(max_size=300)
+record = st.builds(Record, values, values, st.lists(st.tuples(st.text(max_size=9).map(str.encode), values), max_size=3).map(tuple), times)
+
+
+def found(payload):
+    return [(one.key, one.value, one.headers, one.timestamp) for one in FORMAT.unpack(payload).records]
+
+
+@given(
+    st.lists(record, min_size=1, max_size=8),
+    st.none() | st.builds(ProducerSequence, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
+)
+def test_records_come_back_as_they_were(some, sequence):
+    payload = FORMAT.pack(RecordBatch(some, sequence))
+    assert FORMAT.unpack(payload) == RecordBatch(some, sequence)
+
+
+@pytest.mark.parametrize("read", [read_with_kafka_python, read_with_aiokafka])
+def test_other_libraries_read_what_was_put_together(read):
+    some = [Record(b"k", b"v", ((b"h", b"1"), (b"n", None)), TIME), Record(None, None, (), TIME - 5), Record(b"", b"x" * 200, (), TIME + 1)]
+    payload = FORMAT.pack(RecordBatch(some))
+    FORMAT.stamp(payload, 1000, 3)
+    assert read(bytes(payload)) == [
+        (1000, TIME, 0, b"k", b"v", ((b"h", b"1"), (b"n", None))),
+        (1001, TIME - 5, 0, None, None, ()),
+        (1002, TIME + 1, 0, b"", b"x" * 200, ()),
+    ]
+
+
+def test_what_was_put_together_is_a_batch_that_a_broker_may_store():
+    checked = check_batch(memoryview(FORMAT.pack(RecordBatch([Record(None, b"v", (), TIME)] * 3, ProducerSequence(5, 1, 9)))), 9)
+    assert (checked.count, checked.max_timestamp, checked.producer_id, checked.producer_epoch, checked.base_sequence) == (3, TIME, 5, 1, 9)
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
+def test_a_batch_of_any_codec_is_taken_apart(codec):
+    assert FORMAT.unpack(batch([(b"k", b"v"), (None, b"w")], codec=codec, producer=(7, 2, 30))) == RecordBatch(
+        [Record(b"k", b"v", (), TIME), Record(None, b"w", (), TIME)], ProducerSequence(7, 2, 30)
+    )
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_set_of_an_older_format_is_taken_apart(magic, codec):
+    timestamp = TIME if magic else -1
+    assert FORMAT.unpack(old_set([(b"k", b"v"), (None, b"w")], magic=magic, codec=codec)) == RecordBatch(
+        [Record(b"k", b"v", (), timestamp), Record(None, b"w", (), timestamp)]
+    )
+
+
+def test_what_cannot_be_read_is_refused_with_the_reason():
+    payload = batch(3)
+    payload[70] ^= 0x7F
+    with pytest.raises(ValueError, match=r"\S"):
+        FORMAT.unpack(payload)
+
+
+def test_what_unpacks_to_more_than_is_allowed_is_refused():
+    with pytest.raises(ValueError, match="1000"):
+        Format2(1000).unpack(batch([(None, b"." * 5000)], codec=1))

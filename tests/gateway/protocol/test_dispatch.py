@@ -1,0 +1,663 @@
+"""Requests of one connection: the order in which they start and are answered, what overlaps, what is cancelled, and what a failure does."""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+
+from gateway.net.flow_control import BEHIND_BYTES, Budget
+from gateway.protocol.dispatch import SEND_BYTES, TURN_REQUESTS
+from gateway.protocol.errors import ErrorCode, KafkaError, Refused
+from gateway.protocol.routes import ROUTES, Later, Route
+from gateway.protocol.wire.api_keys import ApiKey
+from tests.fakes.broker import open_house
+from tests.fakes.connection import PEER, Client, bare, events, versions
+from tests.peers.gateway import fetching, framed
+
+PRODUCE, OTHER, TAGGED = ApiKey.PRODUCE, ApiKey.METADATA, ApiKey.FETCH
+
+
+class Handlers:
+    """What is behind the dispatch. Each request waits for its Deferred, by correlation id, if there is one; its reply is its own body."""
+
+    def __init__(self):
+        self.started = []
+        self.ended = []
+        self.cancelled = []
+        self.clock = None
+        self.takes = 0.0
+        self.preparing = {}
+        self.answers = {}
+        self.on_start = lambda body: None
+
+    async def other(self, request, caller):
+        return await self._serve(request, self.answers)
+
+    async def produce(self, request, caller):
+        body, _ = request
+        self.on_start(body)
+        self.started.append(body)
+        if body in self.preparing:
+            await self.preparing[body]
+        return Later(self._finish(body))
+
+    async def _finish(self, body):
+        answer = self.answers.get(body)
+        if isinstance(answer, Exception):
+            raise answer
+        return body if answer is None else await answer
+
+    async def _serve(self, request, answers):
+        body, _ = request
+        self.on_start(body)
+        self.started.append(body)
+        if self.clock is not None:
+            self.clock.rightNow += self.takes
+        try:
+            return await self._finish(body)
+        except CancelledError:
+            self.cancelled.append(body)
+            raise
+
+    def notes(self, look):
+        """What `look` finds when each request starts, by its body."""
+        found = {}
+        self.on_start = lambda body: found.setdefault(body, look())
+        return found
+
+    def waits(self, body):
+        self.answers[body] = Deferred()
+        return self.answers[body]
+
+
+def read(frame, position, version):
+    body = bytes(frame[position:])
+    if body == b"unreadable":
+        raise struct.error("too short")
+    return body, version
+
+
+class Large:
+    """An outlet that says of every write whether its peer reads slowly."""
+
+    def __init__(self, client):
+        self.client = client
+        self.is_slow = True
+        self.writes = 0
+
+    def write(self, buffers):
+        self.writes += 1
+        self.client.dispatch.hold_writing(self.is_slow)
+
+
+@pytest.fixture
+def behind(monkeypatch):
+    handlers = Handlers()
+    for key, handler, has_tags in [(PRODUCE, handlers.produce, False), (OTHER, handlers.other, False), (TAGGED, handlers.other, True)]:
+        route = Route(key, handler, read, lambda reply, version: [reply], has_tags)
+        monkeypatch.setitem(ROUTES, (key, 0), route)
+    return handlers
+
+
+@pytest.fixture
+def client(behind):
+    return Client()
+
+
+def number(body):
+    return int(body[1:])
+
+
+def produce(body):
+    return bare(PRODUCE, 0, body, number(body))
+
+
+def other(body):
+    return bare(OTHER, 0, body, number(body))
+
+
+def reply(body):
+    return struct.pack(">i", number(body)) + body
+
+
+def test_a_reply_has_the_correlation_id_of_its_request_and_its_own_length(client):
+    client.says(other(b"m7"))
+    assert b"".join(client.written) == b"\0\0\0\x06" + b"\0\0\0\x07" + b"m7"
+
+
+def test_the_header_of_a_flexible_reply_ends_in_tags(client):
+    client.says(bare(TAGGED, 0, b"f7", 7))
+    assert client.hears() == [b"\0\0\0\x07" + b"\0" + b"f7"]
+
+
+def test_what_comes_together_is_answered_in_one_write(client):
+    client.says(other(b"m1"), produce(b"p2"), other(b"m3"))
+    assert client.writes == 1
+    assert client.hears() == [reply(b"m1"), reply(b"p2"), reply(b"m3")]
+
+
+def test_a_reply_that_is_ready_is_written_before_the_next_request_starts(client, behind):
+    append = behind.waits(b"p1")
+    written = behind.notes(lambda: list(client.written))
+    client.says(produce(b"p1"), other(b"m2"))
+    append.callback(b"p1")
+    client.turns()
+    assert len(written[b"m2"]) > 0
+    assert client.hears() == [reply(b"p1"), reply(b"m2")]
+
+
+def test_replies_that_are_ready_are_written_before_a_fetch_starts(client, behind):
+    written = behind.notes(lambda: list(client.written))
+    client.says(other(b"m1"), other(b"m2"), bare(TAGGED, 0, b"f3", 3))
+    assert (written[b"m2"], len(written[b"f3"]) > 0) == ([], True)
+    assert len(client.hears()) == 3
+
+
+def test_requests_are_served_one_at_a_time(client, behind):
+    first = behind.waits(b"m1")
+    client.says(other(b"m1"), other(b"m2"))
+    assert behind.started == [b"m1"]
+    first.callback(b"m1")
+    assert behind.started == [b"m1", b"m2"]
+    assert client.hears() == [reply(b"m1"), reply(b"m2")]
+
+
+def test_produce_requests_overlap_and_are_answered_in_their_order(client, behind):
+    first, second = behind.waits(b"p1"), behind.waits(b"p2")
+    client.says(produce(b"p1"), produce(b"p2"), produce(b"p3"))
+    assert behind.started == [b"p1", b"p2", b"p3"]
+    second.callback(b"p2")
+    assert client.hears() == []
+    first.callback(b"p1")
+    assert client.hears() == [reply(b"p1"), reply(b"p2"), reply(b"p3")]
+
+
+def test_a_produce_request_starts_only_when_the_one_before_has_put_its_appends_in_order(client, behind):
+    behind.preparing[b"p1"] = Deferred()
+    client.says(produce(b"p1"), produce(b"p2"))
+    assert behind.started == [b"p1"]
+    behind.preparing[b"p1"].callback(None)
+    assert behind.started == [b"p1", b"p2"]
+
+
+def test_any_other_request_waits_for_the_appends_before_it(client, behind):
+    append = behind.waits(b"p1")
+    client.says(produce(b"p1"), other(b"m2"), produce(b"p3"))
+    assert behind.started == [b"p1"]
+    append.callback(b"p1")
+    client.turns()
+    assert behind.started == [b"p1", b"m2", b"p3"]
+    assert client.hears() == [reply(b"p1"), reply(b"m2"), reply(b"p3")]
+
+
+def test_a_produce_request_waits_for_any_other_before_it(client, behind):
+    poll = behind.waits(b"m1")
+    client.says(other(b"m1"), produce(b"p2"))
+    assert behind.started == [b"m1"]
+    poll.callback(b"m1")
+    assert client.hears() == [reply(b"m1"), reply(b"p2")]
+
+
+def test_a_request_without_a_reply_leaves_no_gap(client, behind):
+    first = behind.waits(b"p1")
+    second = behind.waits(b"p2")
+    client.says(produce(b"p1"), produce(b"p2"), produce(b"p3"))
+    second.callback(None)  # acks=0
+    first.callback(b"p1")
+    assert client.hears() == [reply(b"p1"), reply(b"p3")]
+    assert client.dispatch.is_idle
+
+
+def test_ten_thousand_requests_in_one_chunk_leave_others_their_turns(client, behind):
+    client.says(*[other(b"m%d" % index) for index in range(10_000)])
+    assert len(behind.started) == TURN_REQUESTS
+    client.turns()
+    assert client.hears() == [reply(b"m%d" % index) for index in range(10_000)]
+
+
+def test_requests_that_take_long_leave_others_their_turns_one_by_one(client, behind):
+    behind.clock, behind.takes = client.clock, 0.01
+    client.says(*[other(b"m%d" % index) for index in range(10)])
+    assert len(behind.started) == 1
+    client.turns()
+    assert client.hears() == [reply(b"m%d" % index) for index in range(10)]
+
+
+def test_requests_behind_one_that_waits_are_served_in_turns_too(client, behind):
+    first = behind.waits(b"m0")
+    client.says(*[other(b"m%d" % index) for index in range(10_000)])
+    client.turns()
+    assert behind.started == [b"m0"]
+    first.callback(b"m0")
+    assert len(behind.started) == 1 + TURN_REQUESTS
+    client.turns()
+    assert len(client.hears()) == 10_000
+
+
+def test_large_replies_are_sent_before_more_are_made(client, behind):
+    large = Large(client)
+    client.write = large.write
+    client.says(*[bare(OTHER, 0, b"m%d" % index + bytes(SEND_BYTES), index) for index in range(10)])
+    # The outlet says after the first that its peer reads slowly.
+    assert len(behind.started) == 1
+    large.is_slow = False
+    client.dispatch.hold_writing(False)
+    assert len(behind.started) == 10
+    assert large.writes == 10
+
+
+def test_what_was_to_go_on_does_not_when_the_peer_has_gone(client, behind):
+    client.says(*[other(b"m%d" % index) for index in range(1000)])
+    client.goes()
+    client.turns()
+    assert len(behind.started) == TURN_REQUESTS
+    assert client.budget.used == 0
+
+
+def test_the_cost_of_a_request_does_not_grow_with_those_around_it(behind):
+    def seconds(count):
+        client = Client()
+        frames = [other(b"m%d" % index) for index in range(count)]
+        began = time.process_time()
+        client.says(*frames)
+        client.turns()
+        return time.process_time() - began
+
+    few = min(seconds(4000) for _ in range(5))
+    many = min(seconds(64_000) for _ in range(2))
+    # Sixteen times the requests; looking at all that are owed for each takes 256 times as long.
+    assert many < 64 * few
+
+
+# requests behind a Fetch that waits
+
+
+@pytest.fixture
+def consumer():
+    """A connection to a broker with the empty topic "orders"."""
+    house = open_house()
+    house.topic("orders")
+    return Client(broker=house.broker)
+
+
+WAIT_MS = 30_000
+
+
+def fetch(number, version=4):
+    return framed(fetching("orders", 0, version, max_wait_ms=WAIT_MS), version, correlation_id=number)
+
+
+def answered(client):
+    """The correlation ids of the replies, in their order."""
+    return [struct.unpack_from(">i", frame)[0] for frame in client.hears()]
+
+
+@pytest.mark.parametrize("version", [0, 3, 4, 11])
+def test_a_fetch_that_waits_is_answered_when_another_request_arrives(consumer, version):
+    consumer.says(fetch(1, version))
+    assert answered(consumer) == []
+    consumer.says(versions(correlation_id=2))
+    assert answered(consumer) == [1, 2]
+    assert consumer.budget.used == 0
+
+
+def test_a_fetch_does_not_wait_before_a_request_that_came_with_it(consumer):
+    consumer.says(fetch(1), versions(correlation_id=2))
+    assert answered(consumer) == [1, 2]
+
+
+def test_fetches_before_another_request_are_answered_one_after_the_other(consumer):
+    consumer.says(fetch(1), fetch(2))
+    consumer.says(versions(correlation_id=3))
+    assert answered(consumer) == [1, 2, 3]
+
+
+def test_a_fetch_behind_a_fetch_lets_it_wait(consumer):
+    """Two consumers on one connection would otherwise keep ending each other's waits."""
+    consumer.says(fetch(1))
+    consumer.says(fetch(2))
+    assert answered(consumer) == []
+    consumer.dispatch._broker.clock.advance(WAIT_MS / 1000)
+    assert answered(consumer) == [1]
+
+
+def test_each_request_behind_a_fetch_ends_one_wait(consumer):
+    """A client that fetches again at once waits its whole time, until it sends something else."""
+    consumer.says(fetch(1))
+    consumer.says(versions(correlation_id=2))
+    consumer.says(fetch(3))
+    assert answered(consumer) == [1, 2]
+    consumer.dispatch._broker.clock.advance(WAIT_MS / 1000 - 1)
+    assert answered(consumer) == []
+    consumer.dispatch._broker.clock.advance(1)
+    assert answered(consumer) == [3]
+
+
+def test_a_fetch_that_waits_is_answered_when_a_part_of_another_request_arrives(consumer):
+    """The rest may not be read before."""
+    consumer.says(fetch(1))
+    consumer.dispatch.arriving(b"")
+    consumer.dispatch.arriving(b"\0")
+    assert answered(consumer) == []
+    consumer.dispatch.arriving(versions(correlation_id=2)[:2])
+    assert answered(consumer) == [1]
+    consumer.says(versions(correlation_id=2), fetch(3))
+    assert answered(consumer) == [2]
+
+
+def test_a_part_of_another_fetch_lets_a_fetch_wait(consumer):
+    consumer.says(fetch(1))
+    consumer.dispatch.arriving(fetch(2)[:2])
+    assert answered(consumer) == []
+
+
+# limits
+
+
+def test_reading_stops_at_the_limit_of_waiting_requests_and_nothing_is_lost(behind):
+    client = Client(max_requests=3)
+    first = behind.waits(b"m1")
+    client.says(other(b"m1"), other(b"m2"))
+    assert client.is_read
+    client.says(other(b"m3"), other(b"m4"))
+    assert not client.is_read
+    first.callback(b"m1")
+    assert client.is_read
+    assert len(client.hears()) == 4
+    assert client.budget.used == 0
+
+
+def test_nothing_starts_while_the_peer_reads_too_slowly(client, behind):
+    client.dispatch.hold_writing(True)
+    client.says(other(b"m1"), produce(b"p2"))
+    assert behind.started == []
+    client.dispatch.hold_writing(False)
+    assert client.hears() == [reply(b"m1"), reply(b"p2")]
+
+
+def test_what_was_under_way_is_answered_all_the_same_when_the_peer_reads_too_slowly(client, behind):
+    append = behind.waits(b"p1")
+    client.says(produce(b"p1"), produce(b"p2"))
+    client.dispatch.hold_writing(True)
+    client.says(produce(b"p3"))
+    append.callback(b"p1")
+    assert client.hears() == [reply(b"p1"), reply(b"p2")]
+    assert not client.dispatch.is_idle
+
+
+def test_large_requests_behind_one_that_waits_are_not_read_until_it_is_answered(client, behind):
+    poll = behind.waits(b"m1")
+    client.says(other(b"m1"))
+    client.says(other(b"m2"))
+    assert client.is_read
+    client.says(bare(PRODUCE, 0, b"p3" + bytes(BEHIND_BYTES), 3))
+    assert not client.is_read
+    poll.callback(b"m1")
+    assert client.is_read
+    assert len(client.hears()) == 3
+    client.says(bare(PRODUCE, 0, b"p4" + bytes(BEHIND_BYTES), 4))
+    assert client.is_read
+
+
+def test_large_appends_behind_an_append_are_read(client, behind):
+    behind.waits(b"p1")
+    client.says(produce(b"p1"))
+    client.says(bare(PRODUCE, 0, b"p2" + bytes(BEHIND_BYTES), 2))
+    assert client.is_read
+
+
+# a peer that goes
+
+
+def test_what_waits_is_cancelled_when_the_peer_goes(client, behind, caplog):
+    behind.waits(b"m1")
+    client.says(other(b"m1"), other(b"m2"))
+    client.goes()
+    assert behind.cancelled == [b"m1"]
+    assert behind.started == [b"m1"]
+    assert (client.hears(), events(caplog)) == ([], [])
+    assert client.budget.used == 0
+
+
+def test_records_that_are_being_stored_are_stored_and_count_until_they_are(client, behind, caplog):
+    append = behind.waits(b"p1")
+    client.says(produce(b"p1"), other(b"m2"))
+    client.goes()
+    assert client.budget.used == len(produce(b"p1"))
+    append.callback(b"p1")
+    assert client.budget.used == 0
+    assert (client.hears(), events(caplog)) == ([], [])
+
+
+def test_an_append_that_fails_when_its_peer_is_gone_is_told_nobody_but_the_log(client, behind, caplog):
+    refused, broken = behind.waits(b"p1"), behind.waits(b"p2")
+    client.says(produce(b"p1"), produce(b"p2"))
+    client.goes()
+    refused.errback(Refused("not stored"))
+    broken.errback(ZeroDivisionError())
+    assert [event for event, _ in events(caplog)] == ["request failed after its peer was gone"]
+    assert client.budget.used == 0
+
+
+def test_a_produce_request_that_still_prepares_is_cancelled_when_the_peer_goes(client, behind):
+    behind.preparing[b"p1"] = Deferred()
+    client.says(produce(b"p1"), produce(b"p2"))
+    client.goes()
+    assert behind.started == [b"p1"]
+    assert client.budget.used == 0
+
+
+def test_a_peer_that_goes_twice_is_gone_once(client, behind):
+    behind.waits(b"m1")
+    client.says(other(b"m1"))
+    client.goes()
+    client.goes()
+    assert client.budget.used == 0
+
+
+# failures
+
+
+def test_a_refusal_is_one_line_and_the_end_of_the_connection(client, behind, caplog):
+    behind.answers[b"m1"] = Refused("out of order")
+    client.says(other(b"m1"), other(b"m2"))
+    assert client.is_aborted
+    assert behind.started == [b"m1"]
+    assert client.hears() == []
+    ((event, fields),) = events(caplog)
+    assert event == "refused"
+    assert fields == {"peer": PEER, "listener": "SASL_PLAINTEXT", "api_key": OTHER, "version": 0, "reason": "out of order"}
+
+
+@pytest.mark.parametrize("failure", [ZeroDivisionError(), KafkaError(ErrorCode.INVALID_REQUEST), KeyError("x")])
+def test_any_other_failure_is_a_bug_with_its_traceback_and_the_end_of_the_connection(client, behind, caplog, failure):
+    behind.answers[b"m1"] = failure
+    client.says(other(b"m1"), other(b"m2"))
+    assert client.is_aborted
+    assert behind.started == [b"m1"]
+    ((event, fields),) = events(caplog)
+    assert event == "request failed"
+    assert type(failure).__name__ in fields["traceback"]
+
+
+def test_a_reply_that_cannot_be_written_is_a_bug(client, behind, caplog, monkeypatch):
+    def write(reply, version):
+        raise TypeError("no bytes")
+
+    monkeypatch.setitem(ROUTES, (OTHER, 0), Route(OTHER, behind.other, read, write, False))
+    client.says(other(b"m1"))
+    assert client.is_aborted
+    assert [event for event, _ in events(caplog)] == ["request failed"]
+
+
+def test_an_acks_0_request_that_fails_ends_the_connection(client, behind, caplog):
+    append = behind.waits(b"p1")
+    client.says(produce(b"p1"), produce(b"p2"))
+    append.errback(Refused("records sent with acks=0 were not stored: MESSAGE_TOO_LARGE"))
+    assert client.is_aborted
+    assert client.hears() == []
+    client.goes()
+    assert client.budget.used == 0
+
+
+def test_nothing_is_started_between_a_failure_and_the_end(client, behind):
+    first, second = behind.waits(b"p1"), behind.waits(b"p2")
+    client.says(produce(b"p1"), produce(b"p2"), other(b"m3"))
+    first.errback(Refused("no"))
+    second.callback(b"p2")
+    client.says(produce(b"p4"))
+    client.dispatch.hold_writing(False)
+    assert behind.started == [b"p1", b"p2"]
+    assert client.hears() == []
+    client.goes()
+    assert client.budget.used == 0
+
+
+@pytest.mark.parametrize(
+    ("frame", "api_key", "version", "reason"),
+    [
+        (b"", -1, -1, "header"),
+        (b"\0\x03\0\0\0\0\0\x01", -1, -1, "header"),
+        (bare(OTHER, 0, b"unreadable"), OTHER, 0, "body"),
+        (bare(OTHER, 999, b"\0"), OTHER, 999, "does not serve"),
+        (bare(4242, 0), 4242, 0, "does not serve"),
+        (bare(-5, -5), -5, -5, "does not serve"),
+    ],
+)
+def test_a_frame_that_makes_no_sense_is_refused(client, caplog, frame, api_key, version, reason):
+    client.says(frame)
+    assert client.is_aborted
+    ((event, fields),) = events(caplog)
+    assert event == "refused"
+    assert reason in fields["reason"]
+    assert (fields["api_key"], fields["version"]) == (api_key, version)
+
+
+def test_what_was_asked_before_is_still_answered_before_a_refusal(client, behind):
+    client.says(other(b"m1"), bare(4242, 0))
+    assert client.hears() == [reply(b"m1")]
+    assert client.is_aborted
+
+
+class Traffic(RuleBasedStateMachine):
+    """Any requests in any order, ended in any order: replies come in the order of the requests, and the books are even at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.behind = Handlers()
+        for key, handler in [(PRODUCE, self.behind.produce), (OTHER, self.behind.other)]:
+            self.patch.setitem(ROUTES, (key, 0), Route(key, handler, read, lambda reply, version: [reply], False))
+        self.budget = Budget(1 << 30, Clock())
+        self.client = Client(budget=self.budget, max_requests=8)
+        self.sent = []
+        self.heard = []
+        self.is_gone = False
+
+    @rule(kinds=st.lists(st.sampled_from(["p", "m"]), min_size=1, max_size=5), waits=st.booleans())
+    def sends(self, kinds, waits):
+        if self.is_gone or not self.client.is_read:
+            return
+        bodies = [b"%s%d" % (kind.encode(), len(self.sent) + index) for index, kind in enumerate(kinds)]
+        self.sent += bodies
+        if waits:
+            for body in bodies:
+                self.behind.waits(body)
+        self.client.says(*[produce(body) if body.startswith(b"p") else other(body) for body in bodies])
+
+    @rule(data=st.data(), fails=st.booleans())
+    def one_ends(self, data, fails):
+        waiting = [body for body in self.behind.started if body in self.behind.answers and not self.behind.answers[body].called]
+        if waiting:
+            body = data.draw(st.sampled_from(waiting))
+            if fails and self.is_gone:
+                self.behind.answers[body].errback(Refused("no"))
+            else:
+                self.behind.answers[body].callback(body)
+
+    @rule(held=st.booleans())
+    def the_peer_reads_slowly_or_does_not(self, held):
+        self.client.dispatch.hold_writing(held)
+
+    @rule()
+    def the_peer_goes(self):
+        self.client.goes()
+        self.is_gone = True
+
+    @invariant()
+    def replies_come_in_the_order_of_requests(self):
+        self.heard += [frame[4:] for frame in self.client.hears()]
+        assert self.heard == self.sent[: len(self.heard)]
+
+    @invariant()
+    def one_at_a_time_but_for_produce(self):
+        waiting = [body for body in self.behind.started if body in self.behind.answers and not self.behind.answers[body].called]
+        if not self.is_gone:
+            assert len(waiting) <= 1 or all(body.startswith(b"p") for body in waiting)
+
+    def teardown(self):
+        self.client.dispatch.hold_writing(False)
+        while any(not answer.called for body, answer in self.behind.answers.items() if body in self.behind.started):
+            for body, answer in list(self.behind.answers.items()):
+                if body in self.behind.started and not answer.called:
+                    answer.callback(body)
+            self.client.turns()
+        self.replies_come_in_the_order_of_requests()
+        assert self.is_gone or self.heard == self.sent
+        assert self.client.dispatch.is_idle
+        assert self.budget.used == 0
+        self.patch.undo()
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def late(behind, monkeypatch, seconds=5):
+    """Produce answers `late` when its time is up."""
+
+    async def produce_within(request, caller):
+        later = await behind.produce(request, caller)
+        return Later(later.reply, seconds, lambda: b"late")
+
+    monkeypatch.setitem(ROUTES, (PRODUCE, 0), Route(PRODUCE, produce_within, read, lambda reply, version: [reply], False))
+
+
+def test_a_reply_that_is_too_late_is_another_one_and_what_it_was_to_be_is_of_no_interest(behind, client, monkeypatch):
+    late(behind, monkeypatch)
+    stored = behind.waits(b"p1")
+    client.says(produce(b"p1"), produce(b"p2"))
+    client.clock.advance(4.9)
+    assert client.hears() == []
+    client.clock.advance(0.3)
+    assert [frame[4:] for frame in client.hears()] == [b"late", b"p2"]
+    assert client.dispatch.is_idle
+    stored.callback(b"p1")
+    assert (client.hears(), client.dispatch.is_idle, client.budget.used) == ([], True, 0)
+
+
+def test_a_reply_in_time_takes_its_deadline_back(behind, client, monkeypatch):
+    late(behind, monkeypatch)
+    stored = behind.waits(b"p1")
+    client.says(produce(b"p1"))
+    stored.callback(b"p1")
+    client.clock.advance(10)
+    assert [frame[4:] for frame in client.hears()] == [b"p1"]
+
+
+def test_what_would_be_late_for_a_peer_that_is_gone_is_given_back_when_it_is_stored(behind, client, monkeypatch):
+    late(behind, monkeypatch)
+    stored = behind.waits(b"p1")
+    client.says(produce(b"p1"))
+    client.goes()
+    client.clock.advance(10)
+    assert client.budget.used > 0
+    stored.callback(b"p1")
+    assert client.budget.used == 0

@@ -1,0 +1,151 @@
+"""The compiled road for the plain case: taken for what producers send, never for anything that the Python would answer differently."""
+
+from __future__ import annotations
+
+from struct import error, pack_into
+from uuid import UUID
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
+
+from gateway.partitions.record_batch import check_batch
+from gateway.protocol.errors import KafkaError, Refused
+from gateway.protocol.wire import compiled
+from gateway.protocol.wire.header import read_header
+from gateway.protocol.wire.produce_codec import (
+    PartitionProduced,
+    PartitionRecords,
+    ProduceRequest,
+    ProduceResponse,
+    TopicRecords,
+    read_produce,
+)
+from tests.gateway.protocol.wire.roads import never, take
+from tests.gateway.sets import batch, pairs
+
+FIRST_FLEXIBLE = {0: 9}
+VERSIONS = range(14)
+
+Topic = CodecRequest.TopicProduceData
+Partition = Topic.PartitionProduceData
+
+
+@pytest.fixture(autouse=True)
+def road(monkeypatch):
+    take("cython", monkeypatch)
+
+
+def said(version, topics=2, partitions=2):
+    rows = [
+        Topic(
+            version=version,
+            name=f"topic-{number}" if version < 13 else None,
+            topic_id=None if version < 13 else UUID(int=number + 1),
+            partition_data=[Partition(index=index, records=b"records %d" % index) for index in range(partitions)],
+        )
+        for number in range(topics)
+    ]
+    return bytes(CodecRequest(version=version, acks=-1, timeout_ms=30_000, topic_data=rows).encode(version=version))
+
+
+def in_python(function, *arguments):
+    """What the Python alone makes of it, None for what it refuses."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("batch", "header", "request"):
+            patch.setattr(compiled, name, never)
+        try:
+            return function(*arguments)
+        except (Refused, KafkaError, ValueError, IndexError, OverflowError, error):
+            return None
+
+
+def plainly(frame, version):
+    return compiled.request(frame, 0, version, ProduceRequest, TopicRecords, PartitionRecords)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_producers_send_is_plain(version):
+    frame = bytearray(said(version))
+    found = plainly(frame, version)
+    assert found is not None
+    assert found == in_python(read_produce, frame, 0, version)
+
+
+@pytest.mark.parametrize("version", [0, 8, 9, 12])
+def test_what_headers_say_is_plain(version):
+    frame = bytearray(b"\0\0\0" + bytes([version]) + b"\0\0\0\x07\0\x02me" + (b"\0" if version >= 9 else b"") + b"body")
+    made = compiled.header(frame, FIRST_FLEXIBLE, lambda *fields: fields)
+    assert made == (0, version, 7, "me", len(frame) - 4)
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_batches_of_producers_are_plain(codec):
+    records = batch(pairs(3), producer=(12, 3, 40), codec=codec)
+    assert compiled.batch(records, 11, lambda *fields: fields) is not None
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_replies_without_a_message_are_plain(version):
+    topic = "t" if version < 13 else bytes(16)
+    assert compiled.reply(ProduceResponse([(topic, [PartitionProduced(0, 6)])]).topics, 0, version) is not None
+    assert compiled.reply(ProduceResponse([(topic, [PartitionProduced(0, 6, error_message="no")])]).topics, 0, version) is None
+
+
+@st.composite
+def spoiled(draw, whole):
+    """Some bytes of it changed, and perhaps cut short or drawn out."""
+    spoilt = bytearray(whole)
+    for _ in range(draw(st.integers(0, 3))):
+        spoilt[draw(st.integers(0, len(spoilt) - 1))] = draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
+    end = draw(st.integers(0, len(spoilt)) | st.just(len(spoilt)))
+    return spoilt[:end] + draw(st.sampled_from([b"", b"\0\0\0"]))
+
+
+@given(data=st.data(), version=st.sampled_from(VERSIONS))
+def test_a_spoiled_request_is_what_the_python_makes_of_it_or_not_plain(data, version):
+    frame = data.draw(spoiled(said(version)))
+    found = plainly(frame, version)
+    assert found is None or found == in_python(read_produce, frame, 0, version)
+
+
+@given(frame=st.binary(max_size=60).map(bytearray), version=st.sampled_from(VERSIONS))
+def test_noise_is_what_the_python_makes_of_it_or_not_plain(frame, version):
+    found = plainly(frame, version)
+    assert found is None or found == in_python(read_produce, frame, 0, version)
+
+
+@given(data=st.data())
+def test_a_spoiled_header_is_what_the_python_makes_of_it_or_not_plain(data):
+    frame = data.draw(spoiled(b"\0\0\0\x09\0\0\0\x07\0\x02me\0"))
+    with pytest.MonkeyPatch.context() as patch:
+        whole = in_python(read_header, frame, FIRST_FLEXIBLE)
+        patch.setattr(compiled, "header", never)
+    found = compiled.header(frame, FIRST_FLEXIBLE, type(whole)) if whole is not None else compiled.header(frame, FIRST_FLEXIBLE, tuple)
+    assert found is None or found == whole
+
+
+BATCH = bytes(batch(pairs(3), producer=(12, 3, 40)))
+
+
+@given(data=st.data(), version=st.sampled_from([3, 6, 7, 11]), is_sealed=st.booleans())
+def test_a_spoiled_batch_is_what_the_python_makes_of_it_or_not_plain(data, version, is_sealed):
+    spoilt = data.draw(spoiled(BATCH))
+    if is_sealed and len(spoilt) > 21:
+        pack_into(">I", spoilt, 17, crc32c(bytes(spoilt[21:])))
+    records = memoryview(spoilt)
+    expected = in_python(check_batch, records, version)
+    found = compiled.batch(records, version, lambda *fields: fields)
+    assert found is None or (expected is not None and found == tuple(getattr(expected, name) for name in expected.__struct_fields__))
+
+
+@given(data=st.data())
+def test_any_batch_that_the_python_takes_is_plain(data):
+    attributes = data.draw(st.sampled_from([0, 1, 2, 3, 4, 0x10, 0x11]))
+    spoilt = bytearray(BATCH)
+    spoilt[22] = attributes
+    pack_into(">I", spoilt, 17, crc32c(bytes(spoilt[21:])))
+    taken = in_python(check_batch, memoryview(spoilt), 11)
+    assert (compiled.batch(memoryview(spoilt), 11, lambda *fields: fields) is not None) == (taken is not None)

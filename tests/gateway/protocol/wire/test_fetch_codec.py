@@ -1,0 +1,212 @@
+"""Fetch written by hand, held to kafka-python's codec in every version and both directions."""
+
+from __future__ import annotations
+
+from struct import error
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.consumer.fetch import FetchRequest as CodecRequest
+from kafka.protocol.consumer.fetch import FetchResponse as CodecResponse
+
+from gateway.protocol.wire.fetch_codec import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionFetched,
+    read_fetch,
+    write_fetch_response,
+)
+from gateway.protocol.wire.primitives import MAX_ELEMENTS
+from tests.gateway.protocol.wire import flexible
+from tests.gateway.protocol.wire.values import blobs, int16s, int32s, int64s, names, texts, topic_ids
+
+versions = st.integers(0, 18)
+CodecTopic = CodecRequest.FetchTopic
+CodecPartition = CodecTopic.FetchPartition
+CodecFetched = CodecResponse.FetchableTopicResponse
+CodecPartitionFetched = CodecFetched.PartitionData
+
+#: What a request carries since which version, and what stands for it before (the defaults of Kafka's FetchRequest.json).
+SINCE = {"max_bytes": 3, "isolation_level": 4, "session_id": 7, "session_epoch": 7, "rack_id": 11}
+BEFORE = {"max_bytes": 0x7FFFFFFF, "isolation_level": 0, "session_id": 0, "session_epoch": -1, "rack_id": ""}
+
+
+def topics_of(version):
+    return topic_ids if version >= 13 else names
+
+
+def named(topic, version):
+    return ({"topic_id": topic}, topic.bytes) if version >= 13 else ({"topic": topic}, topic)
+
+
+@st.composite
+def partitions(draw, version):
+    """(index, leader epoch, offset, last fetched epoch, log start offset, max bytes), -1 for what the version has not."""
+    return (
+        draw(int32s),
+        draw(int32s) if version >= 9 else -1,
+        draw(int64s),
+        draw(int32s) if version >= 12 else -1,
+        draw(int64s) if version >= 5 else -1,
+        draw(int32s),
+    )
+
+
+@st.composite
+def requests(draw):
+    """A version, the codec's request, and ours."""
+    version = draw(versions)
+    drawn = {"max_bytes": int32s, "isolation_level": st.integers(0, 127), "session_id": int32s, "session_epoch": int32s, "rack_id": texts}
+    fields = {name: draw(values) if version >= SINCE[name] else BEFORE[name] for name, values in drawn.items()}
+    replica_id = draw(int32s) if version < 15 else -1
+    max_wait_ms, min_bytes = draw(int32s), draw(int32s)
+    rows = draw(st.lists(st.tuples(topics_of(version), st.lists(partitions(version), max_size=4)), max_size=4))
+    forgotten = draw(st.lists(st.tuples(topics_of(version), st.lists(int32s, max_size=4)), max_size=3)) if version >= 7 else []
+    theirs = CodecRequest(
+        version=version,
+        replica_id=replica_id,
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        topics=[CodecTopic(partitions=[_codec_partition(*row) for row in rows_of], **named(topic, version)[0]) for topic, rows_of in rows],
+        forgotten_topics_data=[CodecRequest.ForgottenTopic(partitions=indexes, **named(topic, version)[0]) for topic, indexes in forgotten],
+        **fields,
+    )
+    ours = FetchRequest(
+        version=version,
+        replica_id=replica_id,
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        topics=[
+            FetchTopic(
+                named(topic, version)[1],
+                [FetchPartition(index, offset, size, epoch, last) for index, epoch, offset, last, _, size in rows_of],
+            )
+            for topic, rows_of in rows
+        ],
+        forgotten=[(named(topic, version)[1], indexes) for topic, indexes in forgotten],
+        **fields,
+    )
+    return version, theirs, ours
+
+
+def _codec_partition(index, epoch, offset, last, start, size):
+    return CodecPartition(
+        partition=index,
+        current_leader_epoch=epoch,
+        fetch_offset=offset,
+        last_fetched_epoch=last,
+        log_start_offset=start,
+        partition_max_bytes=size,
+    )
+
+
+@given(request=requests(), before=st.binary(max_size=4), after=st.binary(max_size=4))
+def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
+    version, theirs, ours = request
+    assert read_fetch(bytearray(before + theirs.encode(version=version) + after), len(before), version) == ours
+
+
+@given(request=requests())
+def test_every_request_cut_short_is_refused(request):
+    version, theirs, _ = request
+    whole = theirs.encode(version=version)
+    # The tags at the very end are not looked at.
+    end = len(whole) - (1 if version >= 12 else 0)
+    for length in {0, 1, end // 3, end // 2, end - 1}:
+        with pytest.raises((ValueError, IndexError, error)):
+            read_fetch(bytearray(whole[:length]), 0, version)
+
+
+@given(unknown=st.dictionaries(st.integers(0, 300), st.binary(max_size=150), max_size=3))
+def test_tags_known_and_unknown_are_passed_over_wherever_they_stand(unknown):
+    tags = flexible.tags(unknown)
+    topic_id = bytes(range(16))
+    partition = b"".join(map(flexible.int32, [4, 9])) + flexible.int64(77) + flexible.int32(8) + flexible.int64(5) + flexible.int32(1000)
+    topics = flexible.array([topic_id + flexible.array([partition + tags, partition + tags]) + tags])
+    forgotten = flexible.array([topic_id + flexible.array([flexible.int32(3)]) + tags])
+    head = b"".join(map(flexible.int32, [500, 1, 2000])) + b"\x01" + flexible.int32(6) + flexible.int32(2)
+    asked = FetchPartition(4, 77, 1000, 9, 8)
+    assert read_fetch(bytearray(head + topics + forgotten + flexible.text("rack-1") + tags), 0, 17) == FetchRequest(
+        17, -1, 500, 1, 2000, 1, 6, 2, [FetchTopic(topic_id, [asked, asked])], [(topic_id, [3])], "rack-1"
+    )
+
+
+def test_topics_and_partitions_together_are_limited():
+    half = MAX_ELEMENTS // 2
+    one = b"\0\x01t" + flexible.int32(half) + bytes(16 * half)
+    head = b"".join(map(flexible.int32, [-1, 0, 0]))
+    assert len(read_fetch(bytearray(head + flexible.int32(1) + one), 0, 0).topics[0].partitions) == half
+    with pytest.raises(ValueError, match="elements"):
+        read_fetch(bytearray(head + flexible.int32(2) + one + one), 0, 0)
+
+
+@st.composite
+def rows(draw, version):
+    """Ours and the codec's of one partition. Records are cut into several buffers."""
+    index, code, high = draw(int32s), draw(int16s), draw(int64s)
+    stable = draw(int64s) if version >= 4 else -1
+    start = draw(int64s) if version >= 5 else -1
+    aborted = draw(st.none() | st.lists(st.tuples(int64s, int64s), max_size=3)) if version >= 4 else None
+    # The codec writes no tag for a struct of defaults (-1, -1), as Kafka does not; nor are we asked to.
+    diverging = draw(st.none() | st.tuples(st.integers(0, 2**31 - 1), int64s)) if version >= 12 else None
+    pieces = draw(st.lists(blobs, max_size=3))
+    fields = {"diverging_epoch": CodecPartitionFetched.EpochEndOffset(epoch=diverging[0], end_offset=diverging[1])} if diverging else {}
+    theirs = CodecPartitionFetched(
+        partition_index=index,
+        error_code=code,
+        high_watermark=high,
+        last_stable_offset=stable,
+        log_start_offset=start,
+        aborted_transactions=None
+        if aborted is None
+        else [CodecPartitionFetched.AbortedTransaction(producer_id=producer, first_offset=first) for producer, first in aborted],
+        preferred_read_replica=-1,
+        records=b"".join(pieces),
+        **fields,
+    )
+    return theirs, PartitionFetched(index, code, high, stable, start, pieces, aborted, diverging)
+
+
+@st.composite
+def responses(draw):
+    """A version, the codec's response, and ours."""
+    version = draw(versions)
+    throttle, code, session = draw(int32s), draw(int16s), draw(int32s)
+    topics = draw(st.lists(st.tuples(topics_of(version), st.lists(rows(version), max_size=4)), max_size=4))
+    theirs = CodecResponse(
+        version=version,
+        throttle_time_ms=throttle,
+        error_code=code,
+        session_id=session,
+        responses=[CodecFetched(partitions=[row for row, _ in of_topic], **named(topic, version)[0]) for topic, of_topic in topics],
+    )
+    ours = FetchResponse([(named(topic, version)[1], [row for _, row in of_topic]) for topic, of_topic in topics], code, session, throttle)
+    return version, theirs, ours
+
+
+@given(response=responses())
+def test_a_response_is_written_byte_for_byte_as_the_codec_writes_it(response):
+    version, theirs, ours = response
+    assert b"".join(write_fetch_response(ours, version)) == bytes(theirs.encode(version=version))
+
+
+@pytest.mark.parametrize("version", range(19))
+def test_no_record_byte_is_joined_to_another(version):
+    records = [bytearray(b"a" * 1000), memoryview(b"b" * 1000), b"c" * 1000]
+    topic = "t" if version < 13 else bytes(16)
+    buffers = write_fetch_response(
+        FetchResponse([(topic, [PartitionFetched(0, 0, records=records), PartitionFetched(1, 0, records=[b"d" * 9])])]), version
+    )
+    assert [buffer for buffer in buffers if buffer in records] == records
+    assert all(any(buffer is record for buffer in buffers) for record in records)
+
+
+@pytest.mark.parametrize("version", [0, 4, 11, 12, 18])
+def test_an_empty_record_set_is_never_null(version):
+    topic = "t" if version < 13 else bytes(16)
+    written = b"".join(write_fetch_response(FetchResponse([(topic, [PartitionFetched(0, 1)])]), version))
+    (read,) = CodecResponse.decode(written, version=version).responses[0].partitions
+    assert read.records == b""

@@ -1,0 +1,121 @@
+"""Varints, strings, counts and tags: what is written is what Kafka writes, and what cannot be is refused."""
+
+from __future__ import annotations
+
+from struct import error
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.protocol.wire.primitives import (
+    MAX_ELEMENTS,
+    MAX_STRING_BYTES,
+    MAX_TAGS,
+    read_count,
+    read_string,
+    read_uvarint,
+    skip_tags,
+    string,
+    uvarint,
+)
+from tests.gateway.protocol.wire import flexible
+from tests.gateway.protocol.wire.values import texts
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    # KIP-482's own examples, and the ends of what each length holds.
+    [(0, "00"), (3, "03"), (127, "7f"), (128, "8001"), (150, "9601"), (8192, "8040"), (16383, "ff7f"), (2**32 - 1, "ffffffff0f")],
+)
+def test_a_varint_has_seven_bits_a_byte_the_lowest_first(value, written):
+    assert uvarint(value) == bytes.fromhex(written)
+    assert read_uvarint(bytes.fromhex(written), 0) == (value, len(written) // 2)
+
+
+@given(value=st.integers(0, 2**32 - 1), before=st.binary(max_size=3), after=st.binary(max_size=3))
+def test_a_varint_is_read_back_wherever_it_stands(value, before, after):
+    assert read_uvarint(before + uvarint(value) + after, len(before)) == (value, len(before) + len(uvarint(value)))
+
+
+@pytest.mark.parametrize("endless", [b"\xff" * 5, b"\x80" * 6, b"\xff" * 100_000])
+def test_a_varint_of_more_than_five_bytes_is_refused(endless):
+    with pytest.raises(ValueError):
+        read_uvarint(endless + b"\0", 0)
+
+
+@pytest.mark.parametrize("cut", [b"", b"\x80", b"\xff\xff\xff\xff"])
+def test_a_varint_that_ends_early_is_refused(cut):
+    with pytest.raises(IndexError):
+        read_uvarint(cut, 0)
+
+
+@given(text=texts, compact=st.booleans())
+def test_a_string_is_read_back(text, compact):
+    written = string(text, compact=compact)
+    assert read_string(written + b"more", 0, compact=compact) == (text, len(written))
+
+
+@pytest.mark.parametrize(("null", "compact"), [(b"\xff\xff", False), (b"\0", True)])
+def test_a_null_string_is_none(null, compact):
+    assert read_string(null, 0, compact=compact) == (None, len(null))
+
+
+@pytest.mark.parametrize(
+    ("lying", "compact"), [(b"\0\x05abcd", False), (b"\x7f\xffab", False), (b"\x06abcd", True), (b"\xff\xff\xff\xff\x0f", True)]
+)
+def test_a_string_longer_than_its_message_is_refused(lying, compact):
+    with pytest.raises(ValueError):
+        read_string(lying, 0, compact=compact)
+
+
+def test_a_string_that_is_no_utf8_is_refused():
+    with pytest.raises(UnicodeDecodeError):
+        read_string(b"\x02\xff", 0, compact=True)
+
+
+@pytest.mark.parametrize("count", [-1, -2, 5, 2**31 - 1, -(2**31)])
+def test_a_count_that_cannot_be_is_refused_before_anyone_loops(count):
+    with pytest.raises(ValueError):
+        read_count(flexible.int32(count) + bytes(8), 0, compact=False, smallest=2)
+
+
+def test_a_null_array_is_refused():
+    with pytest.raises(ValueError):
+        read_count(b"\0" + bytes(8), 0, compact=True, smallest=1)
+
+
+def test_a_count_of_more_rows_than_a_request_may_name_is_refused():
+    rows = bytes(MAX_ELEMENTS + 1)
+    assert read_count(flexible.int32(MAX_ELEMENTS) + rows, 0, compact=False, smallest=1) == (MAX_ELEMENTS, 4)
+    with pytest.raises(ValueError):
+        read_count(flexible.int32(MAX_ELEMENTS + 1) + rows, 0, compact=False, smallest=1)
+
+
+@given(fields=st.dictionaries(st.integers(0, 2**31), st.binary(max_size=200), max_size=5), after=st.binary(max_size=3))
+def test_tags_that_nobody_knows_are_passed_over(fields, after):
+    written = flexible.tags(fields)
+    assert skip_tags(written + after, 0) == len(written)
+
+
+@pytest.mark.parametrize("lying", [b"\x01\x00\x02a", b"\x01\x00\xff\xff\xff\xff\x0f", b"\x02\x00\x01a"])
+def test_a_tag_longer_than_its_message_is_refused(lying):
+    with pytest.raises((ValueError, IndexError, error)):
+        skip_tags(lying, 0)
+
+
+def test_a_section_of_more_tags_than_any_client_has_is_refused():
+    assert skip_tags(uvarint(MAX_TAGS) + b"\0\0" * MAX_TAGS, 0) == 2 + 2 * MAX_TAGS
+    with pytest.raises(ValueError):
+        skip_tags(uvarint(MAX_TAGS + 1) + b"\0\0" * (MAX_TAGS + 1), 0)
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_a_string_has_at_most_as_many_bytes_as_sixteen_bits_can_say(compact):
+    longest = "x" * MAX_STRING_BYTES
+    assert read_string(string(longest, compact=compact), 0, compact=compact)[0] == longest
+
+
+def test_a_longer_string_is_refused_where_its_length_could_be_said():
+    with pytest.raises(ValueError, match="32768"):
+        read_string(string("x" * (MAX_STRING_BYTES + 1), compact=True), 0, compact=True)

@@ -1,0 +1,207 @@
+"""Produce written by hand, held to kafka-python's codec in every version and both directions."""
+
+from __future__ import annotations
+
+from struct import error
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.producer.produce import ProduceRequest as CodecRequest
+from kafka.protocol.producer.produce import ProduceResponse as CodecResponse
+
+from gateway.protocol.wire.produce_codec import (
+    MAX_PARTITIONS,
+    PartitionProduced,
+    PartitionRecords,
+    ProduceRequest,
+    ProduceResponse,
+    RecordError,
+    TopicRecords,
+    read_produce,
+    write_produce_response,
+)
+from tests.gateway.protocol.wire import flexible
+from tests.gateway.protocol.wire.values import blobs, int16s, int32s, int64s, names, texts, topic_ids
+
+versions = st.integers(0, 13)
+CodecTopic = CodecRequest.TopicProduceData
+CodecPartition = CodecTopic.PartitionProduceData
+CodecProduced = CodecResponse.TopicProduceResponse
+CodecPartitionProduced = CodecProduced.PartitionProduceResponse
+
+
+def topics_of(version):
+    return topic_ids if version >= 13 else names
+
+
+def named(topic, version):
+    """The topic's name or id, for the codec and for us."""
+    return ({"topic_id": topic}, topic.bytes) if version >= 13 else ({"name": topic}, topic)
+
+
+@st.composite
+def requests(draw):
+    """A version, the codec's request, and ours."""
+    version = draw(versions)
+    transactional_id = draw(texts | st.none()) if version >= 3 else None
+    acks, timeout_ms = draw(int16s), draw(int32s)
+    rows = draw(st.lists(st.tuples(topics_of(version), st.lists(st.tuples(int32s, blobs | st.none()), max_size=4)), max_size=4))
+    theirs = CodecRequest(
+        version=version,
+        transactional_id=transactional_id,
+        acks=acks,
+        timeout_ms=timeout_ms,
+        topic_data=[
+            CodecTopic(version=version, partition_data=[CodecPartition(index=i, records=r) for i, r in parts], **named(topic, version)[0])
+            for topic, parts in rows
+        ],
+    )
+    ours = ProduceRequest(
+        version,
+        transactional_id,
+        acks,
+        timeout_ms,
+        [TopicRecords(named(topic, version)[1], [PartitionRecords(i, r) for i, r in parts]) for topic, parts in rows],
+    )
+    return version, theirs, ours
+
+
+@given(request=requests(), before=st.binary(max_size=4), after=st.binary(max_size=4))
+def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
+    version, theirs, ours = request
+    assert read_produce(bytearray(before + theirs.encode(version=version) + after), len(before), version) == ours
+
+
+@given(request=requests())
+def test_every_request_cut_short_is_refused(request):
+    version, theirs, _ = request
+    whole = theirs.encode(version=version)
+    # The tags at the very end are not looked at.
+    end = len(whole) - (1 if version >= 9 else 0)
+    for length in {0, 1, end // 3, end // 2, end - 1}:
+        with pytest.raises((ValueError, IndexError, error)):
+            read_produce(bytearray(whole[:length]), 0, version)
+
+
+def test_records_are_a_view_that_can_be_stamped_in_the_frame_itself():
+    frame = bytearray(
+        CodecRequest(version=7, acks=1, topic_data=[CodecTopic(name="t", partition_data=[CodecPartition(index=0, records=b"abc")])]).encode(
+            version=7
+        )
+    )
+    records = read_produce(frame, 0, 7).topics[0].partitions[0].records
+    records[0:3] = b"xyz"
+    assert frame.endswith(b"xyz")
+
+
+@given(unknown=st.dictionaries(st.integers(0, 300), st.binary(max_size=150), max_size=3))
+def test_tags_of_a_newer_producer_are_passed_over_wherever_they_stand(unknown):
+    tags = flexible.tags(unknown)
+    partitions = [flexible.int32(index) + flexible.blob(records) + tags for index, records in [(0, b"first"), (1, None), (2, b"")]]
+    topics = [flexible.text("orders") + flexible.array(partitions) + tags, flexible.text("empty") + flexible.array([]) + tags]
+    frame = flexible.text(None) + flexible.int16(-1) + flexible.int32(30_000) + flexible.array(topics) + tags
+    assert read_produce(bytearray(frame), 0, 9) == ProduceRequest(
+        9,
+        None,
+        -1,
+        30_000,
+        [
+            TopicRecords("orders", [PartitionRecords(0, b"first"), PartitionRecords(1, None), PartitionRecords(2, b"")]),
+            TopicRecords("empty", []),
+        ],
+    )
+
+
+def test_a_topic_without_a_name_is_refused():
+    for topic in (flexible.text(""), flexible.text(None)):
+        frame = flexible.text(None) + flexible.int16(1) + flexible.int32(1) + flexible.array([topic + flexible.array([]) + b"\0"]) + b"\0"
+        with pytest.raises(ValueError, match="name"):
+            read_produce(bytearray(frame), 0, 9)
+
+
+def test_topics_and_partitions_together_are_limited():
+    half = MAX_PARTITIONS // 2
+    partitions = flexible.int32(half) + (flexible.int32(0) + flexible.int32(-1)) * half
+    head = flexible.int16(1) + flexible.int32(1)
+    one = b"\0\x01t" + partitions
+    assert len(read_produce(bytearray(head + flexible.int32(1) + one), 0, 0).topics[0].partitions) == half
+    with pytest.raises(ValueError, match="elements"):
+        read_produce(bytearray(head + flexible.int32(2) + one + one), 0, 0)
+
+
+def _produced(index, code, base, time, start, ending):
+    message, records = ending
+    return PartitionProduced(index, code, base, time, start, message, [RecordError(*one) for one in records])
+
+
+@st.composite
+def responses(draw):
+    """A version, the codec's response, and ours."""
+    version = draw(versions)
+    throttle = draw(int32s)
+    # Records are named only beside a message.
+    record = st.tuples(int32s, texts)
+    ending = st.tuples(st.none(), st.just([])) | st.tuples(texts, st.lists(record, max_size=3))
+    partition = st.tuples(int32s, int16s, int64s, int64s, int64s, ending)
+    rows = draw(st.lists(st.tuples(topics_of(version), st.lists(partition, max_size=4)), max_size=4))
+    theirs = CodecResponse(
+        version=version,
+        throttle_time_ms=throttle,
+        responses=[
+            CodecProduced(
+                partition_responses=[
+                    CodecPartitionProduced(
+                        index=index,
+                        error_code=code,
+                        base_offset=base,
+                        log_append_time_ms=time,
+                        log_start_offset=start,
+                        record_errors=[
+                            CodecPartitionProduced.BatchIndexAndErrorMessage(batch_index=at, batch_index_error_message=text)
+                            for at, text in records
+                        ],
+                        error_message=message,
+                    )
+                    for index, code, base, time, start, (message, records) in partitions
+                ],
+                **named(topic, version)[0],
+            )
+            for topic, partitions in rows
+        ],
+    )
+    ours = ProduceResponse([(named(topic, version)[1], [_produced(*row) for row in partitions]) for topic, partitions in rows], throttle)
+    return version, theirs, ours
+
+
+@given(response=responses())
+def test_a_response_is_written_byte_for_byte_as_the_codec_writes_it(response):
+    version, theirs, ours = response
+    assert bytes(write_produce_response(ours, version)) == bytes(theirs.encode(version=version))
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_many_partitions_are_written_as_the_codec_writes_them(version):
+    topic = named("t", version)[0] if version < 13 else {"topic_id": None}
+    ours = ProduceResponse([("t" if version < 13 else bytes(16), [PartitionProduced(index, 0, index) for index in range(1000)])])
+    theirs = CodecResponse(
+        version=version,
+        responses=[
+            CodecProduced(
+                partition_responses=[
+                    CodecPartitionProduced(
+                        index=index,
+                        error_code=0,
+                        base_offset=index,
+                        log_append_time_ms=-1,
+                        log_start_offset=-1,
+                        record_errors=[],
+                        error_message=None,
+                    )
+                    for index in range(1000)
+                ],
+                **topic,
+            )
+        ],
+    )
+    assert bytes(write_produce_response(ours, version)) == bytes(theirs.encode(version=version))

@@ -1,0 +1,225 @@
+"""Flags over environment over file; a problem is named by the words of its layer."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gateway.settings.addresses import parse_endpoint
+from gateway.settings.kop_aliases import OUR_NAMES
+from gateway.settings.layers import SettingsError, load
+from gateway.settings.model import Settings
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_around(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("KOPGATE_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def toml(tmp_path):
+    def write(text):
+        path = tmp_path / "kopgate.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def problems(*args, **kwargs):
+    with pytest.raises(SettingsError) as caught:
+        load(*args, **kwargs)
+    return caught.value.problems
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(toml, monkeypatch):
+    path = toml("node_id = 1\nnum_partitions = 1\nfetch_max_bytes = 1024")
+    monkeypatch.setenv("KOPGATE_NODE_ID", "2")
+    monkeypatch.setenv("KOPGATE_NUM_PARTITIONS", "2")
+    settings = load({"node_id": 3}, path)
+    assert (settings.node_id, settings.num_partitions, settings.fetch_max_bytes) == (3, 2, 1024)
+
+
+def test_nothing_given_is_the_defaults():
+    assert load({}) == Settings()
+
+
+def test_toml_has_lists_and_tables(toml):
+    path = toml(
+        'listeners = ["A://127.0.0.1:0", "B://[::1]:0"]\n[listener_security_protocol_map]\nA = "PLAINTEXT"\nB = "PLAINTEXT"\n[log_levels]\n"gateway.protocol.session" = "debug"'
+    )
+    settings = load({}, path)
+    assert settings.listeners == (parse_endpoint("A://127.0.0.1:0"), parse_endpoint("B://[::1]:0"))
+    assert settings.log_levels == {"gateway.protocol.session": "debug"}
+
+
+def test_the_environment_has_lists_and_tables_with_commas(monkeypatch):
+    monkeypatch.setenv("KOPGATE_LISTENERS", "A://127.0.0.1:0, B://[::1]:0")
+    monkeypatch.setenv("KOPGATE_LISTENER_SECURITY_PROTOCOL_MAP", "A:PLAINTEXT,B:PLAINTEXT")
+    monkeypatch.setenv("KOPGATE_LOG_LEVELS", "gateway.protocol.session:debug,storage:warning")
+    monkeypatch.setenv("KOPGATE_AUTO_CREATE_TOPICS_ENABLE", "False")
+    monkeypatch.setenv("KOPGATE_USERS_FILE", "")
+    settings = load({})
+    assert [str(endpoint) for endpoint in settings.listeners] == ["A://127.0.0.1:0", "B://[::1]:0"]
+    assert settings.log_levels == {"gateway.protocol.session": "debug", "storage": "warning"}
+    assert settings.auto_create_topics_enable is False
+    assert settings.users_file is None
+
+
+def as_text(value):
+    match value:
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return ",".join(str(item) for item in value)
+        case dict():
+            return ",".join(f"{name}:{item}" for name, item in value.items())
+    return "" if value is None else str(value)
+
+
+@pytest.mark.parametrize("field", list(Settings.model_fields))
+def test_every_setting_can_be_given_as_text(monkeypatch, field):
+    text = as_text(getattr(Settings(), field))
+    monkeypatch.setenv(f"KOPGATE_{field.upper()}", text)
+    assert load({}) == Settings()
+    monkeypatch.delenv(f"KOPGATE_{field.upper()}")
+    assert load({field: text}) == Settings()
+
+
+@pytest.mark.parametrize("text", ["nod_id = 1", "[server]\nnode_id = 1"])
+def test_an_unknown_key_in_the_file_is_named(toml, text):
+    path = toml(text)
+    key = text.strip("[").split("]")[0].split(" ")[0]
+    assert problems({}, path) == [f"{path}: {key}: there is no such setting"]
+
+
+def test_an_unknown_variable_is_named(monkeypatch):
+    monkeypatch.setenv("KOPGATE_NOD_ID", "1")
+    assert problems({}) == ["KOPGATE_NOD_ID: there is no such setting"]
+
+
+@pytest.mark.parametrize(("variable", "value"), [("KOPGATE_CONFIG", "/etc/kopgate.toml"), ("KOPGATE_PURE_PYTHON", "1")])
+def test_a_variable_that_others_read_is_no_setting(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    assert load({}) == Settings()
+
+
+# KoP's names
+
+
+def test_a_setting_may_have_its_name_in_kop_in_every_layer(toml, monkeypatch):
+    path = toml('kafkaBrokerId = 1\ndefaultNumPartitions = 2\nkafkaListeners = "PLAINTEXT://127.0.0.1:1,SASL_PLAINTEXT://127.0.0.1:2"')
+    monkeypatch.setenv("KOPGATE_CONNECTIONMAXIDLEMS", "5000")
+    monkeypatch.setenv("KOPGATE_kafkaAdvertisedListeners", "PLAINTEXT://kafka.example.com:9092")
+    settings = load({"saslAllowedMechanisms": "PLAIN", "allowAutoTopicCreation": "false", "users_file": "u"}, path)
+    assert [str(endpoint) for endpoint in settings.listeners] == ["PLAINTEXT://127.0.0.1:1", "SASL_PLAINTEXT://127.0.0.1:2"]
+    assert [str(endpoint) for endpoint in settings.advertised] == ["PLAINTEXT://kafka.example.com:9092"]
+    assert (settings.node_id, settings.num_partitions, settings.connections_max_idle_ms) == (1, 2, 5000)
+    assert (settings.sasl_enabled_mechanisms, settings.auto_create_topics_enable) == (("PLAIN",), False)
+
+
+def test_where_topics_of_kop_are_is_said_as_it_was(toml, monkeypatch):
+    path = toml('kafkaTenant = "acme"\nkafkaNamespace = "orders"\nkafkaEnableMultiTenantMetadata = false\nentryFormat = "kafka"')
+    monkeypatch.setenv("KOPGATE_KOPALLOWEDNAMESPACES", "acme/bills,public/default")
+    settings = load({"kafkaMetadataTenant": "acme", "kafkaMetadataNamespace": "__meta"}, path)
+    assert (settings.pulsar_tenant, settings.pulsar_namespace, settings.entry_format) == ("acme", "orders", "kafka")
+    assert (settings.pulsar_metadata_tenant, settings.pulsar_metadata_namespace) == ("acme", "__meta")
+    assert settings.pulsar_allowed_namespaces == ("acme/bills", "public/default")
+    # Without a log-in it changes nothing in KoP, where it is on unless it is switched off.
+    assert load({"kafkaEnableMultiTenantMetadata": "true"}).pulsar_multi_tenant_metadata
+    assert problems({"kafkaEnableMultiTenantMetadata": "true", "listeners": "SASL_PLAINTEXT://127.0.0.1:9093"})[0].startswith(
+        "--set kafkaEnableMultiTenantMetadata: listener SASL_PLAINTEXT asks for a log-in, and none brings a tenant yet"
+    )
+
+
+def test_layers_win_by_what_a_setting_is_and_not_by_what_it_is_called(toml, monkeypatch):
+    path = toml("node_id = 1\nkafkaListeners = 'PLAINTEXT://127.0.0.1:1'\ndefaultNumPartitions = 2")
+    monkeypatch.setenv("KOPGATE_KAFKABROKERID", "2")
+    monkeypatch.setenv("KOPGATE_NUM_PARTITIONS", "3")
+    settings = load({"listeners": ["PLAINTEXT://127.0.0.1:4"]}, path)
+    assert (settings.node_id, settings.num_partitions, str(settings.listeners[0])) == (2, 3, "PLAINTEXT://127.0.0.1:4")
+
+
+def test_a_problem_is_told_by_the_name_that_was_given(toml, monkeypatch):
+    path = toml("kafkaBrokerId = true")
+    monkeypatch.setenv("KOPGATE_MAXQUEUEDREQUESTS", "many")
+    lines = problems({"failedAuthenticationDelayMs": "soon"}, path)
+    assert sorted(line.split(": ")[0:2] for line in lines) == sorted(
+        [
+            [str(path), "kafkaBrokerId"],
+            ["KOPGATE_MAXQUEUEDREQUESTS", "input should be a valid integer, not 'many'"],
+            ["--set failedAuthenticationDelayMs", "input should be a valid integer, not 'soon'"],
+        ]
+    )
+
+
+def test_one_setting_by_both_names_in_one_place_is_a_mistake(toml):
+    path = toml("node_id = 1\nkafkaBrokerId = 2")
+    assert problems({}, path) == [f"{path}: kafkaBrokerId: it is node_id, which is given too"]
+
+
+def test_one_setting_by_two_names_of_kop_s_in_one_place_is_a_mistake(toml):
+    path = toml('allowedNamespaces = "a/b"\nkopAllowedNamespaces = "a/b"')
+    assert problems({}, path) == [f"{path}: kopAllowedNamespaces: it is pulsar_allowed_namespaces, which is given too"]
+
+
+def test_a_setting_of_kop_s_that_means_nothing_here_is_named(toml):
+    path = toml("maxReadEntriesNum = 5")
+    assert problems({}, path) == [f"{path}: maxReadEntriesNum: there is no such setting"]
+
+
+def test_every_name_of_kop_s_is_a_setting():
+    assert set(OUR_NAMES.values()) <= set(Settings.model_fields)
+
+
+def test_an_unknown_flag_is_named():
+    assert problems({"nod_id": "1"}) == ["--set nod_id: there is no such setting"]
+
+
+@pytest.mark.parametrize("value", ["true", '"5"', "1.5", "[1]"])
+def test_the_file_is_held_to_its_types(toml, value):
+    path = toml(f"node_id = {value}")
+    assert problems({}, path)[0].startswith(f"{path}: node_id: input should be a valid integer")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("KOPGATE_NODE_ID", "one"), ("KOPGATE_NODE_ID", "1.5"), ("KOPGATE_AUTO_CREATE_TOPICS_ENABLE", "maybe"), ("KOPGATE_LOG_FORMAT", "xml")],
+)
+def test_an_ill_typed_variable_is_named_with_its_value(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    (line,) = problems({})
+    assert line.startswith(f"{variable}: input should be")
+    assert line.endswith(f", not {value!r}")
+
+
+def test_each_problem_of_each_layer_has_its_own_line(toml, monkeypatch):
+    path = toml('num_partitions = "three"\nlisteners = ["X"]')
+    monkeypatch.setenv("KOPGATE_BOGUS", "1")
+    lines = problems({"node_id": "x"}, path, {"node_id": "--node-id"})
+    assert [line.split(": ")[0] for line in lines] == ["KOPGATE_BOGUS", "--node-id", str(path), str(path)]
+    assert not any("\n" in line for line in lines)
+
+
+def test_a_problem_between_settings_is_named_by_where_the_first_one_was_given(monkeypatch):
+    monkeypatch.setenv("KOPGATE_LISTENERS", "PLAINTEXT://0.0.0.0:9092")
+    assert problems({})[0].startswith("KOPGATE_LISTENERS: PLAINTEXT://0.0.0.0:9092 listens on every interface")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    assert problems({}, tmp_path / "none.toml") == [f"{tmp_path / 'none.toml'}: No such file or directory"]
+
+
+@pytest.mark.parametrize("text", [b"node_id = ", b"node_id = 1\nnode_id = 2", b"\xff\xfe"])
+def test_a_file_that_is_not_toml_is_named(tmp_path, text):
+    path = tmp_path / "kopgate.toml"
+    path.write_bytes(text)
+    (line,) = problems({}, path)
+    assert line.startswith(f"{path}: not TOML: ")
+
+
+def test_a_file_that_cannot_be_read_hides_nothing_of_the_other_layers(tmp_path, monkeypatch):
+    monkeypatch.setenv("KOPGATE_NODE_ID", "x")
+    assert len(problems({}, tmp_path / "none.toml")) == 2

@@ -1,0 +1,80 @@
+"""From the settings to a store."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from twisted.internet import reactor
+
+from gateway.settings.model import Settings
+from gateway.settings.stores import make_store, pulsar_settings
+from storage.lmdb import LmdbStore
+
+
+def in_pulsar(**others):
+    return Settings(store="pulsar+ssl://a:6651,b:6651", pulsar_admin="https://a:8443", **others)
+
+
+def test_the_embedded_store_is_made_where_it_is_asked_for(tmp_path):
+    assert isinstance(make_store(Settings(store=f"lmdb:{tmp_path / 'data'}"), reactor), LmdbStore)
+
+
+def test_a_store_in_pulsar_is_told_all_that_was_set():
+    made = pulsar_settings(
+        in_pulsar(
+            node_id=7,
+            pulsar_token_file="t",
+            pulsar_tls_trust_file="ca",
+            pulsar_tls_certificate_file="c",
+            pulsar_tls_key_file="k",
+            pulsar_tenant="acme",
+            pulsar_namespace="orders",
+            pulsar_metadata_tenant="own",
+            pulsar_metadata_namespace="meta",
+            entry_format="kafka",
+            pulsar_setup=True,
+            pulsar_takeover=True,
+            pulsar_send_timeout_ms=1500,
+            pulsar_operation_timeout_ms=2500,
+            pulsar_admin_timeout_ms=3500,
+            pulsar_refresh_ms=4500,
+            pulsar_resident_bytes=5,
+            pulsar_threads=6,
+            pulsar_readers=9,
+            pulsar_mirror_cursors=True,
+            log_retention_ms=10,
+            log_retention_bytes=11,
+            log_cleanup_policy=["compact", "delete"],
+            message_max_bytes=12,
+        )
+    )
+    assert (made.service_url, made.admin_url, made.node) == ("pulsar+ssl://a:6651,b:6651", "https://a:8443", "node 7")
+    assert (made.token_file, made.tls_trust_file) == (Path("t"), Path("ca"))
+    assert (made.tls_certificate_file, made.tls_key_file) == (Path("c"), Path("k"))
+    assert (made.tenant, made.namespace, made.metadata_tenant, made.metadata_namespace) == ("acme", "orders", "own", "meta")
+    assert (made.entry_format, made.setup, made.takeover) == ("kafka", True, True)
+    assert (made.send_timeout_seconds, made.operation_timeout_seconds) == (1.5, 2.5)
+    assert (made.admin_timeout_seconds, made.refresh_seconds) == (3.5, 4.5)
+    assert (made.tail_bytes, made.threads, made.readers, made.mirror_cursors) == (5, 6, 9, True)
+    assert (made.retention_ms, made.retention_bytes, made.cleanup_policy, made.message_max_bytes) == (10, 11, "compact,delete", 12)
+
+
+def test_a_namespace_that_is_the_default_one_or_named_twice_is_served_once():
+    """KoP's `kopAllowedNamespaces` names the default one, too."""
+    made = pulsar_settings(in_pulsar(pulsar_allowed_namespaces=["public/default", "acme/a", "acme/b", "acme/a"]))
+    assert made.allowed_namespaces == ("acme/a", "acme/b")
+
+
+def test_a_store_in_pulsar_may_hold_what_clients_may_send():
+    assert pulsar_settings(in_pulsar(max_in_flight_bytes=1 << 30)).queue_bytes > 1 << 30
+
+
+def test_who_uses_the_embedded_store_does_not_load_pulsars_client():
+    code = (
+        "import sys; from gateway.settings.model import Settings; from gateway.settings.stores import make_store\n"
+        "import gateway.server; from twisted.internet import reactor\n"
+        "make_store(Settings(), reactor); sys.exit('pulsar' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,107 @@
+"""What is put together at the start: the broker on what the store has, and the traffic log that the settings ask for."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from compat.records import records
+from gateway.app import open_broker, open_traffic
+from gateway.net.flow_control import Outgoing
+from gateway.protocol.session import Session
+from gateway.settings.model import Settings
+from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC
+from gateway.traffic.client_identity import Peer
+from gateway.traffic.file_appender import Rotation
+from gateway.traffic.log_files import Limits
+from gateway.traffic.traffic_log import OFF
+from tests.fakes.broker import House, ended, open_house
+from tests.fakes.memory_store import Medium, MemoryStore
+from tests.gateway.handlers.groups.test_offset_commit import commit
+
+
+@pytest.fixture
+def house() -> House:
+    return open_house()
+
+
+def opened(house, **settings):
+    broker = house.broker
+    return open_traffic(Settings(**settings), "cluster", house.clock, broker.topics, house.threads.run, house.background)
+
+
+@pytest.mark.parametrize("has_committed", [False, True])
+def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are_some(has_committed):
+    medium = Medium()
+    house = open_house(medium)
+    house.topic("orders")
+    if has_committed:
+        assert commit(house, ("orders", 0, 1)) == [0]
+    ended(house.store.close())
+    store = MemoryStore(medium)
+    ended(store.open())
+    advertised = {"PLAINTEXT": ("127.0.0.1", 9092)}
+    outgoing = Outgoing(1 << 20)
+    broker = ended(
+        open_broker(Settings(), store, advertised, house.clock, house.threads.run, house.threads.run_for, house.background, outgoing)
+    )
+    assert [live.name for live in broker.topics.listed()] == ["orders", *([CONSUMER_OFFSETS] if has_committed else [])]
+
+
+def test_there_is_no_traffic_log_unless_it_is_asked_for(house):
+    assert opened(house) is OFF
+
+
+def test_its_folder_is_made_and_left_empty_by_a_gateway_without_clients(house, tmp_path):
+    log = opened(house, traffic_log=tmp_path / "a" / "b")
+    ended(log.close(5))
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_folder_that_cannot_be_is_refused_by_its_name(house, tmp_path, place):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=f"traffic_log: {tmp_path / place}: "):
+        opened(house, traffic_log=tmp_path / place)
+
+
+def test_a_salt_that_cannot_be_read_is_refused_by_its_name(house, tmp_path):
+    with pytest.raises(ValueError, match=r"traffic_log_salt_file: .*No such file"):
+        opened(house, traffic_log=tmp_path, traffic_log_salt_file=tmp_path / "none")
+
+
+def test_the_topic_alone_will_do(house):
+    log = opened(house, traffic_topic=True)
+    log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), Session(None)).closed("client")
+    ended(log.close(5))
+    stored = [one.value for entry in ended(house.partition(TRAFFIC).read(0, 1 << 20)) for one in records(entry.payload)]
+    assert [msgspec.json.decode(value)["event"] for value in stored] == ["opened", "closed"]
+
+
+def test_each_limit_of_the_traffic_log_comes_from_its_own_setting(house, tmp_path):
+    settings = {
+        "retention_ms": 1_000_001,
+        "retention_bytes": 2_000_002,
+        "rotate_ms": 1_000_003,
+        "rotate_bytes": 1_000_004,
+        "queue_lines": 1_000_005,
+        "queue_bytes": 2_000_006,
+        "max_rows_per_connection": 7,
+        "compression_level": 2,
+    }
+    log = opened(house, traffic_log=tmp_path, traffic_topic=True, **{f"traffic_log_{name}": value for name, value in settings.items()})
+    ended(log.close(5))
+    files, topic = log._sinks
+    assert files._limits == Limits(keep_ms=1_000_001, keep_bytes=2_000_002, level=2)
+    assert files._appender._rotation == Rotation(max_ms=1_000_003, max_bytes=1_000_004)
+    assert (files._max_lines, files._max_bytes) == (1_000_005, 2_000_006)
+    assert (topic._configs["retention.ms"], topic._max_bytes) == ("1000001", 2_000_006)
+    assert (log.room.each, log.room.all_together) == (7, 1_000_005)
+
+
+@pytest.mark.parametrize(("unlimited", "limits"), [("retention_ms", (None, 1 << 30)), ("retention_bytes", (5, None))])
+def test_a_retention_of_minus_1_is_none(house, tmp_path, unlimited, limits):
+    settings = {"traffic_log_retention_ms": 5, "traffic_log_retention_bytes": 1 << 30, f"traffic_log_{unlimited}": -1}
+    log = opened(house, traffic_log=tmp_path, **settings)
+    ended(log.close(5))
+    assert (log._sinks[0]._limits.keep_ms, log._sinks[0]._limits.keep_bytes) == limits

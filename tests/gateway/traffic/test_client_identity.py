@@ -1,0 +1,257 @@
+"""What is known of a client by what it says and does."""
+
+from __future__ import annotations
+
+import pytest
+
+from auth.mechanism import AuthenticationBusy, AuthenticationFailed
+from gateway.protocol.wire.api_keys import ApiKey
+from tests.fakes.broker import NOW
+from tests.fakes.connection import Scripted, authenticate, bare, handshake, versions
+from tests.fakes.traffic import INTERVAL, Scene
+
+METADATA_OF_ALL_V0 = bare(ApiKey.METADATA, 0, b"\0\0\0\0")
+
+
+def header(api_key, version, client_id):
+    name = client_id.encode()
+    return bare(api_key, version)[:8] + len(name).to_bytes(2, "big") + name
+
+
+def test_an_open_connection_says_where_it_comes_from():
+    scene = Scene()
+    scene.connects()
+    assert scene.event("opened") == {
+        "kind": "connection",
+        "v": 1,
+        "at": NOW,
+        "node": 7,
+        "cluster": "cluster",
+        "connection": "7-1000-0",
+        "sequence": 0,
+        "event": "opened",
+        "listener": "PLAINTEXT",
+        "peer": "192.0.2.1",
+        "peer_port": 5000,
+        "protocol": "PLAINTEXT",
+        "road": "none",
+        "opened_at": NOW,
+        "principal": "User:ANONYMOUS",
+    }
+
+
+def test_a_client_that_says_its_name_is_greeted_under_it_when_it_asks_for_something():
+    scene = Scene()
+    client = scene.connects()
+    client.says(versions(3))
+    assert scene.rows("connection", event="greeted") == []
+    client.says(METADATA_OF_ALL_V0, METADATA_OF_ALL_V0)
+    greeted = scene.event("greeted")
+    assert (greeted["software"], greeted["software_version"], greeted["api_versions"]) == ("test", "1", 3)
+    assert greeted["client_ids"] == ["test"]
+    assert "api_versions_refused" not in greeted
+
+
+def test_a_client_that_asks_for_no_versions_has_none():
+    scene = Scene()
+    scene.connects().says(METADATA_OF_ALL_V0)
+    assert {"software", "api_versions", "api_versions_refused", "client_ids"} & set(scene.event("greeted")) == set()
+
+
+def test_a_first_request_for_versions_that_is_too_new_is_told_beside_the_one_that_was_answered():
+    scene = Scene()
+    client = scene.connects()
+    client.says(versions(5))
+    client.says(versions(4))
+    client.says(METADATA_OF_ALL_V0)
+    greeted = scene.event("greeted")
+    assert (greeted["api_versions"], greeted["api_versions_refused"]) == (5, True)
+    scene.leaves(client)
+    assert scene.usage(api_key=18, api_version=5)["errors"] == {"35": 1}
+    assert "errors" not in scene.usage(api_key=18, api_version=4)
+
+
+def test_at_the_end_the_first_requests_and_the_highest_versions_are_told():
+    scene = Scene()
+    client = scene.connects()
+    client.says(versions(0), METADATA_OF_ALL_V0, versions(2), *[METADATA_OF_ALL_V0] * 20)
+    client.turns()
+    scene.house.clock.advance(3)
+    scene.leaves(client)
+    closed = scene.event("closed")
+    assert closed["first_requests"] == ["18:0", "3:0", "18:2", *["3:0"] * 13]
+    assert closed["highest"] == {"3": 0, "18": 2}
+    assert closed["habits"] == {"metadata_all": True}
+    assert (closed["reason"], closed["duration_ms"], closed["requests"]) == ("client", 3000, 23)
+
+
+def test_the_last_client_id_is_in_the_rows_of_use_and_at_most_eight_in_those_of_the_connection():
+    scene = Scene()
+    client = scene.connects()
+    client.says(*(header(ApiKey.METADATA, 0, f"app-{number}") + b"\0\0\0\0" for number in [*range(12), 0]))
+    scene.leaves(client)
+    assert scene.event("closed")["client_ids"] == [f"app-{number}" for number in range(8)]
+    assert scene.usage(api_key=3)["client_id"] == "app-0"
+
+
+def test_bare_tokens_and_wrapped_ones_are_two_roads():
+    for version, tokens in [(0, [b"token"]), (1, [authenticate(b"token")])]:
+        scene = Scene()
+        client = scene.connects([Scripted("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT")
+        client.says(handshake("PLAIN", version), *tokens)
+        told = scene.event("authenticated")
+        road = ["handshake-v0-bare", "handshake-v1"][version]
+        assert (told["road"], told["mechanism"], told["principal"]) == (road, "PLAIN", "User:alice")
+        assert "principal" not in scene.event("opened")
+        scene.leaves(client)
+        assert scene.event("closed")["principal"] == "User:alice"
+
+
+@pytest.mark.parametrize(("version", "tokens"), [(0, [b"token"]), (1, [authenticate(b"token")])], ids=["bare", "wrapped"])
+def test_an_interval_that_ends_while_a_log_in_lasts_tells_nothing_of_it_yet(version, tokens):
+    """Else its rows would belong to nobody. They are told as soon as it is over: no crash loses more of them than of others."""
+    scene = Scene()
+    scene.log.start()
+    client = scene.connects([Scripted("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT")
+    client.says(handshake("PLAIN", version))
+    scene.house.clock.pump([1] * INTERVAL)
+    assert scene.rows("usage") == []
+    client.says(*tokens)
+    (told,) = scene.rows("usage")
+    assert (told["api_key"], told["principal"], told["requests"]) == (17, "User:alice", 1)
+    assert told["sequence"] == scene.event("authenticated")["sequence"] + 1
+
+
+def test_a_log_in_that_no_interval_ends_in_is_told_with_the_first():
+    scene = Scene()
+    scene.log.start()
+    client = scene.connects([Scripted("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT")
+    client.says(handshake("PLAIN", 1), authenticate(b"token"), METADATA_OF_ALL_V0)
+    assert scene.rows("usage") == []
+    scene.house.clock.pump([1] * INTERVAL)
+    told = {row["api_key"]: (row["principal"], row["requests"]) for row in scene.rows("usage")}
+    assert told == dict.fromkeys((17, 36, 3), ("User:alice", 1))
+
+
+def test_a_log_in_that_fails_is_the_reason_of_the_end_and_nobody_was_there():
+    for version, tokens in [(0, [b"wrong"]), (1, [authenticate(b"wrong")])]:
+        scene = Scene()
+        client = scene.connects([Scripted("PLAIN", {b"token": AuthenticationFailed("no")})])
+        client.says(handshake("PLAIN", version), *tokens)
+        scene.leaves(client)
+        closed = scene.event("closed")
+        assert closed["reason"] == "error:login"
+        assert "principal" not in closed
+
+
+@pytest.mark.parametrize(("failure", "reason"), [(AuthenticationBusy("later"), "error:busy"), (ZeroDivisionError(), "error:bug")])
+def test_a_log_in_that_nobody_could_check_is_not_the_clients_failure(failure, reason):
+    for version, tokens in [(0, [b"token"]), (1, [authenticate(b"token")])]:
+        scene = Scene()
+        client = scene.connects([Scripted("PLAIN", {b"token": failure})])
+        client.says(handshake("PLAIN", version), *tokens)
+        assert client.is_aborted
+        scene.leaves(client)
+        assert scene.event("closed")["reason"] == reason
+
+
+def test_a_mechanism_that_is_none_is_not_repeated():
+    scene = Scene()
+    client = scene.connects([Scripted("PLAIN", {b"token": b""})])
+    client.says(handshake("my password", 1))
+    scene.leaves(client)
+    assert "mechanism" not in scene.event("closed")
+    assert scene.event("closed")["reason"] == "error:mechanism"
+    asked = Scene()
+    client = asked.connects([Scripted("PLAIN", {b"token": b""})])
+    client.says(handshake("GSSAPI", 1))
+    asked.leaves(client)
+    assert asked.event("closed")["mechanism"] == "GSSAPI"
+
+
+def test_a_bare_gssapi_token_without_a_handshake_is_told_by_its_mechanism_on_no_road():
+    scene = Scene()
+    client = scene.connects([Scripted("PLAIN", {b"token": b""})], protocol="SASL_PLAINTEXT")
+    client.says(b"\x60\x82\x02\x4b" + bytes(600))
+    assert client.is_aborted
+    scene.leaves(client)
+    closed = scene.event("closed")
+    assert (closed["mechanism"], closed["road"], closed["reason"]) == ("GSSAPI", "none", "error:mechanism")
+    assert {"principal", "highest", "first_requests", "client_ids"} & set(closed) == set()
+    assert closed["bytes_in"] == 604
+
+
+def test_bytes_that_are_no_kafka_end_as_refused_and_a_request_that_is_not_served_is_still_told():
+    scene = Scene()
+    client = scene.connects()
+    client.says(bare(ApiKey.FETCH, 99, b"\0"))
+    scene.leaves(client)
+    closed = scene.event("closed")
+    assert (closed["reason"], closed["highest"], closed["first_requests"]) == ("error:refused", {"1": 99}, ["1:99"])
+    assert scene.usage(api_key=1, api_version=99)["requests"] == 1
+
+
+HOSTILE = [
+    'x"}\n{"v":1,"kind":"usage","principal":"User:root"}\n{"',
+    "\x00\x01\x1f\x7f\x85\u2028\u2029\ufeff",
+    '\r\n\t\\"/</script>',
+    "\u202euser\u2066",
+    "x" * 32_767,
+    "\U0001f600" * 8_000,
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_whatever_a_client_calls_itself_stays_within_its_line_and_its_field(name):
+    scene = Scene()
+    client = scene.connects()
+    client.says(header(ApiKey.METADATA, 0, name) + b"\0\0\0\0")
+    scene.recorder.introduced(name, name)
+    scene.recorder.for_group(name)
+    scene.recorder.touched(ApiKey.OFFSET_FETCH, 1, name, [3], name)
+    scene.recorder.habit("protocols", [name] * 99)
+    scene.leaves(client)
+    closed, used = scene.event("closed"), scene.usage(api_key=9)
+    told = [closed["client_ids"][0], closed["software"], closed["software_version"], *closed["habits"]["protocols"]]
+    told += [used["client_id"], used["topic"], used["group"]]
+    assert told == [name[:512]] * (3 + 8 + 3)
+    assert all(row.get("principal") == "User:ANONYMOUS" for row in scene.kept.rows)
+    assert b"\r" not in scene.kept.text
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"\xed\xa0\x80", b"\xc0\x80", b"ok\x80"])
+def test_a_client_id_that_is_no_utf_8_is_refused_and_not_repeated(name):
+    scene = Scene()
+    client = scene.connects()
+    client.says(bare(ApiKey.METADATA, 0)[:8] + len(name).to_bytes(2, "big") + name + b"\0\0\0\0")
+    assert client.is_aborted
+    scene.leaves(client)
+    assert scene.event("closed")["reason"] == "error:refused"
+    assert "client_ids" not in scene.event("closed")
+
+
+def test_ten_thousand_names_of_one_connection_and_of_many_are_bounded():
+    scene = Scene(max_keys=5, max_rows=20)
+    client = scene.connects()
+    recorder = scene.recorder
+    for number in range(10_000):
+        recorder.introduced(f"library-{number}", "1")
+        recorder.touched(ApiKey.OFFSET_FETCH, 1, f"t{number}", [number % 3], f"g{number}")
+    client.says(*(header(ApiKey.METADATA, 0, f"app-{number}") + b"\0\0\0\0" for number in range(100)))
+    scene.leaves(client)
+    assert len(scene.rows("usage")) == 5 + 1 + 1
+    assert scene.event("closed")["software"] == "library-0"
+    assert len(scene.event("closed")["client_ids"]) == 8
+    assert len(scene.event("closed")["first_requests"]) == 16
+    many = []
+    for number in range(200):
+        scene.connects()
+        scene.recorder.touched(ApiKey.OFFSET_FETCH, 1, f"t{number}")
+        many.append(scene.recorder)
+    before = len(scene.kept.rows)
+    for recorder in many:
+        recorder.closed("client")
+    rows = scene.kept.rows[before:]
+    assert len(rows) == 2 * 200
+    assert len([row for row in rows if "topic" in row]) == 20
+    assert len([row for row in rows if row.get("merged")]) == 180

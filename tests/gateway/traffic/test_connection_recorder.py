@@ -1,0 +1,435 @@
+"""What a connection's requests come to in rows: the whole of a request and what is of a topic or a group, counted by hand here."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from kafka.protocol.admin.topics import CreateTopicsRequest
+from kafka.protocol.consumer.fetch import FetchRequest
+from kafka.protocol.consumer.group import OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.consumer.offsets import ListOffsetsRequest
+from kafka.protocol.metadata.metadata import MetadataRequest
+from kafka.protocol.producer import ProduceRequest
+
+from gateway.fetch import conversion
+from gateway.partitions import message_sets
+from gateway.protocol.wire.api_keys import ApiKey
+from gateway.protocol.wire.fetch_codec import FetchRequest as FetchAsked
+from gateway.protocol.wire.fetch_codec import FetchResponse, PartitionFetched
+from tests.fakes.broker import NOW, ended
+from tests.fakes.connection import request
+from tests.fakes.traffic import INTERVAL, Scene
+from tests.gateway.handlers.grouping import join_request
+from tests.gateway.sets import batch, old_set
+
+UNKNOWN_TOPIC = 3
+
+
+@pytest.fixture
+def scene():
+    scene = Scene()
+    scene.house.topic("orders", 2)
+    return scene
+
+
+def producing(version, topics, acks=-1, timeout_ms=1234):
+    """`topics` by name: record sets of the partitions 0, 1 ..."""
+    data = ProduceRequest.TopicProduceData
+    rows = [
+        data(name=name, partition_data=[data.PartitionProduceData(index=index, records=bytes(one)) for index, one in enumerate(sets)])
+        for name, sets in topics.items()
+    ]
+    return ProduceRequest(version=version, transactional_id=None, acks=acks, timeout_ms=timeout_ms, topic_data=rows)
+
+
+def fetching(version, topic="orders", offset=0, partition=0, max_wait_ms=0):
+    asked = FetchRequest.FetchTopic(
+        topic=topic,
+        partitions=[FetchRequest.FetchTopic.FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)],
+    )
+    return FetchRequest(version=version, max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=5 << 20, topics=[asked])
+
+
+def test_a_produce_is_told_as_a_whole_and_by_topic(scene):
+    scene.house.topic("bills")
+    first, second, third = batch(3), batch(20, codec=1), batch(1)
+    frame = request(producing(7, {"orders": [first, second], "bills": [third]}))
+    client = scene.connects()
+    client.says(frame)
+    (reply,) = client.hears()
+    scene.leaves(client)
+    whole = scene.usage(api_key=0, topic=None)
+    assert (whole["api_version"], whole["requests"]) == (7, 1)
+    assert (whole["bytes_in"], whole["bytes_out"]) == (len(frame) + 4, len(reply) + 4)
+    assert {"records", "magic_in", "codec_in", "errors"} & set(whole) == set()
+    orders, bills = scene.usage(api_key=0, topic="orders"), scene.usage(api_key=0, topic="bills")
+    assert (orders["records"], orders["bytes_in"]) == (23, len(first) + len(second))
+    assert (orders["magic_in"], orders["codec_in"]) == ({"2": 2}, {"none": 1, "gzip": 1})
+    assert (bills["records"], bills["bytes_in"]) == (1, len(third))
+    assert {"requests", "bytes_out", "latency_us_sum", "latency_us_buckets"} & (set(orders) | set(bills)) == set()
+    assert whole["peer"] == orders["peer"] == scene.event("opened")["peer"]
+
+
+def test_the_sets_of_old_producers_are_told_by_format_and_codec(scene):
+    client = scene.connects()
+    client.says(request(producing(1, {"orders": [old_set(3, magic=0)]})), request(producing(2, {"orders": [old_set(4, magic=1, codec=2)]})))
+    scene.leaves(client)
+    oldest, old = (scene.usage(api_key=0, api_version=version, topic="orders") for version in (1, 2))
+    assert (oldest["records"], oldest["magic_in"], oldest["codec_in"]) == (3, {"0": 1}, {"none": 1})
+    assert (old["records"], old["magic_in"], old["codec_in"]) == (4, {"1": 1}, {"snappy": 1})
+
+
+def test_records_that_are_refused_are_an_error_of_their_topic_and_counted_as_nothing_else(scene):
+    bad = bytearray(batch(3))
+    bad[-1] ^= 1
+    client = scene.connects()
+    client.says(request(producing(7, {"orders": [bad], "nowhere": [batch(1)]})))
+    scene.leaves(client)
+    orders, nowhere = scene.usage(api_key=0, topic="orders"), scene.usage(api_key=0, topic="nowhere")
+    assert (orders["errors"], nowhere["errors"]) == ({"2": 1}, {str(UNKNOWN_TOPIC): 1})
+    assert {"records", "bytes_in", "magic_in"} & set(orders) == set()
+
+
+def test_a_fetch_of_what_is_stored_tells_its_records_and_no_conversion(scene):
+    stored = batch(5, codec=1)
+    client = scene.connects()
+    client.says(request(producing(7, {"orders": [stored]})), request(fetching(4)))
+    scene.leaves(client)
+    told = scene.usage(api_key=1, topic="orders")
+    assert (told["records"], told["bytes_out"], told["magic_out"], told["codec_out"]) == (5, len(stored), {"2": 1}, {"gzip": 1})
+    assert {"conversions", "conversion_cpu_us", "bytes_in"} & set(told) == set()
+
+
+def test_a_fetch_by_an_old_consumer_tells_what_was_converted_for_it(scene):
+    stored = batch(5)
+    client = scene.connects()
+    client.says(request(producing(7, {"orders": [stored]})), request(fetching(1)), request(fetching(1)))
+    scene.leaves(client)
+    told = scene.usage(api_key=1, api_version=1, topic="orders")
+    assert (told["conversions"], told["converted_records"], told["converted_bytes"]) == (2, 10, 2 * len(stored))
+    assert told["magic_out"] == {"0": 2}
+    # How many messages are in a set of an old format is not known without reading all of it.
+    assert "records" not in told
+
+
+def test_records_turned_into_one_format_when_they_are_stored_are_conversions_of_their_producer():
+    scene = Scene()
+    scene.house.topic("kept", entry_format="kafka")
+    sent = old_set(4, magic=1)
+    client = scene.connects()
+    client.says(request(producing(2, {"kept": [sent]})))
+    scene.leaves(client)
+    told = scene.usage(api_key=0, topic="kept")
+    assert (told["conversions"], told["converted_records"], told["converted_bytes"]) == (1, 4, len(sent))
+    assert (told["records"], told["magic_in"]) == (4, {"1": 1})
+
+
+@pytest.fixture
+def conversions_of_7_us(monkeypatch):
+    """What each conversion takes, by a clock by hand."""
+    clock = count(0, 7_000)
+    for module in (conversion, message_sets):
+        monkeypatch.setattr(module, "thread_time_ns", lambda: next(clock))
+
+
+@pytest.mark.usefixtures("conversions_of_7_us")
+def test_who_fetches_first_in_an_old_format_pays_for_the_conversion_and_the_second_nothing(scene):
+    clients = [scene.connects()]
+    clients[0].says(request(producing(7, {"orders": [batch(5)]})))
+    recorders = [scene.recorder]
+    clients.append(scene.connects())
+    recorders.append(scene.recorder)
+    told = []
+    for client, recorder in zip(clients, recorders, strict=True):
+        client.says(request(fetching(1)))
+        told += [row for row in recorder.take() if row.api_key == ApiKey.FETCH and row.topic == "orders"]
+    assert [(row.conversions, row.conversion_cpu_us) for row in told] == [(1, 7), (1, 0)]
+
+
+@pytest.mark.usefixtures("conversions_of_7_us")
+def test_who_produces_in_an_old_format_where_one_is_kept_pays_for_each_conversion(scene):
+    scene.house.topic("kept", entry_format="kafka")
+    client = scene.connects()
+    for records in (old_set(4, magic=1), old_set(4, magic=1), batch(4)):
+        client.says(request(producing(7 if records[16] == 2 else 2, {"kept": [records], "orders": [records]})))
+    scene.leaves(client)
+    assert scene.usage(api_key=0, api_version=2, topic="kept")["conversion_cpu_us"] == 2 * 7
+    assert [row["topic"] for row in scene.rows("usage") if row.get("conversion_cpu_us")] == ["kept"]
+
+
+def test_a_fetch_tells_errors_by_topic_and_those_of_a_session_as_a_whole(scene):
+    client = scene.connects()
+    lost = FetchRequest(
+        version=7, max_wait_ms=0, min_bytes=1, max_bytes=1, session_id=5, session_epoch=9, topics=[], forgotten_topics_data=[]
+    )
+    client.says(request(fetching(4, offset=77)), request(lost))
+    scene.leaves(client)
+    assert scene.usage(api_key=1, topic="orders")["errors"] == {"1": 1}
+    assert scene.usage(api_key=1, api_version=7, topic=None)["errors"] == {"70": 1}
+
+
+def test_a_topic_named_by_its_id_is_told_by_its_name(scene):
+    topic_id = scene.house.broker.topics.get("orders").topic.topic_id
+    recorder = scene.log.connection(*_someone(scene))
+    recorder.touched(ApiKey.FETCH, 13, topic_id)
+    recorder.touched(ApiKey.FETCH, 13, bytes(15) + b"\1")
+    recorder.closed("client")
+    assert {row.get("topic") for row in scene.rows("usage")} == {"orders", "id:AAAAAAAAAAAAAAAAAAAAAQ"}
+
+
+def _someone(scene):
+    scene.connects()
+    return scene.recorder._peer, scene.recorder._session
+
+
+def test_requests_of_a_group_are_told_with_it(scene):
+    client = scene.connects()
+    commit = OffsetCommitRequest(
+        version=2,
+        group_id="g",
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        retention_time_ms=-1,
+        topics=[
+            OffsetCommitRequest.OffsetCommitRequestTopic(
+                name=name,
+                partitions=[
+                    OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
+                        partition_index=0, committed_offset=5, committed_metadata="note"
+                    )
+                ],
+            )
+            for name in ("orders", "nowhere")
+        ],
+    )
+    asked = OffsetFetchRequest(
+        version=1, group_id="g", topics=[OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])]
+    )
+    client.says(request(commit))
+    client.says(request(asked))
+    client.turns()
+    scene.leaves(client)
+    for api_key in (8, 9):
+        assert scene.usage(api_key=api_key, topic=None)["group"] == "g"
+        assert scene.usage(api_key=api_key, topic=None)["requests"] == 1
+        assert scene.usage(api_key=api_key, topic="orders")["group"] == "g"
+        assert "errors" not in scene.usage(api_key=api_key, topic="orders")
+    assert scene.usage(api_key=8, topic="nowhere")["errors"] == {str(UNKNOWN_TOPIC): 1}
+
+
+def test_a_member_is_told_with_the_habits_of_its_library(scene):
+    frame = join_request()
+    frame.API_VERSION = 5
+    client = scene.connects()
+    client.says(request(frame))
+    scene.leaves(client)
+    told = scene.usage(api_key=11)
+    # MEMBER_ID_REQUIRED: it comes back with the id that it is told.
+    assert (told["group"], told["errors"]) == ("g", {"79": 1})
+    assert scene.event("closed")["habits"] == {"session_timeout_ms": 10_000, "rebalance_timeout_ms": 60_000, "protocols": ["range"]}
+
+
+def test_habits_are_those_of_the_first_request(scene):
+    client = scene.connects()
+    client.says(request(producing(7, {"orders": [batch(1)]}, acks=1, timeout_ms=111)), request(producing(7, {"orders": [batch(1)]})))
+    client.says(request(fetching(4)), request(fetching(2)))
+    scene.leaves(client)
+    assert scene.event("closed")["habits"] == {
+        "acks": 1,
+        "produce_timeout_ms": 111,
+        "fetch_max_wait_ms": 0,
+        "fetch_min_bytes": 1,
+        "fetch_max_bytes": 5 << 20,
+        "isolation_level": 0,
+        "partition_max_bytes": 1 << 20,
+    }
+
+
+@pytest.mark.parametrize(("epoch", "wants_one"), [(-1, False), (0, True), (3, True)])
+def test_whether_a_fetch_is_for_a_session_is_a_habit(scene, epoch, wants_one):
+    frame = fetching(7)
+    frame.session_epoch = epoch
+    client = scene.connects()
+    client.says(request(frame))
+    scene.leaves(client)
+    assert scene.event("closed")["habits"]["fetch_session"] is wants_one
+
+
+def test_errors_within_other_replies_are_told_with_the_request(scene):
+    created = CreateTopicsRequest.CreatableTopic(name="orders", num_partitions=1, replication_factor=1, assignments=[], configs=[])
+    listed = ListOffsetsRequest.ListOffsetsTopic(
+        name="orders", partitions=[ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(partition_index=9, timestamp=-1)]
+    )
+    client = scene.connects()
+    client.says(request(CreateTopicsRequest(version=2, topics=[created], timeout_ms=1000, validate_only=False)))
+    client.says(request(ListOffsetsRequest(version=1, replica_id=-1, topics=[listed])))
+    client.says(
+        request(MetadataRequest(version=4, topics=[MetadataRequest.MetadataRequestTopic(name="no")], allow_auto_topic_creation=False))
+    )
+    scene.leaves(client)
+    assert scene.usage(api_key=19)["errors"] == {"36": 1}
+    assert scene.usage(api_key=2, topic="orders")["errors"] == {"3": 1}
+    assert "errors" not in scene.usage(api_key=2, topic=None)
+    assert scene.event("closed")["habits"] == {"metadata_all": False, "auto_create": False}
+    assert scene.usage(api_key=3)["errors"] == {"3": 1}
+
+
+def test_a_latency_counts_from_the_beginning_of_the_work_to_the_reply(scene):
+    client = scene.connects()
+    scene.house.threads.hold()
+    client.says(request(fetching(4, max_wait_ms=500)))
+    scene.ticks += 300_000_000
+    scene.house.clock.advance(0.5)
+    client.turns()
+    scene.leaves(client)
+    told = scene.usage(api_key=1, topic=None)
+    assert told["latency_us_sum"] == 300_000
+    assert told["latency_us_buckets"] == [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+
+
+def test_a_request_that_is_not_answered_any_more_counts_without_a_latency(scene):
+    client = scene.connects()
+    client.says(request(fetching(4, max_wait_ms=500)))
+    scene.leaves(client)
+    told = scene.usage(api_key=1, topic=None)
+    assert told["requests"] == 1
+    assert {"latency_us_sum", "latency_us_buckets", "bytes_out"} & set(told) == set()
+    assert scene.event("closed")["requests"] == 1
+
+
+def test_each_interval_has_its_own_rows_and_an_idle_one_none(scene):
+    scene.log.start()
+    client = scene.connects()
+    client.says(request(producing(7, {"orders": [batch(2)]})))
+    scene.house.clock.pump([1] * INTERVAL)
+    assert scene.usage(api_key=0, topic="orders")["records"] == 2
+    scene.house.clock.pump([1] * INTERVAL)
+    client.says(request(producing(7, {"orders": [batch(3)]})))
+    scene.house.clock.pump([1] * INTERVAL)
+    first, second = scene.rows("usage", api_key=0, topic="orders")
+    assert (first["records"], second["records"]) == (2, 3)
+    assert NOW == first["began"] < first["at"] <= NOW + INTERVAL * 1000 < second["began"]
+    assert second["at"] - second["began"] == INTERVAL * 1000
+    scene.leaves(client)
+    assert scene.event("closed")["requests"] == 2
+    assert len(scene.rows("usage", api_key=0)) == 4
+
+
+def test_a_connection_that_stays_open_tells_its_habits_once(scene):
+    scene.log.start()
+    client = scene.connects()
+    for minutes in (1, 2, 3, 4):
+        assert len(scene.rows("connection", event="settled")) == (1 if minutes > 3 else 0)
+        client.says(request(producing(7, {"orders": [batch(1)]}, acks=1)))
+        scene.house.clock.pump([1] * INTERVAL)
+    told = scene.event("settled")
+    assert told["habits"]["acks"] == 1
+    assert (told["highest"], told["first_requests"], told["requests"]) == ({"0": 7}, ["0:7"] * 3, 3)
+    assert "reason" not in told
+    scene.leaves(client)
+    assert scene.event("closed")["requests"] == 4
+
+
+def test_one_whose_first_requests_are_all_seen_tells_them_at_the_next_interval(scene):
+    scene.log.start()
+    client = scene.connects()
+    client.says(*[request(producing(7, {"orders": [batch(1)]}, acks=1))] * 16)
+    scene.house.clock.pump([1] * INTERVAL)
+    assert len(scene.event("settled")["first_requests"]) == 16
+
+
+def test_a_request_that_lasts_over_the_end_of_an_interval_is_in_the_one_in_which_it_ends(scene):
+    client = scene.connects()
+    client.says(request(fetching(4, max_wait_ms=500)))
+    assert scene.recorder.take() == []
+    scene.house.clock.advance(0.5)
+    scene.leaves(client)
+    assert scene.usage(api_key=1, topic=None)["requests"] == 1
+
+
+def test_topics_and_groups_beyond_the_limit_are_merged_by_request_and_version():
+    scene = Scene(max_keys=3)
+    for number in range(6):
+        scene.house.topic(f"t{number}")
+    client = scene.connects()
+    client.says(request(producing(7, {f"t{number}": [batch(1)] for number in range(6)})))
+    client.says(request(producing(3, {"t0": [batch(1)], "t5": [batch(1)]})))
+    client.says(request(producing(7, {"t0": [batch(1)]})))
+    scene.leaves(client)
+    own = {row["topic"]: row["records"] for row in scene.rows("usage", api_version=7) if "topic" in row}
+    assert own == {"t0": 2, "t1": 1, "t2": 1}
+    assert [row["records"] for row in scene.rows("usage", merged=True, api_version=7)] == [3]
+    assert [row["records"] for row in scene.rows("usage", merged=True, api_version=3)] == [2]
+    assert scene.usage(api_version=7, topic=None, merged=None)["requests"] == 2
+    assert scene.event("closed")["requests"] == 3
+
+
+@pytest.mark.parametrize("jump_ms", [-3_600_000, -(10**12), 3_600_000])
+def test_a_clock_that_jumps_turns_no_time_around(scene, jump_ms):
+    client = scene.connects()
+    client.says(request(producing(7, {"orders": [batch(2)]})))
+    scene.log.now = lambda: NOW + jump_ms
+    first = scene.recorder.take()
+    client.says(request(producing(7, {"orders": [batch(3)]})))
+    scene.log.now = lambda: NOW + 1000
+    scene.leaves(client)
+    assert all(row.began <= row.at for row in first)
+    assert all(row["began"] <= row["at"] for row in scene.rows("usage"))
+    assert scene.event("closed")["duration_ms"] == 1000
+    assert [row["sequence"] for row in scene.kept.rows] == list(range(len(scene.kept.rows)))
+
+
+def test_what_ends_by_the_clock_before_it_began_lasted_no_time(scene):
+    client = scene.connects()
+    scene.log.now = lambda: NOW - 3_600_000
+    scene.leaves(client)
+    assert scene.event("closed")["duration_ms"] == 0
+
+
+def test_the_limit_is_one_of_an_interval():
+    scene = Scene(max_keys=1, max_rows=1)
+    scene.connects()
+    recorder = scene.recorder
+    for group in ("a", "b"):
+        recorder.touched(ApiKey.OFFSET_FETCH, 1, "orders", group=group)
+        assert [(row.topic, row.merged) for row in recorder.take()] == [("orders", False)]
+
+
+def test_what_is_said_after_the_end_is_lost_and_harms_nobody(scene):
+    client = scene.connects()
+    scene.leaves(client)
+    lines = len(scene.kept.rows)
+    scene.recorder.touched(ApiKey.PRODUCE, 3, "orders", [1])
+    scene.recorder.closed("client")
+    assert len(scene.kept.rows) == lines
+
+
+def test_acknowledgements_that_nobody_waits_for_are_counted(scene):
+    client = scene.connects()
+    client.says(request(producing(7, {"orders": [batch(4)]}, acks=0)))
+    scene.leaves(client)
+    assert scene.usage(api_key=0, topic="orders")["records"] == 4
+    assert scene.usage(api_key=0, topic=None)["requests"] == 1
+    assert ended(scene.house.broker.topics.partition("orders", 0)).log.end_offset == 4
+
+
+@pytest.mark.parametrize("stored", [b"", b"x" * 10, b"\2" * 40, b"\xff" * 80, b"\1" * 25])
+def test_what_is_stored_and_makes_no_sense_counts_as_bytes_and_fails_nobody(scene, stored):
+    scene.connects()
+    scene.recorder.fetched(
+        FetchAsked(4, -1, 0, 1, 1, 0, 0, -1, (), ()), FetchResponse([("orders", [PartitionFetched(0, 0, records=[stored])])])
+    )
+    scene.recorder.closed("client")
+    told = scene.usage(api_key=1, topic="orders")
+    assert told.get("bytes_out", 0) == len(stored)
+    assert {"magic_out", "records"} & set(told) == set()
+
+
+@pytest.mark.parametrize("content", [b"\1", b"\0"])
+def test_the_address_of_a_connection_that_only_looks_in_is_told(scene, content):
+    client = scene.connects()
+    client.says(content)
+    scene.leaves(client)
+    assert scene.event("closed")["reason"] == "error:refused"
+    assert scene.rows("usage") == []

@@ -1,0 +1,25 @@
+"""What is said of lines that were dropped."""
+
+from __future__ import annotations
+
+import logging
+
+from gateway.traffic.dropped_lines import TELL_SECONDS, Losses
+from tests.fakes.traffic import Hand
+
+
+def test_the_log_is_told_of_losses_at_once_and_then_once_a_minute(caplog):
+    clock = Hand()
+    losses = Losses(clock.ticks)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            losses.add(2, "No space left on device")
+        clock.seconds += TELL_SECONDS
+        losses.tell()
+        clock.seconds += TELL_SECONDS
+        losses.tell()
+    assert [record.fields for record in caplog.records] == [
+        {"lines": 2, "reason": "No space left on device"},
+        {"lines": 8, "reason": "No space left on device"},
+    ]
+    assert losses.total == 10

@@ -1,0 +1,215 @@
+"""The traffic log of a process: numbers without gaps, addresses that can be hidden, turns, and its end."""
+
+from __future__ import annotations
+
+import pytest
+from twisted.internet.task import Clock
+
+from gateway.protocol.session import Session
+from gateway.traffic.client_identity import Peer
+from gateway.traffic.recorder import NOTHING, Recorder
+from gateway.traffic.traffic_log import OFF, ROWS_AT_ONCE, STEPS, TrafficLog, read_salt
+from tests.fakes.broker import ended
+from tests.fakes.traffic import START, Kept
+
+PEER = Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT")
+COLLIDING = Peer("192.0.2.2", 5000, "PLAINTEXT", "PLAINTEXT")
+
+
+def opened(clock=None, salt=None, max_keys=10, max_rows=100):
+    kept = Kept()
+    log = TrafficLog(
+        [kept],
+        7,
+        "cluster",
+        start=START,
+        now=lambda: 1000,
+        clock=clock or Clock(),
+        interval=60,
+        max_keys=max_keys,
+        max_rows=max_rows,
+        salt=salt,
+        topic_name=str,
+    )
+    return log, kept
+
+
+def connect(log, peer=PEER):
+    return log.connection(peer, Session(None))
+
+
+def test_rows_are_numbered_from_0_without_gaps_over_all_connections():
+    log, kept = opened()
+    connections = [connect(log) for _ in range(3)]
+    for number, connection in enumerate(connections):
+        connection.touched(3, 1, f"t{number}")
+        connection.closed("client")
+    assert [row["sequence"] for row in kept.rows] == list(range(9))
+    assert [row["connection"] for row in kept.rows[:3]] == ["7-1000-0", "7-1000-1", "7-1000-2"]
+
+
+def test_a_salted_address_is_the_same_for_the_same_secret_only():
+    seen = {}
+    for salt in (b"one", b"two", b"x" * 500):
+        log, kept = opened(salt=salt)
+        for peer in (PEER, PEER, COLLIDING):
+            connect(log, peer)
+        first, again, other = (row["peer"] for row in kept.rows)
+        used = connect(log, PEER)
+        used.touched(3, 1, "t")
+        assert [row.peer for row in used.take()] == [first]
+        assert first == again != other
+        assert first.startswith("h:")
+        assert len(first) == 2 + 16
+        assert b"192.0.2" not in kept.text
+        seen[salt] = first
+    assert len(set(seen.values())) == 3
+
+
+def test_ten_thousand_connections_are_written_in_turns():
+    clock = Clock()
+    log, kept = opened(clock)
+    log.start()
+    for connection in [connect(log) for _ in range(10 * STEPS)]:
+        connection.touched(3, 1, "t")
+    told = []
+    for _ in range(STEPS):
+        before = len(kept.rows)
+        clock.advance(60 / STEPS)
+        told.append(len(kept.rows) - before)
+    assert told == [10] * STEPS
+
+
+def crowded(log, rows):
+    """Connections of one step with `rows` of them each, and the others gone."""
+    connections = [connect(log) for _ in range(6 * STEPS)]
+    for number, connection in enumerate(connections):
+        if number % STEPS:
+            connection.closed("client")
+    kept = connections[::STEPS]
+    for connection in kept:
+        for version in range(rows):
+            connection.touched(3, version, None)
+    return kept
+
+
+def test_connections_that_choose_one_step_have_their_rows_in_several_goes():
+    clock = Clock()
+    log, kept = opened(clock, max_keys=200, max_rows=1200)
+    log.start()
+    crowded(log, 200)
+    kept.blocks.clear()
+    clock.advance(60 / STEPS)
+    assert sum(kept.blocks) == 6 * 200
+    assert max(kept.blocks) <= ROWS_AT_ONCE + 200
+    clock.advance(60)
+    assert (sum(kept.blocks), len(clock.getDelayedCalls())) == (6 * 200, 1)
+
+
+def test_who_leaves_before_its_turn_is_written_once_and_the_end_writes_the_rest():
+    clock = Clock()
+    log, kept = opened(clock, max_keys=200, max_rows=1200)
+    log.start()
+    first, *_, last = crowded(log, 200)
+    kept.blocks.clear()
+    # What comes after the first go waits for the next turn of the reactor.
+    clock.rightNow += 60 / STEPS
+    clock.calls.pop(0).func()
+    assert len(clock.getDelayedCalls()) == 2
+    told = sum(kept.blocks)
+    last.closed("client")
+    assert sum(kept.blocks) - told == 201
+    ended(log.close(1))
+    assert clock.getDelayedCalls() == []
+    numbers = [row["sequence"] for row in kept.rows]
+    assert numbers == list(range(len(numbers)))
+    assert len([row for row in kept.rows if row["kind"] == "usage"]) == 6 * 200
+    first.closed("client")
+
+
+def test_a_step_that_is_due_while_another_is_written_waits_for_it_and_who_leaves_meanwhile_has_said_all():
+    clock = Clock()
+    log, kept = opened(clock, max_keys=200, max_rows=1300)
+    log.start()
+    *_, last = crowded(log, 200)
+    _, of_the_next_step = connect(log), connect(log)
+    of_the_next_step.touched(3, 1, "t")
+    kept.blocks.clear()
+    clock.rightNow += 60 / STEPS
+    clock.calls.pop(0).func()
+    first = sum(kept.blocks)
+    assert ROWS_AT_ONCE <= first < 6 * 200
+    # The next step, before the rest of this one.
+    _, step = clock.calls
+    clock.calls.remove(step)
+    clock.rightNow += 60 / STEPS
+    step.func()
+    assert (sum(kept.blocks), len(clock.getDelayedCalls())) == (first, 2)
+    last.closed("client")
+    last.touched(3, 1, "t")
+    clock.advance(0)
+    assert sum(kept.blocks) == 6 * 200 + 1 + 1
+    assert [row["connection"] for row in kept.rows if "topic" in row] == [f"7-1000-{6 * STEPS + 1}"]
+
+
+@pytest.mark.parametrize(("late", "rows"), [(0.0, 0), (20.0, 10), (60.0, 10), (6000.0, 10)])
+def test_a_reactor_that_comes_late_catches_up_but_writes_nothing_twice(late, rows):
+    clock = Clock()
+    log, kept = opened(clock)
+    log.start()
+    connections = [connect(log) for _ in range(10)]
+    before = len(kept.rows)
+    for connection in connections:
+        connection.touched(3, 1, "t")
+    clock.advance(late)
+    assert len(kept.rows) - before == rows
+    assert len(clock.getDelayedCalls()) == 1
+
+
+def test_what_stood_still_for_long_makes_up_for_one_interval_at_most():
+    clock = Clock()
+    log, _ = opened(clock)
+    log.start()
+    clock.rightNow += 6000
+    steps = 0
+    while clock.calls[0].getTime() <= clock.seconds():
+        clock.calls.pop(0).func()
+        steps += 1
+    assert STEPS <= steps <= STEPS + 1
+
+
+def test_at_the_end_open_connections_are_closed_and_the_writer_stopped():
+    clock = Clock()
+    log, kept = opened(clock)
+    log.start()
+    connect(log).touched(3, 1, "t")
+    ended(log.close(1))
+    assert [row["kind"] for row in kept.rows] == ["connection", "usage", "connection"]
+    assert kept.rows[-1]["reason"] == "drain"
+    assert kept.is_stopped
+    assert clock.getDelayedCalls() == []
+
+
+def test_without_a_traffic_log_everything_may_be_said_and_nothing_is_noted():
+    recorder = OFF.connection(PEER, Session(None))
+    assert recorder is NOTHING
+    assert type(recorder) is Recorder
+    recorder.touched(3, 1, "t", [1])
+    recorder.closed("client")
+    ended(OFF.close(1))
+
+
+def test_a_salt_is_the_first_line_of_its_file(tmp_path):
+    path = tmp_path / "salt"
+    path.write_bytes(b"  secret \nnot this\n")
+    assert read_salt(path) == b"secret"
+
+
+@pytest.mark.parametrize("content", [b"", b"\nsecret\n"])
+def test_an_empty_salt_is_refused(tmp_path, content):
+    path = tmp_path / "salt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="first line is empty"):
+        read_salt(path)
+    with pytest.raises(ValueError, match="No such file"):
+        read_salt(tmp_path / "none")

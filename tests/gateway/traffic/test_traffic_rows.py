@@ -1,0 +1,124 @@
+"""Rows as lines: what is left out, what no client can put in, and what is said of them where they are described."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+
+from gateway.traffic.traffic_rows import MAX_TEXT, ConnectionRow, HabitName, Reason, UsageRow, text
+
+ROOT = Path(__file__).parent.parent.parent.parent
+
+
+def test_what_does_not_apply_is_left_out():
+    row = ConnectionRow(
+        v=1,
+        at=5,
+        node=0,
+        cluster="c",
+        connection="0-1-0",
+        sequence=0,
+        event="opened",
+        listener="PLAINTEXT",
+        peer="192.0.2.1",
+        peer_port=5000,
+        protocol="PLAINTEXT",
+        road="none",
+        opened_at=5,
+    )
+    assert msgspec.json.decode(msgspec.json.encode(row)) == {
+        "kind": "connection",
+        "v": 1,
+        "at": 5,
+        "node": 0,
+        "cluster": "c",
+        "connection": "0-1-0",
+        "sequence": 0,
+        "event": "opened",
+        "listener": "PLAINTEXT",
+        "peer": "192.0.2.1",
+        "peer_port": 5000,
+        "protocol": "PLAINTEXT",
+        "road": "none",
+        "opened_at": 5,
+    }
+
+
+def test_a_text_is_cut_and_can_always_be_written():
+    assert text("x" * 40_000) == "x" * MAX_TEXT
+    assert msgspec.json.encode([text("a\ud800\n")]) == b'["a?\\n"]'
+
+
+@pytest.fixture(scope="module")
+def described():
+    """The description of rows."""
+    return (ROOT / "docs/traffic-log.md").read_text("utf-8").split("\n## Rows, version 1\n")[1]
+
+
+def names(words):
+    return set(re.findall(r"`([a-z_]+)`", words))
+
+
+def row_of(described, field):
+    """What the tables say of it."""
+    (found,) = re.findall(rf"^\| (?:`\w+`, )*`{field}`(?:, `\w+`)* \| (.*) \|$", described, re.MULTILINE)
+    return found
+
+
+def test_each_field_is_described_and_no_other(described):
+    written = {field.name for kind in (ConnectionRow, UsageRow) for field in msgspec.structs.fields(kind)}
+    tables = {name for first in re.findall(r"^\| (`[^|]*) \|", described, re.MULTILINE) for name in names(first)}
+    prose = names(re.sub(r"^\|.*", "", described, flags=re.MULTILINE))
+    assert tables <= written
+    # What each row has is said before the tables.
+    assert written - tables == {"v", "at", "node", "cluster", "connection", "sequence", "began", "api_key", "api_version"}
+    assert written - tables <= prose
+
+
+def test_each_habit_is_described_and_no_other(described):
+    assert names(row_of(described, "habits")) == set(get_args(HabitName))
+
+
+def test_each_reason_of_an_end_is_described_and_no_other(described):
+    assert set(re.findall(r"`([a-z:-]+)`", row_of(described, "reason"))) == set(get_args(Reason))
+
+
+def throttles(source):
+    """Where a reply is given a throttle time, but for a constant 0: by its name, by its place, or later."""
+    places = {"ProduceResponse": 2, "FetchResponse": 4}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            by_name = [word.value for word in node.keywords if word.arg == "throttle_time_ms"]
+            given = by_name or node.args[places.get(called, 99) - 1 :][:1]
+        elif isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            given = [node.value for target in targets if isinstance(target, ast.Attribute) and target.attr == "throttle_time_ms"]
+        else:
+            continue
+        yield from (ast.unparse(node) for value in given if not (isinstance(value, ast.Constant) and value.value == 0))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "HeartbeatResponse(throttle_time_ms=wait)",
+        "wire.ProduceResponse(topics, 5)",
+        "FetchResponse(topics, 0, 0, wait)",
+        "reply.throttle_time_ms = wait",
+    ],
+)
+def test_a_reply_that_throttles_is_seen(source):
+    assert list(throttles(source)) == [source]
+
+
+def test_nobody_is_throttled_so_the_throttle_time_is_always_absent_as_it_is_described(described):
+    """Whoever lets a reply throttle counts it in `throttle_ms`, and says so there."""
+    assert "always absent" in row_of(described, "throttle_ms")
+    modules = (ROOT / "gateway").rglob("*.py")
+    assert [f"{path.name}: {place}" for path in modules for place in throttles(path.read_text("utf-8"))] == []

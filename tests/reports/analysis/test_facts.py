@@ -1,0 +1,184 @@
+"""The tables of facts: against Kafka's own schemas as they were in its releases, by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from compat.fingerprint.table import numbers, runs_in, settings, table_of
+from reports.analysis import facts
+from tests.compat.fingerprint.judging import UNSEEN
+
+KAFKA_4 = ("kafka-4.0", "kafka-4.x")
+RUNS = [*runs_in(), *runs_in(UNSEEN)]
+
+
+def verdicts():
+    """By client and scenario, whether a real Kafka 4 served it."""
+    rows = [json.loads(line) for line in (UNSEEN.parent / "kafka-4.jsonl").read_text("utf-8").splitlines()]
+    return {(row["client"], row["scenario"]): row["works"] for row in rows}
+
+
+def refused(run, target):
+    minimums = facts.target(target).minimums
+    return {key: min(versions) for key, versions in run.doing.requests.items() if min(versions) < minimums.get(key, 0)}
+
+
+def test_each_target_is_read_and_names_its_sources():
+    assert facts.target_names() == ["kafka-4.0", "kafka-4.x", "kop"]
+    assert all(facts.target(name).sources for name in facts.target_names())
+    assert facts.DEFAULT_TARGET in facts.target_names()
+
+
+def test_the_minimums_of_kafka_4_are_those_of_kip_896():
+    minimums = facts.target("kafka-4.0").minimums
+    assert {key: minimums[key] for key in (0, 1, 2, 8, 9, 11, 19, 20, 23, 32)} == {
+        0: 3,
+        1: 4,
+        2: 1,
+        8: 2,
+        9: 1,
+        11: 2,
+        19: 2,
+        20: 1,
+        23: 2,
+        32: 1,
+    }
+    assert not {3, 10, 12, 13, 14, 17, 18, 42} & minimums.keys()
+
+
+def test_from_4_0_1_on_join_group_0_is_served_again():
+    strict, later = (facts.target(name).minimums for name in ("kafka-4.0", "kafka-4.x"))
+    assert strict.keys() - later.keys() == {11}
+    assert later.items() <= strict.items()
+
+
+def test_kop_closes_on_a_greeting_that_is_newer_than_it():
+    assert (facts.target("kop").minimums, facts.target("kop").maximums) == ({}, {18: 3})
+    assert facts.target("kafka-4.0").maximums == {}
+
+
+def test_what_only_brokers_sent_is_not_served_in_any_version():
+    assert facts.target("kafka-4.0").minimums[6] == facts.NEVER
+
+
+def test_the_baseline_is_that_of_kip_896():
+    libraries = facts.target("kafka-4.0").libraries
+    assert {name: row.supported for name, row in libraries.items() if row.supported} == {
+        "java": "2.1.0", "librdkafka": "1.8.2", "kafkajs": "1.15.0", "sarama": "1.29.1", "kafka-python": "2.0.2",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("target", KAFKA_4)
+def test_every_library_that_is_told_has_an_advice(target):
+    libraries = facts.target(target).libraries
+    assert set(libraries) == {run.library for run in RUNS}
+    assert [name for name, row in libraries.items() if row.instead and not libraries[row.instead].lowest] == []
+
+
+@pytest.mark.parametrize("target", KAFKA_4)
+def test_from_the_lowest_version_on_that_is_named_each_one_works_in_a_real_kafka_4_and_sends_nothing_that_is_refused(target):
+    """Not each that was recorded was tried; what it sent is known of all."""
+    libraries, works = facts.target(target).libraries, verdicts()
+    judged, wrong = set(), []
+    for run in RUNS:
+        lowest = libraries[run.library].lowest
+        if lowest and not run.is_configured and numbers(run.version) >= numbers(lowest):
+            if (run.client, run.scenario) in works:
+                judged.add(run.library)
+            if refused(run, target) or not works.get((run.client, run.scenario), True):
+                wrong.append((run.client, run.scenario))
+    assert wrong == []
+    assert judged == {name for name, row in libraries.items() if row.lowest}
+
+
+def test_what_is_said_not_to_be_refused_is_the_lowest_that_was_tried_or_lies_between_that_and_what_failed():
+    works = verdicts()
+    wrong = {}
+    for name, row in facts.target("kafka-4.x").libraries.items():
+        runs = [run for run in RUNS if run.library == name and not run.is_configured and (run.client, run.scenario) in works]
+        failing = {numbers(run.version) for run in runs if not works[run.client, run.scenario]}
+        working = {numbers(run.version) for run in runs} - failing
+        first = row.wire or row.supported
+        if first and not max(failing, default=(0,)) < numbers(first) <= min(working):
+            wrong[name] = first
+    assert wrong == {}
+
+
+def test_where_another_library_is_named_the_last_release_was_tried_and_none_worked_at_all():
+    works = verdicts()
+    for name, row in facts.target("kafka-4.x").libraries.items():
+        if row.instead:
+            runs = [run for run in RUNS if run.library == name]
+            (library,) = table_of(runs).libraries
+            assert library.releases[-1] in {run.version for run in runs}
+            assert [run.client for run in runs if works.get((run.client, run.scenario), not refused(run, "kafka-4.x"))] == []
+
+
+def test_what_can_be_told_to_speak_an_older_protocol_has_a_name_for_that():
+    assert settings().keys() == {library.name for library in table_of(RUNS).libraries if library.may_be != "never"}
+
+
+def test_a_target_may_be_a_file_of_ones_own(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text('title = "Ours"\nsources = ["us"]\n[minimums]\n0 = 7\n')
+    target = facts.target(str(path))
+    assert (target.name, target.minimums, target.serves_bare_gssapi, target.libraries) == ("ours", {0: 7}, True, {})
+
+
+def test_a_target_that_is_like_another_has_what_it_does_not_say_itself(tmp_path):
+    path = tmp_path / "ours.toml"
+    path.write_text('title = "Ours"\nlike = "kafka-4.x"\nsources = ["us"]\n[minimums]\n3 = 1\n[libraries.java]\nsupported = "3.0.0"\n')
+    target, other = facts.target(str(path)), facts.target("kafka-4.x")
+    assert (target.title, target.sources) == ("Ours", ("us", *other.sources))
+    assert target.minimums == {**other.minimums, 3: 1}
+    assert target.libraries == {**other.libraries, "java": facts.Baseline(supported="3.0.0")}
+    assert (target.maximums, target.serves_bare_gssapi) == ({}, False)
+
+
+@pytest.mark.parametrize("name", ["kafka-5", "../targets/kafka-4.0", "", "/etc/passwd"])
+def test_a_target_that_is_not_there_is_said_with_those_that_are(name):
+    with pytest.raises(ValueError, match=r"there are kafka-4\.0, kafka-4\.x, kop"):
+        facts.target(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "title = 1",
+        'title = "x"\nsources = []\n[minimums]\n[libraries.java]\n',
+        'title = "x"\nsources = []\n[minimums]\nProduce = 3\n',
+        'title = "x"\nsources = "us"\n[minimums]\n',
+        'title = "x"\nsources = []\n[minimums]\n0 = "3"\n',
+        'title = "x"\nsources = []\n[minimums]\n[libraries.java]\nsupported = 2.1\n',
+        'title = "x"\nsources = []\n[minimums]\n[libraries.java]\nsupported = "2.x"\n',
+        'title = "x"\nlike = "bad"\nsources = []\n[minimums]\n',
+        "[[[",
+    ],
+)
+def test_a_file_that_is_no_target_is_said_to_be_none(tmp_path, text):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="is no target"):
+        facts.target(str(path))
+
+
+@pytest.mark.parametrize("misspelt", ["minimum = 3", "[maximum]", "[library.java]", '[libraries.java]\nsupport = "2.1.0"'])
+def test_a_key_that_a_target_does_not_have_is_named(tmp_path, misspelt):
+    path = tmp_path / "bad.toml"
+    path.write_text(f'title = "x"\nsources = []\nminimums = {{ 0 = 3 }}\n{misspelt}\n')
+    with pytest.raises(ValueError, match=r"is no target: .*(minimum|maximum|library|support)`"):
+        facts.target(str(path))
+
+
+def test_a_generation_is_the_first_release_whose_client_sends_that_version():
+    first = {(key, version): release for key, version, _, release in facts.generations()}
+    assert (first[0, 2], first[0, 4], first[1, 17], first[8, 0], first[36, 0]) == ("0.10.0", "1.0", "3.9", "0.8.2", "1.0")
+
+
+def test_every_request_of_a_target_and_a_generation_has_a_name():
+    names = facts.api_names()
+    assert set(facts.target("kafka-4.0").minimums) | {key for key, *_ in facts.generations()} <= names.keys()
+    assert (names[0], names[18]) == ("Produce", "ApiVersions")

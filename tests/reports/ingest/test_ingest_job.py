@@ -1,0 +1,453 @@
+"""Files into tables: each exactly once, whatever becomes of the run, the file or the disk."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import pydoc
+import random
+import shutil
+from datetime import UTC, date, datetime, timedelta
+
+import pytest
+
+from tests.reports.logs import Process, lines, ms
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+
+DAY = "2026-11-20"
+NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
+AT = ms(DAY, 12, 30)
+
+
+@pytest.fixture
+def process(tmp_path):
+    return Process(tmp_path / "logs")
+
+
+@pytest.fixture
+def take(spark, tmp_path):
+    """Takes the logs into the tables; `into` names other tables."""
+    from reports.ingest.ingest_job import ingest
+    from reports.ingest.taken_files import Tables
+
+    return lambda into="tables": ingest(spark, tmp_path / "logs", Tables(tmp_path / into), NOW)
+
+
+@pytest.fixture
+def stored(spark, tmp_path):
+    from reports.ingest.ingest_job import stored
+    from reports.ingest.taken_files import Tables
+
+    return lambda kind="usage", into="tables": stored(spark, Tables(tmp_path / into), kind)
+
+
+def usage(process, at=AT, **fields):
+    return process.row("usage", at, f"{process.node}-{process.start}-1", **{"api_key": 0, "api_version": 9, "requests": 1, **fields})
+
+
+def some(process, count, **fields):
+    return [usage(process, **fields) for _ in range(count)]
+
+
+def sequences(rows):
+    return sorted(row["sequence"] for row in rows.select("sequence").collect())
+
+
+def test_however_files_come_each_row_is_there_once(process, take, stored, tmp_path):
+    chance = random.Random(7)
+    for stage in range(3):
+        for _ in range(3):
+            path = process.file(DAY, 12, some(process, chance.randint(1, 9)))
+            if chance.random() < 0.5:
+                shutil.copy(path, path.with_name(f"copy-{chance.randint(0, 99)}-of-{path.name}"))
+        process.file(DAY, 13, some(process, 2), packed=False)
+        take()
+        if stage == 1:
+            assert take().files == 1
+    everything = list(range(sequences(stored())[-1] + 1))
+    assert sequences(stored()) == everything
+    take("tables of one run")
+    assert sequences(stored(into="tables of one run")) == everything
+
+
+def test_rows_that_are_in_several_files_count_once(process, take, stored, tmp_path):
+    """Overlaps of every kind: in part, within, joined, in another order, the same line twice, beside a row that is nowhere else; in one run or several."""
+    rows = some(process, 40)
+    parts = {
+        "a": rows[:20], "b": rows[15:30], "c": rows[5:10], "d": rows[25:35] + rows[:3], "e": rows[38:] + rows[33:38],
+        "f": [*rows[30:33], rows[31], rows[33]], "g": [*rows[8:10], "no row", *rows[10:12]],
+    }  # fmt: skip
+    for place, (name, part) in enumerate(parts.items()):
+        folder = process.logs / f"date={DAY}" / f"hour={12 + place}"
+        folder.mkdir(parents=True)
+        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines(part)))
+        take("tables of each day")
+    taken = take("tables of one run")
+    assert sequences(stored(into="tables of each day")) == sequences(stored(into="tables of one run")) == list(range(40))
+    assert taken.rows == {"usage": 40}
+    assert take("tables of each day").rows == {}
+
+
+def test_files_of_the_same_name_in_two_folders_count_once(process, take, stored):
+    rows = some(process, 10)
+    for hour, part in ((12, rows[:6]), (13, rows[4:])):
+        process.file(DAY, hour, part).rename(process.logs / f"date={DAY}" / f"hour={hour}" / "1-a-0.jsonl.gz")
+    take()
+    assert sequences(stored()) == list(range(10))
+
+
+def test_a_name_that_spark_writes_in_another_way_counts_once(process, take, stored):
+    rows = some(process, 10)
+    for name, part in (("a b=%41 ü.jsonl.gz", rows[:6]), ("c d=+.jsonl.gz", [*rows[6:], rows[2]])):
+        process.file(DAY, 12, part).rename(process.logs / f"date={DAY}" / "hour=12" / name)
+    take()
+    assert sequences(stored()) == list(range(10))
+
+
+def test_where_lines_were_dropped_the_rest_is_no_repeat(process, take, stored):
+    rows = [row for _ in range(10) for row in (usage(process), process.row("connection", AT, f"1-{process.start}-1", event="opened"))]
+    process.file(DAY, 12, rows[:5] + rows[9:])
+    take()
+    process.file(DAY, 13, rows[3:12])
+    assert take().repeated_rows == 5
+    assert (sequences(stored()), sequences(stored("connection"))) == (list(range(0, 20, 2)), list(range(1, 20, 2)))
+
+
+@pytest.mark.parametrize("start", ["mh8z3k00", "other"])
+def test_a_row_that_the_ends_of_its_file_do_not_tell_of_counts_once(process, take, stored, start):
+    """It is beyond them, or of another process."""
+    other = Process(process.logs, start=start) if start == "other" else process
+    rows, others = some(process, 10), some(other, 30)
+    at = 5 if start == "other" else 20
+    process.file(DAY, 12, [rows[0], others[at], rows[9]])
+    other.file(DAY, 12, others[at - 5 : at + 5])
+    take()
+    told = [row["sequence"] for row in (rows[0], rows[9], *others[at - 5 : at + 5])]
+    assert sequences(stored()) == sorted(told)
+
+
+@pytest.mark.parametrize("last", [3, 5])
+def test_a_line_that_is_there_twice_in_the_place_of_another_counts_once(process, take, stored, last):
+    rows = some(process, 6)
+    process.file(DAY, 12, [rows[0], rows[1], rows[1], rows[last]])
+    take()
+    assert sequences(stored()) == [0, 1, last]
+
+
+@pytest.mark.parametrize("step", ["reports.ingest.file_check.examine", "reports.ingest.batch_writer.write"])
+def test_a_file_that_goes_away_while_the_run_looks_at_it_is_not_missed(process, take, stored, monkeypatch, step):
+    kept, old = process.file(DAY, 13, some(process, 2)), process.file(DAY, 12, some(process, 2))
+    function = pydoc.locate(step)
+
+    def late(*given):
+        old.unlink(missing_ok=True)
+        return function(*given)
+
+    monkeypatch.setattr(step, late)
+    taken = take()
+    assert (taken.files, taken.damaged, sequences(stored())) == (1, [], [0, 1]), kept
+
+
+def test_a_file_that_changes_while_it_is_read_counts_for_nothing_until_the_next_run(process, take, stored, monkeypatch):
+    from reports.ingest import batch_writer
+    from reports.ingest.taken_files import TablesError
+
+    rows = some(process, 9)
+    path = process.file(DAY, 12, rows)
+    write = batch_writer.write
+
+    def late(*given):
+        path.write_bytes(gzip.compress(lines(rows[:5])))
+        return write(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(batch_writer, "write", late)
+        with pytest.raises(TablesError, match="of 9 lines 5 came out: a file changed while it was read"):
+            take()
+    assert sequences(stored()) == []
+    take()
+    assert sequences(stored()) == [0, 1, 2, 3, 4]
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_others_count(process, take, stored):
+    process.file(DAY, 12, some(process, 2))
+    unreadable = [process.logs / f"date={DAY}" / "hour=12" / name for name in ("9-a-0.jsonl", "8-a-1.jsonl.gz")]
+    for path in unreadable:
+        path.symlink_to("/proc/self/mem")
+    assert {name.rsplit("/", 1)[-1]: reason for name, reason in take().damaged} == dict.fromkeys(
+        ["9-a-0.jsonl", "8-a-1.jsonl"], "it cannot be read: Input/output error"
+    )
+    assert sequences(stored()) == [0, 1]
+
+
+def test_a_link_to_a_file_is_one_more_name_of_it_and_one_to_a_folder_is_not_followed(process, take, stored, tmp_path):
+    path = process.file(DAY, 12, some(process, 2))
+    path.with_name("link.jsonl.gz").symlink_to(path)
+    (process.logs / "loop").symlink_to(process.logs)
+    assert (take().repeated, sequences(stored())) == (1, [0, 1])
+
+
+def test_a_file_that_unpacks_to_very_much_is_named_and_the_others_count(process, take, stored):
+    process.file(DAY, 12, some(process, 2))
+    (process.logs / f"date={DAY}" / "hour=12" / "bomb.jsonl.gz").write_bytes(gzip.compress(bytes(256 << 20), 1))
+    ((_, reason),) = take().damaged
+    assert reason.startswith("it ")
+    assert sequences(stored()) == [0, 1]
+
+
+def test_a_second_run_takes_nothing_and_changes_nothing(process, take, stored, tmp_path):
+    process.file(DAY, 12, some(process, 5))
+    first, before = take(), sorted((tmp_path / "tables").rglob("*"))
+    second = take()
+    assert (first.files, first.rows, second.files, second.rows, second.known) == (1, {"usage": 5}, 0, {}, 1)
+    assert sorted((tmp_path / "tables").rglob("*")) == before
+
+
+def test_a_run_that_ends_before_its_batch_is_noted_counts_for_nothing(process, take, stored, monkeypatch):
+    from reports.ingest.taken_files import Tables, TablesError
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    process.file(DAY, 12, some(process, 5))
+    with monkeypatch.context() as patched:
+        patched.setattr(Tables, "note", full)
+        with pytest.raises(TablesError, match="there is no room left"):
+            take()
+    assert sequences(stored()) == []
+    take()
+    assert sequences(stored()) == [0, 1, 2, 3, 4]
+
+
+def test_a_file_that_is_cut_off_is_left_until_it_is_whole(process, take, stored):
+    whole = process.file(DAY, 12, some(process, 50))
+    content = whole.read_bytes()
+    whole.write_bytes(content[: len(content) // 2])
+    process.file(DAY, 12, some(process, 2))
+    assert take().damaged == [(f"date={DAY}/hour=12/{whole.name.removesuffix('.gz')}", "the compressed file is cut off")]
+    assert sequences(stored()) == [50, 51]
+    whole.write_bytes(content)
+    assert take().damaged == []
+    assert sequences(stored()) == list(range(52))
+
+
+def test_a_file_that_is_written_to_counts_as_far_as_it_is(process, take, stored):
+    begin, rest = some(process, 2), some(process, 2)
+    path = process.file(DAY, 12, begin, packed=False)
+    path.write_bytes(lines(begin) + lines(rest)[:20])
+    assert (take().quarantined, sequences(stored())) == ({}, [0, 1])
+    path.with_name(path.name + ".gz").write_bytes(gzip.compress(lines(begin + rest)))
+    path.unlink()
+    take()
+    assert (sequences(stored()), stored("quarantine").count()) == ([0, 1, 2, 3], 0)
+
+
+def test_a_file_that_is_finished_while_the_run_looks_at_it_counts_in_that_run(process, take, stored, monkeypatch):
+    from reports.ingest import log_files
+
+    path = process.file(DAY, 12, some(process, 2), packed=False)
+    copied = log_files.copied
+
+    def late(file, folder):
+        if path.exists():
+            path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes() + lines(some(process, 1))))
+            path.unlink()
+        return copied(file, folder)
+
+    monkeypatch.setattr(log_files, "copied", late)
+    assert take().files == 1
+    assert sequences(stored()) == [0, 1, 2]
+
+
+def test_a_half_line_that_a_crash_left_is_put_aside_and_the_rest_counts(process, take, stored):
+    path = process.file(DAY, 12, some(process, 2), packed=False)
+    path.write_bytes(path.read_bytes() + b'{"v":1,"kind":"us')
+    process.file(DAY, 13, some(process, 1), packed=False)
+    take()
+    assert sequences(stored()) == [0, 1, 2]
+    assert [(row["problem"], row["line"]) for row in stored("quarantine").collect()] == [("half line", '{"v":1,"kind":"us')]
+
+
+#: Lines that are no rows, and why.
+LONG = "x" * (1 << 20)
+DEEP = "[" * 100_000 + "]" * 100_000
+GOOD = '"v":1,"kind":"usage","node":1,"at":1763640000000,"connection":"1-a-1","sequence":1,"api_key":0,"api_version":9'
+BAD = [
+    ("", "empty line"),
+    ("[1]", "not a JSON object"),
+    ('[{"v": 1, "kind": "usage"}]', "not a JSON object"),
+    ("null", "not a JSON object"),
+    (b"\x00\x00\x00", "not a JSON object"),
+    (b'\xff\xfe{"v":1}', "not a JSON object"),
+    ('{"v":1,"kind":"usage","at":17', "half line"),
+    (b'{"v":1,"kind":"usage","principal":"\xff', "half line"),
+    ("{}", "no schema version"),
+    ('{"kind":"usage"}', "no schema version"),
+    ('{"v":2,"kind":"usage","at":"noon"}', "unknown schema version 2"),
+    ('{"v":1,"kind":"payload"}', "unknown kind"),
+    ('{"v":1,"kind":"usage","at":1}', "no node"),
+    ('{"v":1,"kind":"connection","at":1,"node":1,"connection":"c","sequence":1}', "no event"),
+    ('{"v":1,"kind":"usage","at":1.5}', "a field of the wrong type"),
+    ('{"v":1,"kind":"usage","requests":"many"}', "a field of the wrong type"),
+    ('{"v":1,"kind":"usage","errors":[1]}', "a field of the wrong type"),
+    ('{"v":1,"kind":"usage","at":99999999999999999999}', "a field of the wrong type"),
+    ('{"v":1,"kind":"usage","at":NaN}', "a field of the wrong type"),
+    ('{"v":1,"kind":"usage","at":1' + "0" * 2000 + "}", "not a JSON object"),
+    ('{"v":1,"kind":"usage","sequence":"7"}', "a field of the wrong type"),
+    ('{"v":99,"kind":"usage"}', "unknown schema version 99"),
+    ('{"v":4711,"kind":"usage"}', "unknown schema version"),
+    ('{"v":-5,"kind":"usage"}', "unknown schema version"),
+    (f'{{"v":1,"kind":"usage","client_id":"{LONG}"}}', "a line that is longer than any row"),
+    (f'{{"v":1,"kind":"usage","deep":{DEEP}}}', "not a JSON object"),
+    (f'{{{GOOD},"requests":-1}}', "a number that cannot be"),
+    (f'{{{GOOD},"bytes_in":{1 << 60}}}', "a number that cannot be"),
+    (f'{{{GOOD},"sequence":-1}}', "a number that cannot be"),
+    (f'{{{GOOD},"sequence":{(1 << 50) + 1}}}', "a number that cannot be"),
+    (f'{{{GOOD},"api_key":-1}}', "a number that cannot be"),
+    (f'{{{GOOD},"throttle_ms":-1}}', "a number that cannot be"),
+    (f'{{{GOOD},"latency_us_sum":-1}}', "a number that cannot be"),
+    (f'{{{GOOD},"magic_in":{{"1":-1}}}}', "a number that cannot be"),
+    (f'{{{GOOD},"magic_out":{{"2":{1 << 62}}}}}', "a number that cannot be"),
+    (f'{{{GOOD},"connection":"somewhere"}}', "a connection that names no process"),
+]
+
+
+def test_each_bad_line_is_in_quarantine_with_its_reason_and_counted(process, take, stored):
+    from pyspark.sql import functions as F
+
+    process.file(DAY, 12, [usage(process), *[line for line, _ in BAD], usage(process)])
+    taken = take()
+    assert sequences(stored()) == [0, 1]
+    assert (taken.rows, sum(taken.quarantined.values())) == ({"usage": 2}, len(BAD))
+    found = {row["line"]: row["problem"] for row in stored("quarantine").collect()}
+    wanted = {(line if isinstance(line, str) else line.decode(errors="replace"))[:16_384]: reason for line, reason in BAD}
+    assert {line.replace("\0", ""): reason for line, reason in found.items()} == {
+        line.replace("\0", ""): reason for line, reason in wanted.items()
+    }
+    # Other readers of Parquet bear with no text that is no UTF-8.
+    assert {bytes.fromhex(row[0]).decode() for row in stored("quarantine").select(F.hex("line")).collect()} == found.keys()
+
+
+def test_of_a_field_that_is_there_twice_the_last_counts(process, take, stored):
+    process.file(DAY, 12, [f'{{{GOOD},"sequence":2,"topic":"a","topic":"b","errors":{{"1":1,"1":2}},"at":{AT}}}'])
+    assert take().rows == {"usage": 1}
+    assert [(row["sequence"], row["topic"]) for row in stored().collect()] == [(2, "b")]
+
+
+def test_names_lead_nowhere(process, take, stored, tmp_path):
+    names = ["../../../etc/passwd", "/etc/passwd", "kind=quarantine/date=2026-01-01", "a\0b", "\u202e", "%2e%2e/", "日本"]
+    process.file(DAY, 12, [usage(process, topic=name, client_id=name) for name in names])
+    take()
+    assert sorted(row["topic"] for row in stored().collect()) == sorted(names)
+    assert {path.name for path in tmp_path.iterdir()} == {"logs", "tables"}
+
+
+def test_fields_that_nobody_knows_are_ignored_and_those_that_are_missing_are_null(process, take, stored):
+    process.file(DAY, 12, [usage(process, colour="red", errors={"35": 2}, magic_in={"1": 3}), usage(process)])
+    take()
+    rows = stored().orderBy("sequence").collect()
+    assert [(row["errors"], row["magic_in"], row["topic"]) for row in rows] == [({"35": 2}, {"1": 3}, None), (None, None, None)]
+
+
+def test_tables_of_an_older_version_lack_columns_and_are_read_all_the_same(process, take, stored, tmp_path):
+    process.file(DAY, 12, some(process, 2, topic="old"))
+    take()
+    (part,) = (tmp_path / "tables").rglob("*.parquet")
+    stored().drop("throttle_ms", "batch", "kind", "date").coalesce(1).write.parquet(str(tmp_path / "older"))
+    (older,) = (tmp_path / "older").glob("*.parquet")
+    part.with_name(f".{part.name}.crc").unlink()
+    shutil.copy(older, part)
+    # Nor does its note say how much it was.
+    (note,) = (tmp_path / "tables" / "taken").glob("*.json")
+    note.write_text(json.dumps({name: value for name, value in json.loads(note.read_text()).items() if name != "lies"}))
+    process.file(DAY, 13, some(process, 1, topic="new", throttle_ms=7))
+    take()
+    found = sorted((row["topic"], row["throttle_ms"]) for row in stored().collect() if row["throttle_ms"] or row["topic"])
+    assert found == [("new", 7), ("old", None), ("old", None)]
+
+
+def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_file(process, take, stored):
+    times = [AT, AT - ms(DAY), AT + 10 * 86_400_000, ms("1970-01-01"), ms("2026-11-21", 11), ms(DAY, 11), ms(DAY, 10, 59)]
+    process.file(DAY, 12, [usage(process, at=at) for at in times])
+    take()
+    rows = stored().orderBy("sequence").collect()
+    day = date.fromisoformat(DAY)
+    assert [(row["date"], row["clock_jumped"]) for row in rows] == [
+        (day, False),
+        (day, True),
+        (day, True),
+        (day, True),
+        (day + timedelta(1), False),
+        (day, False),
+        (day, True),
+    ]
+
+
+def test_a_file_from_a_clock_that_was_never_set_is_put_aside(process, take, stored):
+    process.file("1970-01-01", 0, some(process, 2, at=ms("1970-01-01")))
+    # Where no folder says when it was written.
+    process.file(DAY, 0, some(process, 3, at=ms("2262-01-01"))).rename(process.logs / "copy.jsonl.gz")
+    assert take().quarantined == {"a time that cannot be": 5}
+    assert sequences(stored()) == []
+
+
+def test_a_file_of_a_day_that_has_not_come_is_named_and_taken_when_it_has(process, take, stored, spark, tmp_path):
+    """It may be the clock of the machine that makes the report."""
+    from reports.ingest.ingest_job import ingest
+    from reports.ingest.taken_files import Tables, TablesError
+
+    process.file("2027-01-01", 0, some(process, 1, at=ms("2027-01-01")))
+    process.file("2027-01-01", 1, some(process, 1, at=ms("2027-01-01", 1)), packed=False)
+    process.file(DAY, 12, some(process, 1))
+    with pytest.raises(TablesError, match="the clock of this machine says that it is 1970-01-01"):
+        ingest(spark, process.logs, Tables(tmp_path / "tables"), datetime(1970, 1, 1, tzinfo=UTC))
+    taken = take()
+    assert ({reason for _, reason in taken.damaged}, len(taken.damaged)) == (
+        {"it is of a day that has not come: a clock is wrong, there or here"},
+        2,
+    )
+    assert (taken.quarantined, sequences(stored())) == ({}, [2])
+    taken = ingest(spark, process.logs, Tables(tmp_path / "tables"), datetime(2027, 1, 1, 8, tzinfo=UTC))
+    assert (taken.quarantined, taken.damaged, sequences(stored())) == ({}, [], [0, 1, 2])
+
+
+def test_a_file_whose_name_is_no_text_keeps_no_other_and_is_named(process, take, stored):
+    good = process.file(DAY, 12, some(process, 1))
+    for name in (b"1-a-\xff.jsonl.gz", b"1-a-\xfe.jsonl", b"1:2.jsonl.gz"):
+        with open(os.path.join(os.fsencode(good.parent), name), "wb") as file:
+            file.write(b"rubbish")
+    assert sorted(name.rsplit("/", 1)[-1] for name, _ in take().damaged) == ["1-a-\\xfe.jsonl", "1-a-\\xff.jsonl", "1:2.jsonl"]
+    assert sequences(stored()) == [0]
+
+
+def test_an_empty_folder_and_empty_files_are_nothing(process, take, stored):
+    process.logs.mkdir()
+    assert take().files == 0
+    process.file(DAY, 12, [])
+    process.file(DAY, 12, [], packed=False)
+    assert (take().rows, stored().count()) == ({}, 0)
+
+
+def test_a_folder_whose_name_looks_like_a_pattern_is_taken_by_its_name(spark, tmp_path):
+    from reports.ingest.ingest_job import ingest, stored
+    from reports.ingest.taken_files import Tables
+
+    process = Process(tmp_path / "logs of [a-z]*, {1,2}?")
+    process.file(DAY, 12, some(process, 2))
+    tables = Tables(tmp_path / "tables {a,b} [x]")
+    assert ingest(spark, process.logs, tables, NOW).rows == {"usage": 2}
+    assert sequences(stored(spark, tables, "usage")) == [0, 1]
+
+
+def test_the_notes_say_what_was_taken(process, take, tmp_path):
+    path = process.file(DAY, 12, some(process, 3))
+    shutil.copy(path, path.with_name("copy.jsonl.gz"))
+    take()
+    (note,) = (tmp_path / "tables" / "taken").glob("*.json")
+    files = {file["name"].rsplit("/", 1)[-1]: file for file in json.loads(note.read_text())["files"]}
+    taken = path.name.removesuffix(".gz")
+    assert (files[taken]["lines"], files["copy.jsonl"]["repeats"]) == (3, f"date={DAY}/hour=12/{taken}")
+    assert json.loads(note.read_text())["spans"] == [{"process": "1-mh8z3k00", "first": 0, "last": 2, "is_whole": True}]

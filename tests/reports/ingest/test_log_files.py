@@ -1,0 +1,150 @@
+"""Which files are of a log, and which of them are finished."""
+
+from __future__ import annotations
+
+import errno
+import os
+from datetime import date
+
+import pytest
+
+from reports.ingest import log_files
+from reports.ingest.log_files import LogFile, UnreadableError, copied, find, sound
+
+
+def put(logs, *names):
+    for name in names:
+        (logs / name).parent.mkdir(parents=True, exist_ok=True)
+        (logs / name).write_bytes(b"")
+
+
+def found(logs):
+    return {file.name: file.is_finished for file in find(logs)}
+
+
+def test_a_compressed_file_is_finished_and_the_last_of_its_node_is_not(tmp_path):
+    put(tmp_path, "date=2026-11-20/hour=09/1-a0-0.jsonl.gz", "date=2026-11-20/hour=10/1-a0-1.jsonl")
+    assert found(tmp_path) == {"date=2026-11-20/hour=09/1-a0-0.jsonl": True, "date=2026-11-20/hour=10/1-a0-1.jsonl": False}
+
+
+def test_a_file_is_finished_once_its_process_writes_another_and_not_because_another_process_does(tmp_path):
+    """A clock that was set back makes a process that began later one of before."""
+    put(tmp_path, "1-zz-7.jsonl", "1-zz-8.jsonl", "1-100-0.jsonl", "1-200-0.jsonl.gz", "2-zz-9.jsonl")
+    assert [name for name, is_finished in found(tmp_path).items() if is_finished] == ["1-200-0.jsonl", "1-zz-7.jsonl"]
+
+
+def test_numbers_of_files_are_numbers(tmp_path):
+    put(tmp_path, "1-a-9.jsonl", "1-a-10.jsonl")
+    assert found(tmp_path) == {"1-a-9.jsonl": True, "1-a-10.jsonl": False}
+
+
+def test_a_file_that_is_there_twice_counts_once_and_compressed(tmp_path):
+    put(tmp_path, "1-a-0.jsonl", "1-a-0.jsonl.gz")
+    (file,) = find(tmp_path)
+    assert (file.name, file.path.name, file.is_finished) == ("1-a-0.jsonl", "1-a-0.jsonl.gz", True)
+
+
+def test_what_spark_does_not_see_is_no_file_of_the_log(tmp_path):
+    put(tmp_path, "_1-a-0.jsonl", ".1-a-0.jsonl.gz", "_old/1-a-0.jsonl", "1-a-0.jsonl.gz.part", "notes.txt")
+    assert found(tmp_path) == {}
+
+
+def test_what_leads_nowhere_and_a_pipe_that_nobody_writes_is_no_file(tmp_path):
+    (tmp_path / "1-a-0.jsonl").symlink_to("nowhere")
+    (tmp_path / "1-a-1.jsonl.gz").mkdir()
+    (tmp_path / "1-a-2.jsonl").symlink_to("1-a-1.jsonl.gz")
+    os.mkfifo(tmp_path / "1-a-3.jsonl.gz")
+    (tmp_path / "1-a-4.jsonl").symlink_to("1-a-3.jsonl.gz")
+    assert found(tmp_path) == {}
+
+
+def test_a_folder_that_a_gateway_deletes_while_it_is_looked_for_hides_no_other(tmp_path, monkeypatch):
+    put(tmp_path, "date=2026-11-20/hour=10/1-a-1.jsonl.gz")
+    old = tmp_path / "date=2026-11-20" / "hour=09"
+    old.mkdir()
+    real = os.scandir
+
+    def after_another(path):
+        if str(path) == str(old):
+            old.rmdir()
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", after_another)
+    assert found(tmp_path) == {"date=2026-11-20/hour=10/1-a-1.jsonl": True}
+    assert not old.exists()
+
+
+def test_a_folder_that_cannot_be_listed_is_said(tmp_path, monkeypatch):
+    put(tmp_path, "a/1-a-0.jsonl", "b/1-a-1.jsonl")
+    real = os.scandir
+
+    def scandir(path):
+        if str(path) == str(tmp_path / "a"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError):
+        find(tmp_path)
+
+
+def test_a_folder_of_logs_that_is_none_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        find(tmp_path / "nowhere")
+
+
+def test_a_file_of_another_name_is_of_the_log_and_not_finished_before_it_is_compressed(tmp_path):
+    put(tmp_path, "copy.jsonl", "copy of 1-a-0.jsonl.gz")
+    assert found(tmp_path) == {"copy of 1-a-0.jsonl": True, "copy.jsonl": False}
+
+
+@pytest.mark.parametrize(("content", "kept"), [(b"a\nb\nha", b"a\nb\n"), (b"a\n", b"a\n"), (b"half", b""), (b"", b"")])
+def test_a_copy_has_whole_lines_only_and_lies_at_the_same_place(tmp_path, content, kept):
+    put(tmp_path, "logs/date=2026-11-20/hour=09/1-a-0.jsonl")
+    (file,) = find(tmp_path / "logs")
+    file.path.write_bytes(content)
+    copy = copied(file, tmp_path / "copies")
+    assert (copy.path, copy.name, copy.path.read_bytes()) == (tmp_path / "copies" / file.name, file.name, kept)
+    assert file.path.read_bytes() == content
+
+
+def test_a_file_that_is_gone_cannot_be_copied(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        copied(LogFile(tmp_path / "1-a-0.jsonl", "1-a-0.jsonl", False), tmp_path / "copies")
+
+
+def test_a_file_that_cannot_be_read_cannot_be_copied_and_it_is_said_why(tmp_path):
+    (tmp_path / "1-a-0.jsonl").symlink_to("/proc/self/mem")
+    with pytest.raises(UnreadableError, match="it cannot be read: Input/output error"):
+        copied(LogFile(tmp_path / "1-a-0.jsonl", "1-a-0.jsonl", False), tmp_path / "copies")
+
+
+def test_a_copy_of_a_file_that_is_too_large_is_not_made_to_its_end(tmp_path, monkeypatch):
+    put(tmp_path, "logs/1-a-0.jsonl")
+    os.truncate(tmp_path / "logs" / "1-a-0.jsonl", 64 << 20)
+    monkeypatch.setattr(log_files, "MOST_COPIED", 8 << 20)
+    (file,) = find(tmp_path / "logs")
+    with pytest.raises(UnreadableError, match="it has more than 8388608 bytes"):
+        copied(file, tmp_path / "copies")
+    assert list((tmp_path / "copies").iterdir()) == []
+
+
+def test_a_name_that_spark_reads_no_file_of_and_a_day_that_has_not_come_keep_no_other_file(tmp_path):
+    names = [
+        "date=2026-11-22/hour=09/1-a-0.jsonl.gz",
+        "date=2026-11-23/1-a-1.jsonl",
+        "date=9999-99-99/1-a-2.jsonl",
+        "a:b.jsonl",
+        "date=x/1-b-0.jsonl",
+    ]
+    put(tmp_path, *names)
+    with open(os.fsencode(tmp_path) + b"/1-a-\xff.jsonl.gz", "wb"):
+        pass
+    good, strange = sound(find(tmp_path), date(2026, 11, 22))
+    assert [file.name for file in good] == ["date=2026-11-22/hour=09/1-a-0.jsonl", "date=x/1-b-0.jsonl"]
+    assert [(name, reason.split()[-1]) for name, reason in strange] == [
+        ("1-a-\\xff.jsonl", "it"),
+        ("a:b.jsonl", "it"),
+        ("date=2026-11-23/1-a-1.jsonl", "here"),
+        ("date=9999-99-99/1-a-2.jsonl", "here"),
+    ]

@@ -1,0 +1,205 @@
+"""Lines of a version that nobody knew come out of the quarantine when it is known: each once, whenever a run ends."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import os
+import pydoc
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import pytest
+
+from tests.reports.at_a_terminal import running_in, when
+from tests.reports.logs import Process, lines, ms
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
+
+DAY = "2026-11-20"
+NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
+REASON = "unknown schema version 2"
+
+
+class KilledError(Exception):
+    """The run ends here."""
+
+
+@pytest.fixture
+def process(tmp_path):
+    return Process(tmp_path / "logs")
+
+
+@pytest.fixture
+def tables(pyspark, tmp_path):
+    from reports.ingest.taken_files import Tables
+
+    return Tables(tmp_path / "tables")
+
+
+@pytest.fixture
+def knows(pyspark, monkeypatch):
+    """As of a release that knows these versions."""
+    from reports.ingest import row_parser
+
+    return lambda *versions: monkeypatch.setattr(row_parser, "VERSIONS", versions)
+
+
+@pytest.fixture
+def take(spark, process, tables):
+    """Takes what is new, and before that what is in the quarantine and known by now: gives what came of that."""
+    from reports.ingest.ingest_job import take_new
+    from reports.ingest.reread import take_again
+
+    def run():
+        with tables.alone():
+            found = take_again(spark, tables, NOW)
+            take_new(spark, process.logs, tables, NOW, lambda done, of: None)
+            return found
+
+    return run
+
+
+@pytest.fixture
+def numbers(spark, tables):
+    from reports.ingest.ingest_job import stored
+
+    return lambda: sorted(row["sequence"] for row in stored(spark, tables, "usage").select("sequence").collect())
+
+
+def some(process, count, version=1, **fields):
+    said = {"api_key": 0, "api_version": 9, "requests": 1, **fields}
+    return [{**process.row("usage", ms(DAY, 12, 30), f"1-{process.start}-1", **said), "v": version} for _ in range(count)]
+
+
+def test_lines_of_a_version_count_once_it_is_known_though_their_files_are_gone(spark, process, take, knows, numbers, tables):
+    from reports.ingest.ingest_job import stored
+
+    rows = [*some(process, 3), *some(process, 4, version=2, topic="日本"), *some(process, 2, version=3), *some(process, 1)]
+    first = process.file(DAY, 12, rows)
+    take()
+    # Some of them lie in the quarantine twice.
+    again = first.with_name("other.jsonl.gz")
+    again.write_bytes(gzip.compress(lines(rows[5:8])))
+    assert (take().rows, numbers()) == ({}, [0, 1, 2, 9])
+    first.unlink()
+    again.unlink()
+    knows(1, 2)
+    taken = take()
+    assert (taken.rows, taken.quarantined, taken.repeated_rows, numbers()) == ({"usage": 4}, {}, 2, [0, 1, 2, 3, 4, 5, 6, 9])
+    noted = tables.batches()
+    assert (take().rows, numbers(), tables.batches()) == ({}, [0, 1, 2, 3, 4, 5, 6, 9], noted)
+    found = stored(spark, tables, "usage").filter("topic is not null").select("v", "topic", "date").distinct().collect()
+    assert [tuple(row) for row in found] == [(2, "日本", date.fromisoformat(DAY))]
+    process.file(DAY, 13, rows[2:])
+    knows(1, 2, 3)
+    assert (take().rows, numbers()) == ({"usage": 2}, list(range(10)))
+    assert stored(spark, tables, "quarantine").count() == 4 + 2 + 2 + 1
+
+
+def test_a_line_that_is_none_of_its_version_goes_to_quarantine_for_that(process, take, knows, numbers):
+    process.file(DAY, 12, [*some(process, 1), *some(process, 1, version=2, requests=-1), *some(process, 1, version=2)])
+    take()
+    knows(1, 2)
+    taken = take()
+    assert (taken.rows, taken.quarantined, numbers()) == ({"usage": 1}, {"a number that cannot be": 1}, [0, 2])
+
+
+#: By the step, the function that is the last to run, and how often it has run by then.
+STEPS = {
+    "all lines are written": ("reports.ingest.batch_writer.write", 1),
+    "new rows are written": ("reports.ingest.batch_writer.write", 2),
+    "what was written is looked at": ("reports.ingest.batch_writer.found", 2),
+    "they are noted": ("reports.ingest.taken_files.os.link", 1),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_when_a_step_is_done_each_counts_once_the_next_time(process, take, knows, numbers, monkeypatch, step):
+    process.file(DAY, 12, [*some(process, 2), *some(process, 3, version=2)])
+    take()
+    process.file(DAY, 13, some(process, 2))
+    knows(1, 2)
+    with monkeypatch.context() as patched:
+        _kill_after(patched, *STEPS[step])
+        with pytest.raises(KilledError):
+            take()
+    assert numbers() == ([0, 1, 2, 3, 4] if step == "they are noted" else [0, 1])
+    take()
+    assert numbers() == list(range(7))
+
+
+def _kill_after(patched, name, times):
+    function, calls = pydoc.locate(name), itertools.count(1)
+
+    def last(*given):
+        result = function(*given)
+        if next(calls) == times:
+            raise KilledError
+        return result
+
+    patched.setattr(name, last)
+
+
+ROOT = Path(__file__).parents[2]
+#: Takes what is in the tables again, as of a release that knows version 2, and stands still before that is noted.
+TAKES = """
+import sys, time
+from datetime import datetime
+from pathlib import Path
+from reports import rows
+from reports.ingest.reread import take_again
+from reports.spark_session import open_session
+from reports.ingest.taken_files import Tables
+from tests.reports.conftest import FOR_SMALL_TABLES
+
+row_parser.VERSIONS, Tables.note = (1, 2), lambda *_: time.sleep(3600)
+tables = Tables(Path(sys.argv[1]))
+with tables.alone():
+    take_again(open_session("local[1]", "512m", **FOR_SMALL_TABLES), tables, datetime.fromisoformat(sys.argv[2]))
+"""
+
+
+@contextmanager
+def taking(tables):
+    """The process; at the end neither it nor its Java is there."""
+    words = [sys.executable, "-c", TAKES, str(tables.folder), NOW.isoformat()]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
+        try:
+            yield running
+        finally:
+            if running_in(running.pid):
+                os.killpg(running.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("point", ["while new rows are written", "before they are noted"])
+def test_a_process_that_is_killed_leaves_each_to_count_once(process, take, knows, numbers, tables, point):
+    process.file(DAY, 12, [*some(process, 2), *some(process, 3, version=2)])
+    take()
+    process.file(DAY, 13, some(process, 2))
+    (there,) = tables.batches()
+    written = "kind=usage/date=*/*.parquet"
+    # If the first file exists too briefly to be seen, the written ones follow, and stay.
+    seen = {"while new rows are written": ["_temporary", written], "before they are noted": [written]}[point]
+
+    def is_there():
+        found = {path.relative_to(tables.folder).parts[0] for one in seen for path in tables.folder.glob(f"batch=*/{one}")}
+        # All lines, new or not, are written to a folder of their own before that.
+        return [name for name in found if name != f"batch={there.name}" and not name.endswith("-all")]
+
+    with taking(tables) as running:
+        when(running, is_there)
+        assert running.poll() is None, running.stderr.read()[-3000:]
+        running.kill()
+        # The lock is free once the process has ended. Its Java may write on.
+        running.wait()
+        assert numbers() == [0, 1]
+        knows(1, 2)
+        take()
+    assert numbers() == list(range(7))
+    with tables.alone():
+        assert {path.name for path in tables.folder.glob("batch=*")} == {f"batch={batch.name}" for batch in tables.batches()}

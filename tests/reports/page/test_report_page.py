@@ -1,0 +1,261 @@
+"""The page: all of the answer in one file, and nothing in it that runs or comes from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from reports.analysis.facts import Target
+from reports.page.report_page import page
+from tests.reports import made_up
+
+EVIL = "<img src=x onerror=alert(1)>'\""
+
+
+def made(shown, summary, target=made_up.TARGET):
+    return page(summary, shown, target, made_up.NAMES)
+
+
+@pytest.fixture
+def shown():
+    old = made_up.application(EVIL, reasons="Produce 1 (served from version 3)", needs="java 2.1.0")
+    new = made_up.application("shop", "fine", library="java", version_low="2.8.2", version_high="3.9.0", confidence=1.0)
+    key = ("User:a", EVIL, "10.0.0.1")
+    bound = {"kind": "topic", "name": EVIL, "old": 1, "new": 1, "old_applications": [old], "bytes": 1024}
+    return replace(
+        made_up.figures(days=8),
+        applications=[old, new],
+        versions={key: {0: (1, 2), 3: (0, 0)}, ("User:a", "shop", "10.0.0.1"): {0: (9, 9), 18: (0, 4)}},
+        bindings=[bound],
+    )
+
+
+@pytest.fixture
+def summary(shown):
+    told = made_up.summary(shown, 300, refused=1)
+    told["log"] |= {
+        "damaged": [{"file": EVIL, "reason": "cut off"}],
+        "quarantined": {"half line": 2},
+        "lines_missing": 3,
+        "never_logged_in": 4,
+        "library_not_looked_for": 5,
+    }
+    return told
+
+
+class Tags(HTMLParser):
+    """Every tag with its attributes, whether each was closed in its order, and the words of each kind."""
+
+    EMPTY = frozenset({"meta"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self._open, self.is_nested, self.words = [], [], True, []
+        self.feed(text)
+        self.is_nested = self.is_nested and not self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        self.is_nested = bool(self._open) and self._open.pop() == tag and self.is_nested
+
+    def handle_data(self, words):
+        self.words.append((self._open[-1] if self._open else "", words))
+
+
+def test_the_page_is_well_formed_and_nothing_in_it_runs_or_loads(shown, summary):
+    text = made(shown, summary)
+    tags = Tags(text)
+    assert tags.is_nested
+    assert {tag for tag, _ in tags.found} & {"script", "img", "link", "iframe", "object"} == set()
+    assert [
+        attributes
+        for _, attributes in tags.found
+        if {"src", "style"} & attributes.keys()
+        or not attributes.get("href", "#").startswith("#")
+        or any(name.startswith("on") for name in attributes)
+    ] == []
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_no_letter_of_a_name_does_anything_to_the_page(shown, summary):
+    """Such as \\u202e, after which a browser writes from right to left."""
+    odd = "a\0b\x1b[31m\u202egro.live\u2066\x85\ud800\u2028"
+    shown.applications[0] |= dict.fromkeys(["client_id", "principal", "address", "reasons", "needs", "library", "evidence"], odd) | {
+        "topics": [odd]
+    }
+    shown.bindings[0] |= {"name": odd}
+    summary["blockers"] = [shown.applications[0] | {"bytes": 1}]
+    summary["log"]["damaged"] = [{"file": odd, "reason": odd}]
+    text = made(shown, summary)
+    assert {letter for letter in text if not letter.isprintable()} == {"\n"}
+    assert "a\ufffdb\ufffd[31m\ufffdgro.live" in text
+    text.encode("utf-8")
+
+
+def test_a_browser_is_told_to_load_nothing_and_how_wide_it_is(shown, summary):
+    text = made(shown, summary)
+    assert "default-src 'none'" in text
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
+    assert "@media print" in text
+
+
+def test_whoever_cannot_see_is_told_the_same(shown, summary):
+    tags = Tags(made(shown, summary))
+    count = Counter(tag for tag, _ in tags.found)
+    assert ("html", {"lang": "en"}) in tags.found
+    assert (count["h1"], count["main"], count["nav"]) == (1, 1, 1)
+    assert {attributes.get("scope") for tag, attributes in tags.found if tag == "th"} == {"col", "row"}
+    assert count["caption"] == count["table"] == 3
+    pictures = [attributes for tag, attributes in tags.found if tag == "svg" and attributes.get("role") == "img"]
+    assert len(pictures) == count["title"] - 1 == count["desc"] == 2
+    places = {attributes["id"] for tag, attributes in tags.found if tag == "section"}
+    assert {attributes["href"].removeprefix("#") for tag, attributes in tags.found if tag == "a"} == places
+
+
+def test_the_answer_comes_first_and_then_what_would_be_refused(shown, summary):
+    text = made(shown, summary)
+    assert "<strong>Not ready.</strong> 1 would be refused of 300 applications seen from 2026-01-01 to 2026-01-08." in text
+    assert text.index("Not ready") < text.index("To move first") < text.index('id="applications"') < text.index("clients.csv")
+    assert "sends Produce 1; needs java 2.1.0" in text
+
+
+def test_where_nobody_is_refused_the_page_says_ready():
+    shown = made_up.figures(12, refused=0)
+    text = made(shown, made_up.summary(shown, 12, refused=0))
+    assert "<strong>Ready.</strong> Nobody would be refused of 12 applications seen" in text
+    assert "There were none." in text
+    assert "no topic and no group has both" in text
+
+
+def test_a_version_that_is_refused_stands_out_by_more_than_colour(shown, summary):
+    text = made(shown, summary, Target("t", "T", (), {0: 3}, {18: 3}, True, {}))
+    assert '<td class="version refused" data-label="Produce">1–2 ✕</td>' in text
+    assert '<td class="version refused" data-label="ApiVersions">0–4 ✕</td>' in text
+    assert '<td class="version" data-label="Produce">9</td>' in text
+    assert '<td class="version" data-label="Metadata">0</td>' in text
+
+
+def test_a_state_is_told_in_words_and_by_a_sign(shown, summary):
+    words = [text for tag, text in Tags(made(shown, summary)).words if tag == "span"]
+    assert {"✕ would be refused", "✓ fine", "▼ too old to be supported", "? support not known"} <= set(words)
+
+
+def test_what_is_left_out_is_said(shown, summary):
+    text = made(shown, summary)
+    assert "Here are the first 2 of 300 applications. The other 298 are in clients.csv." in text
+    for words in (
+        "Missing, though gateways counted them: 3 lines",
+        "Of too many kinds to tell their library: 5 applications",
+        "In quarantine: 2 new lines: half line",
+        "cut off",
+        "never got through the log-in: 4 connections",
+    ):
+        assert words in text
+
+
+def test_of_many_that_would_be_refused_those_are_counted_that_are_not_on_the_page():
+    shown = made_up.figures(1000, refused=300)
+    text = made(shown, made_up.summary(shown, 1000, refused=300))
+    assert "first 200 of 1,000 applications. The other 800 are in clients.csv, 100 that would be refused among them." in text
+
+
+def test_requests_that_have_no_column_are_counted_and_refused_ones_have_one(shown, summary):
+    many = dict.fromkeys(range(40), (0, 5))
+    wide = replace(shown, versions={("User:a", "shop", "10.0.0.1"): many})
+    text = made(wide, summary, Target("t", "T", (), {39: 1}, {}, True, {}))
+    assert "20 more requests are in matrix.csv." in text
+    assert '<td class="version refused" data-label="key 39">0–5 ✕</td>' in text
+
+
+def test_a_page_of_long_names_and_many_days_can_still_be_sent_by_mail():
+    shown = made_up.figures(1000, days=400, refused=300, name="a-very-long-name-" * 30 + "{}")
+    text = made(shown, made_up.summary(shown, 1000, refused=300))
+    assert len(text.encode()) < 2_000_000
+    assert "a-very-long-name-" * 5 not in text
+    assert {row["client_id"][-20:] for row in shown.applications} - {words[-20:] for _, words in Tags(text).words} == set()
+
+
+def test_a_range_of_versions_is_told_as_one(shown, summary):
+    assert '<td data-label="Library">java 2.8.2 to 3.9.0<small>' in made(shown, summary)
+
+
+def test_a_library_that_was_concluded_is_told_as_probable(summary, shown):
+    shown.applications[1]["confidence"] = 0.8
+    assert "probably java 2.8.2 to 3.9.0 (80%)" in made(shown, summary)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [
+        ("1.0", "1.0", "java 1.0"),
+        ("1.0", None, "java 1.0 or newer"),
+        (None, "2.1", "java up to 2.1"),
+        (None, None, "java"),
+        ("1.0", "2.1", "java 1.0 to 2.1"),
+    ],
+)
+def test_an_end_of_a_range_that_is_not_known_is_told_in_words(summary, shown, low, high, told):
+    shown.applications[1] |= {"version_low": low, "version_high": high}
+    assert f'<td data-label="Library">{told}<small>' in made(shown, summary)
+
+
+def test_of_several_libraries_each_is_told_with_its_share_and_what_distinguishes_it(summary, shown):
+    old = {
+        "library": "librdkafka",
+        "version_low": "0.11.0",
+        "version_high": "0.11.6",
+        "confidence": 0.99,
+        "share": 0.004,
+        "state": "refused",
+    }
+    old |= {
+        "difference": f"sends Fetch 4 (others: 16) {EVIL}",
+        "evidence": "requests as librdkafka 0.11.6; sends Fetch 4",
+        "last_seen": "2026-11-08",
+    }
+    new = old | {"version_low": "2.16.0", "version_high": "2.16.0", "confidence": 1.0, "share": 0.996, "state": "fine", "difference": None}
+    new |= {"evidence": "calls itself librdkafka 2.16.0; sends Fetch 16"}
+    idle = new | {"library": None, "share": None, "state": "unknown"}
+    shown.applications[1] |= {"libraries": [old, new, idle]}
+    text = made(shown, summary)
+    assert (
+        "<li>✕ probably librdkafka 0.11.0 to 0.11.6 (99%), under 1% of the traffic, last seen 2026-11-08<small>sends Fetch 4 (others: 16)"
+        in text
+    )
+    assert "<li>✓ librdkafka 2.16.0, 100% of the traffic, last seen 2026-11-08<small>calls itself librdkafka 2.16.0</small>" in text
+    assert "<li>? not known, last seen" in text
+    assert EVIL not in text
+    assert Tags(text).is_nested
+
+
+def test_libraries_of_one_application_that_its_cell_does_not_name_are_counted(summary, shown):
+    one = {
+        "library": "java",
+        "version_low": "2.1",
+        "version_high": "2.1",
+        "confidence": 1.0,
+        "share": 0.1,
+        "state": "fine",
+        "difference": None,
+    }
+    shown.applications[1] |= {"libraries": [one | {"evidence": "", "last_seen": "2026-11-08"}] * 10}
+    assert made(shown, summary).count("10% of the traffic, last seen") == 6
+    assert "</ul>and 4 more" in made(shown, summary)
+
+
+def test_what_is_in_the_matrix_is_not_evidence_as_long_as_there_is_other(summary, shown):
+    shown.applications[1]["evidence"] = "requests as java 1.1; sends Fetch 7, Metadata 5"
+    text = made(shown, summary)
+    assert "<small>requests as java 1.1</small>" in text
+    assert "<small>sends Produce 1</small>" in text

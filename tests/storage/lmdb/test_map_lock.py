@@ -1,0 +1,55 @@
+"""Many readers, or one alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from storage.lmdb.map_lock import Gate
+
+
+def test_readers_do_not_wait_for_each_other() -> None:
+    gate, both = Gate(), threading.Barrier(2, timeout=10)
+
+    def read() -> None:
+        with gate.shared():
+            both.wait()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    read()
+    thread.join(10)
+
+
+def test_alone_waits_for_those_inside_and_keeps_out_those_who_come_later() -> None:
+    gate, seen = Gate(), []
+    inside, is_asked, leave = threading.Event(), threading.Event(), threading.Event()
+
+    def early() -> None:
+        with gate.shared():
+            inside.set()
+            leave.wait()
+            seen.append("early")
+
+    def alone() -> None:
+        inside.wait()
+        with gate.alone():
+            seen.append("alone")
+
+    def late() -> None:
+        is_asked.wait()
+        with gate.shared():
+            seen.append("late")
+
+    threads = [threading.Thread(target=call, daemon=True) for call in (early, alone, late)]
+    for thread in threads:
+        thread.start()
+    while not gate._alone:
+        time.sleep(0.001)
+    is_asked.set()
+    # Without the gate, the late reader enters within this time.
+    threads[-1].join(0.1)
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert seen == ["early", "alone", "late"]

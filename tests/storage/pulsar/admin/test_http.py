@@ -1,0 +1,324 @@
+"""HTTP towards brokers that are lost, slow, talkative, or not brokers at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.web.http import Request
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET, Site
+
+from storage.log import NotReady, StorageFailed
+from storage.pulsar.admin.admin_api import Admin, AdminFailed, Forbidden, Unauthenticated
+from storage.pulsar.admin.http import REDIRECTS
+from storage.pulsar.settings import PulsarSettings
+from tests.contract.waiting import settle
+
+Answer = Callable[[Any], Any]
+
+
+class Server(Resource):
+    """Answers every request with `answer` and remembers them: method, target, token, body."""
+
+    isLeaf = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer: Answer = lambda _: b"{}"
+        self.requests: list[tuple[str, str, str | None, bytes]] = []
+        self._port: Any = reactor.listenTCP(0, Site(self), interface="127.0.0.1")
+        self.url = f"http://127.0.0.1:{self._port.getHost().port}"
+
+    def render(self, request: Request) -> Any:
+        self.requests.append((request.method.decode(), request.uri.decode(), request.getHeader("authorization"), request.content.read()))
+        return self.answer(request)
+
+    async def stop(self) -> None:
+        await self._port.stopListening()
+
+
+@pytest.fixture
+def servers() -> Iterator[Callable[[], Server]]:
+    made: list[Server] = []
+
+    def make() -> Server:
+        made.append(Server())
+        return made[-1]
+
+    yield make
+    for server in made:
+        settle(server.stop())
+
+
+@pytest.fixture
+def server(servers: Callable[[], Server]) -> Server:
+    return servers()
+
+
+@pytest.fixture
+def admins() -> Iterator[Callable[..., Admin]]:
+    made: list[Admin] = []
+
+    def make(url: str, **others: Any) -> Admin:
+        made.append(Admin(PulsarSettings("pulsar://127.0.0.1:1", url, **others), reactor))
+        return made[-1]
+
+    yield make
+    for admin in made:
+        settle(admin.close())
+
+
+def in_haste(admin: Admin, seconds: float) -> None:
+    """Requests time out after this long; the connect timeout is unchanged."""
+    admin._settings = replace(admin._settings, admin_timeout_seconds=seconds)
+
+
+def sends_to(location: str) -> Answer:
+    def answer(request: Request) -> bytes:
+        request.setResponseCode(307)
+        request.setHeader("location", location)
+        return b""
+
+    return answer
+
+
+@ensureDeferred
+async def test_nobody_at_the_address_is_said_with_the_address(admins: Callable[..., Admin]) -> None:
+    with pytest.raises(StorageFailed, match=r"Pulsar's admin API at http://127.0.0.1:1 cannot be reached: .*refused"):
+        await admins("http://127.0.0.1:1").get("/clusters")
+
+
+@ensureDeferred
+async def test_a_call_about_a_topic_goes_on_to_its_owner_with_method_body_and_token(
+    servers: Callable[[], Server], admins: Callable[..., Admin], tmp_path: Path
+) -> None:
+    first, owner = servers(), servers()
+    (tmp_path / "token").write_text("secret\n")
+    first.answer = sends_to(f"{owner.url}/admin/v2/persistent/a/b/c/retention?authoritative=true")
+    owner.answer = lambda _: b'{"done":true}'
+    admin = admins(first.url, token_file=tmp_path / "token")
+    assert await admin.post("/persistent/a/b/c/retention", {"x": 1}) == {"done": True}
+    assert owner.requests == [("POST", "/admin/v2/persistent/a/b/c/retention?authoritative=true", "Bearer secret", b'{"x":1}')]
+
+
+class Cluster:
+    """A broker that redirects every call to `owner`, under a name that is not configured, and lists `brokers`."""
+
+    def __init__(self, first: Server, owner: Server, brokers: bytes, status: int = 200) -> None:
+        self.url = owner.url.replace("127.0.0.1", "localhost")
+
+        def answers(request: Request) -> bytes:
+            if request.path == b"/admin/v2/brokers":
+                request.setResponseCode(status)
+                return brokers
+            return sends_to(self.url + request.uri.decode())(request)
+
+        first.answer = answers
+
+
+@ensureDeferred
+async def test_a_call_follows_to_a_broker_that_the_cluster_lists(
+    servers: Callable[[], Server], admins: Callable[..., Admin], tmp_path: Path
+) -> None:
+    first, owner = servers(), servers()
+    (tmp_path / "token").write_text("secret")
+    Cluster(first, owner, b'["broker-1:8080","LOCALHOST:8080"]')
+    admin = admins(first.url, token_file=tmp_path / "token")
+    for _ in range(2):
+        assert await admin.get("/persistent/a/b/c/retention") == {}
+    assert [token for _, _, token, _ in owner.requests] == ["Bearer secret"] * 2
+    # The list is asked for once.
+    assert [target for _, target, _, _ in first.requests].count("/admin/v2/brokers") == 1
+
+
+@pytest.mark.parametrize(
+    ("brokers", "status"), [(b'["broker-1:8080"]', 200), (b'["localhost:8080"]', 403), (b"{}", 200), (b'["["]', 200), (b"", 200)]
+)
+@ensureDeferred
+async def test_a_token_goes_to_no_host_outside_the_cluster(
+    servers: Callable[[], Server], admins: Callable[..., Admin], tmp_path: Path, brokers: bytes, status: int
+) -> None:
+    first, stranger = servers(), servers()
+    (tmp_path / "token").write_text("secret")
+    url = Cluster(first, stranger, brokers, status).url
+    with pytest.raises(StorageFailed, match=rf"on to {url}, which is not followed: .*\(status {status}\)"):
+        await admins(first.url, token_file=tmp_path / "token").get("/persistent/a/b/c/retention")
+    assert stranger.requests == []
+
+
+@ensureDeferred
+async def test_a_host_of_the_service_url_is_one_of_the_cluster(servers: Callable[[], Server]) -> None:
+    first, owner = servers(), servers()
+    Cluster(first, owner, b"", 403)
+    admin = Admin(PulsarSettings("pulsar://broker-1:6650,localhost:6650", first.url), reactor)
+    assert await admin.get("/persistent/a/b/c/retention") == {}
+    await admin.close()
+
+
+@pytest.mark.parametrize("elsewhere", ["/other", "https://127.0.0.1:1/admin/v2/clusters", "http://user@127.0.0.1:1/admin/v2/clusters", ""])
+@ensureDeferred
+async def test_a_token_goes_nowhere_but_to_the_same_call_of_a_broker(server: Server, admins: Callable[..., Admin], elsewhere: str) -> None:
+    server.answer = sends_to(elsewhere)
+    with pytest.raises(StorageFailed, match="which is not followed" if elsewhere else "sent it on more than"):
+        await admins(server.url).get("/clusters")
+
+
+@ensureDeferred
+async def test_brokers_that_send_a_call_round_and_round_are_not_followed_for_ever(server: Server, admins: Callable[..., Admin]) -> None:
+    server.answer = sends_to("/admin/v2/clusters")
+    with pytest.raises(StorageFailed, match="disagree on its owner"):
+        await admins(server.url).get("/clusters")
+    assert len(server.requests) == REDIRECTS + 1
+
+
+@ensureDeferred
+async def test_an_answer_that_never_comes_is_given_up_at_the_deadline(server: Server, admins: Callable[..., Admin]) -> None:
+    server.answer = lambda _: NOT_DONE_YET
+    admin = admins(server.url)
+    in_haste(admin, 0.05)
+    with pytest.raises(StorageFailed, match=r"GET /clusters: no answer .* within 0\.05 s \(admin_timeout_seconds\)"):
+        await admin.get("/clusters")
+
+
+@ensureDeferred
+async def test_an_answer_that_never_ends_is_given_up_at_the_deadline(server: Server, admins: Callable[..., Admin]) -> None:
+    def begins(request: Request) -> int:
+        request.write(b"[")
+        return NOT_DONE_YET
+
+    server.answer = begins
+    admin = admins(server.url, admin_connections=1)
+    in_haste(admin, 0.1)
+    for _ in range(2):  # the first has given back its turn
+        with pytest.raises(StorageFailed, match="no answer"):
+            await admin.get("/clusters")
+
+
+@ensureDeferred
+async def test_an_answer_is_read_up_to_its_limit(server: Server, admins: Callable[..., Admin]) -> None:
+    admin = admins(server.url, admin_answer_bytes=100)
+    server.answer = lambda _: b'"' + b"x" * 98 + b'"'
+    assert await admin.get("/clusters") == "x" * 98
+    server.answer = lambda _: b'"' + b"x" * 99 + b'"'
+    with pytest.raises(StorageFailed, match=r"more than 100 bytes \(admin_answer_bytes\)"):
+        await admin.get("/clusters")
+
+
+@ensureDeferred
+async def test_an_answer_that_breaks_off_is_none(server: Server, admins: Callable[..., Admin]) -> None:
+    def breaks_off(request: Request) -> int:
+        request.setHeader("content-length", "100")
+        request.write(b"[]")
+        request.transport.loseConnection()
+        return NOT_DONE_YET
+
+    server.answer = breaks_off
+    with pytest.raises(StorageFailed, match="lost within an answer"):
+        await admins(server.url).get("/clusters")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b'{"a":1}', b"\xff", b"["])
+@ensureDeferred
+async def test_what_is_not_the_admin_api_is_said_to_be_none(server: Server, admins: Callable[..., Admin], body: bytes) -> None:
+    server.answer = lambda _: body
+    with pytest.raises(StorageFailed, match=r"GET /clusters: the answer of http://.* is not that of Pulsar's admin API"):
+        await admins(server.url).get("/clusters", list[str])
+
+
+@ensureDeferred
+async def test_a_token_is_read_again_when_its_file_changes_and_is_in_no_error(
+    server: Server, admins: Callable[..., Admin], tmp_path: Path
+) -> None:
+    def refuses(request: Request) -> bytes:
+        request.setResponseCode(401)
+        return b"<html>\n<title>Error 401 Authentication required</title>\n</html>"
+
+    file = tmp_path / "token"
+    file.write_text("old-secret")
+    server.answer = refuses
+    admin = admins(server.url, token_file=file)
+    with pytest.raises(Unauthenticated) as old:
+        await admin.get("/clusters")
+    # Of another length: there are kernels on which a file that is written twice in 4 ms keeps its time.
+    file.write_text("newer-secret")
+    with pytest.raises(Unauthenticated) as new:
+        await admin.get("/clusters")
+    assert [token for _, _, token, _ in server.requests] == ["Bearer old-secret", "Bearer newer-secret"]
+    assert "401 Error 401 Authentication required (" in str(old.value)
+    assert "the token is missing, wrong or expired" in str(old.value)
+    assert "secret" not in str(old.value) + str(new.value) + repr(admin)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@ensureDeferred
+async def test_a_role_that_may_not_is_told_from_one_that_is_not_known(server: Server, admins: Callable[..., Admin], status: int) -> None:
+    def refuses(request: Request) -> bytes:
+        request.setResponseCode(status)
+        return b'{"reason":"Unauthorized to validateTopicOperation for operation [LOOKUP] on topic [t]"}'
+
+    server.answer = refuses
+    with pytest.raises(Forbidden, match="may not do that; a superuser or the tenant's administrator") as caught:
+        await admins(server.url).get("/persistent/a/b/t/partitions")
+    assert not isinstance(caught.value, Unauthenticated)
+
+
+@pytest.mark.parametrize(
+    ("status", "may_pass"), [(400, False), (405, False), (409, False), (412, False), (500, True), (503, True), (599, True)]
+)
+@ensureDeferred
+async def test_a_broker_in_trouble_may_be_asked_again_and_one_that_refuses_may_not(
+    server: Server, admins: Callable[..., Admin], status: int, may_pass: bool
+) -> None:
+    def answers(request: Request) -> bytes:
+        request.setResponseCode(status)
+        return b'{"reason":"Not enough non-faulty bookies available error code: -6"}'
+
+    server.answer = answers
+    with pytest.raises(AdminFailed, match=f"{status} Not enough non-faulty bookies") as caught:
+        await admins(server.url).get("/persistent/a/b/t/properties")
+    assert isinstance(caught.value, NotReady) == may_pass
+
+
+@pytest.mark.parametrize("written", [None, "", "two words", "\xe4"])
+@ensureDeferred
+async def test_a_file_without_a_token_is_said_before_anything_is_sent(
+    server: Server, admins: Callable[..., Admin], tmp_path: Path, written: str | None
+) -> None:
+    file = tmp_path / "token"
+    if written is not None:
+        file.write_text(written, "latin-1")
+    with pytest.raises(StorageFailed, match="cannot be read" if written is None else "holds no token"):
+        await admins(server.url, token_file=file).get("/clusters")
+    assert server.requests == []
+
+
+@ensureDeferred
+async def test_no_more_calls_are_under_way_than_connections_are_allowed(server: Server, admins: Callable[..., Admin]) -> None:
+    held: list[Any] = []
+
+    def holds(request: Request) -> int:
+        held.append(request)
+        if len(held) == 2:
+            reactor.callLater(0.05, release)
+        return NOT_DONE_YET
+
+    def release() -> None:
+        assert len(held) == 2
+        server.answer = lambda _: b"[]"
+        for request in held:
+            request.write(b"[]")
+            request.finish()
+
+    server.answer = holds
+    admin = admins(server.url, admin_connections=2, calls_waiting=3)
+    calls = [Deferred.fromCoroutine(admin.get("/clusters")) for _ in range(5)]
+    with pytest.raises(StorageFailed, match="calls_waiting"):
+        await admin.get("/clusters")
+    assert [await call for call in calls] == [[]] * 5

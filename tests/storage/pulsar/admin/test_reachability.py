@@ -1,0 +1,36 @@
+"""Whether brokers can be connected to."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from storage.pulsar.admin.reachability import addresses, why_not
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("pulsar://broker:16650", [("broker", 16650)]),
+        ("pulsar://broker", [("broker", 6650)]),
+        ("pulsar+ssl://broker/", [("broker", 6651)]),
+        ("pulsar://one:1,two,three:3/", [("one", 1), ("two", 6650), ("three", 3)]),
+        ("pulsar://[::1]:7,127.0.0.1:8", [("::1", 7), ("127.0.0.1", 8)]),
+    ],
+)
+def test_each_broker_of_a_service_url_has_an_address(url: str, expected: list[tuple[str, int]]) -> None:
+    assert addresses(url) == expected
+
+
+def test_one_broker_that_takes_connections_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert why_not(f"pulsar://127.0.0.1:1,127.0.0.1:{listening.getsockname()[1]}", 5) is None
+
+
+def test_every_broker_that_takes_none_is_named_with_the_reason() -> None:
+    reason = why_not("pulsar://127.0.0.1:1,nowhere.invalid:2", 5)
+    assert reason is not None
+    first, second = reason.split(", ", 1)
+    assert first == "127.0.0.1:1: Connection refused"
+    assert second.startswith("nowhere.invalid:2: ")

@@ -1,0 +1,146 @@
+"""The right to write to one partition: what is in flight, and how it ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulsar
+import pytest
+from twisted.internet.defer import Deferred
+
+from storage.log import Entry, Fenced, LogClosed, StorageError, StorageFailed
+from storage.pulsar.client.exclusive_producer import OPERATION_COST, End, Leader, Room, Sent
+from storage.pulsar.log.entry_messages import Header
+from tests.storage.pulsar.broker_by_hand import Ok, Producer, Session, Timeout
+
+
+class Scene:
+    def __init__(self, limit_bytes: int = 1 << 20, limit_operations: int = 100) -> None:
+        self.session = Session()
+        self.producer = Producer()
+        self.room = Room(limit_bytes, limit_operations)
+        self.stored: list[list[int]] = []
+        self.ends: list[tuple[StorageError, list[int]]] = []
+        self.leader = Leader(self.session, self.producer, self.room, self._stored, self._ended)
+
+    def _stored(self, messages: list[Sent]) -> None:
+        self.stored.append([one.header.base_offset for one in messages])
+
+    def _ended(self, error: StorageError, left: list[Sent]) -> None:
+        self.ends.append((error, [one.header.base_offset for one in left]))
+
+    def send(self, *offsets: int) -> None:
+        for offset in offsets:
+            sent = Sent(Header(offset, offset, -1, 0, 0), [Entry(offset, offset, -1, b"x")], b"x", {}, End(offset + 1, 1, -1), Deferred())
+            self.room.take(sent.cost)
+            self.leader.send(sent)
+
+    def answer(self, *results: Any) -> None:
+        self.producer.answer(*results)
+        self.session.wake.run()
+
+
+def test_answers_that_pile_up_are_one_wake_up_and_one_burst():
+    scene = Scene()
+    scene.send(0, 1, 2)
+    scene.producer.answer(Ok, Ok)
+    assert len(scene.session.wake.posted) == 1
+    scene.session.wake.run()
+    scene.answer(Ok)
+    assert scene.stored == [[0, 1], [2]]
+    assert (scene.room.held_bytes, scene.room.held_operations) == (0, 0)
+
+
+def test_one_failed_send_ends_it_and_all_behind_it_are_unknown():
+    scene = Scene()
+    scene.send(0, 1, 2, 3)
+    scene.answer(Ok, Timeout, Ok)
+    assert scene.stored == [[0]]
+    ((error, left),) = scene.ends
+    assert isinstance(error, Fenced)
+    assert left == [1, 2, 3]
+    assert scene.producer.closed == 1
+    scene.session.wake.run()
+    assert (scene.room.held_bytes, scene.room.held_operations) == (0, 0)
+
+
+def test_what_the_library_refuses_at_once_ends_it():
+    scene = Scene()
+    scene.send(0)
+    scene.producer.refuses = pulsar.AlreadyClosed()
+    scene.send(1)
+    ((error, left),) = scene.ends
+    assert isinstance(error, Fenced)
+    assert left == [0, 1]
+    assert scene.room.held_operations == 0
+
+
+def test_an_answer_within_the_call_itself_is_taken_in_its_turn():
+    """A producer that was fenced calls back in the caller's own thread, before those that were sent earlier have their answers."""
+    scene = Scene()
+    scene.send(0)
+    callback = scene.producer.waiting[0]
+    scene.send(1)
+    scene.producer.waiting.pop(1)(pulsar.Result.ProducerFenced, None)
+    assert scene.ends == []
+    scene.session.wake.run()
+    assert [left for _, left in scene.ends] == [[0, 1]]
+    callback(Ok, None)
+    scene.session.wake.run()
+    assert scene.stored == []
+    assert scene.room.held_operations == 0
+
+
+def test_a_topic_that_was_terminated_is_closed_not_fenced():
+    scene = Scene()
+    scene.send(0)
+    scene.answer(pulsar.Result.TopicTerminated)
+    assert isinstance(scene.ends[0][0], LogClosed)
+
+
+def test_it_ends_once():
+    scene = Scene()
+    scene.send(0)
+    scene.leader.end(LogClosed("deleted"))
+    scene.leader.end(LogClosed("closed"))
+    scene.session.wake.run()
+    assert [(str(error), left) for error, left in scene.ends] == [("deleted", [0])]
+    assert scene.producer.closed == 1
+
+
+def test_it_is_idle_when_nothing_is_in_flight():
+    scene = Scene()
+    assert scene.leader.idle().called
+    scene.send(0, 1)
+    idle = scene.leader.idle()
+    scene.answer(Ok)
+    assert not idle.called
+    scene.answer(Ok)
+    assert idle.called
+
+
+def test_what_fails_makes_it_idle_too():
+    scene = Scene()
+    scene.send(0)
+    idle = scene.leader.idle()
+    scene.answer(Timeout)
+    assert idle.called
+
+
+@pytest.mark.parametrize(("limit_bytes", "limit_operations"), [(2 * (OPERATION_COST + 1), 100), (1 << 20, 2)])
+def test_what_is_in_flight_is_bounded(limit_bytes, limit_operations):
+    scene = Scene(limit_bytes, limit_operations)
+    scene.send(0, 1)
+    with pytest.raises(StorageFailed, match="queue_bytes"):
+        scene.send(2)
+    scene.answer(Ok)
+    scene.send(2)
+
+
+def test_one_message_always_fits_where_nothing_else_is():
+    room = Room(10, 1)
+    room.take(1000)
+    with pytest.raises(StorageFailed):
+        room.take(1)
+    room.give(1000)
+    room.take(1000)

@@ -1,0 +1,110 @@
+"""The connection to the cluster: it never holds up the reactor, and its errors are the store's."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pulsar
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+
+from storage.log import EntryTooLarge, Fenced, LogClosed, NotAllowed, StorageError, StorageFailed, UnknownTopic
+from storage.pulsar.client.pulsar_client import Session, translated
+from storage.pulsar.settings import PulsarSettings
+
+
+@pytest.fixture
+def silent_address() -> Iterator[str]:
+    """Where connections are taken and nothing is ever said."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(16)
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def impatient(address: str) -> PulsarSettings:
+    return PulsarSettings(f"pulsar://{address}", f"http://{address}", operation_timeout_seconds=1, close_timeout_seconds=2)
+
+
+def patient(address: str) -> PulsarSettings:
+    """Every wait for a broker takes an hour."""
+    return replace(impatient(address), operation_timeout_seconds=3600, connection_timeout_seconds=3600)
+
+
+def soon(coroutine: Coroutine[Any, Any, None]) -> Deferred[None]:
+    """Fails if the call waits for a broker; a busy machine needs far less."""
+    return Deferred.fromCoroutine(coroutine).addTimeout(60, reactor)
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (pulsar.ProducerFenced(), Fenced),
+        (pulsar.TopicNotFound(), UnknownTopic),
+        (pulsar.TopicTerminated(), LogClosed),
+        (pulsar.MessageTooBig(), EntryTooLarge),
+        (pulsar.Timeout(), StorageFailed),
+        (pulsar.AuthorizationError(), NotAllowed),
+        (pulsar.ConnectError(), StorageFailed),
+        (RuntimeError("anything else"), StorageFailed),
+        (Fenced("as it was"), Fenced),
+    ],
+)
+def test_an_error_of_the_library_is_one_of_the_store(error, meaning):
+    assert type(translated(error)) is meaning
+    assert str(translated(error))
+
+
+@ensureDeferred
+async def test_opening_waits_for_no_broker(silent_address):
+    session = Session(patient(silent_address), reactor)
+    await soon(session.open())
+    await soon(session.close())
+
+
+@ensureDeferred
+async def test_what_a_silent_broker_is_asked_for_fails_in_time(silent_address):
+    session = Session(impatient(silent_address), reactor)
+    await session.open()
+    with pytest.raises(StorageFailed):
+        await session.run(lambda: session.producer("persistent://public/default/t", pulsar.ProducerAccessMode.Shared))
+    await session.close()
+
+
+@ensureDeferred
+async def test_closing_waits_for_nothing_that_is_under_way(silent_address):
+    session = Session(patient(silent_address), reactor)
+    await session.open()
+    begun: Deferred[None] = Deferred()
+
+    def ask() -> pulsar.Producer:
+        session.wake.post(lambda: begun.callback(None))
+        return session.producer("persistent://public/default/t", pulsar.ProducerAccessMode.Shared)
+
+    asked = session.run(ask)
+    asked.addErrback(lambda failure: failure.trap(StorageError))
+    await begun
+    await soon(session.close())
+    await asked.addTimeout(60, reactor)
+
+
+@ensureDeferred
+async def test_a_closed_session_runs_nothing(silent_address):
+    session = Session(impatient(silent_address), reactor)
+    await session.open()
+    await session.close()
+    await session.close()
+    with pytest.raises(LogClosed):
+        session.run(lambda: None)
+
+
+@ensureDeferred
+async def test_an_address_that_is_none_is_said_at_once():
+    session = Session(PulsarSettings("nonsense://", "http://127.0.0.1:1"), reactor)
+    with pytest.raises(StorageFailed, match="nonsense"):
+        await session.open()

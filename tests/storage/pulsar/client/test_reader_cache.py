@@ -1,0 +1,127 @@
+"""Readers that are kept open: few, for whoever reads on, and closed in the end."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet.defer import CancelledError, Deferred
+
+from storage.log import LogClosed
+from storage.pulsar.client.topic_readers import OpenReader, Source
+from tests.storage.pulsar.partitions import numbered, offsets
+
+pytestmark = pytest.mark.peer
+
+ALL = 1 << 30
+
+
+@ensureDeferred
+async def test_two_that_read_on_at_different_places_have_a_reader_each(partition, side):
+    partition.write(numbered(0, 20))
+    reader = side.reader(partition)
+    await reader.read(0, 20, 0)
+    await reader.read(10, 20, 0)
+    opened = side.session.readers
+    for step in range(1, 10):
+        assert offsets(await reader.read(step, 20, 0)) == [step]
+        assert offsets(await reader.read(10 + step, 20, 0)) == [10 + step]
+    assert side.session.readers == opened
+
+
+@ensureDeferred
+async def test_two_that_read_on_at_the_same_place_have_a_reader_each(partition, side):
+    partition.write(numbered(0, 20))
+    reader = side.reader(partition)
+    for step in range(20):
+        both = [Deferred.fromCoroutine(reader.read(step, 20, 0)) for _ in range(2)]
+        assert [offsets(await one) for one in both] == [[step], [step]]
+    # For the first message and for the last one by either, and one to read with for each.
+    assert side.session.readers <= 2 * 3
+
+
+@ensureDeferred
+async def test_the_reader_longest_unused_is_closed_for_a_new_one(partition, open_side):
+    partition.write(numbered(0, 100))
+    side = await open_side(readers=3, reader_queue_messages=64)
+    reader = side.reader(partition)
+    for begin in (0, 20, 40, 60):
+        await reader.read(begin, 100, 0)
+        assert len(side.cache) <= 3
+    opened = side.session.readers
+    assert offsets(await reader.read(61, 100, 0) + await reader.read(41, 100, 0) + await reader.read(21, 100, 0)) == [61, 41, 21]
+    assert side.session.readers == opened
+    assert offsets(await reader.read(1, 100, 0)) == [1]
+    assert side.session.readers > opened
+
+
+@ensureDeferred
+async def test_a_reader_comes_back_from_a_read_that_nobody_waits_for_any_more(partition, side):
+    partition.write(numbered(0, 100, size=1000))
+    reader = side.reader(partition)
+    await reader.read(0, 100, 0)
+    given_up = Deferred.fromCoroutine(reader.read(1, 100, ALL))
+    given_up.cancel()
+    with pytest.raises(CancelledError):
+        await given_up
+    # In the same threads, behind the one that is still at work.
+    while not len(side.cache):
+        await side.session.run(lambda: None)
+    assert offsets(await reader.read(2, 100, 0)) == [2]
+    assert len(side.cache) <= 2
+
+
+@ensureDeferred
+async def test_a_read_that_is_given_up_before_it_begins_does_not_begin(partition, open_side):
+    side = await open_side(threads=1)
+    may_go_on = threading.Event()
+    begun = []
+    busy = side.session.run(may_go_on.wait)
+    given_up = side.cache.use(OpenReader(Source(side.session, partition.topic), None), lambda: begun.append(True))
+    given_up.cancel()
+    with pytest.raises(CancelledError):
+        await given_up
+    may_go_on.set()
+    await busy
+    await side.session.run(lambda: None)
+    assert begun == []
+
+
+@ensureDeferred
+async def test_a_partition_that_is_closed_has_no_readers_and_others_keep_theirs(pulsar, reading_settings, writer, partition, side):
+    other = type(partition)(pulsar, reading_settings, writer)
+    readers = []
+    for one in (partition, other):
+        one.write(numbered(0, 9))
+        readers.append(side.reader(one))
+        await readers[-1].read(0, 9, 0)
+    await readers[0].close()
+    assert len(side.cache) == 1
+    opened = side.session.readers
+    assert offsets(await readers[1].read(1, 9, 0)) == [1]
+    assert side.session.readers == opened
+
+
+@ensureDeferred
+async def test_all_are_closed_at_the_end(pulsar, partition, side):
+    partition.write(numbered(0, 9))
+    await side.reader(partition).read(0, 9, 0)
+    path = partition.topic.replace("://", "/")
+    assert len(pulsar.admin("GET", f"{path}/stats")["subscriptions"]) == 1
+    await side.cache.close()
+    assert len(side.cache) == 0
+    # The broker takes a moment to forget it.
+    while pulsar.admin("GET", f"{path}/stats")["subscriptions"]:
+        pass
+
+
+@ensureDeferred
+async def test_nothing_is_read_once_the_session_is_closed(partition, side):
+    partition.write(numbered(0, 9))
+    reader = side.reader(partition)
+    await reader.read(0, 9, 0)
+    await side.session.close()
+    with pytest.raises(LogClosed):
+        await reader.read(1, 9, 0)
+    await reader.close()

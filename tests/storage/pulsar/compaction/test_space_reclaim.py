@@ -1,0 +1,328 @@
+"""The space of what was compacted, freed in a real Pulsar; and what keeps all the rest, whoever stops in the middle of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+
+from storage.log import Fenced, StorageError, StorageFailed
+from storage.pulsar.compaction.trim import CURSOR, Lowering
+from storage.pulsar.log.offset_index import Position
+from storage.pulsar.store import PulsarStore
+from storage.pulsar.topics.topic_catalog import TopicCatalogue
+from storage.pulsar.topics.topic_changes import Changes
+from tests.contract.entries import bases, everything, plain, sized, topic
+from tests.contract.waiting import settle
+from tests.peers.tenant import Tenant
+from tests.storage.pulsar.compacted import COMPACT, SIZE, Compacted
+
+pytestmark = pytest.mark.peer
+
+EVER = (-1, -1)
+#: Lowers a retention for as long as a slow broker needs, and frees space soon after.
+TIMES = {"refresh_seconds": 0.3, "settling_seconds": 0.5, "lowered_seconds": 300.0}
+
+
+@pytest.fixture
+def compacted(pulsar: Tenant) -> Iterator[Compacted]:
+    made = Compacted(pulsar, pulsar.settings(**TIMES))
+    settle(made.make())
+    yield made
+    settle(made.store.close())
+
+
+@ensureDeferred
+async def test_ledgers_of_which_all_is_elsewhere_go_and_readers_see_no_difference(compacted):
+    entries = await compacted.fill()
+    log = await compacted.log()
+    await log.replace(0, 27, [sized(7, 100, time=7)])
+    await log.reclaim()
+    assert 2 * 10 * SIZE < compacted.size() < 2 * 10 * SIZE + 5000
+    assert compacted.retention() == EVER
+    await compacted.settles()
+    expected = plain([sized(7, 100, time=7), *entries[28:]])
+    for _ in range(2):
+        log = await compacted.log()
+        assert plain(await everything(log)) == expected
+        assert (log.start_offset, log.end_offset, log.size) == (0, 40, 100 + 12 * SIZE)
+        assert bases([await log.entry_for_time(time) for time in (0, 7, 8, 30)]) == [7, 7, 28, 30]
+        assert bases([await log.latest_by_time()]) == [39]
+        await compacted.restart()
+
+
+@ensureDeferred
+async def test_what_was_deleted_before_the_start_is_freed_too(compacted):
+    entries = await compacted.fill()
+    log = await compacted.log()
+    await log.replace(0, 9, [])
+    await log.delete_before(25)
+    await log.reclaim()
+    assert compacted.size() < 2 * 10 * SIZE + 5000
+    await compacted.restart()
+    log = await compacted.log()
+    assert plain(await everything(log)) == plain(entries[25:])
+    assert (log.start_offset, log.size) == (25, 15 * SIZE)
+
+
+@ensureDeferred
+async def test_the_last_message_stays_whatever_is_deleted(compacted):
+    await compacted.fill(2)
+    log = await compacted.log()
+    await log.delete_before(20)
+    await log.reclaim()
+    assert compacted.size() < 10 * SIZE + 5000
+    await compacted.restart()
+    log = await compacted.log()
+    assert (log.start_offset, log.end_offset, log.next_offset, log.size) == (20, 20, 20, 0)
+
+
+@ensureDeferred
+async def test_what_compaction_wrote_is_compacted_and_freed_again(compacted):
+    entries = await compacted.fill()
+    log = await compacted.log()
+    await log.replace(0, 28, entries[25:29])
+    await log.reclaim()
+    entries += await compacted.fill(2)
+    await log.replace(25, 48, [entries[27], *entries[45:49]])
+    await log.reclaim()
+    assert compacted.size() < 2 * 10 * SIZE + 5000
+    await compacted.restart()
+    assert plain(await everything(await compacted.log())) == plain([entries[27], *entries[45:]])
+
+
+@ensureDeferred
+async def test_the_other_partitions_of_the_topic_keep_all_they_have(pulsar):
+    compacted = Compacted(pulsar, pulsar.settings(**TIMES))
+    await compacted.make(partitions=2)
+    try:
+        await compacted.fill(3)
+        others = await compacted.fill(3, partition=1)
+        size = compacted.size(1)
+        log = await compacted.log()
+        await log.replace(0, 28, [])
+        await log.reclaim()
+        assert compacted.size() < 10 * SIZE + 5000
+        await compacted.settles()
+        assert compacted.size(1) == size
+        assert plain(await everything(await compacted.log(1))) == plain(others)
+        # The other one has its turn at once, though the topic has not settled since the first.
+        await (await compacted.log(1)).replace(0, 28, [])
+        await log.delete_before(29)
+        await (await compacted.log(1)).reclaim()
+        assert compacted.size(1) < 10 * SIZE + 5000
+    finally:
+        await compacted.store.close()
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+@ensureDeferred
+async def test_a_store_that_was_killed_while_retention_was_lowered_loses_nothing_and_the_next_raises_it(compacted, monkeypatch):
+    entries = await compacted.fill()
+    log = await compacted.log()
+    await log.replace(0, 27, [])
+
+    async def killed(*arguments):
+        raise Killed
+
+    async def nothing(*arguments):
+        return
+
+    # Whoever is killed looks at no topic any more.
+    compacted.store._catalogue._refresher.stop()
+    with monkeypatch.context() as patched:
+        patched.setattr(Lowering, "trim", killed)
+        patched.setattr(TopicCatalogue, "_retain_soon", nothing)
+        with pytest.raises(Killed):
+            await log.reclaim()
+        assert compacted.retention() == (0, 0)
+        # Without the store: a partition more, and ledgers that end.
+        compacted.tenant.admin("POST", f"{compacted.path}/partitions", 2)
+        entries += await compacted.fill(2)
+        for partition in (0, 1):
+            compacted.tenant.admin("POST", f"{compacted.path}-partition-{partition}/trim")
+            assert CURSOR in compacted.stats(partition)["cursors"]
+        await compacted.store.close()
+    await compacted.open()
+    assert plain(await everything(await compacted.log())) == plain(entries[28:])
+    await compacted.settles()
+    assert compacted.retention() == EVER
+    assert plain(await everything(await compacted.log())) == plain(entries[28:])
+
+
+@ensureDeferred
+async def test_one_that_was_stopped_in_the_middle_of_it_finds_its_time_over(pulsar):
+    compacted = Compacted(pulsar, pulsar.settings(**{**TIMES, "lowered_seconds": 0.0}))
+    await compacted.make()
+    try:
+        await compacted.fill()
+        size = compacted.size()
+        log = await compacted.log()
+        await log.replace(0, 27, [])
+        with pytest.raises(StorageFailed, match="given up"):
+            await log.reclaim()
+        assert (compacted.size(), compacted.retention()) == (size, EVER)
+        await compacted.settles()
+    finally:
+        await compacted.store.close()
+
+
+@ensureDeferred
+async def test_a_store_that_is_closed_in_the_middle_of_it_raises_the_retention_first(pulsar, monkeypatch):
+    compacted = Compacted(pulsar, pulsar.settings(lowered_seconds=TIMES["lowered_seconds"]))
+    await compacted.make()
+    await compacted.fill()
+    log = await compacted.log()
+    await log.replace(0, 27, [])
+    closing = []
+    trim = Lowering.trim
+
+    async def trim_meanwhile(*arguments):
+        closing.append(Deferred.fromCoroutine(compacted.store.close()))
+        assert compacted.retention() == (0, 0)
+        await trim(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Lowering, "trim", trim_meanwhile)
+        await log.reclaim()
+    await closing[0]
+    assert compacted.size() < 2 * 10 * SIZE + 5000
+    assert compacted.retention() == EVER
+
+
+@ensureDeferred
+async def test_where_somebody_takes_the_subscription_away_nothing_is_deleted_and_retention_is_raised(compacted, monkeypatch):
+    entries = await compacted.fill()
+    log = await compacted.log()
+    await log.replace(0, 27, [])
+    lower = Changes.lower
+
+    async def lower_and_lose(changes, found):
+        compacted.tenant.admin("DELETE", f"{compacted.path}-partition-0/subscription/{CURSOR}")
+        return await lower(changes, found)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Changes, "lower", lower_and_lose)
+        with pytest.raises(StorageFailed, match="taken the subscription"):
+            await log.reclaim()
+    assert compacted.retention() == EVER
+    await log.reclaim()
+    await compacted.restart()
+    assert plain(await everything(await compacted.log())) == plain(entries[28:])
+
+
+@ensureDeferred
+async def test_who_has_lost_the_store_lowers_no_retention(compacted):
+    entries = await compacted.fill()
+    log = await compacted.log()
+    await log.replace(0, 27, [])
+    other = PulsarStore(replace(compacted.settings, takeover=True), reactor=reactor)
+    await other.open()
+    try:
+        with pytest.raises(Fenced):
+            await compacted.store.trim(f"persistent://{compacted.path.removeprefix('persistent/')}-partition-0", Position(1 << 40, 0))
+        with pytest.raises(StorageError):
+            await log.reclaim()
+        assert not compacted.traces()
+        assert compacted.retention() == EVER
+        assert plain(await everything(await other.log("orders", 0))) == plain(entries[28:])
+    finally:
+        await other.close()
+
+
+@ensureDeferred
+async def test_a_retention_of_the_topics_own_is_given_back(pulsar):
+    compacted = Compacted(pulsar, pulsar.settings(**TIMES))
+    await compacted.make(configs={"cleanup.policy": "compact,delete", "retention.ms": "7200000"})
+    try:
+        entries = await compacted.fill()
+        assert compacted.retention() == (120, -1)
+        log = await compacted.log()
+        await log.replace(0, 27, [])
+        await log.reclaim()
+        assert compacted.retention() == (120, -1)
+        assert compacted.size() < 2 * 10 * SIZE + 5000
+        # By time the gateway deletes from what compaction left as from all else.
+        await log.retain(since=35, at_most_bytes=None)
+        assert plain(await everything(log)) == plain(entries[35:])
+    finally:
+        await compacted.store.close()
+
+
+@ensureDeferred
+async def test_where_a_subscription_waits_for_messages_they_stay_and_retention_is_not_touched(compacted):
+    entries = await compacted.fill()
+    compacted.tenant.admin("PUT", f"{compacted.path}-partition-0/subscription/slow", {"ledgerId": -1, "entryId": -1})
+    size = compacted.size()
+    log = await compacted.log()
+    await log.replace(0, 27, [])
+    await log.reclaim()
+    assert compacted.size() == size
+    assert not compacted.traces()
+    assert plain(await everything(log)) == plain(entries[28:])
+
+
+@ensureDeferred
+async def test_where_subscriptions_expire_nothing_is_freed_and_that_is_said_once(compacted, caplog):
+    await compacted.fill()
+    namespace = f"{compacted.settings.tenant}/{compacted.settings.namespace}"
+    compacted.tenant.admin("POST", f"namespaces/{namespace}/subscriptionExpirationTime", 1)
+    size = compacted.size()
+    log = await compacted.log()
+    await log.replace(0, 27, [])
+    for _ in range(2):
+        await log.reclaim()
+    assert compacted.size() == size
+    assert not compacted.traces()
+    assert caplog.text.count("the space of orders that compaction could free stays taken") == 1
+    assert "remove-subscription-expiration-time" in caplog.text
+
+
+@ensureDeferred
+async def test_policies_of_an_operators_own_stay_as_they_are(compacted, caplog):
+    await compacted.fill()
+    compacted.tenant.admin("POST", f"{compacted.path}/messageTTL?messageTTL=3600")
+    size = compacted.size()
+    log = await compacted.log()
+    await log.replace(0, 27, [])
+    await log.reclaim()
+    assert compacted.size() == size
+    assert "remove-message-ttl" in caplog.text
+    compacted.tenant.admin("POST", f"{compacted.path}/messageTTL?messageTTL=0")
+    await log.reclaim()
+    assert compacted.size() < size
+    while compacted.stats()["cursors"].get(CURSOR):
+        await compacted.rests()
+    assert compacted.tenant.admin("GET", f"{compacted.path}/messageTTL") == 0
+
+
+@ensureDeferred
+async def test_with_the_topic_goes_all_that_compaction_wrote(compacted):
+    await compacted.fill()
+    log = await compacted.log()
+    await log.replace(0, 27, [sized(3, 100)])
+    await log.reclaim()
+    assert compacted.side_topics()
+    await compacted.store.delete_topic("orders")
+    assert not compacted.side_topics()
+    await compacted.store.create_topic(topic(configs=COMPACT))
+    entries = await compacted.fill(1)
+    assert plain(await everything(await compacted.log())) == plain(entries)
+
+
+@ensureDeferred
+async def test_with_a_topic_that_others_delete_goes_what_compaction_wrote(compacted):
+    await compacted.fill(1)
+    await (await compacted.log()).replace(0, 8, [sized(3, 100)])
+    assert compacted.side_topics()
+    compacted.tenant.admin("DELETE", f"{compacted.path}/partitions?force=true")
+    while compacted.side_topics():
+        await compacted.rests()
+    assert "orders" not in compacted.store.topics

@@ -1,0 +1,279 @@
+"""What is appended: its place, what is noted before and after it, and what fails together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from storage.log import Entry, EntryTooLarge, Fenced, LogClosed, OffsetOutOfRange, StorageError, StorageFailed
+from storage.pulsar.client.exclusive_producer import End, Room, Sent
+from storage.pulsar.compaction.patches import Patches
+from storage.pulsar.log.append_queue import MESSAGE_OVERHEAD, Appending, Opened
+from storage.pulsar.log.entry_messages import header_of
+from storage.pulsar.log.partition_rows import Partition, PartitionRow, decoded
+from tests.storage.pulsar.broker_by_hand import Ok, Producer, Session, Table, Timeout
+
+KEY = b"k" * 20
+
+
+class Scene:
+    """A partition that ends at offset 10, or an empty one; `reserve_offsets` is 100."""
+
+    def __init__(self, *, is_empty: bool = False, reserved: int = 0, **settings: Any) -> None:
+        self.session = Session(reserve_offsets=100, **settings)
+        self.producer = Producer()
+        self.table = Table()
+        self.partition = Partition(self.table, KEY, PartitionRow(reserved=reserved, epochs=((1, 0),) if not is_empty else ()), Patches())
+        self.room = Room(1 << 30, 1000)
+        end = End(reserved, 0, -1) if is_empty else End(10, 1000, 7)
+        opened = Opened(self.session, "persistent://a/b/t", "mixed_kafka", self.producer, 3, self.partition, None, (0, 0), end, is_empty)
+        self.stored: list[int] = []
+        self.appending = Appending(opened, self.room, self._stored, self._ended)
+        self.over: StorageError | None = None
+
+    def _stored(self, messages: list[Sent]) -> None:
+        for sent in messages:
+            self.stored.append(sent.header.base_offset)
+            sent.told.callback(None)
+
+    def _ended(self, error: StorageError, left: list[Sent]) -> None:
+        self.over = error
+        for sent in left:
+            sent.told.errback(error)
+
+    def append(self, *, records: int = 1, payload: bytes = b"x") -> list[Any]:
+        """One more at the end; what became of it will be in the list."""
+        outcome: list[Any] = []
+        base = self.appending.next.offset
+        self.appending.append([Entry(base, base + records - 1, 5, payload)]).addBoth(outcome.append)
+        return outcome
+
+    def answer(self, *results: Any) -> None:
+        self.producer.answer(*results)
+        self.session.wake.run()
+
+    def row(self) -> PartitionRow:
+        """The one that is on its way into the table."""
+        rows, _ = self.table.puts[0]
+        return decoded(rows[KEY] or b"")
+
+
+def begun() -> Scene:
+    """One message of this epoch is there, at 10."""
+    scene = Scene()
+    scene.append()
+    scene.table.land()
+    scene.answer(Ok)
+    return scene
+
+
+def test_the_first_of_an_epoch_waits_until_epoch_and_offsets_are_noted():
+    scene = Scene()
+    outcome = scene.append(records=5)
+    assert scene.producer.sent == []
+    assert scene.row() == PartitionRow(reserved=115, epochs=((1, 0), (3, 10)))
+    scene.table.land()
+    assert scene.producer.sent == [b"x"]
+    scene.answer(Ok)
+    assert outcome == [None]
+
+
+def test_later_ones_are_sent_at_once():
+    scene = begun()
+    scene.append()
+    scene.append()
+    assert len(scene.producer.sent) == 3
+    assert scene.table.puts == []
+
+
+def test_more_offsets_are_noted_before_they_are_needed():
+    scene = begun()
+    scene.append(records=55)
+    assert len(scene.producer.sent) == 2
+    assert scene.row().reserved == 66 + 100
+
+
+def test_offsets_beyond_what_is_noted_wait_and_those_behind_them_too():
+    scene = begun()
+    scene.append(records=500)
+    scene.append()
+    assert len(scene.producer.sent) == 1
+    scene.table.land()
+    assert len(scene.producer.sent) == 3
+    scene.answer(Ok, Ok)
+    assert scene.stored == [10, 11, 511]
+
+
+def test_what_waits_for_its_offsets_fails_with_their_note_and_was_not_stored():
+    scene = begun()
+    seen = []
+    outcomes = [scene.append(records=500), scene.append()]
+    scene.table.land(StorageFailed("no answer"))
+    for (outcome,) in outcomes:
+        assert isinstance(outcome, Failure)
+        assert outcome.check(StorageFailed)
+        seen.append(scene.appending.next.offset)
+    assert seen == [11, 11]
+    assert scene.room.held_operations == 0
+    again = scene.append(records=500)
+    scene.table.land()
+    scene.answer(Ok)
+    assert again == [None]
+
+
+def test_nothing_new_is_taken_while_those_that_wait_are_told():
+    scene = begun()
+    base = scene.appending.next.offset
+    told = [scene.appending.append([Entry(base + 500 * n, base + 500 * n + 499, 5, b"x")]) for n in range(2)]
+    during: list[Any] = []
+
+    def append_again(failure: Failure) -> None:
+        expected = scene.appending.next.offset
+        scene.appending.append([Entry(expected, expected, 5, b"y")]).addErrback(lambda failure: during.append(failure.type))
+
+    told[0].addErrback(append_again)
+    told[1].addErrback(lambda failure: None)
+    scene.table.land(StorageFailed("no answer"))
+    assert during == [StorageFailed]
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_what_is_appended_again_as_soon_as_it_failed_goes_its_way(is_empty):
+    scene = Scene(is_empty=is_empty)
+    base = scene.appending.next.offset
+    again: list[Any] = []
+    first = scene.appending.append([Entry(base, base, 5, b"x")])
+    first.addErrback(lambda failure: again.append(scene.append(payload=b"again")))
+    scene.table.land(StorageFailed("no answer"))
+    scene.table.land()
+    assert scene.producer.sent == [b"again"]
+    scene.answer(Ok)
+    if is_empty:
+        scene.table.land()
+    assert again == [[None]]
+
+
+def test_a_table_that_is_another_processs_ends_the_log():
+    scene = Scene()
+    (outcome,) = (scene.append(),)
+    scene.table.land(Fenced("taken"))
+    assert outcome[0].check(Fenced)
+    assert isinstance(scene.over, Fenced)
+
+
+def test_of_an_empty_partition_the_offsets_are_noted_after_the_first_message_and_before_anyone_is_told():
+    scene = Scene(is_empty=True)
+    outcome = scene.append()
+    assert scene.row() == PartitionRow(reserved=0, epochs=((3, 0),))
+    scene.table.land()
+    second = scene.append()
+    scene.answer(Ok)
+    assert scene.row().reserved == 102
+    scene.answer(Ok)
+    assert (outcome, second, scene.stored) == ([], [], [])
+    scene.table.land()
+    assert (outcome, second, scene.stored) == ([None], [None], [0, 1])
+    assert scene.table.puts == []
+
+
+def test_an_empty_partition_goes_on_where_it_was_noted():
+    scene = Scene(is_empty=True, reserved=5000)
+    scene.append()
+    assert scene.row() == PartitionRow(reserved=5000, epochs=((3, 5000),))
+
+
+def test_where_the_first_message_of_all_cannot_be_noted_its_outcome_is_unknown():
+    scene = Scene(is_empty=True)
+    outcome = scene.append()
+    scene.table.land()
+    scene.answer(Ok)
+    scene.table.land(StorageFailed("no answer"))
+    assert outcome[0].check(Fenced)
+    assert isinstance(scene.over, Fenced)
+
+
+def test_a_failed_send_fails_all_behind_it():
+    scene = begun()
+    outcomes = [scene.append(), scene.append(), scene.append(records=500)]
+    scene.answer(Timeout)
+    assert all(outcome[0].check(Fenced) for outcome in outcomes)
+    scene.session.wake.run()
+    assert scene.room.held_operations == 0
+    scene.table.land()
+    assert len(scene.producer.sent) == 3
+
+
+def test_headers_go_on_from_each_other():
+    scene = Scene()
+    headers = []
+
+    def send_async(payload: bytes, callback: Any, properties: dict[str, str]) -> None:
+        headers.append(header_of(properties))
+
+    scene.producer.send_async = send_async
+    told: list[Deferred[None]] = []
+    told.append(scene.appending.append([Entry(10, 14, 5, b"abc"), Entry(15, 15, 9, b"de")]))
+    told.append(scene.appending.append([Entry(16, 16, 2, b"f")]))
+    scene.table.land()
+    assert [
+        (h.base_offset, h.last_offset, h.max_timestamp, h.bytes_before, h.leader_epoch, h.greatest_timestamp, h.entries) for h in headers
+    ] == [
+        (10, 15, 9, 1000, 3, 9, 2),
+        (16, 16, 2, 1005, 3, 9, 1),
+    ]
+
+
+def test_what_is_too_large_is_refused_before_it_has_an_offset():
+    scene = Scene(message_bytes=MESSAGE_OVERHEAD + 10)
+    outcome = scene.append(payload=b"x" * 11)
+    assert outcome[0].check(EntryTooLarge)
+    assert scene.appending.next.offset == 10
+    assert scene.append(payload=b"x" * 10) == []
+
+
+def test_a_wrong_offset_is_refused():
+    outcome: list[Any] = []
+    scene = Scene()
+    scene.appending.append([Entry(11, 11, 5, b"x")]).addErrback(outcome.append)
+    assert outcome[0].check(OffsetOutOfRange)
+    assert scene.room.held_operations == 0
+
+
+def test_where_there_is_no_room_nothing_is_taken():
+    scene = begun()
+    scene.room.take(1 << 30)
+    outcome = scene.append()
+    assert outcome[0].check(StorageFailed)
+    assert scene.appending.next.offset == 11
+
+
+def test_it_is_idle_when_nothing_waits():
+    scene = Scene(is_empty=True)
+    scene.append()
+    idle: list[None] = []
+    Deferred.fromCoroutine(scene.appending.idle()).addCallback(idle.append)
+    scene.table.land()
+    scene.answer(Ok)
+    assert idle == []
+    scene.table.land()
+    assert idle == [None]
+
+
+def test_an_end_tells_everything_that_waits():
+    scene = Scene()
+    outcome = scene.append()
+    scene.appending.end(LogClosed("closed"))
+    assert outcome[0].check(LogClosed)
+    scene.table.land()
+    assert scene.producer.sent == []
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_the_library_gets_bytes_whatever_the_payload_is(kind):
+    scene = begun()
+    scene.append(payload=kind(b"abc"))
+    assert scene.producer.sent[-1] == b"abc"
+    assert type(scene.producer.sent[-1]) is bytes

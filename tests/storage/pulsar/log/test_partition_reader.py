@@ -1,0 +1,336 @@
+"""Reading a partition from a real broker: what is asked for comes, once and in order, whatever else is in the topic."""
+
+from __future__ import annotations
+
+import pytest
+from pytest_twisted import ensureDeferred
+
+from storage.log import StorageFailed
+from storage.pulsar.log.offset_index import Position
+from tests.storage.pulsar.partitions import header, numbered, offsets
+
+pytestmark = pytest.mark.peer
+
+ALL = 1 << 30
+
+
+@ensureDeferred
+async def test_an_empty_topic_has_neither_a_first_nor_a_last_message(partition, side):
+    reader = side.reader(partition)
+    assert await reader.first() is None
+    assert await reader.last() is None
+    assert await reader.read(0, 0, ALL) == []
+
+
+@ensureDeferred
+async def test_what_was_written_is_read_with_its_header_and_place(partition, side):
+    places = partition.write(numbered(0, 3))
+    found = await side.reader(partition).read(0, 3, ALL)
+    assert [(one.header, one.payload) for one in found] == numbered(0, 3)
+    assert [one.position for one in found] == places
+
+
+@ensureDeferred
+async def test_the_first_and_the_last_message_are_found(partition, side):
+    partition.write(numbered(0, 5))
+    reader = side.reader(partition)
+    first, last = await reader.first(), await reader.last()
+    assert offsets([first, last]) == [0, 4]
+    assert last.payload == b"4 ........"
+
+
+@ensureDeferred
+async def test_a_read_begins_with_the_message_that_holds_the_offset(partition, side):
+    partition.write([(header(0, 9), b"a"), (header(10, 19), b"b"), (header(20, 29), b"c")])
+    reader = side.reader(partition)
+    assert offsets(await reader.read(15, 30, ALL)) == [10, 20]
+    assert offsets(await reader.read(9, 30, ALL)) == [0, 10, 20]
+
+
+@ensureDeferred
+async def test_nothing_at_or_above_the_end_offset_is_read_though_it_is_there(partition, side):
+    partition.write(numbered(0, 9))
+    reader = side.reader(partition)
+    assert offsets(await reader.read(0, 4, ALL)) == [0, 1, 2, 3]
+    assert offsets(await reader.read(4, 7, ALL)) == [4, 5, 6]
+
+
+@ensureDeferred
+async def test_as_many_come_as_there_is_room_for_and_always_one(partition, side):
+    partition.write(numbered(0, 9, size=100))
+    reader = side.reader(partition)
+    assert offsets(await reader.read(0, 9, 0)) == [0]
+    assert offsets(await reader.read(1, 9, 299)) == [1, 2]
+    assert offsets(await reader.read(3, 9, 300)) == [3, 4, 5]
+    assert offsets(await reader.read(6, 9, ALL)) == [6, 7, 8]
+
+
+@ensureDeferred
+async def test_many_small_ledgers_are_one_partition(partition, side):
+    for begin in range(0, 30, 3):
+        partition.write(numbered(begin, begin + 3))
+        partition.roll()
+    reader = side.reader(partition)
+    assert offsets([await reader.first(), await reader.last()]) == [0, 29]
+    assert offsets(await reader.read(0, 30, ALL)) == list(range(30))
+    for offset in range(30):
+        assert offsets(await side.reader(partition).read(offset, 30, 0)) == [offset]
+
+
+@ensureDeferred
+async def test_messages_sent_again_are_read_once_and_in_order_wherever_reading_begins(partition, side):
+    partition.write([*numbered(0, 8), *numbered(5, 9)])
+    for offset in range(9):
+        assert offsets(await side.reader(partition).read(offset, 9, ALL)) == list(range(offset, 9))
+    assert offsets([await side.reader(partition).last()]) == [8]
+
+
+@ensureDeferred
+async def test_what_a_replaced_leader_stored_too_late_is_void(partition, side):
+    partition.write([*numbered(0, 8, epoch=1), *numbered(5, 7, epoch=1), *numbered(7, 9, size=20, epoch=2)])
+    reader = side.reader(partition)
+    reader.began(1, 0)
+    reader.began(2, 7)
+    found = await reader.read(0, 9, ALL)
+    assert offsets(found) == list(range(9))
+    assert [len(one.payload) for one in found] == [10] * 7 + [20] * 2
+    assert offsets(await reader.read(8, 9, ALL)) == [8]
+
+
+@ensureDeferred
+async def test_the_last_message_is_where_an_interrupted_resending_ended(partition, side):
+    partition.write([*numbered(0, 8), *numbered(5, 7)])
+    assert offsets([await side.reader(partition).last()]) == [6]
+
+
+@ensureDeferred
+async def test_messages_of_others_are_passed_over_and_take_no_offset(partition, side, caplog):
+    partition.write([None, None, *numbered(0, 2), None, *numbered(2, 4), None])
+    reader = side.reader(partition)
+    assert offsets([await reader.first(), await reader.last()]) == [0, 3]
+    assert offsets(await reader.read(0, 4, ALL)) == [0, 1, 2, 3]
+    assert caplog.text.count("did not write") == 1
+
+
+@ensureDeferred
+async def test_what_is_no_text_in_a_message_of_others_stops_nobody(partition, side):
+    partition.write_broken_text()
+    partition.write(numbered(0, 2))
+    partition.write_broken_text()
+    reader = side.reader(partition)
+    assert offsets([await reader.first(), await reader.last()]) == [0, 1]
+    assert offsets(await reader.read(0, 2, ALL)) == [0, 1]
+
+
+@ensureDeferred
+async def test_batches_of_others_are_passed_over(partition, side):
+    partition.write([None] * 20, foreign_batches=True)
+    partition.write(numbered(0, 4))
+    partition.write([None] * 20, foreign_batches=True)
+    partition.write(numbered(4, 6))
+    partition.write([None] * 20, foreign_batches=True)
+    reader = side.reader(partition)
+    assert offsets([await reader.first(), await reader.last()]) == [0, 5]
+    assert offsets(await reader.read(0, 6, ALL)) == list(range(6))
+
+
+@ensureDeferred
+async def test_a_topic_with_messages_of_others_alone_is_empty(partition, side):
+    partition.write([None] * 5)
+    reader = side.reader(partition)
+    assert await reader.first() is None
+    assert await reader.last() is None
+
+
+@ensureDeferred
+async def test_the_last_message_is_found_behind_many_ledgers_of_others(partition, side):
+    partition.write(numbered(0, 2))
+    for _ in range(4):
+        partition.roll()
+        partition.write([None] * 30)
+    partition.roll()
+    assert offsets([await side.reader(partition).last()]) == [1]
+
+
+@ensureDeferred
+async def test_more_messages_of_others_than_are_looked_over_are_a_failure_that_says_so(partition, open_side):
+    side = await open_side(foreign_messages=10)
+    partition.write([*numbered(0, 1), *[None] * 30])
+    with pytest.raises(StorageFailed, match="foreign_messages"):
+        await side.reader(partition).last()
+    assert offsets([await side.reader(partition).first()]) == [0]
+
+
+@ensureDeferred
+async def test_many_messages_of_others_before_the_first_and_the_last_are_looked_over(partition, side):
+    partition.write([*[None] * 4200, *numbered(0, 2), *[None] * 4200])
+    reader = side.reader(partition)
+    assert offsets([await reader.first(), await reader.last()]) == [0, 1]
+    assert offsets(await reader.read(1, 2, ALL)) == [1]
+
+
+@ensureDeferred
+async def test_an_open_ledger_without_entries_does_not_hide_the_ones_before_it(partition, side):
+    partition.write(numbered(0, 2))
+    partition.roll()
+    partition.ledgers()
+    assert offsets([await side.reader(partition).last()]) == [1]
+
+
+@ensureDeferred
+async def test_the_last_message_before_a_place_is_found(partition, side):
+    places = [*partition.write(numbered(0, 2)), *partition.write([None, None]), *partition.write(numbered(2, 3))]
+    reader = side.reader(partition)
+    assert offsets([await reader.last(places[4]), await reader.last(places[1])]) == [1, 0]
+    assert await reader.last(places[0]) is None
+    assert await reader.last(Position(0, 0)) is None
+
+
+@ensureDeferred
+async def test_a_message_that_takes_no_offset_is_the_last_but_is_not_read(partition, side):
+    partition.write([*numbered(0, 2), (header(2, 1), b""), *numbered(2, 4), (header(4, 3), b"")])
+    reader = side.reader(partition)
+    last = await reader.last()
+    assert (last.header.base_offset, last.header.last_offset) == (4, 3)
+    assert offsets(await reader.read(0, 4, ALL)) == [0, 1, 2, 3]
+    assert offsets(await side.reader(partition).read(2, 4, ALL)) == [2, 3]
+
+
+@ensureDeferred
+async def test_where_the_broker_has_trimmed_the_next_message_comes(partition, side):
+    reader = side.reader(partition)
+    for begin in (0, 5):
+        messages = numbered(begin, begin + 5)
+        note_all(reader, messages, partition.write(messages))
+        partition.roll()
+    partition.write(numbered(10, 12))
+    partition.trim()
+    assert offsets([await reader.first()]) == [10]
+    assert offsets(await reader.read(3, 12, ALL)) == [10, 11]
+    assert offsets(await side.reader(partition).read(3, 12, ALL)) == [10, 11]
+
+
+@ensureDeferred
+async def test_where_all_was_trimmed_nothing_comes(partition, side):
+    reader = side.reader(partition)
+    (place,) = partition.write(numbered(0, 1))
+    reader.note(header(0), place)
+    partition.roll()
+    partition.trim()
+    assert await reader.read(0, 1, ALL) == []
+    assert await reader.first() is None
+    assert await reader.last() is None
+    partition.write(numbered(1, 3))
+    assert offsets(await reader.read(0, 3, ALL)) == [1, 2]
+
+
+@ensureDeferred
+async def test_a_far_offset_is_found_with_few_looks(partition, side):
+    for begin in range(0, 5000, 1000):
+        partition.write(numbered(begin, begin + 1000, size=2000))
+        partition.roll()
+    reader = side.reader(partition)
+    assert offsets(await reader.read(3777, 5000, 0)) == [3777]
+    # The first message, the last one, looks at a half of 10 MB, of 5 MB and so on until less than 512 KiB are left, and the reading.
+    assert side.session.readers <= 2 + 5 + 1
+    opened = side.session.readers
+    assert offsets(await reader.read(3600, 5000, 0)) == [3600]
+    # Between 2500 and 3750, which are known by now.
+    assert side.session.readers <= opened + 3 + 1
+
+
+async def read_through(reader, end):
+    found = []
+    while not found or found[-1] + 1 < end:
+        found += offsets(await reader.read(found[-1] + 1 if found else 0, end, 7_500))
+    return found
+
+
+def note_all(reader, messages, places):
+    for (one, _), place in zip(messages, places, strict=True):
+        reader.note(one, place)
+
+
+@ensureDeferred
+async def test_who_reads_on_opens_one_reader(partition, side):
+    messages = numbered(0, 300, size=1000)
+    reader = side.reader(partition)
+    note_all(reader, messages, partition.write(messages))
+    assert await read_through(reader, 300) == list(range(300))
+    assert side.session.readers == 1
+
+
+@ensureDeferred
+async def test_a_reader_gives_place_to_one_that_suits_the_size_of_messages(partition, open_side):
+    side = await open_side(reader_queue_messages=1)
+    messages = numbered(0, 300, size=1000)
+    reader = side.reader(partition)
+    note_all(reader, messages, partition.write(messages))
+    assert await read_through(reader, 300) == list(range(300))
+    assert side.session.readers == 2
+
+
+@ensureDeferred
+async def test_a_reader_goes_on_where_a_ledger_ended_and_another_began(partition, side):
+    partition.write(numbered(0, 3))
+    reader = side.reader(partition)
+    assert offsets(await reader.read(0, 3, ALL)) == [0, 1, 2]
+    partition.roll()
+    partition.write(numbered(3, 6))
+    assert offsets(await reader.read(3, 6, ALL)) == [3, 4, 5]
+
+
+@ensureDeferred
+async def test_the_rest_of_a_message_is_had_without_another_reader(partition, side):
+    partition.write([(header(0, 9), b"a"), (header(10, 19), b"b"), (header(20, 29), b"c")])
+    reader = side.reader(partition)
+    assert offsets(await reader.read(0, 30, 0)) == [0]
+    assert offsets(await reader.read(4, 30, 0)) == [0]
+    opened = side.session.readers
+    assert offsets(await reader.read(9, 30, 2)) == [0, 10]
+    assert offsets(await reader.read(15, 30, 2)) == [10, 20]
+    assert side.session.readers == opened
+
+
+@ensureDeferred
+async def test_the_place_of_an_offset_is_told(partition, side):
+    places = partition.write(numbered(0, 3))
+    reader = side.reader(partition)
+    assert [await reader.position_of(offset) for offset in range(3)] == places
+
+
+@ensureDeferred
+async def test_a_scan_goes_on_where_it_was_told_to_stop(partition, side):
+    partition.write(numbered(0, 50, size=1000))
+    reader = side.reader(partition)
+    seen = []
+
+    def visit(stored):
+        seen.append(stored.header.base_offset)
+        return seen[-1] == 20
+
+    assert await reader.scan(3, 50, visit, ALL) == 21
+    assert await reader.scan(21, 50, visit, ALL) == 50
+    assert seen == list(range(3, 50))
+
+
+@ensureDeferred
+async def test_the_message_with_a_byte_of_all_payload_is_found_with_few_looks(partition, side):
+    partition.write(numbered(0, 5000, size=2000))
+    reader = side.reader(partition)
+    assert offsets([await reader.at_byte(3777 * 2000 + 1999, 0, 5000)]) == [3777]
+    # The first message, the last one, looks at a half of 10 MB, of 5 MB and so on until less than 512 KiB are left, and the reading.
+    assert side.session.readers <= 2 + 5 + 1
+    wanted = {(0, 0): 0, (1999, 0): 0, (2000, 0): 1, (2000, 7): 7, (9_999_999, 0): 4999}
+    assert {(byte, start): offsets([await reader.at_byte(byte, start, 5000)])[0] for byte, start in wanted} == wanted
+    assert await reader.at_byte(10_000_000, 0, 5000) is None
+    assert await reader.at_byte(9_999_999, 0, 4000) is None
+
+
+@ensureDeferred
+async def test_a_byte_that_the_broker_has_trimmed_is_that_of_the_first_message_left(partition, side):
+    partition.write(numbered(0, 5))
+    partition.roll()
+    partition.write(numbered(5, 9))
+    partition.trim()
+    assert offsets([await side.reader(partition).at_byte(17, 0, 9)]) == [5]

@@ -1,0 +1,101 @@
+"""Places and offsets of messages; the ids are what pulsar-client 3.13 gave of a 4.0.8 broker, the indexes what that told of their entries."""
+
+from __future__ import annotations
+
+import pulsar
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.log import StorageFailed
+from storage.pulsar.log.offset_index import Position
+from storage.pulsar.native.message_offsets import START, Counter, Gathering, Place, Places, place_of
+
+
+def at(ledger, entry, number=0, messages=1, first_chunk=None):
+    return Place(Position(ledger, entry), number, messages, first_chunk)
+
+
+@pytest.mark.parametrize(
+    ("serialized", "place"),
+    [
+        (b"\x08#\x10\x00 \x000\x03", at(35, 0, 0, 3)),
+        (b"\x08#\x10\x00 \x020\x03", at(35, 0, 2, 3)),
+        (b"\x08#\x10\x01", at(35, 1)),
+        (pulsar.MessageId(-1, 7, 300, -1).serialize(), at(7, 300)),
+        (pulsar.MessageId(2, 1 << 40, 5, -1).serialize(), at(1 << 40, 5)),
+    ],
+)
+def test_an_id_tells_the_entry_the_place_in_it_and_how_many_it_has(serialized, place):
+    assert place_of(serialized) == place
+
+
+def test_the_id_of_a_chunked_message_tells_where_its_first_chunk_is():
+    assert place_of(b"\x08\x1d\x10\x04:\x04\x08\x1d\x10\x02") == at(29, 4, first_chunk=Position(29, 2))
+
+
+def test_the_places_of_an_entrys_messages_follow_from_the_first_ones():
+    first, second, third = (pulsar.MessageId.deserialize(b"\x08#\x10\x00 %c0\x03" % number) for number in range(3))
+    other = pulsar.MessageId(-1, 36, 0, -1)
+    places = Places()
+    assert [places.of(one) for one in (first, second, third, other, second)] == [
+        at(35, 0, 0, 3),
+        at(35, 0, 1, 3),
+        at(35, 0, 2, 3),
+        at(36, 0),
+        at(35, 0, 1, 3),
+    ]
+
+
+@given(st.binary(max_size=30))
+def test_other_bytes_are_a_place_or_refused(junk):
+    try:
+        place = place_of(junk)
+    except StorageFailed:
+        return
+    assert 0 <= place.number < place.messages
+
+
+def test_entries_are_counted_from_one_that_is_known():
+    counter = Counter()
+    counter.anchor(Position(29, 0), 0)
+    assert [counter.next(at(29, 1, 4, 5)), counter.next(at(29, 2))] == [5, 6]
+
+
+@pytest.mark.parametrize("place", [at(29, 3), at(30, 0), at(29, 2, first_chunk=Position(29, 2))])
+def test_what_does_not_follow_at_once_must_be_asked_for(place):
+    counter = Counter()
+    counter.anchor(Position(29, 1), 5)
+    assert counter.next(place) is None
+
+
+def test_after_chunks_it_goes_on_from_what_was_asked():
+    counter = Counter()
+    counter.anchor(Position(29, 1), 5)
+    assert counter.next(at(29, 4, first_chunk=Position(29, 2))) is None
+    counter.anchor(Position(29, 4), 8)
+    assert counter.next(at(29, 5)) == 9
+
+
+def gathered(places, after=START):
+    gathering = Gathering(after)
+    return [found for number, place in enumerate(places) if (found := gathering.add(place, lambda number=number: number)) is not None]
+
+
+def test_messages_of_a_batch_are_one_entry():
+    assert gathered([at(1, 0), at(1, 1, 0, 2), at(1, 1, 1, 2), at(2, 0)]) == [[0], [1, 2], [3]]
+
+
+def test_what_is_shown_again_is_not_taken_again():
+    first, second = at(1, 1, 0, 2), at(1, 1, 1, 2)
+    assert gathered([at(1, 0), first, at(1, 0), first, second, second, first, at(1, 2)]) == [[0], [1, 4], [7]]
+
+
+def test_what_was_there_before_is_not_taken():
+    assert gathered([at(1, 0), at(1, 1), at(1, 2)], after=Position(1, 1)) == [[2]]
+
+
+@pytest.mark.parametrize("places", [[at(1, 0, 0, 2), at(1, 1)], [at(1, 0, 1, 2)]])
+def test_an_entry_that_comes_in_part_is_an_error(places):
+    with pytest.raises(StorageFailed):
+        gathered(places)

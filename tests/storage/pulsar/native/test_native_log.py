@@ -1,0 +1,490 @@
+"""A partition log on a topic that native clients share, on a real broker. Offsets are counted by hand from what was sent."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pulsar as client
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
+
+from gateway.configs.topic_configs import effective
+from gateway.partitions.partition import Partition as Led
+from gateway.partitions.partition import Recovery
+from gateway.partitions.producer_snapshots import ProducerSnapshots
+from gateway.partitions.producer_state import Producers
+from gateway.partitions.record_batch import check_batch, read_batch
+from gateway.partitions.record_format import Format2
+from gateway.protocol.errors import ErrorCode, KafkaError
+from gateway.settings.model import Settings
+from storage.log import Entry, EntryTooLarge, Fenced, OffsetOutOfRange, StorageFailed, Topic
+from storage.plain_records import ProducerSequence, Record, RecordBatch
+from storage.pulsar.admin.admin_api import Admin
+from storage.pulsar.client.exclusive_producer import Room
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.log.partition_rows import Partition, PartitionRow, Stretch
+from storage.pulsar.native.native_log import NativeLog
+from storage.pulsar.native.native_opener import open_log
+from storage.pulsar.native.native_sender import Unreadable
+from storage.tail import Tail
+from tests.contract.waiting import settle
+from tests.fakes.memory_store import Medium, MemoryStore
+from tests.gateway.sets import batch
+from tests.peers.pulsar import Pulsar
+from tests.peers.relay import CLOSE_PRODUCER, SEND_RECEIPT, Between
+from tests.peers.tenant import Tenant
+from tests.storage.pulsar.native_sender import Sender
+
+pytestmark = pytest.mark.peer
+
+FORMAT = Format2()
+TIME = 1_700_000_000_000
+
+
+@dataclass
+class Bench:
+    """The topic of `sender`, opened as a gateway would."""
+
+    sender: Sender
+    partition: Partition
+    tail_bytes: int = 1 << 20
+    logs: list[NativeLog] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings = self.sender.settings
+        self.session = Session(settings, reactor)
+        self.admin = Admin(settings, reactor)
+
+    async def open(self) -> NativeLog:
+        if not self.logs:
+            await self.session.open()
+        log = await open_log(
+            self.session,
+            self.admin,
+            self.sender.topic,
+            FORMAT,
+            self.partition,
+            Tail(self.tail_bytes),
+            Room(1 << 30, 100_000),
+            lambda log, error: None,
+            Stretch(0, 0),
+        )
+        self.logs.append(log)
+        return log
+
+    async def again(self) -> NativeLog:
+        """Closed and opened."""
+        await self.logs[-1].shut()
+        return await self.open()
+
+    async def close(self) -> None:
+        for log in self.logs:
+            await log.shut()
+        await self.admin.close()
+        await self.session.close()
+
+
+@pytest.fixture
+def sender(pulsar: Tenant) -> Iterator[Sender]:
+    made = Sender(pulsar)
+    yield made
+    made.client.close()
+
+
+@pytest.fixture
+def partition() -> Iterator[Partition]:
+    store = MemoryStore(Medium())
+    settle(store.open())
+    yield Partition(settle(store.table("partitions")), b"key", PartitionRow())
+    settle(store.close())
+
+
+@pytest.fixture
+def bench(sender: Sender, partition: Partition) -> Iterator[Bench]:
+    made = Bench(sender, partition)
+    yield made
+    settle(made.close())
+
+
+def append(log: NativeLog, *records: Record, sequence: ProducerSequence | None = None) -> Any:
+    payload = FORMAT.pack(RecordBatch(records, sequence))
+    return log.append((Entry(log.next_offset, log.next_offset + len(records) - 1, TIME, memoryview(payload)),))
+
+
+def values(*those: bytes) -> tuple[Record, ...]:
+    return tuple(Record(None, value, (), TIME) for value in those)
+
+
+async def reach(log: NativeLog, end_offset: int) -> None:
+    """Returns when the log ends there."""
+    reached: Deferred[None] = Deferred()
+
+    def look() -> None:
+        if log.end_offset >= end_offset and not reached.called:
+            reached.callback(None)
+
+    log.watch(look)
+    look()
+    await reached.addTimeout(60, reactor)
+    log.unwatch(look)
+    assert log.end_offset == end_offset
+
+
+async def everything(log: NativeLog, max_bytes: int = 1 << 20) -> list[tuple[int, Record]]:
+    """(offset, record) of all that can be read."""
+    found: list[tuple[int, Record]] = []
+    offset = log.start_offset
+    while offset < log.end_offset:
+        entries = await log.read(offset, max_bytes)
+        for entry in entries:
+            assert entry.base_offset >= offset
+            records = FORMAT.unpack(entry.payload).records
+            found += [(entry.base_offset + number, record) for number, record in enumerate(records)]
+            offset = entry.last_offset + 1
+    return found
+
+
+async def seen(log: NativeLog, max_bytes: int = 1 << 20) -> list[tuple[int, bytes | None]]:
+    return [(offset, record.value) for offset, record in await everything(log, max_bytes)]
+
+
+@ensureDeferred
+async def test_what_is_appended_gets_offsets_and_is_read(bench: Bench) -> None:
+    log = await bench.open()
+    assert await append(log, *values(b"a", b"b")) == 0
+    assert await append(log, *values(b"c")) == 2
+    assert (log.start_offset, log.end_offset) == (0, 3)
+    assert await seen(log) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+@ensureDeferred
+async def test_appends_that_are_in_flight_together_keep_their_order(bench: Bench) -> None:
+    log = await bench.open()
+    waiting = [append(log, *values(*[b"%d" % number] * (number % 3 + 1))) for number in range(100)]
+    found = await gatherResults(waiting)
+    sizes = [number % 3 + 1 for number in range(100)]
+    assert found == [sum(sizes[:number]) for number in range(100)]
+
+
+@ensureDeferred
+async def test_native_messages_batches_and_chunked_ones_get_offsets_between_kafkas(bench: Bench, sender: Sender) -> None:
+    log = await bench.open()
+    assert await append(log, *values(b"k0", b"k1")) == 0
+    sender.send(b"n2")
+    sender.batch(b"n3", b"n4")
+    assert await append(log, *values(b"k5")) == 5
+    sender.send(b"c" * 11_000_000, chunked=True)
+    assert await append(log, *values(b"k9")) == 9
+    sender.send(b"n10")
+    await reach(log, 11)
+    expected = [
+        (0, b"k0"),
+        (1, b"k1"),
+        (2, b"n2"),
+        (3, b"n3"),
+        (4, b"n4"),
+        (5, b"k5"),
+        (8, b"c" * 11_000_000),
+        (9, b"k9"),
+        (10, b"n10"),
+    ]
+    assert await seen(log) == expected
+    assert await seen(await bench.again()) == expected
+
+
+@ensureDeferred
+async def test_a_restart_finds_the_same_offsets_whatever_size_is_read_at_a_time(bench: Bench, sender: Sender) -> None:
+    log = await bench.open()
+    for number in range(20):
+        await append(log, *values(*[b"k%d" % number] * 3))
+        sender.batch(b"n%d" % number, b"m")
+        if number % 7 == 3:
+            sender.unload()
+    await reach(log, 100)
+    expected = await seen(log)
+    assert [offset for offset, _ in expected] == list(range(100))
+    again = await bench.again()
+    assert (again.start_offset, again.end_offset) == (0, 100)
+    assert [await seen(again, size) for size in (1, 100, 1 << 20)] == [expected] * 3
+    for offset in (99, 50, 1):
+        entry = (await again.read(offset, 1))[0]
+        assert entry.base_offset <= offset <= entry.last_offset
+    assert await append(again, *values(b"last")) == 100
+
+
+@ensureDeferred
+async def test_two_logs_of_one_topic_give_each_record_one_offset(bench: Bench) -> None:
+    one, other = await bench.open(), await bench.open()
+    found = await gatherResults([append(log, *values(b"%d" % number)) for number in range(50) for log in (one, other)])
+    assert sorted(found) == list(range(100))
+    await reach(one, 100)
+    await reach(other, 100)
+    assert await seen(one) == await seen(other)
+
+
+@ensureDeferred
+async def test_a_native_consumer_reads_what_was_appended(bench: Bench, sender: Sender) -> None:
+    log = await bench.open()
+    await append(log, Record(b"k", b"v", ((b"h", b"1"),), TIME), Record(b"\xff", None, (), TIME + 1), Record(None, b"", (), -1))
+    reader = sender.client.create_reader(sender.topic, client.MessageId.earliest)
+    first, second, third = (reader.read_next(60_000) for _ in range(3))
+    assert (first.partition_key(), first.data(), first.properties(), first.event_timestamp()) == ("k", b"v", {"h": "1"}, TIME)
+    assert (second.partition_key(), second.has_null_value(), second.event_timestamp()) == ("/w==", True, TIME + 1)
+    assert (third.partition_key(), third.has_null_value(), third.data(), third.event_timestamp()) == ("", False, b"", 0)
+
+
+@ensureDeferred
+async def test_what_a_native_producer_wrote_is_read_as_records(bench: Bench, sender: Sender) -> None:
+    began = int(time.time() * 1000)
+    producer = sender.client.create_producer(sender.topic, compression_type=client.CompressionType.ZSTD)
+    producer.send(b"v", partition_key="k", ordering_key="o", properties={"b": "2", "a": "1"}, event_timestamp=TIME)
+    producer.send(None, partition_key="gone")
+    ended = time.time() * 1000
+    log = await bench.open()
+    (_, first), (_, second) = await everything(log)
+    assert first == Record(b"o", b"v", ((b"a", b"1"), (b"b", b"2")), TIME)
+    assert (second.key, second.value) == (b"gone", None)
+    assert began <= second.timestamp <= ended
+
+
+@ensureDeferred
+async def test_every_record_comes_back_as_it_was_with_its_producers_sequence(bench: Bench) -> None:
+    records = (
+        Record(b"\xff\x00", b"\x00\xff", ((b"z", b"\xff"), (b"a", None), (b"z", b"")), TIME),
+        Record(b"", None, ((b"\xfe", b"x"),), 0),
+        Record(None, b"", (), TIME),
+    )
+    bench.tail_bytes = 0
+    log = await bench.open()
+    await append(log, *records, sequence=ProducerSequence(7, 3, 9))
+    (entry,) = await log.read(0, 1 << 20)
+    assert FORMAT.unpack(entry.payload) == RecordBatch(list(records), ProducerSequence(7, 3, 9))
+
+
+@ensureDeferred
+async def test_a_retry_is_recognised_from_the_log_by_whoever_opens_it_next(bench: Bench, sender: Sender) -> None:
+    sender.send(b"n")
+    sequence = ProducerSequence(7, 0, 40)
+    assert await append(await bench.open(), *values(b"a", b"b"), sequence=sequence) == 1
+    producers = Producers(10)
+    for entry in await (await bench.again()).read(0, 1 << 20):
+        producers.replay(read_batch(entry.payload), TIME)
+    twin = producers.check(read_batch(FORMAT.pack(RecordBatch(values(b"a", b"b"), sequence))))
+    assert twin is not None
+    assert (twin.base_offset, twin.last_offset) == (1, 2)
+
+
+@ensureDeferred
+async def test_a_stored_batch_whose_acknowledgement_is_lost_is_not_stored_again_by_its_retry(pulsar: Tenant, partition: Partition) -> None:
+    """The batch arrives at the tail, so the log ends behind it; then the send times out, and the log with it."""
+    sender = Sender(pulsar)
+    with Between(sender.settings) as between:
+        sender.settings = replace(between.settings, send_timeout_seconds=5.0)
+        bench = Bench(sender, partition)
+        log = await bench.open()
+        led = Led("t", 0, log, effective({}, Settings()), Producers(10))
+        assert (await send(led, 0)).base_offset == 0
+        with between.losing(SEND_RECEIPT):
+            unacknowledged = send(led, 1)
+            await reach(log, 2)
+            with pytest.raises(KafkaError) as caught:
+                await unacknowledged
+        assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        topic, snapshots = Topic("t", bytes(16), 1), ProducerSnapshots(10, 1, lambda: TIME, lambda work: None)
+        snapshots.hold(topic.topic_id, led)
+        again = await bench.open()
+        producers, offset = snapshots.load(topic, 0, again)
+        led = Led("t", 0, again, effective({}, Settings()), producers)
+        await snapshots.replay(topic.topic_id, led, Recovery(offset, 0))
+        assert (await send(led, 1)).base_offset == 1
+        assert (await send(led, 2)).base_offset == 2
+        await bench.close()
+    sender.client.close()
+
+
+def send(partition: Led, sequence: int) -> Any:
+    """Append a batch of an idempotent producer as a client would."""
+    records = batch(1, producer=(7, 0, sequence))
+    return partition.append_batch(records, check_batch(records, 11), TIME)
+
+
+@ensureDeferred
+async def test_a_batch_that_has_arrived_is_answered_although_the_log_ends_before_the_next_entry_is_counted(
+    bench: Bench, sender: Sender
+) -> None:
+    log = await bench.open()
+    index_of = log._stored.finder.index_of
+    peeks: list[Deferred[None]] = []
+
+    async def held(position: Any) -> int:
+        peeks.append(Deferred())
+        await peeks[-1]
+        return await index_of(position)
+
+    log._stored.finder.index_of = held  # type: ignore[method-assign]
+    own = append(log, *values(b"a"))
+    await until(lambda: len(peeks) == 1 and bool(log.arrivals._acknowledged))
+    # Its index is not counted on from the entry before it, but asked for.
+    sender.send(b"c" * 11_000_000, chunked=True)
+    await until(lambda: len(log.arrivals._queue) == 2)
+    peeks[0].callback(None)
+    await until(lambda: len(peeks) == 2)
+    await log.shut()
+    assert await own.addTimeout(10, reactor) == 0
+    peeks[1].callback(None)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Returns when it is so, within a minute."""
+    for _ in range(6000):
+        if is_so():
+            return
+        await deferLater(reactor, 0.01)
+    raise TimeoutError
+
+
+@ensureDeferred
+async def test_who_opens_it_next_waits_until_the_broker_has_settled_what_was_under_way(pulsar: Tenant, partition: Partition) -> None:
+    """Else it could come to be stored behind the end that was found. Here the broker never hears that the producer goes."""
+    patience = 5.0
+    sender = Sender(pulsar)
+    with Between(sender.settings) as between:
+        sender.settings = replace(between.settings, operation_timeout_seconds=patience)
+        bench = Bench(sender, partition)
+        await append(await bench.open(), *values(b"a"))
+        with between.losing(CLOSE_PRODUCER):
+            began = time.monotonic()
+            bench.logs[-1].end(Fenced("whether it was stored is unknown"))
+            log = await bench.open()
+            assert time.monotonic() - began >= patience
+        assert log.end_offset == 1
+        await bench.close()
+    sender.client.close()
+
+
+@ensureDeferred
+async def test_a_batch_that_packs_well_may_be_larger_than_a_message(bench: Bench) -> None:
+    log = await bench.open()
+    assert await append(log, *values(*[b"x" * 100_000] * 80)) == 0
+    assert await append(log, *values(b"after")) == 80
+
+
+@ensureDeferred
+async def test_the_start_moves_and_stays_moved(bench: Bench) -> None:
+    log = await bench.open()
+    for number in range(4):
+        await append(log, *values(b"%d" % number, b"x"))
+    assert await log.delete_before(3) == 3
+    with pytest.raises(OffsetOutOfRange):
+        await log.read(2, 100)
+    assert (await log.read(3, 1))[0].base_offset == 2
+    again = await bench.again()
+    assert (again.start_offset, again.end_offset) == (3, 8)
+    with pytest.raises(OffsetOutOfRange):
+        await again.delete_before(9)
+
+
+@ensureDeferred
+async def test_records_are_found_by_their_time(bench: Bench, sender: Sender) -> None:
+    now = round(time.time() * 1000)
+    log = await bench.open()
+    for late in (0, 30, 10, 20):
+        await append(log, Record(None, b"v", (), now + late))
+    for offset_and_time in ((now - 5, 0), (now, 0), (now + 1, 1), (now + 30, 1), (now + 31, None)):
+        entry = await log.entry_for_time(offset_and_time[0])
+        assert (entry and entry.base_offset) == offset_and_time[1]
+    latest = await log.latest_by_time()
+    assert latest is not None
+    assert latest.base_offset == 1
+    await append(log, Record(None, b"v", (), now + 40))
+    latest = await log.latest_by_time()
+    assert latest is not None
+    assert latest.base_offset == 4
+    assert await log.retain(since=now + 15, at_most_bytes=None) == 1
+    assert await log.retain(since=now + 1000, at_most_bytes=None) == 5
+
+
+@ensureDeferred
+async def test_what_is_too_much_in_flight_is_refused_and_nothing_of_it_is_stored(sender: Sender, partition: Partition) -> None:
+    sender.settings = replace(sender.settings, queue_operations=5)
+    bench = Bench(sender, partition)
+    log = await bench.open()
+    first = append(log, *values(b"a", b"b", b"c"))
+    second = append(log, *values(b"d", b"e", b"f"))
+    assert await first == 0
+    with pytest.raises(StorageFailed, match="queue_operations"):
+        await second
+    with pytest.raises(EntryTooLarge, match="queue_operations"):
+        await append(log, *values(*[b"x"] * 6))
+    assert await append(log, *values(b"g")) == 3
+    await bench.close()
+
+
+@ensureDeferred
+async def test_what_no_message_can_hold_is_refused_and_the_log_goes_on(bench: Bench) -> None:
+    log = await bench.open()
+    first = append(log, *values(b"a"))
+    large = append(log, *values(os.urandom(6_000_000)))
+    last = append(log, *values(b"b"))
+    assert await first == 0
+    with pytest.raises(EntryTooLarge):
+        await large
+    assert await last == 1
+
+
+@ensureDeferred
+async def test_what_cannot_be_taken_apart_is_refused_and_the_log_goes_on(bench: Bench) -> None:
+    log = await bench.open()
+    payload = FORMAT.pack(RecordBatch(values(b"x" * 50)))
+    payload[63] ^= 0x55
+    with pytest.raises(Unreadable):
+        await log.append((Entry(log.next_offset, log.next_offset, TIME, memoryview(payload)),))
+    assert await append(log, *values(b"g")) == 0
+
+
+@ensureDeferred
+async def test_where_all_was_trimmed_it_goes_on_at_the_brokers_index(bench: Bench, sender: Sender) -> None:
+    log = await bench.open()
+    await append(log, *values(b"a", b"b"))
+    await log.note_end()
+    await log.shut()
+    sender.trim()
+    again = await bench.open()
+    assert (again.start_offset, again.end_offset) == (2, 2)
+    assert await append(again, *values(b"c")) == 2
+    assert await seen(again) == [(2, b"c")]
+
+
+@ensureDeferred
+async def test_offsets_go_on_after_the_broker_was_killed(partition: Partition) -> None:
+    with Pulsar.start() as broker:
+        bench = Bench(Sender(Tenant.make(broker.service_url, broker.admin_url)), partition)
+        log = await bench.open()
+        assert await append(log, *values(b"a", b"b")) == 0
+        bench.sender.send(b"n")
+        broker.kill()
+        broker.launch()
+        again = await bench.again()
+        assert again.end_offset == 3
+        assert await append(again, *values(b"c")) == 3
+        assert await seen(again) == [(0, b"a"), (1, b"b"), (2, b"n"), (3, b"c")]
+        await bench.close()
+        bench.sender.client.close()
+
+
+@ensureDeferred
+async def test_without_an_index_the_brokers_setting_is_named(partition: Partition) -> None:
+    with Pulsar.start(brokerEntryMetadataInterceptors="") as broker:
+        bench = Bench(Sender(Tenant.make(broker.service_url, broker.admin_url)), partition)
+        bench.sender.send(b"n")
+        with pytest.raises(StorageFailed, match="AppendIndexMetadataInterceptor"):
+            await bench.open()
+        await bench.close()
+        bench.sender.client.close()

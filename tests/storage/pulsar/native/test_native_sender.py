@@ -1,0 +1,118 @@
+"""What becomes of a native log's batches, whatever the client library answers. A real broker's answers are in test_native_log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pulsar
+import pytest
+from twisted.internet.defer import Deferred, succeed
+
+from gateway.partitions.record_format import Format2
+from storage.log import EntryTooLarge, Fenced, LogClosed, StorageError
+from storage.plain_records import Record, RecordBatch
+from storage.pulsar.client.exclusive_producer import Room, Taken
+from storage.pulsar.native.native_sender import Appending, NativeSender
+from storage.pulsar.settings import PulsarSettings
+
+FORMAT = Format2()
+Answer = Callable[[Any, Any], None]
+
+
+class Library:
+    """Session and producer in one: calls run at once, and a test answers what was sent."""
+
+    settings = PulsarSettings("pulsar://localhost:6650", "http://localhost:8080")
+
+    def __init__(self) -> None:
+        self.sent: list[Answer] = []
+        self.is_closed = False
+        self.wake = SimpleNamespace(post=lambda call: call())
+        self._producer = SimpleNamespace(send_async=lambda message, answer: self.sent.append(answer), flush_async=lambda told: None)
+
+    def run(self, call: Callable[[], Any]) -> Deferred[Any]:
+        return succeed(call())
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.library = Library()
+        self.room = Room(1 << 20, 1000)
+        self.stored: list[Appending] = []
+        self.ended: list[StorageError] = []
+        library: Any = self.library
+        self.sender = NativeSender(library, library, FORMAT, self.room, self.stored.append, self.ended.append)
+
+    def send(self, records: int = 1) -> Appending:
+        appending = Appending(FORMAT.pack(RecordBatch([Record(None, b"v", (), 1)] * records)), records)
+        appending.told.addErrback(lambda failure: self.failures.append(failure.value))
+        self.failures: list[Exception] = getattr(self, "failures", [])
+        self.sender.send(appending)
+        return appending
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def message_id(ledger: int, entry: int) -> Any:
+    return pulsar.MessageId(-1, ledger, entry, -1)
+
+
+OK = pulsar.Result.Ok
+
+
+def test_what_is_acknowledged_is_stored_where_the_last_records_id_says(scene):
+    sent = [scene.send(), scene.send()]
+    for number, answer in enumerate(scene.library.sent):
+        answer(OK, message_id(7, number))
+    assert scene.stored == sent
+    assert [one.place.position for one in sent] == [(7, 0), (7, 1)]
+    assert scene.room.held_operations == 0
+
+
+@pytest.mark.parametrize(
+    ("result", "place", "kind"),
+    [
+        (pulsar.Result.Timeout, (7, 0), Fenced),
+        (pulsar.Result.ProducerFenced, (7, 0), Taken),
+        (pulsar.Result.TopicTerminated, (7, 0), LogClosed),
+        # Known again by Pulsar's deduplication, and nobody says where it lies.
+        (OK, (-1, -1), Fenced),
+    ],
+)
+def test_what_is_lost_to_view_ends_the_log_and_takes_all_in_flight_along(scene, result, place, kind):
+    scene.send()
+    scene.send()
+    scene.library.sent[0](result, message_id(*place))
+    assert [type(error) for error in scene.ended] == [kind]
+    assert [type(error) for error in scene.failures] == [kind, kind]
+    assert (scene.library.is_closed, scene.room.held_operations, scene.stored) == (True, 0, [])
+
+
+def test_a_batch_that_was_sent_in_pieces_ends_the_log(scene):
+    scene.send(2)
+    scene.library.sent[-1](OK, message_id(7, 0))
+    assert [type(error) for error in scene.ended] == [Fenced]
+
+
+def test_acknowledgements_out_of_their_order_end_the_log(scene):
+    scene.send()
+    scene.send()
+    scene.library.sent[1](OK, message_id(7, 1))
+    assert [type(error) for error in scene.ended] == [Fenced]
+
+
+def test_what_is_too_large_fails_alone(scene):
+    scene.send()
+    last = scene.send()
+    scene.library.sent[0](pulsar.Result.MessageTooBig, message_id(-1, -1))
+    scene.library.sent[1](OK, message_id(7, 0))
+    assert [type(error) for error in scene.failures] == [EntryTooLarge]
+    assert (scene.stored, scene.ended) == ([last], [])

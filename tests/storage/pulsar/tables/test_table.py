@@ -1,0 +1,277 @@
+"""State tables on a real broker: what one process put is what the next one finds, whatever Pulsar did to the topic between them."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pulsar as client_library
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, gatherResults
+
+from storage.log import EntryTooLarge, Fenced, LogClosed, StorageFailed
+from storage.pulsar.client.pulsar_client import Session
+from tests.peers.tenant import Tenant
+from tests.storage.pulsar.table_house import Tables
+
+pytestmark = pytest.mark.peer
+
+MIB = 1 << 20
+ODD_KEYS = [bytes([byte]) for byte in range(256)] + [bytes(range(256)) + b"\xff" * 224, b"\xc3\xa9", b"k" * 480]
+
+
+@pytest.fixture
+def tables(pulsar: Tenant) -> Iterator[Tables]:
+    made = Tables(pulsar, pulsar.settings())
+    yield made
+    made.close()
+
+
+@ensureDeferred
+async def test_a_new_table_is_empty(tables: Tables) -> None:
+    assert await tables.rows() == []
+
+
+@ensureDeferred
+async def test_rows_are_set_and_deleted_together_and_come_in_key_order(tables: Tables) -> None:
+    table = await tables.open()
+    await table.put({b"b": b"2", b"a": b"1", b"\xff": b"4", b"ba": b"3"})
+    await table.put({b"a": None, b"b": b"", b"never there": None})
+    await table.put({})
+    assert await table.items() == await tables.rows() == [(b"b", b""), (b"ba", b"3"), (b"\xff", b"4")]
+
+
+@ensureDeferred
+async def test_a_key_may_be_any_bytes(tables: Tables) -> None:
+    table = await tables.open()
+    rows = {key: b"of " + key for key in ODD_KEYS}
+    await table.put(dict.fromkeys(ODD_KEYS, b"old"))
+    await table.put(rows)
+    assert await table.items() == sorted(rows.items())
+    tables.compact()
+    tables.move()
+    assert await tables.rows() == sorted(rows.items())
+
+
+@ensureDeferred
+async def test_any_row_is_deleted_by_compaction_too(tables: Tables) -> None:
+    table = await tables.open()
+    await table.put(dict.fromkeys(ODD_KEYS, b"old"))
+    await table.put(dict.fromkeys(ODD_KEYS[1:]))
+    tables.compact()
+    assert await tables.rows() == [(ODD_KEYS[0], b"old")]
+
+
+@ensureDeferred
+async def test_a_batch_of_which_compaction_took_some_rows_is_read_without_them(tables: Tables) -> None:
+    table = await tables.open()
+    await table.put({b"a": b"1", b"b": b"1", b"c": b""})
+    await table.put({b"a": None, b"b": b"2"})
+    tables.compact()
+    await table.put({b"c": None, b"d": b"4"})
+    assert await tables.rows() == [(b"b", b"2"), (b"d", b"4")]
+
+
+@ensureDeferred
+async def test_a_table_that_lost_all_rows_to_compaction_is_empty_and_can_be_used(tables: Tables) -> None:
+    table = await tables.open()
+    await table.put({b"a": b"1"})
+    await table.put({b"a": None})
+    tables.compact()
+    tables.move()
+    tables.trim()
+    again = await tables.open()
+    assert await again.items() == []
+    await again.put({b"b": b"2"})
+    assert await tables.rows() == [(b"b", b"2")]
+
+
+@ensureDeferred
+async def test_a_table_is_right_after_any_order_of_puts_compactions_and_moves(tables: Tables) -> None:
+    chance = random.Random(7)
+    table, expected = await tables.open(), dict[bytes, bytes]()
+    for turn in range(60):
+        rows = {b"%d" % chance.randrange(40): chance.choice([None, b"", b"%d" % turn]) for _ in range(5)}
+        await table.put(rows)
+        expected = {key: value for key, value in {**expected, **rows}.items() if value is not None}
+        if not turn % 7:
+            chance.choice([tables.compact, tables.move, tables.trim])()
+        if not turn % 10:
+            assert await table.items() == sorted(expected.items())
+    assert await tables.rows() == sorted(expected.items())
+
+
+@ensureDeferred
+async def test_puts_in_flight_are_stored_in_the_order_of_the_calls(tables: Tables) -> None:
+    table = await tables.open()
+    await gatherResults([table.put({b"k": b"%d" % n, b"only %d" % n: b""}) for n in range(500)])
+    rows = dict(await tables.rows())
+    assert rows[b"k"] == b"499"
+    assert len(rows) == 501
+
+
+@ensureDeferred
+async def test_a_put_may_be_as_large_as_a_burst_of_few_rows_or_many(tables: Tables) -> None:
+    table = await tables.open()
+    most = tables.settings.table_burst_bytes
+    many = {b"%08d" % number: b"v" * 20 for number in range(most // 100)}
+    await gatherResults([table.put({b"large": b"v" * (most - 100)}), table.put(many), table.put({b"after": b""})])
+    rows = dict(await tables.rows())
+    assert len(rows.pop(b"large")) == most - 100
+    assert rows == {**many, b"after": b""}
+
+
+@ensureDeferred
+async def test_the_rows_of_a_put_are_in_one_entry_and_puts_that_wait_share_entries(tables: Tables) -> None:
+    table = await tables.open(settings=replace(tables.settings, table_burst_bytes=300_000, table_rows_at_once=500))
+    sizes = [1, 30, 2000, 7, 3000, 400, *[3] * 100]
+    await gatherResults([table.put({b"%d.%d" % (n, row): b"v" * 10 for row in range(size)}) for n, size in enumerate(sizes)])
+    entries: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for key, place in tables.places().items():
+        assert key
+        entries[key.split(".")[0]].add(place)
+    assert len(entries) == len(sizes)
+    assert all(len(places) == 1 for places in entries.values())
+    assert len(set.union(*entries.values())) < 10
+
+
+@ensureDeferred
+async def test_a_put_larger_than_a_burst_is_refused_whole(tables: Tables) -> None:
+    table = await tables.open()
+    with pytest.raises(EntryTooLarge, match="table_burst_bytes"):
+        await table.put({b"a": b"1", b"b": b"v" * tables.settings.table_burst_bytes})
+    assert await table.items() == []
+
+
+@ensureDeferred
+async def test_puts_are_stored_whole_after_any_number_that_the_brokers_found_too_large(tables: Tables) -> None:
+    table = await tables.open(settings=replace(tables.settings, table_burst_bytes=6 * MIB, table_rows_at_once=100_000))
+    many = {b"%05d" % number: b"" for number in range(9_000)}
+    for _ in range(12):
+        with pytest.raises(EntryTooLarge, match="nothing of it is stored"):
+            await table.put({**many, b"large": b"v" * MIB * 5})
+    await table.put({**many, b"last": b""})
+    assert len(await tables.rows()) == len(many) + 1
+
+
+class Narrow(Session):
+    """Its producers take no more than this on its way, and say nothing of what they do not take."""
+
+    def producer(self, topic: str, access: client_library.ProducerAccessMode, **limits: Any) -> client_library.Producer:
+        return super().producer(topic, access, **{**limits, "pending_messages": 10})
+
+
+@ensureDeferred
+async def test_a_put_of_which_the_library_does_not_take_every_row_fails_and_those_after_it_do_not(tables: Tables) -> None:
+    table = await tables.open(session=Narrow(tables.settings, reactor))
+    await table.put({b"a": b"1"})
+    with pytest.raises(StorageFailed, match="other rows than it was given"):
+        await table.put({b"%d" % number: b"" for number in range(11)})
+    await table.put({b"a": b"2"})
+    await table.put({b"a": b"3", b"b": b"3"})
+    rows = dict(await tables.rows())
+    assert (rows[b"a"], rows[b"b"]) == (b"3", b"3")
+
+
+@pytest.mark.parametrize("key", [b"", b"k" * 481])
+@ensureDeferred
+async def test_a_key_of_the_wrong_length_refuses_the_whole_put(tables: Tables, key: bytes) -> None:
+    table = await tables.open()
+    with pytest.raises(ValueError, match="480"):
+        await table.put({b"good": b"1", key: b"2"})
+    assert await table.items() == []
+
+
+@ensureDeferred
+async def test_more_than_may_wait_is_refused_and_the_rest_is_stored(tables: Tables) -> None:
+    table = await tables.open(settings=replace(tables.settings, queue_operations=3))
+    puts = [table.put({b"%d" % n: b""}) for n in range(6)]
+    refused = [n for n, put in enumerate(puts) if await outcome(put) is not None]
+    # The first is on its way, and three wait.
+    assert refused == [4, 5]
+    assert [key for key, _ in await tables.rows()] == [b"0", b"1", b"2", b"3"]
+
+
+@ensureDeferred
+async def test_rows_that_wait_are_bounded_in_bytes(tables: Tables) -> None:
+    table = await tables.open(settings=replace(tables.settings, table_queue_bytes=10_000))
+    puts = [table.put({b"%d" % n: b"v" * 4000}) for n in range(5)]
+    assert [type(await outcome(put)) for put in puts] == [type(None)] * 3 + [StorageFailed] * 2
+
+
+@ensureDeferred
+async def test_closing_writes_what_waits_and_refuses_the_rest(tables: Tables) -> None:
+    table = await tables.open()
+    puts = [table.put({b"%d" % n: b""}) for n in range(3)]
+    await table.close()
+    assert [await outcome(put) for put in puts] == [None] * 3
+    with pytest.raises(LogClosed):
+        await table.put({b"late": b""})
+    assert [key for key, _ in await tables.rows()] == [b"0", b"1", b"2"]
+
+
+@ensureDeferred
+async def test_whoever_opens_the_table_anew_takes_it_from_the_other_for_ever(tables: Tables) -> None:
+    old = await tables.open()
+    await old.put({b"a": b"old"})
+    new = await tables.open()
+    for _ in range(2):
+        with pytest.raises(Fenced):
+            await old.put({b"a": b"zombie"})
+    with pytest.raises(Fenced):
+        await old.items()
+    await new.put({b"b": b"new"})
+    assert await new.items() == [(b"a", b"old"), (b"b", b"new")]
+
+
+@ensureDeferred
+async def test_puts_in_flight_when_the_table_is_taken_are_stored_or_fenced_and_never_torn(tables: Tables) -> None:
+    old = await tables.open()
+    puts = [old.put({b"%d a" % n: b"", b"%d b" % n: b""}) for n in range(200)]
+    found = {key for key, _ in await tables.rows()}
+    for n, put in enumerate(puts):
+        error = await outcome(put)
+        assert error is None or isinstance(error, Fenced)
+        assert (b"%d a" % n in found) == (b"%d b" % n in found)
+        assert error is not None or b"%d a" % n in found
+
+
+@ensureDeferred
+async def test_two_who_ask_for_the_rows_at_once_both_get_them(tables: Tables) -> None:
+    table = await tables.open()
+    await table.put({b"a": b"1"})
+    assert await gatherResults([Deferred.fromCoroutine(table.items()) for _ in range(2)]) == [[(b"a", b"1")]] * 2
+
+
+@ensureDeferred
+async def test_foreign_messages_are_left_out_and_said_once(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
+    table = await tables.open()
+    await table.put({b"a": b"1"})
+    await table.close()
+    tables.send(("a", b"not ours"), (None, b"without a key"), ("\u2603", b"\x01x"), ("k" * 481, b"\x01x"), ("\u2403", b"\x01"))
+    assert await tables.rows() == [(b"a", b"1")]
+    (said,) = [record for record in caplog.records if "no rows" in record.message]
+    assert "4 messages" in said.message
+
+
+@pytest.mark.parametrize("name", ["Grüße", "a/b", "a.b", "x-partition-1", "lock", "%2F", "k" * 120])
+@ensureDeferred
+async def test_a_table_may_have_any_name(tables: Tables, name: str) -> None:
+    table = await tables.open(name)
+    await table.put({b"k": name.encode()})
+    other = await tables.open("rows")
+    assert await other.items() == []
+    assert await table.items() == [(b"k", name.encode())]
+
+
+async def outcome(put: object) -> Exception | None:
+    try:
+        await put  # type: ignore[misc]
+    except Exception as error:
+        return error
+    return None

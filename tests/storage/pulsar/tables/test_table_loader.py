@@ -1,0 +1,108 @@
+"""A table that is compacted while it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+
+from storage.log import StorageFailed
+from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.tables.table_loader import ATTEMPTS
+from tests.peers.tenant import Tenant
+from tests.storage.pulsar.table_house import Tables
+
+pytestmark = pytest.mark.peer
+
+
+class Interrupted:
+    """A reader, with something that happens after its first message."""
+
+    def __init__(self, reader: Any, happens: Callable[[], None]) -> None:
+        self._reader = reader
+        self._happens: Callable[[], None] | None = happens
+
+    def read_next(self, timeout: int) -> Any:
+        message = self._reader.read_next(timeout)
+        if self._happens:
+            self._happens()
+            self._happens = None
+        return message
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class InterruptedSession(Session):
+    """Interrupts its first `times` readers."""
+
+    def __init__(self, settings: PulsarSettings, happens: Callable[[], None], times: int) -> None:
+        super().__init__(settings, reactor)
+        self._happens = happens
+        self.left = times
+        self.readers = 0
+
+    def reader(self, *given: Any, **named: Any) -> Any:
+        self.readers += 1
+        reader = super().reader(*given, **named)
+        if not self.left:
+            return reader
+        self.left -= 1
+        return Interrupted(reader, self._happens)
+
+
+@pytest.fixture
+def tables(pulsar: Tenant) -> Iterator[Tables]:
+    made = Tables(pulsar, replace(pulsar.settings(), table_reader_messages=1))
+    yield made
+    made.close()
+
+
+async def put_and_delete(tables: Tables) -> None:
+    """The row `a`, much else, and the deletion of `a`; a reader that has seen the row is far from what deletes it."""
+    table = await tables.open()
+    await table.put({b"a": b"1"})
+    for row in range(200):
+        await table.put({b"other %d" % row: b"v" * 1000})
+    await table.put({b"a": None})
+
+
+@ensureDeferred
+async def test_a_row_whose_deletion_was_compacted_away_while_it_was_read_stays_deleted(tables: Tables) -> None:
+    await put_and_delete(tables)
+    session = InterruptedSession(tables.settings, tables.compact, 1)
+    rows = dict(await (await tables.open(session=session)).items())
+    assert session.left == 0
+    assert len(rows) == 200
+    assert b"a" not in rows
+
+
+@ensureDeferred
+async def test_a_table_that_is_compacted_whenever_it_is_read_is_given_up(tables: Tables) -> None:
+    await put_and_delete(tables)
+    table = await tables.open(session=InterruptedSession(tables.settings, tables.compact, ATTEMPTS))
+    with pytest.raises(StorageFailed, match="was compacted"):
+        await table.items()
+    assert len(await table.items()) == 200
+
+
+@ensureDeferred
+async def test_a_table_whose_topic_moves_while_it_is_read_is_read_whole(tables: Tables) -> None:
+    """Again: a reader that connects in the midst of what compaction left may go on behind it, since its place is in ledgers that were trimmed."""
+    table = await tables.open()
+    for row in range(200):
+        await table.put({b"row %d" % row: b"v" * 1000})
+    tables.compact()
+    tables.move()
+    await table.put({b"last": b"v"})
+    tables.trim()
+    session = InterruptedSession(tables.settings, tables.move, 1)
+    rows = dict(await (await tables.open(session=session)).items())
+    assert session.left == 0
+    assert session.readers == 2
+    assert len(rows) == 201

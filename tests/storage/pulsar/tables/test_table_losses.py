@@ -1,0 +1,136 @@
+"""A table behind a network that loses puts, their answers or every connection, and that other processes take in the middle of that."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, gatherResults
+
+from storage.log import Fenced, StorageFailed
+from storage.pulsar.tables.table import PulsarTable
+from tests.peers.relay import SEND, SEND_RECEIPT, BrokerRelay
+from tests.peers.tenant import Tenant
+from tests.storage.pulsar.table_house import Tables, until_answered
+
+pytestmark = pytest.mark.peer
+
+LANES, ROWS = 20, 5
+SEND_SECONDS = 2.0
+
+
+class Network(BrokerRelay):
+    def drop(self) -> None:
+        """Ends every connection; new ones work."""
+        with self._lock:
+            held = self._sockets - {self._listening}
+        for one in held:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(slots=True)
+class Lane:
+    """Puts of the same rows, one after the other, each with a number of its own; every fourth deletes them."""
+
+    name: bytes
+    last: int = 0
+    possible: list[int] = field(default_factory=lambda: [0])
+    """What may be stored: the last that was acknowledged, and those after it that failed."""
+
+    async def put(self, table: PulsarTable, is_over: list[bool]) -> None:
+        while not is_over:
+            self.last += 1
+            self.possible.append(self.last)
+            value = value_of(self.last)
+            try:
+                await table.put({b"%s %d" % (self.name, row): value for row in range(ROWS)})
+            except Fenced:
+                return
+            except StorageFailed:
+                await after(0.05)
+            else:
+                self.possible = [self.last]
+
+    def check(self, stored: list[bytes]) -> None:
+        """Nothing else becomes possible by whatever is still on its way."""
+        assert len(stored) in (0, ROWS)
+        assert len(set(stored)) < 2
+        self.possible = [number for number in self.possible if value_of(number) == (stored[0] if stored else None)]
+        assert self.possible
+
+
+class Process:
+    """One that has the table, and puts into all lanes as fast as they are acknowledged."""
+
+    def __init__(self, table: PulsarTable, lanes: list[Lane]) -> None:
+        self._is_over: list[bool] = []
+        self._lanes = [Deferred.fromCoroutine(lane.put(table, self._is_over)) for lane in lanes]
+
+    async def end(self) -> None:
+        self._is_over.append(True)
+        await gatherResults(self._lanes)
+
+
+@pytest.fixture
+def network(pulsar: Tenant) -> Iterator[Network]:
+    with Network(pulsar.service_url) as between:
+        yield between
+
+
+@pytest.fixture
+def tables(pulsar: Tenant, network: Network) -> Iterator[Tables]:
+    settings = pulsar.settings(service_url=network.url, send_timeout_seconds=SEND_SECONDS)
+    # So small that a burst takes few puts, and that the table is compacted while it is written.
+    made = Tables(pulsar, replace(settings, table_burst_bytes=20_000, table_compaction_bytes=200_000, table_upkeep_seconds=0.3))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("turns", [12, pytest.param(200, marks=[pytest.mark.slow])])
+@ensureDeferred
+async def test_an_acknowledged_put_stays_whole_and_none_that_failed_comes_after_it(tables: Tables, network: Network, turns: int) -> None:
+    chance = random.Random(turns)
+    lanes = [Lane(b"%02d" % number) for number in range(LANES)]
+    process = Process(await tables.open(), lanes)
+    for _ in range(turns):
+        trouble = chance.choice(["puts", "answers", "connections", "puts and connections", "none", "taken"])
+        if trouble == "taken":
+            taken = await tables.open()
+            await process.end()
+            check(lanes, await until_answered(taken.items))
+            process = Process(taken, lanes)
+            continue
+        network.lost = frozenset({SEND} if "puts" in trouble else {SEND_RECEIPT} if trouble == "answers" else ())
+        await after(chance.choice([0.2, 0.5, 1.5 * SEND_SECONDS, 2.5 * SEND_SECONDS]))
+        if "connections" in trouble:
+            network.drop()
+        network.lost = frozenset()
+    await process.end()
+    check(lanes, await until_answered(tables.rows))
+    assert all(lane.last > 1 for lane in lanes)
+
+
+def check(lanes: list[Lane], rows: list[tuple[bytes, bytes]]) -> None:
+    found: dict[bytes, list[bytes]] = defaultdict(list)
+    for key, value in rows:
+        found[key.split()[0]].append(value)
+    for lane in lanes:
+        lane.check(found[lane.name])
+
+
+def value_of(number: int) -> bytes | None:
+    return b"%d" % number if number % 4 else None
+
+
+def after(seconds: float) -> Deferred[None]:
+    over: Deferred[None] = Deferred()
+    reactor.callLater(seconds, over.callback, None)
+    return over

@@ -1,0 +1,209 @@
+"""The topic of a table on a real broker: it holds little more than the rows, and never less."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+
+from storage.pulsar.admin.admin_api import Admin
+from storage.pulsar.tables.row_messages import topic_of
+from storage.pulsar.tables.table_upkeep import Compaction, Upkeep
+from tests.contract.waiting import settle
+from tests.peers.tenant import Tenant
+from tests.storage.pulsar.table_house import Tables
+
+pytestmark = pytest.mark.peer
+
+VALUE = b"v" * 1000
+ROWS = 50
+LIMIT = 200_000
+
+
+@pytest.fixture
+def tables(pulsar: Tenant) -> Iterator[Tables]:
+    made = Tables(pulsar, pulsar.settings(table_upkeep_seconds=0.05, table_compaction_bytes=LIMIT))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def admin(tables: Tables) -> Iterator[Admin]:
+    made = Admin(tables.settings, reactor)
+    yield made
+    settle(made.close())
+
+
+def after(seconds: float) -> Deferred[None]:
+    over: Deferred[None] = Deferred()
+    reactor.callLater(seconds, over.callback, None)
+    return over
+
+
+@ensureDeferred
+async def test_what_was_never_compacted_is_kept_although_the_topic_retains_nothing(tables: Tables) -> None:
+    table = await tables.open(settings=replace(tables.settings, table_compaction_bytes=1 << 40))
+    assert tables.admin("GET", "/retention") == {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+    await table.put({b"a": b"1"})
+    tables.move()
+    await table.put({b"b": b"2"})
+    tables.move()
+    tables.trim()
+    assert tables.admin("GET", "/compaction")["status"] == "NOT_RUN"
+    assert await tables.rows() == [(b"a", b"1"), (b"b", b"2")]
+
+
+@ensureDeferred
+async def test_no_quota_of_the_namespace_moves_the_cursor_that_protects_the_rows(tables: Tables) -> None:
+    for _ in range(2):
+        await tables.open()
+        quotas = tables.admin("GET", "/backlogQuotaMap?applied=true")
+        for kind in ("destination_storage", "message_age"):
+            assert (quotas[kind]["limitSize"], quotas[kind]["limitTime"], quotas[kind]["policy"]) == (-1, -1, "producer_request_hold")
+
+
+@ensureDeferred
+async def test_a_table_that_is_rewritten_for_long_takes_bounded_space_and_loses_no_row(tables: Tables, admin: Admin) -> None:
+    table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
+    for turn in range(100):
+        rows = {b"%d" % row: b"%d " % turn + VALUE for row in range(ROWS)}
+        await table.put(rows)
+        if turn % 10 == 9:
+            upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
+            await upkeep.prepare()
+            await upkeep.look()
+            tables.until_compacted()
+            # A ledger is deleted as a whole, and closed after 10 minutes or when its topic moves.
+            tables.move()
+            # Of the five million bytes of all turns, those of the last ten at the most, and what compaction left.
+            assert tables.trim() < 1_000_000
+    assert await tables.rows() == sorted(rows.items())
+
+
+@ensureDeferred
+async def test_deleted_rows_give_their_space_back(tables: Tables) -> None:
+    table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
+    for turn in range(10):
+        await table.put({b"%d %d" % (turn, row): VALUE for row in range(ROWS)})
+        await table.put({b"%d %d" % (turn, row): None for row in range(ROWS)})
+    tables.compact()
+    tables.move()
+    await table.put({b"last": b""})
+    # The ledger before the one that is written to may stay until the next trim.
+    assert tables.trim() < ROWS * len(VALUE)
+    assert await tables.rows() == [(b"last", b"")]
+
+
+@ensureDeferred
+async def test_a_table_is_compacted_after_so_many_bytes_and_not_before(tables: Tables, admin: Admin) -> None:
+    table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
+    upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    await upkeep.prepare()
+    await table.put({b"a": b"1"})
+    upkeep.wrote(LIMIT - 1)
+    await upkeep.look()
+    assert tables.admin("GET", "/compaction")["status"] == "NOT_RUN"
+    upkeep.wrote(1)
+    await upkeep.look()
+    tables.until_compacted()
+    before = tables.admin("GET", "/internalStats")["compactedLedger"]
+    await upkeep.look()
+    assert tables.admin("GET", "/compaction")["status"] == "SUCCESS"
+    assert tables.admin("GET", "/internalStats")["compactedLedger"] == before
+
+
+@ensureDeferred
+async def test_what_the_process_before_left_uncompacted_counts(tables: Tables, admin: Admin) -> None:
+    table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
+    await table.put({b"%d" % row: VALUE for row in range(LIMIT // len(VALUE) + 1)})
+    upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    await upkeep.prepare()
+    await upkeep.look()
+    assert tables.admin("GET", "/compaction")["status"] != "NOT_RUN"
+
+
+class Unheard(Admin):
+    """What it asks for of compaction gets lost, as where the topic moves to another broker in the midst of it; `says` is what became of it."""
+
+    asked = 0
+    says: Compaction | None = None
+
+    async def get(self, path: str, kind: Any = Any) -> Any:
+        return self.says if self.says and kind is Compaction else await super().get(path, kind)
+
+    async def put(self, path: str, body: Any = None, content_type: str = "application/json") -> Any:
+        if path.endswith("/compaction"):
+            self.asked += 1
+            return None
+        return await super().put(path, body, content_type)
+
+
+@pytest.fixture
+def unheard(tables: Tables) -> Iterator[Unheard]:
+    made = Unheard(tables.settings, reactor)
+    yield made
+    settle(made.close())
+
+
+@ensureDeferred
+async def test_a_compaction_that_got_lost_is_asked_for_again(tables: Tables, unheard: Unheard) -> None:
+    await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
+    upkeep = Upkeep(unheard, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    await upkeep.prepare()
+    upkeep.wrote(LIMIT)
+    for times in (1, 2, 3):
+        await upkeep.look()
+        assert unheard.asked == times
+        assert tables.admin("GET", "/compaction")["status"] == "NOT_RUN"
+
+
+@ensureDeferred
+async def test_a_compaction_that_failed_is_told_once_and_asked_for_again_until_it_succeeds(
+    tables: Tables, unheard: Unheard, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
+    await table.put({b"%d" % row: VALUE for row in range(LIMIT // len(VALUE) + 1)})
+    upkeep = Upkeep(unheard, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    await upkeep.prepare()
+    for times in (1, 2, 3):
+        await upkeep.look()
+        assert unheard.asked == times
+        unheard.says = Compaction("ERROR", "request timeout")
+    unheard.says = Compaction("RUNNING")
+    await upkeep.look()
+    unheard.says = Compaction("SUCCESS")
+    await upkeep.look()
+    assert unheard.asked == 3
+    assert [one.split(" ", 1)[1] for one in caplog.messages if "compact" in one] == [
+        "grows until it is compacted again: compaction failed: request timeout",
+        "is compacted again",
+    ]
+
+
+@ensureDeferred
+async def test_a_compaction_that_ended_before_the_topic_moved_is_not_asked_for_again(tables: Tables, admin: Admin) -> None:
+    table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
+    await table.put({b"a": b"1"})
+    upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    await upkeep.prepare()
+    upkeep.wrote(LIMIT)
+    await upkeep.look()
+    tables.until_compacted()
+    tables.move()
+    await upkeep.look()
+    assert tables.admin("GET", "/compaction")["status"] == "NOT_RUN"
+
+
+@ensureDeferred
+async def test_a_topic_that_vanished_is_said_once(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
+    await tables.open()
+    tables.admin("DELETE", "?force=true")
+    while "grows until" not in caplog.text:
+        await after(0.05)
+    await after(0.5)
+    assert caplog.text.count("grows until") == 1

@@ -1,0 +1,102 @@
+"""Names of topics, in KoP's rules."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.topics.topic_names import TRAFFIC
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.topics.pulsar_names import LONGEST, Names, partition_name, partition_of, path_of
+
+NAMES = Names(
+    PulsarSettings(
+        "pulsar://h:1", "http://h:1", tenant="acme", namespace="shop", allowed_namespaces=("acme/stock", "other/shop", "acme/shop")
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "full", "canonical"),
+    [
+        ("orders", "persistent://acme/shop/orders", "orders"),
+        ("acme/shop/orders", "persistent://acme/shop/orders", "orders"),
+        ("persistent://acme/shop/orders", "persistent://acme/shop/orders", "orders"),
+        ("acme/stock/orders", "persistent://acme/stock/orders", "persistent://acme/stock/orders"),
+        ("persistent://other/shop/orders", "persistent://other/shop/orders", "persistent://other/shop/orders"),
+        ("orders-partition-3", "persistent://acme/shop/orders-partition-3", "orders-partition-3"),
+        (TRAFFIC, f"persistent://acme/shop/{TRAFFIC}", TRAFFIC),
+    ],
+)
+def test_a_topic_has_one_canonical_name_however_it_is_called(name: str, full: str, canonical: str) -> None:
+    assert (NAMES.full_name(name), NAMES.canonical(name)) == (full, canonical)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("shop/orders", "write NAME, TENANT/NAMESPACE/NAME"),
+        ("a/b/c/d", "write NAME, TENANT/NAMESPACE/NAME"),
+        ("persistent://orders", "write NAME, TENANT/NAMESPACE/NAME"),
+        ("persistent://shop/orders", "write NAME, TENANT/NAMESPACE/NAME"),
+        ("non-persistent://acme/shop/orders", "write NAME, TENANT/NAMESPACE/NAME"),
+        ("acme/other/orders", "allowed_namespaces"),
+        ("", "1 to 512 printable characters"),
+        ("acme/shop/", "1 to 512 printable characters"),
+        ("..", "1 to 512 printable characters"),
+        ("a\nb", "1 to 512 printable characters"),
+        ("x" * (LONGEST + 1), "1 to 512 printable characters"),
+        ("__kopgate-lock", "own topics"),
+        (f"{TRAFFIC}-partition-0", "own topics"),
+        ("__change_events", "own topics"),
+        ("__change_events-partition-0", "own topics"),
+        ("__transaction_buffer_snapshot", "own topics"),
+        ("orders-sub__transaction_pending_ack", "own topics"),
+    ],
+)
+def test_what_can_be_no_topic_is_refused_with_the_reason(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        NAMES.canonical(name)
+
+
+def test_the_default_namespace_is_served_first_and_each_once() -> None:
+    assert NAMES.namespaces == ("acme/shop", "acme/stock", "other/shop")
+
+
+@given(st.text(max_size=40) | st.lists(st.sampled_from(["acme", "shop", "stock", "other", "t", ""]), max_size=5).map("/".join))
+def test_any_text_is_a_topic_or_no_topic(name: str) -> None:
+    try:
+        canonical = NAMES.canonical(name)
+    except ValueError:
+        return
+    assert NAMES.canonical(canonical) == canonical
+    assert NAMES.full_name(canonical) == NAMES.full_name(name)
+    assert NAMES.canonical(NAMES.full_name(name)) == canonical
+    assert NAMES.listed(NAMES.full_name(name)) == canonical
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_the_path_of_a_topic_has_four_parts_whatever_its_name_is(local: str) -> None:
+    path = path_of(f"persistent://a/b/{local}")
+    assert path.isascii()
+    assert not set(path) & set("?# ")
+    assert [unquote(part) for part in path.split("/")] == ["", "persistent", "a", "b", local]
+
+
+@given(st.text(min_size=1, max_size=20), st.integers(0, 10_000))
+def test_a_partition_tells_its_topic(full_name: str, partition: int) -> None:
+    assert partition_of(partition_name(full_name, partition)) == (full_name, partition)
+
+
+@pytest.mark.parametrize(
+    "name", ["orders", "orders-partition-", "orders-partition-x", "orders-partition-03", "-partition-1", "a-partition--1"]
+)
+def test_what_is_named_otherwise_is_no_partition(name: str) -> None:
+    assert partition_of(name) is None
+
+
+def test_a_partition_of_a_topic_that_is_named_like_a_partition_is_that_topics() -> None:
+    assert partition_of("a-partition-3-partition-1") == ("a-partition-3", 1)

@@ -1,0 +1,93 @@
+"""Looking again and again: one look at a time, failures said once."""
+
+from __future__ import annotations
+
+import pytest
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+
+from storage.log import StorageFailed
+from storage.pulsar.topics.refresh import Refresher
+
+
+class Looks:
+    """Counts the looks that were begun; each ends as the test says."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.ends: list[Deferred[None]] = []
+
+    async def look(self) -> None:
+        self.begun += 1
+        self.ends.append(Deferred())
+        await self.ends[-1]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def looks() -> Looks:
+    return Looks()
+
+
+@pytest.fixture
+def refresher(looks: Looks, clock: Clock) -> Refresher:
+    made = Refresher(looks.look, "the list", 30, clock)
+    made.start()
+    return made
+
+
+def test_the_next_look_begins_a_while_after_the_end_of_the_last(refresher: Refresher, looks: Looks, clock: Clock) -> None:
+    clock.advance(29)
+    assert looks.begun == 0
+    clock.advance(1)
+    clock.advance(1000)
+    assert looks.begun == 1
+    looks.ends[0].callback(None)
+    clock.advance(29)
+    assert looks.begun == 1
+    clock.advance(1)
+    assert looks.begun == 2
+
+
+def test_a_failure_is_said_once_and_again_when_it_works(
+    refresher: Refresher, looks: Looks, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for n, outcome in enumerate([None, "first", "second", None, None, "third"]):
+        clock.advance(30)
+        looks.ends[n].errback(StorageFailed(outcome)) if outcome else looks.ends[n].callback(None)
+    said = [record.getMessage() for record in caplog.records if record.name == "storage.pulsar.topics.refresh"]
+    assert len(said) == 3
+    assert "the list cannot be refreshed" in said[0]
+    assert "first" in said[0]
+    assert said[1] == "the list can be refreshed again"
+    assert "third" in said[2]
+
+
+def test_what_nobody_foresaw_is_logged_and_the_next_look_comes(
+    refresher: Refresher, looks: Looks, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock.advance(30)
+    looks.ends[0].errback(ZeroDivisionError("a bug"))
+    assert "ZeroDivisionError" in caplog.text
+    clock.advance(30)
+    assert looks.begun == 2
+
+
+def test_nothing_is_looked_at_after_the_stop(refresher: Refresher, looks: Looks, clock: Clock) -> None:
+    refresher.stop()
+    assert clock.getDelayedCalls() == []
+
+
+def test_a_look_under_way_is_broken_off_by_the_stop(
+    refresher: Refresher, looks: Looks, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock.advance(30)
+    refresher.stop()
+    assert looks.ends[0].called
+    assert clock.getDelayedCalls() == []
+    assert [record for record in caplog.records if record.name == "storage.pulsar.topics.refresh"] == []
+    refresher.stop()

@@ -1,0 +1,432 @@
+"""The catalogue of topics on a real broker, with others who change topics beside it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from pytest_twisted import ensureDeferred
+from twisted.internet import reactor, task
+from twisted.internet.defer import Deferred, gatherResults
+
+from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
+from storage.pulsar.admin.admin_api import Admin
+from storage.pulsar.settings import PulsarSettings
+from storage.pulsar.topics.topic_catalog import TopicCatalogue
+from tests.contract.entries import topic
+from tests.contract.waiting import settle
+from tests.peers.tenant import Tenant
+
+pytestmark = pytest.mark.peer
+
+Catalogues = Callable[..., Awaitable[TopicCatalogue]]
+
+
+@pytest.fixture
+def settings(pulsar: Tenant) -> PulsarSettings:
+    return pulsar.settings()
+
+
+@pytest.fixture
+def admin(settings: PulsarSettings) -> Iterator[Admin]:
+    made = Admin(settings, reactor)
+    yield made
+    settle(made.close())
+
+
+@pytest.fixture
+def clock() -> task.Clock:
+    """Refreshes come when a test lets time go by."""
+    return task.Clock()
+
+
+@pytest.fixture
+def catalogues(settings: PulsarSettings, admin: Admin, clock: task.Clock) -> Iterator[Catalogues]:
+    """Opens catalogues: the second sees what others than the first see."""
+    opened: list[TopicCatalogue] = []
+
+    async def open_one(own: PulsarSettings = settings) -> TopicCatalogue:
+        opened.append(TopicCatalogue(own, admin, clock))
+        await opened[-1].open()
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def catalogue(catalogues: Catalogues) -> TopicCatalogue:
+    return settle(catalogues())
+
+
+class Native:
+    """Somebody else, at work in the default namespace through the admin API."""
+
+    def __init__(self, pulsar: Tenant, settings: PulsarSettings) -> None:
+        self._pulsar = pulsar
+        self.namespace = f"{settings.tenant}/{settings.namespace}"
+
+    def call(self, method: str, path: str, body: object = None, namespace: str | None = None) -> Any:
+        return self._pulsar.admin(method, f"persistent/{namespace or self.namespace}/{path}", body)
+
+    def names(self) -> list[str]:
+        full = self._pulsar.admin("GET", f"persistent/{self.namespace}")
+        return sorted(name.removeprefix(f"persistent://{self.namespace}/") for name in full)
+
+
+@pytest.fixture
+def native(pulsar: Tenant, settings: PulsarSettings) -> Native:
+    return Native(pulsar, settings)
+
+
+@ensureDeferred
+async def test_a_topic_is_listed_as_it_was_made_here_and_by_the_next_process(catalogue: TopicCatalogue, catalogues: Catalogues) -> None:
+    made = topic("orders", 3, {"retention.ms": "1000", "x": "", "odd key &=%/?é": " a\nb "})
+    await catalogue.create(made)
+    assert dict(catalogue.topics) == {"orders": made}
+    again = await catalogues()
+    assert dict(again.topics) == {"orders": made}
+    assert again.entry_format("orders") == "mixed_kafka"
+
+
+@ensureDeferred
+async def test_partitions_are_topics_of_their_own_to_pulsar_and_to_nobody_else(catalogue: TopicCatalogue, native: Native) -> None:
+    await catalogue.create(topic("orders", 2))
+    assert native.names() == ["orders-partition-0", "orders-partition-1"]
+    await catalogue.refresh()
+    assert list(catalogue.topics) == ["orders"]
+    assert catalogue.full_name("orders", 1) == f"persistent://{native.namespace}/orders-partition-1"
+    for partition in (-1, 2):
+        with pytest.raises(UnknownTopic):
+            catalogue.full_name("orders", partition)
+    with pytest.raises(UnknownTopic):
+        catalogue.full_name("nothing", 0)
+
+
+@ensureDeferred
+async def test_a_native_topic_without_partitions_has_one_which_is_the_topic(
+    catalogue: TopicCatalogue, catalogues: Catalogues, native: Native
+) -> None:
+    native.call("PUT", "plain")
+    native.call("PUT", "odd-partition-x")
+    opened = await catalogues()
+    await catalogue.refresh()
+    assert dict(catalogue.topics) == dict(opened.topics)
+    full = f"persistent://{native.namespace}/plain"
+    assert catalogue.topics["plain"] == Topic("plain", uuid.uuid5(uuid.NAMESPACE_URL, full).bytes, 1)
+    assert catalogue.full_name("plain", 0) == full
+    assert catalogue.full_name("odd-partition-x", 0) == f"{full[:-5]}odd-partition-x"
+    assert catalogue.entry_format("plain") is None
+
+
+@ensureDeferred
+async def test_a_native_topic_takes_configs_and_is_deleted_but_does_not_grow(
+    catalogue: TopicCatalogue, catalogues: Catalogues, native: Native
+) -> None:
+    native.call("PUT", "plain")
+    await catalogue.refresh()
+    plain = catalogue.topics["plain"]
+    with pytest.raises(ValueError, match="is not partitioned in Pulsar"):
+        await catalogue.alter(Topic("plain", plain.topic_id, 2))
+    changed = Topic("plain", plain.topic_id, 1, {"retention.ms": "60000", "a": "b"})
+    await catalogue.alter(changed)
+    assert dict((await catalogues()).topics) == {"plain": changed}
+    assert native.call("GET", "plain/retention") == {"retentionTimeInMinutes": 1, "retentionSizeInMB": -1}
+    await catalogue.delete("plain")
+    assert (native.names(), dict(catalogue.topics)) == ([], {})
+
+
+@ensureDeferred
+async def test_topics_of_others_are_seen_at_the_next_refresh_and_the_watchers_told(
+    catalogue: TopicCatalogue, catalogues: Catalogues
+) -> None:
+    told: list[list[str]] = []
+    catalogue.watch(lambda: told.append(sorted(catalogue.topics)))
+    other = await catalogues()
+    await other.create(topic("orders", 1, {"a": "b"}))
+    await other.create(topic("bills"))
+    await catalogue.refresh()
+    assert told == [["bills", "orders"]]
+    await other.alter(topic("orders", 2, {"c": "d"}))
+    await other.delete("bills")
+    await catalogue.refresh()
+    assert told == [["bills", "orders"], ["orders"]]
+    assert catalogue.topics["orders"] == topic("orders", 2, {"c": "d"})
+    await catalogue.refresh()
+    assert len(told) == 2
+
+
+@ensureDeferred
+async def test_own_changes_are_nothing_to_tell_of(catalogue: TopicCatalogue) -> None:
+    told: list[int] = []
+    catalogue.watch(lambda: told.append(1))
+    await catalogue.create(topic("orders"))
+    await catalogue.alter(topic("orders", 2))
+    await catalogue.create(topic("bills"))
+    await catalogue.delete("bills")
+    await catalogue.refresh()
+    assert told == []
+
+
+@ensureDeferred
+async def test_a_change_during_a_refresh_is_not_undone_by_it(catalogue: TopicCatalogue, native: Native) -> None:
+    for name in ("deleted", "altered"):
+        await catalogue.create(topic(name))
+    refreshing = Deferred.fromCoroutine(catalogue.refresh())
+    changes = (catalogue.create(topic("made")), catalogue.delete("deleted"), catalogue.alter(topic("altered", 2)))
+    await gatherResults([refreshing, *map(Deferred.fromCoroutine, changes)])
+    assert dict(catalogue.topics) == {"made": topic("made"), "altered": topic("altered", 2)}
+
+
+@ensureDeferred
+async def test_configs_are_replaced_and_what_others_wrote_beside_them_stays(
+    catalogue: TopicCatalogue, catalogues: Catalogues, native: Native
+) -> None:
+    await catalogue.create(topic("orders", 1, {"a": "1", "b": "2", "c&d": "3"}))
+    native.call("PUT", "orders/properties", {"theirs": "x"})
+    await catalogue.alter(topic("orders", 1, {"b": "3", "e": ""}))
+    assert dict((await catalogues()).topics) == {"orders": topic("orders", 1, {"b": "3", "e": ""})}
+    properties = native.call("GET", "orders/properties")
+    assert properties["theirs"] == "x"
+    assert {key for key in properties if key.startswith("kafka.config.")} == {"kafka.config.b", "kafka.config.e"}
+
+
+@ensureDeferred
+async def test_a_topic_has_the_entry_format_of_its_config_else_the_one_it_was_made_with(
+    catalogue: TopicCatalogue, catalogues: Catalogues, settings: PulsarSettings
+) -> None:
+    await catalogue.create(topic("default"))
+    await catalogue.create(topic("own", 1, {"entry.format": "kafka"}))
+    other = await catalogues(replace(settings, entry_format="pulsar"))
+    await other.alter(topic("default", 2))
+    assert [other.entry_format(name) for name in ("default", "own")] == ["mixed_kafka", "kafka"]
+    await other.alter(topic("default", 2, {"entry.format": "kafka"}))
+    await other.alter(topic("own"))
+    await catalogue.refresh()
+    assert [catalogue.entry_format(name) for name in ("default", "own")] == ["kafka", "pulsar"]
+
+
+@ensureDeferred
+async def test_what_is_refused_is_refused_as_by_every_store(catalogue: TopicCatalogue) -> None:
+    await catalogue.create(topic("orders", 2))
+    with pytest.raises(TopicExists):
+        await catalogue.create(topic("orders", 5))
+    with pytest.raises(ValueError, match="keeps its id and its 2 partitions"):
+        await catalogue.alter(topic("orders", 1))
+    with pytest.raises(ValueError, match="keeps its id"):
+        await catalogue.alter(Topic("orders", b"another id, 16 B", 2))
+    for wrong in (Topic("short", b"id", 1), Topic("none", bytes(16), 0), topic("a-partition-1"), topic("__change_events"), topic("a/b")):
+        with pytest.raises(ValueError):
+            await catalogue.create(wrong)
+    with pytest.raises(UnknownTopic):
+        await catalogue.alter(topic("nothing"))
+    with pytest.raises(UnknownTopic):
+        await catalogue.delete("nothing")
+    assert dict(catalogue.topics) == {"orders": topic("orders", 2)}
+
+
+@ensureDeferred
+async def test_a_name_that_somebody_else_has_taken_meanwhile_is_refused_and_theirs_shown(
+    catalogue: TopicCatalogue, catalogues: Catalogues, native: Native
+) -> None:
+    theirs = Topic("orders", b"somebody else's!", 4)
+    await (await catalogues()).create(theirs)
+    native.call("PUT", "plain")
+    for name in ("orders", "plain"):
+        with pytest.raises(TopicExists):
+            await catalogue.create(topic(name))
+    assert catalogue.topics["orders"] == theirs
+    assert catalogue.topics["plain"].partitions == 1
+
+
+@ensureDeferred
+async def test_what_somebody_else_deleted_meanwhile_is_unknown_to_alter_and_gone_for_delete(
+    catalogue: TopicCatalogue, catalogues: Catalogues
+) -> None:
+    told: list[list[str]] = []
+    catalogue.watch(lambda: told.append(list(catalogue.topics)))
+    await catalogue.create(topic("orders"))
+    await catalogue.create(topic("bills"))
+    other = await catalogues()
+    await other.delete("orders")
+    await other.delete("bills")
+    await other.create(Topic("bills", b"of the same name", 1))
+    with pytest.raises(UnknownTopic):
+        await catalogue.alter(topic("bills", 2))
+    assert catalogue.topics["bills"].topic_id == b"of the same name"
+    await catalogue.delete("orders")
+    assert list(catalogue.topics) == ["bills"]
+    assert len(told) == 1
+
+
+@ensureDeferred
+async def test_a_topic_that_is_doubted_is_looked_at(catalogue: TopicCatalogue, catalogues: Catalogues) -> None:
+    await catalogue.create(topic("orders"))
+    other = await catalogues()
+    await other.alter(topic("orders", 3))
+    assert await catalogue.look("orders") == topic("orders", 3)
+    await other.delete("orders")
+    assert await catalogue.look("orders") is None
+    assert dict(catalogue.topics) == {}
+
+
+@ensureDeferred
+async def test_missing_partitions_are_made(catalogue: TopicCatalogue, native: Native) -> None:
+    await catalogue.create(topic("orders", 3))
+    native.call("DELETE", "orders-partition-1?force=true")
+    await catalogue.mend("orders")
+    assert native.names() == [f"orders-partition-{n}" for n in range(3)]
+
+
+@ensureDeferred
+async def test_a_deleted_topic_leaves_nothing_to_the_next_of_its_name(catalogue: TopicCatalogue, native: Native) -> None:
+    await catalogue.create(topic("orders", 2, {"retention.ms": "-1", "a": "b"}))
+    await catalogue.delete("orders")
+    assert native.names() == []
+    native.call("PUT", "orders/partitions", 1)
+    assert native.call("GET", "orders/retention") in (None, "")
+    assert not native.call("GET", "orders/properties")
+
+
+@pytest.mark.parametrize(
+    ("configs", "minutes", "megabytes"),
+    [
+        ({}, 7 * 24 * 60, -1),
+        ({"retention.ms": "60001"}, 2, -1),
+        ({"retention.ms": "-1", "retention.bytes": str((20 << 30) + 1)}, -1, (20 << 10) + 1),
+        ({"retention.ms": "1000", "cleanup.policy": "compact"}, -1, -1),
+        ({"retention.ms": "60000", "cleanup.policy": "compact,delete"}, 1, -1),
+    ],
+)
+@ensureDeferred
+async def test_pulsar_is_told_how_long_to_keep_a_topic(
+    catalogue: TopicCatalogue, native: Native, configs: dict[str, str], minutes: int, megabytes: int
+) -> None:
+    wanted = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}
+    await catalogue.create(topic("made", 1, configs))
+    await catalogue.create(topic("altered", 1, {"retention.ms": "120000"}))
+    await catalogue.alter(topic("altered", 1, configs))
+    assert [native.call("GET", f"{name}/retention") for name in ("made", "altered")] == [wanted, wanted]
+
+
+@ensureDeferred
+async def test_pulsar_compacts_what_native_clients_share_and_nothing_else(
+    catalogue: TopicCatalogue, native: Native, settings: PulsarSettings
+) -> None:
+    compact = {"cleanup.policy": "compact"}
+    both = {"cleanup.policy": "compact,delete", "entry.format": "pulsar"}
+    await catalogue.create(topic("shared", 1, {**compact, "entry.format": "pulsar"}))
+    await catalogue.create(topic("kafkas", 1, compact))
+    await catalogue.create(topic("both", 1, both))
+    await catalogue.create(topic("deleted", 1, {"entry.format": "pulsar"}))
+
+    def thresholds() -> list[int | None]:
+        return [native.call("GET", f"{name}/compactionThreshold") or None for name in ("shared", "kafkas", "both", "deleted")]
+
+    size = settings.native_compaction_bytes
+    assert thresholds() == [size, None, size, None]
+    await catalogue.alter(topic("shared", 1, {"entry.format": "pulsar"}))
+    await catalogue.alter(topic("kafkas", 1, {**compact, "entry.format": "pulsar"}))
+    await catalogue.alter(topic("both", 1, {**both, "entry.format": "kafka"}))
+    assert thresholds() == [None, size, None, None]
+
+
+@ensureDeferred
+async def test_another_default_reaches_the_topics_that_are_there(
+    catalogue: TopicCatalogue, catalogues: Catalogues, settings: PulsarSettings, native: Native
+) -> None:
+    await catalogue.create(topic("default"))
+    await catalogue.create(topic("own", 1, {"retention.ms": "60000"}))
+    native.call("PUT", "theirs/partitions", 1)
+    await (await catalogues(replace(settings, retention_ms=3_600_000))).refresh()
+    kept = [native.call("GET", f"{name}/retention") for name in ("default", "own", "theirs")]
+    assert [policy and policy["retentionTimeInMinutes"] for policy in kept] == [60, 1, kept[2]]
+    assert not kept[2]
+
+
+@ensureDeferred
+async def test_a_retention_below_the_backlog_quota_is_said_once_and_the_topic_made(
+    catalogue: TopicCatalogue, native: Native, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("orders", "bills"):
+        await catalogue.create(topic(name, 1, {"retention.bytes": "1000"}))
+        await catalogue.refresh()
+    assert not native.call("GET", "orders/retention")
+    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("storage.")]
+    assert "-1 minutes" not in said
+    assert "set-backlog-quota" in said
+    assert "backlog quota for topic" in said
+
+
+@ensureDeferred
+async def test_topics_of_other_namespaces_are_served_where_they_are_allowed(
+    pulsar: Tenant, settings: PulsarSettings, native: Native, catalogues: Catalogues
+) -> None:
+    beside = f"{pulsar.name}/{pulsar.namespace()}"
+    native.call("PUT", "theirs", namespace=beside)
+    catalogue = await catalogues(replace(settings, allowed_namespaces=(beside,)))
+    full = f"persistent://{beside}/theirs"
+    assert list(catalogue.topics) == [full]
+    assert catalogue.canonical(f"{beside}/theirs") == full
+    assert catalogue.full_name(full, 0) == full
+    await catalogue.create(topic(f"persistent://{beside}/made", 2))
+    await catalogue.refresh()
+    assert sorted(catalogue.topics) == [f"persistent://{beside}/made", full]
+    assert list((await catalogues()).topics) == []
+
+
+@ensureDeferred
+async def test_pulsars_and_the_gateways_own_topics_are_hidden(catalogue: TopicCatalogue, native: Native) -> None:
+    native.call("PUT", "__kopgate-lock")
+    native.call("PUT", "shown")
+    native.call("POST", "shown/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})  # makes __change_events
+    await catalogue.refresh()
+    assert list(catalogue.topics) == ["shown"]
+
+
+@ensureDeferred
+async def test_a_namespace_that_went_takes_its_topics_along_and_keeps_no_other_from_being_listed(
+    pulsar: Tenant, settings: PulsarSettings, catalogues: Catalogues, native: Native
+) -> None:
+    going = f"{pulsar.name}/{pulsar.namespace()}"
+    native.call("PUT", "theirs", namespace=going)
+    catalogue = await catalogues(replace(settings, allowed_namespaces=(going,)))
+    native.call("DELETE", "theirs", namespace=going)
+    pulsar.admin("DELETE", f"namespaces/{going}")
+    native.call("PUT", "ours")
+    await catalogue.refresh()
+    assert list(catalogue.topics) == ["ours"]
+
+
+@ensureDeferred
+async def test_a_namespace_that_is_missing_is_said_with_how_to_make_it(settings: PulsarSettings, admin: Admin, clock: task.Clock) -> None:
+    catalogue = TopicCatalogue(replace(settings, namespace="none"), admin, clock)
+    with pytest.raises(StorageFailed, match=f"pulsar-admin namespaces create {settings.tenant}/none"):
+        await catalogue.open()
+    with pytest.raises(StorageFailed, match=f"pulsar-admin namespaces create {settings.tenant}/none"):
+        await catalogue.create(topic("orders"))
+
+
+@ensureDeferred
+async def test_names_of_any_kind_find_their_topic(catalogue: TopicCatalogue, native: Native) -> None:
+    native.call("PUT", quote("täst %2F?#&", safe=""))
+    await catalogue.refresh()
+    assert list(catalogue.topics) == ["täst %2F?#&"]
+    await catalogue.delete("täst %2F?#&")
+    assert native.names() == []
+
+
+@ensureDeferred
+async def test_hundreds_of_topics_are_listed_within_three_seconds(catalogues: Catalogues, native: Native) -> None:
+    """Of the gateway's own time; a broker on a busy machine may take longer, and is asked by several calls at once."""
+    for n in range(300):
+        native.call("PUT", f"t{n}/partitions", 1)
+    began = time.process_time()
+    assert len((await catalogues()).topics) == 300
+    assert time.process_time() - began < 3
