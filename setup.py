@@ -7,11 +7,21 @@ setup(
         Extension(
             "compat.records._kernel",
             ["compat/records/_kernel.pyx"],
-            depends=["compat/records/_crc32.h", "compat/records/_messages.pxi", "compat/records/_batches.pxi", "compat/records/_jobs.pxi"],
+            depends=[
+                "compat/records/_crc32.h",
+                "compat/records/_messages.pxi",
+                "compat/records/_batches.pxi",
+                "compat/records/_jobs.pxi",
+            ],
             include_dirs=["compat/records"],
             extra_compile_args=["-O3"],
             optional=True,
         ),
-        Extension("gateway.protocol.wire._plain", ["gateway/protocol/wire/_plain.pyx"], extra_compile_args=["-O3"], optional=True),
+        Extension(
+            "gateway.protocol.wire._plain",
+            ["gateway/protocol/wire/_plain.pyx"],
+            extra_compile_args=["-O3"],
+            optional=True,
+        ),
     ]
 )

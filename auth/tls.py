@@ -17,7 +17,11 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_private_key,
+)
 from OpenSSL import SSL
 
 from auth.mechanism import Principal
@@ -28,8 +32,17 @@ TlsVersion = Literal["TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"]
 RECHECK_SECONDS = 1.0
 """How often a new connection looks whether the files changed."""
 
-_VERSIONS = {"TLSv1": SSL.TLS1_VERSION, "TLSv1.1": SSL.TLS1_1_VERSION, "TLSv1.2": SSL.TLS1_2_VERSION, "TLSv1.3": SSL.TLS1_3_VERSION}
-_MODES = {"none": SSL.VERIFY_NONE, "requested": SSL.VERIFY_PEER, "required": SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT}
+_VERSIONS = {
+    "TLSv1": SSL.TLS1_VERSION,
+    "TLSv1.1": SSL.TLS1_1_VERSION,
+    "TLSv1.2": SSL.TLS1_2_VERSION,
+    "TLSv1.3": SSL.TLS1_3_VERSION,
+}
+_MODES = {
+    "none": SSL.VERIFY_NONE,
+    "requested": SSL.VERIFY_PEER,
+    "required": SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT,
+}
 
 # CBC suites stay: they are all that Java 7 has. What nobody needs is out.
 _CIPHERS = b"DEFAULT:!aNULL:!eNULL:!EXPORT:!RC4:!3DES:!MD5:!PSK:!SRP"
@@ -53,7 +66,11 @@ class TlsFiles:
     min_version: TlsVersion = "TLSv1.2"
 
     def paths(self) -> Iterator[Path]:
-        return (path for path in (self.certificate, self.key, self.key_password, self.authorities) if path is not None)
+        return (
+            path
+            for path in (self.certificate, self.key, self.key_password, self.authorities)
+            if path is not None
+        )
 
 
 class Tls:
@@ -62,7 +79,9 @@ class Tls:
     Raises TlsError when the files cannot be used at the start.
     """
 
-    def __init__(self, files: TlsFiles, clock: Callable[[], float], on_problem: Callable[[str], None]) -> None:
+    def __init__(
+        self, files: TlsFiles, clock: Callable[[], float], on_problem: Callable[[str], None]
+    ) -> None:
         self._files = files
         self._clock = clock
         self._on_problem = on_problem
@@ -99,7 +118,9 @@ def context_of(files: TlsFiles) -> SSL.Context:
     chain = _certificates(files.certificate)
     key = _key(files.key, files.key_password)
     if _public(key) != _public(chain[0]):
-        raise TlsError(f"{files.key}: is not the key of the first certificate in {files.certificate}")
+        raise TlsError(
+            f"{files.key}: is not the key of the first certificate in {files.certificate}"
+        )
     context = SSL.Context(SSL.TLS_SERVER_METHOD)
     try:
         context.use_certificate(chain[0])
@@ -111,9 +132,13 @@ def context_of(files: TlsFiles) -> SSL.Context:
         raise TlsError(f"{files.certificate}: OpenSSL refuses it: {_reason(error)}") from None
     context.set_min_proto_version(_VERSIONS[files.min_version])
     context.set_cipher_list(_OLD_CIPHERS if files.min_version in ("TLSv1", "TLSv1.1") else _CIPHERS)
-    context.set_options(SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_RENEGOTIATION)
+    context.set_options(
+        SSL.OP_NO_COMPRESSION | SSL.OP_CIPHER_SERVER_PREFERENCE | SSL.OP_NO_RENEGOTIATION
+    )
     context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # 34 KB less for each idle connection
-    context.set_session_id(b"kopgate")  # without one, a resumed session with a client certificate is refused
+    context.set_session_id(
+        b"kopgate"
+    )  # without one, a resumed session with a client certificate is refused
     _ask_clients(context, files)
     return context
 
@@ -142,11 +167,17 @@ def _certificates(path: Path) -> list[x509.Certificate]:
 
 
 def _key(path: Path, password_file: Path | None) -> Key:
-    password = None if password_file is None else _read(password_file).split(b"\n", 1)[0].rstrip(b"\r")
+    password = (
+        None if password_file is None else _read(password_file).split(b"\n", 1)[0].rstrip(b"\r")
+    )
     try:
         key = load_pem_private_key(_read(path), password)
     except TypeError:
-        wrong = "is encrypted; name the file of its pass phrase" if password is None else "is not encrypted, but a pass phrase is set"
+        wrong = (
+            "is encrypted; name the file of its pass phrase"
+            if password is None
+            else "is not encrypted, but a pass phrase is set"
+        )
         raise TlsError(f"{path}: the key {wrong} (ssl_key_password_file)") from None
     except (ValueError, UnsupportedAlgorithm):
         wrong = (
@@ -156,7 +187,9 @@ def _key(path: Path, password_file: Path | None) -> Key:
         )
         raise TlsError(f"{path}: {wrong}") from None
     if not isinstance(key, RSAPrivateKey | EllipticCurvePrivateKey | Ed25519PrivateKey):
-        raise TlsError(f"{path}: a key that Kafka clients cannot use; RSA and EC are what all of them know")
+        raise TlsError(
+            f"{path}: a key that Kafka clients cannot use; RSA and EC are what all of them know"
+        )
     return key
 
 
@@ -184,4 +217,7 @@ def _stamp_of(path: Path) -> tuple[int, int, int] | None:
 
 
 def _reason(error: SSL.Error) -> str:
-    return "; ".join(str(item[-1]) for item in (error.args[0] if error.args else [])) or "unknown reason"
+    return (
+        "; ".join(str(item[-1]) for item in (error.args[0] if error.args else []))
+        or "unknown reason"
+    )

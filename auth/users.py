@@ -32,7 +32,10 @@ REMEMBERED_SECONDS = 60.0
 REMEMBERED_MAX = 10_000
 """Passwords that are remembered, some 300 bytes each; the oldest is forgotten first."""
 
-_LINE = re.compile(r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]{1,128})\$([A-Za-z0-9+/]{22,128})\Z", re.ASCII)
+_LINE = re.compile(
+    r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]{1,128})\$([A-Za-z0-9+/]{22,128})\Z",
+    re.ASCII,
+)
 _MAX_MEMORY = 128 << 20
 
 
@@ -65,7 +68,9 @@ class Hash:
         log_cost, block, lanes = int(match[1]), int(match[2]), int(match[3])
         is_a_cost = 1 <= log_cost < 16 * block and lanes >= 1  # RFC 7914, section 2
         if not is_a_cost or 128 * block * lanes << log_cost > _MAX_MEMORY:
-            raise ValueError(f"ln={log_cost},r={block},p={lanes} is no scrypt cost, or asks for more than {_MAX_MEMORY >> 20} MiB")
+            raise ValueError(
+                f"ln={log_cost},r={block},p={lanes} is no scrypt cost, or asks for more than {_MAX_MEMORY >> 20} MiB"
+            )
         return cls(log_cost, block, lanes, _unbase64(match[4]), _unbase64(match[5]))
 
     def __str__(self) -> str:
@@ -73,7 +78,9 @@ class Hash:
 
     def matches(self, password: str) -> bool:
         """Whether this is the hash of `password`, in constant time but for the hashing itself."""
-        digest = _scrypt(password, self.log_cost, self.block, self.lanes, self.salt, len(self.digest))
+        digest = _scrypt(
+            password, self.log_cost, self.block, self.lanes, self.salt, len(self.digest)
+        )
         return hmac.compare_digest(digest, self.digest)
 
     @property
@@ -87,7 +94,9 @@ class Users:
     A changed file that cannot be used leaves the users as they were: a slip of the pen at night must not lock everybody out.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float], on_problem: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, clock: Callable[[], float], on_problem: Callable[[str], None]
+    ) -> None:
         self._path = path
         self._clock = clock
         self._on_problem = on_problem
@@ -110,7 +119,9 @@ class Users:
             found = self._remembered.get(self._digest(name, password))
             if found is None or found[1] < self._clock() or self._hashes.get(name) != found[0]:
                 return False
-            return self._clock() - self._looked < RECHECK_SECONDS or _stamp(self._path) == self._stamp
+            return (
+                self._clock() - self._looked < RECHECK_SECONDS or _stamp(self._path) == self._stamp
+            )
         finally:
             self._lock.release()
 
@@ -157,7 +168,9 @@ def read(path: Path) -> dict[str, Hash]:
     try:
         text = path.read_text("utf-8")
     except OSError as error:
-        raise UsersFileError(f"{path}: {error.strerror}; make it with `kopgate users add NAME --file {path}`") from None
+        raise UsersFileError(
+            f"{path}: {error.strerror}; make it with `kopgate users add NAME --file {path}`"
+        ) from None
     except UnicodeDecodeError:
         raise UsersFileError(f"{path}: not UTF-8") from None
     users: dict[str, Hash] = {}
@@ -203,7 +216,9 @@ def check_name(name: str) -> None:
     if not 0 < len(name) <= MAX_NAME_CHARS:
         raise ValueError(f"a user's name has 1 to {MAX_NAME_CHARS} characters")
     if ":" in name or name.startswith("#") or name != name.strip() or not name.isprintable():
-        raise ValueError("a user's name has no colon, no control character, no space at its ends and no # in front")
+        raise ValueError(
+            "a user's name has no colon, no control character, no space at its ends and no # in front"
+        )
 
 
 def open_to_others(path: Path) -> str | None:
@@ -212,7 +227,11 @@ def open_to_others(path: Path) -> str | None:
         mode = path.stat().st_mode & 0o777
     except OSError:
         return None
-    return f"{path} is open to others (mode {mode:04o}); run chmod 600 {path}" if mode & 0o077 else None
+    return (
+        f"{path} is open to others (mode {mode:04o}); run chmod 600 {path}"
+        if mode & 0o077
+        else None
+    )
 
 
 def _replace(path: Path, users: Mapping[str, Hash]) -> None:
@@ -220,7 +239,9 @@ def _replace(path: Path, users: Mapping[str, Hash]) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
         if path.exists():
-            with suppress(PermissionError):  # root who edits the gateway's file must not take it away
+            with suppress(
+                PermissionError
+            ):  # root who edits the gateway's file must not take it away
                 os.chown(temporary, path.stat().st_uid, path.stat().st_gid)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.writelines(f"{name}:{stored}\n" for name, stored in users.items())
@@ -234,8 +255,12 @@ def _replace(path: Path, users: Mapping[str, Hash]) -> None:
 
 def _decoy(hashes: Mapping[str, Hash]) -> Hash:
     """What an unknown name is checked against: as much work as the costliest user."""
-    most = max(hashes.values(), key=lambda stored: stored.work, default=Hash(14, 8, 1, b"", bytes(32)))
-    return Hash(most.log_cost, most.block, most.lanes, secrets.token_bytes(16), secrets.token_bytes(32))
+    most = max(
+        hashes.values(), key=lambda stored: stored.work, default=Hash(14, 8, 1, b"", bytes(32))
+    )
+    return Hash(
+        most.log_cost, most.block, most.lanes, secrets.token_bytes(16), secrets.token_bytes(32)
+    )
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
@@ -248,7 +273,15 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 def _scrypt(password: str, log_cost: int, block: int, lanes: int, salt: bytes, size: int) -> bytes:
     # OpenSSL counts a little more than the 128 * r * N of the algorithm.
-    return hashlib.scrypt(password.encode(), salt=salt, n=1 << log_cost, r=block, p=lanes, maxmem=2 * _MAX_MEMORY, dklen=size)
+    return hashlib.scrypt(
+        password.encode(),
+        salt=salt,
+        n=1 << log_cost,
+        r=block,
+        p=lanes,
+        maxmem=2 * _MAX_MEMORY,
+        dklen=size,
+    )
 
 
 def _base64(raw: bytes) -> str:

@@ -50,7 +50,9 @@ def main() -> int:
             print(progress.next(step.name), file=sys.stderr)
             figures.append(step.run())
             _say(str(figures[-1]))
-        resident = ", ".join(f"{server.name} {server.memory_bytes() >> 20} MiB" for server in servers)
+        resident = ", ".join(
+            f"{server.name} {server.memory_bytes() >> 20} MiB" for server in servers
+        )
     finally:
         for server in servers:
             server.stop()
@@ -65,25 +67,47 @@ def _say(line: str) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=_at_least_one, default=3, help="medians are taken over so many (3)")
-    parser.add_argument("--mib", type=_at_least_one, default=128, help="record values of each topic, in MiB (128)")
-    parser.add_argument("--codecs", type=_codecs, default="none,lz4,gzip", help=f"some of {','.join(CODECS)} (none,lz4,gzip)")
-    parser.add_argument(
-        "--partitions", type=_partitions, default="1,6", help="of the topics produced into; without 1 nothing is fetched (1,6)"
+    parser = argparse.ArgumentParser(
+        prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--collector", choices=COLLECTORS, default="g1", help="of Kafka's JVM; g1 with the flags of Kafka's own scripts (g1)"
+        "--rounds", type=_at_least_one, default=3, help="medians are taken over so many (3)"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("docs/benchmarks.md"), help="the table goes into this file, a chart beside it as .svg"
+        "--mib", type=_at_least_one, default=128, help="record values of each topic, in MiB (128)"
+    )
+    parser.add_argument(
+        "--codecs",
+        type=_codecs,
+        default="none,lz4,gzip",
+        help=f"some of {','.join(CODECS)} (none,lz4,gzip)",
+    )
+    parser.add_argument(
+        "--partitions",
+        type=_partitions,
+        default="1,6",
+        help="of the topics produced into; without 1 nothing is fetched (1,6)",
+    )
+    parser.add_argument(
+        "--collector",
+        choices=COLLECTORS,
+        default="g1",
+        help="of Kafka's JVM; g1 with the flags of Kafka's own scripts (g1)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("docs/benchmarks.md"),
+        help="the table goes into this file, a chart beside it as .svg",
     )
     options = parser.parse_args()
     load = Load(options.mib, options.codecs, options.partitions)
     warm_up_mib = len(load.codecs) * min(Settled().mib, load.mib) * Settled().limit
     needed = int(2 * (options.rounds * load.mib_a_round() + warm_up_mib) * DISK_BYTES_A_BYTE) << 20
     if needed > (free := shutil.disk_usage(tempfile.gettempdir()).free):
-        parser.error(f"this needs up to {needed >> 30} GiB in {tempfile.gettempdir()}, where {free >> 30} GiB are free")
+        parser.error(
+            f"this needs up to {needed >> 30} GiB in {tempfile.gettempdir()}, where {free >> 30} GiB are free"
+        )
     return options
 
 
@@ -123,7 +147,9 @@ def _write(out: Path, comparisons: list[Comparison], said: str) -> None:
     text = out.read_text() if out.exists() else "# Benchmarks\n\n"
     out.parent.mkdir(parents=True, exist_ok=True)
     chart.write_text(svg(comparisons, title))
-    out.write_text(between_marks(text, f"{said}\n\n![{title}]({chart.name})\n\n{table(comparisons)}"))
+    out.write_text(
+        between_marks(text, f"{said}\n\n![{title}]({chart.name})\n\n{table(comparisons)}")
+    )
 
 
 def between_marks(text: str, block: str, begin: str = BEGIN, end: str = END) -> str:

@@ -32,7 +32,9 @@ def svg(comparisons: Sequence[Comparison], title: str) -> str:
         parts.append(_vertical(x(tick), height, INK if tick == 1 else GRID))
         parts.append(f'<text x="{x(tick):.1f}" y="{TOP - 10}" text-anchor="middle">{tick:g}</text>')
     for number, one in enumerate(comparisons):
-        parts += _bar(one, TOP + ROW * number, x(0), x(one.ratios[0]), x(one.ratio), x(one.ratios[-1]))
+        parts += _bar(
+            one, TOP + ROW * number, x(0), x(one.ratios[0]), x(one.ratio), x(one.ratios[-1])
+        )
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -40,7 +42,9 @@ def _vertical(x: float, height: int, colour: str) -> str:
     return f'<line x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{height - 12}" stroke="{colour}"/>'
 
 
-def _bar(one: Comparison, top: int, zero: float, least: float, middle: float, most: float) -> list[str]:
+def _bar(
+    one: Comparison, top: int, zero: float, least: float, middle: float, most: float
+) -> list[str]:
     centre, baseline = top + BAR / 2, top + BAR - 4
     return [
         f'<text x="{LABELS - 10}" y="{baseline}" text-anchor="end">{escape(one.row)}, {escape(one.codec)}</text>',

@@ -50,12 +50,21 @@ def records_of(mib: float) -> int:
     return int(mib * (1 << 20)) // RECORD_BYTES
 
 
-def create(bootstrap: str, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
+def create(
+    bootstrap: str, topic: str, partitions: int, configs: Mapping[str, str] | None = None
+) -> None:
     """Make a topic; returns when every partition of it has a leader."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         admin.create_topics(
-            {topic: {"num_partitions": partitions, "replication_factor": 1, "configs": dict(configs or {})}}, wait_for_metadata=True
+            {
+                topic: {
+                    "num_partitions": partitions,
+                    "replication_factor": 1,
+                    "configs": dict(configs or {}),
+                }
+            },
+            wait_for_metadata=True,
         )
     finally:
         admin.close()
@@ -92,14 +101,20 @@ def produce_steadily(bootstrap: str, topic: str, marked: Callable[[], None]) -> 
     """One record after the other at PACE. The first ones warm up what is new; `marked` is called when the others begin and when they are through."""
     numbers = (RECORD_BYTES, PACE, PACE_WARM_UP_SECONDS, PACE_SECONDS, LINGER_MS, BATCH_BYTES)
     argv = [*_own_program("Paced", VERSION), bootstrap, topic, *map(str, numbers)]
-    printed = run(argv, PACE * (PACE_WARM_UP_SECONDS + PACE_SECONDS), lambda line: marked() if line == "mark\n" else None)
+    printed = run(
+        argv,
+        PACE * (PACE_WARM_UP_SECONDS + PACE_SECONDS),
+        lambda line: marked() if line == "mark\n" else None,
+    )
     p50, p99 = printed.split()[-2:]
     return Latencies(float(p50), float(p99))
 
 
 def fetch(bootstrap: str, topic: str, records: int, client: str) -> float:
     """MiB of record values per second, read by Java kafka-clients of that version."""
-    size, seconds = run([*_own_program("Fetch", client), bootstrap, topic, str(records)], records).split()[-2:]
+    size, seconds = run(
+        [*_own_program("Fetch", client), bootstrap, topic, str(records)], records
+    ).split()[-2:]
     return int(size) / (1 << 20) / float(seconds)
 
 
@@ -115,11 +130,15 @@ def _own_program(name: str, client: str) -> list[str]:
     return jvm.argv([classes, f"{jars}/*"], name, flags=["-Xmx512m", *jvm.SERIAL])
 
 
-def run(argv: Sequence[str], records: int, printed: Callable[[str], None] = lambda line: None) -> str:
+def run(
+    argv: Sequence[str], records: int, printed: Callable[[str], None] = lambda line: None
+) -> str:
     """What the client printed; `printed` gets each line when it comes. Raises ClientFailed, also when so few records take too long."""
     limit = START_SECONDS + records * RECORD_BYTES / (1 << 20) / SLOWEST_MIB_PER_SECOND
     lines: list[str] = []
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         timer = threading.Timer(limit, process.kill)
         timer.start()
         try:
@@ -133,5 +152,7 @@ def run(argv: Sequence[str], records: int, printed: Callable[[str], None] = lamb
             process.kill()
     text = "".join(lines)
     if code:
-        raise ClientFailed(f"{' '.join(argv)} ended with {code} (its time is {limit:.0f} s): {text[-2000:]}")
+        raise ClientFailed(
+            f"{' '.join(argv)} ended with {code} (its time is {limit:.0f} s): {text[-2000:]}"
+        )
     return text

@@ -35,7 +35,9 @@ class Comparison(msgspec.Struct, frozen=True):
     @property
     def ratios(self) -> list[float]:
         """Our CPU seconds for one of theirs, round by round, the smallest first."""
-        return sorted(a.cpu_per_gib / b.cpu_per_gib for a, b in zip(self.ours, self.theirs, strict=True))
+        return sorted(
+            a.cpu_per_gib / b.cpu_per_gib for a, b in zip(self.ours, self.theirs, strict=True)
+        )
 
     @property
     def ratio(self) -> float:
@@ -47,9 +49,15 @@ def compare(figures: Sequence[Figure], ours: str, theirs: str) -> list[Compariso
     rows = dict.fromkeys((figure.row, figure.codec) for figure in figures)
 
     def of(row: str, codec: str, server: str) -> list[Figure]:
-        return [figure for figure in figures if (figure.row, figure.codec, figure.server) == (row, codec, server)]
+        return [
+            figure
+            for figure in figures
+            if (figure.row, figure.codec, figure.server) == (row, codec, server)
+        ]
 
-    return [Comparison(row, codec, of(row, codec, ours), of(row, codec, theirs)) for row, codec in rows]
+    return [
+        Comparison(row, codec, of(row, codec, ours), of(row, codec, theirs)) for row, codec in rows
+    ]
 
 
 def _heads(peer: str) -> Sequence[str]:
@@ -62,7 +70,9 @@ def _heads(peer: str) -> Sequence[str]:
 def table(comparisons: Sequence[Comparison], peer: str = "Kafka") -> str:
     """In Markdown: medians over the rounds; the ratio is the median of the rounds' ratios."""
     heads = _heads(peer)
-    return "\n".join(_line(cells) for cells in (heads, ["---"] * len(heads), *map(_cells, comparisons)))
+    return "\n".join(
+        _line(cells) for cells in (heads, ["---"] * len(heads), *map(_cells, comparisons))
+    )
 
 
 def _line(cells: Sequence[str]) -> str:

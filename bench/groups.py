@@ -54,7 +54,10 @@ class Load(msgspec.Struct, frozen=True):
         return self.groups * self.members
 
     def __str__(self) -> str:
-        heartbeats, commits = self.all_members / HEARTBEAT_SECONDS, self.all_members / COMMIT_SECONDS
+        heartbeats, commits = (
+            self.all_members / HEARTBEAT_SECONDS,
+            self.all_members / COMMIT_SECONDS,
+        )
         return (
             f"{self.groups:,} groups of {self.members}, each member on a connection of its own, each group on the {self.partitions} partitions of "
             f"one topic; {heartbeats:,.0f} heartbeats and {commits:,.0f} commits a second for {self.seconds} s"
@@ -94,9 +97,27 @@ class Members:
     """The program that is all members. It does a step when it is told to and says what came of it."""
 
     def __init__(self, bootstrap: str, load: Load) -> None:
-        words = ["-at", bootstrap, "-topic", TOPIC, "-partitions", str(load.partitions), "-groups", str(load.groups)]
-        words += ["-members", str(load.members), "-warm", f"{load.warm_up_seconds}s", "-window", f"{load.seconds}s"]
-        self._process = subprocess.Popen([str(program()), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        words = [
+            "-at",
+            bootstrap,
+            "-topic",
+            TOPIC,
+            "-partitions",
+            str(load.partitions),
+            "-groups",
+            str(load.groups),
+        ]
+        words += [
+            "-members",
+            str(load.members),
+            "-warm",
+            f"{load.warm_up_seconds}s",
+            "-window",
+            f"{load.seconds}s",
+        ]
+        self._process = subprocess.Popen(
+            [str(program()), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
     def begins(self) -> None:
         """The next step."""
@@ -112,7 +133,9 @@ class Members:
         line = self._process.stdout.readline()
         overdue.cancel()
         if not line:
-            raise ClientFailed(f"the members ended with {self._process.wait()} (their time is {seconds:.0f} s)")
+            raise ClientFailed(
+                f"the members ended with {self._process.wait()} (their time is {seconds:.0f} s)"
+            )
         said: dict[str, Any] = msgspec.json.decode(line)
         return said
 
@@ -131,7 +154,9 @@ def program() -> Path:
     """The members' program, built from its only file."""
 
     def build(folder: Path) -> None:
-        command(["go", "build", "-o", str(folder / "members"), str(SOURCE)], env={"CGO_ENABLED": "0"})
+        command(
+            ["go", "build", "-o", str(folder / "members"), str(SOURCE)], env={"CGO_ENABLED": "0"}
+        )
 
     return cached(f"bench/{fingerprint((SOURCE.read_bytes(),))}", build) / "members"
 
@@ -147,7 +172,9 @@ def measure(server: Server, load: Load, say: Callable[[str], None]) -> Outcome:
         say(f"{server.name}: {load.all_members} connected after {connected:.1f} s")
         members.begins()
         joined = members.says(STEP_SECONDS)
-        say(f"{server.name}: all joined after {joined['joined']:.1f} s; p50 / p99 / max ms: {msgspec.convert(joined['join'], Took)}")
+        say(
+            f"{server.name}: all joined after {joined['joined']:.1f} s; p50 / p99 / max ms: {msgspec.convert(joined['join'], Took)}"
+        )
         members.begins()
         members.says(STEP_SECONDS + load.warm_up_seconds)
         before = server.cpu_seconds(), members.cpu_seconds()
@@ -155,15 +182,38 @@ def measure(server: Server, load: Load, say: Callable[[str], None]) -> Outcome:
         after = server.cpu_seconds(), members.cpu_seconds()
         end_bytes = server.own_memory_bytes()
         found = members.says(STEP_SECONDS)
-    cores, load_cores = ((end - begin) / found["seconds"] for begin, end in zip(before, after, strict=True))
-    heartbeat, commit, late = (msgspec.convert(found[name], Took) for name in ("heartbeat", "commit", "late"))
+    cores, load_cores = (
+        (end - begin) / found["seconds"] for begin, end in zip(before, after, strict=True)
+    )
+    heartbeat, commit, late = (
+        msgspec.convert(found[name], Took) for name in ("heartbeat", "commit", "late")
+    )
     rejoined = found["joinings"] - load.all_members
     return Outcome(
-        server.name, connected, joined["joined"], heartbeat, commit, cores, load_cores, late, rejoined, idle, connected_bytes, end_bytes
+        server.name,
+        connected,
+        joined["joined"],
+        heartbeat,
+        commit,
+        cores,
+        load_cores,
+        late,
+        rejoined,
+        idle,
+        connected_bytes,
+        end_bytes,
     )
 
 
-_HEADS = ("server", "heartbeats p50 / p99 / max ms", "commits p50 / p99 / max ms", "cores", "all connected", "all joined", "KiB a member")
+_HEADS = (
+    "server",
+    "heartbeats p50 / p99 / max ms",
+    "commits p50 / p99 / max ms",
+    "cores",
+    "all connected",
+    "all joined",
+    "KiB a member",
+)
 
 
 def table(outcomes: list[Outcome], load: Load) -> str:
@@ -217,7 +267,14 @@ def _gateway() -> Server:
 def _kafka() -> Server:
     """With its defaults where tests have others: the wait for a group's first members, and the partitions of its offsets."""
     g1 = ("-Xms1g", *COLLECTORS["g1"])
-    return Reference(Kafka.start(heap="-Xmx1g", collector=g1, group_initial_rebalance_delay_ms="3000", offsets_topic_num_partitions="50"))
+    return Reference(
+        Kafka.start(
+            heap="-Xmx1g",
+            collector=g1,
+            group_initial_rebalance_delay_ms="3000",
+            offsets_topic_num_partitions="50",
+        )
+    )
 
 
 def main() -> int:
@@ -229,7 +286,9 @@ def main() -> int:
         for server in each:
             outcomes.append(measure(server, load, _say))
             one = outcomes[-1]
-            _say(f"the load itself: {one.load_cores:.2f} cores, requests {one.late} ms late (p50 / p99 / max), {one.rejoined} joined again")
+            _say(
+                f"the load itself: {one.load_cores:.2f} cores, requests {one.late} ms late (p50 / p99 / max), {one.rejoined} joined again"
+            )
     text = f"{_made_by(options, busy)} {load}.\n\n{table(outcomes, load)}"
     print(text)
     if options.out is not None:
@@ -251,13 +310,27 @@ def _made_by(options: argparse.Namespace, busy: str) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make bench-groups", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="make bench-groups",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--groups", type=int, default=1000, help="how many (1000)")
     parser.add_argument("--members", type=int, default=4, help="of each group (4)")
-    parser.add_argument("--partitions", type=int, default=8, help="of the topic that all groups read (8)")
-    parser.add_argument("--seconds", type=int, default=60, help="measured, after a warm-up of 10 (60)")
-    parser.add_argument("--kafka", action="store_true", help="Apache Kafka as well, after the gateway")
-    parser.add_argument("--out", type=Path, help="the table goes into this file, between its marks; without it, it is only printed")
+    parser.add_argument(
+        "--partitions", type=int, default=8, help="of the topic that all groups read (8)"
+    )
+    parser.add_argument(
+        "--seconds", type=int, default=60, help="measured, after a warm-up of 10 (60)"
+    )
+    parser.add_argument(
+        "--kafka", action="store_true", help="Apache Kafka as well, after the gateway"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="the table goes into this file, between its marks; without it, it is only printed",
+    )
     return parser.parse_args()
 
 

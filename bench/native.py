@@ -75,14 +75,22 @@ def read(client: pulsar.Client, topic: str, count: int) -> str:
     return f"{size / MIB / seconds} {cpu}"
 
 
-def pace(client: pulsar.Client, topic: str, size: int, rate: int, warm_up_seconds: int, seconds: int) -> str:
+def pace(
+    client: pulsar.Client, topic: str, size: int, rate: int, warm_up_seconds: int, seconds: int
+) -> str:
     producer = client.create_producer(
-        topic, batching_enabled=True, batching_max_publish_delay_ms=LINGER_MS, batching_max_allowed_size_in_bytes=BATCH_BYTES
+        topic,
+        batching_enabled=True,
+        batching_max_publish_delay_ms=LINGER_MS,
+        batching_max_allowed_size_in_bytes=BATCH_BYTES,
     )
     payload = os.urandom(size)
     _send_at(producer, payload, rate, rate * warm_up_seconds)
     taken: list[float] = []
-    line = _measured(lambda: taken.extend(_send_at(producer, payload, rate, rate * seconds)), rate * seconds * size)
+    line = _measured(
+        lambda: taken.extend(_send_at(producer, payload, rate, rate * seconds)),
+        rate * seconds * size,
+    )
     taken.sort()
     return f"{taken[len(taken) // 2] * 1000} {taken[len(taken) * 99 // 100] * 1000} {line}"
 

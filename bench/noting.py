@@ -43,31 +43,63 @@ def producing(partitions: int) -> float:
     """Produce requests with one full batch for each of so many partitions of a topic."""
     records = full_batch()
     request = ProduceRequest(
-        PRODUCE_VERSION, None, -1, 30_000, [TopicRecords("orders", [PartitionRecords(index, records) for index in range(partitions)])]
+        PRODUCE_VERSION,
+        None,
+        -1,
+        30_000,
+        [TopicRecords("orders", [PartitionRecords(index, records) for index in range(partitions)])],
     )
     prepared = [(None, records, check_batch(records, PRODUCE_VERSION), "orders")] * partitions
     recorder = _recorder()
-    return _seconds(recorder, ApiKey.PRODUCE, lambda: recorder.produced(request, prepared)) * GIB / (partitions * BATCH_BYTES)
+    return (
+        _seconds(recorder, ApiKey.PRODUCE, lambda: recorder.produced(request, prepared))
+        * GIB
+        / (partitions * BATCH_BYTES)
+    )
 
 
 def fetching() -> float:
     """Fetch requests that are answered with as many full batches as a partition's share of a reply has."""
     request = FetchRequest(FETCH_VERSION, -1, 500, 1, FETCH_BYTES, 0, 0, -1, (), ())
-    reply = FetchResponse([("orders", [PartitionFetched(0, 0, records=[full_batch()] * (FETCH_BYTES // BATCH_BYTES))])])
+    reply = FetchResponse(
+        [
+            (
+                "orders",
+                [PartitionFetched(0, 0, records=[full_batch()] * (FETCH_BYTES // BATCH_BYTES))],
+            )
+        ]
+    )
     recorder = _recorder()
-    return _seconds(recorder, ApiKey.FETCH, lambda: recorder.fetched(request, reply)) * GIB / FETCH_BYTES
+    return (
+        _seconds(recorder, ApiKey.FETCH, lambda: recorder.fetched(request, reply))
+        * GIB
+        / FETCH_BYTES
+    )
 
 
 def full_batch() -> memoryview:
     """As Kafka's producer fills it, of records that do not repeat."""
     # Of now: what is old would be deleted.
-    samples = [Sample(index, int(time.time() * 1000), None, os.urandom(RECORD_BYTES)) for index in range(BATCH_BYTES // RECORD_BYTES - 1)]
+    samples = [
+        Sample(index, int(time.time() * 1000), None, os.urandom(RECORD_BYTES))
+        for index in range(BATCH_BYTES // RECORD_BYTES - 1)
+    ]
     return memoryview(bytearray(batch(samples)))
 
 
 def _recorder() -> Recorder:
     limits = {"interval": 60.0, "max_keys": 1000, "max_rows": 100_000}
-    log = TrafficLog([Nowhere()], 0, "bench", start=0, now=lambda: 0, clock=Clock(), salt=None, topic_name=str, **limits)  # type: ignore[arg-type]
+    log = TrafficLog(
+        [Nowhere()],
+        0,
+        "bench",
+        start=0,
+        now=lambda: 0,
+        clock=Clock(),
+        salt=None,
+        topic_name=str,
+        **limits,
+    )  # type: ignore[arg-type]
     return log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), Session(None))
 
 

@@ -62,9 +62,14 @@ class Sides:
     def _start(self) -> Gateway:
         own = self._own
         names = {"kafkaTenant": own.tenant, "kafkaNamespace": own.namespace}
-        names |= {"kafkaMetadataTenant": own.metadata_tenant, "kafkaMetadataNamespace": own.metadata_namespace}
+        names |= {
+            "kafkaMetadataTenant": own.metadata_tenant,
+            "kafkaMetadataNamespace": own.metadata_namespace,
+        }
         settings = [word for name, value in names.items() for word in ("--set", f"{name}={value}")]
-        return Gateway.start(store=own.service_url, arguments=["--pulsar-admin", own.admin_url, *settings])
+        return Gateway.start(
+            store=own.service_url, arguments=["--pulsar-admin", own.admin_url, *settings]
+        )
 
     def restart(self) -> None:
         """The gateway anew: it remembers nothing of what was sent."""
@@ -73,16 +78,38 @@ class Sides:
 
     def make_native(self, name: str, partitions: int = 1) -> str:
         """The topic of the native application, made as the gateway makes its own: partitioned."""
-        self._tenant.admin("PUT", f"persistent/{self._own.tenant}/{self._own.namespace}/{name}/partitions", partitions)
-        return self.native_topic(name) if partitions == 1 else f"persistent://{self._own.tenant}/{self._own.namespace}/{name}"
+        self._tenant.admin(
+            "PUT",
+            f"persistent/{self._own.tenant}/{self._own.namespace}/{name}/partitions",
+            partitions,
+        )
+        return (
+            self.native_topic(name)
+            if partitions == 1
+            else f"persistent://{self._own.tenant}/{self._own.namespace}/{name}"
+        )
 
     def native_topic(self, name: str) -> str:
         return f"persistent://{self._own.tenant}/{self._own.namespace}/{name}-partition-0"
 
     def native(self, what: str, *arguments: object) -> list[float]:
         """The numbers that the native application ends with."""
-        argv = [sys.executable, "-m", "bench.native", what, self._own.service_url, *map(str, arguments)]
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=NATIVE_SECONDS, check=True)
+        argv = [
+            sys.executable,
+            "-m",
+            "bench.native",
+            what,
+            self._own.service_url,
+            *map(str, arguments),
+        ]
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=NATIVE_SECONDS,
+            check=True,
+        )
         return [float(word) for word in done.stdout.splitlines()[-1].split()]
 
     def cpu_of(self, work: Callable[[], float]) -> tuple[float, float]:
@@ -98,10 +125,15 @@ def plan(sides: Sides, rounds: int, mib: int) -> Iterator[Step]:
     for number in range(rounds):
         ours, theirs = f"bench-{number}", f"native-{number}"
         for pair in (
-            (_produce(sides, PRODUCE, ours, mib), _produce_natively(sides, PRODUCE, theirs, mib, messages)),
+            (
+                _produce(sides, PRODUCE, ours, mib),
+                _produce_natively(sides, PRODUCE, theirs, mib, messages),
+            ),
             (
                 _produce(sides, PRODUCE_ALIKE, f"{ours}-few", mib),
-                _produce_natively(sides, PRODUCE_ALIKE, f"{theirs}-few", mib, messages, pending=FEW),
+                _produce_natively(
+                    sides, PRODUCE_ALIKE, f"{theirs}-few", mib, messages, pending=FEW
+                ),
             ),
             (
                 _produce(sides, PRODUCE_MANY, f"{ours}-many", mib, PARTITIONS),
@@ -117,15 +149,27 @@ def _produce(sides: Sides, what: str, topic: str, mib: int, partitions: int = 1)
     def run() -> Figure:
         bootstrap = sides.gateway.bootstrap
         clients.create(bootstrap, topic, partitions)
-        rate, seconds = sides.cpu_of(lambda: clients.produce(bootstrap, topic, records_of(mib), "none"))
+        rate, seconds = sides.cpu_of(
+            lambda: clients.produce(bootstrap, topic, records_of(mib), "none")
+        )
         return Figure(what, "none", Gateway.name, seconds * 1024 / mib, rate)
 
     return Step(f"{what}, {Gateway.name}", 3 + mib / 20, run)
 
 
-def _produce_natively(sides: Sides, what: str, name: str, mib: int, messages: int, partitions: int = 1, pending: int = PENDING) -> Step:
+def _produce_natively(
+    sides: Sides,
+    what: str,
+    name: str,
+    mib: int,
+    messages: int,
+    partitions: int = 1,
+    pending: int = PENDING,
+) -> Step:
     def run() -> Figure:
-        rate, seconds = sides.native("produce", sides.make_native(name, partitions), messages, MESSAGE_BYTES, pending)
+        rate, seconds = sides.native(
+            "produce", sides.make_native(name, partitions), messages, MESSAGE_BYTES, pending
+        )
         return Figure(what, "none", NATIVE, seconds * 1024 / mib, rate)
 
     return Step(f"{what}, {NATIVE}", 1 + mib / 100, run)
@@ -134,7 +178,9 @@ def _produce_natively(sides: Sides, what: str, name: str, mib: int, messages: in
 def _fetch(sides: Sides, topic: str, mib: int) -> Step:
     def run() -> Figure:
         sides.restart()
-        rate, seconds = sides.cpu_of(lambda: clients.fetch(sides.gateway.bootstrap, topic, records_of(mib), VERSION))
+        rate, seconds = sides.cpu_of(
+            lambda: clients.fetch(sides.gateway.bootstrap, topic, records_of(mib), VERSION)
+        )
         return Figure(FETCH, "none", Gateway.name, seconds * 1024 / mib, rate)
 
     return Step(f"{FETCH}, {Gateway.name}", 5 + mib / 40, run)
@@ -152,12 +198,24 @@ def _paced(sides: Sides, topic: str) -> Step:
     def run() -> Figure:
         marks: list[float] = []
         clients.create(sides.gateway.bootstrap, topic, 1)
-        latencies = clients.produce_steadily(sides.gateway.bootstrap, topic, lambda: marks.append(sides.gateway.cpu_seconds()))
+        latencies = clients.produce_steadily(
+            sides.gateway.bootstrap, topic, lambda: marks.append(sides.gateway.cpu_seconds())
+        )
         began, ended = marks
         mib = _paced_mib()
-        return Figure(PACED, "none", Gateway.name, (ended - began) * 1024 / mib, mib / clients.PACE_SECONDS, latencies.p50, latencies.p99)
+        return Figure(
+            PACED,
+            "none",
+            Gateway.name,
+            (ended - began) * 1024 / mib,
+            mib / clients.PACE_SECONDS,
+            latencies.p50,
+            latencies.p99,
+        )
 
-    return Step(f"{PACED}, {Gateway.name}", 3 + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS, run)
+    return Step(
+        f"{PACED}, {Gateway.name}", 3 + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS, run
+    )
 
 
 def _pace_natively(sides: Sides, name: str) -> Step:
@@ -194,7 +252,9 @@ def main() -> int:
     made = table(compare(figures, Gateway.name, NATIVE), NATIVE)
     print(made)
     if options.out is not None:
-        options.out.write_text(between_marks(options.out.read_text(), f"{_made_by(options)}\n\n{made}", BEGIN, END))
+        options.out.write_text(
+            between_marks(options.out.read_text(), f"{_made_by(options)}\n\n{made}", BEGIN, END)
+        )
     return 0
 
 
@@ -211,11 +271,19 @@ def _made_by(options: argparse.Namespace) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make bench-pulsar", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="make bench-pulsar",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--rounds", type=int, default=3, help="medians are taken over so many (3)")
     parser.add_argument("--mib", type=int, default=256, help="moved in each step, in MiB (256)")
     parser.add_argument("--memory", default="1g", help="heap and direct memory of the broker (1g)")
-    parser.add_argument("--out", type=Path, help="the table goes into this file, between its marks; without it, it is only printed")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="the table goes into this file, between its marks; without it, it is only printed",
+    )
     return parser.parse_args()
 
 

@@ -28,7 +28,13 @@ def produce_frame(topic: str, partitions: int, records: bytes) -> bytes:
     data = ProduceRequest.TopicProduceData
     rows = [data.PartitionProduceData(index=index, records=records) for index in range(partitions)]
     topics = [data(name=topic, partition_data=rows)]
-    request = ProduceRequest(version=PRODUCE_VERSION, transactional_id=None, acks=-1, timeout_ms=30_000, topic_data=topics)
+    request = ProduceRequest(
+        version=PRODUCE_VERSION,
+        transactional_id=None,
+        acks=-1,
+        timeout_ms=30_000,
+        topic_data=topics,
+    )
     return framed(request, PRODUCE_VERSION)
 
 
@@ -37,7 +43,9 @@ def produce(peer: Peer, frame: bytes, requests: int) -> None:
     for number in range(requests + AT_ONCE):
         if number >= AT_ONCE:
             reply = ProduceResponse.decode(_heard(peer)[4:], version=PRODUCE_VERSION)
-            codes = {row.error_code for topic in reply.responses for row in topic.partition_responses}
+            codes = {
+                row.error_code for topic in reply.responses for row in topic.partition_responses
+            }
             if codes != {0}:
                 raise ClientFailed(f"records were refused: {codes}")
         if number < requests:
@@ -48,7 +56,10 @@ def fetch_frames(topic: str, records: bytes, batches: int) -> Iterator[bytes]:
     """Requests that read a partition of so many equal batches from its beginning to its end, as much as Kafka's consumer asks of a partition at a time."""
     count = check_batch(memoryview(records), PRODUCE_VERSION).count
     for first in range(0, batches, MIB // len(records)):
-        yield framed(fetching(topic, first * count, FETCH_VERSION, max_wait_ms=500, max_bytes=MIB), FETCH_VERSION)
+        yield framed(
+            fetching(topic, first * count, FETCH_VERSION, max_wait_ms=500, max_bytes=MIB),
+            FETCH_VERSION,
+        )
 
 
 def fetch(peer: Peer, frames: Sequence[bytes]) -> int:

@@ -29,7 +29,14 @@ from bench.__main__ import between_marks
 BEGIN, END = "<!-- reports: begin -->", "<!-- reports: end -->"
 DAYS, APPLICATIONS, CONNECTIONS = 30, 300, 600
 #: Api key, oldest and newest version, and whether it has a topic.
-REQUESTS = [(0, 1, 9, True), (1, 3, 12, True), (3, 0, 9, False), (8, 2, 8, False), (9, 1, 7, False), (12, 0, 4, False)]
+REQUESTS = [
+    (0, 1, 9, True),
+    (1, 3, 12, True),
+    (3, 0, 9, False),
+    (8, 2, 8, False),
+    (9, 1, 7, False),
+    (12, 0, 4, False),
+]
 HOUR = 3_600_000
 MEMORY = "2g"
 
@@ -37,8 +44,14 @@ MEMORY = "2g"
 def logs(folder: Path, rows: int, now: datetime) -> int:
     """Writes a log of some `rows` usage rows; gives its bytes, unpacked."""
     minutes = max(1, round(rows / (DAYS * 24 * CONNECTIONS * len(REQUESTS))))
-    connections = CONNECTIONS if rows >= DAYS * 24 * CONNECTIONS * len(REQUESTS) else max(1, rows // (DAYS * 24 * len(REQUESTS)))
-    first = int((now - timedelta(days=DAYS)).replace(minute=0, second=0, microsecond=0).timestamp() * 1000)
+    connections = (
+        CONNECTIONS
+        if rows >= DAYS * 24 * CONNECTIONS * len(REQUESTS)
+        else max(1, rows // (DAYS * 24 * len(REQUESTS)))
+    )
+    first = int(
+        (now - timedelta(days=DAYS)).replace(minute=0, second=0, microsecond=0).timestamp() * 1000
+    )
     encode = msgspec.json.Encoder().encode
     size = sequence = 0
     for hour in range(DAYS * 24):
@@ -93,7 +106,11 @@ def _used_in_a_minute(end: int, application: int, chance: Random) -> Iterator[di
     named = {} if old else {"software": "apache-kafka-java", "software_version": "2.8.2"}
     for key, oldest, newest, has_topic in REQUESTS:
         latencies = [chance.getrandbits(4) for _ in range(4)]
-        of_topic = _of_topic(key, application, old) if has_topic else {"requests": sum(latencies), "group": f"group-{application}"}
+        of_topic = (
+            _of_topic(key, application, old)
+            if has_topic
+            else {"requests": sum(latencies), "group": f"group-{application}"}
+        )
         yield (
             named
             | of_topic
@@ -113,8 +130,17 @@ def _used_in_a_minute(end: int, application: int, chance: Random) -> Iterator[di
 
 
 def _of_topic(key: int, application: int, old: bool) -> dict[str, Any]:
-    row = {"topic": f"topic-{application % 100}", "records": 50, f"magic_{'out' if key else 'in'}": {"1" if old else "2": 5}}
-    converted = {"conversions": 5, "converted_records": 50, "converted_bytes": 9000, "conversion_cpu_us": 70}
+    row = {
+        "topic": f"topic-{application % 100}",
+        "records": 50,
+        f"magic_{'out' if key else 'in'}": {"1" if old else "2": 5},
+    }
+    converted = {
+        "conversions": 5,
+        "converted_records": 50,
+        "converted_bytes": 9000,
+        "conversion_cpu_us": 70,
+    }
     return row | converted if old and key else row
 
 
@@ -143,7 +169,15 @@ def measure(rows: int, folder: Path, cores: int) -> dict[str, Any]:
     spark.stop()
     seconds = {"ingest": taken - began, "report": reported - taken}
     cpu = {"ingest_cpu": taken_cpu - began_cpu, "report_cpu": reported_cpu - taken_cpu}
-    return {"rows": found, "json": size, "packed": packed, "tables": tables, **seconds, **cpu, **peaks}
+    return {
+        "rows": found,
+        "json": size,
+        "packed": packed,
+        "tables": tables,
+        **seconds,
+        **cpu,
+        **peaks,
+    }
 
 
 def _javas(pid: int) -> list[int]:
@@ -154,24 +188,34 @@ def _javas(pid: int) -> list[int]:
 
 def _cpu(pids: list[int]) -> float:
     """Seconds that the processes have worked."""
-    ticks = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in pids]
+    ticks = [
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13] for pid in pids
+    ]
     return sum(int(tick) for pair in ticks for tick in pair) / os.sysconf("SC_CLK_TCK")
 
 
 def _peak(pids: list[int]) -> int:
-    lines = [line for pid in pids for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    lines = [
+        line
+        for pid in pids
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmHWM:")
+    ]
     return sum(int(line.split()[1]) for line in lines) // 1024
 
 
 def as_markdown(measured: list[dict[str, Any]], line: str) -> str:
-    head = (
-        "| usage rows | JSON / compressed / tables, MiB | ingest: s (rows/s), CPU s | report: s (rows/s), CPU s | peak MiB: Spark, Python |"
-    )
+    head = "| usage rows | JSON / compressed / tables, MiB | ingest: s (rows/s), CPU s | report: s (rows/s), CPU s | peak MiB: Spark, Python |"
     rows = [head, "| --- | --- | --- | --- | --- |"]
     for one in measured:
         sizes = " / ".join(f"{one[name] / 2**20:,.0f}" for name in ("json", "packed", "tables"))
-        speeds = [f"{one[name]:.0f} ({one['rows'] / one[name]:,.0f}), {one[f'{name}_cpu']:.0f}" for name in ("ingest", "report")]
-        rows.append(f"| {one['rows']:,} | {sizes} | {' | '.join(speeds)} | {one['spark_mib']:,}, {one['python_mib']:,} |")
+        speeds = [
+            f"{one[name]:.0f} ({one['rows'] / one[name]:,.0f}), {one[f'{name}_cpu']:.0f}"
+            for name in ("ingest", "report")
+        ]
+        rows.append(
+            f"| {one['rows']:,} | {sizes} | {' | '.join(speeds)} | {one['spark_mib']:,}, {one['python_mib']:,} |"
+        )
     return "\n".join([line, "", *rows])
 
 
@@ -183,7 +227,10 @@ def main() -> int:
     given = parser.parse_args()
     measured = []
     for rows in given.rows:
-        with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(1) as pool:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            multiprocessing.get_context("spawn").Pool(1) as pool,
+        ):
             measured.append(pool.apply(measure, (rows, Path(folder), given.cores)))
         sys.stderr.write(json.dumps(measured[-1]) + "\n")
     load = " ".join(f"{one:.1f}" for one in os.getloadavg())

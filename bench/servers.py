@@ -53,18 +53,37 @@ class Gateway:
 
     name = "kopgate"
 
-    def __init__(self, process: subprocess.Popen[str], folder: Path, addresses: Sequence[str]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[str], folder: Path, addresses: Sequence[str]
+    ) -> None:
         self._process = process
         self._folder = folder
         self.bootstrap, *self.others = addresses
 
     @classmethod
-    def start(cls, log: int | None = None, store: str | None = None, arguments: Sequence[str] = (), module: str = "gateway") -> Self:
+    def start(
+        cls,
+        log: int | None = None,
+        store: str | None = None,
+        arguments: Sequence[str] = (),
+        module: str = "gateway",
+    ) -> Self:
         """`log` is where its log goes, if not where that of this process does: a file descriptor, or subprocess.DEVNULL. `module` is what is run."""
         folder = Path(tempfile.mkdtemp(prefix="kopgate-bench-"))
         kept = ("--store", store or f"lmdb:{folder}")
-        argv = [sys.executable, "-m", module, "serve", "--listener", "PLAINTEXT://127.0.0.1:0", *kept, *arguments]
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
+        argv = [
+            sys.executable,
+            "-m",
+            module,
+            "serve",
+            "--listener",
+            "PLAINTEXT://127.0.0.1:0",
+            *kept,
+            *arguments,
+        ]
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
+        )
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line.startswith(READY):
@@ -72,7 +91,14 @@ class Gateway:
             process.wait()
             shutil.rmtree(folder, ignore_errors=True)
             raise RuntimeError(f"the gateway did not start: {line!r}")
-        return cls(process, folder, [address.partition("://")[2] for address in line.removeprefix(READY).split(" ")[0].split(",")])
+        return cls(
+            process,
+            folder,
+            [
+                address.partition("://")[2]
+                for address in line.removeprefix(READY).split(" ")[0].split(",")
+            ],
+        )
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self._process.pid)
@@ -104,7 +130,13 @@ class Reference:
 
     @classmethod
     def start(cls, collector: str) -> Self:
-        return cls(Kafka.start(heap="-Xmx1g", collector=("-Xms1g", *COLLECTORS[collector]), message_max_bytes="1048588"))
+        return cls(
+            Kafka.start(
+                heap="-Xmx1g",
+                collector=("-Xms1g", *COLLECTORS[collector]),
+                message_max_bytes="1048588",
+            )
+        )
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self._kafka.pid)

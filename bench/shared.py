@@ -83,9 +83,17 @@ def load_of(shares: Sequence[float]) -> str:
 
 def measure(servers: Sequence[Server], load: Load, say: Callable[[str], None]) -> list[Row]:
     """All rows. The servers take turns in every run, and in which of them is first."""
-    kinds = [(verb, client, is_grouped) for client in SARAMAS for verb in ("echo", "stream") for is_grouped in (False, True)]
+    kinds = [
+        (verb, client, is_grouped)
+        for client in SARAMAS
+        for verb in ("echo", "stream")
+        for is_grouped in (False, True)
+    ]
     rows = [
-        Row(f"{load.records} {'echoes' if verb == 'echo' else 'records'}, {client}{', in a group' * is_grouped}", spread)
+        Row(
+            f"{load.records} {'echoes' if verb == 'echo' else 'records'}, {client}{', in a group' * is_grouped}",
+            spread,
+        )
         for verb, client, is_grouped in kinds
     ]
     for number, server in _turns(servers, load.runs):
@@ -93,19 +101,26 @@ def measure(servers: Sequence[Server], load: Load, say: Callable[[str], None]) -
             topic = f"{verb}-{client}-{is_grouped}-{number}"
             create(server.bootstrap, topic, 1)
             words = ("--group", topic) if is_grouped else ()
-            row.add(server, [sum(_seconds(table()[client], verb, server, *words, f"{topic}:{load.records}"))])
+            row.add(
+                server,
+                [sum(_seconds(table()[client], verb, server, *words, f"{topic}:{load.records}"))],
+            )
             say(f"{row.name}, {server.name}: {row.figures[server.name][-1]:.2f} s")
     for name in LIBRDKAFKAS:
         rows += _commits(servers, table()[name], load, say)
     return rows
 
 
-def _commits(servers: Sequence[Server], client: Client, load: Load, say: Callable[[str], None]) -> Iterator[Row]:
+def _commits(
+    servers: Sequence[Server], client: Client, load: Load, say: Callable[[str], None]
+) -> Iterator[Row]:
     topic, group = f"idle-{client.name}", ("--group", client.name)
     committing = Row(f"a commit, {client.name}, p50 / p99 / max", percentiles)
     for server in servers:
         create(server.bootstrap, topic, 1)
-        committing.add(server, _seconds(client, "commits", server, *group, f"{topic}:{load.commits}"))
+        committing.add(
+            server, _seconds(client, "commits", server, *group, f"{topic}:{load.commits}")
+        )
         say(f"{committing.name}, {server.name}: {percentiles(committing.figures[server.name])}")
     yield committing
     busy = "--every", str(COMMIT_EVERY_MS), *group, f"{topic}:1000000"
@@ -113,7 +128,10 @@ def _commits(servers: Sequence[Server], client: Client, load: Load, say: Callabl
         "that only fetches": ("consume", f"{topic}:0:0:1"),
         "that commits every second": ("commits", *busy),
     }.items():
-        rows = [Row(f"{whose} CPU a second, {client.name} {kind}", load_of) for whose in ("server's", "client's")]
+        rows = [
+            Row(f"{whose} CPU a second, {client.name} {kind}", load_of)
+            for whose in ("server's", "client's")
+        ]
         for _, server in _turns(servers, 3):
             for row, share in zip(rows, _cpu(client, server, words, load.seconds), strict=True):
                 row.add(server, [share])
@@ -122,17 +140,34 @@ def _commits(servers: Sequence[Server], client: Client, load: Load, say: Callabl
 
 
 def _turns(servers: Sequence[Server], runs: int) -> Iterator[tuple[int, Server]]:
-    return ((number, server) for number in range(runs) for server in (servers if number % 2 == 0 else servers[::-1]))
+    return (
+        (number, server)
+        for number in range(runs)
+        for server in (servers if number % 2 == 0 else servers[::-1])
+    )
 
 
 def _seconds(client: Client, verb: str, server: Server, *words: str) -> list[float]:
-    return [float(line) for line in run(client, verb, server.bootstrap, words, timeout=CLIENT_SECONDS).splitlines()]
+    return [
+        float(line)
+        for line in run(client, verb, server.bootstrap, words, timeout=CLIENT_SECONDS).splitlines()
+    ]
 
 
-def _cpu(client: Client, server: Server, words: Sequence[str], seconds: float) -> tuple[float, float]:
+def _cpu(
+    client: Client, server: Server, words: Sequence[str], seconds: float
+) -> tuple[float, float]:
     """CPU seconds per second, the server's and the client's, while the client runs."""
     verb, *rest = words
-    argv = [*install(client), verb, "--bootstrap", server.bootstrap, "--timeout", str(CLIENT_SECONDS), *rest]
+    argv = [
+        *install(client),
+        verb,
+        "--bootstrap",
+        server.bootstrap,
+        "--timeout",
+        str(CLIENT_SECONDS),
+        *rest,
+    ]
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         try:
             time.sleep(SETTLE_SECONDS)
@@ -168,7 +203,9 @@ def main() -> int:
 
 
 def _gateway() -> Server:
-    return Gateway.start(subprocess.DEVNULL, arguments=("--set", "group_initial_rebalance_delay_ms=0"))
+    return Gateway.start(
+        subprocess.DEVNULL, arguments=("--set", "group_initial_rebalance_delay_ms=0")
+    )
 
 
 def _kafka() -> Server:
@@ -185,13 +222,23 @@ def _made_by(options: argparse.Namespace, busy: str) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make bench-shared", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="make bench-shared",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--runs", type=int, default=20, help="of each kind of echo (20)")
     parser.add_argument("--records", type=int, default=40, help="of each run (40)")
     parser.add_argument("--commits", type=int, default=200, help="of each librdkafka (200)")
-    parser.add_argument("--seconds", type=int, default=20, help="of each idle consumer, three times (20)")
+    parser.add_argument(
+        "--seconds", type=int, default=20, help="of each idle consumer, three times (20)"
+    )
     parser.add_argument("--kafka", action="store_true", help="Apache Kafka as well")
-    parser.add_argument("--out", type=Path, help="the table goes into this file, between its marks; without it, it is only printed")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="the table goes into this file, between its marks; without it, it is only printed",
+    )
     return parser.parse_args()
 
 

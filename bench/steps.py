@@ -18,7 +18,11 @@ T = TypeVar("T")
 CODECS = ("none", "lz4", "gzip", "snappy", "zstd")
 
 #: What a consumer of these versions is served; those below 2.1 know no zstd.
-READERS = {"fetch, as stored": VERSION, "fetch, to format 1": "0.10.2.2", "fetch, to format 0": "0.9.0.1"}
+READERS = {
+    "fetch, as stored": VERSION,
+    "fetch, to format 1": "0.10.2.2",
+    "fetch, to format 0": "0.9.0.1",
+}
 
 #: With it Kafka acknowledges what it has synced, as the gateway always does: the same work for both.
 SYNCED = {"flush.messages": "1"}
@@ -48,7 +52,9 @@ class Load(msgspec.Struct, frozen=True):
     def mib_a_round(self) -> int:
         """What one server stores, before a codec makes it less."""
         topics = len(self.partitions) + (1 in self.partitions)
-        return self.mib * len(self.codecs) * topics + 2 * records_of_pace() * RECORD_BYTES // (1 << 20)
+        return self.mib * len(self.codecs) * topics + 2 * records_of_pace() * RECORD_BYTES // (
+            1 << 20
+        )
 
 
 def records_of_pace() -> int:
@@ -65,16 +71,24 @@ class Step(msgspec.Struct, frozen=True):
 
 def plan(servers: Sequence[Server], rounds: int, load: Load) -> list[Step]:
     """The steps of all rounds. The servers take turns at every step, and from round to round in who goes first. Both go on running, as servers do."""
-    return [step for number in range(rounds) for step in _round(number, servers if number % 2 == 0 else servers[::-1], load)]
+    return [
+        step
+        for number in range(rounds)
+        for step in _round(number, servers if number % 2 == 0 else servers[::-1], load)
+    ]
 
 
 def _round(number: int, servers: Sequence[Server], load: Load) -> Iterator[Step]:
     for codec in load.codecs:
         for partitions in load.partitions:
             for server in servers:
-                yield _produce(server, _topic(number, codec, partitions), partitions, load.mib, codec)
+                yield _produce(
+                    server, _topic(number, codec, partitions), partitions, load.mib, codec
+                )
         for server in servers if 1 in load.partitions else ():
-            yield _produce(server, f"{_topic(number, codec, 1)}-synced", 1, load.mib, codec, is_synced=True)
+            yield _produce(
+                server, f"{_topic(number, codec, 1)}-synced", 1, load.mib, codec, is_synced=True
+            )
         # The fetches are of the topic of one partition.
         for row, client in readers(codec).items() if 1 in load.partitions else ():
             for server in servers:
@@ -93,12 +107,16 @@ def readers(codec: str) -> dict[str, str]:
     return {row: client for row, client in READERS.items() if codec != "zstd" or client == VERSION}
 
 
-def _produce(server: Server, topic: str, partitions: int, mib: int, codec: str, *, is_synced: bool = False) -> Step:
+def _produce(
+    server: Server, topic: str, partitions: int, mib: int, codec: str, *, is_synced: bool = False
+) -> Step:
     row = f"produce, {partitions} partition{'s' if partitions > 1 else ''}{BOTH_SYNC * is_synced}"
 
     def run() -> Figure:
         clients.create(server.bootstrap, topic, partitions, SYNCED if is_synced else None)
-        rate, seconds = _cpu_of(server, lambda: clients.produce(server.bootstrap, topic, records_of(mib), codec))
+        rate, seconds = _cpu_of(
+            server, lambda: clients.produce(server.bootstrap, topic, records_of(mib), codec)
+        )
         return Figure(row, codec, server.name, seconds * 1024 / mib, rate)
 
     return Step(f"{row}, {codec}, {server.name}", _START_SECONDS + mib / _PRODUCED, run)
@@ -106,11 +124,17 @@ def _produce(server: Server, topic: str, partitions: int, mib: int, codec: str, 
 
 def _fetch(server: Server, row: str, topic: str, mib: int, codec: str, client: str) -> Step:
     def run() -> Figure:
-        rate, seconds = _cpu_of(server, lambda: clients.fetch(server.bootstrap, topic, records_of(mib), client))
+        rate, seconds = _cpu_of(
+            server, lambda: clients.fetch(server.bootstrap, topic, records_of(mib), client)
+        )
         return Figure(row, codec, server.name, seconds * 1024 / mib, rate)
 
     is_slow = codec == "gzip" and client != VERSION
-    return Step(f"{row}, {codec}, {server.name}", _START_SECONDS + mib / (_FETCHED_PACKED if is_slow else _FETCHED), run)
+    return Step(
+        f"{row}, {codec}, {server.name}",
+        _START_SECONDS + mib / (_FETCHED_PACKED if is_slow else _FETCHED),
+        run,
+    )
 
 
 def _paced(server: Server, topic: str, *, is_synced: bool = False) -> Step:
@@ -119,12 +143,26 @@ def _paced(server: Server, topic: str, *, is_synced: bool = False) -> Step:
     def run() -> Figure:
         marks: list[float] = []
         clients.create(server.bootstrap, topic, 1, SYNCED if is_synced else None)
-        latencies = clients.produce_steadily(server.bootstrap, topic, lambda: marks.append(server.cpu_seconds()))
+        latencies = clients.produce_steadily(
+            server.bootstrap, topic, lambda: marks.append(server.cpu_seconds())
+        )
         began, ended = marks
         mib = clients.PACE * clients.PACE_SECONDS * RECORD_BYTES / (1 << 20)
-        return Figure(row, "none", server.name, (ended - began) * 1024 / mib, mib / clients.PACE_SECONDS, latencies.p50, latencies.p99)
+        return Figure(
+            row,
+            "none",
+            server.name,
+            (ended - began) * 1024 / mib,
+            mib / clients.PACE_SECONDS,
+            latencies.p50,
+            latencies.p99,
+        )
 
-    return Step(f"{row}, none, {server.name}", _START_SECONDS + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS, run)
+    return Step(
+        f"{row}, none, {server.name}",
+        _START_SECONDS + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS,
+        run,
+    )
 
 
 def _cpu_of(server: Server, work: Callable[[], T]) -> tuple[T, float]:

@@ -82,13 +82,23 @@ def certain(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    heads = ["step", "CPU s/GiB without", "with the traffic log", "ratio (median's range)", "the log by itself"]
+    heads = [
+        "step",
+        "CPU s/GiB without",
+        "with the traffic log",
+        "ratio (median's range)",
+        "the log by itself",
+    ]
     lines = [heads, ["---"] * len(heads)]
     for row in rows:
-        without, with_log = (median(pair[at] for pair in map(msgspec.structs.astuple, row.pairs)) for at in (0, 1))
+        without, with_log = (
+            median(pair[at] for pair in map(msgspec.structs.astuple, row.pairs)) for at in (0, 1)
+        )
         low, high = certain(row.ratios)
         ratio = f"**{median(row.ratios):.3f}** ({low:.3f}-{high:.3f})"
-        lines.append([row.name, f"{without:.2f}", f"{with_log:.2f}", ratio, _share(row.noted, without)])
+        lines.append(
+            [row.name, f"{without:.2f}", f"{with_log:.2f}", ratio, _share(row.noted, without)]
+        )
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -96,7 +106,9 @@ def _share(noted: float, of: float) -> str:
     return f"{noted:.3f} s/GiB, {noted / of:.1%}"
 
 
-def measure(doors: tuple[Door, Door], loads: dict[str, Load], rounds: int, say: Callable[[str], None]) -> list[Row]:
+def measure(
+    doors: tuple[Door, Door], loads: dict[str, Load], rounds: int, say: Callable[[str], None]
+) -> list[Row]:
     """`doors` are the one that the log does not see and the one that it does."""
     rows = []
     for name, load in loads.items():
@@ -115,7 +127,11 @@ def produced(gateway: Gateway, partitions: int) -> Load:
     topic, records = f"produced-{partitions}", bytes(noting.full_batch())
     clients.create(gateway.bootstrap, topic, partitions)
     frame = replay.produce_frame(topic, partitions, records)
-    return lambda door: _cpu(door, REQUESTS * partitions * len(records), lambda: replay.produce(door.peer, frame, REQUESTS))
+    return lambda door: _cpu(
+        door,
+        REQUESTS * partitions * len(records),
+        lambda: replay.produce(door.peer, frame, REQUESTS),
+    )
 
 
 def fetched(gateway: Gateway, writer: Peer) -> Load:
@@ -143,8 +159,15 @@ def main() -> int:
     options = _options()
     busy = " ".join(f"{average:.2f}" for average in os.getloadavg())
     with tempfile.TemporaryDirectory(prefix="kopgate-bench-traffic-") as folder:
-        unseen = ("--listener", f"{UNSEEN}://127.0.0.1:0", "--set", f"listener_security_protocol_map={UNSEEN}:PLAINTEXT")
-        gateway = Gateway.start(subprocess.DEVNULL, arguments=(*unseen, "--traffic-log", folder), module="bench.doors")
+        unseen = (
+            "--listener",
+            f"{UNSEEN}://127.0.0.1:0",
+            "--set",
+            f"listener_security_protocol_map={UNSEEN}:PLAINTEXT",
+        )
+        gateway = Gateway.start(
+            subprocess.DEVNULL, arguments=(*unseen, "--traffic-log", folder), module="bench.doors"
+        )
         try:
             seen = replay.connected(gateway.bootstrap)
             doors = Door(gateway, replay.connected(gateway.others[0])), Door(gateway, seen)
@@ -155,7 +178,11 @@ def main() -> int:
             }
             until_settled(lambda: loads[FIRST](doors[1]), Settled(), _say)
             rows = measure(doors, loads, options.rounds, _say)
-            for row, noted in zip(rows, (noting.producing(1), noting.producing(options.partitions), noting.fetching()), strict=True):
+            for row, noted in zip(
+                rows,
+                (noting.producing(1), noting.producing(options.partitions), noting.fetching()),
+                strict=True,
+            ):
                 row.noted = noted
         finally:
             gateway.stop()
@@ -180,10 +207,23 @@ def _made_by(options: argparse.Namespace, busy: str) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make bench-traffic", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=200, help="medians are taken over so many pairs of slices (200)")
+    parser = argparse.ArgumentParser(
+        prog="make bench-traffic",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=200,
+        help="medians are taken over so many pairs of slices (200)",
+    )
     parser.add_argument("--partitions", type=int, default=6, help="of the second topic (6)")
-    parser.add_argument("--out", type=Path, help="the table goes into this file, between its marks; without it, it is only printed")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="the table goes into this file, between its marks; without it, it is only printed",
+    )
     return parser.parse_args()
 
 

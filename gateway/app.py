@@ -74,20 +74,33 @@ async def open_broker(
     producer_ids = ProducerIds(await store.table("producer-ids"))
     await producer_ids.open()
     offsets = CommittedOffsets(
-        await store.table("offsets"), topics, settings, deadlines, store.note_committed, topics_may_come_back=store.retains_by_itself
+        await store.table("offsets"),
+        topics,
+        settings,
+        deadlines,
+        store.note_committed,
+        topics_may_come_back=store.retains_by_itself,
     )
     await offsets.open()
     topology = TopicView(topics, settings.group_consumer_regex_max_bytes)
     group_configs = GroupConfigs(await store.table("group-configs"), settings)
     await group_configs.open()
     table, of_group = await store.table("groups"), group_configs.settings_of
-    groups = Coordinator(table, topology, settings, clock, now_ms, lambda: str(uuid.uuid4()), start, of_group)
+    groups = Coordinator(
+        table, topology, settings, clock, now_ms, lambda: str(uuid.uuid4()), start, of_group
+    )
     await groups.open()
     if len(offsets) or any(True for _ in groups):
         topics.use_internal(CONSUMER_OFFSETS)
     traffic = open_traffic(settings, cluster.cluster_id, clock, topics, run, start)
-    sessions = FetchSessions(settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1)
-    converter = Converter(run_for, cache_bytes=settings.conversion_cache_bytes, max_decompressed_bytes=settings.max_decompressed_bytes)
+    sessions = FetchSessions(
+        settings.max_incremental_fetch_session_cache_slots, lambda: randbelow(_INT32_MAX) + 1
+    )
+    converter = Converter(
+        run_for,
+        cache_bytes=settings.conversion_cache_bytes,
+        max_decompressed_bytes=settings.max_decompressed_bytes,
+    )
     return Broker(
         configs,
         group_configs,
@@ -118,16 +131,34 @@ def open_traffic(
     start: Callable[[Coroutine[Any, Any, None]], None],
 ) -> Traffic:
     """The traffic log, if there is to be one. Raises ValueError where it cannot be."""
-    salt = None if settings.traffic_log_salt_file is None else read_salt(settings.traffic_log_salt_file)
+    salt = (
+        None
+        if settings.traffic_log_salt_file is None
+        else read_salt(settings.traffic_log_salt_file)
+    )
     began = now_ms()
     sinks: list[Sink] = []
     if settings.traffic_log is not None:
         sinks.append(_traffic_files(settings, settings.traffic_log, began))
     if settings.traffic_topic:
         losses = Losses(time.monotonic)
-        configs = {"retention.ms": str(settings.traffic_log_retention_ms), "cleanup.policy": "delete"}
+        configs = {
+            "retention.ms": str(settings.traffic_log_retention_ms),
+            "cleanup.policy": "delete",
+        }
         most = settings.traffic_log_queue_bytes
-        sinks.append(TopicSink(topics, configs, losses, max_bytes=most, now=now_ms, clock=clock, run=run, start=start))
+        sinks.append(
+            TopicSink(
+                topics,
+                configs,
+                losses,
+                max_bytes=most,
+                now=now_ms,
+                clock=clock,
+                run=run,
+                start=start,
+            )
+        )
     if not sinks:
         return OFF
     log = TrafficLog(
@@ -179,7 +210,11 @@ def _name_of(topics: Topics, topic: str | bytes) -> str:
     live = topics.get(topic)
     if live is not None:
         return live.name
-    return topic if isinstance(topic, str) else f"id:{base64.urlsafe_b64encode(topic).rstrip(b'=').decode()}"
+    return (
+        topic
+        if isinstance(topic, str)
+        else f"id:{base64.urlsafe_b64encode(topic).rstrip(b'=').decode()}"
+    )
 
 
 async def _cluster_id(store: Store) -> str:
@@ -193,11 +228,19 @@ async def _cluster_id(store: Store) -> str:
     return made.decode()
 
 
-def make_mechanisms(settings: Settings, run: Callable[..., Awaitable[bool]]) -> dict[str, Mechanism]:
+def make_mechanisms(
+    settings: Settings, run: Callable[..., Awaitable[bool]]
+) -> dict[str, Mechanism]:
     """What SASL listeners offer. `run` takes password checks off the reactor thread. Raises UsersFileError, and ValueError without a users file."""
     if settings.users_file is None:
-        raise ValueError("a SASL listener needs users: make a file with `kopgate users add NAME --file FILE` and set users_file to it")
-    users = Users(settings.users_file, time.monotonic, lambda problem: _log.warning("users file", problem=problem))
+        raise ValueError(
+            "a SASL listener needs users: make a file with `kopgate users add NAME --file FILE` and set users_file to it"
+        )
+    users = Users(
+        settings.users_file,
+        time.monotonic,
+        lambda problem: _log.warning("users file", problem=problem),
+    )
     plain = Plain(users, run)
     return {plain.name: plain}
 

@@ -18,7 +18,9 @@ class Node:
 class Cluster:
     """`advertised` gives (host, port) by listener name; `cluster_id` is Kafka's, 22 characters of base64."""
 
-    def __init__(self, node_id: int, cluster_id: str, advertised: Mapping[str, tuple[str, int]]) -> None:
+    def __init__(
+        self, node_id: int, cluster_id: str, advertised: Mapping[str, tuple[str, int]]
+    ) -> None:
         self.node_id = node_id
         self.cluster_id = cluster_id
         self.advertised = dict(advertised)

@@ -18,7 +18,9 @@ class Call:
 
     __slots__ = ("_arguments", "_function", "_slot")
 
-    def __init__(self, slot: set[Call], function: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    def __init__(
+        self, slot: set[Call], function: Callable[..., object], arguments: tuple[object, ...]
+    ) -> None:
         self._slot = slot
         self._function = function
         self._arguments = arguments

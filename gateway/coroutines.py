@@ -51,7 +51,9 @@ __all__ = [
 ]
 
 
-def start(work: Coroutine[Any, Any, T], done: Callable[[T], None], failed: Callable[[BaseException], None]) -> Cancel | None:
+def start(
+    work: Coroutine[Any, Any, T], done: Callable[[T], None], failed: Callable[[BaseException], None]
+) -> Cancel | None:
     """Run `work` until it waits, and go on whenever what it waits for is there; exactly one of `done` and `failed` is called at its end.
 
     Returns None where the end came at once. Cancelling raises CancelledError inside `work`, which then ends through `failed`.
@@ -66,7 +68,12 @@ class _Running(Generic[T]):
 
     __slots__ = ("awaited", "done", "failed", "work")
 
-    def __init__(self, work: Coroutine[Any, Any, T], done: Callable[[T], None], failed: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, T],
+        done: Callable[[T], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
         self.work = work
         self.done = done
         self.failed = failed
@@ -80,7 +87,11 @@ class _Running(Generic[T]):
         self.awaited = None
         ended: Callable[[], None]
         try:
-            awaited = self.work.throw(cast(BaseException, result.value)) if isinstance(result, Failure) else self.work.send(None)
+            awaited = (
+                self.work.throw(cast(BaseException, result.value))
+                if isinstance(result, Failure)
+                else self.work.send(None)
+            )
         except StopIteration as finished:
             ended = partial(self.done, finished.value)
         except Exception as failure:  # noqa: BLE001 - the rim: whatever it was is handed on
@@ -210,7 +221,9 @@ class Shared(Awaitable[T]):
         return self._outcome()
 
 
-async def gather(works: Sequence[Coroutine[Any, Any, T]], so_far: list[T | BaseException] | None = None) -> list[T | BaseException]:
+async def gather(
+    works: Sequence[Coroutine[Any, Any, T]], so_far: list[T | BaseException] | None = None
+) -> list[T | BaseException]:
     """Run all coroutines at the same time. The results in their order, exceptions among them.
 
     `so_far` is filled with the results that are there, NOT_YET for the others; it stays empty for one coroutine.

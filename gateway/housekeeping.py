@@ -44,7 +44,9 @@ class Housekeeping:
         # Apart from each other: a pass over a large log may take many minutes, and retention does not wait for it.
         self._later(self._retain_all, lambda settings: settings.log_retention_check_interval_ms)
         self._later(self._compaction.round, lambda settings: settings.log_cleaner_backoff_ms)
-        self._later(self._expire_offsets, lambda settings: settings.offsets_retention_check_interval_ms)
+        self._later(
+            self._expire_offsets, lambda settings: settings.offsets_retention_check_interval_ms
+        )
         self._later(self._expire_fetch_sessions, lambda _: _MINUTE_MS)
 
     def stop(self) -> None:
@@ -56,7 +58,9 @@ class Housekeeping:
 
     def _later(self, a_round: Round, interval_ms: Interval) -> None:
         seconds = interval_ms(self._broker.settings) / 1000
-        self._cancels[a_round] = call_later(self._broker.clock, seconds, partial(self._begin, a_round, interval_ms))
+        self._cancels[a_round] = call_later(
+            self._broker.clock, seconds, partial(self._begin, a_round, interval_ms)
+        )
 
     def _begin(self, a_round: Round, interval_ms: Interval) -> None:
         self._start(self._go_round(a_round, interval_ms))
@@ -71,7 +75,9 @@ class Housekeeping:
 
     async def _expire_offsets(self) -> None:
         broker = self._broker
-        await broker.offsets.forget_orphans(broker.now() - broker.settings.offsets_retention_minutes * _MINUTE_MS)
+        await broker.offsets.forget_orphans(
+            broker.now() - broker.settings.offsets_retention_minutes * _MINUTE_MS
+        )
         await self._expiry.round(broker.now())
 
     async def _expire_fetch_sessions(self) -> None:
@@ -88,7 +94,9 @@ class Housekeeping:
     async def _forget_gone(self) -> None:
         """What is left of topics that others deleted a whole round ago."""
         broker = self._broker
-        for topic in await broker.topics.forget_gone(broker.now() - broker.settings.log_retention_check_interval_ms):
+        for topic in await broker.topics.forget_gone(
+            broker.now() - broker.settings.log_retention_check_interval_ms
+        ):
             # It may have come back meanwhile.
             if broker.topics.get(topic.topic_id) is None:
                 await broker.offsets.delete_topic(topic)
@@ -102,7 +110,9 @@ class Housekeeping:
             except (StorageError, KafkaError) as failure:
                 if self._is_over(live):
                     return
-                _log.warning("retention failed", topic=live.name, partition=index, reason=str(failure))
+                _log.warning(
+                    "retention failed", topic=live.name, partition=index, reason=str(failure)
+                )
 
     def _is_over(self, live: LiveTopic) -> bool:
         """The topic was deleted, or the gateway is going down."""

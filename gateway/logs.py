@@ -33,7 +33,12 @@ MAX_VALUE_CHARS = 1_000
 MAX_TRACEBACK_CHARS = 16_000
 """What a value is cut to: a client id may have 32 KiB, and a line should stay one that people read."""
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 _BARE = re.compile(r"[A-Za-z0-9_.:/@%+,\[\]()*~^$#!?;&<>|-]+\Z")
 _NOT_PLAIN = re.compile(r"[^\x20-\x7e]")
 
@@ -62,7 +67,11 @@ class Part:
         """An error that nobody foresaw, with its traceback in the same line."""
         if self._logger.isEnabledFor(logging.ERROR):
             trace = "".join(traceback.format_exception(error))
-            self._say(logging.ERROR, event, {**fields, "error": f"{type(error).__name__}: {error}", "traceback": trace})
+            self._say(
+                logging.ERROR,
+                event,
+                {**fields, "error": f"{type(error).__name__}: {error}", "traceback": trace},
+            )
 
     def hears_debug(self) -> bool:
         """Whether `debug` is written; ask before computing what only a debug event needs."""
@@ -111,7 +120,12 @@ class Log:
         self._writer.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     @property
@@ -174,8 +188,13 @@ class _Writer(logging.Handler):
 
     def _tell_drops(self) -> None:
         count, self._told = self.dropped - self._told, self.dropped
-        fields = {"event": "lines dropped", "fields": {"count": count, "reason": "stderr was too slow or closed"}}
-        record = logging.makeLogRecord({"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", **fields})
+        fields = {
+            "event": "lines dropped",
+            "fields": {"count": count, "reason": "stderr was too slow or closed"},
+        }
+        record = logging.makeLogRecord(
+            {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", **fields}
+        )
         self._write(self.format(record))
 
     def _write(self, line: str) -> None:
@@ -192,17 +211,31 @@ class _Writer(logging.Handler):
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         event, fields = _event_of(record)
-        shown = [_time(record), record.levelname.lower(), _quote(record.name), _quote(event, also=" ")]
-        shown += [f"{_quote(name)}={_quote(_text_of(name, value))}" for name, value in fields.items()]
+        shown = [
+            _time(record),
+            record.levelname.lower(),
+            _quote(record.name),
+            _quote(event, also=" "),
+        ]
+        shown += [
+            f"{_quote(name)}={_quote(_text_of(name, value))}" for name, value in fields.items()
+        ]
         return " ".join(shown)
 
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         event, fields = _event_of(record)
-        row: dict[str, object] = {"time": _time(record), "level": record.levelname.lower(), "part": record.name, "event": _whole(event)}
+        row: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "part": record.name,
+            "event": _whole(event),
+        }
         for name, value in fields.items():
-            row[name if name not in row else f"{name}_"] = value if isinstance(value, int | float | bool | None) else _text_of(name, value)
+            row[name if name not in row else f"{name}_"] = (
+                value if isinstance(value, int | float | bool | None) else _text_of(name, value)
+            )
         return _NOT_PLAIN.sub(_as_escape, msgspec.json.encode(row).decode())
 
 
@@ -228,11 +261,21 @@ def _as_escape(match: re.Match[str]) -> str:
 
 
 def _time(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(record.created, UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def _text_of(name: str, value: object) -> str:
-    text = value if isinstance(value, str) else value.hex() if isinstance(value, bytes | bytearray | memoryview) else str(value)
+    text = (
+        value
+        if isinstance(value, str)
+        else value.hex()
+        if isinstance(value, bytes | bytearray | memoryview)
+        else str(value)
+    )
     limit = MAX_TRACEBACK_CHARS if name == "traceback" else MAX_VALUE_CHARS
     if len(text) > limit:
         # The end of a traceback says what happened, the beginning of anything else says what it is.

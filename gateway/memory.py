@@ -47,7 +47,12 @@ def tune() -> bool:
     if mallopt is None:
         return False
     mallopt.argtypes = [ctypes.c_int, ctypes.c_int]
-    wanted = {_M_TRIM_THRESHOLD: KEPT_BYTES, _M_TOP_PAD: STEP_BYTES, _M_MMAP_THRESHOLD: LARGE_BLOCK_BYTES, _M_ARENA_MAX: ARENAS}
+    wanted = {
+        _M_TRIM_THRESHOLD: KEPT_BYTES,
+        _M_TOP_PAD: STEP_BYTES,
+        _M_MMAP_THRESHOLD: LARGE_BLOCK_BYTES,
+        _M_ARENA_MAX: ARENAS,
+    }
     taken = [mallopt(parameter, value) == 1 for parameter, value in wanted.items()]
     return all(taken)
 
@@ -69,7 +74,11 @@ class Trimming:
 
     __slots__ = ("_cpu_seconds", "_trim", "_used")
 
-    def __init__(self, trim: Callable[[], None] = trim_in_thread, cpu_seconds: Callable[[], float] = time.process_time) -> None:
+    def __init__(
+        self,
+        trim: Callable[[], None] = trim_in_thread,
+        cpu_seconds: Callable[[], float] = time.process_time,
+    ) -> None:
         self._trim = trim
         self._cpu_seconds = cpu_seconds
         self._used = cpu_seconds()

@@ -83,7 +83,12 @@ class Server:
         self._store = self._make_store()
         self._lost = lost
         self._conversions = Workers(reactor, settings.conversion_threads, "convert")
-        self._checks = Workers(reactor, settings.sasl_check_threads, "check", max_waiting=settings.sasl_max_waiting_checks)
+        self._checks = Workers(
+            reactor,
+            settings.sasl_check_threads,
+            "check",
+            max_waiting=settings.sasl_max_waiting_checks,
+        )
         self._ports: list[Any] = []
         self._unswept = Sweep(self._doors.connections, SWEEP_STEPS)
         self._sweep = LoopingCall(self._close_overdue)
@@ -124,7 +129,9 @@ class Server:
         self._housekeeping = Housekeeping(broker, self._background)
         self._housekeeping.start()
         if KERNEL != "cython":
-            _log.warning("records are converted in plain Python, some 50 times slower", reason=KERNEL_REASON)
+            _log.warning(
+                "records are converted in plain Python, some 50 times slower", reason=KERNEL_REASON
+            )
         elif compiled.KERNEL != "cython":
             _log.warning(
                 "produce requests are read in plain Python, at a fifth more of the cost",
@@ -148,7 +155,11 @@ class Server:
                 if left <= 0 or self._is_draining:
                     raise
                 reason = "; ".join(str(failure).splitlines())
-                _log.warning("the store is not ready, and is tried again", seconds_left=round(left), reason=reason)
+                _log.warning(
+                    "the store is not ready, and is tried again",
+                    seconds_left=round(left),
+                    reason=reason,
+                )
             await self._discard_store()
             await Wake(self._reactor).wait(min(pause, left))
             if self._is_draining:
@@ -175,13 +186,26 @@ class Server:
 
     def _make_listeners(self) -> Listeners:
         settings = self._settings
-        protocols = {endpoint.name: settings.security_protocol(endpoint.name) for endpoint in settings.listeners}
-        mechanisms = make_mechanisms(settings, self._check) if any(p.has_sasl for p in protocols.values()) else None
+        protocols = {
+            endpoint.name: settings.security_protocol(endpoint.name)
+            for endpoint in settings.listeners
+        }
+        mechanisms = (
+            make_mechanisms(settings, self._check)
+            if any(p.has_sasl for p in protocols.values())
+            else None
+        )
         tls = make_tls(settings) if any(p.has_tls for p in protocols.values()) else None
         made = []
         for endpoint in settings.listeners:
             protocol = protocols[endpoint.name]
-            listener = Listener(endpoint.name, self._doors, self._budget, self._login_budget, mechanisms if protocol.has_sasl else None)
+            listener = Listener(
+                endpoint.name,
+                self._doors,
+                self._budget,
+                self._login_budget,
+                mechanisms if protocol.has_sasl else None,
+            )
             made.append((endpoint, listener, tls if protocol.has_tls else None))
         return made
 
@@ -191,11 +215,15 @@ class Server:
             factory: Any = listener
             if tls is not None:
                 factory = TlsListener(tls, False, listener)
-            port = Port(endpoint.port, factory, BACKLOG, endpoint.host, self._reactor, self._outgoing)
+            port = Port(
+                endpoint.port, factory, BACKLOG, endpoint.host, self._reactor, self._outgoing
+            )
             try:
                 port.startListening()
             except CannotListenError as failure:
-                raise StartFailed(f"cannot listen on {endpoint}: {failure.socketError}") from failure
+                raise StartFailed(
+                    f"cannot listen on {endpoint}: {failure.socketError}"
+                ) from failure
             # Nothing is accepted before there is a broker to serve it; until then the kernel holds the connections.
             port.stopReading()
             self._ports.append(port)
@@ -233,7 +261,9 @@ class Server:
         """A call cannot be broken off: one that takes longer ends with the process."""
         for workers in (self._conversions, self._checks):
             with suppress(TimeoutError):
-                await unbroken_within(self._reactor, max(deadline - self._reactor.seconds(), 0), workers.close())
+                await unbroken_within(
+                    self._reactor, max(deadline - self._reactor.seconds(), 0), workers.close()
+                )
 
     async def _save(self, deadline: float) -> None:
         left = max(deadline - self._reactor.seconds(), CLOSE_SECONDS)
@@ -241,7 +271,9 @@ class Server:
             await unbroken_within(self._reactor, left, self._saved())
         except (StorageError, TimeoutError) as failure:
             # The next start reads it from the logs.
-            _log.warning("producer snapshots not written", reason=str(failure) or "the store takes too long")
+            _log.warning(
+                "producer snapshots not written", reason=str(failure) or "the store takes too long"
+            )
 
     async def _saved(self) -> None:
         if self._broker is not None:
@@ -249,7 +281,11 @@ class Server:
 
     async def _close_store(self, deadline: float) -> None:
         try:
-            await unbroken_within(self._reactor, max(deadline - self._reactor.seconds(), CLOSE_SECONDS), self._store.close())
+            await unbroken_within(
+                self._reactor,
+                max(deadline - self._reactor.seconds(), CLOSE_SECONDS),
+                self._store.close(),
+            )
         except TimeoutError:
             _log.warning("store cut off at the end of the drain")
 
@@ -261,7 +297,10 @@ class Server:
                 return
             left = deadline - self._reactor.seconds()
             if left <= 0:
-                _log.warning("connections cut off at the end of the drain", connections=len(self._doors.connections))
+                _log.warning(
+                    "connections cut off at the end of the drain",
+                    connections=len(self._doors.connections),
+                )
                 for connection in list(self._doors.connections):
                     connection.abort()
                 return
@@ -275,7 +314,9 @@ class Server:
         return self._checks.run_for(host, check).addErrback(_busy)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        start(work, lambda _: None, lambda failure: _log.bug("work in the background failed", failure))
+        start(
+            work, lambda _: None, lambda failure: _log.bug("work in the background failed", failure)
+        )
 
 
 def _busy(failure: Failure) -> NoReturn:
@@ -296,7 +337,10 @@ def run(settings: Settings, reactor: Any) -> int:
     def lost(reason: str) -> None:
         nonlocal outcome
         outcome = 1
-        _log.error("the store is lost: nothing can be written any more, and the gateway ends", reason=reason)
+        _log.error(
+            "the store is lost: nothing can be written any more, and the gateway ends",
+            reason=reason,
+        )
         end()
 
     server = Server(settings, reactor, lost)
@@ -304,7 +348,9 @@ def run(settings: Settings, reactor: Any) -> int:
     def started(bound: list[Endpoint]) -> None:
         memory.settle()
         addresses = ",".join(map(str, bound))
-        sys.stdout.write(f"ready listeners={addresses} store={settings.store} node={settings.node_id}\n")
+        sys.stdout.write(
+            f"ready listeners={addresses} store={settings.store} node={settings.node_id}\n"
+        )
         sys.stdout.flush()
 
     def failed(failure: BaseException) -> None:

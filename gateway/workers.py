@@ -29,7 +29,9 @@ class Workers:
     If the queue is full, the owner with the most waiting work loses its newest piece.
     """
 
-    def __init__(self, reactor: Reactor, threads: int, name: str, *, max_waiting: int | None = None) -> None:
+    def __init__(
+        self, reactor: Reactor, threads: int, name: str, *, max_waiting: int | None = None
+    ) -> None:
         # Started with the first piece of work. None is handed over before a thread is free, so that the order is decided here.
         self._make_threads = partial(Readers, Wake(reactor), threads, threads, name)
         self._threads: Readers | None = None

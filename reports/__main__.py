@@ -24,7 +24,9 @@ def main() -> int:
     parser.add_argument("--logs", type=argument)
     parser.add_argument("--out", type=argument, required=True)
     parser.add_argument("--target", default=facts.DEFAULT_TARGET)
-    parser.add_argument("--since", type=since.argument, help="YYYY-MM-DD, or a number of days (30d)")
+    parser.add_argument(
+        "--since", type=since.argument, help="YYYY-MM-DD, or a number of days (30d)"
+    )
     given = parser.parse_args()
     try:
         order = Order(given.logs, given.out, facts.target(given.target), given.since)

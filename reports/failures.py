@@ -36,7 +36,11 @@ def told(folder: Path) -> Iterator[None]:
 
 def is_of_spark(error: Exception) -> bool:
     """What Java throws comes by py4j, which is imported by nobody but Spark."""
-    return isinstance(error, PySparkException) or type(error).__name__ in ("Py4JJavaError", "Py4JNetworkError", "Py4JError")
+    return isinstance(error, PySparkException) or type(error).__name__ in (
+        "Py4JJavaError",
+        "Py4JNetworkError",
+        "Py4JError",
+    )
 
 
 def _why(error: OSError, folder: Path) -> str:
@@ -47,7 +51,10 @@ def _why(error: OSError, folder: Path) -> str:
 
 def _spark_says(error: Exception, folder: Path) -> str:
     text = str(error)
-    if any(words in text for words in ("No space left on device", "Disk quota exceeded", "there is no room left")):
+    if any(
+        words in text
+        for words in ("No space left on device", "Disk quota exceeded", "there is no room left")
+    ):
         return FULL.format(folder=folder)
     if "JAVA_GATEWAY_EXITED" in text or "Java gateway process exited" in text:
         return NO_START
@@ -55,5 +62,9 @@ def _spark_says(error: Exception, folder: Path) -> str:
         return ENDED
     if "java.lang.OutOfMemoryError" in text:
         return NO_MEMORY
-    causes = [line.strip() for line in text.splitlines() if line.startswith(("Caused by:", ": ", "org.apache", "java."))]
+    causes = [
+        line.strip()
+        for line in text.splitlines()
+        if line.startswith(("Caused by:", ": ", "org.apache", "java."))
+    ]
     return (causes or text.splitlines() or ["Spark failed"])[-1][:LONGEST]

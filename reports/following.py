@@ -32,7 +32,9 @@ MOST_AT_ONCE = 2_000_000
 """Rows in a batch."""
 
 
-def follow(spark: SparkSession, tables: Tables, options: dict[str, str], every: float | None) -> None:
+def follow(
+    spark: SparkSession, tables: Tables, options: dict[str, str], every: float | None
+) -> None:
     """Takes what is in the topic, every so many seconds until it is stopped, or once. `options` are those of the Kafka source. Raises TablesError.
 
     Each batch is noted under the name that Spark gives it, with its rows; a batch that Spark repeats because it was killed before it wrote that down
@@ -52,10 +54,16 @@ def follow(spark: SparkSession, tables: Tables, options: dict[str, str], every: 
             .option("failOnDataLoss", "false")
         )
         lines = source.option("maxOffsetsPerTrigger", MOST_AT_ONCE).options(**options).load()
-        lines = lines.select(F.coalesce(F.col("value").cast("string"), F.lit("")).alias("value"), "timestamp")
+        lines = lines.select(
+            F.coalesce(F.col("value").cast("string"), F.lit("")).alias("value"), "timestamp"
+        )
         writer = lines.writeStream.foreachBatch(take)
         writer = writer.option("checkpointLocation", str(place))
-        timed = writer.trigger(availableNow=True) if every is None else writer.trigger(processingTime=f"{every} seconds")
+        timed = (
+            writer.trigger(availableNow=True)
+            if every is None
+            else writer.trigger(processingTime=f"{every} seconds")
+        )
         timed.start().awaitTermination()
 
 
@@ -65,7 +73,9 @@ def take_batch(lines: DataFrame, tables: Tables, source: str, now: datetime) -> 
         intake = Intake(lines.sparkSession, tables, now)
         if any(batch.source == source for batch in intake.batches):
             return Ingested()
-        return intake.compare(to_rows(lines.withColumn("path", F.lit(TOPIC)), now, F.col("timestamp")), source=source)
+        return intake.compare(
+            to_rows(lines.withColumn("path", F.lit(TOPIC)), now, F.col("timestamp")), source=source
+        )
 
 
 def _query(place: Path) -> str:
@@ -96,17 +106,49 @@ def _needs_package(error: BaseException) -> str | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit codes: 0 it was to be done once and is, 1 it did not work."""
-    parser = argparse.ArgumentParser(prog="reports.following", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="the gateway")
-    parser.add_argument("--out", type=argument, required=True, metavar="DIR", help="the same as that of `kopgate report`")
-    parser.add_argument("--consumer-config", type=Path, metavar="FILE", help="what Kafka's consumer is to be told, a name=value a line")
-    parser.add_argument("--every", type=float, default=EVERY, metavar="SECONDS", help="from batch to batch (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="reports.following",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="the gateway"
+    )
+    parser.add_argument(
+        "--out",
+        type=argument,
+        required=True,
+        metavar="DIR",
+        help="the same as that of `kopgate report`",
+    )
+    parser.add_argument(
+        "--consumer-config",
+        type=Path,
+        metavar="FILE",
+        help="what Kafka's consumer is to be told, a name=value a line",
+    )
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=EVERY,
+        metavar="SECONDS",
+        help="from batch to batch (%(default)s)",
+    )
     parser.add_argument("--once", action="store_true", help="take what there is, and end")
-    parser.add_argument("--master", help="where spark-submit does not say it: local[N] or spark://HOST:PORT")
+    parser.add_argument(
+        "--master", help="where spark-submit does not say it: local[N] or spark://HOST:PORT"
+    )
     given = parser.parse_args(arguments)
     try:
-        options = _options(given.consumer_config) | {"kafka.bootstrap.servers": given.bootstrap_servers}
-        follow(open_session(given.master), Tables(given.out / "tables"), options, None if given.once else given.every)
+        options = _options(given.consumer_config) | {
+            "kafka.bootstrap.servers": given.bootstrap_servers
+        }
+        follow(
+            open_session(given.master),
+            Tables(given.out / "tables"),
+            options,
+            None if given.once else given.every,
+        )
     except (TablesError, ValueError, OSError) as error:
         sys.stderr.write(f"Error: {_needs_package(error.__cause__ or error) or error}\n")
         return 1

@@ -21,7 +21,9 @@ class Stopped(BaseException):
         """As shells have it: 130 for Ctrl-C."""
 
 
-def _told_otherwise(hook: Callable[[sys.UnraisableHookArgs], object]) -> Callable[[sys.UnraisableHookArgs], object]:
+def _told_otherwise(
+    hook: Callable[[sys.UnraisableHookArgs], object],
+) -> Callable[[sys.UnraisableHookArgs], object]:
     """`hook`, but not of Stopped. That may be raised in a finalizer (py4j has one for each object of Java's), where nobody can catch it and Python prints
     it. What Signals did first ends the work then, and `came` says why."""
 

@@ -41,7 +41,11 @@ def _is_no_echo(record: logging.LogRecord) -> bool:
 class Java:
     """One process. `say` is told each line that it writes, from a thread; `held` is around its start, which is not to be interrupted half-way."""
 
-    def __init__(self, say: Callable[[str], None], held: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        held: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._say = say
         self._held = held
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,7 +56,9 @@ class Java:
         """Gives the gateway to it, for SparkContext."""
         quieten()
         reading, writing = os.pipe()
-        self._reader = threading.Thread(target=self._read, args=(reading,), name="words of Java", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, args=(reading,), name="words of Java", daemon=True
+        )
         self._reader.start()
         with self._held():
             try:

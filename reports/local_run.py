@@ -21,7 +21,9 @@ class Seen(Protocol):
     def above(self, text: str) -> None: ...
 
 
-def report_here(order: Order, master: str, memory: str, seen: Seen, signals: Signals) -> dict[str, Any]:
+def report_here(
+    order: Order, master: str, memory: str, seen: Seen, signals: Signals
+) -> dict[str, Any]:
     """The summary. Raises TablesError where nothing can be said, and Stopped."""
     java = Java(seen.above, signals.held)
     # First Java: it would write on while others clean up after it.

@@ -36,7 +36,9 @@ class Outputs:
         shutil.rmtree(place, ignore_errors=True)
         path.rename(place)
         written = self._spark.read.schema(rows.schema).parquet(str(place))
-        texts = written.orderBy(*order).select(*[_as_text(field.name, field.dataType) for field in rows.schema.fields])
+        texts = written.orderBy(*order).select(
+            *[_as_text(field.name, field.dataType) for field in rows.schema.fields]
+        )
         self._csv(f"{name}.csv", rows.columns, (tuple(row) for row in texts.toLocalIterator()))
         return written
 

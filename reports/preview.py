@@ -14,7 +14,9 @@ NOTHING = "there is nothing of a traffic log in {place}: --logs is the folder th
 def must_be_apart(logs: Path, out: Path) -> None:
     """Raises TablesError where the report would lie among the logs."""
     if out.resolve() == logs.resolve() or logs.resolve() in out.resolve().parents:
-        raise TablesError(f"{out} is in {logs}; reports go to a folder of their own: name another one with --out")
+        raise TablesError(
+            f"{out} is in {logs}; reports go to a folder of their own: name another one with --out"
+        )
 
 
 def must_be_possible(logs: Path | None, out: Path) -> None:
@@ -25,7 +27,9 @@ def must_be_possible(logs: Path | None, out: Path) -> None:
         if not (logs and log_files.find(logs)) and not Tables(out / "tables").batches():
             raise TablesError(NOTHING.format(place=logs or out / "tables"))
     except OSError as error:
-        raise TablesError(f"{error.filename or logs}: {error.strerror}; a report needs to read all of the log") from error
+        raise TablesError(
+            f"{error.filename or logs}: {error.strerror}; a report needs to read all of the log"
+        ) from error
     try:
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):

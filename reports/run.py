@@ -54,7 +54,9 @@ class Order:
         return Tables(self.out / "tables")
 
 
-def run(spark: SparkSession, order: Order, now: datetime, progress: Progress = lambda step, part: None) -> dict[str, Any]:
+def run(
+    spark: SparkSession, order: Order, now: datetime, progress: Progress = lambda step, part: None
+) -> dict[str, Any]:
     """Gives the summary, which is also in `summary.json`. Raises TablesError where nothing can be said."""
     logs, out = order.logs, order.out
     if logs:
@@ -63,13 +65,17 @@ def run(spark: SparkSession, order: Order, now: datetime, progress: Progress = l
     with told(out), order.tables.alone():
         taken = take_again(spark, order.tables, now)
         if logs:
-            taken += take_new(spark, logs, order.tables, now, lambda done, of: progress("files", done / of / 2))
+            taken += take_new(
+                spark, logs, order.tables, now, lambda done, of: progress("files", done / of / 2)
+            )
         summary = _report(spark, order, now, taken, progress)
     progress("done", 1.0)
     return summary
 
 
-def _report(spark: SparkSession, order: Order, now: datetime, taken: Ingested, progress: Progress) -> dict[str, Any]:
+def _report(
+    spark: SparkSession, order: Order, now: datetime, taken: Ingested, progress: Progress
+) -> dict[str, Any]:
     since = order.since or now.astimezone(UTC).date() - timedelta(days=DAYS)
     everything = stored(spark, order.tables, CONNECTION)
     usage = stored(spark, order.tables, USAGE).filter(F.col("date") >= F.lit(since))
@@ -92,11 +98,17 @@ def _report(spark: SparkSession, order: Order, now: datetime, taken: Ingested, p
         tables = _tables(outputs, did, identify(connected), bare, order.target, progress)
         summary = _summary(tables, order.target, now, taken)
         summary["log"]["library_not_looked_for"] = tables.left_out
-        summary["log"]["never_logged_in"] = of_activity.never_logged_in(of_activity.who_is_who(connections)).count()
+        summary["log"]["never_logged_in"] = of_activity.never_logged_in(
+            of_activity.who_is_who(connections)
+        ).count()
         summary["log"]["lines_missing"] = client_history.missing_lines(
-            usage.select("connection", "sequence").unionByName(connections.select("connection", "sequence"))
+            usage.select("connection", "sequence").unionByName(
+                connections.select("connection", "sequence")
+            )
         )
-        shown = collect(tables.clients, tables.matrix, tables.distribution, tables.days, tables.bindings)
+        shown = collect(
+            tables.clients, tables.matrix, tables.distribution, tables.days, tables.bindings
+        )
         tables.outputs.text("report.html", page(summary, shown, order.target, api_names()))
         tables.outputs.summary(summary)
     finally:
@@ -129,7 +141,14 @@ class _Tables:
     left_out: int
 
 
-def _tables(outputs: Outputs, did: DataFrame, named: DataFrame, bare: DataFrame, target: Target, progress: Progress) -> _Tables:
+def _tables(
+    outputs: Outputs,
+    did: DataFrame,
+    named: DataFrame,
+    bare: DataFrame,
+    target: Target,
+    progress: Progress,
+) -> _Tables:
     def step(name: str) -> None:
         progress(name, 0.5 + STEPS.index(name) / len(STEPS) / 2)
 
@@ -140,20 +159,35 @@ def _tables(outputs: Outputs, did: DataFrame, named: DataFrame, bare: DataFrame,
     sent = outputs.table("matrix", client_history.matrix(did), [*by_application, F.col("api_key")])
     step("readiness")
     found = readiness.findings(did, bare, target)
-    outputs.table("blockers", _with_times(readiness.blockers(found)), [F.desc("bytes"), F.desc("requests"), *by_application, F.col("what")])
+    outputs.table(
+        "blockers",
+        _with_times(readiness.blockers(found)),
+        [F.desc("bytes"), F.desc("requests"), *by_application, F.col("what")],
+    )
     applications = readiness.applications(did, identity, readiness.blockers(found), target)
-    written = outputs.table("clients", _with_times(applications), [readiness.by_state(), most, F.desc("requests"), *by_application])
+    written = outputs.table(
+        "clients",
+        _with_times(applications),
+        [readiness.by_state(), most, F.desc("requests"), *by_application],
+    )
     left_out = identity.filter("is_left_out").select(*APPLICATION).distinct().count()
     identity.unpersist()
     spread = outputs.table(
         "distribution",
         client_history.distribution(did, written),
-        [F.col(name) for name in ("date", "dimension", "value", "library", "version", "generation")],
+        [
+            F.col(name)
+            for name in ("date", "dimension", "value", "library", "version", "generation")
+        ],
     )
     step("costs")
-    bound = outputs.table("bindings", costs.bindings(did, written), [F.col("kind"), F.desc("bytes"), F.col("name")])
+    bound = outputs.table(
+        "bindings", costs.bindings(did, written), [F.col("kind"), F.desc("bytes"), F.col("name")]
+    )
     converted = outputs.table(
-        "conversions", costs.conversions(did), [F.desc("cpu_seconds"), F.desc("converted_bytes"), *by_application, F.col("topic")]
+        "conversions",
+        costs.conversions(did),
+        [F.desc("cpu_seconds"), F.desc("converted_bytes"), *by_application, F.col("topic")],
     )
     outputs.table("formats", costs.formats(did), [F.col("date"), F.col("topic")])
     step("trend")
@@ -170,7 +204,9 @@ def _with_times(rows: DataFrame) -> DataFrame:
 
 
 def _summary(tables: _Tables, target: Target, now: datetime, taken: Ingested) -> dict[str, Any]:
-    states = {row["state"]: row["count"] for row in tables.clients.groupBy("state").count().collect()}
+    states = {
+        row["state"]: row["count"] for row in tables.clients.groupBy("state").count().collect()
+    }
     days = [row.asDict() for row in tables.days.orderBy("date").collect()]
     count = {state: states.get(state, 0) for state in STATES}
     return {
@@ -186,12 +222,17 @@ def _summary(tables: _Tables, target: Target, now: datetime, taken: Ingested) ->
         "bindings": _bindings(tables.bindings),
         "conversions": _conversions(tables.conversions),
         "trend": _trend(tables.days, days, now.astimezone(UTC).date()),
-        "log": {**asdict(taken), "damaged": [{"file": name, "reason": reason} for name, reason in taken.damaged]},
+        "log": {
+            **asdict(taken),
+            "damaged": [{"file": name, "reason": reason} for name, reason in taken.damaged],
+        },
     }
 
 
 def _blockers(applications: DataFrame) -> list[dict[str, Any]]:
-    rows = applications.filter(F.col("state") == REFUSED).withColumn("bytes", F.col("bytes_in") + F.col("bytes_out"))
+    rows = applications.filter(F.col("state") == REFUSED).withColumn(
+        "bytes", F.col("bytes_in") + F.col("bytes_out")
+    )
     fields = (
         *APPLICATION,
         "library",
@@ -220,8 +261,14 @@ def _bindings(bound: DataFrame) -> dict[str, Any]:
 
 def _conversions(converted: DataFrame) -> dict[str, Any]:
     names = ("conversions", "converted_records", "converted_bytes", "cpu_seconds")
-    total = converted.agg(*[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names]).collect()[0]
-    most = converted.groupBy(*APPLICATION).agg(*[F.sum(name).alias(name) for name in names]).orderBy(F.desc("cpu_seconds"), *APPLICATION)
+    total = converted.agg(
+        *[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names]
+    ).collect()[0]
+    most = (
+        converted.groupBy(*APPLICATION)
+        .agg(*[F.sum(name).alias(name) for name in names])
+        .orderBy(F.desc("cpu_seconds"), *APPLICATION)
+    )
     return {
         "conversions": total["conversions"],
         "records": total["converted_records"],

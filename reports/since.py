@@ -14,7 +14,9 @@ def day(text: str) -> date:
             return datetime.now(UTC).date() - timedelta(days=int(days[1]))
         return date.fromisoformat(text)
     except (ValueError, OverflowError):
-        raise ValueError(f"{text!r} is neither a day (2026-11-01) nor a number of days (30d)") from None
+        raise ValueError(
+            f"{text!r} is neither a day (2026-11-01) nor a number of days (30d)"
+        ) from None
 
 
 def argument(text: str) -> date:

@@ -46,7 +46,9 @@ Launch = Callable[[SparkConf], Any]
 """Starts Java and gives the gateway to it."""
 
 
-def open_session(master: str | None, memory: str | None = None, launch: Launch | None = None, **more: str) -> SparkSession:
+def open_session(
+    master: str | None, memory: str | None = None, launch: Launch | None = None, **more: str
+) -> SparkSession:
     """`master` is None under spark-submit, which says it. `memory` is the driver's, where this starts it, by `launch` if there is one. `more` has `_`
     for `.`.
     """

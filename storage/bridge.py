@@ -78,7 +78,10 @@ class Readers:
         self._lock = threading.Lock()
         self._jobs: deque[Job[Any] | None] = deque()
         self._idle: list[SimpleQueue[Job[Any] | None]] = []
-        self._threads = [threading.Thread(target=self._work, name=f"{name}-{n}", daemon=True) for n in range(threads)]
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{n}", daemon=True)
+            for n in range(threads)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -86,7 +89,11 @@ class Readers:
         """What `call` gives or raises in a reader's thread. A cancelled one that has not begun is not begun. Fails with StorageFailed if too many wait."""
         job = Job(call)
         if len(self._jobs) >= self._waiting:
-            job.told.errback(StorageFailed(f"{self._waiting} reads wait already (reads_waiting): try again later"))
+            job.told.errback(
+                StorageFailed(
+                    f"{self._waiting} reads wait already (reads_waiting): try again later"
+                )
+            )
         else:
             self._give(job)
         return job.told

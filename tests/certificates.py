@@ -11,7 +11,12 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
 from cryptography.x509.oid import NameOID
 
 DAY = datetime.timedelta(days=1)
@@ -30,7 +35,12 @@ SIGNS = x509.KeyUsage(
 
 
 def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Tests"), x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Tests"),
+            x509.NameAttribute(NameOID.COMMON_NAME, common_name),
+        ]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,11 @@ class Authority:
         self._key = rsa.generate_private_key(65537, 2048)
         self._name = _name(common_name)
         constraints = x509.BasicConstraints(ca=True, path_length=0)
-        builder = self._builder(self._name, self._key).add_extension(constraints, critical=True).add_extension(SIGNS, critical=True)
+        builder = (
+            self._builder(self._name, self._key)
+            .add_extension(constraints, critical=True)
+            .add_extension(SIGNS, critical=True)
+        )
         self.certificate = builder.sign(self._key, hashes.SHA256())
 
     def write(self, folder: Path, name: str = "ca") -> Path:
@@ -63,13 +77,21 @@ class Authority:
         path.write_bytes(self.certificate.public_bytes(Encoding.PEM))
         return path
 
-    def sign(self, common_name: str = "localhost", names: Sequence[x509.GeneralName] | None = None) -> Signed:
+    def sign(
+        self, common_name: str = "localhost", names: Sequence[x509.GeneralName] | None = None
+    ) -> Signed:
         """For this machine, or for these names; with none of them the extension is left out."""
         key = rsa.generate_private_key(65537, 2048)
         # Python 2.7 looks for an address among the host names.
         hosts = [x509.DNSName("localhost"), x509.DNSName("127.0.0.1")]
         if names is None:
-            names = [*hosts, *(x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1"))]
+            names = [
+                *hosts,
+                *(
+                    x509.IPAddress(ipaddress.ip_address(address))
+                    for address in ("127.0.0.1", "::1")
+                ),
+            ]
         builder = self._builder(_name(common_name), key)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -77,8 +99,20 @@ class Authority:
 
     def _builder(self, subject: x509.Name, key: rsa.RSAPrivateKey) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
-        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key.public_key())
-        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - DAY).not_valid_after(now + DAY)
-        return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False).add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+        )
+        builder = (
+            builder.serial_number(x509.random_serial_number())
+            .not_valid_before(now - DAY)
+            .not_valid_after(now + DAY)
+        )
+        return builder.add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+        ).add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+            critical=False,
         )

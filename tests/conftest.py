@@ -29,7 +29,11 @@ def pytest_collection_modifyitems(items):
 
     def place(item):
         name = item.path.name
-        return LONGEST.index(name) if name in LONGEST else len(LONGEST), -tests[item.path], found[item.path]
+        return (
+            LONGEST.index(name) if name in LONGEST else len(LONGEST),
+            -tests[item.path],
+            found[item.path],
+        )
 
     items.sort(key=place)
 

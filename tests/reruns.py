@@ -43,7 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run failed tests marked `peer` or `spark` once more, alone, at the end",
     )
     group.addoption(
-        "--rerun-list", type=Path, metavar="FILE", help="(internal) run the tests named in FILE alone, and keep those that pass in it"
+        "--rerun-list",
+        type=Path,
+        metavar="FILE",
+        help="(internal) run the tests named in FILE alone, and keep those that pass in it",
     )
 
 
@@ -71,12 +74,18 @@ def list_versions(root: Path) -> list[str]:
     name = listed.relative_to(root).as_posix()
 
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
+        )
         return done.stdout if done.returncode == 0 else ""
 
     commits = git("log", "--format=%H", "--diff-filter=AM", "--", name).split()
     texts = [listed.read_text("utf-8"), *(git("show", f"{commit}:./{name}") for commit in commits)]
-    return [text for text, older in zip(texts, [*texts[1:], None], strict=True) if older is None or entries(text) != entries(older)]
+    return [
+        text
+        for text, older in zip(texts, [*texts[1:], None], strict=True)
+        if older is None or entries(text) != entries(older)
+    ]
 
 
 def entries(text: str) -> list[str]:
@@ -124,7 +133,9 @@ class FirstRun:
         for name in sorted(self._unstable):
             terminalreporter.write_line(f"UNSTABLE {name}", yellow=True)
         shown = unstable_list(self._config.rootpath).relative_to(self._config.rootpath)
-        terminalreporter.write_line(f"{len(self._unstable)} unstable; find out why and empty {shown}")
+        terminalreporter.write_line(
+            f"{len(self._unstable)} unstable; find out why and empty {shown}"
+        )
 
     def _run_again(self, names: list[str]) -> set[str]:
         """The tests that pass a second run; its output goes to the terminal."""
@@ -135,7 +146,15 @@ class FirstRun:
         with tempfile.TemporaryDirectory() as folder:
             listed = Path(folder) / "tests"
             listed.write_text("\n".join(names))
-            argv = [sys.executable, "-m", "pytest", *map(str, parameters.args), "-n", "0", f"--rerun-list={listed}"]
+            argv = [
+                sys.executable,
+                "-m",
+                "pytest",
+                *map(str, parameters.args),
+                "-n",
+                "0",
+                f"--rerun-list={listed}",
+            ]
             output = Path(folder) / "output"
             with output.open("wb") as written:
                 code = _exit_code(argv, parameters.dir, written)
@@ -172,8 +191,12 @@ class SecondRun:
         self._failed: set[str] = set()
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in self._wanted])
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        config.hook.pytest_deselected(
+            items=[item for item in items if item.nodeid not in self._wanted]
+        )
         items[:] = [item for item in items if item.nodeid in self._wanted]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -188,7 +211,14 @@ class SecondRun:
 
 def _exit_code(argv: list[str], folder: Path, output: IO[bytes]) -> int | None:
     """The exit code of a test run, or None if it was stopped at MAX_RERUN_SECONDS."""
-    with subprocess.Popen(argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0) as process:
+    with subprocess.Popen(
+        argv,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+    ) as process:
         try:
             return process.wait(MAX_RERUN_SECONDS)
         except subprocess.TimeoutExpired:

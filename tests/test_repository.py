@@ -57,7 +57,10 @@ def pulsar_service(compose):
 
 
 def test_compose_brings_a_pulsar_and_the_gateway_on_it(compose, gateway, pulsar_service):
-    assert {name for name, service in compose["services"].items() if "profiles" not in service} == {"gateway", "pulsar"}
+    assert {name for name, service in compose["services"].items() if "profiles" not in service} == {
+        "gateway",
+        "pulsar",
+    }
     both = {"image", "environment", "restart", "stop_grace_period", "cap_drop", "security_opt"}
     assert set(gateway) <= both | {"build", "depends_on", "ports", "read_only", "tmpfs"}
     assert set(pulsar_service) <= both | {"command", "healthcheck", "volumes"}
@@ -69,31 +72,50 @@ def test_compose_brings_a_pulsar_and_the_gateway_on_it(compose, gateway, pulsar_
 def test_the_pulsar_of_compose_is_that_of_the_tests_and_set_alike(pulsar_service):
     assert pulsar_service["image"] == f"apachepulsar/pulsar:{PULSAR}"
     prefix = "PULSAR_PREFIX_"
-    settings = {name.removeprefix(prefix): value for name, value in pulsar_service["environment"].items() if name.startswith(prefix)}
-    ours = {name: value for name, value in PULSAR_SETTINGS.items() if not name.startswith("defaultRetention")}
+    settings = {
+        name.removeprefix(prefix): value
+        for name, value in pulsar_service["environment"].items()
+        if name.startswith(prefix)
+    }
+    ours = {
+        name: value
+        for name, value in PULSAR_SETTINGS.items()
+        if not name.startswith("defaultRetention")
+    }
     assert settings == {**ours, "advertisedAddress": "pulsar"}
 
 
 def test_every_value_that_compose_gives_to_an_environment_is_text(gateway, pulsar_service):
-    assert all(isinstance(value, str) for service in (gateway, pulsar_service) for value in service["environment"].values())
+    assert all(
+        isinstance(value, str)
+        for service in (gateway, pulsar_service)
+        for value in service["environment"].values()
+    )
 
 
 def test_what_compose_names_in_a_service_is_there(compose):
     assert set(compose) - {"x-legacy"} == {"services", "volumes"}
     services = compose["services"].values()
-    assert {volume.split(":")[0] for service in services for volume in service.get("volumes", [])} == set(compose["volumes"])
+    assert {
+        volume.split(":")[0] for service in services for volume in service.get("volumes", [])
+    } == set(compose["volumes"])
     builds = [service["build"] for service in services if "build" in service]
     files = {build if build == "." else build["dockerfile"] for build in builds}
     assert [name for name in files if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.skipif(
-    not shutil.which("docker") or subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode != 0,
+    not shutil.which("docker")
+    or subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode
+    != 0,
     reason="there is no `docker compose` on this machine; the file is checked by hand above",
 )
 def test_compose_is_what_docker_takes():
     done = subprocess.run(
-        ["docker", "compose", "-f", str(ROOT / "docker-compose.yml"), "config", "--quiet"], capture_output=True, text=True, check=False
+        ["docker", "compose", "-f", str(ROOT / "docker-compose.yml"), "config", "--quiet"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -106,10 +128,15 @@ def test_the_image_starts_with_settings_that_hold(image_environment, gateway, mo
             monkeypatch.setenv(name, value)
     settings = layers.load({})
     assert [str(endpoint) for endpoint in settings.listeners] == ["PLAINTEXT://0.0.0.0:9092"]
-    assert (str(settings.store), settings.pulsar_admin) == ("pulsar://pulsar:6650", "http://pulsar:8080")
+    assert (str(settings.store), settings.pulsar_admin) == (
+        "pulsar://pulsar:6650",
+        "http://pulsar:8080",
+    )
 
 
-def test_the_image_by_itself_starts_on_the_embedded_store_in_its_volume(image_environment, monkeypatch):
+def test_the_image_by_itself_starts_on_the_embedded_store_in_its_volume(
+    image_environment, monkeypatch
+):
     for name in [name for name in os.environ if name.startswith("KOPGATE_")]:
         monkeypatch.delenv(name)
     for name, value in image_environment.items():
@@ -125,7 +152,9 @@ def test_the_published_port_is_the_one_that_the_gateway_advertises(gateway):
 
 
 def test_the_container_is_given_time_to_drain(gateway):
-    assert int(gateway["stop_grace_period"].removesuffix("s")) * 1000 > Settings().shutdown_timeout_ms
+    assert (
+        int(gateway["stop_grace_period"].removesuffix("s")) * 1000 > Settings().shutdown_timeout_ms
+    )
 
 
 def test_the_image_runs_as_nobody_of_importance():
@@ -136,14 +165,18 @@ def test_the_image_runs_as_nobody_of_importance():
 
 
 def test_the_image_is_healthy_while_its_first_listener_is_open():
-    command = json.loads(re.search(r"^HEALTHCHECK (?:.*\\\n)*.*CMD (.*)$", read("Dockerfile"), re.MULTILINE)[1])
+    command = json.loads(
+        re.search(r"^HEALTHCHECK (?:.*\\\n)*.*CMD (.*)$", read("Dockerfile"), re.MULTILINE)[1]
+    )
     assert command[0] == "python"
     # Bound from the beginning, so that no other process takes the port while it is closed.
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listeners = f"PLAINTEXT://0.0.0.0:{listener.getsockname()[1]},SSL://0.0.0.0:9093"
         check = [sys.executable, *command[1:]]
-        closed = subprocess.run(check, env={"KOPGATE_LISTENERS": listeners}, capture_output=True, check=False)
+        closed = subprocess.run(
+            check, env={"KOPGATE_LISTENERS": listeners}, capture_output=True, check=False
+        )
         listener.listen()
         open_ = subprocess.run(check, env={"KOPGATE_LISTENERS": listeners}, check=False)
     assert (open_.returncode, closed.returncode) == (0, 1)
@@ -151,18 +184,30 @@ def test_the_image_is_healthy_while_its_first_listener_is_open():
 
 def test_what_was_compiled_elsewhere_stays_out_of_the_image():
     left_out = set(read(".dockerignore").splitlines())
-    sources = {str(path.relative_to(ROOT).with_suffix(".c")) for folder in ("gateway", "compat") for path in (ROOT / folder).rglob("*.pyx")}
+    sources = {
+        str(path.relative_to(ROOT).with_suffix(".c"))
+        for folder in ("gateway", "compat")
+        for path in (ROOT / folder).rglob("*.pyx")
+    }
     assert {"**/*.so", *sources} <= left_out
 
 
 def test_the_image_is_given_all_that_an_installation_needs():
     let_in = {line[1:] for line in read(".dockerignore").splitlines() if line.startswith("!")}
     packages = {path.parent.name for path in ROOT.glob("*/py.typed")}
-    assert {"pyproject.toml", "setup.py", "constraints.txt", "README.md", "LICENSE"} | packages <= let_in
+    assert {
+        "pyproject.toml",
+        "setup.py",
+        "constraints.txt",
+        "README.md",
+        "LICENSE",
+    } | packages <= let_in
 
 
 def requirement_names(text):
-    return {re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0].lower().replace("_", "-") for line in text}
+    return {
+        re.split(r"[<>=!~;\[ ]", line, maxsplit=1)[0].lower().replace("_", "-") for line in text
+    }
 
 
 def test_every_dependency_is_pinned():
@@ -174,12 +219,18 @@ def test_every_dependency_is_pinned():
             *project["project"]["optional-dependencies"]["dev"],
         ]
     )
-    pinned = {match[1].lower().replace("_", "-") for line in read("constraints.txt").splitlines() if (match := PINNED.fullmatch(line))}
+    pinned = {
+        match[1].lower().replace("_", "-")
+        for line in read("constraints.txt").splitlines()
+        if (match := PINNED.fullmatch(line))
+    }
     assert wanted - pinned == set()
 
 
 def test_every_constraint_is_an_exact_version():
-    assert [line for line in read("constraints.txt").splitlines() if not PINNED.fullmatch(line)] == []
+    assert [
+        line for line in read("constraints.txt").splitlines() if not PINNED.fullmatch(line)
+    ] == []
 
 
 def test_tox_pins_what_it_installs_and_not_what_the_tests_install():
@@ -191,8 +242,12 @@ def test_tox_pins_what_it_installs_and_not_what_the_tests_install():
 
 
 def test_the_settings_table_is_the_model():
-    table = re.search(r"^\| setting \|.*?(?=\n\n|\Z)", read("docs/operations.md"), re.MULTILINE | re.DOTALL)[0]
-    assert table == as_markdown(), "run `kopgate settings --markdown` and put its table into docs/operations.md"
+    table = re.search(
+        r"^\| setting \|.*?(?=\n\n|\Z)", read("docs/operations.md"), re.MULTILINE | re.DOTALL
+    )[0]
+    assert table == as_markdown(), (
+        "run `kopgate settings --markdown` and put its table into docs/operations.md"
+    )
 
 
 def test_every_setting_that_may_have_its_name_in_kop_is_told():
@@ -201,26 +256,38 @@ def test_every_setting_that_may_have_its_name_in_kop_is_told():
 
 
 def documents():
-    return [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.name != "benchmarks.md"]
+    return [
+        path
+        for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+        if path.name != "benchmarks.md"
+    ]
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_a_link_to_a_file_leads_somewhere(path):
-    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8")) if "://" not in target]
+    targets = [
+        target.split("#")[0]
+        for target in re.findall(r"\]\(([^)]+)\)", path.read_text("utf-8"))
+        if "://" not in target
+    ]
     assert [target for target in targets if target and not (path.parent / target).exists()] == []
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_a_setting_in_a_document_exists(path):
     text = path.read_text("utf-8")
-    named = set(re.findall(r"\bKOPGATE_([A-Z_]+)\b", text)) | {name.upper() for name in re.findall(r"--set ([a-z_]+)=", text)}
+    named = set(re.findall(r"\bKOPGATE_([A-Z_]+)\b", text)) | {
+        name.upper() for name in re.findall(r"--set ([a-z_]+)=", text)
+    }
     elsewhere = {"CONFIG", "CACHE", "REFERENCE", "REQUIRE_PEERS"}
     known = set(Settings.model_fields) | {name.lower() for name in OUR_NAMES}
     assert {name.lower() for name in named - elsewhere} - known == set()
 
 
 def shell_lines(path):
-    return "\n".join(re.findall(r"^```sh\n(.*?)^```", path.read_text("utf-8"), re.MULTILINE | re.DOTALL))
+    return "\n".join(
+        re.findall(r"^```sh\n(.*?)^```", path.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    )
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
@@ -240,10 +307,16 @@ def test_an_option_of_kopgate_in_a_document_is_one(path):
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_a_make_target_in_a_document_is_one(path):
-    assert set(re.findall(r"\bmake ([a-z]+)", shell_lines(path))) - set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE)) == set()
+    assert (
+        set(re.findall(r"\bmake ([a-z]+)", shell_lines(path)))
+        - set(re.findall(r"^([a-z]+):", read("Makefile"), re.MULTILINE))
+        == set()
+    )
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda path: path.name
+)
 def test_a_decision_fits_on_a_screen(path):
     assert len(path.read_text("utf-8").splitlines()) <= 40
     assert re.fullmatch(r"\d{3}-[a-z0-9-]+\.md", path.name)
@@ -254,7 +327,10 @@ def test_a_python_that_is_too_old_is_told_so(tmp_path):
     old.write_text('#!/bin/sh\n[ "$1" = -V ] && { echo Python 3.9.2; exit 0; }\nexit 1\n')
     old.chmod(0o755)
     done = subprocess.run(
-        ["make", "-C", str(ROOT), f"VENV={tmp_path / 'venv'}", f"PYTHON={old}", "serve"], capture_output=True, text=True, check=False
+        ["make", "-C", str(ROOT), f"VENV={tmp_path / 'venv'}", f"PYTHON={old}", "serve"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode != 0
     assert f"{old} is Python 3.9.2, and 3.11 or newer is needed" in done.stderr

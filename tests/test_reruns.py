@@ -38,9 +38,22 @@ class Sessions:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         # The outer session may be a worker's.
-        outside = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        outside = {
+            name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+        }
         return subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "no:cacheprovider", "--rerun-failed-peers", *arguments],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "xdist",
+                "-p",
+                "no:cacheprovider",
+                "--rerun-failed-peers",
+                *arguments,
+            ],
             cwd=self.folder,
             env={**outside, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
             stdin=subprocess.DEVNULL,
@@ -61,9 +74,13 @@ def sessions(tmp_path: Path) -> Sessions:
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize("marker", ["peer", "spark"])
-def test_failed_peer_test_that_passes_alone_is_unstable(sessions: Sessions, marker: str, workers: str) -> None:
+def test_failed_peer_test_that_passes_alone_is_unstable(
+    sessions: Sessions, marker: str, workers: str
+) -> None:
     marked = f"    @pytest.mark.{marker}"
-    sessions.write(marked, PASSES_SECOND_TIME.format(name="late"), "    def test_other():\n        pass\n")
+    sessions.write(
+        marked, PASSES_SECOND_TIME.format(name="late"), "    def test_other():\n        pass\n"
+    )
     done = sessions.run("-n", workers, "--dist", "loadfile")
     assert done.returncode == 0, done.stdout
     assert "1 passed, 1 unstable in" in done.stdout
@@ -74,7 +91,12 @@ def test_failed_peer_test_that_passes_alone_is_unstable(sessions: Sessions, mark
 
 
 def test_failed_peer_test_that_fails_alone_fails_the_session(sessions: Sessions) -> None:
-    sessions.write(PEER, PASSES_SECOND_TIME.format(name="late"), PEER, "    def test_never():\n        assert False\n")
+    sessions.write(
+        PEER,
+        PASSES_SECOND_TIME.format(name="late"),
+        PEER,
+        "    def test_never():\n        assert False\n",
+    )
     done = sessions.run("-n", "2")
     assert done.returncode == 1, done.stdout
     assert "1 failed, 1 unstable in" in done.stdout
@@ -83,7 +105,9 @@ def test_failed_peer_test_that_fails_alone_fails_the_session(sessions: Sessions)
 
 
 def test_failed_test_without_peers_is_not_run_again(sessions: Sessions) -> None:
-    sessions.write(PASSES_SECOND_TIME.format(name="late"), PEER, "    def test_peer():\n        pass\n")
+    sessions.write(
+        PASSES_SECOND_TIME.format(name="late"), PEER, "    def test_peer():\n        pass\n"
+    )
     done = sessions.run()
     assert done.returncode == 1, done.stdout
     assert "1 failed, 1 passed in" in done.stdout
@@ -99,9 +123,18 @@ def test_second_run_has_only_the_failed_tests_and_no_workers(sessions: Sessions)
         assert {condition}
 """
     alone = 'os.environ.get("PYTEST_XDIST_WORKER") is None'
-    sessions.write(PEER, record.format(name="a", condition=alone), PEER, record.format(name="b", condition="True"))
+    sessions.write(
+        PEER,
+        record.format(name="a", condition=alone),
+        PEER,
+        record.format(name="b", condition="True"),
+    )
     assert sessions.run("-n", "1").returncode == 0
-    assert sorted((sessions.folder / "ran").read_text().splitlines()) == ["a alone", "a gw0", "b gw0"]
+    assert sorted((sessions.folder / "ran").read_text().splitlines()) == [
+        "a alone",
+        "a gw0",
+        "b gw0",
+    ]
 
 
 def test_failing_setup_and_teardown_are_run_again(sessions: Sessions) -> None:
@@ -157,7 +190,9 @@ def were_mended(versions: list[str]) -> bool:
 
 
 def test_unstable_tests_are_mended_before_others_are_listed() -> None:
-    assert were_mended(list_versions(ROOT)), "find out why the tests of tests/unstable.txt failed, and empty it"
+    assert were_mended(list_versions(ROOT)), (
+        "find out why the tests of tests/unstable.txt failed, and empty it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -170,13 +205,17 @@ def test_unstable_tests_are_mended_before_others_are_listed() -> None:
         (["#\ntest_b\n", "#\ntest_a\n", "#\n"], False),
     ],
 )
-def test_change_to_a_list_that_is_not_empty_empties_it(tmp_path: Path, versions: list[str], expected: bool) -> None:
+def test_change_to_a_list_that_is_not_empty_empties_it(
+    tmp_path: Path, versions: list[str], expected: bool
+) -> None:
     listed = unstable_list(tmp_path)
     listed.parent.mkdir()
 
     def git(*words: str) -> None:
         identity = ("-c", "user.name=test", "-c", "user.email=test@localhost")
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *words], capture_output=True, check=True)
+        subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *words], capture_output=True, check=True
+        )
 
     git("init")
     for text in reversed(versions):

@@ -82,18 +82,31 @@ class Fit:
 
 def identify(doing: Doing, table: Table) -> Verdict:
     fits = {library.name: places(doing, library) for library in table.libraries}
-    weighed = {library.name: _weighed(doing, library, fits[library.name], table.libraries) for library in table.libraries}
+    weighed = {
+        library.name: _weighed(doing, library, fits[library.name], table.libraries)
+        for library in table.libraries
+    }
     scores = {name: speaks - costs for name, (speaks, costs) in weighed.items()}
     # A library that nobody has recorded would have as much speaking for it as the best one that somebody has.
     speaks, _ = max(weighed.values(), key=lambda pair: pair[0] - pair[1], default=(0.0, 0.0))
-    ranked = sorted(zip(scores, _shares([*scores.values(), speaks - NOBODY]), strict=False), key=lambda pair: -pair[1])
+    ranked = sorted(
+        zip(scores, _shares([*scores.values(), speaks - NOBODY]), strict=False),
+        key=lambda pair: -pair[1],
+    )
     candidates = tuple(name for name, share in ranked if share >= WORTH_NAMING)
     if not ranked or ranked[0][1] < SURE:
         return Verdict(None, candidates, None, None, 0.0, _of_several(candidates))
     name, share = ranked[0]
     library = next(library for library in table.libraries if library.name == name)
     low, high = _range(fits[name], library)
-    return Verdict(name, candidates, low, high, round(min(share, SUREST), 2), _evidence(doing, library, fits[name]))
+    return Verdict(
+        name,
+        candidates,
+        low,
+        high,
+        round(min(share, SUREST), 2),
+        _evidence(doing, library, fits[name]),
+    )
 
 
 def places(doing: Doing, library: Library) -> list[Fit]:
@@ -106,13 +119,19 @@ def places(doing: Doing, library: Library) -> list[Fit]:
         if after is not None:
             wrong = _too_old(highest, after) | _too_new(doing, after)
             place = releases[after.version]
-            fits.append(Fit(place, place, len(wrong), 0, f"{AS}{library.name} {after.version}", (after,)))
-    if library.may_be == "always" or (library.may_be == "unasked" and highest.get(API_VERSIONS, NEVER_ASKED) == NEVER_ASKED):
+            fits.append(
+                Fit(place, place, len(wrong), 0, f"{AS}{library.name} {after.version}", (after,))
+            )
+    if library.may_be == "always" or (
+        library.may_be == "unasked" and highest.get(API_VERSIONS, NEVER_ASKED) == NEVER_ASKED
+    ):
         fits.append(_configured(doing, library, releases))
     return fits
 
 
-def _gap(doing: Doing, before: Profile | None, after: Profile | None, releases: dict[str, int]) -> Fit:
+def _gap(
+    doing: Doing, before: Profile | None, after: Profile | None, releases: dict[str, int]
+) -> Fit:
     """Versions after `before` and before `after`: they send what lies between the two."""
     highest = doing.highest
     wrong: set[int] = set()
@@ -122,23 +141,42 @@ def _gap(doing: Doing, before: Profile | None, after: Profile | None, releases: 
         between |= _too_old(highest, before)
     if after is not None:
         wrong |= _too_old(highest, after)
-        between = (between & _too_new(doing, after)) if before is not None else _too_new(doing, after)
+        between = (
+            (between & _too_new(doing, after)) if before is not None else _too_new(doing, after)
+        )
     if before is not None and after is not None:
         # What one of the two is known to send, its neighbours may send, too, whichever way the other goes.
-        wrong = {key for key in wrong if not any(highest[key] in one.doing.requests.get(key, ()) for one in (before, after))}
+        wrong = {
+            key
+            for key in wrong
+            if not any(highest[key] in one.doing.requests.get(key, ()) for one in (before, after))
+        }
     low = 0 if before is None else releases[before.version] + 1
     high = None if after is None else releases[after.version] - 1
     why = f"{'older than' if before is None else 'after'} {(before or after or _NONE).version}"
     if before is not None and after is not None:
         why += f" and before {after.version}"
-    return Fit(low, high, len(wrong), len(between - wrong), why, tuple(one for one in (before, after) if one is not None))
+    return Fit(
+        low,
+        high,
+        len(wrong),
+        len(between - wrong),
+        why,
+        tuple(one for one in (before, after) if one is not None),
+    )
 
 
 def _configured(doing: Doing, library: Library, releases: dict[str, int]) -> Fit:
     """A version that was told what to speak, up to the newest that any can: only what cannot be configured bounds it."""
     highest = {key: version for key, version in doing.highest.items() if key != API_VERSIONS}
     wrong = min((len(_too_old(highest, profile)) for profile in library.profiles), default=0)
-    unseen = min((len(_too_old(highest, profile) | _too_new(doing, profile)) for profile in library.configured), default=len(highest))
+    unseen = min(
+        (
+            len(_too_old(highest, profile) | _too_new(doing, profile))
+            for profile in library.configured
+        ),
+        default=len(highest),
+    )
     low, high = 0, None
     if library.may_be == "unasked":
         # It takes what the broker offers unless told otherwise, so it goes as far as it can where it was recorded.
@@ -154,9 +192,15 @@ def _before_all_that_ask(doing: Doing, library: Library, releases: dict[str, int
     """The release before the first from which on every recording asks for ApiVersions, however it is configured, where this one did not."""
     if doing.highest.get(API_VERSIONS, NEVER_ASKED) != NEVER_ASKED:
         return None
-    silent = [profile.version for profile in library.profiles if profile.highest[API_VERSIONS] == NEVER_ASKED]
+    silent = [
+        profile.version
+        for profile in library.profiles
+        if profile.highest[API_VERSIONS] == NEVER_ASKED
+    ]
     asking = [
-        place for profile in library.line if (place := releases[profile.version]) > max((releases[one] for one in silent), default=-1)
+        place
+        for profile in library.line
+        if (place := releases[profile.version]) > max((releases[one] for one in silent), default=-1)
     ]
     return min(asking) - 1 if asking and silent else None
 
@@ -173,21 +217,36 @@ def _too_old(highest: dict[int, int], profile: Profile) -> set[int]:
 def _too_new(doing: Doing, profile: Profile) -> set[int]:
     """Requests in which it goes farther, and never sends what was seen."""
     own, sent = profile.highest, profile.doing.requests
-    return {key for key, version in doing.highest.items() if key in own and version < own[key] and version not in sent.get(key, ())}
+    return {
+        key
+        for key, version in doing.highest.items()
+        if key in own and version < own[key] and version not in sent.get(key, ())
+    }
 
 
-def _weighed(doing: Doing, library: Library, fits: Sequence[Fit], others: Sequence[Library]) -> tuple[float, float]:
+def _weighed(
+    doing: Doing, library: Library, fits: Sequence[Fit], others: Sequence[Library]
+) -> tuple[float, float]:
     """What speaks for it, and what it costs to believe it."""
-    speaks, costs = 0.0, min(fit.cost + ELSEWHERE * _elsewhere(doing, library, fit.near) for fit in fits)
+    speaks, costs = (
+        0.0,
+        min(fit.cost + ELSEWHERE * _elsewhere(doing, library, fit.near) for fit in fits),
+    )
     costs += FOREIGN * len((doing.requests.keys() & OF_THEMSELVES) - library.requests)
     for name, values in doing.habits.items():
         if values <= library.habits.get(name, frozenset()):
-            speaks += HABIT * _rarity(sum(values <= other.habits.get(name, frozenset()) for other in others), len(others))
+            speaks += HABIT * _rarity(
+                sum(values <= other.habits.get(name, frozenset()) for other in others), len(others)
+            )
         else:
             costs += STRANGE_HABIT
     for first in doing.openings:
         if first in library.openings:
-            speaks += OPENING * _rarity(sum(first in other.openings for other in others), len(others)) / len(doing.openings)
+            speaks += (
+                OPENING
+                * _rarity(sum(first in other.openings for other in others), len(others))
+                / len(doing.openings)
+            )
         else:
             costs += STRANGE_OPENING
     if doing.named_like == library.name:
@@ -202,7 +261,9 @@ def _elsewhere(doing: Doing, library: Library, near: Sequence[Profile]) -> float
     found = 0.0
     for name, values in doing.habits.items():
         if values <= library.habits.get(name, frozenset()):
-            found += not all(any(value in one.doing.habits.get(name, ()) for one in near) for value in values)
+            found += not all(
+                any(value in one.doing.habits.get(name, ()) for one in near) for value in values
+            )
     for first in doing.openings & library.openings:
         found += (not any(first in one.doing.openings for one in near)) / len(doing.openings)
     return found
@@ -221,11 +282,17 @@ def _shares(scores: Iterable[float]) -> list[float]:
 def _range(fits: Sequence[Fit], library: Library) -> tuple[str | None, str | None]:
     """All places that are contradicted least."""
     least = min(fit.contradictions for fit in fits)
-    fitting = [fit for fit in fits if fit.contradictions == least and (fit.high is None or fit.low <= fit.high)]
+    fitting = [
+        fit
+        for fit in fits
+        if fit.contradictions == least and (fit.high is None or fit.low <= fit.high)
+    ]
     low = min(fit.low for fit in fitting)
     is_open = any(fit.high is None for fit in fitting)
     high = None if is_open else max(fit.high for fit in fitting if fit.high is not None)
-    return library.releases[min(low, len(library.releases) - 1)], None if high is None else library.releases[high]
+    return library.releases[
+        min(low, len(library.releases) - 1)
+    ], None if high is None else library.releases[high]
 
 
 def _evidence(doing: Doing, library: Library, fits: Sequence[Fit]) -> tuple[str, ...]:
@@ -233,7 +300,9 @@ def _evidence(doing: Doing, library: Library, fits: Sequence[Fit]) -> tuple[str,
     best = min(fits, key=lambda fit: (fit.cost, fit.low != fit.high))
     found = [f"requests {best.why}"]
     own = sorted(
-        f"{name} {','.join(sorted(values))}" for name, values in doing.habits.items() if values <= library.habits.get(name, frozenset())
+        f"{name} {','.join(sorted(values))}"
+        for name, values in doing.habits.items()
+        if values <= library.habits.get(name, frozenset())
     )
     if own:
         found.append("habits: " + ", ".join(own))
@@ -247,4 +316,8 @@ def _evidence(doing: Doing, library: Library, fits: Sequence[Fit]) -> tuple[str,
 def _of_several(candidates: Sequence[str]) -> tuple[str, ...]:
     if not candidates:
         return ("no library that is known does this",)
-    return ("may be " + " or ".join(candidates),) if len(candidates) > 1 else (f"perhaps {candidates[0]}",)
+    return (
+        ("may be " + " or ".join(candidates),)
+        if len(candidates) > 1
+        else (f"perhaps {candidates[0]}",)
+    )

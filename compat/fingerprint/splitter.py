@@ -81,19 +81,31 @@ class Splitter:
                 self._lower[library.name, index] = _lower(fit.near)
                 if fit.is_recorded:
                     self._recorded.add((library.name, index))
-        self._any_lower = _lower(profile for library in table.libraries for profile in library.profiles)
+        self._any_lower = _lower(
+            profile for library in table.libraries for profile in library.profiles
+        )
         self._explained = lru_cache(MOST_REMEMBERED)(self._explain)
 
-    def split(self, connections: Sequence[Doing], named: Sequence[Named] = (), named_like: str | None = None) -> list[Client]:
+    def split(
+        self,
+        connections: Sequence[Doing],
+        named: Sequence[Named] = (),
+        named_like: str | None = None,
+    ) -> list[Client]:
         """`connections` are those without a name; `named_like` is the library whose own client id
         they use. Clients with a name come first, in their order.
 
         A connection that may be of several clients is of one with a name, or else of the one that
         explains most connections.
         """
-        explained = [self._explained(tuple(sorted(one.requests.items())), one.openings, named_like) for one in connections]
+        explained = [
+            self._explained(tuple(sorted(one.requests.items())), one.openings, named_like)
+            for one in connections
+        ]
         # The connections that say most about their client come first.
-        left = sorted(range(len(connections)), key=lambda index: (-len(connections[index].requests), index))
+        left = sorted(
+            range(len(connections)), key=lambda index: (-len(connections[index].requests), index)
+        )
         clients: list[tuple[int | None, list[int], _Sent]] = []
         for number, one in enumerate(named):
             sent = _Sent(Doing(one.requests, is_whole=False))
@@ -121,20 +133,31 @@ class Splitter:
         """The connections that one of `its_places` explains; of a library in no table those that do not disagree."""
         taken = []
         for index in left:
-            possible = [self._lower[place] for place in its_places & explained[index]] if its_places else [self._any_lower]
+            possible = (
+                [self._lower[place] for place in its_places & explained[index]]
+                if its_places
+                else [self._any_lower]
+            )
             if any(sent.agrees(connections[index], lower) for lower in possible):
                 taken.append(index)
                 sent.add(connections[index])
         return taken
 
-    def _most_explained(self, left: Sequence[int], connections: Sequence[Doing], explained: Sequence[frozenset[Place]]) -> list[int]:
+    def _most_explained(
+        self,
+        left: Sequence[int],
+        connections: Sequence[Doing],
+        explained: Sequence[frozenset[Place]],
+    ) -> list[int]:
         """The most connections that one place explains; of several such places a recorded version comes first."""
         best: list[int] = []
         best_order = (0, False)
         for place in sorted({place for index in left for place in explained[index]}):
             sent, taken = _Sent(), []
             for index in left:
-                if place in explained[index] and sent.agrees(connections[index], self._lower[place]):
+                if place in explained[index] and sent.agrees(
+                    connections[index], self._lower[place]
+                ):
                     taken.append(index)
                     sent.add(connections[index])
             order = (len(taken), place in self._recorded)
@@ -142,7 +165,9 @@ class Splitter:
                 best, best_order = taken, order
         return best
 
-    def _add_unexplained(self, index: int, doing: Doing, clients: list[tuple[int | None, list[int], _Sent]]) -> None:
+    def _add_unexplained(
+        self, index: int, doing: Doing, clients: list[tuple[int | None, list[int], _Sent]]
+    ) -> None:
         """A connection that no recorded version explains is of a client that it does not disagree with."""
         for _, taken, sent in clients:
             if sent.agrees(doing, self._any_lower):
@@ -177,7 +202,8 @@ class Splitter:
         return frozenset(
             (library.name, index)
             for index, fit in enumerate(places(Doing({}), library))
-            if _release(library, fit.low) <= own and (fit.high is None or own <= _release(library, fit.high))
+            if _release(library, fit.low) <= own
+            and (fit.high is None or own <= _release(library, fit.high))
         )
 
 
@@ -202,4 +228,6 @@ def _must_have_asked(doing: Doing, fit: Fit) -> bool:
 
 
 def _asks_first(profile: Profile) -> bool:
-    return bool(profile.doing.openings) and all(one[:1] == (API_VERSIONS,) for one in profile.doing.openings)
+    return bool(profile.doing.openings) and all(
+        one[:1] == (API_VERSIONS,) for one in profile.doing.openings
+    )

@@ -68,7 +68,12 @@ class Library:
     @cached_property
     def habits(self) -> dict[str, frozenset[str]]:
         names = {name for profile in self.profiles for name in profile.doing.habits}
-        return {name: frozenset().union(*(profile.doing.habits.get(name, frozenset()) for profile in self.profiles)) for name in names}
+        return {
+            name: frozenset().union(
+                *(profile.doing.habits.get(name, frozenset()) for profile in self.profiles)
+            )
+            for name in names
+        }
 
     @cached_property
     def openings(self) -> frozenset[tuple[int, ...]]:
@@ -86,11 +91,20 @@ class Table:
     @cached_property
     def patterns(self) -> dict[str, str]:
         """Of client ids, by library: one regular expression (Java's and Python's alike) for the whole id."""
-        return {library.name: f"^({'|'.join(library.client_ids)})$" for library in self.libraries if library.client_ids}
+        return {
+            library.name: f"^({'|'.join(library.client_ids)})$"
+            for library in self.libraries
+            if library.client_ids
+        }
 
     def named_like(self, client_ids: Iterable[str]) -> str | None:
         """The library whose own client ids these are; None where they are the application's, or of several libraries."""
-        found = {name for name, pattern in self.patterns.items() for client_id in client_ids if re.search(pattern, client_id)}
+        found = {
+            name
+            for name, pattern in self.patterns.items()
+            for client_id in client_ids
+            if re.search(pattern, client_id)
+        }
         return found.pop() if len(found) == 1 else None
 
 
@@ -101,12 +115,21 @@ def table_of(runs: Iterable[Run]) -> Table:
     by_library: dict[str, list[Run]] = {}
     for run in runs:
         by_library.setdefault(run.library, []).append(run)
-    return Table(tuple(_library(name, known[name], releases[name], own) for name, own in sorted(by_library.items())))
+    return Table(
+        tuple(
+            _library(name, known[name], releases[name], own)
+            for name, own in sorted(by_library.items())
+        )
+    )
 
 
 def settings() -> dict[str, tuple[str, str]]:
     """Of each library that an application can tell to speak an older protocol: when that shows ("unasked" or "always"), and the name of that setting."""
-    return {name: (known["configured"], known["setting"]) for name, known in _toml("libraries.toml").items() if "setting" in known}
+    return {
+        name: (known["configured"], known["setting"])
+        for name, known in _toml("libraries.toml").items()
+        if "setting" in known
+    }
 
 
 def runs_in(path: Traversable = OBSERVED) -> list[Run]:
@@ -120,12 +143,24 @@ def _run(row: Mapping[str, Any]) -> Run:
         requests[API_VERSIONS] = requests.get(API_VERSIONS, frozenset()) | {row["api_versions"]}
     openings = frozenset(opening(first) for first in row["first"])
     doing = Doing(requests, openings, texts(row.get("habits", {})))
-    return Run(row["client"], row["library"], row["version"], row["scenario"], "pinned" in row, _ids(row), row.get("software"), doing)
+    return Run(
+        row["client"],
+        row["library"],
+        row["version"],
+        row["scenario"],
+        "pinned" in row,
+        _ids(row),
+        row.get("software"),
+        doing,
+    )
 
 
 def _ids(row: Mapping[str, Any]) -> tuple[str, ...]:
     """What was masked because it is another in each run stands there again as something."""
-    return tuple(client_id.replace("{n}", "1").replace("{group}", "billing") for client_id in row.get("client_ids", ()))
+    return tuple(
+        client_id.replace("{n}", "1").replace("{group}", "billing")
+        for client_id in row.get("client_ids", ())
+    )
 
 
 def _library(name: str, known: Mapping[str, Any], releases: list[str], runs: list[Run]) -> Library:
@@ -154,7 +189,10 @@ def _profile(runs: list[Run]) -> Profile:
             requests[key] = requests.get(key, frozenset()) | versions
         for name, values in run.doing.habits.items():
             habits[name] = habits.get(name, frozenset()) | values
-    return Profile(runs[0].version, Doing(requests, frozenset().union(*(run.doing.openings for run in runs)), habits))
+    return Profile(
+        runs[0].version,
+        Doing(requests, frozenset().union(*(run.doing.openings for run in runs)), habits),
+    )
 
 
 def _toml(name: str) -> dict[str, Any]:

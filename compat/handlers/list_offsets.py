@@ -11,7 +11,9 @@ LATEST = -1
 EARLIEST = -2
 
 
-def offsets_before(timestamp: int, max_offsets: int, *, start: int, end: int, last_before: int | None) -> list[int]:
+def offsets_before(
+    timestamp: int, max_offsets: int, *, start: int, end: int, last_before: int | None
+) -> list[int]:
     """The offsets to answer, newest first. `last_before` is the offset after the newest record at or before `timestamp`, where one was asked
     for and there is one."""
     if timestamp == LATEST:

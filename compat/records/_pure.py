@@ -59,7 +59,17 @@ def scan(messages: Buffer, magic: int, is_inner: bool) -> Scan:
             max_timestamp = max(max_timestamp, message.timestamp)
             has_null_key = has_null_key or message.key_size < 0
         count += 1
-    return Scan(magic, count, wrappers, largest, max_timestamp, last_offset, is_ordinal, has_null_key, has_append_time)
+    return Scan(
+        magic,
+        count,
+        wrappers,
+        largest,
+        max_timestamp,
+        last_offset,
+        is_ordinal,
+        has_null_key,
+        has_append_time,
+    )
 
 
 def plain_run(messages: Buffer, start: int) -> int:
@@ -140,13 +150,31 @@ def down_batch(
     attributes = APPEND_TIME_BIT if append_time is not None and magic else 0
     first = last = max_timestamp = -1
     found = 0
-    for record in walk_records(records, count, base_offset, last_delta, base_timestamp, append_time):
+    for record in walk_records(
+        records, count, base_offset, last_delta, base_timestamp, append_time
+    ):
         first = record.offset if found == 0 else first
         last = record.offset
         max_timestamp = max(max_timestamp, record.timestamp)
-        key = None if record.key_size < 0 else records[record.key_at : record.key_at + record.key_size]
-        value = None if record.value_size < 0 else records[record.value_at : record.value_at + record.value_size]
-        _append(out, magic, last - first if is_relative else last, attributes, record.timestamp, key, value)
+        key = (
+            None
+            if record.key_size < 0
+            else records[record.key_at : record.key_at + record.key_size]
+        )
+        value = (
+            None
+            if record.value_size < 0
+            else records[record.value_at : record.value_at + record.value_size]
+        )
+        _append(
+            out,
+            magic,
+            last - first if is_relative else last,
+            attributes,
+            record.timestamp,
+            key,
+            value,
+        )
         found += 1
     return Converted(bytes(out), found, first, last, max_timestamp)
 
@@ -171,17 +199,31 @@ def down_messages(messages: Buffer, shift: int) -> Converted:
         first = offset if count == 0 else first
         last = offset
         start = len(out)
-        out += MESSAGE_HEADER.pack(offset, message.end - message.start - LOG_OVERHEAD - OFFSET.size, 0, 0, 0)
+        out += MESSAGE_HEADER.pack(
+            offset, message.end - message.start - LOG_OVERHEAD - OFFSET.size, 0, 0, 0
+        )
         out += messages[message.start + KEY_AT[1] : message.end]
         CRC.pack_into(out, start + CRC_AT, crc32(memoryview(out)[start + CRC_FROM :]))
         count += 1
     return Converted(bytes(out), count, first, last, NO_TIMESTAMP)
 
 
-def _append(out: bytearray, magic: int, offset: int, attributes: int, timestamp: int, key: Buffer | None, value: Buffer | None) -> None:
+def _append(
+    out: bytearray,
+    magic: int,
+    offset: int,
+    attributes: int,
+    timestamp: int,
+    key: Buffer | None,
+    value: Buffer | None,
+) -> None:
     """Add one message to `out`."""
     start = len(out)
-    size = SMALLEST[magic] + (len(key) if key is not None else 0) + (len(value) if value is not None else 0)
+    size = (
+        SMALLEST[magic]
+        + (len(key) if key is not None else 0)
+        + (len(value) if value is not None else 0)
+    )
     out += MESSAGE_HEADER.pack(offset, size, 0, magic, attributes)
     if magic:
         out += OFFSET.pack(timestamp)
@@ -194,7 +236,14 @@ def _append(out: bytearray, magic: int, offset: int, attributes: int, timestamp:
     CRC.pack_into(out, start + CRC_AT, crc32(memoryview(out)[start + CRC_FROM :]))
 
 
-def up_messages(messages: Buffer, magic: int, shift: int, base_offset: int, base_timestamp: int, append_time: int | None) -> Converted:
+def up_messages(
+    messages: Buffer,
+    magic: int,
+    shift: int,
+    base_offset: int,
+    base_timestamp: int,
+    append_time: int | None,
+) -> Converted:
     """Uncompressed messages of format `magic` as magic-2 records, their offsets moved by `shift` and counted from `base_offset`.
 
     Raises as `scan` does, and for offsets that do not ascend or are more than 31 bits from `base_offset`.

@@ -70,7 +70,10 @@ def compress(codec: Codec, content: Buffer, *, magic: int) -> bytes:
             return _compress_xerial(content)
         case Codec.LZ4:
             frame = lz4.frame.compress(  # type: ignore[attr-defined]
-                content, block_size=lz4.frame.BLOCKSIZE_MAX64KB, block_linked=False, store_size=False
+                content,
+                block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+                block_linked=False,
+                store_size=False,
             )
             return lz4_header.with_historic_checksum(frame) if magic == 0 else bytes(frame)
         case Codec.ZSTD:
@@ -157,7 +160,11 @@ def _compress_xerial(content: Buffer) -> bytes:
 def _read_lz4(content: memoryview, limit: int) -> bytes:
     header = lz4_header.read(content)
     if len(content) * _LZ4_EXPANSION <= limit and not lz4_header.has_content_size(content):
-        whole = content if content[len(header) - 1] == header[-1] else b"".join((header, content[len(header) :]))
+        whole = (
+            content
+            if content[len(header) - 1] == header[-1]
+            else b"".join((header, content[len(header) :]))
+        )
         return bytes(lz4.frame.decompress(whole))  # type: ignore[attr-defined]
     frame = lz4.frame.LZ4FrameDecompressor()  # type: ignore[no-untyped-call]
     frame.decompress(header, 1)  # type: ignore[no-untyped-call]
@@ -199,7 +206,9 @@ def _drain(stream: _Decompressor, content: Buffer, limit: int) -> bytes:
 
 def _steps(size: int) -> itertools.accumulate[int]:
     """How much to ask for at a time: enough for usual ratios at once, little enough that a liar gets no large allocation."""
-    return itertools.accumulate(itertools.repeat(2), int.__mul__, initial=max(_FIRST_READ, 4 * size))
+    return itertools.accumulate(
+        itertools.repeat(2), int.__mul__, initial=max(_FIRST_READ, 4 * size)
+    )
 
 
 def _too_large(limit: int) -> RecordsTooLarge:

@@ -10,12 +10,23 @@ from collections.abc import Sequence
 
 from compat.records import codecs, loops
 from compat.records.errors import CorruptRecords, RecordsError
-from compat.records.layout import BATCH_OVERHEAD, CODEC_MASK, NO_TIMESTAMP, Buffer, Codec, build_batch, magic_of, read_batch
+from compat.records.layout import (
+    BATCH_OVERHEAD,
+    CODEC_MASK,
+    NO_TIMESTAMP,
+    Buffer,
+    Codec,
+    build_batch,
+    magic_of,
+    read_batch,
+)
 from compat.records.limits import MAX_DECOMPRESSED_BYTES
 from compat.records.wrappers import Budget, Wrapper, segments, wrap
 
 
-def down_convert(payload: Buffer, magic: int, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
+def down_convert(
+    payload: Buffer, magic: int, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> bytes:
     """One stored unit (a magic-2 batch or a message set) as a message set of format `magic` (0 or 1).
 
     Offsets, gaps among them, keys, null values, timestamps and their type stay; headers and producer ids go; a control batch or an empty one is
@@ -33,9 +44,13 @@ def down_convert_all(
 ) -> list[bytes | RecordsError]:
     """What `down_convert` returns or raises for each of `payloads`: in one call, outside the interpreter's lock, as far as that goes."""
     outcomes: list[bytes | RecordsError] = []
-    for payload, made in zip(payloads, loops.down_all(payloads, magic, max_decompressed_bytes), strict=True):
+    for payload, made in zip(
+        payloads, loops.down_all(payloads, magic, max_decompressed_bytes), strict=True
+    ):
         try:
-            outcomes.append(by_itself(payload, magic, max_decompressed_bytes) if made is None else made)
+            outcomes.append(
+                by_itself(payload, magic, max_decompressed_bytes) if made is None else made
+            )
         except RecordsError as failure:
             outcomes.append(failure)
     return outcomes
@@ -51,7 +66,9 @@ def by_itself(payload: Buffer, magic: int, max_decompressed_bytes: int) -> bytes
     return _from_messages(payload, max_decompressed_bytes)
 
 
-def gzip_for_zstd(payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
+def gzip_for_zstd(
+    payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> bytes:
     """A magic-2 batch in zstd as the same batch in gzip, for consumers that know the format and not the codec (Fetch 4 to 9, KIP-110).
 
     Raises CorruptRecords, UnsupportedCodec, RecordsTooLarge.
@@ -59,9 +76,13 @@ def gzip_for_zstd(payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRE
     batch = read_batch(payload)
     if not batch.records:
         return build_batch(batch._replace(attributes=batch.attributes & ~CODEC_MASK), b"")
-    content = codecs.decompress(Codec.ZSTD, memoryview(payload)[BATCH_OVERHEAD:], max_decompressed_bytes)
+    content = codecs.decompress(
+        Codec.ZSTD, memoryview(payload)[BATCH_OVERHEAD:], max_decompressed_bytes
+    )
     attributes = batch.attributes & ~CODEC_MASK | Codec.GZIP
-    return build_batch(batch._replace(attributes=attributes), codecs.compress(Codec.GZIP, content, magic=2))
+    return build_batch(
+        batch._replace(attributes=attributes), codecs.compress(Codec.GZIP, content, magic=2)
+    )
 
 
 def _from_batch(payload: Buffer, magic: int, limit: int) -> bytes:
@@ -74,7 +95,14 @@ def _from_batch(payload: Buffer, magic: int, limit: int) -> bytes:
         content = codecs.decompress(codec, content, limit)
     is_relative = bool(codec) and magic == 1
     messages = loops.down_batch(
-        content, batch.records, batch.base_offset, batch.last_offset_delta, batch.base_timestamp, batch.append_time, magic, is_relative
+        content,
+        batch.records,
+        batch.base_offset,
+        batch.last_offset_delta,
+        batch.base_timestamp,
+        batch.append_time,
+        magic,
+        is_relative,
     )
     if not codec:
         return messages.content
@@ -97,7 +125,14 @@ def _from_messages(payload: Buffer, limit: int) -> bytes:
         if isinstance(segment, Wrapper):
             messages = loops.down_messages(segment.inner, segment.shift)
             parts.append(
-                wrap(segment.codec, messages.content, magic=0, offset=messages.last_offset, timestamp=NO_TIMESTAMP, is_append_time=False)
+                wrap(
+                    segment.codec,
+                    messages.content,
+                    magic=0,
+                    offset=messages.last_offset,
+                    timestamp=NO_TIMESTAMP,
+                    is_append_time=False,
+                )
             )
         else:
             messages = loops.down_messages(view[segment], 0)

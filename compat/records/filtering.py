@@ -40,7 +40,9 @@ _Message = tuple[int, int, int, bytes | None, bool]
 """Of a verified uncompressed message: start, end, offset, key, whether the value is null."""
 
 
-def keys(payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> Iterator[tuple[int, bytes | None, bool]]:
+def keys(
+    payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> Iterator[tuple[int, bytes | None, bool]]:
     """(offset, key, whether the value is null) of every record of one stored unit, in offset order; a control batch has none.
 
     Raises, while it is read, CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge.
@@ -49,17 +51,25 @@ def keys(payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTE
         batch = read_batch(payload)
         if batch.is_control:
             return
-        for _, _, offset, key, is_tombstone in _messages(_as_messages(_content(payload, batch, max_decompressed_bytes), batch)):
+        for _, _, offset, key, is_tombstone in _messages(
+            _as_messages(_content(payload, batch, max_decompressed_bytes), batch)
+        ):
             yield offset, key, is_tombstone
         return
     view = memoryview(payload)
     for segment in segments(payload, Budget(max_decompressed_bytes)):
-        messages, shift = (segment.inner, segment.shift) if isinstance(segment, Wrapper) else (_verified(view[segment]), 0)
+        messages, shift = (
+            (segment.inner, segment.shift)
+            if isinstance(segment, Wrapper)
+            else (_verified(view[segment]), 0)
+        )
         for _, _, offset, key, is_tombstone in _messages(messages):
             yield offset + shift, key, is_tombstone
 
 
-def filter_records(payload: Buffer, keep: Keep, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes | None:
+def filter_records(
+    payload: Buffer, keep: Keep, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> bytes | None:
     """The unit without the records that `keep` refuses, in the same format and codec; None where none is left.
 
     Where all stay (and always for a control batch, whose markers have no keys of that kind) it is the unit as it was.
@@ -74,7 +84,11 @@ def filter_records(payload: Buffer, keep: Keep, *, max_decompressed_bytes: int =
             parts.append(_filter_wrapper(view, segment, keep))
         else:
             run = _verified(view[segment])
-            parts += [run[start:end] for start, end, offset, key, is_tombstone in _messages(run) if keep(offset, key, is_tombstone)]
+            parts += [
+                run[start:end]
+                for start, end, offset, key, is_tombstone in _messages(run)
+                if keep(offset, key, is_tombstone)
+            ]
     return b"".join(parts) or None
 
 
@@ -85,7 +99,12 @@ def empty_batch(payload: Buffer) -> bytes:
     timestamp. Raises CorruptRecords.
     """
     batch = read_batch(payload)
-    return build_batch(batch._replace(attributes=batch.attributes & ~CODEC_MASK, base_timestamp=NO_TIMESTAMP, records=0), b"")
+    return build_batch(
+        batch._replace(
+            attributes=batch.attributes & ~CODEC_MASK, base_timestamp=NO_TIMESTAMP, records=0
+        ),
+        b"",
+    )
 
 
 def newest(payload: Buffer) -> int:
@@ -141,11 +160,16 @@ def _filter_wrapper(view: memoryview, wrapper: Wrapper, keep: Keep) -> Buffer:
         return b""
     # Magic 1 counts the inner offsets from the first record left, magic 0 from 0 (KIP-31).
     first = kept[0][2] if wrapper.magic else 0
-    content = b"".join(OFFSET.pack(offset - first) + inner[start + OFFSET.size : end] for start, end, offset, *_ in kept)
+    content = b"".join(
+        OFFSET.pack(offset - first) + inner[start + OFFSET.size : end]
+        for start, end, offset, *_ in kept
+    )
     if wrapper.append_time is not None:
         timestamp = wrapper.append_time
     else:
-        timestamp = max(_timestamp(inner, start) for start, *_ in kept) if wrapper.magic else NO_TIMESTAMP
+        timestamp = (
+            max(_timestamp(inner, start) for start, *_ in kept) if wrapper.magic else NO_TIMESTAMP
+        )
     return wrap(
         wrapper.codec,
         content,
@@ -165,7 +189,14 @@ def _content(payload: Buffer, batch: Batch, limit: int) -> Buffer:
 def _as_messages(content: Buffer, batch: Batch) -> bytes:
     """The records as messages of magic 1, one for one: verified on the way, and their fields at fixed places."""
     made = loops.down_batch(
-        content, batch.records, batch.base_offset, batch.last_offset_delta, batch.base_timestamp, batch.append_time, 1, False
+        content,
+        batch.records,
+        batch.base_offset,
+        batch.last_offset_delta,
+        batch.base_timestamp,
+        batch.append_time,
+        1,
+        False,
     )
     return made.content
 

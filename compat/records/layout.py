@@ -153,16 +153,32 @@ def read_batch(payload: Buffer) -> Batch:
     """The checked header of a payload that is exactly one magic-2 batch: length, magic and CRC-32C hold. Raises CorruptRecords."""
     if len(payload) < BATCH_OVERHEAD:
         raise CorruptRecords(f"{len(payload)} bytes are too short for a record batch")
-    base, size, epoch, magic, crc, attributes, last_delta, base_time, max_time, pid, pepoch, sequence, count = BATCH_HEADER.unpack_from(
-        payload
-    )
+    (
+        base,
+        size,
+        epoch,
+        magic,
+        crc,
+        attributes,
+        last_delta,
+        base_time,
+        max_time,
+        pid,
+        pepoch,
+        sequence,
+        count,
+    ) = BATCH_HEADER.unpack_from(payload)
     if magic != 2 or size + LOG_OVERHEAD != len(payload):
-        raise CorruptRecords(f"a record batch of {size + LOG_OVERHEAD} bytes does not fill {len(payload)}")
+        raise CorruptRecords(
+            f"a record batch of {size + LOG_OVERHEAD} bytes does not fill {len(payload)}"
+        )
     if crc32c.crc32c(memoryview(payload)[BATCH_CRC_FROM:]) != crc:
         raise CorruptRecords("the checksum of the record batch does not match")
     if base < 0 or last_delta < 0 or base > MAX_INT64 - last_delta or count < 0:
         raise CorruptRecords("the record batch has an impossible offset or count")
-    return Batch(base, epoch, attributes, last_delta, base_time, max_time, pid, pepoch, sequence, count)
+    return Batch(
+        base, epoch, attributes, last_delta, base_time, max_time, pid, pepoch, sequence, count
+    )
 
 
 def build_batch(batch: Batch, records: Buffer) -> bytes:

@@ -30,7 +30,9 @@ else:
     try:
         import compat.records._kernel as _kernel
     except ImportError as error:
-        KERNEL_REASON = f"the compiled kernel is missing (was there a C compiler at installation?): {error}"
+        KERNEL_REASON = (
+            f"the compiled kernel is missing (was there a C compiler at installation?): {error}"
+        )
     else:
         if getattr(_kernel, "INTERFACE", 1) != _INTERFACE:
             KERNEL_REASON = "the compiled kernel is not of this version: install again (in a checkout: make clean)"

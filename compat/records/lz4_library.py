@@ -25,7 +25,8 @@ def find() -> Addresses | None:
     try:
         library = ctypes.CDLL(block._block.__file__)
         unpack, pack = (
-            ctypes.cast(function, ctypes.c_void_p).value for function in (library.LZ4_decompress_safe, library.LZ4_compress_fast_extState)
+            ctypes.cast(function, ctypes.c_void_p).value
+            for function in (library.LZ4_decompress_safe, library.LZ4_compress_fast_extState)
         )
         state_bytes = int(library.LZ4_sizeofState())
     except (OSError, AttributeError, TypeError):

@@ -12,7 +12,18 @@ from isal.isal_zlib import crc32
 
 from compat.records import loops, lz4_header
 from compat.records.errors import InvalidRecords, InvalidTimestamp
-from compat.records.layout import APPEND_TIME_BIT, ATTRIBUTES_AT, CRC, CRC_AT, CRC_FROM, MAX_INT64, OFFSET, TIMESTAMP_AT, Buffer, Codec
+from compat.records.layout import (
+    APPEND_TIME_BIT,
+    ATTRIBUTES_AT,
+    CRC,
+    CRC_AT,
+    CRC_FROM,
+    MAX_INT64,
+    OFFSET,
+    TIMESTAMP_AT,
+    Buffer,
+    Codec,
+)
 from compat.records.wrappers import Budget, Wrapper, segments, wrap
 
 
@@ -61,7 +72,13 @@ def check_message_set(records: Buffer, *, max_decompressed_bytes: int) -> Messag
         raise InvalidTimestamp("a producer may not set the timestamp type LogAppendTime")
     if not found.wrappers:
         return MessageSet(
-            max(found.magic, 0), found.messages, found.max_timestamp, Codec.NONE, found.largest, found.has_null_key, repack=False
+            max(found.magic, 0),
+            found.messages,
+            found.max_timestamp,
+            Codec.NONE,
+            found.largest,
+            found.has_null_key,
+            repack=False,
         )
     opened: list[Compressed] = []
     codec = Codec.NONE
@@ -73,15 +90,31 @@ def check_message_set(records: Buffer, *, max_decompressed_bytes: int) -> Messag
         codec = segment.codec
         keeps = _needs_rewrite(records, segment)
         inner = segment.scan
-        opened.append(Compressed(segment.start, segment.end, codec, inner.messages, inner.max_timestamp, segment.inner if keeps else None))
+        opened.append(
+            Compressed(
+                segment.start,
+                segment.end,
+                codec,
+                inner.messages,
+                inner.max_timestamp,
+                segment.inner if keeps else None,
+            )
+        )
         count += inner.messages
         max_timestamp = max(max_timestamp, inner.max_timestamp)
         has_null_key = has_null_key or inner.has_null_key
     repack = any(one.inner is not None for one in opened)
-    return MessageSet(found.magic, count, max_timestamp, codec, found.largest, has_null_key, repack, tuple(opened))
+    return MessageSet(
+        found.magic, count, max_timestamp, codec, found.largest, has_null_key, repack, tuple(opened)
+    )
 
 
-def stamp_message_set(records: bytearray | memoryview, checked: MessageSet, base_offset: int, log_append_time: int | None) -> Buffer:
+def stamp_message_set(
+    records: bytearray | memoryview,
+    checked: MessageSet,
+    base_offset: int,
+    log_append_time: int | None,
+) -> Buffer:
     """The set with absolute offsets from `base_offset` on, in place in `records` unless `checked.repack`, else in new bytes.
 
     `log_append_time` (ms, for topics with message.timestamp.type=LogAppendTime) becomes the timestamp of magic 1; magic 0 has none. Without it a
@@ -120,12 +153,17 @@ def _needs_rewrite(records: Buffer, wrapper: Wrapper) -> bool:
     return wrapper.codec is Codec.LZ4 and lz4_header.has_historic_checksum(frame)
 
 
-def _stamp_wrapper(message: memoryview, last_offset: int, max_timestamp: int, log_append_time: int | None) -> None:
+def _stamp_wrapper(
+    message: memoryview, last_offset: int, max_timestamp: int, log_append_time: int | None
+) -> None:
     """A magic-1 wrapper in place: offset, and where they change, timestamp and CRC."""
     OFFSET.pack_into(message, 0, last_offset)
     timestamp = max_timestamp if log_append_time is None else log_append_time
     attributes = message[ATTRIBUTES_AT] | (0 if log_append_time is None else APPEND_TIME_BIT)
-    if (timestamp, attributes) == (OFFSET.unpack_from(message, TIMESTAMP_AT)[0], message[ATTRIBUTES_AT]):
+    if (timestamp, attributes) == (
+        OFFSET.unpack_from(message, TIMESTAMP_AT)[0],
+        message[ATTRIBUTES_AT],
+    ):
         return
     message[ATTRIBUTES_AT] = attributes
     OFFSET.pack_into(message, TIMESTAMP_AT, timestamp)
@@ -138,4 +176,11 @@ def _repack(one: Compressed, magic: int, offset: int, log_append_time: int | Non
     loops.stamp(inner, 0 if magic else offset, log_append_time)
     timestamp = one.max_timestamp if log_append_time is None else log_append_time
     is_append_time = log_append_time is not None
-    return wrap(one.codec, inner, magic=magic, offset=offset + one.count - 1, timestamp=timestamp, is_append_time=is_append_time)
+    return wrap(
+        one.codec,
+        inner,
+        magic=magic,
+        offset=offset + one.count - 1,
+        timestamp=timestamp,
+        is_append_time=is_append_time,
+    )

@@ -10,7 +10,19 @@ from isal.isal_zlib import crc32
 
 from compat.records import lz4_header
 from compat.records.errors import CorruptRecords
-from compat.records.layout import ATTRIBUTES_AT, CODEC_MASK, CRC, CRC_AT, CRC_FROM, LENGTH, LOG_OVERHEAD, MAGIC_AT, SMALLEST, Buffer, Codec
+from compat.records.layout import (
+    ATTRIBUTES_AT,
+    CODEC_MASK,
+    CRC,
+    CRC_AT,
+    CRC_FROM,
+    LENGTH,
+    LOG_OVERHEAD,
+    MAGIC_AT,
+    SMALLEST,
+    Buffer,
+    Codec,
+)
 from compat.records.wrappers import value_at
 
 _SIZE_AT = 8
@@ -18,7 +30,11 @@ _SIZE_AT = 8
 
 def has_old_lz4(payload: Buffer) -> bool:
     """Whether the set begins with an lz4 message of magic 0: a producer has one codec for all it sends."""
-    return len(payload) > ATTRIBUTES_AT and payload[MAGIC_AT] == 0 and payload[ATTRIBUTES_AT] & CODEC_MASK == Codec.LZ4
+    return (
+        len(payload) > ATTRIBUTES_AT
+        and payload[MAGIC_AT] == 0
+        and payload[ATTRIBUTES_AT] & CODEC_MASK == Codec.LZ4
+    )
 
 
 def with_right_lz4(payload: Buffer) -> bytes:

@@ -39,7 +39,9 @@ class Record:
     timestamp_type: int = CREATE_TIME
 
 
-def records(payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:
+def records(
+    payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> Iterator[Record]:
     """Every record of one stored unit, in offset order, a control batch's markers too.
 
     Raises, while it is read, CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge.
@@ -51,12 +53,16 @@ def records(payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_B
         for found in _walk(content, batch):
             key = _part(content, found.key_at, found.key_size)
             value = _part(content, found.value_at, found.value_size)
-            yield Record(found.offset, found.timestamp, key, value, _headers(content, found), timestamp_type)
+            yield Record(
+                found.offset, found.timestamp, key, value, _headers(content, found), timestamp_type
+            )
     else:
         yield from _records_of_messages(payload, max_decompressed_bytes)
 
 
-def first_at_or_after(payload: Buffer, timestamp: int, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> tuple[int, int] | None:
+def first_at_or_after(
+    payload: Buffer, timestamp: int, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> tuple[int, int] | None:
     """(offset, timestamp) of the first record that is not older than `timestamp` (ms); None where there is none. Raises as `records` does."""
     if magic_of(payload) == 2:
         batch = read_batch(payload)
@@ -102,7 +108,10 @@ def _records_of_messages(payload: Buffer, limit: int) -> Iterator[Record]:
                 timestamp, timestamp_type = append_time, LOG_APPEND_TIME
             else:
                 is_append_time = wrapper is None and message.attributes & APPEND_TIME_BIT
-                timestamp, timestamp_type = message.timestamp, LOG_APPEND_TIME if is_append_time else CREATE_TIME
+                timestamp, timestamp_type = (
+                    message.timestamp,
+                    LOG_APPEND_TIME if is_append_time else CREATE_TIME,
+                )
             key = _part(messages, message.key_at, message.key_size)
             value = _part(messages, message.value_at, message.value_size)
             yield Record(message.offset + shift, timestamp, key, value, (), timestamp_type)
@@ -115,7 +124,14 @@ def _content(payload: Buffer, batch: Batch, limit: int) -> Buffer:
 
 
 def _walk(content: Buffer, batch: Batch) -> Iterator[BatchRecord]:
-    return walk_records(content, batch.records, batch.base_offset, batch.last_offset_delta, batch.base_timestamp, batch.append_time)
+    return walk_records(
+        content,
+        batch.records,
+        batch.base_offset,
+        batch.last_offset_delta,
+        batch.base_timestamp,
+        batch.append_time,
+    )
 
 
 def _part(content: Buffer, at: int, size: int) -> bytes | None:

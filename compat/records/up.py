@@ -57,11 +57,15 @@ def up_convert(
     if base_offset is not None:
         runs = _renumbered(runs, base_offset)
     first = base_offset if base_offset is not None else _first_offset(runs[0])
-    first_timestamp = log_append_time if log_append_time is not None else _first_timestamp(runs[0], magic)
+    first_timestamp = (
+        log_append_time if log_append_time is not None else _first_timestamp(runs[0], magic)
+    )
     parts: list[Converted] = []
     for run in runs:
         append_time = run.append_time if log_append_time is None else log_append_time
-        part = loops.up_messages(run.messages, magic, run.shift, first, first_timestamp, append_time)
+        part = loops.up_messages(
+            run.messages, magic, run.shift, first, first_timestamp, append_time
+        )
         if parts and part.first_offset <= parts[-1].last_offset:
             raise CorruptRecords("the offsets of the message set do not ascend")
         parts.append(part)

@@ -76,7 +76,9 @@ def walk_messages(messages: Buffer, magic: int, *, is_inner: bool) -> Iterator[M
         if is_inner and attributes & CODEC_MASK:
             raise error_of(Fault.NESTED, start)
         timestamp = OFFSET.unpack_from(view, start + TIMESTAMP_AT)[0] if magic else NO_TIMESTAMP
-        yield Message(start, end, offset, magic, attributes, timestamp, key_at, key_size, value_at, value_size)
+        yield Message(
+            start, end, offset, magic, attributes, timestamp, key_at, key_size, value_at, value_size
+        )
         start = end
 
 
@@ -105,7 +107,12 @@ class BatchRecord(NamedTuple):
 
 
 def walk_records(
-    records: Buffer, count: int, base_offset: int, last_delta: int, base_timestamp: int, append_time: int | None
+    records: Buffer,
+    count: int,
+    base_offset: int,
+    last_delta: int,
+    base_timestamp: int,
+    append_time: int | None,
 ) -> Iterator[BatchRecord]:
     """Every record of an uncompressed magic-2 batch: there are `count`, they fill `records`, their offsets ascend. Raises CorruptRecords."""
     if count * SMALLEST_RECORD > len(records):
@@ -144,7 +151,18 @@ def walk_records(
             position = at + max(value, 0)
         if position != end:
             raise error_of(Fault.FIELDS, start)
-        yield BatchRecord(start, end, base_offset + delta, timestamp, key_at, key_size, value_at, value_size, header_count, headers_at)
+        yield BatchRecord(
+            start,
+            end,
+            base_offset + delta,
+            timestamp,
+            key_at,
+            key_size,
+            value_at,
+            value_size,
+            header_count,
+            headers_at,
+        )
     if position != len(records):
         raise error_of(Fault.COUNT, position)
 
@@ -157,7 +175,9 @@ def read_sized(records: Buffer, position: int, end: int, start: int) -> tuple[in
     return position, size
 
 
-def _varint(records: Buffer, position: int, end: int, start: int, *, fault: Fault = Fault.FIELDS) -> tuple[int, int]:
+def _varint(
+    records: Buffer, position: int, end: int, start: int, *, fault: Fault = Fault.FIELDS
+) -> tuple[int, int]:
     """(a zigzag varint of at most 32 bits, where it ends)"""
     raw = shift = 0
     for at in range(position, min(position + 5, end)):

@@ -96,11 +96,15 @@ def segments(messages: Buffer, budget: Budget) -> Iterator[Wrapper | slice]:
         position = end
 
 
-def wrap(codec: Codec, inner: Buffer, *, magic: int, offset: int, timestamp: int, is_append_time: bool) -> bytes:
+def wrap(
+    codec: Codec, inner: Buffer, *, magic: int, offset: int, timestamp: int, is_append_time: bool
+) -> bytes:
     """One message of format `magic` around `inner`, compressed. `offset` is that of the last inner message, absolute."""
     value = codecs.compress(codec, inner, magic=magic)
     attributes = codec | (APPEND_TIME_BIT if is_append_time and magic else 0)
-    head = bytearray(MESSAGE_HEADER.pack(offset, SMALLEST[magic] + len(value), 0, magic, attributes))
+    head = bytearray(
+        MESSAGE_HEADER.pack(offset, SMALLEST[magic] + len(value), 0, magic, attributes)
+    )
     if magic:
         head += OFFSET.pack(timestamp)
     head += LENGTH.pack(-1)

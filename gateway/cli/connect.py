@@ -22,7 +22,9 @@ from gateway.cli.kafka_client import Client
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_FAILED_ATTEMPT = re.compile(r"Bootstrap \w+ to \S+ failed: (?P<reason>.*?)(?: \(backoff.*)?\Z", re.DOTALL)
+_FAILED_ATTEMPT = re.compile(
+    r"Bootstrap \w+ to \S+ failed: (?P<reason>.*?)(?: \(backoff.*)?\Z", re.DOTALL
+)
 
 _PREFIXES = re.compile(r"\A(\[Error \d+\] )?([A-Z]\w*[A-Z]\w*(: |\Z))*")
 """Class names and error numbers."""
@@ -46,7 +48,9 @@ class Server:
     authority: Path | None = None
 
     def __str__(self) -> str:
-        return ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.bootstrap)
+        return ",".join(
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.bootstrap
+        )
 
 
 def server_options(command: Command) -> Command:
@@ -68,12 +72,22 @@ def server_options(command: Command) -> Command:
                 metavar="FILE",
                 help="Its first line is the password; - is stdin. Asked for by default.",
             ),
-            click.option("--tls", is_flag=True, help="Speak TLS, trusting the authorities of this machine."),
             click.option(
-                "--tls-ca", type=click.Path(path_type=Path), metavar="FILE", help="Speak TLS, trusting the authorities in this PEM file."
+                "--tls", is_flag=True, help="Speak TLS, trusting the authorities of this machine."
             ),
             click.option(
-                "--timeout", type=click.FloatRange(0.1, 600), default=10, show_default=True, metavar="SECONDS", help="How long to wait."
+                "--tls-ca",
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="Speak TLS, trusting the authorities in this PEM file.",
+            ),
+            click.option(
+                "--timeout",
+                type=click.FloatRange(0.1, 600),
+                default=10,
+                show_default=True,
+                metavar="SECONDS",
+                help="How long to wait.",
             ),
             click.option("--json", "as_json", is_flag=True, help="Answer in JSON."),
         ]
@@ -82,12 +96,26 @@ def server_options(command: Command) -> Command:
     return command
 
 
-def server_of(bootstrap: str, user: str | None, password_file: BinaryIO | None, tls: bool, tls_ca: Path | None, timeout: float) -> Server:
+def server_of(
+    bootstrap: str,
+    user: str | None,
+    password_file: BinaryIO | None,
+    tls: bool,
+    tls_ca: Path | None,
+    timeout: float,
+) -> Server:
     """The server that the options name. Raises click's errors."""
     if password_file is not None and user is None:
         raise click.UsageError("--password-file needs --user")
     password = None if user is None else passwords.read(password_file)
-    return Server(tuple(_address(text) for text in bootstrap.split(",")), timeout, user, password, tls or tls_ca is not None, tls_ca)
+    return Server(
+        tuple(_address(text) for text in bootstrap.split(",")),
+        timeout,
+        user,
+        password,
+        tls or tls_ca is not None,
+        tls_ca,
+    )
 
 
 @contextmanager
@@ -134,18 +162,24 @@ def describe(error: KafkaError) -> str:
 def _connect(server: Server, reasons: Reasons) -> Client:
     try:
         return Client(
-            bootstrap_servers=[f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in server.bootstrap],
+            bootstrap_servers=[
+                f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                for host, port in server.bootstrap
+            ],
             bootstrap_timeout_ms=int(server.timeout * 1000),
             request_timeout_ms=int(server.timeout * 1000),
             client_id="kopgate",
-            security_protocol=("SASL_" if server.user else "") + ("SSL" if server.has_tls else "PLAINTEXT"),
+            security_protocol=("SASL_" if server.user else "")
+            + ("SSL" if server.has_tls else "PLAINTEXT"),
             ssl_context=_tls(server) if server.has_tls else None,
             sasl_mechanism="PLAIN" if server.user else None,
             sasl_plain_username=server.user,
             sasl_plain_password=server.password,
         )
     except KafkaError as error:
-        raise click.ClickException(f"{server}: {_explain(server, reasons.last or describe(error))}") from None
+        raise click.ClickException(
+            f"{server}: {_explain(server, reasons.last or describe(error))}"
+        ) from None
 
 
 def _knock(server: Server) -> None:
@@ -158,7 +192,9 @@ def _knock(server: Server) -> None:
             problem = problem or error
         else:
             return
-    raise click.ClickException(f"{server}: cannot connect: {(problem and problem.strerror) or problem}")
+    raise click.ClickException(
+        f"{server}: cannot connect: {(problem and problem.strerror) or problem}"
+    )
 
 
 def _tls(server: Server) -> ssl.SSLContext:
@@ -228,7 +264,9 @@ def _explain(server: Server, reason: str) -> str:
     if _HANG_UP.search(reason) and server.user:
         return "it hung up during the log-in; user or password may be wrong"
     if _HANG_UP.search(reason):
-        return "it hung up; it may ask for a log-in (--user) or " + ("no TLS" if server.has_tls else "TLS (--tls, --tls-ca)")
+        return "it hung up; it may ask for a log-in (--user) or " + (
+            "no TLS" if server.has_tls else "TLS (--tls, --tls-ca)"
+        )
     return reason
 
 

@@ -54,7 +54,9 @@ class Group:
     epoch: int | None = None
 
 
-def find_groups(client: Client, group_ids: Sequence[str]) -> tuple[list[Group], list[dict[str, Any]]]:
+def find_groups(
+    client: Client, group_ids: Sequence[str]
+) -> tuple[list[Group], list[dict[str, Any]]]:
     """The groups, in the order asked for; and a row of `name`, `error_code` and `error_message` for each that cannot be described."""
     nodes: dict[int, list[str]] = defaultdict(list)
     for group_id, node_id in patiently(client, lambda: client.coordinators(group_ids)).items():
@@ -68,14 +70,18 @@ def find_groups(client: Client, group_ids: Sequence[str]) -> tuple[list[Group], 
                 missing[row.group_id] = _missing(row, code)
             else:
                 found[row.group_id] = _classic_group(row, node_id)
-        unknown = [name for name in names if name in missing and missing[name]["error_code"] == NOT_FOUND]
+        unknown = [
+            name for name in names if name in missing and missing[name]["error_code"] == NOT_FOUND
+        ]
         for row in _consumer_groups(client, node_id, unknown):
             del missing[row.group_id]
             if row.error_code:
                 missing[row.group_id] = _missing(row, row.error_code)
             else:
                 found[row.group_id] = _consumer_group(row, node_id)
-    return [found[name] for name in group_ids if name in found], [missing[name] for name in group_ids if name in missing]
+    return [found[name] for name in group_ids if name in found], [
+        missing[name] for name in group_ids if name in missing
+    ]
 
 
 def assignment_of(protocol_type: str, assignment: bytes | None) -> tuple[TopicPartition, ...]:
@@ -86,11 +92,19 @@ def assignment_of(protocol_type: str, assignment: bytes | None) -> tuple[TopicPa
         decoded = ConsumerProtocolAssignment.decode(bytes(assignment))
     except (ValueError, struct.error):  # a leader may say whatever it likes to its members
         return ()
-    return tuple(TopicPartition(topic.topic, partition) for topic in decoded.assigned_partitions for partition in topic.partitions)
+    return tuple(
+        TopicPartition(topic.topic, partition)
+        for topic in decoded.assigned_partitions
+        for partition in topic.partitions
+    )
 
 
 def _missing(row: Any, code: int) -> dict[str, Any]:
-    return {"name": row.group_id, "error_code": code, "error_message": getattr(row, "error_message", None)}
+    return {
+        "name": row.group_id,
+        "error_code": code,
+        "error_message": getattr(row, "error_message", None),
+    }
 
 
 def _described(client: Client, node_id: int, group_ids: Sequence[str]) -> Sequence[Any]:
@@ -101,12 +115,18 @@ def _consumer_groups(client: Client, node_id: int, group_ids: Sequence[str]) -> 
     """The rows of those that are consumer groups. There are none where the server is too old for them, or they are switched off."""
     if not group_ids:
         return
-    request = ConsumerGroupDescribeRequest(group_ids=list(group_ids), include_authorized_operations=False)
+    request = ConsumerGroupDescribeRequest(
+        group_ids=list(group_ids), include_authorized_operations=False
+    )
     try:
         rows = _rows(client, lambda: client.ask(request, node_id))
     except errors.IncompatibleBrokerVersion:
         return
-    yield from (row for row in rows if row.error_code not in (NOT_FOUND, errors.UnsupportedVersionError.errno))
+    yield from (
+        row
+        for row in rows
+        if row.error_code not in (NOT_FOUND, errors.UnsupportedVersionError.errno)
+    )
 
 
 def _rows(client: Client, ask: Callable[[], Any]) -> Sequence[Any]:
@@ -131,7 +151,15 @@ def _classic_group(row: Any, node_id: int) -> Group:
         )
         for member in row.members
     )
-    return Group(row.group_id, CLASSIC, row.group_state, row.protocol_type, row.protocol_data, node_id, _in_order(members))
+    return Group(
+        row.group_id,
+        CLASSIC,
+        row.group_state,
+        row.protocol_type,
+        row.protocol_data,
+        node_id,
+        _in_order(members),
+    )
 
 
 def _consumer_group(row: Any, node_id: int) -> Group:
@@ -160,7 +188,11 @@ def _consumer_group(row: Any, node_id: int) -> Group:
 
 
 def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
-    return tuple(TopicPartition(topic.topic_name, partition) for topic in assignment.topic_partitions for partition in topic.partitions)
+    return tuple(
+        TopicPartition(topic.topic_name, partition)
+        for topic in assignment.topic_partitions
+        for partition in topic.partitions
+    )
 
 
 def _in_order(members: Iterable[Member]) -> tuple[Member, ...]:

@@ -51,11 +51,19 @@ def as_json(group: Group, rows: Sequence[Position]) -> dict[str, Any]:
 
 def as_text(group: Group, rows: Sequence[Position], with_members: bool) -> str:
     protocol = "consumer protocol" if group.type == CONSUMER else ""
-    about = [group.state, counted(len(group.members), "member"), protocol, group.assignor, f"coordinator {group.coordinator}"]
+    about = [
+        group.state,
+        counted(len(group.members), "member"),
+        protocol,
+        group.assignor,
+        f"coordinator {group.coordinator}",
+    ]
     lines = [f"{group.group_id}: {', '.join(word for word in about if word)}"]
     if rows:
         head = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "MEMBER", "CLIENT", "HOST"]
-        cells = [[*row.partition, row.committed, row.end, row.lag, *_who(row.member)] for row in rows]
+        cells = [
+            [*row.partition, row.committed, row.end, row.lag, *_who(row.member)] for row in rows
+        ]
         lines += [f"  {line}" for line in table(head, cells)]
         lines.append(f"  {_total_line(rows)}")
     if with_members and group.members:
@@ -69,7 +77,10 @@ def counted(number: int, noun: str) -> str:
 
 def _members(group: Group) -> Iterable[str]:
     head = ["MEMBER", "INSTANCE", "CLIENT", "HOST", "PARTITIONS"]
-    cells: list[list[Any]] = [[one.member_id, one.instance_id, one.client_id, one.host, _joined(one.partitions)] for one in group.members]
+    cells: list[list[Any]] = [
+        [one.member_id, one.instance_id, one.client_id, one.host, _joined(one.partitions)]
+        for one in group.members
+    ]
     if group.type == CONSUMER:
         head += ["TARGET", "EPOCH"]
         for row, one in zip(cells, group.members, strict=True):
@@ -78,7 +89,9 @@ def _members(group: Group) -> Iterable[str]:
 
 
 def _listed(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
-    return [{"topic": partition.topic, "partition": partition.partition} for partition in partitions]
+    return [
+        {"topic": partition.topic, "partition": partition.partition} for partition in partitions
+    ]
 
 
 def _who(member: Member | None) -> list[str | None]:
@@ -93,6 +106,7 @@ def _total_line(rows: Sequence[Position]) -> str:
 
 def _joined(partitions: Iterable[TopicPartition]) -> str | None:
     words = [
-        f"{topic}:{','.join(str(one.partition) for one in rows)}" for topic, rows in groupby(sorted(partitions), lambda one: one.topic)
+        f"{topic}:{','.join(str(one.partition) for one in rows)}"
+        for topic, rows in groupby(sorted(partitions), lambda one: one.topic)
     ]
     return " ".join(words) or None

@@ -48,7 +48,9 @@ def list_groups(client: Client, as_json: bool, states: Sequence[str]) -> None:
     try:
         found = patiently(client, lambda: client.list_groups(states_filter=list(states)))
     except errors.IncompatibleBrokerVersion:
-        raise click.ClickException("the server is too old to tell states (Kafka before 2.6); leave --state out") from None
+        raise click.ClickException(
+            "the server is too old to tell states (Kafka before 2.6); leave --state out"
+        ) from None
     rows = [
         {
             "group": row["group_id"],
@@ -66,7 +68,12 @@ def list_groups(client: Client, as_json: bool, states: Sequence[str]) -> None:
 
 @groups.command()
 @click.argument("names", nargs=-1, metavar="[GROUP]...")
-@click.option("--members", "with_members", is_flag=True, help="The members too, also those without partitions. JSON always has them.")
+@click.option(
+    "--members",
+    "with_members",
+    is_flag=True,
+    help="The members too, also those without partitions. JSON always has them.",
+)
 @with_client
 def describe(client: Client, as_json: bool, names: Sequence[str], with_members: bool) -> None:
     """Describe groups (all where none is named): how far each is in its partitions, and who has them.
@@ -75,27 +82,39 @@ def describe(client: Client, as_json: bool, names: Sequence[str], with_members: 
     gone, or has no leader just now. Under MEMBER: nobody in the group has the partition. With --members, TARGET is what a member of the
     consumer protocol shall have: what differs from PARTITIONS is on its way.
     """
-    wanted = list(dict.fromkeys(names)) or sorted(str(row["group_id"]) for row in patiently(client, client.list_groups))
+    wanted = list(dict.fromkeys(names)) or sorted(
+        str(row["group_id"]) for row in patiently(client, client.list_groups)
+    )
     found, missing = find_groups(client, wanted)
     where = positions(client, found)
     if as_json:
         say_json([rendering.as_json(group, where[group.group_id]) for group in found])
     else:
-        click.echo("\n\n".join(rendering.as_text(group, where[group.group_id], with_members) for group in found), nl=bool(found))
+        click.echo(
+            "\n\n".join(
+                rendering.as_text(group, where[group.group_id], with_members) for group in found
+            ),
+            nl=bool(found),
+        )
     fail_if(complaints(missing))
 
 
 @groups.command()
 @click.argument("names", nargs=-1, required=True, metavar="GROUP...")
 @click.option("--if-exists", is_flag=True, help="A group that is not there is no failure.")
-@click.confirmation_option("--yes", prompt="Delete the groups with all their committed offsets?", help="Do not ask.")
+@click.confirmation_option(
+    "--yes", prompt="Delete the groups with all their committed offsets?", help="Do not ask."
+)
 @with_client
 def delete(client: Client, as_json: bool, names: Sequence[str], if_exists: bool) -> None:
     """Delete groups and all their committed offsets. One that has members is not deleted: stop them first."""
     wanted = list(dict.fromkeys(names))
     patiently(client, lambda: client.coordinators(wanted))
     # Asked once: what was deleted before an answer was lost would not be found again.
-    rows = [{"name": name, "error_code": _code(outcome)} for name, outcome in client.delete_groups(wanted).items()]
+    rows = [
+        {"name": name, "error_code": _code(outcome)}
+        for name, outcome in client.delete_groups(wanted).items()
+    ]
     report(rows, "deleted", as_json, {NOT_FOUND} if if_exists else set())
 
 
@@ -104,7 +123,14 @@ def delete(client: Client, as_json: bool, names: Sequence[str], if_exists: bool)
 @with_target
 @click.option("--execute", is_flag=True, help="Commit the offsets. Without it they are only shown.")
 @with_client
-def reset_offsets(client: Client, as_json: bool, name: str, target: Target, scopes: Sequence[Scope] | None, execute: bool) -> None:
+def reset_offsets(
+    client: Client,
+    as_json: bool,
+    name: str,
+    target: Target,
+    scopes: Sequence[Scope] | None,
+    execute: bool,
+) -> None:
     """Move a group's committed offsets. Without --execute nothing is changed: look first at what would be.
 
     The group must have no members, for they would go on from where they are. A group that is not there is made, which gives its consumers a
@@ -127,7 +153,13 @@ def reset_offsets(client: Client, as_json: bool, name: str, target: Target, scop
         return
     failures = _commit(client, name, changes) if execute else {}
     if as_json:
-        say_json({"group": name, "executed": execute, "partitions": [_change(change, failures) for change in changes]})
+        say_json(
+            {
+                "group": name,
+                "executed": execute,
+                "partitions": [_change(change, failures) for change in changes],
+            }
+        )
     else:
         click.echo(_changes_as_text(name, changes, execute, failures))
     fail_if([f"{name_of(partition)}: {reason}" for partition, reason in failures.items()])
@@ -146,7 +178,11 @@ def _refuse_members(client: Client, name: str) -> None:
 
 def _commit(client: Client, name: str, changes: Iterable[Change]) -> dict[TopicPartition, str]:
     """Commits what is planned; the reasons of what the server refused."""
-    offsets = {change.partition: OffsetAndMetadata(change.new, "", None) for change in changes if change.new is not None}
+    offsets = {
+        change.partition: OffsetAndMetadata(change.new, "", None)
+        for change in changes
+        if change.new is not None
+    }
     return {
         partition: "a consumer has joined the group meanwhile; stop it and try again"
         if error is errors.UnknownMemberIdError
@@ -173,13 +209,31 @@ def _change(change: Change, failures: Mapping[TopicPartition, str]) -> dict[str,
     }
 
 
-def _changes_as_text(name: str, changes: Iterable[Change], executed: bool, failures: Mapping[TopicPartition, str]) -> str:
+def _changes_as_text(
+    name: str, changes: Iterable[Change], executed: bool, failures: Mapping[TopicPartition, str]
+) -> str:
     rows = [
-        [*change.partition, change.old, change.new, None if change.difference is None else f"{change.difference:+}", change.note or ""]
+        [
+            *change.partition,
+            change.old,
+            change.new,
+            None if change.difference is None else f"{change.difference:+}",
+            change.note or "",
+        ]
         for change in changes
         if change.partition not in failures
     ]
-    said = "these offsets are committed" if executed else "these offsets would be committed; nothing is changed without --execute"
+    said = (
+        "these offsets are committed"
+        if executed
+        else "these offsets would be committed; nothing is changed without --execute"
+    )
     return "\n".join(
-        [f"{name}: {said}", *(f"  {line}" for line in table(["TOPIC", "PARTITION", "OLD", "NEW", "DIFFERENCE", "NOTE"], rows))]
+        [
+            f"{name}: {said}",
+            *(
+                f"  {line}"
+                for line in table(["TOPIC", "PARTITION", "OLD", "NEW", "DIFFERENCE", "NOTE"], rows)
+            ),
+        ]
     )

@@ -32,7 +32,12 @@ def committed(client: Client, group_ids: Sequence[str]) -> dict[str, dict[TopicP
     if not group_ids:
         return {}
     answer = patiently(client, lambda: client.list_group_offsets(dict.fromkeys(group_ids)))
-    return {group_id: {partition: row.offset for partition, row in answer[group_id].items() if row.offset >= 0} for group_id in group_ids}
+    return {
+        group_id: {
+            partition: row.offset for partition, row in answer[group_id].items() if row.offset >= 0
+        }
+        for group_id in group_ids
+    }
 
 
 def led_partitions(client: Client, topics: Iterable[str]) -> dict[str, dict[int, bool]]:
@@ -46,7 +51,9 @@ def led_partitions(client: Client, topics: Iterable[str]) -> dict[str, dict[int,
     }
 
 
-def offsets_at(client: Client, partitions: Iterable[TopicPartition], at: int) -> dict[TopicPartition, int]:
+def offsets_at(
+    client: Client, partitions: Iterable[TopicPartition], at: int
+) -> dict[TopicPartition, int]:
     """The offset of each partition at a time in ms since 1970, or at an OffsetSpec; -1 where there is no record so late."""
     wanted = dict.fromkeys(partitions, at)
     answer = patiently(client, lambda: client.list_partition_offsets(wanted)) if wanted else {}
@@ -56,13 +63,25 @@ def offsets_at(client: Client, partitions: Iterable[TopicPartition], at: int) ->
 def positions(client: Client, groups: Sequence[Group]) -> dict[str, list[Position]]:
     """Where each group is, in every partition that it has committed in or that a member was assigned."""
     commits = committed(client, [group.group_id for group in groups])
-    owners = {group.group_id: {partition: member for member in group.members for partition in member.partitions} for group in groups}
+    owners = {
+        group.group_id: {
+            partition: member for member in group.members for partition in member.partitions
+        }
+        for group in groups
+    }
     wanted = {name: sorted(commits[name].keys() | owners[name].keys()) for name in commits}
     every = {partition for partitions in wanted.values() for partition in partitions}
     led = led_partitions(client, (partition.topic for partition in every))
-    ends = offsets_at(client, (part for part in every if led.get(part.topic, {}).get(part.partition)), OffsetSpec.LATEST)
+    ends = offsets_at(
+        client,
+        (part for part in every if led.get(part.topic, {}).get(part.partition)),
+        OffsetSpec.LATEST,
+    )
     return {
-        name: [Position(part, commits[name].get(part), ends.get(part), owners[name].get(part)) for part in partitions]
+        name: [
+            Position(part, commits[name].get(part), ends.get(part), owners[name].get(part))
+            for part in partitions
+        ]
         for name, partitions in wanted.items()
     }
 

@@ -50,7 +50,13 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--config", type=click.Path(path_type=Path), envvar="KOPGATE_CONFIG", metavar="FILE", help="A TOML file of settings.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    envvar="KOPGATE_CONFIG",
+    metavar="FILE",
+    help="A TOML file of settings.",
+)
 @click.option(
     "--listener",
     "listeners",
@@ -58,20 +64,61 @@ def main() -> None:
     metavar="NAME://HOST:PORT",
     help="Where to listen; may be given again. Port 0 takes a free one.",
 )
-@click.option("--advertised", multiple=True, metavar="NAME://HOST:PORT", help="What clients of that listener are told to connect to.")
-@click.option("--store", metavar="STORE", help="Where topics are kept: lmdb:DIR, pulsar://HOST:PORT or pulsar+ssl://HOST:PORT.")
-@click.option("--pulsar-admin", metavar="URL", help="The admin API of that Pulsar: http://HOST:PORT or https://HOST:PORT.")
-@click.option("--pulsar-setup", is_flag=True, help="Make the namespaces and policies that are missing in Pulsar.")
-@click.option("--pulsar-token-file", metavar="FILE", help="The token (JWT) that is shown to Pulsar.")
-@click.option("--pulsar-tls-trust-file", metavar="FILE", help="The authorities, in PEM, that sign the brokers' certificates.")
-@click.option("--pulsar-takeover", is_flag=True, help="Take the topics away from the gateway that has them.")
-@click.option("--entry-format", metavar="FORMAT", help="mixed_kafka, kafka or pulsar: how records lie in Pulsar.")
-@click.option("--traffic-log", metavar="DIR", help="Write down who speaks which versions, for reports: JSON lines below this folder.")
-@click.option("--traffic-topic", is_flag=True, help="Write the same into the topic __kopgate_traffic.")
+@click.option(
+    "--advertised",
+    multiple=True,
+    metavar="NAME://HOST:PORT",
+    help="What clients of that listener are told to connect to.",
+)
+@click.option(
+    "--store",
+    metavar="STORE",
+    help="Where topics are kept: lmdb:DIR, pulsar://HOST:PORT or pulsar+ssl://HOST:PORT.",
+)
+@click.option(
+    "--pulsar-admin",
+    metavar="URL",
+    help="The admin API of that Pulsar: http://HOST:PORT or https://HOST:PORT.",
+)
+@click.option(
+    "--pulsar-setup",
+    is_flag=True,
+    help="Make the namespaces and policies that are missing in Pulsar.",
+)
+@click.option(
+    "--pulsar-token-file", metavar="FILE", help="The token (JWT) that is shown to Pulsar."
+)
+@click.option(
+    "--pulsar-tls-trust-file",
+    metavar="FILE",
+    help="The authorities, in PEM, that sign the brokers' certificates.",
+)
+@click.option(
+    "--pulsar-takeover", is_flag=True, help="Take the topics away from the gateway that has them."
+)
+@click.option(
+    "--entry-format",
+    metavar="FORMAT",
+    help="mixed_kafka, kafka or pulsar: how records lie in Pulsar.",
+)
+@click.option(
+    "--traffic-log",
+    metavar="DIR",
+    help="Write down who speaks which versions, for reports: JSON lines below this folder.",
+)
+@click.option(
+    "--traffic-topic", is_flag=True, help="Write the same into the topic __kopgate_traffic."
+)
 @click.option("--node-id", metavar="N", help="Kafka's broker id.")
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--log-format", metavar="FORMAT", help="text or json.")
-@click.option("--set", "others", multiple=True, metavar="NAME=VALUE", help="Any setting; `kopgate settings` lists them.")
+@click.option(
+    "--set",
+    "others",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Any setting; `kopgate settings` lists them.",
+)
 def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoReturn:
     """Start the gateway; it runs until SIGTERM or SIGINT.
 
@@ -85,14 +132,22 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
     kopgate serve --store pulsar://pulsar.example.com:6650 --pulsar-admin http://pulsar.example.com:8080
     """
     flags = {**_assignments(others), **{field: value for field, value in named.items() if value}}
-    names = {field: f"--{field.replace('_', '-').removesuffix('s')}" for field in named if named[field]}
+    names = {
+        field: f"--{field.replace('_', '-').removesuffix('s')}" for field in named if named[field]
+    }
     try:
         settings = layers.load(flags, config, names)
     except SettingsError as error:
         for problem in error.problems:
             click.echo(f"kopgate: {problem}", err=True)
         sys.exit(2)
-    with logs.Log(sys.stderr, settings.log_format, settings.log_level, settings.log_levels, settings.log_queue_events):
+    with logs.Log(
+        sys.stderr,
+        settings.log_format,
+        settings.log_level,
+        settings.log_levels,
+        settings.log_queue_events,
+    ):
         try:
             code = _run(settings)
         except Exception as error:  # noqa: BLE001 - the rim: what nobody foresaw belongs into the log, in one line like all else
@@ -114,7 +169,12 @@ def _allow_files(connections: int) -> None:
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < wanted:
-        _log.warning("too few open files", allowed=allowed, wanted=wanted, remedy="raise the limit (ulimit -Hn) or lower max_connections")
+        _log.warning(
+            "too few open files",
+            allowed=allowed,
+            wanted=wanted,
+            remedy="raise the limit (ulimit -Hn) or lower max_connections",
+        )
 
 
 def _run(settings: Settings) -> int:
@@ -128,7 +188,9 @@ def _run(settings: Settings) -> int:
     # members of groups be expelled; if it is set back, none would for as long.
     cast(Any, reactor).seconds = time.monotonic
     # What Twisted itself has to say goes the way of every other library.
-    globalLogBeginner.beginLoggingTo([cast(Any, STDLibLogObserver())], discardBuffer=True, redirectStandardIO=False)
+    globalLogBeginner.beginLoggingTo(
+        [cast(Any, STDLibLogObserver())], discardBuffer=True, redirectStandardIO=False
+    )
     code: int = run(settings, reactor)
     return code
 

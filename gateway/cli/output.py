@@ -23,15 +23,27 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """Lines with columns as wide as they need to be; what is None is a dash."""
     cells = [list(head), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
 
 
-def report(rows: Iterable[Mapping[str, Any]], done: str, as_json: bool, allowed: Iterable[int] = ()) -> None:
+def report(
+    rows: Iterable[Mapping[str, Any]], done: str, as_json: bool, allowed: Iterable[int] = ()
+) -> None:
     """Says what became of each thing of that `name`; exits with 1 when an `error_code` is left that is not `allowed`."""
     found = sorted(rows, key=lambda row: str(row["name"]))
     if as_json:
         say_json(
-            [{"name": row["name"], "error_code": row["error_code"], "error": _reason(row) if row["error_code"] else None} for row in found]
+            [
+                {
+                    "name": row["name"],
+                    "error_code": row["error_code"],
+                    "error": _reason(row) if row["error_code"] else None,
+                }
+                for row in found
+            ]
         )
     else:
         for row in found:

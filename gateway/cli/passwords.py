@@ -15,7 +15,9 @@ def read(file: BinaryIO | None, confirm: bool = False) -> str:
     elif sys.stdin.isatty():
         text = str(click.prompt("Password", hide_input=True, confirmation_prompt=confirm, err=True))
     else:
-        raise click.ClickException("there is no terminal to ask for the password at; give --password-file")
+        raise click.ClickException(
+            "there is no terminal to ask for the password at; give --password-file"
+        )
     if not text or "\0" in text:
         raise click.ClickException("the password is empty, or holds a zero byte")
     return text

@@ -60,20 +60,50 @@ def _folder(_: click.Context, __: click.Parameter, value: str | None) -> Path | 
 
 @click.command()
 @click.option(
-    "--logs", callback=_folder, metavar="DIR", help="The traffic log: what `kopgate serve` wrote it to.  [default: what is in the tables]"
-)
-@click.option("--out", callback=_folder, required=True, metavar="DIR", help="Where the report goes, and the tables made of the log.")
-@click.option(
-    "--target", default=facts.DEFAULT_TARGET, show_default=True, metavar="NAME", help=f"{', '.join(facts.target_names())}, or a TOML file."
-)
-@click.option("--since", callback=_day, metavar="DAY|Nd", help="The first day, or how many days back.  [default: 30d]")
-@click.option(
-    "--master", callback=_like(*MASTER), default="local[*]", show_default=True, metavar="URL", help="local[N], or spark://HOST:PORT."
+    "--logs",
+    callback=_folder,
+    metavar="DIR",
+    help="The traffic log: what `kopgate serve` wrote it to.  [default: what is in the tables]",
 )
 @click.option(
-    "--memory", callback=_like(*MEMORY), default="2g", show_default=True, metavar="SIZE", help="Memory for Spark on this machine."
+    "--out",
+    callback=_folder,
+    required=True,
+    metavar="DIR",
+    help="Where the report goes, and the tables made of the log.",
 )
-def report(logs: Path | None, out: Path, target: str, since: date | None, master: str, memory: str) -> None:
+@click.option(
+    "--target",
+    default=facts.DEFAULT_TARGET,
+    show_default=True,
+    metavar="NAME",
+    help=f"{', '.join(facts.target_names())}, or a TOML file.",
+)
+@click.option(
+    "--since",
+    callback=_day,
+    metavar="DAY|Nd",
+    help="The first day, or how many days back.  [default: 30d]",
+)
+@click.option(
+    "--master",
+    callback=_like(*MASTER),
+    default="local[*]",
+    show_default=True,
+    metavar="URL",
+    help="local[N], or spark://HOST:PORT.",
+)
+@click.option(
+    "--memory",
+    callback=_like(*MEMORY),
+    default="2g",
+    show_default=True,
+    metavar="SIZE",
+    help="Memory for Spark on this machine.",
+)
+def report(
+    logs: Path | None, out: Path, target: str, since: date | None, master: str, memory: str
+) -> None:
     """Say which applications a target would refuse, from the traffic log.
 
     New log files are taken into tables below --out, each once; it may be run again at any time, and while gateways write. Five lines on stdout are
@@ -118,7 +148,9 @@ def _say(summary: dict[str, Any], out: Path) -> None:
     except OSError as error:
         # Python would try it once more at its end, and fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _fail(f"the answer cannot be written to stdout: {error.strerror}; it is in {out / 'summary.json'}")
+        _fail(
+            f"the answer cannot be written to stdout: {error.strerror}; it is in {out / 'summary.json'}"
+        )
 
 
 def _reports() -> tuple[Any, Any]:

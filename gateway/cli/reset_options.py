@@ -23,7 +23,9 @@ def _instant(context: click.Context, option: click.Parameter, text: str | None) 
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is not a time such as 2026-11-21T10:00:00 or 2026-11-21T10:00:00+01:00") from None
+        raise click.BadParameter(
+            f"{text!r} is not a time such as 2026-11-21T10:00:00 or 2026-11-21T10:00:00+01:00"
+        ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     if moment < _EPOCH:
         raise click.BadParameter(f"{text!r} is before 1970")
@@ -36,7 +38,12 @@ def _scopes(context: click.Context, option: click.Parameter, texts: Sequence[str
         match = _SCOPE.fullmatch(text)
         if not match:
             raise click.BadParameter(f"{text!r} is not TOPIC or TOPIC:PARTITION,...")
-        found.append(Scope(match["topic"], tuple(int(number) for number in (match["partitions"] or "").split(",") if number)))
+        found.append(
+            Scope(
+                match["topic"],
+                tuple(int(number) for number in (match["partitions"] or "").split(",") if number),
+            )
+        )
     return found
 
 
@@ -49,8 +56,18 @@ _OPTIONS = [
         metavar="TIME",
         help="To the first record of that time or later, the end where there is none. ISO 8601, UTC unless it names a zone.",
     ),
-    click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To that offset, in every partition."),
-    click.option("--shift-by", type=int, metavar="N", help="So many offsets on from the commit, or back with -N."),
+    click.option(
+        "--to-offset",
+        type=click.IntRange(0),
+        metavar="N",
+        help="To that offset, in every partition.",
+    ),
+    click.option(
+        "--shift-by",
+        type=int,
+        metavar="N",
+        help="So many offsets on from the commit, or back with -N.",
+    ),
     click.option(
         "--topic",
         "topics",
@@ -87,7 +104,9 @@ def with_target(act: Callable[..., None]) -> Callable[..., None]:
         ]
         targets = [Target(kind, number) for kind, number in named if number is not None]
         if len(targets) != 1:
-            raise click.UsageError("give one of --to-earliest, --to-latest, --to-datetime, --to-offset and --shift-by")
+            raise click.UsageError(
+                "give one of --to-earliest, --to-latest, --to-datetime, --to-offset and --shift-by"
+            )
         if bool(topics) == all_topics:
             raise click.UsageError("give either --topic or --all-topics")
         act(*positional, target=targets[0], scopes=None if all_topics else topics, **arguments)

@@ -61,12 +61,26 @@ class CannotReset(Exception):
         self.reasons = reasons
 
 
-def plan(client: Client, target: Target, scopes: Sequence[Scope] | None, commits: Mapping[TopicPartition, int]) -> list[Change]:
+def plan(
+    client: Client,
+    target: Target,
+    scopes: Sequence[Scope] | None,
+    commits: Mapping[TopicPartition, int],
+) -> list[Change]:
     """What the group's commits would become in `scopes`, None for wherever it has any. Raises CannotReset and KafkaError."""
-    led = led_partitions(client, [scope.topic for scope in scopes] if scopes is not None else [part.topic for part in commits])
+    led = led_partitions(
+        client,
+        [scope.topic for scope in scopes]
+        if scopes is not None
+        else [part.topic for part in commits],
+    )
     wanted = sorted(commits) if scopes is None else _chosen(scopes, led)
     there = [part for part in wanted if part.partition in led.get(part.topic, {})]
-    reasons = [f"{name_of(part)}: it has no leader just now; try again" for part in there if not led[part.topic][part.partition]]
+    reasons = [
+        f"{name_of(part)}: it has no leader just now; try again"
+        for part in there
+        if not led[part.topic][part.partition]
+    ]
     if target.kind is Kind.SHIFT:
         reasons += [
             f"{name_of(part)}: nothing is committed there that could be shifted; leave it out, or name an offset"
@@ -75,11 +89,23 @@ def plan(client: Client, target: Target, scopes: Sequence[Scope] | None, commits
         ]
     if reasons:
         raise CannotReset(reasons)
-    first, end = offsets_at(client, there, OffsetSpec.EARLIEST), offsets_at(client, there, OffsetSpec.LATEST)
+    first, end = (
+        offsets_at(client, there, OffsetSpec.EARLIEST),
+        offsets_at(client, there, OffsetSpec.LATEST),
+    )
     dated = offsets_at(client, there, target.number) if target.kind is Kind.DATETIME else {}
-    gone = [Change(part, commits[part], None, "the partition is gone; its commit stays") for part in wanted if part not in end]
+    gone = [
+        Change(part, commits[part], None, "the partition is gone; its commit stays")
+        for part in wanted
+        if part not in end
+    ]
     changes = [
-        Change(part, commits.get(part), *moved(target, commits.get(part, 0), first[part], end[part], dated.get(part, -1))) for part in there
+        Change(
+            part,
+            commits.get(part),
+            *moved(target, commits.get(part, 0), first[part], end[part], dated.get(part, -1)),
+        )
+        for part in there
     ]
     return sorted([*changes, *gone], key=lambda change: change.partition)
 

@@ -24,21 +24,31 @@ def settings(markdown: bool) -> None:
 
 def as_text() -> str:
     """A paragraph for each setting."""
-    return "\n\n".join(f"{name} = {default}\n{_indented(meaning)}" for name, default, meaning in _rows())
+    return "\n\n".join(
+        f"{name} = {default}\n{_indented(meaning)}" for name, default, meaning in _rows()
+    )
 
 
 def as_markdown() -> str:
     """One table with a row for each setting."""
-    rows = [f"| `{name}` | `{default}` | {meaning.replace('|', chr(92) + '|')} |" for name, default, meaning in _rows()]
+    rows = [
+        f"| `{name}` | `{default}` | {meaning.replace('|', chr(92) + '|')} |"
+        for name, default, meaning in _rows()
+    ]
     return "\n".join(["| setting | default | what it is for |", "|---|---|---|", *rows])
 
 
 def _indented(text: str) -> str:
-    return textwrap.fill(text, 110, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
+    return textwrap.fill(
+        text, 110, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False
+    )
 
 
 def _rows() -> list[tuple[str, str, str]]:
-    return [(name, _shown(field.default), field.description or "") for name, field in Settings.model_fields.items()]
+    return [
+        (name, _shown(field.default), field.description or "")
+        for name, field in Settings.model_fields.items()
+    ]
 
 
 def _shown(value: Any) -> str:

@@ -27,18 +27,40 @@ def topics() -> None:
 def list_topics(client: KafkaAdminClient, as_json: bool, internal: bool) -> None:
     """List the topics and how many partitions each has."""
     found = sorted(
-        (topic for topic in client.describe_topics() if internal or not topic["is_internal"]), key=lambda topic: str(topic["name"])
+        (topic for topic in client.describe_topics() if internal or not topic["is_internal"]),
+        key=lambda topic: str(topic["name"]),
     )
     if as_json:
-        say_json([{"name": topic["name"], "partitions": len(topic["partitions"]), "internal": topic["is_internal"]} for topic in found])
+        say_json(
+            [
+                {
+                    "name": topic["name"],
+                    "partitions": len(topic["partitions"]),
+                    "internal": topic["is_internal"],
+                }
+                for topic in found
+            ]
+        )
     elif found:
-        say_table(["TOPIC", "PARTITIONS"], [[topic["name"], len(topic["partitions"])] for topic in found])
+        say_table(
+            ["TOPIC", "PARTITIONS"], [[topic["name"], len(topic["partitions"])] for topic in found]
+        )
 
 
 @topics.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--partitions", type=click.IntRange(1), metavar="N", help="How many partitions; the server's default where it is left out.")
-@click.option("--replication-factor", type=click.IntRange(1), metavar="N", help="The server's default where it is left out.")
+@click.option(
+    "--partitions",
+    type=click.IntRange(1),
+    metavar="N",
+    help="How many partitions; the server's default where it is left out.",
+)
+@click.option(
+    "--replication-factor",
+    type=click.IntRange(1),
+    metavar="N",
+    help="The server's default where it is left out.",
+)
 @click.option(
     "--config",
     "configs",
@@ -60,8 +82,14 @@ def create(
     validate_only: bool,
 ) -> None:
     """Create topics."""
-    wanted = {"num_partitions": partitions or -1, "replication_factor": replication_factor or -1, "configs": _assignments(configs)}
-    answer = client.create_topics(dict.fromkeys(names, wanted), raise_errors=False, validate_only=validate_only)
+    wanted = {
+        "num_partitions": partitions or -1,
+        "replication_factor": replication_factor or -1,
+        "configs": _assignments(configs),
+    }
+    answer = client.create_topics(
+        dict.fromkeys(names, wanted), raise_errors=False, validate_only=validate_only
+    )
     allowed = {errors.TopicAlreadyExistsError.errno} if if_not_exists else set()
     report(answer["topics"], "could be created" if validate_only else "created", as_json, allowed)
 
@@ -71,7 +99,9 @@ def create(
 @with_client
 def describe(client: KafkaAdminClient, as_json: bool, names: Sequence[str]) -> None:
     """Describe topics (all where none is named): partitions, and the configs that are not the default."""
-    found = sorted(client.describe_topics(list(names) or None), key=lambda topic: str(topic["name"]))
+    found = sorted(
+        client.describe_topics(list(names) or None), key=lambda topic: str(topic["name"])
+    )
     present = [topic for topic in found if topic["error_code"] == 0]
     configs = _configs_of(client, [topic["name"] for topic in present])
     rows = [_description(topic, configs.get(topic["name"], {})) for topic in present]
@@ -84,13 +114,38 @@ def describe(client: KafkaAdminClient, as_json: bool, names: Sequence[str]) -> N
 
 @topics.command()
 @click.argument("name")
-@click.option("--partitions", type=click.IntRange(1), metavar="N", help="How many partitions it shall have; never fewer than now.")
-@click.option("--config", "configs", multiple=True, metavar="NAME=VALUE", help="Set a topic config; may be given again.")
-@click.option("--unset", multiple=True, metavar="NAME", help="Return a topic config to its default; may be given again.")
+@click.option(
+    "--partitions",
+    type=click.IntRange(1),
+    metavar="N",
+    help="How many partitions it shall have; never fewer than now.",
+)
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a topic config; may be given again.",
+)
+@click.option(
+    "--unset",
+    multiple=True,
+    metavar="NAME",
+    help="Return a topic config to its default; may be given again.",
+)
 @with_client
-def alter(client: KafkaAdminClient, as_json: bool, name: str, partitions: int | None, configs: Sequence[str], unset: Sequence[str]) -> None:
+def alter(
+    client: KafkaAdminClient,
+    as_json: bool,
+    name: str,
+    partitions: int | None,
+    configs: Sequence[str],
+    unset: Sequence[str],
+) -> None:
     """Give a topic more partitions, or other configs."""
-    changes: dict[str, tuple[AlterConfigOp, str | None]] = {key: (AlterConfigOp.SET, value) for key, value in _assignments(configs).items()}
+    changes: dict[str, tuple[AlterConfigOp, str | None]] = {
+        key: (AlterConfigOp.SET, value) for key, value in _assignments(configs).items()
+    }
     if set(unset) & set(changes):
         raise click.UsageError("the same config is set and unset")
     changes |= dict.fromkeys(unset, (AlterConfigOp.DELETE, None))
@@ -104,53 +159,92 @@ def alter(client: KafkaAdminClient, as_json: bool, name: str, partitions: int | 
             raise click.ClickException(f"{name}: {outcome.partition(': ')[2] or outcome}")
     if partitions is not None:
         results = client.create_partitions({name: partitions}, raise_errors=False).results
-        fail_if(complaints([{"name": row.name, "error_code": row.error_code, "error_message": row.error_message} for row in results]))
+        fail_if(
+            complaints(
+                [
+                    {
+                        "name": row.name,
+                        "error_code": row.error_code,
+                        "error_message": row.error_message,
+                    }
+                    for row in results
+                ]
+            )
+        )
     report([{"name": name, "error_code": 0}], "changed", as_json)
 
 
 @topics.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--if-exists", is_flag=True, help="A topic that is not there is no failure.")
-@click.confirmation_option("--yes", prompt="Delete the topics with all their records?", help="Do not ask.")
+@click.confirmation_option(
+    "--yes", prompt="Delete the topics with all their records?", help="Do not ask."
+)
 @with_client
 def delete(client: KafkaAdminClient, as_json: bool, names: Sequence[str], if_exists: bool) -> None:
     """Delete topics and all their records."""
     allowed = {errors.UnknownTopicOrPartitionError.errno} if if_exists else set()
-    report(client.delete_topics(list(names), raise_errors=False)["topics"], "deleted", as_json, allowed)
+    report(
+        client.delete_topics(list(names), raise_errors=False)["topics"], "deleted", as_json, allowed
+    )
 
 
 def _configs_of(client: KafkaAdminClient, names: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
     if not names:
         return {}
     try:
-        described = client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names]).get("topic", {})
+        described = client.describe_configs(
+            [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+        ).get("topic", {})
     except errors.IncompatibleBrokerVersion:  # before Kafka 0.11 there is no way to ask
         return {}
     return {
-        name: {key: config["value"] for key, config in sorted(configs.items()) if config["config_source"] == "DYNAMIC_TOPIC_CONFIG"}
+        name: {
+            key: config["value"]
+            for key, config in sorted(configs.items())
+            if config["config_source"] == "DYNAMIC_TOPIC_CONFIG"
+        }
         for name, configs in described.items()
     }
 
 
 def _description(topic: Mapping[str, Any], configs: Mapping[str, str]) -> dict[str, Any]:
-    partitions = sorted(topic["partitions"], key=lambda partition: int(partition["partition_index"]))
+    partitions = sorted(
+        topic["partitions"], key=lambda partition: int(partition["partition_index"])
+    )
     return {
         "name": topic["name"],
         "topic_id": str(topic["topic_id"]) if topic.get("topic_id") else None,
         "internal": topic["is_internal"],
         "configs": dict(configs),
         "partitions": [
-            {"partition": row["partition_index"], "leader": row["leader_id"], "replicas": row["replica_nodes"], "isr": row["isr_nodes"]}
+            {
+                "partition": row["partition_index"],
+                "leader": row["leader_id"],
+                "replicas": row["replica_nodes"],
+                "isr": row["isr_nodes"],
+            }
             for row in partitions
         ],
     }
 
 
 def _as_text(row: Mapping[str, Any]) -> str:
-    lines = [f"{row['name']}: {len(row['partitions'])} partitions" + (f", id {row['topic_id']}" if row["topic_id"] else "")]
+    lines = [
+        f"{row['name']}: {len(row['partitions'])} partitions"
+        + (f", id {row['topic_id']}" if row["topic_id"] else "")
+    ]
     lines += [f"  {key}={value}" for key, value in row["configs"].items()]
-    cells = [[part["partition"], part["leader"], _joined(part["replicas"]), _joined(part["isr"])] for part in row["partitions"]]
-    return "\n".join([*lines, *(f"  {line}" for line in table(["PARTITION", "LEADER", "REPLICAS", "IN SYNC"], cells))])
+    cells = [
+        [part["partition"], part["leader"], _joined(part["replicas"]), _joined(part["isr"])]
+        for part in row["partitions"]
+    ]
+    return "\n".join(
+        [
+            *lines,
+            *(f"  {line}" for line in table(["PARTITION", "LEADER", "REPLICAS", "IN SYNC"], cells)),
+        ]
+    )
 
 
 def _assignments(pairs: Iterable[str]) -> dict[str, str]:
@@ -158,7 +252,9 @@ def _assignments(pairs: Iterable[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key or key in found:
-            raise click.BadParameter(f"{pair!r} is not NAME=VALUE, or its name is given twice", param_hint="--config")
+            raise click.BadParameter(
+                f"{pair!r} is not NAME=VALUE, or its name is given twice", param_hint="--config"
+            )
         found[key] = value
     return found
 

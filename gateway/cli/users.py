@@ -31,7 +31,10 @@ def users() -> None:
 @click.argument("name")
 @_FILE
 @click.option(
-    "--password-file", type=click.File("rb"), metavar="FILE", help="Its first line is the password; - is stdin. Asked for by default."
+    "--password-file",
+    type=click.File("rb"),
+    metavar="FILE",
+    help="Its first line is the password; - is stdin. Asked for by default.",
 )
 @click.option("--replace", is_flag=True, help="Give a user who is there this password.")
 def add(name: str, path: Path, password_file: BinaryIO | None, replace: bool) -> None:

@@ -29,10 +29,14 @@ def _of_topics(name: str, topic_config: str) -> tuple[Definition, str]:
     """A default of topics: its values are those of the topics' config."""
     one = DEFINITIONS[topic_config]
     assert one.setting is not None
-    return Definition(name, one.definition.type, one.definition.documentation, one.definition.rule), one.setting
+    return Definition(
+        name, one.definition.type, one.definition.documentation, one.definition.rule
+    ), one.setting
 
 
-def _own(name: str, kind: ConfigType, setting: str, rule: Callable[[Any], None]) -> tuple[Definition, str]:
+def _own(
+    name: str, kind: ConfigType, setting: str, rule: Callable[[Any], None]
+) -> tuple[Definition, str]:
     return Definition(name, kind, Settings.model_fields[setting].description or "", rule), setting
 
 
@@ -40,14 +44,21 @@ def _own(name: str, kind: ConfigType, setting: str, rule: Callable[[Any], None])
 DYNAMIC: dict[str, tuple[Definition, str]] = {
     pair[0].name: pair
     for pair in (
-        _own("log.cleaner.backoff.ms", ConfigType.LONG, "log_cleaner_backoff_ms", between(1, _DAY_MS)),
+        _own(
+            "log.cleaner.backoff.ms", ConfigType.LONG, "log_cleaner_backoff_ms", between(1, _DAY_MS)
+        ),
         _of_topics("log.cleanup.policy", "cleanup.policy"),
         _of_topics("log.message.downconversion.enable", "message.downconversion.enable"),
         _of_topics("log.message.timestamp.type", "message.timestamp.type"),
         _own("log.retention.bytes", ConfigType.LONG, "log_retention_bytes", at_least(-1)),
         _of_topics("log.retention.ms", "retention.ms"),
         _own("max.connections", ConfigType.INT, "max_connections", between(1, 1_000_000)),
-        _own("max.connections.per.ip", ConfigType.INT, "max_connections_per_ip", between(1, 1_000_000)),
+        _own(
+            "max.connections.per.ip",
+            ConfigType.INT,
+            "max_connections_per_ip",
+            between(1, 1_000_000),
+        ),
         _of_topics("message.max.bytes", "max.message.bytes"),
         _own("producer.id.expiration.ms", ConfigType.INT, "producer_id_expiration_ms", at_least(1)),
     )
@@ -81,12 +92,16 @@ class BrokerConfigs:
         """`call` after every change, with the settings that are in force then."""
         self._watchers.append(call)
 
-    async def alter(self, name: str, change: Callable[[Overrides], Overrides], *, validate_only: bool) -> None:
+    async def alter(
+        self, name: str, change: Callable[[Overrides], Overrides], *, validate_only: bool
+    ) -> None:
         """Replace the overrides of one of `names` by what `change` makes of them. Raises KafkaError."""
         await self._table.alter(_key(name), change, validate_only=validate_only)
         if not validate_only:
             self._put_in_force()
-            configs = ",".join(f"{key}={value}" for key, value in sorted(self.overrides(name).items()))
+            configs = ",".join(
+                f"{key}={value}" for key, value in sorted(self.overrides(name).items())
+            )
             _log.info("broker configs altered", resource=name or "all brokers", configs=configs)
 
     def _put_in_force(self) -> None:
@@ -110,7 +125,10 @@ def check(overrides: Overrides) -> None:
     """Raises KafkaError(INVALID_REQUEST), in Kafka's words, for configs that cannot change while the gateway runs, and for wrong values."""
     fixed = [name for name in overrides if name not in DYNAMIC]
     if fixed:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: Set({', '.join(fixed)})")
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Cannot update these configs dynamically: Set({', '.join(fixed)})",
+        )
     for name, text in overrides.items():
         try:
             DYNAMIC[name][0].read(text)

@@ -81,11 +81,18 @@ def _setting_synonyms(name: str, setting: str, configs: BrokerConfigs) -> tuple[
     if setting not in settings.model_fields_set and not dynamic and elsewhere:
         # Kafka tells the synonyms from the config of that name on (ConfigHelper.configSynonyms), and this one has no value.
         return ()
-    default_name, default_text = elsewhere or (name, setting_text(Settings.model_fields[setting].default))
+    default_name, default_text = elsewhere or (
+        name,
+        setting_text(Settings.model_fields[setting].default),
+    )
     default = Synonym(default_name, default_text, ConfigSource.DEFAULT_CONFIG)
     if setting not in settings.model_fields_set:
         return *dynamic, default
-    return *dynamic, Synonym(name, setting_text(getattr(settings, setting)), ConfigSource.STATIC_BROKER_CONFIG), default
+    return (
+        *dynamic,
+        Synonym(name, setting_text(getattr(settings, setting)), ConfigSource.STATIC_BROKER_CONFIG),
+        default,
+    )
 
 
 def _dynamic_synonyms(name: str, configs: BrokerConfigs) -> Iterator[Synonym]:
@@ -93,13 +100,22 @@ def _dynamic_synonyms(name: str, configs: BrokerConfigs) -> Iterator[Synonym]:
     for resource in configs.names:
         text = configs.overrides(resource).get(name)
         if text is not None:
-            yield Synonym(name, DYNAMIC[name][0].show(text), _DYNAMIC_SOURCES[resource == ALL_BROKERS])
+            yield Synonym(
+                name, DYNAMIC[name][0].show(text), _DYNAMIC_SOURCES[resource == ALL_BROKERS]
+            )
 
 
 _DYNAMIC_SOURCES = ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
 
 
-_B, _S, _I, _L, _X, _H = ConfigType.BOOLEAN, ConfigType.STRING, ConfigType.INT, ConfigType.LONG, ConfigType.LIST, ConfigType.SHORT
+_B, _S, _I, _L, _X, _H = (
+    ConfigType.BOOLEAN,
+    ConfigType.STRING,
+    ConfigType.INT,
+    ConfigType.LONG,
+    ConfigType.LIST,
+    ConfigType.SHORT,
+)
 
 #: Kafka's name, type, and the setting. Nothing here is a secret: neither passwords nor the places where they are kept.
 _SETTINGS = (
@@ -141,15 +157,45 @@ _SETTINGS = (
 
 #: Kafka's name, type, value and documentation of what cannot be set.
 _FIXED = (
-    ("default.replication.factor", _I, "1", "What clients see of a topic; how often records are kept is up to the store."),
+    (
+        "default.replication.factor",
+        _I,
+        "1",
+        "What clients see of a topic; how often records are kept is up to the store.",
+    ),
     ("delete.topic.enable", _B, "true", "Topics can be deleted."),
-    ("group.consumer.assignors", _X, "uniform,range", "The assignors of the gateway for groups of the consumer protocol (KIP-848)."),
-    ("group.coordinator.rebalance.protocols", _X, "classic,consumer", "The group protocols that are served."),
+    (
+        "group.consumer.assignors",
+        _X,
+        "uniform,range",
+        "The assignors of the gateway for groups of the consumer protocol (KIP-848).",
+    ),
+    (
+        "group.coordinator.rebalance.protocols",
+        _X,
+        "classic,consumer",
+        "The group protocols that are served.",
+    ),
     ("log.cleaner.enable", _B, "true", "Topics whose cleanup.policy has compact are compacted."),
     ("log.cleaner.threads", _I, "1", "Partitions are compacted one after the other."),
-    ("log.retention.hours", _I, "168", "How long records are kept where log.retention.ms is not set."),
-    ("offsets.topic.num.partitions", _I, str(INTERNAL_PARTITIONS), "Partitions that clients see of __consumer_offsets."),
-    ("offsets.topic.replication.factor", _H, "1", "Replicas that clients see of __consumer_offsets."),
+    (
+        "log.retention.hours",
+        _I,
+        "168",
+        "How long records are kept where log.retention.ms is not set.",
+    ),
+    (
+        "offsets.topic.num.partitions",
+        _I,
+        str(INTERNAL_PARTITIONS),
+        "Partitions that clients see of __consumer_offsets.",
+    ),
+    (
+        "offsets.topic.replication.factor",
+        _H,
+        "1",
+        "Replicas that clients see of __consumer_offsets.",
+    ),
 )
 
 
@@ -160,11 +206,15 @@ def all_brokers_entries(configs: BrokerConfigs) -> list[ConfigEntry]:
         definition = DYNAMIC[name][0]
         value = definition.show(text)
         synonyms = (Synonym(name, value, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),)
-        entries.append(ConfigEntry(name, value, definition.type, definition.documentation, synonyms))
+        entries.append(
+            ConfigEntry(name, value, definition.type, definition.documentation, synonyms)
+        )
     return entries
 
 
-def broker_entries(configs: BrokerConfigs, advertised: Mapping[str, tuple[str, int]]) -> list[ConfigEntry]:
+def broker_entries(
+    configs: BrokerConfigs, advertised: Mapping[str, tuple[str, int]]
+) -> list[ConfigEntry]:
     """The configs of this broker that tools ask for, in the order of their names. AlterConfigs can change those that are not read-only.
 
     `advertised` is what clients are told, by listener.
@@ -181,10 +231,20 @@ def broker_entries(configs: BrokerConfigs, advertised: Mapping[str, tuple[str, i
         )
         for name, kind, setting in _SETTINGS
     ]
-    entries.append(_static("advertised.listeners", _listeners(advertised), "What clients connect to."))
-    protocols = ",".join(f"{one.name}:{settings.security_protocol(one.name).name}" for one in settings.listeners)
-    entries.append(_static("listener.security.protocol.map", protocols, "The security protocol of each listener."))
-    entries.append(_static("listeners", setting_text(settings.listeners), "Where the gateway listens."))
+    entries.append(
+        _static("advertised.listeners", _listeners(advertised), "What clients connect to.")
+    )
+    protocols = ",".join(
+        f"{one.name}:{settings.security_protocol(one.name).name}" for one in settings.listeners
+    )
+    entries.append(
+        _static(
+            "listener.security.protocol.map", protocols, "The security protocol of each listener."
+        )
+    )
+    entries.append(
+        _static("listeners", setting_text(settings.listeners), "Where the gateway listens.")
+    )
     entries.append(_static("log.dirs", str(settings.store), "Where topics are kept."))
     fixed = [
         *_FIXED,
@@ -197,7 +257,9 @@ def broker_entries(configs: BrokerConfigs, advertised: Mapping[str, tuple[str, i
     for name, kind, value, documentation in fixed:
         if name is not None:
             synonyms = (Synonym(name, value, ConfigSource.DEFAULT_CONFIG),)
-            entries.append(ConfigEntry(name, value, kind, documentation, synonyms, is_read_only=True))
+            entries.append(
+                ConfigEntry(name, value, kind, documentation, synonyms, is_read_only=True)
+            )
     return sorted(entries, key=lambda entry: entry.name)
 
 

@@ -20,11 +20,15 @@ SETTINGS = {
 }
 
 DEFINITIONS = {
-    name: Definition(name, ConfigType.INT, Settings.model_fields[setting].description or "") for name, setting in SETTINGS.items()
+    name: Definition(name, ConfigType.INT, Settings.model_fields[setting].description or "")
+    for name, setting in SETTINGS.items()
 }
 
 #: Kafka's defaults of group.consumer.min.X and group.consumer.max.X, in ms.
-BOUNDS = {"consumer.heartbeat.interval.ms": (5_000, 15_000), "consumer.session.timeout.ms": (45_000, 60_000)}
+BOUNDS = {
+    "consumer.heartbeat.interval.ms": (5_000, 15_000),
+    "consumer.session.timeout.ms": (45_000, 60_000),
+}
 
 
 class GroupConfigs:
@@ -52,16 +56,24 @@ class GroupConfigs:
         """The settings that the group goes by."""
         return self._by_group.get(group_id, self._settings)
 
-    async def alter(self, group_id: str, change: Callable[[Overrides], Overrides], *, validate_only: bool) -> None:
+    async def alter(
+        self, group_id: str, change: Callable[[Overrides], Overrides], *, validate_only: bool
+    ) -> None:
         """Replace the configs of a group by what `change` makes of them. Raises KafkaError."""
         if not self.overrides(group_id) and len(self._table) >= MAX_GROUPS:
-            raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{MAX_GROUPS} groups have configs of their own: delete some")
+            raise KafkaError(
+                ErrorCode.POLICY_VIOLATION,
+                f"{MAX_GROUPS} groups have configs of their own: delete some",
+            )
         await self._table.alter(group_id, change, validate_only=validate_only)
         if not validate_only:
             self._put_in_force(group_id)
 
     def _put_in_force(self, group_id: str) -> None:
-        values = {SETTINGS[name]: DEFINITIONS[name].read(text) for name, text in self.overrides(group_id).items()}
+        values = {
+            SETTINGS[name]: DEFINITIONS[name].read(text)
+            for name, text in self.overrides(group_id).items()
+        }
         if values:
             self._by_group[group_id] = self._settings.model_copy(update=values)
         else:
@@ -79,6 +91,12 @@ class GroupConfigs:
             # What the gateway itself is set to is always allowed.
             default = getattr(self._settings, SETTINGS[name])
             if value < min(least, default):
-                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} must be greater than or equal to group.{kind}.min.{rest}")
+                raise KafkaError(
+                    ErrorCode.INVALID_CONFIG,
+                    f"{name} must be greater than or equal to group.{kind}.min.{rest}",
+                )
             if value > max(most, default):
-                raise KafkaError(ErrorCode.INVALID_CONFIG, f"{name} must be less than or equal to group.{kind}.max.{rest}")
+                raise KafkaError(
+                    ErrorCode.INVALID_CONFIG,
+                    f"{name} must be less than or equal to group.{kind}.max.{rest}",
+                )

@@ -49,7 +49,9 @@ class ConfigTable:
     def get(self, key: str) -> Overrides:
         return self._rows.get(key, {})
 
-    async def alter(self, key: str, change: Callable[[Overrides], Overrides], *, validate_only: bool) -> None:
+    async def alter(
+        self, key: str, change: Callable[[Overrides], Overrides], *, validate_only: bool
+    ) -> None:
         """Replace the overrides of a resource by what `change` makes of them, one change after the other. Raises KafkaError."""
         if validate_only:
             self._check(change(self.get(key)))
@@ -63,7 +65,9 @@ class ConfigTable:
     async def _put(self, key: str, overrides: Overrides) -> None:
         altering = self._altering = Shared()
         try:
-            await self._table.put({key.encode(): msgspec.json.encode(overrides) if overrides else None})
+            await self._table.put(
+                {key.encode(): msgspec.json.encode(overrides) if overrides else None}
+            )
             if overrides:
                 self._rows[key] = overrides
             else:

@@ -47,7 +47,9 @@ class TopicDefinition:
         return self.definition.name
 
     def default_text(self, settings: Settings) -> str:
-        return self.default if self.setting is None else setting_text(getattr(settings, self.setting))
+        return (
+            self.default if self.setting is None else setting_text(getattr(settings, self.setting))
+        )
 
 
 def setting_text(value: Any) -> str:
@@ -92,11 +94,17 @@ def _documentation(name: str) -> str:
 
 def _set(name: str, kind: ConfigType, setting: str, rule: Rule | None = None) -> TopicDefinition:
     """A config whose default is a setting, which bears the name of the broker's config."""
-    return TopicDefinition(Definition(name, kind, _documentation(name), rule), setting.replace("_", "."), setting)
+    return TopicDefinition(
+        Definition(name, kind, _documentation(name), rule), setting.replace("_", "."), setting
+    )
 
 
-def _row(name: str, kind: ConfigType, default: str, server_key: str | None, rule: Rule | None = None) -> TopicDefinition:
-    return TopicDefinition(Definition(name, kind, _documentation(name), rule), server_key, None, default)
+def _row(
+    name: str, kind: ConfigType, default: str, server_key: str | None, rule: Rule | None = None
+) -> TopicDefinition:
+    return TopicDefinition(
+        Definition(name, kind, _documentation(name), rule), server_key, None, default
+    )
 
 
 _B, _S, _I, _L, _D, _X = (
@@ -109,7 +117,10 @@ _B, _S, _I, _L, _D, _X = (
 )
 _EVER = str(LONG_MAX)
 _CODECS = one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
-_FOLLOWERS, _LEADERS = "follower.replication.throttled.replicas", "leader.replication.throttled.replicas"
+_FOLLOWERS, _LEADERS = (
+    "follower.replication.throttled.replicas",
+    "leader.replication.throttled.replicas",
+)
 
 #: In the order of the names: the name, the type, the default (or, in `_set`, the setting that it is), the broker's config where there is
 #: one, and what else a value must be.
@@ -133,10 +144,33 @@ _TABLE = (
     _set("max.message.bytes", _I, "message_max_bytes", at_least(0)),
     _set("message.downconversion.enable", _B, "log_message_downconversion_enable"),
     _row("message.format.version", _S, "3.0-IV1", "log.message.format.version", version_of_kafka),
-    _row("message.timestamp.after.max.ms", _L, _EVER, "log.message.timestamp.after.max.ms", at_least(0)),
-    _row("message.timestamp.before.max.ms", _L, _EVER, "log.message.timestamp.before.max.ms", at_least(0)),
-    _row("message.timestamp.difference.max.ms", _L, _EVER, "log.message.timestamp.difference.max.ms", at_least(0)),
-    _set("message.timestamp.type", _S, "log_message_timestamp_type", one_of("CreateTime", "LogAppendTime")),
+    _row(
+        "message.timestamp.after.max.ms",
+        _L,
+        _EVER,
+        "log.message.timestamp.after.max.ms",
+        at_least(0),
+    ),
+    _row(
+        "message.timestamp.before.max.ms",
+        _L,
+        _EVER,
+        "log.message.timestamp.before.max.ms",
+        at_least(0),
+    ),
+    _row(
+        "message.timestamp.difference.max.ms",
+        _L,
+        _EVER,
+        "log.message.timestamp.difference.max.ms",
+        at_least(0),
+    ),
+    _set(
+        "message.timestamp.type",
+        _S,
+        "log_message_timestamp_type",
+        one_of("CreateTime", "LogAppendTime"),
+    ),
     _row("min.cleanable.dirty.ratio", _D, "0.5", "log.cleaner.min.cleanable.ratio", between(0, 1)),
     _row("min.compaction.lag.ms", _L, "0", "log.cleaner.min.compaction.lag.ms", at_least(0)),
     _row("min.insync.replicas", _I, "1", "min.insync.replicas", at_least(1)),
@@ -205,7 +239,11 @@ def effective(overrides: Mapping[str, str], settings: Settings) -> TopicConfig:
         except KafkaError:
             return value_of(name, {}, settings)
 
-    retention_ms, retention_bytes, policies = value("retention.ms"), value("retention.bytes"), value("cleanup.policy")
+    retention_ms, retention_bytes, policies = (
+        value("retention.ms"),
+        value("retention.bytes"),
+        value("cleanup.policy"),
+    )
     return TopicConfig(
         retention_ms=None if retention_ms < 0 else retention_ms,
         retention_bytes=None if retention_bytes < 0 else retention_bytes,
@@ -233,9 +271,15 @@ def check(overrides: Mapping[str, str], settings: Settings) -> None:
             raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
     for name, text in overrides.items():
         if len(text.encode()) > MAX_STRING_BYTES:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Invalid value for configuration {name}: more than {MAX_STRING_BYTES} bytes")
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"Invalid value for configuration {name}: more than {MAX_STRING_BYTES} bytes",
+            )
         DEFINITIONS[name].definition.read(text)
-    least, most = value_of("min.compaction.lag.ms", overrides, settings), value_of("max.compaction.lag.ms", overrides, settings)
+    least, most = (
+        value_of("min.compaction.lag.ms", overrides, settings),
+        value_of("max.compaction.lag.ms", overrides, settings),
+    )
     if least > most:
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
@@ -246,7 +290,11 @@ def check(overrides: Mapping[str, str], settings: Settings) -> None:
             ErrorCode.INVALID_CONFIG,
             "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage.",
         )
-    if value_of(ENTRY_FORMAT, overrides, settings) == NATIVE and ENTRY_FORMAT in overrides and not settings.store.is_pulsar:
+    if (
+        value_of(ENTRY_FORMAT, overrides, settings) == NATIVE
+        and ENTRY_FORMAT in overrides
+        and not settings.store.is_pulsar
+    ):
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
             f"{ENTRY_FORMAT}={NATIVE} needs a store in Apache Pulsar, and this one is {settings.store}; {MIXED} and {ONE_FORMAT} are for every store.",

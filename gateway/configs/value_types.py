@@ -69,7 +69,8 @@ class Definition:
                 self.rule(value)
         except _Wrong as wrong:
             raise KafkaError(
-                ErrorCode.INVALID_CONFIG, f"Invalid value {wrong.shown[:_QUOTED]} for configuration {self.name}: {wrong.why}"
+                ErrorCode.INVALID_CONFIG,
+                f"Invalid value {wrong.shown[:_QUOTED]} for configuration {self.name}: {wrong.why}",
             ) from None
         return value
 
@@ -119,7 +120,9 @@ def one_of(*choices: str) -> Rule:
     return rule
 
 
-_VERSION = re.compile(r"(0\.(8\.[0-2]|9\.0|10\.[0-2]|11\.0)|[1-9]\.[0-9]{1,2})(\.[0-9]{1,3})?(-IV[0-9]{1,2})?\Z")
+_VERSION = re.compile(
+    r"(0\.(8\.[0-2]|9\.0|10\.[0-2]|11\.0)|[1-9]\.[0-9]{1,2})(\.[0-9]{1,3})?(-IV[0-9]{1,2})?\Z"
+)
 
 
 def version_of_kafka(value: str) -> None:

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 
 from isal.isal_zlib import crc32
 
-from compat.records import NoMemory, RecordsError, RecordsTooLarge, down_convert_all, gzip_for_zstd, up_convert
+from compat.records import (
+    NoMemory,
+    RecordsError,
+    RecordsTooLarge,
+    down_convert_all,
+    gzip_for_zstd,
+    up_convert,
+)
 from gateway import logs
 from gateway.coroutines import Cancel, Shared, start
 from gateway.partitions.record_batch import ATTRIBUTES, HEADER_BYTES, magic_of
@@ -99,7 +106,13 @@ class Source(NamedTuple):
 class Converter:
     """`run_for(owner, function, *args)` runs a function on another thread. `cache_bytes` bounds what is kept."""
 
-    def __init__(self, run_for: Callable[..., Awaitable[Any]], *, cache_bytes: int, max_decompressed_bytes: int) -> None:
+    def __init__(
+        self,
+        run_for: Callable[..., Awaitable[Any]],
+        *,
+        cache_bytes: int,
+        max_decompressed_bytes: int,
+    ) -> None:
         self._run_for = run_for
         self._cache_bytes = cache_bytes
         self._max_decompressed_bytes = max_decompressed_bytes
@@ -130,10 +143,14 @@ class Converter:
         share = share or Share()
         while True:
             own = Flight()
-            results, coming, missing = self._look_up(source, entries, magic, own if share.left_us > 0 else None)
+            results, coming, missing = self._look_up(
+                source, entries, magic, own if share.left_us > 0 else None
+            )
             if missing:
                 # On its own: the consumer that asked first may go away, and the others still want it.
-                own.cancel = start(self._fly(source, missing, own, magic, share.owner), _nothing, own.fail)
+                own.cancel = start(
+                    self._fly(source, missing, own, magic, share.owner), _nothing, own.fail
+                )
             try:
                 for index, key, flight in coming:
                     converted = (await flight).get(key)
@@ -168,7 +185,14 @@ class Converter:
             if magic < 2 and stored == 2 and payload[ATTRIBUTES] & _CONTROL:
                 results.append(b"")
                 continue
-            key = (source.topic_id, source.partition, entry.base_offset, len(payload), _checksum(payload, stored), magic)
+            key = (
+                source.topic_id,
+                source.partition,
+                entry.base_offset,
+                len(payload),
+                _checksum(payload, stored),
+                magic,
+            )
             kept = self._cache.get(key)
             if kept is not None:
                 self._cache.move_to_end(key)
@@ -186,12 +210,21 @@ class Converter:
             flight.waiters += 1
         return results, coming, missing
 
-    async def _fly(self, source: Source, missing: list[tuple[Key, Entry]], flight: Flight, magic: int, owner: Hashable) -> None:
+    async def _fly(
+        self,
+        source: Source,
+        missing: list[tuple[Key, Entry]],
+        flight: Flight,
+        magic: int,
+        owner: Hashable,
+    ) -> None:
         """Convert these on another thread, one after the other: for small batches the way there costs more than the work."""
         try:
             payloads = [entry.payload for _, entry in missing]
             outcomes: list[bytes | RecordsError]
-            outcomes, flight.cpu_us = await self._run_for(owner, _convert_all, payloads, magic, self._max_decompressed_bytes, flight)
+            outcomes, flight.cpu_us = await self._run_for(
+                owner, _convert_all, payloads, magic, self._max_decompressed_bytes, flight
+            )
         finally:
             for key, _ in missing:
                 if self._flights.get(key) is flight:
@@ -200,7 +233,10 @@ class Converter:
         for (key, entry), outcome in zip(missing, outcomes, strict=False):
             if isinstance(outcome, NoMemory):
                 # Clients before 0.11 know few codes; after this one they ask again.
-                results[key] = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"offset {entry.base_offset} is not converted: {outcome}")
+                results[key] = KafkaError(
+                    ErrorCode.UNKNOWN_SERVER_ERROR,
+                    f"offset {entry.base_offset} is not converted: {outcome}",
+                )
                 continue
             if isinstance(outcome, RecordsError):
                 self.tell(source, entry, outcome)
@@ -214,20 +250,31 @@ class Converter:
     def tell(self, source: Source, entry: Entry, failure: RecordsError) -> None:
         """Say once that an entry cannot be read, so that old consumers miss it, and why."""
         payload = entry.payload
-        unit = (source.topic_id, source.partition, entry.base_offset, len(payload), _checksum(payload, magic_of(payload)))
+        unit = (
+            source.topic_id,
+            source.partition,
+            entry.base_offset,
+            len(payload),
+            _checksum(payload, magic_of(payload)),
+        )
         if unit in self._told:
             return
         self._told[unit] = None
         if len(self._told) > TOLD_MAX:
             self._told.popitem(last=False)
         if isinstance(failure, RecordsTooLarge):
-            event = (
-                "records unpack to more than max_decompressed_bytes, old consumers do not get them; a greater one and a restart would help"
-            )
+            event = "records unpack to more than max_decompressed_bytes, old consumers do not get them; a greater one and a restart would help"
         else:
             event = "records cannot be read, old consumers do not get them"
         first, last = entry.base_offset, entry.last_offset
-        _log.warning(event, topic=source.topic, partition=source.partition, first_offset=first, last_offset=last, reason=str(failure))
+        _log.warning(
+            event,
+            topic=source.topic,
+            partition=source.partition,
+            first_offset=first,
+            last_offset=last,
+            reason=str(failure),
+        )
 
     def _keep(self, key: Key, converted: bytes) -> None:
         size = len(converted) + ENTRY_OVERHEAD
@@ -270,7 +317,9 @@ def _convert_all(
     outcomes: list[bytes | RecordsError] = []
     for units in _calls(payloads, max_decompressed_bytes):
         if magic < WITHOUT_ZSTD:
-            outcomes += down_convert_all(units, magic, max_decompressed_bytes=max_decompressed_bytes)
+            outcomes += down_convert_all(
+                units, magic, max_decompressed_bytes=max_decompressed_bytes
+            )
         else:
             outcomes += [_in_format_2(payload, max_decompressed_bytes) for payload in units]
         cpu_us = (thread_time_ns() - begun) // 1000

@@ -54,9 +54,20 @@ class Reading:
 class Reader:
     """Reads for one request. `magic` is the newest format that its consumer reads, None for all formats."""
 
-    __slots__ = ("_aborted", "_broker", "_caller", "_limit", "_magic", "_request", "_share", "_turns")
+    __slots__ = (
+        "_aborted",
+        "_broker",
+        "_caller",
+        "_limit",
+        "_magic",
+        "_request",
+        "_share",
+        "_turns",
+    )
 
-    def __init__(self, caller: Caller, request: FetchRequest, magic: int | None, turns: Turns) -> None:
+    def __init__(
+        self, caller: Caller, request: FetchRequest, magic: int | None, turns: Turns
+    ) -> None:
         self._caller = caller
         self._broker = caller.broker
         self._request = request
@@ -71,7 +82,9 @@ class Reader:
     async def read(self, interests: list[Interest]) -> Reading:
         """One pass in this order. Failures are told in their rows."""
         outgoing = self._broker.outgoing
-        self._limit = outgoing.promise(min(self._request.max_bytes, self._broker.settings.fetch_max_bytes))
+        self._limit = outgoing.promise(
+            min(self._request.max_bytes, self._broker.settings.fetch_max_bytes)
+        )
         self._share = None
         try:
             return await self._read(interests)
@@ -93,7 +106,10 @@ class Reader:
                 fetched = await self._read_one(interest, reading.size)
             except KafkaError as failure:
                 code = failure.code
-                if code is ErrorCode.KAFKA_STORAGE_ERROR and self._request.version < _FIRST_FETCH_WITH_STORAGE_ERROR:
+                if (
+                    code is ErrorCode.KAFKA_STORAGE_ERROR
+                    and self._request.version < _FIRST_FETCH_WITH_STORAGE_ERROR
+                ):
                     code = ErrorCode.NOT_LEADER_OR_FOLLOWER
                 if code in _UNKNOWN and not interest.topic_id:
                     # A topic that was deleted had an id here, and may come back under its name.
@@ -140,7 +156,16 @@ class Reader:
         if diverging is None and offset < log.end_offset and (limit > 0 or size == 0):
             records = await self._records(interest, partition, limit, is_first=size == 0)
         end_offset = log.end_offset
-        return PartitionFetched(wanted.index, 0, end_offset, end_offset, log.start_offset, records, self._aborted, diverging)
+        return PartitionFetched(
+            wanted.index,
+            0,
+            end_offset,
+            end_offset,
+            log.start_offset,
+            records,
+            self._aborted,
+            diverging,
+        )
 
     async def _resolve(self, interest: Interest) -> Partition:
         topics = self._broker.topics
@@ -153,7 +178,9 @@ class Reader:
             interest.lead(partition, topics.require(topic).topic.topic_id)
         return partition
 
-    async def _records(self, interest: Interest, partition: Partition, limit: int, *, is_first: bool) -> list[Buffer]:
+    async def _records(
+        self, interest: Interest, partition: Partition, limit: int, *, is_first: bool
+    ) -> list[Buffer]:
         """At least one whole batch or message where this is the first with records, or where the client is so old that nothing says it
         may be left without (Fetch 0-2)."""
         at_least_one = is_first or self._request.version < 3
@@ -161,8 +188,12 @@ class Reader:
         offset = partition.visible_from(begin, self._magic)
         limit = size = max(limit, 0)
         for _ in range(MAX_EMPTY_READS):
-            entries = await partition.read(offset, size) if offset < partition.log.end_offset else []
-            records, offset = await self._take(interest, partition, entries, offset, limit, at_least_one=at_least_one)
+            entries = (
+                await partition.read(offset, size) if offset < partition.log.end_offset else []
+            )
+            records, offset = await self._take(
+                interest, partition, entries, offset, limit, at_least_one=at_least_one
+            )
             if records:
                 return records
             if not entries or offset <= entries[-1].last_offset:
@@ -173,11 +204,20 @@ class Reader:
         return []
 
     async def _take(
-        self, interest: Interest, partition: Partition, entries: list[Entry], offset: int, limit: int, *, at_least_one: bool
+        self,
+        interest: Interest,
+        partition: Partition,
+        entries: list[Entry],
+        offset: int,
+        limit: int,
+        *,
+        at_least_one: bool,
     ) -> tuple[list[Buffer], int]:
         """What of these entries goes to the consumer, and the offset up to which they have been dealt with."""
         records: list[Buffer] = []
-        for entry, payload in zip(entries, await self._readable(interest, partition, entries), strict=False):
+        for entry, payload in zip(
+            entries, await self._readable(interest, partition, entries), strict=False
+        ):
             if isinstance(payload, KafkaError):
                 if records:
                     # What stands before it is good; the next fetch begins at this one, and is told.
@@ -202,13 +242,23 @@ class Reader:
         stored = entry.payload
         if payload is not stored:
             count = entry.last_offset - entry.base_offset + 1
-            self._caller.traffic.converted(ApiKey.FETCH, self._request.version, interest.key[0], records=count, size=len(stored))
+            self._caller.traffic.converted(
+                ApiKey.FETCH,
+                self._request.version,
+                interest.key[0],
+                records=count,
+                size=len(stored),
+            )
 
-    async def _readable(self, interest: Interest, partition: Partition, entries: list[Entry]) -> Sequence[Buffer | KafkaError]:
+    async def _readable(
+        self, interest: Interest, partition: Partition, entries: list[Entry]
+    ) -> Sequence[Buffer | KafkaError]:
         """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it. The last ones are
         missing if the request has had its share of conversions."""
         newest = self._magic
-        if newest == WITH_ZSTD and all(len(entry.payload) > MAGIC and entry.payload[MAGIC] == 2 for entry in entries):
+        if newest == WITH_ZSTD and all(
+            len(entry.payload) > MAGIC and entry.payload[MAGIC] == 2 for entry in entries
+        ):
             # The road of every consumer of today.
             return [entry.payload for entry in entries]
         source = Source(partition.topic, interest.topic_id, partition.index)
@@ -219,7 +269,9 @@ class Reader:
         if self._share is None:
             self._share = Share(caller.owner)
         spent = partial(caller.traffic.spent, ApiKey.FETCH, self._request.version, interest.key[0])
-        readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(source, wanted, newest, spent, self._share)
+        readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(
+            source, wanted, newest, spent, self._share
+        )
         if len(readable) == len(wanted) < len(entries):
             readable = [*readable, *[_refusal(newest)] * (len(entries) - len(wanted))]
         return [_modern(payload) for payload in readable] if newest == 1 else readable
@@ -235,7 +287,11 @@ def _needs_down(payload: Buffer, newest: int) -> bool:
 
 def _refusal(newest: int) -> KafkaError:
     """For a topic that converts nothing down."""
-    return KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE if newest == WITHOUT_ZSTD else ErrorCode.UNSUPPORTED_VERSION)
+    return KafkaError(
+        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+        if newest == WITHOUT_ZSTD
+        else ErrorCode.UNSUPPORTED_VERSION
+    )
 
 
 def _modern(payload: Buffer | KafkaError) -> Buffer | KafkaError:
@@ -262,4 +318,6 @@ def check_epoch(asked: int, current: int) -> None:
     """The leader epoch that a client knows (-1: none) against the current one (KIP-320). Raises KafkaError."""
     if asked < 0 or asked == current:
         return
-    raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH if asked < current else ErrorCode.UNKNOWN_LEADER_EPOCH)
+    raise KafkaError(
+        ErrorCode.FENCED_LEADER_EPOCH if asked < current else ErrorCode.UNKNOWN_LEADER_EPOCH
+    )

@@ -25,7 +25,16 @@ class Interest:
     `told_high_watermark` and `told_start_offset` are what the session was last told: a difference alone makes it worth a row.
     """
 
-    __slots__ = ("key", "known_size", "partition", "told_high_watermark", "told_start_offset", "topic_id", "wake", "wanted")
+    __slots__ = (
+        "key",
+        "known_size",
+        "partition",
+        "told_high_watermark",
+        "told_start_offset",
+        "topic_id",
+        "wake",
+        "wanted",
+    )
 
     def __init__(self, key: Key, wanted: FetchPartition, wake: Callable[[Interest], None]) -> None:
         self.key = key
@@ -57,7 +66,9 @@ class Interest:
     @property
     def is_behind(self) -> bool:
         """There are records that it has not fetched."""
-        return self.partition is not None and self.wanted.fetch_offset < self.partition.log.end_offset
+        return (
+            self.partition is not None and self.wanted.fetch_offset < self.partition.log.end_offset
+        )
 
 
 class Round:
@@ -202,7 +213,11 @@ class FetchSessions:
         return False
 
     def _candidates(self) -> Iterable[tuple[int, Round]]:
-        return ((session_id, session) for session_id, session in self._sessions.items() if not session.is_in_use)
+        return (
+            (session_id, session)
+            for session_id, session in self._sessions.items()
+            if not session.is_in_use
+        )
 
 
 def next_epoch(epoch: int) -> int:

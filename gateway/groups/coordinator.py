@@ -38,7 +38,10 @@ class Coordinator(Driver):
     async def join(self, group_id: str, joining: Joining) -> Joined:
         """The outcome of a JoinGroup, which may take as long as the slowest of the other members. A cancelled one waits no longer."""
         waiting: Shared[Joined] = Shared()
-        member_id = joining.member_id or f"{(joining.instance_id or joining.client_id)[:_MAX_PREFIX]}-{self._new_id()}"
+        member_id = (
+            joining.member_id
+            or f"{(joining.instance_id or joining.client_id)[:_MAX_PREFIX]}-{self._new_id()}"
+        )
         try:
             group = self._group_to_join(group_id, joining)
             if isinstance(group, ConsumerGroup) and group.is_empty:
@@ -50,7 +53,9 @@ class Coordinator(Driver):
         self._act(group)
         return await self._wait(group, member_id, waiting)
 
-    def _join_instead(self, before: ConsumerGroup, joining: Joining, member_id: str, waiting: Shared[Joined]) -> Group:
+    def _join_instead(
+        self, before: ConsumerGroup, joining: Joining, member_id: str, waiting: Shared[Joined]
+    ) -> Group:
         """A consumer group without members becomes a classic one, unless whoever joins is refused."""
         if joining.member_id:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -68,9 +73,14 @@ class Coordinator(Driver):
         """The outcome of a SyncGroup: the assignment, once the leader has brought it and it is stored."""
         try:
             group = self._group_of_member(group_id)
-            if any(len(assignment) > self._settings.group_member_max_bytes for _, assignment in syncing.assignments):
+            if any(
+                len(assignment) > self._settings.group_member_max_bytes
+                for _, assignment in syncing.assignments
+            ):
                 raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
-            self._check_room(group_id, sum(len(assignment) for _, assignment in syncing.assignments))
+            self._check_room(
+                group_id, sum(len(assignment) for _, assignment in syncing.assignments)
+            )
         except KafkaError as refusal:
             return Synced(refusal.code)
         waiting: Shared[Synced] = Shared()
@@ -86,7 +96,9 @@ class Coordinator(Driver):
             self._act(group)
             raise
 
-    def heartbeat(self, group_id: str, member_id: str, generation: int, instance_id: str | None) -> None:
+    def heartbeat(
+        self, group_id: str, member_id: str, generation: int, instance_id: str | None
+    ) -> None:
         """A member says that it lives. Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS."""
         group = self._group_of_member(group_id)
         try:
@@ -110,7 +122,11 @@ class Coordinator(Driver):
             self._check_beat(group, beat)
         except KafkaError as refusal:
             return Beaten(refusal.code, refusal.message)
-        is_taken = group.beat(beat if beat.member_id else replace(beat, member_id=self._new_id()), waiting, self._now())
+        is_taken = group.beat(
+            beat if beat.member_id else replace(beat, member_id=self._new_id()),
+            waiting,
+            self._now(),
+        )
         if is_taken and group is not before:
             self._take_place(group, before)
         self._act(group)
@@ -129,7 +145,9 @@ class Coordinator(Driver):
             return before
         now = self._now()
         if beat.epoch != JOINS:
-            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"There is no consumer group {group_id}.")
+            raise KafkaError(
+                ErrorCode.GROUP_ID_NOT_FOUND, f"There is no consumer group {group_id}."
+            )
         if before is None:
             return ConsumerGroup(group_id, self._topology, self._settings_of(group_id), now)
         if before.is_empty:
@@ -137,7 +155,9 @@ class Coordinator(Driver):
         else:
             check_upgrade(before, self._settings)
             settings = self._settings_of(group_id)
-            group = ConsumerGroup.restored(group_id, as_consumer(before, self._topology), self._topology, settings, now)
+            group = ConsumerGroup.restored(
+                group_id, as_consumer(before, self._topology), self._topology, settings, now
+            )
         group.store_anew(before.stored_keys())
         return group
 
@@ -154,7 +174,9 @@ class Coordinator(Driver):
             # They join again, and find themselves in a consumer group.
             before.end(ErrorCode.REBALANCE_IN_PROGRESS, self._now())
             self._act(before)
-            _log.info("group is a consumer group now", group=group.group_id, members=len(group.roster))
+            _log.info(
+                "group is a consumer group now", group=group.group_id, members=len(group.roster)
+            )
         self._groups[group.group_id] = group
 
     def check_active(self, group_id: str) -> None:
@@ -175,11 +197,19 @@ class Coordinator(Driver):
         """The group, made for a newcomer where it is missing. Raises KafkaError."""
         self.check_active(group_id)
         settings = self._settings
-        if not settings.group_min_session_timeout_ms <= joining.session_timeout_ms <= settings.group_max_session_timeout_ms:
+        if (
+            not settings.group_min_session_timeout_ms
+            <= joining.session_timeout_ms
+            <= settings.group_max_session_timeout_ms
+        ):
             raise KafkaError(ErrorCode.INVALID_SESSION_TIMEOUT)
         if joining.told > settings.group_member_max_bytes:
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
-        if joining.instance_id is not None and not joining.member_id and self._storing > settings.max_bytes_per_group:
+        if (
+            joining.instance_id is not None
+            and not joining.member_id
+            and self._storing > settings.max_bytes_per_group
+        ):
             # Each static member that comes back has its whole group stored: a small request must not make a heap of them.
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         group = self._group_of_member(group_id) if joining.member_id else self._groups.get(group_id)
@@ -210,7 +240,9 @@ class Coordinator(Driver):
         except StorageError as failure:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
 
-    def check_commit(self, group_id: str, member_id: str, generation: int, instance_id: str | None, version: int) -> Fence | None:
+    def check_commit(
+        self, group_id: str, member_id: str, generation: int, instance_id: str | None, version: int
+    ) -> Fence | None:
         """May this member commit? Which partitions it may not is told by what is returned, None where it may commit for all.
 
         A commit to a classic group counts as a heartbeat. With generation -1 it is for a group without members, of simple consumers. `version` is
@@ -224,7 +256,11 @@ class Coordinator(Driver):
             case ConsumerGroup() as group:
                 return group.check_commit(member_id, generation, version)
             case None if generation >= 0:
-                raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND if version >= _KNOWS_NO_GROUP else ErrorCode.ILLEGAL_GENERATION)
+                raise KafkaError(
+                    ErrorCode.GROUP_ID_NOT_FOUND
+                    if version >= _KNOWS_NO_GROUP
+                    else ErrorCode.ILLEGAL_GENERATION
+                )
         return None
 
     def check_fetch(self, group_id: str, member_id: str | None, epoch: int) -> None:
@@ -237,7 +273,9 @@ class Coordinator(Driver):
         """Topics that the group's members subscribe to, by their canonical names; None where that cannot be told."""
         group = self._groups.get(group_id)
         names = None if group is None else group.subscribed
-        return None if names is None else frozenset(canonical(name, self._topology) for name in names)
+        return (
+            None if names is None else frozenset(canonical(name, self._topology) for name in names)
+        )
 
     def is_empty(self, group_id: str) -> bool:
         """No members, or no such group."""

@@ -77,7 +77,9 @@ class Driver:
 
     async def open(self) -> None:
         """Go on with the groups that the store has. Raises StorageError."""
-        for group in await load(self._table, self._topology, self._settings, self._now(), self._settings_of):
+        for group in await load(
+            self._table, self._topology, self._settings, self._now(), self._settings_of
+        ):
             group.changed_at += self._now() - self._wall_ms()
             self._groups[group.group_id] = group
             self._act(group)
@@ -105,7 +107,11 @@ class Driver:
     def _act(self, group: AnyGroup) -> None:
         """Do what `group` wants, in order. An answer may bring the next request of its connection; what that leads to comes after."""
         self._to_do.extend((group, effect) for effect in group.take())
-        if isinstance(group, ConsumerGroup) and group.successor is not None and self._groups.get(group.group_id) is group:
+        if (
+            isinstance(group, ConsumerGroup)
+            and group.successor is not None
+            and self._groups.get(group.group_id) is group
+        ):
             self._drop(group)
             group = self._groups[group.group_id] = group.successor
             self._to_do.extend((group, effect) for effect in group.take())
@@ -132,16 +138,35 @@ class Driver:
             case Write():
                 self._start(self._write(cast("ConsumerGroup", group), effect))
             case Note(event, reason, member_id):
-                told = {name: value for name, value in (("member", member_id), ("reason", reason)) if value}
-                _log.info(event, group=group.group_id, generation=group.generation, members=len(group.roster), **told)
+                told = {
+                    name: value
+                    for name, value in (("member", member_id), ("reason", reason))
+                    if value
+                }
+                _log.info(
+                    event,
+                    group=group.group_id,
+                    generation=group.generation,
+                    members=len(group.roster),
+                    **told,
+                )
 
     async def _save(self, group: Group, save: Save) -> None:
-        stored = classic_rows.value_of(structs.replace(save.row, changed_at=self._since_1970(save.row.changed_at)))
+        stored = classic_rows.value_of(
+            structs.replace(save.row, changed_at=self._since_1970(save.row.changed_at))
+        )
         self._storing += len(stored)
         try:
-            await self._put({**dict.fromkeys(save.drops), classic_rows.key_of(group.group_id): stored})
+            await self._put(
+                {**dict.fromkeys(save.drops), classic_rows.key_of(group.group_id): stored}
+            )
         except StorageError as failure:
-            _log.error("group not stored", group=group.group_id, generation=save.row.generation, reason=str(failure))
+            _log.error(
+                "group not stored",
+                group=group.group_id,
+                generation=save.row.generation,
+                reason=str(failure),
+            )
             group.save_failed(save, self._now())
         else:
             group.saved(save, self._now())
@@ -150,17 +175,27 @@ class Driver:
         self._act(group)
 
     async def _write(self, group: ConsumerGroup, write: Write) -> None:
-        stored = {key: None if row is None else consumer_rows.value_of(self._as_stored(row)) for key, row in write.rows.items()}
+        stored = {
+            key: None if row is None else consumer_rows.value_of(self._as_stored(row))
+            for key, row in write.rows.items()
+        }
         try:
             await self._put(stored)
         except StorageError as failure:
-            _log.error("group not stored", group=group.group_id, generation=group.generation, reason=str(failure))
+            _log.error(
+                "group not stored",
+                group=group.group_id,
+                generation=group.generation,
+                reason=str(failure),
+            )
             group.write_failed(write, self._now())
         else:
             group.written(write)
         self._act(group)
 
-    def _as_stored(self, row: ConsumerGroupRow | ConsumerMember) -> ConsumerGroupRow | ConsumerMember:
+    def _as_stored(
+        self, row: ConsumerGroupRow | ConsumerMember
+    ) -> ConsumerGroupRow | ConsumerMember:
         if isinstance(row, ConsumerGroupRow):
             return structs.replace(row, changed_at=self._since_1970(row.changed_at))
         return row
@@ -169,9 +204,13 @@ class Driver:
         """Raises StorageError, also where it takes too long: then it may be stored all the same, but never after what is put later."""
         milliseconds = self._settings.offsets_commit_timeout_ms
         try:
-            await unbroken_within(self._clock, milliseconds / 1000, _stored(self._table.put(stored)))
+            await unbroken_within(
+                self._clock, milliseconds / 1000, _stored(self._table.put(stored))
+            )
         except TimeoutError:
-            raise StorageFailed(f"not stored within offsets_commit_timeout_ms={milliseconds}") from None
+            raise StorageFailed(
+                f"not stored within offsets_commit_timeout_ms={milliseconds}"
+            ) from None
 
     # Time and room
 
@@ -185,7 +224,10 @@ class Driver:
         if armed is not None:
             armed[1]()
         delay_ms = max(group.due - self._now(), group.heads // HEADS_PER_MS)
-        self._timers[group.group_id] = (group.due, self._alarms.later(delay_ms / 1000, partial(self._expire, group)))
+        self._timers[group.group_id] = (
+            group.due,
+            self._alarms.later(delay_ms / 1000, partial(self._expire, group)),
+        )
 
     def _expire(self, group: AnyGroup) -> None:
         self._timers.pop(group.group_id, None)

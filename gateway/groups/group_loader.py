@@ -21,7 +21,11 @@ _Rows = dict[str, list[tuple[bytes, int, bytes]]]
 
 
 async def load(
-    table: StateTable, topology: Topology, settings: Settings, now: float, settings_of: Callable[[str], Settings]
+    table: StateTable,
+    topology: Topology,
+    settings: Settings,
+    now: float,
+    settings_of: Callable[[str], Settings],
 ) -> list[Group | ConsumerGroup]:
     """`settings_of` gives those of a consumer group. All that can be read; of what cannot the log tells, and its members join anew. Raises StorageError."""
     groups: list[Group | ConsumerGroup] = []
@@ -32,16 +36,26 @@ async def load(
                 group_id, number = consumer_rows.place_of(key)
                 parts[group_id].append((key, number, value))
             else:
-                groups.append(Group.restored(classic_rows.group_id_of(key), classic_rows.row_of(value), settings, now))
+                groups.append(
+                    Group.restored(
+                        classic_rows.group_id_of(key), classic_rows.row_of(value), settings, now
+                    )
+                )
         except ValueError as failure:
-            _log.error("group unreadable: its members join anew", key=key.hex(), reason=str(failure))
+            _log.error(
+                "group unreadable: its members join anew", key=key.hex(), reason=str(failure)
+            )
     unreadable: list[bytes] = []
     for group_id, found in parts.items():
         try:
             stored = consumer_rows.stored_group((number, value) for _, number, value in found)
-            groups.append(ConsumerGroup.restored(group_id, stored, topology, settings_of(group_id), now))
+            groups.append(
+                ConsumerGroup.restored(group_id, stored, topology, settings_of(group_id), now)
+            )
         except ValueError as failure:
-            _log.error("group unreadable: its members join anew", group=group_id, reason=str(failure))
+            _log.error(
+                "group unreadable: its members join anew", group=group_id, reason=str(failure)
+            )
             unreadable += [key for key, _, _ in found]
     await _clear(table, unreadable)
     return groups
@@ -53,4 +67,6 @@ async def _clear(table: StateTable, keys: list[bytes]) -> None:
         if keys:
             await table.put(dict.fromkeys(keys))
     except StorageError as failure:
-        _log.warning("rows of unreadable groups are still stored", rows=len(keys), reason=str(failure))
+        _log.warning(
+            "rows of unreadable groups are still stored", rows=len(keys), reason=str(failure)
+        )

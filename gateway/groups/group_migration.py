@@ -10,7 +10,15 @@ from gateway.groups.classic.classic_member import Member
 from gateway.groups.classic.classic_roster import Roster
 from gateway.groups.classic.classic_rows import GroupRow, MemberRow
 from gateway.groups.classic.classic_states import GroupState
-from gateway.groups.classic.subscription import CONSUMER, MAX_NAMED, Named, Subscription, assignment_bytes, assignment_of, subscription_of
+from gateway.groups.classic.subscription import (
+    CONSUMER,
+    MAX_NAMED,
+    Named,
+    Subscription,
+    assignment_bytes,
+    assignment_of,
+    subscription_of,
+)
 from gateway.groups.consumer.assignors import TopicId
 from gateway.groups.consumer.consumer_member import ClassicWords, ConsumerMember, Partitions
 from gateway.groups.consumer.consumer_rows import ITSELF, ConsumerGroupRow, StoredGroup
@@ -20,12 +28,22 @@ from gateway.settings.model import Settings
 
 
 def as_classic(
-    group_id: str, generation: int, members: Sequence[ConsumerMember], topology: Topology, settings: Settings, now: float
+    group_id: str,
+    generation: int,
+    members: Sequence[ConsumerMember],
+    topology: Topology,
+    settings: Settings,
+    now: float,
 ) -> Group:
     """The same members in a stable classic group, each with what its target gave it. All of them must speak the classic protocol."""
     protocol = _elected(members)
     rows = tuple(_classic_row(member, protocol, topology) for member in members)
-    return Group.restored(group_id, GroupRow(generation, CONSUMER, protocol, members[0].member_id, int(now), rows), settings, now)
+    return Group.restored(
+        group_id,
+        GroupRow(generation, CONSUMER, protocol, members[0].member_id, int(now), rows),
+        settings,
+        now,
+    )
 
 
 def _elected(members: Iterable[ConsumerMember]) -> str:
@@ -39,7 +57,9 @@ def _elected(members: Iterable[ConsumerMember]) -> str:
 def _classic_row(member: ConsumerMember, protocol: str, topology: Topology) -> MemberRow:
     words = _words(member)
     metadata = next(metadata for name, metadata in words.protocols if name == protocol)
-    partitions = {name: member.target[topic] for topic, name in known(member.target, member.topics, topology)}
+    partitions = {
+        name: member.target[topic] for topic, name in known(member.target, member.topics, topology)
+    }
     return MemberRow(
         member.member_id,
         member.instance_id,
@@ -80,8 +100,13 @@ def as_consumer(group: Group, topology: Topology) -> StoredGroup:
         raise _refusal(group, str(failure)) from failure
     if read is None:
         read = _kept(said, topology)
-    members = tuple(_consumer_member(number, member, group, said[member.member_id], read[member.member_id]) for number, member in numbered)
-    row = ConsumerGroupRow(group.generation, group.generation, len(members) + ITSELF + 1, b"", int(group.changed_at))
+    members = tuple(
+        _consumer_member(number, member, group, said[member.member_id], read[member.member_id])
+        for number, member in numbered
+    )
+    row = ConsumerGroupRow(
+        group.generation, group.generation, len(members) + ITSELF + 1, b"", int(group.changed_at)
+    )
     return StoredGroup(row, members)
 
 
@@ -90,14 +115,18 @@ def _said(group: Group) -> dict[str, Subscription]:
     said: dict[str, Subscription] = {}
     room = MAX_NAMED
     for member in group.roster:
-        one = said[member.member_id] = subscription_of(member.metadata(group.protocol or "") or member.protocols[0][1], room)
+        one = said[member.member_id] = subscription_of(
+            member.metadata(group.protocol or "") or member.protocols[0][1], room
+        )
         room -= len(one.topics) + sum(map(len, one.owned.values()))
     return said
 
 
 def _assigned(group: Group, topology: Topology) -> dict[str, Partitions] | None:
     """By member id, what the group has assigned; None where it is between two generations and has taken back what it had. Raises ValueError."""
-    if group.state is not GroupState.STABLE and not any(member.assignment for member in group.roster):
+    if group.state is not GroupState.STABLE and not any(
+        member.assignment for member in group.roster
+    ):
         return None
     read: dict[str, Partitions] = {}
     taken: set[tuple[TopicId, int]] = set()
@@ -121,21 +150,30 @@ def _kept(said: Mapping[str, Subscription], topology: Topology) -> dict[str, Par
     taken: set[tuple[TopicId, int]] = set()
     for member_id, subscription in said.items():
         owned = _by_id(subscription.owned, topology)
-        kept = {topic: frozenset(index for index in indexes if (topic, index) not in taken) for topic, indexes in owned.items()}
+        kept = {
+            topic: frozenset(index for index in indexes if (topic, index) not in taken)
+            for topic, indexes in owned.items()
+        }
         read[member_id] = {topic: indexes for topic, indexes in kept.items() if indexes}
         taken |= _places(owned)
     return read
 
 
 def _by_id(named: Named, topology: Topology) -> Partitions:
-    return {topic: indexes for name, indexes in named.items() if indexes and (topic := topology.id_of(name)) is not None}
+    return {
+        topic: indexes
+        for name, indexes in named.items()
+        if indexes and (topic := topology.id_of(name)) is not None
+    }
 
 
 def _places(partitions: Partitions) -> set[tuple[TopicId, int]]:
     return {(topic, index) for topic, indexes in partitions.items() for index in indexes}
 
 
-def _consumer_member(number: int, member: Member, group: Group, said: Subscription, read: Partitions) -> ConsumerMember:
+def _consumer_member(
+    number: int, member: Member, group: Group, said: Subscription, read: Partitions
+) -> ConsumerMember:
     epoch = group.generation
     return ConsumerMember(
         number,
@@ -155,4 +193,7 @@ def _consumer_member(number: int, member: Member, group: Group, said: Subscripti
 
 
 def _refusal(group: Group, reason: str) -> KafkaError:
-    return KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"The classic group {group.group_id} cannot become a consumer group: {reason}.")
+    return KafkaError(
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        f"The classic group {group.group_id} cannot become a consumer group: {reason}.",
+    )

@@ -52,7 +52,9 @@ class Alarms:
             return
         call.function = None
         self._cancelled += 1
-        if self._cancelled == len(self._calls) or (self._cancelled > MANY_CANCELLED and self._cancelled * 2 > len(self._calls)):
+        if self._cancelled == len(self._calls) or (
+            self._cancelled > MANY_CANCELLED and self._cancelled * 2 > len(self._calls)
+        ):
             self._calls = [one for one in self._calls if one[2].function is not None]
             heapify(self._calls)
             self._cancelled = 0

@@ -27,20 +27,27 @@ async def api_versions(request: Any, caller: Caller) -> Any:
     """What is served. v3 carries the client's name and version (KIP-511)."""
     if caller.api_version >= FIRST_WITH_NAMES:
         caller.traffic.introduced(request.client_software_name, request.client_software_version)
-    return ApiVersionsResponse(error_code=0, api_keys=_ranges(), supported_features=[], finalized_features=[])
+    return ApiVersionsResponse(
+        error_code=0, api_keys=_ranges(), supported_features=[], finalized_features=[]
+    )
 
 
 @cache
 def _ranges() -> list[Any]:
     return [
-        ApiVersionsResponse.ApiVersion(api_key=key, min_version=low, max_version=high) for key, (low, high) in supported_versions().items()
+        ApiVersionsResponse.ApiVersion(api_key=key, min_version=low, max_version=high)
+        for key, (low, high) in supported_versions().items()
     ]
 
 
 @cache
 def unsupported_api_versions() -> tuple[Buffer, ...]:
     """The answer to an ApiVersions version that is too new: in version 0's layout, with what is served, so that the client can ask again."""
-    return (encode(ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_ranges()), 0),)
+    return (
+        encode(
+            ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=_ranges()), 0
+        ),
+    )
 
 
 @serves(ApiKey.SASL_HANDSHAKE, 0, 1)
@@ -64,11 +71,23 @@ async def sasl_authenticate(request: Any, caller: Caller) -> Any:
         if caller.session.is_ready:
             caller.traffic.authenticated()
     except AuthenticationFailed as failure:
-        _log.warning("login failed", peer=caller.peer, listener=caller.listener, mechanism=caller.session.mechanism, reason=failure.reason)
+        _log.warning(
+            "login failed",
+            peer=caller.peer,
+            listener=caller.listener,
+            mechanism=caller.session.mechanism,
+            reason=failure.reason,
+        )
         caller.traffic.ends("error:login")
         return SaslAuthenticateResponse(
-            error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=f"Authentication failed: {failure.reason}", auth_bytes=b""
+            error_code=ErrorCode.SASL_AUTHENTICATION_FAILED,
+            error_message=f"Authentication failed: {failure.reason}",
+            auth_bytes=b"",
         )
     except KafkaError as failure:
-        return SaslAuthenticateResponse(error_code=failure.code, error_message=failure.message, auth_bytes=b"")
-    return SaslAuthenticateResponse(error_code=0, error_message=None, auth_bytes=token, session_lifetime_ms=lifetime_ms)
+        return SaslAuthenticateResponse(
+            error_code=failure.code, error_message=failure.message, auth_bytes=b""
+        )
+    return SaslAuthenticateResponse(
+        error_code=0, error_message=None, auth_bytes=token, session_lifetime_ms=lifetime_ms
+    )

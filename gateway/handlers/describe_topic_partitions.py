@@ -33,7 +33,9 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
     """Topics in the order of their names, from the cursor on; `next_cursor` says where the next page begins."""
     asked = {topic.name for topic in request.topics}
     cursor = request.cursor
-    if cursor is not None and (cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)):
+    if cursor is not None and (
+        cursor.partition_index < 0 or (asked and cursor.topic_name not in asked)
+    ):
         return await _refused(asked or {cursor.topic_name}, caller)
     begin = ("", 0) if cursor is None else (cursor.topic_name, cursor.partition_index)
     left = max(min(request.response_partition_limit, MAX_PARTITIONS), 1)
@@ -64,7 +66,13 @@ def _from(begin: str, asked: set[str], caller: Caller) -> Iterator[tuple[str, Li
 
 
 def _page(rows: list[Any], next_topic: str | None, next_partition: int) -> Any:
-    cursor = None if next_topic is None else DescribeTopicPartitionsResponse.Cursor(topic_name=next_topic, partition_index=next_partition)
+    cursor = (
+        None
+        if next_topic is None
+        else DescribeTopicPartitionsResponse.Cursor(
+            topic_name=next_topic, partition_index=next_partition
+        )
+    )
     return DescribeTopicPartitionsResponse(topics=rows, next_cursor=cursor)
 
 

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 from gateway.coroutines import Wake
 from gateway.fetch.fetch_reader import Reader, Reading
-from gateway.fetch.fetch_sessions import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, Interest, Round, next_epoch
+from gateway.fetch.fetch_sessions import (
+    FINAL_EPOCH,
+    INITIAL_EPOCH,
+    NO_SESSION,
+    Interest,
+    Round,
+    next_epoch,
+)
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import TURN_ROWS, Turns, in_bytes
 from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
-from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse, PartitionFetched, write_fetch_response
+from gateway.protocol.wire.fetch_codec import (
+    FetchRequest,
+    FetchResponse,
+    PartitionFetched,
+    write_fetch_response,
+)
 
 
 @serves(ApiKey.FETCH, 4, 18)
@@ -35,14 +47,20 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
         await _follow(current, request, caller, turns)
         reader = Reader(caller, request, magic, turns)
         reading = await reader.read(list(current.pending))
-        if current.interests and not _is_enough(reading, request) and not caller.long_poll.is_unwanted:
+        if (
+            current.interests
+            and not _is_enough(reading, request)
+            and not caller.long_poll.is_unwanted
+        ):
             await _wait(current, reading, request, caller)
             again = await reader.read(list(current.pending))
             # Those that have nothing new were not read again, but a full reply must name them all the same.
             reading.rows.update(again.rows)
             reading.has_unknown = reading.has_unknown or again.has_unknown
         _forget_unknown(current, reading, request, caller)
-        reply = await _reply(current, reading, turns, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH))
+        reply = await _reply(
+            current, reading, turns, is_full=request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH)
+        )
         caller.traffic.fetched(request, reply)
         if len(reading.rows) <= TURN_ROWS:
             return reply
@@ -65,7 +83,9 @@ def _begin(request: FetchRequest, caller: Caller) -> Round:
         if request.session_id != NO_SESSION:
             sessions.remove(request.session_id)
         is_small = sum(len(topic.partitions) for topic in request.topics) <= sessions.max_partitions
-        current = sessions.create(now) if request.session_epoch == INITIAL_EPOCH and is_small else Round()
+        current = (
+            sessions.create(now) if request.session_epoch == INITIAL_EPOCH and is_small else Round()
+        )
     else:
         found = sessions.get(request.session_id, now)
         if found is None:
@@ -99,7 +119,9 @@ async def _follow(current: Round, request: FetchRequest, caller: Caller, turns: 
         current.session_id = NO_SESSION
 
 
-def _forget_unknown(current: Round, reading: Reading, request: FetchRequest, caller: Caller) -> None:
+def _forget_unknown(
+    current: Round, reading: Reading, request: FetchRequest, caller: Caller
+) -> None:
     """A session keeps no partitions that never existed, or a client could make them up. Their consumer does without a session until they exist."""
     if current.session_id == NO_SESSION or not reading.has_unknown:
         return
@@ -144,7 +166,11 @@ def _has_enough(current: Round, reading: Reading) -> bool:
     size = reading.size
     for interest in current.pending:
         partition = interest.partition
-        if partition is None or partition.log.start_offset > interest.wanted.fetch_offset or partition.is_closed:
+        if (
+            partition is None
+            or partition.log.start_offset > interest.wanted.fetch_offset
+            or partition.is_closed
+        ):
             return True
         if interest.is_behind:
             grown = partition.log.size - interest.known_size

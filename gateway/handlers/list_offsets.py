@@ -27,7 +27,14 @@ LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
 
 #: What has a name, and the first version in which it has it (KafkaApis.handleListOffsetRequestV1AndAbove).
-NAMED = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+NAMED = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
 
 #: Version 2 is that of 0.11, too, whose consumers give up on this error, which they do not know.
 FIRST_WITH_STORAGE_ERROR = 3
@@ -43,7 +50,11 @@ _Partition = _Topic.ListOffsetsPartitionResponse
 async def list_offsets(request: Any, caller: Caller) -> Any:
     """One offset a partition, by timestamp or by name. v2 isolation level, v4 leader epochs, v7 max-timestamp (KIP-734), v8 earliest-local,
     v9 latest-tiered, v11 earliest-pending-upload: without tiers, the first is the earliest and the others are none."""
-    counts = Counter((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
+    counts = Counter(
+        (topic.name, asked.partition_index)
+        for topic in request.topics
+        for asked in topic.partitions
+    )
     turns = Turns(caller.broker.clock)
     for name, index in counts:
         caller.broker.topics.open_soon(name, index)
@@ -52,9 +63,13 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
     for topic in request.topics:
         rows = []
         for asked in topic.partitions:
-            rows.append(await _look_up(topic.name, asked, counts[topic.name, asked.partition_index], caller))
+            rows.append(
+                await _look_up(topic.name, asked, counts[topic.name, asked.partition_index], caller)
+            )
             await turns.take()
-        caller.traffic.touched(ApiKey.LIST_OFFSETS, caller.api_version, topic.name, [row.error_code for row in rows])
+        caller.traffic.touched(
+            ApiKey.LIST_OFFSETS, caller.api_version, topic.name, [row.error_code for row in rows]
+        )
         topics.append(_Topic(name=topic.name, partitions=rows))
         await turns.take()
     return await in_bytes(ListOffsetsResponse(topics=topics), turns, caller)
@@ -63,12 +78,22 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
 async def _look_up(topic: str, asked: Any, count: int, caller: Caller) -> Any:
     try:
         if count > 1:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "the partition is in the request more than once")
-        if asked.timestamp < 0 and caller.api_version < NAMED.get(asked.timestamp, caller.api_version + 1):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, "the partition is in the request more than once"
+            )
+        if asked.timestamp < 0 and caller.api_version < NAMED.get(
+            asked.timestamp, caller.api_version + 1
+        ):
             raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"no offset is named {asked.timestamp}")
         if caller.broker.topics.has_internal(topic, asked.partition_index):
             offset = 0 if asked.timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL) else -1
-            return _Partition(partition_index=asked.partition_index, error_code=0, timestamp=-1, offset=offset, leader_epoch=-1)
+            return _Partition(
+                partition_index=asked.partition_index,
+                error_code=0,
+                timestamp=-1,
+                offset=offset,
+                leader_epoch=-1,
+            )
         partition = await caller.broker.topics.partition(topic, asked.partition_index)
         check_epoch(asked.current_leader_epoch, partition.log.leader_epoch)
         offset, timestamp = await find(partition, asked.timestamp, caller)
@@ -78,7 +103,13 @@ async def _look_up(topic: str, asked: Any, count: int, caller: Caller) -> Any:
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         return _Partition(partition_index=asked.partition_index, error_code=code)
     epoch = partition.log.leader_epoch if offset >= 0 else -1
-    return _Partition(partition_index=asked.partition_index, error_code=0, timestamp=timestamp, offset=offset, leader_epoch=epoch)
+    return _Partition(
+        partition_index=asked.partition_index,
+        error_code=0,
+        timestamp=timestamp,
+        offset=offset,
+        leader_epoch=epoch,
+    )
 
 
 async def find(partition: Partition, timestamp: int, caller: Caller) -> tuple[int, int]:
@@ -91,15 +122,24 @@ async def find(partition: Partition, timestamp: int, caller: Caller) -> tuple[in
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return -1, -1
     try:
-        entry = await (log.latest_by_time() if timestamp == MAX_TIMESTAMP else log.entry_for_time(timestamp))
+        entry = await (
+            log.latest_by_time() if timestamp == MAX_TIMESTAMP else log.entry_for_time(timestamp)
+        )
         if entry is None:
             return -1, -1
-        return await _first_record(partition, entry, entry.max_timestamp if timestamp == MAX_TIMESTAMP else timestamp, caller)
+        return await _first_record(
+            partition,
+            entry,
+            entry.max_timestamp if timestamp == MAX_TIMESTAMP else timestamp,
+            caller,
+        )
     except StorageError as failure:
         raise partition.failed(failure) from failure
 
 
-async def _first_record(partition: Partition, entry: Entry, timestamp: int, caller: Caller) -> tuple[int, int]:
+async def _first_record(
+    partition: Partition, entry: Entry, timestamp: int, caller: Caller
+) -> tuple[int, int]:
     """The first record from `entry` on that is not older than `timestamp`."""
     log = partition.log
     found = await _look_into(partition, entry, timestamp, caller)
@@ -116,7 +156,9 @@ async def _first_record(partition: Partition, entry: Entry, timestamp: int, call
     return found or (-1, -1)
 
 
-async def _look_into(partition: Partition, entry: Entry, timestamp: int, caller: Caller) -> tuple[int, int] | None:
+async def _look_into(
+    partition: Partition, entry: Entry, timestamp: int, caller: Caller
+) -> tuple[int, int] | None:
     """The first of its records that is still there and not older than `timestamp`.
 
     Where they cannot be read, it is as if the first were: whoever begins there misses nothing. Kafka answers INVALID_RECORD or
@@ -125,7 +167,11 @@ async def _look_into(partition: Partition, entry: Entry, timestamp: int, caller:
     broker, start = caller.broker, partition.log.start_offset
     limit = broker.settings.max_decompressed_bytes
     is_whole = entry.base_offset >= start
-    search = partial(_first_at_or_after, entry, timestamp, limit) if is_whole else partial(_first_left, entry, timestamp, start, limit)
+    search = (
+        partial(_first_at_or_after, entry, timestamp, limit)
+        if is_whole
+        else partial(_first_left, entry, timestamp, start, limit)
+    )
     try:
         # Unpacking may take a while: not on the reactor thread.
         found: tuple[int, int] | None = await caller.run(search)
@@ -134,14 +180,19 @@ async def _look_into(partition: Partition, entry: Entry, timestamp: int, caller:
         raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(failure)) from failure
     except RecordsError as failure:
         release(failure)
-        source = Source(partition.topic, broker.topics.require(partition.topic).topic.topic_id, partition.index)
+        source = Source(
+            partition.topic, broker.topics.require(partition.topic).topic.topic_id, partition.index
+        )
         broker.converter.tell(source, entry, failure)
         return max(entry.base_offset, start), entry.max_timestamp
 
 
 def _first_at_or_after(entry: Entry, timestamp: int, limit: int) -> tuple[int, int]:
     # Records that do not say when they were written (format 0) count as written when they came, here as in retention.
-    return first_at_or_after(entry.payload, timestamp, max_decompressed_bytes=limit) or (entry.base_offset, entry.max_timestamp)
+    return first_at_or_after(entry.payload, timestamp, max_decompressed_bytes=limit) or (
+        entry.base_offset,
+        entry.max_timestamp,
+    )
 
 
 def _first_left(entry: Entry, timestamp: int, start: int, limit: int) -> tuple[int, int] | None:
@@ -170,8 +221,20 @@ async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
                 epoch, end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
             except KafkaError as failure:
                 code = failure.code
-            rows.append(results.EpochEndOffset(error_code=code, partition=asked.partition, leader_epoch=epoch, end_offset=end_offset))
-        caller.traffic.touched(ApiKey.OFFSET_FOR_LEADER_EPOCH, caller.api_version, topic.topic, [row.error_code for row in rows])
+            rows.append(
+                results.EpochEndOffset(
+                    error_code=code,
+                    partition=asked.partition,
+                    leader_epoch=epoch,
+                    end_offset=end_offset,
+                )
+            )
+        caller.traffic.touched(
+            ApiKey.OFFSET_FOR_LEADER_EPOCH,
+            caller.api_version,
+            topic.topic,
+            [row.error_code for row in rows],
+        )
         topics.append(results(topic=topic.topic, partitions=rows))
         await turns.take()
     return await in_bytes(OffsetForLeaderEpochResponse(topics=topics), turns, caller)

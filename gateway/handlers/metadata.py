@@ -41,10 +41,14 @@ async def metadata(request: Any, caller: Caller) -> Any:
     """Brokers and topics. v1: null means all topics, and an empty list none. v4 may forbid creation, v10 tells ids, v12 finds by id."""
     if caller.api_version >= _FIRST_THAT_MAY_FORBID:
         caller.traffic.habit("auto_create", request.allow_auto_topic_creation)
-    return await describe(request, caller, request.topics, may_create=request.allow_auto_topic_creation)
+    return await describe(
+        request, caller, request.topics, may_create=request.allow_auto_topic_creation
+    )
 
 
-async def describe(request: Any, caller: Caller, asked: list[Any] | None, *, may_create: bool) -> Any:
+async def describe(
+    request: Any, caller: Caller, asked: list[Any] | None, *, may_create: bool
+) -> Any:
     """The reply for these topics, None for all; missing ones are made before it when they may be (old clients take error 3 for final).
 
     A topic that is asked for twice is told once, as Kafka does. A reply without errors is kept for the next who asks the same.
@@ -54,31 +58,55 @@ async def describe(request: Any, caller: Caller, asked: list[Any] | None, *, may
     topics, nodes = broker.topics, broker.cluster.nodes(caller.listener)
     # A dictionary for its order.
     wanted = None if asked is None else tuple(dict.fromkeys(_names(asked, caller.api_version)))
-    flags = request.include_cluster_authorized_operations, request.include_topic_authorized_operations
+    flags = (
+        request.include_cluster_authorized_operations,
+        request.include_topic_authorized_operations,
+    )
     key = (caller.api_version, wanted, flags, tuple(nodes))
     version = topics.version + topics.leading.version
     kept = broker.metadata_replies.get(key, version)
     if kept is not None:
         return Encoded([kept])
     turns = Turns(broker.clock)
-    failures = await _create_missing(wanted, caller, turns) if may_create and wanted is not None else {}
+    failures = (
+        await _create_missing(wanted, caller, turns) if may_create and wanted is not None else {}
+    )
     version = topics.version + topics.leading.version
     rows = []
     for one in list(topics.listed()) if wanted is None else wanted:
-        found = (one, one.name) if isinstance(one, LiveTopic) else _find(*one, request, caller, failures)
-        rows.append(await _describe(found[0], found[1], request, caller, turns) if isinstance(found, tuple) else found)
+        found = (
+            (one, one.name)
+            if isinstance(one, LiveTopic)
+            else _find(*one, request, caller, failures)
+        )
+        rows.append(
+            await _describe(found[0], found[1], request, caller, turns)
+            if isinstance(found, tuple)
+            else found
+        )
         await turns.take()
     reply = MetadataResponse(
-        brokers=[MetadataResponse.MetadataResponseBroker(node_id=one.node_id, host=one.host, port=one.port, rack=None) for one in nodes],
+        brokers=[
+            MetadataResponse.MetadataResponseBroker(
+                node_id=one.node_id, host=one.host, port=one.port, rack=None
+            )
+            for one in nodes
+        ],
         cluster_id=broker.cluster.cluster_id,
         controller_id=broker.cluster.node_id,
         topics=rows,
-        authorized_operations=CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED,
+        authorized_operations=CLUSTER_OPERATIONS
+        if request.include_cluster_authorized_operations
+        else NOT_ASKED,
     )
     made = await in_bytes(reply, turns, caller)
     if any(row.error_code for row in rows):
         return made
-    body = bytes(made.buffers[0]) if isinstance(made, Encoded) else messages.encode(reply, caller.api_version)
+    body = (
+        bytes(made.buffers[0])
+        if isinstance(made, Encoded)
+        else messages.encode(reply, caller.api_version)
+    )
     if version == topics.version + topics.leading.version:
         broker.metadata_replies.keep(key, version, body)
     return Encoded([body])
@@ -90,7 +118,9 @@ def _names(asked: list[Any], version: int) -> list[_Asked]:
     return [(topic.name, topic_id_of(topic.topic_id)) for topic in asked]
 
 
-async def _create_missing(wanted: Iterable[_Asked], caller: Caller, turns: Turns) -> dict[str, ErrorCode]:
+async def _create_missing(
+    wanted: Iterable[_Asked], caller: Caller, turns: Turns
+) -> dict[str, ErrorCode]:
     """Make the topics that are not there; why some could not be made. As many at a time as one request may make (CreateTopics' limit)."""
     topics, settings = caller.broker.topics, caller.broker.settings
     if not settings.auto_create_topics_enable:
@@ -126,7 +156,9 @@ def _may_be_made(name: str, topic_id: bytes, caller: Caller) -> bool:
         return False
 
 
-def _find(name: str | None, topic_id: bytes, request: Any, caller: Caller, failures: dict[str, ErrorCode]) -> tuple[LiveTopic, str] | Any:
+def _find(
+    name: str | None, topic_id: bytes, request: Any, caller: Caller, failures: dict[str, ErrorCode]
+) -> tuple[LiveTopic, str] | Any:
     """The topic with the name that it was asked for by; the row that says why there is none."""
     topics, by_id = caller.broker.topics, caller.api_version >= FIRST_BY_ID
     try:

@@ -49,7 +49,10 @@ class RecordsInvalid(KafkaError):
 
     def __init__(self, count: int, records: Sequence[RecordError]) -> None:
         # In Kafka's words (LogValidator.processRecordErrors).
-        first = ", ".join(f"RecordError(batchIndex={one.batch_index}, message='{one.message}')" for one in records[:3])
+        first = ", ".join(
+            f"RecordError(batchIndex={one.batch_index}, message='{one.message}')"
+            for one in records[:3]
+        )
         super().__init__(
             ErrorCode.INVALID_RECORD,
             f"One or more records have been rejected due to {count} record errors in total, "
@@ -72,7 +75,9 @@ Ready = tuple[Partition, memoryview, Batch | MessageSet, str] | KafkaError
 
 
 @serves(ApiKey.PRODUCE, 0, 13)
-async def produce(request: ProduceRequest, caller: Caller) -> Later[ProduceResponse | None] | ProduceResponse | None:
+async def produce(
+    request: ProduceRequest, caller: Caller
+) -> Later[ProduceResponse | None] | ProduceResponse | None:
     """Records to append. v0-2 carry message sets, v3 one batch a partition and transactions, v7 zstd, v13 topic ids.
 
     Everything that may wait comes first; then all appends are queued at once, in the order of the request.
@@ -80,7 +85,9 @@ async def produce(request: ProduceRequest, caller: Caller) -> Later[ProduceRespo
     if request.acks not in (-1, 0, 1):
         return _refuse_all(request, KafkaError(ErrorCode.INVALID_REQUIRED_ACKS), caller)
     if request.transactional_id is not None:
-        return _refuse_all(request, KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served"), caller)
+        return _refuse_all(
+            request, KafkaError(ErrorCode.INVALID_TXN_STATE, "transactions are not served"), caller
+        )
     ready: list[Ready] = []
     unnamed = MAX_RECORD_ERRORS
     named = ((topic.topic, sent.index) for topic in request.topics for sent in topic.partitions)
@@ -102,10 +109,14 @@ async def produce(request: ProduceRequest, caller: Caller) -> Later[ProduceRespo
     reply = _answer(request, ready, outcomes, caller)
     if request.acks == 0 or request.timeout_ms <= 0:
         return Later(reply)
-    return Later(reply, request.timeout_ms / 1000, partial(_too_late, request, ready, so_far, caller))
+    return Later(
+        reply, request.timeout_ms / 1000, partial(_too_late, request, ready, so_far, caller)
+    )
 
 
-async def _begin_in_turns(ready: list[Ready], caller: Caller) -> tuple[Coroutine[Any, Any, Outcomes], list[Appended | BaseException]]:
+async def _begin_in_turns(
+    ready: list[Ready], caller: Caller
+) -> tuple[Coroutine[Any, Any, Outcomes], list[Appended | BaseException]]:
     """Queue the appends of a request for many partitions, and let others have their turn in between. The
     next request of the connection starts after all of them, so that the order in each partition is kept."""
     gathered: Gathered[Appended] = Gathered()
@@ -117,15 +128,24 @@ async def _begin_in_turns(ready: list[Ready], caller: Caller) -> tuple[Coroutine
 
 
 async def _prepare(
-    topic: str | bytes, sent: PartitionRecords, caller: Caller, max_record_errors: int, named: Iterator[tuple[str | bytes, int]]
+    topic: str | bytes,
+    sent: PartitionRecords,
+    caller: Caller,
+    max_record_errors: int,
+    named: Iterator[tuple[str | bytes, int]],
 ) -> Ready:
     """Everything that can be known before the append: the partition is there and the records may be stored. `named` as in `_open`."""
     try:
-        partition = caller.broker.topics.opened(topic, sent.index) or await _open(topic, sent.index, caller, named)
+        partition = caller.broker.topics.opened(topic, sent.index) or await _open(
+            topic, sent.index, caller, named
+        )
         if partition.topic in KEPT_TOPICS:
             raise _kept(partition.topic)
         if sent.records is None or not (len(sent.records) or caller.api_version < 3):
-            raise KafkaError(ErrorCode.CORRUPT_MESSAGE if caller.api_version < 3 else ErrorCode.INVALID_RECORD, "there are no records")
+            raise KafkaError(
+                ErrorCode.CORRUPT_MESSAGE if caller.api_version < 3 else ErrorCode.INVALID_RECORD,
+                "there are no records",
+            )
         if caller.api_version >= 3:
             batch = check_batch(sent.records, caller.api_version)
             if batch.is_transactional:
@@ -144,7 +164,9 @@ async def _prepare(
         if not (partition.config.stores_in_format_2(checked.magic) and checked.count):
             return partition, sent.records, checked, ""
         records, batch, cpu_us = await as_batch(sent.records, caller)
-        caller.traffic.converted(ApiKey.PRODUCE, caller.api_version, topic, records=batch.count, size=len(sent.records))
+        caller.traffic.converted(
+            ApiKey.PRODUCE, caller.api_version, topic, records=batch.count, size=len(sent.records)
+        )
         caller.traffic.spent(ApiKey.PRODUCE, caller.api_version, topic, cpu_us)
         # As Kafka looks again when the format has changed: what were many messages is one batch now.
         _check_size(len(records), partition)
@@ -153,7 +175,9 @@ async def _prepare(
         return failure
 
 
-async def _open(topic: str | bytes, index: int, caller: Caller, named: Iterator[tuple[str | bytes, int]]) -> Partition:
+async def _open(
+    topic: str | bytes, index: int, caller: Caller, named: Iterator[tuple[str | bytes, int]]
+) -> Partition:
     """A partition that is not open. With it the next of all `named` in the request begin to open, so that they do not wait for each other."""
     topics = caller.broker.topics
     internal = topics.internal(topic)
@@ -166,10 +190,15 @@ async def _open(topic: str | bytes, index: int, caller: Caller, named: Iterator[
 
 def _kept(topic: str) -> KafkaError:
     """As Kafka's ReplicaManager with internal topics, which lets those through that call themselves __admin_client: anybody can."""
-    return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Cannot append to {topic}, which the gateway keeps for itself")
+    return KafkaError(
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        f"Cannot append to {topic}, which the gateway keeps for itself",
+    )
 
 
-async def _check_keys(records: memoryview, batch: Batch, partition: Partition, caller: Caller, max_record_errors: int) -> None:
+async def _check_keys(
+    records: memoryview, batch: Batch, partition: Partition, caller: Caller, max_record_errors: int
+) -> None:
     """Refuse a batch with records that have no key: compaction needs one (LogValidator.validateKey). Raises KafkaError."""
     limit = caller.broker.settings.max_decompressed_bytes
     found = None
@@ -181,7 +210,11 @@ async def _check_keys(records: memoryview, batch: Batch, partition: Partition, c
             found = await caller.run(_null_keys, records, limit, max_record_errors)
     except RecordsError as failure:
         release(failure)
-        code = ErrorCode.MESSAGE_TOO_LARGE if isinstance(failure, RecordsTooLarge) else ErrorCode.INVALID_RECORD
+        code = (
+            ErrorCode.MESSAGE_TOO_LARGE
+            if isinstance(failure, RecordsTooLarge)
+            else ErrorCode.INVALID_RECORD
+        )
         raise KafkaError(code, str(failure)) from failure
     count, indexes = found
     if count:
@@ -242,13 +275,18 @@ async def _answer(
         failed = next((p for _, partitions in rows for p in partitions if p.error_code), None)
         if failed is not None:
             # As Kafka does: the one way to tell a producer that asked for no answer.
-            raise Refused(f"records sent with acks=0 were not stored: {ErrorCode(failed.error_code).name}")
+            raise Refused(
+                f"records sent with acks=0 were not stored: {ErrorCode(failed.error_code).name}"
+            )
         return None
     return ProduceResponse(rows)
 
 
 def _too_late(
-    request: ProduceRequest, ready: list[Ready], so_far: list[Appended | BaseException], caller: Caller
+    request: ProduceRequest,
+    ready: list[Ready],
+    so_far: list[Appended | BaseException],
+    caller: Caller,
 ) -> ProduceResponse | None:
     """The request's time is up, and the appends go on. As Kafka's DelayedProduce: what is stored by now is told as such.
 
@@ -258,14 +296,26 @@ def _too_late(
 
 
 def _rows(
-    request: ProduceRequest, ready: list[Ready], outcomes: Sequence[Appended | BaseException], caller: Caller
+    request: ProduceRequest,
+    ready: list[Ready],
+    outcomes: Sequence[Appended | BaseException],
+    caller: Caller,
 ) -> list[tuple[str | bytes, list[PartitionProduced]]]:
     ended = zip(ready, outcomes, strict=True)
-    return [(topic.topic, [_row(topic.topic, sent.index, *next(ended), caller) for sent in topic.partitions]) for topic in request.topics]
+    return [
+        (
+            topic.topic,
+            [_row(topic.topic, sent.index, *next(ended), caller) for sent in topic.partitions],
+        )
+        for topic in request.topics
+    ]
 
 
 async def _rows_in_turns(
-    request: ProduceRequest, ready: list[Ready], outcomes: Sequence[Appended | BaseException], caller: Caller
+    request: ProduceRequest,
+    ready: list[Ready],
+    outcomes: Sequence[Appended | BaseException],
+    caller: Caller,
 ) -> list[tuple[str | bytes, list[PartitionProduced]]]:
     rows: list[tuple[str | bytes, list[PartitionProduced]]] = []
     ended = enumerate(zip(ready, outcomes, strict=True), 1)
@@ -280,7 +330,9 @@ async def _rows_in_turns(
     return rows
 
 
-def _row(topic: str | bytes, index: int, ready: Ready, outcome: Appended | BaseException, caller: Caller) -> PartitionProduced:
+def _row(
+    topic: str | bytes, index: int, ready: Ready, outcome: Appended | BaseException, caller: Caller
+) -> PartitionProduced:
     if isinstance(outcome, KafkaError):
         code = outcome.code
         if code is ErrorCode.KAFKA_STORAGE_ERROR and caller.api_version < FIRST_WITH_STORAGE_ERROR:
@@ -289,25 +341,39 @@ def _row(topic: str | bytes, index: int, ready: Ready, outcome: Appended | BaseE
         records = outcome.records if isinstance(outcome, RecordsInvalid) else ()
         return PartitionProduced(index, code, error_message=outcome.message, record_errors=records)
     if outcome is NOT_YET:
-        caller.traffic.touched(ApiKey.PRODUCE, caller.api_version, topic, (ErrorCode.REQUEST_TIMED_OUT,))
-        return PartitionProduced(index, ErrorCode.REQUEST_TIMED_OUT, error_message="not stored yet; it may be later")
+        caller.traffic.touched(
+            ApiKey.PRODUCE, caller.api_version, topic, (ErrorCode.REQUEST_TIMED_OUT,)
+        )
+        return PartitionProduced(
+            index, ErrorCode.REQUEST_TIMED_OUT, error_message="not stored yet; it may be later"
+        )
     if isinstance(outcome, BaseException):
         raise outcome
     if isinstance(ready, KafkaError):
         raise TypeError("records were stored that had been refused")
     partition = ready[0]
     caller.broker.topics.save_if_due(partition)
-    return PartitionProduced(index, 0, outcome.base_offset, outcome.log_append_time, partition.log.start_offset)
+    return PartitionProduced(
+        index, 0, outcome.base_offset, outcome.log_append_time, partition.log.start_offset
+    )
 
 
-def _refuse_all(request: ProduceRequest, failure: KafkaError, caller: Caller) -> ProduceResponse | None:
+def _refuse_all(
+    request: ProduceRequest, failure: KafkaError, caller: Caller
+) -> ProduceResponse | None:
     for topic in request.topics:
         caller.traffic.touched(ApiKey.PRODUCE, caller.api_version, topic.topic, (failure.code,))
     if request.acks == 0:
         raise Refused(f"records sent with acks=0 were not stored: {failure.code.name}")
     return ProduceResponse(
         [
-            (topic.topic, [PartitionProduced(sent.index, failure.code, error_message=failure.message) for sent in topic.partitions])
+            (
+                topic.topic,
+                [
+                    PartitionProduced(sent.index, failure.code, error_message=failure.message)
+                    for sent in topic.partitions
+                ],
+            )
             for topic in request.topics
         ]
     )
@@ -333,9 +399,15 @@ async def init_producer_id(request: Any, caller: Caller) -> Any:
         return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)
     try:
         longest = caller.broker.settings.offsets_commit_timeout_ms / 1000
-        producer_id = await unbroken_within(caller.broker.clock, longest, caller.broker.producer_ids.next_id())
+        producer_id = await unbroken_within(
+            caller.broker.clock, longest, caller.broker.producer_ids.next_id()
+        )
     except TimeoutError:
-        return InitProducerIdResponse(error_code=ErrorCode.REQUEST_TIMED_OUT, producer_id=-1, producer_epoch=-1)
+        return InitProducerIdResponse(
+            error_code=ErrorCode.REQUEST_TIMED_OUT, producer_id=-1, producer_epoch=-1
+        )
     except StorageError as failure:
-        return InitProducerIdResponse(error_code=storage_error(failure).code, producer_id=-1, producer_epoch=-1)
+        return InitProducerIdResponse(
+            error_code=storage_error(failure).code, producer_id=-1, producer_epoch=-1
+        )
     return InitProducerIdResponse(error_code=0, producer_id=producer_id, producer_epoch=0)

@@ -92,7 +92,15 @@ class KafkaConnection(Protocol):
         )
         seen = Peer(host, port, listener.name, settings.security_protocol(listener.name).name)
         self._traffic = broker.traffic.connection(seen, self.session)
-        self._dispatch = Dispatch(broker, self.session, self, self._flow, peer=self.peer, listener=listener.name, traffic=self._traffic)
+        self._dispatch = Dispatch(
+            broker,
+            self.session,
+            self,
+            self._flow,
+            peer=self.peer,
+            listener=listener.name,
+            traffic=self._traffic,
+        )
         self.opened = self.last_active = self._clock.seconds()
         self._frame_began: float | None = None
         self._left: float | None = None
@@ -152,7 +160,9 @@ class KafkaConnection(Protocol):
         self._splitter.drop()
         self._flow.close()
         self._listener.login_budget.partial_frame(self, 0)
-        self._traffic.closed("error:lost" if reason is not None and reason.check(ConnectionLost) else "client")
+        self._traffic.closed(
+            "error:lost" if reason is not None and reason.check(ConnectionLost) else "client"
+        )
         self._listener.closed(self)
 
     def write(self, buffers: list[Buffer]) -> None:
@@ -187,17 +197,27 @@ class KafkaConnection(Protocol):
         if self._left is not None:
             return _GONE if now - max(self._left, self._last_sent()) > LEAVING_SECONDS else None
         is_known = self.session.is_ready and not self._awaits_handshake
-        if not is_known and now - self.opened > settings.connection_authentication_timeout_ms / 1000:
+        if (
+            not is_known
+            and now - self.opened > settings.connection_authentication_timeout_ms / 1000
+        ):
             return _NOT_LOGGED_IN
         longest = settings.request_receive_timeout_ms / 1000
         if self._is_login:
             longest = min(longest, LOGIN_FRAME_SECONDS)
-        if self._frame_began is not None and not self._flow.is_paused and now - self._frame_began > longest:
+        if (
+            self._frame_began is not None
+            and not self._flow.is_paused
+            and now - self._frame_began > longest
+        ):
             return _SLOW
         raw = self._raw_transport()
         if raw is not None and raw.unsent_bytes and now - raw.last_sent > STALLED_SECONDS:
             return _STALLED
-        if self._dispatch.is_idle and now - self.last_active > settings.connections_max_idle_ms / 1000:
+        if (
+            self._dispatch.is_idle
+            and now - self.last_active > settings.connections_max_idle_ms / 1000
+        ):
             return _IDLE
         return None
 
@@ -246,7 +266,11 @@ class KafkaConnection(Protocol):
 
     def _frame_limit(self) -> int:
         settings = self._settings
-        return settings.socket_request_max_bytes if self.session.is_ready else settings.sasl_server_max_receive_size
+        return (
+            settings.socket_request_max_bytes
+            if self.session.is_ready
+            else settings.sasl_server_max_receive_size
+        )
 
     def _raw_transport(self) -> Connection | None:
         raw: Any = self.transport
@@ -293,9 +317,19 @@ class KafkaConnection(Protocol):
 def _reason_of(error: SSL.Error) -> str:
     """OpenSSL's own words: plain text on a TLS port, a client that does not trust the certificate, no common version."""
     told = error.args[0] if error.args else []
-    return "; ".join(str(item[-1]) for item in told) if isinstance(told, list) and told else "the connection broke off"
+    return (
+        "; ".join(str(item[-1]) for item in told)
+        if isinstance(told, list) and told
+        else "the connection broke off"
+    )
 
 
-def overdue(connections: Iterable[KafkaConnection], now: float) -> list[tuple[KafkaConnection, str]]:
+def overdue(
+    connections: Iterable[KafkaConnection], now: float
+) -> list[tuple[KafkaConnection, str]]:
     """Those whose time is up, and why."""
-    return [(connection, reason) for connection in connections if (reason := connection.overdue(now)) is not None]
+    return [
+        (connection, reason)
+        for connection in connections
+        if (reason := connection.overdue(now)) is not None
+    ]

@@ -154,9 +154,28 @@ class Outgoing:
 class Flow:
     """One connection's share. `pause` and `resume` stop and restart the reading of its socket."""
 
-    __slots__ = ("_bytes", "_max_bytes", "_max_requests", "_pause", "_requests", "_resume", "_waits", "budget", "is_paused", "unfinished")
+    __slots__ = (
+        "_bytes",
+        "_max_bytes",
+        "_max_requests",
+        "_pause",
+        "_requests",
+        "_resume",
+        "_waits",
+        "budget",
+        "is_paused",
+        "unfinished",
+    )
 
-    def __init__(self, budget: Budget, *, max_bytes: int, max_requests: int, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        max_bytes: int,
+        max_requests: int,
+        pause: Callable[[], None],
+        resume: Callable[[], None],
+    ) -> None:
         self.budget = budget
         self._max_bytes = max_bytes
         self._max_requests = max_requests

@@ -60,7 +60,12 @@ class Listener(Factory):
     noisy = False
 
     def __init__(
-        self, name: str, doors: Doors, budget: Budget, login_budget: LoginBudget, mechanisms: Mapping[str, Mechanism] | None
+        self,
+        name: str,
+        doors: Doors,
+        budget: Budget,
+        login_budget: LoginBudget,
+        mechanisms: Mapping[str, Mechanism] | None,
     ) -> None:
         self.name = name
         self.doors = doors
@@ -73,7 +78,12 @@ class Listener(Factory):
     def buildProtocol(self, addr: Any) -> KafkaConnection | None:
         reason = self.doors.why_not(addr.host)
         if reason is not None:
-            _log.warning("connection refused", peer=f"{addr.host}:{addr.port}", listener=self.name, reason=reason)
+            _log.warning(
+                "connection refused",
+                peer=f"{addr.host}:{addr.port}",
+                listener=self.name,
+                reason=reason,
+            )
             return None
         return KafkaConnection(self, addr.host, addr.port)
 

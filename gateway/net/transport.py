@@ -218,7 +218,15 @@ class Port(tcp.Port):
 
     transport = Connection
 
-    def __init__(self, port: int, factory: Any, backlog: int, interface: str, reactor: Any, outgoing: Outgoing) -> None:
+    def __init__(
+        self,
+        port: int,
+        factory: Any,
+        backlog: int,
+        interface: str,
+        reactor: Any,
+        outgoing: Outgoing,
+    ) -> None:
         super().__init__(port, factory, backlog, interface, reactor)
         self.outbox = Outbox(reactor)
         self.outgoing = outgoing

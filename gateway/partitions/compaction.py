@@ -24,7 +24,14 @@ from gateway.partitions.latest_records import Cleaning, Horizon, LastOffsets, ad
 from gateway.partitions.partition import Partition
 from gateway.protocol.errors import KafkaError
 from gateway.topics.topic_state import LiveTopic
-from storage.log import Entry, OffsetOutOfRange, PartitionLog, StateTable, StorageError, StorageFailed
+from storage.log import (
+    Entry,
+    OffsetOutOfRange,
+    PartitionLog,
+    StateTable,
+    StorageError,
+    StorageFailed,
+)
 
 _log = logs.part(__name__)
 
@@ -90,7 +97,9 @@ class Idle:
     until: int
 
 
-async def plan(log: PartitionLog, config: CompactionConfig, progress: Progress, now: int) -> tuple[Reach | None, int]:
+async def plan(
+    log: PartitionLog, config: CompactionConfig, progress: Progress, now: int
+) -> tuple[Reach | None, int]:
     """How far a pass may go, None where none is worth it yet; and the time (ms) until which that stays so if the log does not change.
 
     The bytes that it is decided by are counted, or estimated from the offsets.
@@ -148,7 +157,9 @@ class Compaction:
     A partition that was found idle costs no I/O until it changes. Space is reclaimed at the interval of retention, since that asks the store.
     """
 
-    def __init__(self, broker: Broker, *, max_keys: int = MAX_KEYS, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self, broker: Broker, *, max_keys: int = MAX_KEYS, piece_bytes: int = PIECE_BYTES
+    ) -> None:
         self._broker = broker
         self._max_keys = max_keys
         self._piece_bytes = piece_bytes
@@ -210,9 +221,15 @@ class Compaction:
         return self._broker.topics.get(key[:_TOPIC_ID_BYTES]) is not None
 
     def _is_over(self, live: LiveTopic) -> bool:
-        return self._is_stopped or not live.config.compacts or self._broker.topics.get(live.name) is not live
+        return (
+            self._is_stopped
+            or not live.config.compacts
+            or self._broker.topics.get(live.name) is not live
+        )
 
-    async def _look_after(self, live: LiveTopic, index: int, table: StateTable, *, reclaims: bool) -> None:
+    async def _look_after(
+        self, live: LiveTopic, index: int, table: StateTable, *, reclaims: bool
+    ) -> None:
         if index not in live.partitions and self._broker.store.retains_by_itself:
             # To open it would take it away from whoever leads it.
             return
@@ -228,24 +245,36 @@ class Compaction:
                 # There were more keys than one pass holds.
                 pass
         except OffsetOutOfRange:
-            _log.debug("records were deleted while they were compacted", topic=live.name, partition=index)
+            _log.debug(
+                "records were deleted while they were compacted", topic=live.name, partition=index
+            )
         except (StorageError, KafkaError) as failure:
             if partition is not None and isinstance(failure, StorageError):
                 partition.failed(failure)
             if not self._is_over(live):
-                _log.warning("compaction failed", topic=live.name, partition=index, reason=str(failure))
+                _log.warning(
+                    "compaction failed", topic=live.name, partition=index, reason=str(failure)
+                )
 
     async def _reclaim(self, live: LiveTopic, partition: Partition) -> None:
         try:
             await partition.log.reclaim()
         except StorageFailed as failure:
-            _log.warning("space is not freed yet", topic=live.name, partition=partition.index, reason=str(failure))
+            _log.warning(
+                "space is not freed yet",
+                topic=live.name,
+                partition=partition.index,
+                reason=str(failure),
+            )
 
     def _tell_left(self, live: LiveTopic) -> None:
         """Once a topic."""
         if live.topic.topic_id not in self._left:
             self._left.add(live.topic.topic_id)
-            _log.warning("this gateway does not compact the topic: its entry format is, or was, one that others share", topic=live.name)
+            _log.warning(
+                "this gateway does not compact the topic: its entry format is, or was, one that others share",
+                topic=live.name,
+            )
 
     async def _pass(self, live: LiveTopic, partition: Partition, table: StateTable) -> bool:
         """One pass where it is worth it; whether another should follow at once. Raises StorageError."""
@@ -268,8 +297,14 @@ class Compaction:
         found = await self._read_keys(live, log, reach)
         if found.end == reach.start and not self._is_over(live):
             # The estimate was wrong: all that is left is the last entry, or too new.
-            self._idle[key] = replace(looked_at, until=now + self._broker.settings.log_retention_check_interval_ms)
-        clean_bytes = None if found.end == reach.start else await self._clean(live, partition, found, progress.horizons)
+            self._idle[key] = replace(
+                looked_at, until=now + self._broker.settings.log_retention_check_interval_ms
+            )
+        clean_bytes = (
+            None
+            if found.end == reach.start
+            else await self._clean(live, partition, found, progress.horizons)
+        )
         if clean_bytes is None:
             return False
         horizons = progress.horizons
@@ -277,16 +312,28 @@ class Compaction:
             # A value that a tombstone deletes may be among them: no tombstone of this pass may go.
             _tell_unreadable(partition, found)
         else:
-            horizons = add_horizon(horizons, found.end, self._broker.now(), config.delete_retention_ms)
+            horizons = add_horizon(
+                horizons, found.end, self._broker.now(), config.delete_retention_ms
+            )
         done = Progress(found.end, clean_bytes, start_offset, horizons)
         await table.put({key: _ENCODER.encode(done)})
         self._progress[key] = done
-        _log.debug("compacted", topic=live.name, partition=partition.index, up_to=found.end, keys=len(found), before=size, after=log.size)
+        _log.debug(
+            "compacted",
+            topic=live.name,
+            partition=partition.index,
+            up_to=found.end,
+            keys=len(found),
+            before=size,
+            after=log.size,
+        )
         return found.is_full
 
     async def _read_keys(self, live: LiveTopic, log: PartitionLog, reach: Reach) -> LastOffsets:
         """The keys of what the pass may reach, or of as much of it as there is room for."""
-        found = LastOffsets(reach.start, self._max_keys, self._broker.settings.max_decompressed_bytes)
+        found = LastOffsets(
+            reach.start, self._max_keys, self._broker.settings.max_decompressed_bytes
+        )
         bytes_before = 0
         while not found.is_full and not self._is_over(live):
             admitted: list[Entry] = []
@@ -302,13 +349,21 @@ class Compaction:
                 break
         return found
 
-    async def _clean(self, live: LiveTopic, partition: Partition, found: LastOffsets, horizons: Sequence[Horizon]) -> int | None:
+    async def _clean(
+        self, live: LiveTopic, partition: Partition, found: LastOffsets, horizons: Sequence[Horizon]
+    ) -> int | None:
         """Rewrite the log up to the end of `found`; the bytes that are left there, None where it was broken off."""
         log = partition.log
-        cleaning = Cleaning(found, horizons, self._broker.now(), self._broker.settings.max_decompressed_bytes)
+        cleaning = Cleaning(
+            found, horizons, self._broker.now(), self._broker.settings.max_decompressed_bytes
+        )
         offset, left = log.start_offset, 0
         while offset < found.end:
-            entries = [entry for entry in await log.read(offset, self._piece_bytes) if entry.base_offset < found.end]
+            entries = [
+                entry
+                for entry in await log.read(offset, self._piece_bytes)
+                if entry.base_offset < found.end
+            ]
             if not entries:
                 break
             rewritten = await self._broker.run(cleaning.rewrite, entries, _last_batches(partition))
@@ -316,7 +371,11 @@ class Compaction:
                 return None
             await _replace(log, entries, rewritten)
             # One that the pass ended in the middle of is where the next begins.
-            left += sum(len(entry.payload) for entry in rewritten if entry is not None and entry.last_offset < found.end)
+            left += sum(
+                len(entry.payload)
+                for entry in rewritten
+                if entry is not None and entry.last_offset < found.end
+            )
             offset = entries[-1].last_offset + 1
         return left
 
@@ -325,9 +384,15 @@ def _idle(log: PartitionLog, config: CompactionConfig, until: int) -> Idle:
     return Idle(log.start_offset, log.end_offset, log.size, config, until)
 
 
-async def _replace(log: PartitionLog, entries: Sequence[Entry], rewritten: Sequence[Entry | None]) -> None:
+async def _replace(
+    log: PartitionLog, entries: Sequence[Entry], rewritten: Sequence[Entry | None]
+) -> None:
     """Store what has become of `entries`, from the first to the last that changed."""
-    changed = [n for n, (before, after) in enumerate(zip(entries, rewritten, strict=True)) if before is not after]
+    changed = [
+        n
+        for n, (before, after) in enumerate(zip(entries, rewritten, strict=True))
+        if before is not after
+    ]
     if changed:
         first, last = changed[0], changed[-1]
         left = [entry for entry in rewritten[first : last + 1] if entry is not None]
@@ -338,13 +403,23 @@ def _tell_unreadable(partition: Partition, found: LastOffsets) -> None:
     offset, reason = next(iter(found.unreadable.items()))
     count = len(found.unreadable)
     message = "some records cannot be read and were not compacted"
-    _log.warning(message, topic=partition.topic, partition=partition.index, entries=count, first_offset=offset, reason=reason)
+    _log.warning(
+        message,
+        topic=partition.topic,
+        partition=partition.index,
+        entries=count,
+        first_offset=offset,
+        reason=reason,
+    )
 
 
 def _last_batches(partition: Partition) -> set[int]:
     """The last offset of each producer's last batch that is durable: those in flight may fail yet."""
     end = partition.log.end_offset
-    return {max((sent.last_offset for sent in producer.sent if sent.last_offset < end), default=-1) for _, producer in partition.producers}
+    return {
+        max((sent.last_offset for sent in producer.sent if sent.last_offset < end), default=-1)
+        for _, producer in partition.producers
+    }
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -35,7 +35,9 @@ class Horizon(msgspec.Struct, frozen=True, array_like=True, gc=False):
     time: int
 
 
-def add_horizon(horizons: Sequence[Horizon], end: int, now: int, delete_retention_ms: int) -> list[Horizon]:
+def add_horizon(
+    horizons: Sequence[Horizon], end: int, now: int, delete_retention_ms: int
+) -> list[Horizon]:
     """The horizons after a pass that reached the offset `end`; its tombstones stay for at least `delete_retention_ms` from now.
 
     Times are rounded up, and stretches that may go already are joined, so that there are never many.
@@ -56,7 +58,15 @@ def add_horizon(horizons: Sequence[Horizon], end: int, now: int, delete_retentio
 class LastOffsets:
     """The last offset of every key in a stretch of a log, from `start` to before `end`; `limit` is the most keys that it holds."""
 
-    __slots__ = ("_limit", "_max_decompressed_bytes", "_offsets", "end", "is_full", "start", "unreadable")
+    __slots__ = (
+        "_limit",
+        "_max_decompressed_bytes",
+        "_offsets",
+        "end",
+        "is_full",
+        "start",
+        "unreadable",
+    )
 
     def __init__(self, start: int, limit: int, max_decompressed_bytes: int) -> None:
         self.start = self.end = start
@@ -83,7 +93,9 @@ class LastOffsets:
             self.end = entry.last_offset + 1
 
     def _add(self, entry: Entry) -> None:
-        for offset, key, _ in keys(entry.payload, max_decompressed_bytes=self._max_decompressed_bytes):
+        for offset, key, _ in keys(
+            entry.payload, max_decompressed_bytes=self._max_decompressed_bytes
+        ):
             if key is None or offset < self.start:
                 continue
             short = _short(key)
@@ -118,7 +130,13 @@ class Cleaning:
 
     __slots__ = ("_ends", "_horizons", "_last_offsets", "_max_decompressed_bytes", "_now")
 
-    def __init__(self, last_offsets: LastOffsets, horizons: Sequence[Horizon], now: int, max_decompressed_bytes: int) -> None:
+    def __init__(
+        self,
+        last_offsets: LastOffsets,
+        horizons: Sequence[Horizon],
+        now: int,
+        max_decompressed_bytes: int,
+    ) -> None:
         self._last_offsets = last_offsets
         self._horizons = horizons
         self._ends = [one.end for one in horizons]
@@ -137,7 +155,9 @@ class Cleaning:
         if entry.base_offset in unreadable:
             return entry
         try:
-            left = filter_records(payload, self._stays, max_decompressed_bytes=self._max_decompressed_bytes)
+            left = filter_records(
+                payload, self._stays, max_decompressed_bytes=self._max_decompressed_bytes
+            )
             if left is None:
                 return _emptied(entry) if _is_last_of_producer(entry, last_batches) else None
             if left == payload:
@@ -147,7 +167,9 @@ class Cleaning:
             unreadable[entry.base_offset] = str(failure)
             return entry
         # Without a timestamp of its own an entry has that of its arrival.
-        timestamp = entry.max_timestamp if newest_left < 0 else min(entry.max_timestamp, newest_left)
+        timestamp = (
+            entry.max_timestamp if newest_left < 0 else min(entry.max_timestamp, newest_left)
+        )
         return Entry(entry.base_offset, entry.last_offset, timestamp, left)
 
     def _stays(self, offset: int, key: bytes | None, is_tombstone: bool) -> bool:
@@ -165,7 +187,11 @@ class Cleaning:
 
 def _is_last_of_producer(entry: Entry, last_batches: Container[int]) -> bool:
     payload = entry.payload
-    if magic_of(payload) != 2 or len(payload) < HEADER_BYTES or entry.last_offset not in last_batches:
+    if (
+        magic_of(payload) != 2
+        or len(payload) < HEADER_BYTES
+        or entry.last_offset not in last_batches
+    ):
         return False
     return read_batch(payload).has_producer
 

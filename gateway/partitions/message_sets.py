@@ -33,7 +33,9 @@ async def check_old(records: memoryview, caller: Caller) -> MessageSet:
     try:
         if len(records) < LARGE_MESSAGE_SET:
             try:
-                return check_message_set(records, max_decompressed_bytes=min(limit, LARGE_MESSAGE_SET))
+                return check_message_set(
+                    records, max_decompressed_bytes=min(limit, LARGE_MESSAGE_SET)
+                )
             except RecordsTooLarge:
                 # Small only while it is packed.
                 pass

@@ -53,11 +53,17 @@ class Leading:
         try:
             return await opening.result.within(self._clock, opening.until - self._clock.seconds())
         except TimeoutError:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the partition is still being opened") from None
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, "the partition is still being opened"
+            ) from None
 
     def open_soon(self, live: LiveTopic, index: int) -> None:
         """Begin to open a partition; whoever asks for it hears what came of it."""
-        if index in live.partitions or index in live.opening or not 0 <= index < live.topic.partitions:
+        if (
+            index in live.partitions
+            or index in live.opening
+            or not 0 <= index < live.topic.partitions
+        ):
             return
         troubles = live.troubles.get(index)
         if troubles is None or self._clock.seconds() >= troubles.until:
@@ -83,14 +89,23 @@ class Leading:
             del live.opening[index]
             error = storage_error(failure)
             if not isinstance(failure, UnknownTopic):
-                _log.warning("partition could not be opened", topic=live.name, partition=index, reason=str(failure))
+                _log.warning(
+                    "partition could not be opened",
+                    topic=live.name,
+                    partition=index,
+                    reason=str(failure),
+                )
                 self._note_trouble(live, index, error)
             opening.result.fail(error)
             return
         except Exception as failure:
             # A bug. Clients come again and again, and each time the log has a traceback: it is tried no more often than what is known to fail.
             del live.opening[index]
-            self._note_trouble(live, index, KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the partition cannot be opened"))
+            self._note_trouble(
+                live,
+                index,
+                KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the partition cannot be opened"),
+            )
             opening.result.fail(failure)
             raise
         self._snapshots.let_go(live.topic.topic_id, index)
@@ -113,7 +128,10 @@ class Leading:
         try:
             await recovery.ended.within(self._clock, recovery.until - self._clock.seconds())
         except TimeoutError:
-            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the partition's idempotent producers are still being recovered") from None
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                "the partition's idempotent producers are still being recovered",
+            ) from None
 
     async def _recover(self, live: LiveTopic, partition: Partition, recovery: Recovery) -> None:
         """Reads and what asks for no sequence are served meanwhile."""
@@ -122,12 +140,21 @@ class Leading:
         except StorageError as failure:
             error = storage_error(failure)
             if not live.is_gone:
-                _log.warning("idempotent producers not recovered", topic=live.name, partition=partition.index, reason=str(failure))
+                _log.warning(
+                    "idempotent producers not recovered",
+                    topic=live.name,
+                    partition=partition.index,
+                    reason=str(failure),
+                )
             # Opened again it goes on from there.
             self._give_up(live, partition, error)
             recovery.ended.fail(error)
         except Exception as failure:
-            self._give_up(live, partition, KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the partition cannot be opened"))
+            self._give_up(
+                live,
+                partition,
+                KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the partition cannot be opened"),
+            )
             recovery.ended.fail(failure)
             raise
         else:
@@ -140,12 +167,16 @@ class Leading:
             # Deleted meanwhile; the log may even be that of a new topic of the same name.
             raise UnknownTopic(live.name)
         producers, offset = self._snapshots.load(live.topic, index, log)
-        partition = Partition(live.name, index, log, live.config, producers, partial(self._give_up, live))
+        partition = Partition(
+            live.name, index, log, live.config, producers, partial(self._give_up, live)
+        )
         if offset < log.end_offset:
             partition.recovery = Recovery(offset, self._clock.seconds() + self._longest_wait)
         return partition
 
-    def _give_up(self, live: LiveTopic, partition: Partition, reason: KafkaError | None = None) -> None:
+    def _give_up(
+        self, live: LiveTopic, partition: Partition, reason: KafkaError | None = None
+    ) -> None:
         """Its log is finished, or its producers cannot be recovered: the next who asks for the partition has it opened anew."""
         index = partition.index
         if live.is_leaving or live.partitions.get(index) is not partition:
@@ -158,13 +189,24 @@ class Leading:
         self._snapshots.hold(live.topic.topic_id, partition)
         if self._clock.seconds() - live.opened_at.pop(index) >= self._longest_pause:
             live.troubles.pop(index, None)
-        _log.warning("partition given up, to be opened anew", topic=live.name, partition=index, epoch=partition.log.leader_epoch)
-        other_leader = KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none")
+        _log.warning(
+            "partition given up, to be opened anew",
+            topic=live.name,
+            partition=index,
+            epoch=partition.log.leader_epoch,
+        )
+        other_leader = KafkaError(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none"
+        )
         self._note_trouble(live, index, reason or other_leader)
 
     def _note_trouble(self, live: LiveTopic, index: int, reason: KafkaError) -> None:
         before = live.troubles.get(index)
         count = 1 if before is None else before.count + 1
         # The exponent is bounded, too: a partition may fail for weeks.
-        pause = 0.0 if count == 1 else min(FIRST_PAUSE_SECONDS * 2 ** min(count - 2, 20), self._longest_pause)
+        pause = (
+            0.0
+            if count == 1
+            else min(FIRST_PAUSE_SECONDS * 2 ** min(count - 2, 20), self._longest_pause)
+        )
         live.troubles[index] = Troubles(count, self._clock.seconds() + pause, reason)

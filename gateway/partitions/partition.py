@@ -103,7 +103,13 @@ class Partition:
     )
 
     def __init__(
-        self, topic: str, index: int, log: PartitionLog, config: TopicConfig, producers: Producers, give_up: GivenUp | None = None
+        self,
+        topic: str,
+        index: int,
+        log: PartitionLog,
+        config: TopicConfig,
+        producers: Producers,
+        give_up: GivenUp | None = None,
     ) -> None:
         self.topic = topic
         self.index = index
@@ -139,7 +145,9 @@ class Partition:
             self._give_up(self)
         return storage_error(failure)
 
-    def append_batch(self, records: memoryview, batch: Batch, now: int, called: str = "") -> Coroutine[Any, Any, Appended]:
+    def append_batch(
+        self, records: memoryview, batch: Batch, now: int, called: str = ""
+    ) -> Coroutine[Any, Any, Appended]:
         """Queue a checked v2 batch; the coroutine ends when it is durable. Raises KafkaError at once, or later through the coroutine.
 
         `called` is the name of the topic that its producer uses, where that is known.
@@ -148,10 +156,14 @@ class Partition:
             return self._wait_for_turn(partial(self._queue_batch, records, batch, now, called))
         return self._append_batch(records, batch, now, called)
 
-    async def _queue_batch(self, records: memoryview, batch: Batch, now: int, called: str) -> Coroutine[Any, Any, Appended]:
+    async def _queue_batch(
+        self, records: memoryview, batch: Batch, now: int, called: str
+    ) -> Coroutine[Any, Any, Appended]:
         return self._append_batch(records, batch, now, called)
 
-    def _append_batch(self, records: memoryview, batch: Batch, now: int, called: str) -> Coroutine[Any, Any, Appended]:
+    def _append_batch(
+        self, records: memoryview, batch: Batch, now: int, called: str
+    ) -> Coroutine[Any, Any, Appended]:
         if batch.has_producer:
             twin = self.producers.check(batch, called)
             if twin is not None:
@@ -162,12 +174,19 @@ class Partition:
         log_append_time = now if self.config.is_log_append_time else None
         stamp_batch(records, base_offset, self.log.leader_epoch, log_append_time)
         timestamp = batch.max_timestamp if log_append_time is None else log_append_time
-        entry = Entry(base_offset, base_offset + batch.last_offset_delta, timestamp if timestamp >= 0 else now, records)
+        entry = Entry(
+            base_offset,
+            base_offset + batch.last_offset_delta,
+            timestamp if timestamp >= 0 else now,
+            records,
+        )
         result = Appended(base_offset, -1 if log_append_time is None else log_append_time)
         waiting = self.log.append((entry,))
         if not batch.has_producer:
             return self._finish(waiting, result, len(records))
-        self.producers.note(batch, base_offset, result.log_append_time, self.log.end_offset, now, called)
+        self.producers.note(
+            batch, base_offset, result.log_append_time, self.log.end_offset, now, called
+        )
         sequenced = self._in_flight[base_offset] = _Sequenced(batch, now, end_offset)
         finishing = self._finish(waiting, result, len(records), sequenced)
         if not has_ended(waiting):
@@ -186,30 +205,46 @@ class Partition:
         """
         if not checked.count:
             return _nothing()
-        is_large = run is not None and checked.repack and sum(len(one.inner or b"") for one in checked.compressed) >= LARGE_SET
+        is_large = (
+            run is not None
+            and checked.repack
+            and sum(len(one.inner or b"") for one in checked.compressed) >= LARGE_SET
+        )
         if self._turns or is_large:
-            return self._wait_for_turn(partial(self._queue_set, records, checked, now, run if is_large else None))
+            return self._wait_for_turn(
+                partial(self._queue_set, records, checked, now, run if is_large else None)
+            )
         base_offset, log_append_time = self.log.next_offset, self._append_time(checked, now)
         return self._append_set(
-            stamp_message_set(records, checked, base_offset, log_append_time), checked, base_offset, log_append_time, now
+            stamp_message_set(records, checked, base_offset, log_append_time),
+            checked,
+            base_offset,
+            log_append_time,
+            now,
         )
 
     def _append_time(self, checked: MessageSet, now: int) -> int | None:
         # Format 0 has no timestamps to set. Such a set gets here only if the topic changed to LogAppendTime a moment ago.
         return now if self.config.is_log_append_time and checked.magic == 1 else None
 
-    async def _queue_set(self, records: memoryview, checked: MessageSet, now: int, run: Run | None) -> Coroutine[Any, Any, Appended]:
+    async def _queue_set(
+        self, records: memoryview, checked: MessageSet, now: int, run: Run | None
+    ) -> Coroutine[Any, Any, Appended]:
         while True:
             base_offset, log_append_time = self.log.next_offset, self._append_time(checked, now)
             if run is None:
                 stamped = stamp_message_set(records, checked, base_offset, log_append_time)
             else:
-                stamped = await run(stamp_message_set, records, checked, base_offset, log_append_time)
+                stamped = await run(
+                    stamp_message_set, records, checked, base_offset, log_append_time
+                )
             if base_offset == self.log.next_offset:
                 return self._append_set(stamped, checked, base_offset, log_append_time, now)
             # An append that was in flight before it has failed meanwhile, and its offsets are free again.
 
-    def _wait_for_turn(self, queue: Callable[[], Awaitable[Coroutine[Any, Any, Appended]]]) -> Coroutine[Any, Any, Appended]:
+    def _wait_for_turn(
+        self, queue: Callable[[], Awaitable[Coroutine[Any, Any, Appended]]]
+    ) -> Coroutine[Any, Any, Appended]:
         turn = _Turn(queue)
         self._turns.append(turn)
         if len(self._turns) == 1:
@@ -229,15 +264,31 @@ class Partition:
             self._turns.popleft()
 
     def _append_set(
-        self, stamped: Buffer, checked: MessageSet, base_offset: int, log_append_time: int | None, now: int
+        self,
+        stamped: Buffer,
+        checked: MessageSet,
+        base_offset: int,
+        log_append_time: int | None,
+        now: int,
     ) -> Coroutine[Any, Any, Appended]:
         timestamp = checked.max_timestamp if log_append_time is None else log_append_time
         # Where no record says when it was written, retention counts from now, as Kafka's does from the time of the segment's file.
-        entry = Entry(base_offset, base_offset + checked.count - 1, timestamp if timestamp >= 0 else now, stamped)
+        entry = Entry(
+            base_offset,
+            base_offset + checked.count - 1,
+            timestamp if timestamp >= 0 else now,
+            stamped,
+        )
         waiting = self.log.append((entry,))
-        return self._finish(waiting, Appended(base_offset, -1 if log_append_time is None else log_append_time), len(stamped))
+        return self._finish(
+            waiting,
+            Appended(base_offset, -1 if log_append_time is None else log_append_time),
+            len(stamped),
+        )
 
-    async def _finish(self, waiting: Any, result: Appended, size: int, sequenced: _Sequenced | None = None) -> Appended:
+    async def _finish(
+        self, waiting: Any, result: Appended, size: int, sequenced: _Sequenced | None = None
+    ) -> Appended:
         queued_offset = result.base_offset
         try:
             assigned: int | None = await waiting
@@ -258,7 +309,9 @@ class Partition:
             result = Appended(assigned, result.log_append_time)
         if sequenced is not None:
             if assigned is not None:
-                self.producers.settle(sequenced.batch, queued_offset, assigned, result.log_append_time, sequenced.now)
+                self.producers.settle(
+                    sequenced.batch, queued_offset, assigned, result.log_append_time, sequenced.now
+                )
             self._in_flight.pop(queued_offset, None)
             sequenced.shared.succeed(result)
         return result
@@ -297,7 +350,10 @@ class Partition:
         Remembered so that a consumer gets over a stretch longer than one request may look at, and does not look at it again and again.
         """
         known_first, known_end = self._invisible.get(magic, (0, 0))
-        self._invisible[magic] = (min(first, known_first) if known_first <= first <= known_end else first, end)
+        self._invisible[magic] = (
+            min(first, known_first) if known_first <= first <= known_end else first,
+            end,
+        )
 
 
 async def _again(twin: Sent, first: Shared[Appended] | None) -> Appended:
@@ -334,11 +390,18 @@ def storage_error(failure: StorageError) -> KafkaError:
     if isinstance(failure, EntryTooLarge):
         return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, str(failure))
     if isinstance(failure, NotAllowed):
-        return KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "the gateway itself may not use this topic; its log says what to grant")
+        return KafkaError(
+            ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            "the gateway itself may not use this topic; its log says what to grant",
+        )
     if isinstance(failure, UnknownTopic):
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if isinstance(failure, Fenced | LogClosed):
-        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none")
+        return KafkaError(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER, "this partition has another leader, or none"
+        )
     if isinstance(failure, StorageFailed):
-        return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the store could not do it; it is safe to try again")
+        return KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR, "the store could not do it; it is safe to try again"
+        )
     return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, type(failure).__name__)

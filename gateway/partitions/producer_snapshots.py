@@ -31,7 +31,13 @@ class ProducerSnapshots:
     """The table. `limit` is the most producers that a partition remembers, `expiration_ms` for how long; `now` is the time in ms; `start` runs a
     coroutine in the background."""
 
-    def __init__(self, limit: int, expiration_ms: int, now: Callable[[], int], start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        expiration_ms: int,
+        now: Callable[[], int],
+        start: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
         self._limit = limit
         self.expiration_ms = expiration_ms
         self._now = now
@@ -55,7 +61,9 @@ class ProducerSnapshots:
         try:
             claimed = producers.load(row)
         except msgspec.MsgspecError:
-            _log.warning("producer snapshot unreadable, reading the log", topic=topic.name, partition=index)
+            _log.warning(
+                "producer snapshot unreadable, reading the log", topic=topic.name, partition=index
+            )
             return producers, log.start_offset
         # What the log has not, nobody has sent: a retry of it must be stored.
         producers.truncate(log.end_offset)
@@ -114,7 +122,12 @@ class ProducerSnapshots:
             await self.save(topic_id, partition)
         except StorageError as failure:
             # Only the next start pays for it, with a longer replay.
-            _log.warning("producer snapshot not written", topic=partition.topic, partition=partition.index, reason=str(failure))
+            _log.warning(
+                "producer snapshot not written",
+                topic=partition.topic,
+                partition=partition.index,
+                reason=str(failure),
+            )
         finally:
             self._saving.discard(partition)
 

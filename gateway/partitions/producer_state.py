@@ -74,10 +74,16 @@ class Producers:
             )
         last = producer.sent[-1]
         if batch.producer_epoch < last.epoch:
-            raise KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH, f"epoch {batch.producer_epoch}, and {last.epoch} is current")
+            raise KafkaError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"epoch {batch.producer_epoch}, and {last.epoch} is current",
+            )
         if batch.producer_epoch > last.epoch:
             if batch.base_sequence != 0:
-                raise KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"a new epoch begins at sequence {batch.base_sequence}, not 0")
+                raise KafkaError(
+                    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                    f"a new epoch begins at sequence {batch.base_sequence}, not 0",
+                )
             return None
         for sent in producer.sent:
             if (
@@ -88,10 +94,21 @@ class Producers:
                 return sent
         expected = (last.last_sequence + 1) & 0x7FFFFFFF
         if batch.base_sequence != expected:
-            raise KafkaError(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"sequence {batch.base_sequence}, and {expected} is next")
+            raise KafkaError(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+                f"sequence {batch.base_sequence}, and {expected} is next",
+            )
         return None
 
-    def note(self, batch: Batch, base_offset: int, log_append_time: int, durable_end: int, now: int, called: str = "") -> None:
+    def note(
+        self,
+        batch: Batch,
+        base_offset: int,
+        log_append_time: int,
+        durable_end: int,
+        now: int,
+        called: str = "",
+    ) -> None:
         """Remember a batch that was just queued at `base_offset`. Batches before `durable_end` cannot fail any more and may be let go."""
         sent = Sent(
             batch.producer_epoch,
@@ -115,7 +132,9 @@ class Producers:
         producer.last_seen = now
         producer.sent.append(sent)
         # Of those that may still fail none may be dropped, or a rewind could not find the last good one.
-        while len(producer.sent) > REMEMBERED_BATCHES and producer.sent[1].last_offset < durable_end:
+        while (
+            len(producer.sent) > REMEMBERED_BATCHES and producer.sent[1].last_offset < durable_end
+        ):
             del producer.sent[0]
         return producer
 
@@ -148,9 +167,13 @@ class Producers:
         for producer in self._producers.values():
             if producer.sent[-1].last_offset >= end_offset:
                 first = producer.sent[0]
-                producer.sent = [sent for sent in producer.sent if sent.last_offset < end_offset] or [_before(first)]
+                producer.sent = [
+                    sent for sent in producer.sent if sent.last_offset < end_offset
+                ] or [_before(first)]
 
-    def settle(self, batch: Batch, queued_offset: int, base_offset: int, log_append_time: int, now: int) -> None:
+    def settle(
+        self, batch: Batch, queued_offset: int, base_offset: int, log_append_time: int, now: int
+    ) -> None:
         """What was noted at `queued_offset` is stored at `base_offset`: that of a log which gives offsets out itself is known only then.
 
         It is noted again where its producer was forgotten meanwhile.
@@ -161,7 +184,9 @@ class Producers:
             return
         last_offset = base_offset + batch.last_offset_delta
         producer.sent = [
-            structs.replace(sent, base_offset=base_offset, last_offset=last_offset) if sent.base_offset == queued_offset else sent
+            structs.replace(sent, base_offset=base_offset, last_offset=last_offset)
+            if sent.base_offset == queued_offset
+            else sent
             for sent in producer.sent
         ]
 
@@ -174,13 +199,21 @@ class Producers:
 
     def expire(self, before: int) -> None:
         """Forget every producer that has not written since `before`."""
-        for producer_id in [i for i, producer in self._producers.items() if producer.last_seen < before]:
+        for producer_id in [
+            i for i, producer in self._producers.items() if producer.last_seen < before
+        ]:
             del self._producers[producer_id]
 
     def replay(self, batch: Batch, now: int) -> None:
         """Note a batch found in the log, as `note` did when it was appended, unless the snapshot held it already."""
         if batch.has_producer and not self._is_noted(batch):
-            self.note(batch, batch.base_offset, batch.max_timestamp if batch.attributes & 0x08 else -1, batch.base_offset, now)
+            self.note(
+                batch,
+                batch.base_offset,
+                batch.max_timestamp if batch.attributes & 0x08 else -1,
+                batch.base_offset,
+                now,
+            )
 
     def _is_noted(self, batch: Batch) -> bool:
         """Whether the batch, or a later one of its producer, is known. Older ones than the remembered ones are no news."""

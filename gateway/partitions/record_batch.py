@@ -104,32 +104,55 @@ def check_batch(records: memoryview, produce_version: int) -> Batch:
     if found is not None:
         return found
     if len(records) > MAGIC and records[MAGIC] != 2:
-        raise KafkaError(ErrorCode.INVALID_RECORD, f"Produce v{produce_version} carries batches of format 2 only")
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD, f"Produce v{produce_version} carries batches of format 2 only"
+        )
     if len(records) < HEADER_BYTES:
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a batch of {len(records)} bytes, its header alone has {HEADER_BYTES}")
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"a batch of {len(records)} bytes, its header alone has {HEADER_BYTES}",
+        )
     batch = read_batch(records)
     if batch.size != len(records):
         if HEADER_BYTES <= batch.size < len(records):
-            raise KafkaError(ErrorCode.INVALID_RECORD, "Produce v3 and later carry exactly one batch a partition")
-        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"a batch says that it has {batch.size} bytes, and {len(records)} came")
+            raise KafkaError(
+                ErrorCode.INVALID_RECORD, "Produce v3 and later carry exactly one batch a partition"
+            )
+        raise KafkaError(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"a batch says that it has {batch.size} bytes, and {len(records)} came",
+        )
     if crc32c(records[_CRC_FROM:]) != unpack_from(">I", records, 17)[0]:
         raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the batch's CRC does not match its bytes")
     if batch.is_control:
         raise KafkaError(ErrorCode.INVALID_RECORD, "clients may not write control records")
     if batch.attributes & _LOG_APPEND_TIME:
-        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "a producer may not set the timestamp type LogAppendTime")
+        raise KafkaError(
+            ErrorCode.INVALID_TIMESTAMP, "a producer may not set the timestamp type LogAppendTime"
+        )
     if batch.count <= 0 or batch.last_offset_delta != batch.count - 1:
-        raise KafkaError(ErrorCode.INVALID_RECORD, f"{batch.count} records with a last offset delta of {batch.last_offset_delta}")
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD,
+            f"{batch.count} records with a last offset delta of {batch.last_offset_delta}",
+        )
     if batch.has_producer and (batch.base_sequence < 0 or batch.producer_epoch < 0):
-        raise KafkaError(ErrorCode.INVALID_RECORD, "a batch with a producer id needs an epoch and a sequence")
+        raise KafkaError(
+            ErrorCode.INVALID_RECORD, "a batch with a producer id needs an epoch and a sequence"
+        )
     if batch.codec > _ZSTD:
-        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"no codec has number {batch.codec}")
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"no codec has number {batch.codec}"
+        )
     if batch.codec == _ZSTD and produce_version < _FIRST_PRODUCE_WITH_ZSTD:
-        raise KafkaError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"Produce v{produce_version} may not carry zstd")
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"Produce v{produce_version} may not carry zstd"
+        )
     return batch
 
 
-def stamp_batch(records: memoryview, base_offset: int, leader_epoch: int, log_append_time: int | None) -> None:
+def stamp_batch(
+    records: memoryview, base_offset: int, leader_epoch: int, log_append_time: int | None
+) -> None:
     """Write into the batch what its leader decides. Offset and epoch lie before the CRC; a log append time (ms) does not."""
     pack_into(">q", records, 0, base_offset)
     pack_into(">i", records, 12, leader_epoch)

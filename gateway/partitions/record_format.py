@@ -35,7 +35,11 @@ class Format2:
         if magic_of(payload) != 2:
             return RecordBatch(found)
         batch = read_batch(payload)
-        sequence = ProducerSequence(batch.producer_id, batch.producer_epoch, batch.base_sequence) if batch.has_producer else None
+        sequence = (
+            ProducerSequence(batch.producer_id, batch.producer_epoch, batch.base_sequence)
+            if batch.has_producer
+            else None
+        )
         return RecordBatch(found, sequence)
 
     def pack(self, batch: RecordBatch) -> bytearray:

@@ -73,7 +73,18 @@ class Outlet(Protocol):
 class _Owed:
     """A request that is not answered yet. `reply` is None until it is known, and empty for a request without a reply."""
 
-    __slots__ = ("api_key", "began", "cancel", "correlation_id", "deadline", "is_storing", "reply", "route", "size", "version")
+    __slots__ = (
+        "api_key",
+        "began",
+        "cancel",
+        "correlation_id",
+        "deadline",
+        "is_storing",
+        "reply",
+        "route",
+        "size",
+        "version",
+    )
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -92,7 +103,15 @@ class Dispatch:
     """Serves the frames of one connection. `flow` holds its limits and stops the reading, `traffic` notes what is asked and answered."""
 
     def __init__(
-        self, broker: Broker, session: Session, outlet: Outlet, flow: Flow, *, peer: str, listener: str, traffic: Recorder = NOTHING
+        self,
+        broker: Broker,
+        session: Session,
+        outlet: Outlet,
+        flow: Flow,
+        *,
+        peer: str,
+        listener: str,
+        traffic: Recorder = NOTHING,
     ) -> None:
         self._broker = broker
         self._session = session
@@ -212,7 +231,9 @@ class Dispatch:
         self._owed.append(owed)
         self._unanswered += 1
         self._is_busy = True
-        owed.cancel = start(self._serve(frame, owed), partial(self._served, owed), partial(self._failed, owed))
+        owed.cancel = start(
+            self._serve(frame, owed), partial(self._served, owed), partial(self._failed, owed)
+        )
         if owed.cancel is not None and owed.api_key != ApiKey.PRODUCE:
             self._is_waited_for = True
             self._flow.waits(owed.size)
@@ -229,9 +250,15 @@ class Dispatch:
                 return [_SIZE.pack(len(answer)), answer]
             if session.is_gssapi_token(frame):
                 self._traffic.spoke_gssapi()
-                raise Refused("a raw GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not enabled here")
+                raise Refused(
+                    "a raw GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not enabled here"
+                )
         header = read_header(frame, FIRST_FLEXIBLE_VERSION)
-        owed.api_key, owed.version, owed.correlation_id = header.api_key, header.api_version, header.correlation_id
+        owed.api_key, owed.version, owed.correlation_id = (
+            header.api_key,
+            header.api_version,
+            header.correlation_id,
+        )
         self._traffic.began(owed, header)
         if not is_ready:
             session.admit(header.api_key)
@@ -242,7 +269,14 @@ class Dispatch:
             raise Refused("the gateway does not serve this api key and version")
         owed.route = route
         caller = Caller(
-            self._broker, session, self._peer, self._listener, header.api_version, header.client_id, self._long_poll, self._traffic
+            self._broker,
+            session,
+            self._peer,
+            self._listener,
+            header.api_version,
+            header.client_id,
+            self._long_poll,
+            self._traffic,
         )
         if len(frame) < LARGE_BODY or route.api_key is ApiKey.PRODUCE:
             return await route.handler(_decode(route, frame, header), caller)
@@ -261,7 +295,9 @@ class Dispatch:
         owed.is_storing = not self._is_closed
         start(reply.reply, partial(self._answered_later, owed), partial(self._failed, owed))
         if reply.seconds is not None and owed.reply is None:
-            owed.deadline = self._broker.deadlines.callLater(reply.seconds, self._too_late, owed, reply.late)
+            owed.deadline = self._broker.deadlines.callLater(
+                reply.seconds, self._too_late, owed, reply.late
+            )
         self._advance()
 
     def _answered(self, owed: _Owed, reply: Any) -> None:
@@ -318,7 +354,12 @@ class Dispatch:
         self._ready_bytes = 0
         if buffers and not self._is_closed:
             self._outlet.write(buffers)
-        if self._session.is_over and not self._owed and not self._is_closed and not self._has_hung_up:
+        if (
+            self._session.is_over
+            and not self._owed
+            and not self._is_closed
+            and not self._has_hung_up
+        ):
             self._has_hung_up = True
             self._outlet.hang_up(self._broker.settings.connection_failed_authentication_delay_ms)
         if answered:
@@ -331,13 +372,27 @@ class Dispatch:
             owed.deadline.cancel()
         if self._is_closed:
             self._give_back(owed)
-            if not isinstance(failure, CancelledError | Refused | AuthenticationFailed | AuthenticationBusy):
-                _log.bug("request failed after its peer was gone", failure, peer=self._peer, api_key=owed.api_key, version=owed.version)
+            if not isinstance(
+                failure, CancelledError | Refused | AuthenticationFailed | AuthenticationBusy
+            ):
+                _log.bug(
+                    "request failed after its peer was gone",
+                    failure,
+                    peer=self._peer,
+                    api_key=owed.api_key,
+                    version=owed.version,
+                )
             return
         owed.is_storing = False
         if isinstance(failure, AuthenticationFailed):
             # A bare token has no form of refusal: the client learns it from the hang-up.
-            _log.warning("login failed", peer=self._peer, listener=self._listener, mechanism=self._session.mechanism, reason=failure.reason)
+            _log.warning(
+                "login failed",
+                peer=self._peer,
+                listener=self._listener,
+                mechanism=self._session.mechanism,
+                reason=failure.reason,
+            )
             self._traffic.ends("error:login")
             owed.reply = []
             self._unanswered -= 1
@@ -348,7 +403,14 @@ class Dispatch:
             self.refuse(str(failure), owed.api_key, owed.version)
         else:
             self._traffic.ends("error:bug")
-            _log.bug("request failed", failure, peer=self._peer, listener=self._listener, api_key=owed.api_key, version=owed.version)
+            _log.bug(
+                "request failed",
+                failure,
+                peer=self._peer,
+                listener=self._listener,
+                api_key=owed.api_key,
+                version=owed.version,
+            )
         # Nothing that is still waiting is started any more.
         self._session.end()
         self._outlet.abort()
@@ -361,7 +423,14 @@ class Dispatch:
 
     def refuse(self, reason: str, api_key: int = -1, version: int = -1) -> None:
         """Say once why this connection is hung up on."""
-        _log.warning("refused", peer=self._peer, listener=self._listener, api_key=api_key, version=version, reason=reason)
+        _log.warning(
+            "refused",
+            peer=self._peer,
+            listener=self._listener,
+            api_key=api_key,
+            version=version,
+            reason=reason,
+        )
 
 
 def _decode(route: Route, frame: bytearray, header: RequestHeader) -> Any:

@@ -72,20 +72,28 @@ class Turns:
 def check_changes(count: int) -> None:
     """Raises KafkaError(POLICY_VIOLATION) where one request would change too much; then it changes nothing."""
     if count > MAX_CHANGES:
-        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{count} changes in one request are more than {MAX_CHANGES}: divide the request")
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            f"{count} changes in one request are more than {MAX_CHANGES}: divide the request",
+        )
 
 
 def check_configs(count: int) -> None:
     """Raises KafkaError(POLICY_VIOLATION) where a request names too many configs of one topic or resource."""
     if count > MAX_CONFIGS:
-        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"{count} configs of one resource are more than {MAX_CONFIGS}")
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            f"{count} configs of one resource are more than {MAX_CONFIGS}",
+        )
 
 
 def _encode(reply: Any, version: int) -> list[Buffer]:
     return [encode(reply, version)]
 
 
-async def in_bytes(reply: Any, turns: Turns, caller: Caller, write: Callable[[Any, int], list[Buffer]] = _encode) -> Any:
+async def in_bytes(
+    reply: Any, turns: Turns, caller: Caller, write: Callable[[Any, int], list[Buffer]] = _encode
+) -> Any:
     """The reply, encoded by `write` already if it is a large one. Its parts must not change any more."""
     if turns.rows <= TURN_ROWS:
         return reply

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from gateway.protocol.wire import fetch_codec, heartbeat_codec, messages, offset_commit_codec, produce_codec
+from gateway.protocol.wire import (
+    fetch_codec,
+    heartbeat_codec,
+    messages,
+    offset_commit_codec,
+    produce_codec,
+)
 from gateway.protocol.wire.api_keys import ApiKey
 from storage.log import Buffer
 
@@ -73,14 +79,21 @@ def supported_versions() -> dict[ApiKey, tuple[int, int]]:
         versions.setdefault(ApiKey(key), []).append(version)
     for key, served in versions.items():
         if len(served) != max(served) - min(served) + 1:
-            raise ValueError(f"{key.name} is not served from {min(served)} to {max(served)} throughout")
+            raise ValueError(
+                f"{key.name} is not served from {min(served)} to {max(served)} throughout"
+            )
     return {key: (min(served), max(served)) for key, served in sorted(versions.items())}
 
 
 def _route(api_key: ApiKey, version: int, handler: Handler) -> Route:
-    decode, encode = _ROADS.get(api_key) or (partial(messages.decode, messages.REQUESTS[api_key]), _encode)
+    decode, encode = _ROADS.get(api_key) or (
+        partial(messages.decode, messages.REQUESTS[api_key]),
+        _encode,
+    )
     # KIP-511: an ApiVersions reply must be readable by a client that does not know the version yet, so its header never has tags.
-    flexible = api_key is not ApiKey.API_VERSIONS and version >= messages.FIRST_FLEXIBLE_VERSION[api_key]
+    flexible = (
+        api_key is not ApiKey.API_VERSIONS and version >= messages.FIRST_FLEXIBLE_VERSION[api_key]
+    )
     return Route(api_key, handler, decode, encode, flexible)
 
 
@@ -93,7 +106,11 @@ def _encode_produce(reply: produce_codec.ProduceResponse, version: int) -> list[
 
 
 def _encode_fetch(reply: Any, version: int) -> list[Buffer]:
-    return reply.buffers if isinstance(reply, Encoded) else fetch_codec.write_fetch_response(reply, version)
+    return (
+        reply.buffers
+        if isinstance(reply, Encoded)
+        else fetch_codec.write_fetch_response(reply, version)
+    )
 
 
 def _encode_heartbeat(reply: heartbeat_codec.HeartbeatResponse, version: int) -> list[Buffer]:
@@ -101,10 +118,16 @@ def _encode_heartbeat(reply: heartbeat_codec.HeartbeatResponse, version: int) ->
 
 
 def _encode_offset_commit(reply: Any, version: int) -> list[Buffer]:
-    return reply.buffers if isinstance(reply, Encoded) else [offset_commit_codec.write_offset_commit_response(reply, version)]
+    return (
+        reply.buffers
+        if isinstance(reply, Encoded)
+        else [offset_commit_codec.write_offset_commit_response(reply, version)]
+    )
 
 
-_ROADS: dict[ApiKey, tuple[Callable[[bytearray, int, int], Any], Callable[[Any, int], list[Buffer]]]] = {
+_ROADS: dict[
+    ApiKey, tuple[Callable[[bytearray, int, int], Any], Callable[[Any, int], list[Buffer]]]
+] = {
     ApiKey.PRODUCE: (produce_codec.read_produce, _encode_produce),
     ApiKey.FETCH: (fetch_codec.read_fetch, _encode_fetch),
     ApiKey.HEARTBEAT: (heartbeat_codec.read_heartbeat, _encode_heartbeat),

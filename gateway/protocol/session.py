@@ -88,7 +88,9 @@ class Session:
         admitted = ADMITS[self.state]
         if admitted is None or api_key in admitted:
             return
-        raise Refused(f"a request with api key {api_key} before the log-in is complete (state {self.state.value})")
+        raise Refused(
+            f"a request with api key {api_key} before the log-in is complete (state {self.state.value})"
+        )
 
     def handshake(self, mechanism: str, version: int) -> None:
         """The client chose `mechanism`; version 0 announces bare tokens. Raises KafkaError, after which the session is over."""

@@ -12,10 +12,17 @@ PULSAR_SCHEMES = ("pulsar", "pulsar+ssl")
 STORE_SCHEMES = ("lmdb", *PULSAR_SCHEMES)
 
 _NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}\Z")
-_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?\Z")
-_ADMIN = re.compile(r"https?://(?P<host>\[[^\[\]]*\]|[^:\[\]/@?#]*)(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~/-]*)?\Z", re.ASCII)
+_HOST = re.compile(
+    r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,62}))*\.?\Z"
+)
+_ADMIN = re.compile(
+    r"https?://(?P<host>\[[^\[\]]*\]|[^:\[\]/@?#]*)(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._~/-]*)?\Z",
+    re.ASCII,
+)
 _NAMED_ENTITY = re.compile(r"[-=:.\w]+\Z", re.ASCII)
-_ENDPOINT = re.compile(r"(?P<name>[^:/]*)://(?P<host>\[[^\[\]]*\]|[^:\[\]/]*):(?P<port>[0-9]{1,5})\Z", re.ASCII)
+_ENDPOINT = re.compile(
+    r"(?P<name>[^:/]*)://(?P<host>\[[^\[\]]*\]|[^:\[\]/]*):(?P<port>[0-9]{1,5})\Z", re.ASCII
+)
 
 
 class SecurityProtocol(Enum):
@@ -74,7 +81,9 @@ def parse_endpoint(text: str) -> Endpoint:
         raise ValueError(f"{text!r} is not NAME://HOST:PORT (an IPv6 address stands in brackets)")
     name, host, port = match["name"], match["host"], int(match["port"])
     if not _NAME.match(name):
-        raise ValueError(f"{text!r}: a listener's name is in capitals, digits and underscores, not {name!r}")
+        raise ValueError(
+            f"{text!r}: a listener's name is in capitals, digits and underscores, not {name!r}"
+        )
     if port > 65535:
         raise ValueError(f"{text!r}: port {port} is beyond 65535")
     return Endpoint(name, _parse_host(text, host), port)
@@ -84,9 +93,13 @@ def parse_store(text: str) -> StoreAddress:
     """The store that `text` names. Raises ValueError with what is wrong."""
     scheme, colon, location = text.partition(":")
     if not colon:
-        raise ValueError(f"{text!r} is not SCHEME:LOCATION, for example lmdb:./data or pulsar://HOST:6650")
+        raise ValueError(
+            f"{text!r} is not SCHEME:LOCATION, for example lmdb:./data or pulsar://HOST:6650"
+        )
     if scheme not in STORE_SCHEMES:
-        raise ValueError(f"{text!r}: unknown scheme {scheme!r}; there is {', '.join(STORE_SCHEMES)}")
+        raise ValueError(
+            f"{text!r}: unknown scheme {scheme!r}; there is {', '.join(STORE_SCHEMES)}"
+        )
     if scheme in PULSAR_SCHEMES:
         return StoreAddress(scheme, _parse_brokers(text, location))
     if not location or "\0" in location:
@@ -98,7 +111,9 @@ def parse_admin(text: str) -> str:
     """The URL of Pulsar's admin API that `text` is, without a slash at its end. Raises ValueError with what is wrong."""
     match = _ADMIN.match(text)
     if match is None or not match["host"] or int(match["port"] or 0) > 65535:
-        raise ValueError("the admin API of Pulsar has an address like http://HOST:8080 or https://HOST:8443 (a token belongs into a file)")
+        raise ValueError(
+            "the admin API of Pulsar has an address like http://HOST:8080 or https://HOST:8443 (a token belongs into a file)"
+        )
     _parse_host(text, match["host"])
     return text.rstrip("/")
 
@@ -129,7 +144,9 @@ def _parse_brokers(text: str, location: str) -> str:
             )
         if int(end["port"]) > 65535:
             raise ValueError(f"{text!r}: port {end['port']} is beyond 65535")
-        written.append(str(Endpoint("", _parse_host(text, end["host"]), int(end["port"]))).removeprefix("://"))
+        written.append(
+            str(Endpoint("", _parse_host(text, end["host"]), int(end["port"]))).removeprefix("://")
+        )
     return "//" + ",".join(written)
 
 
@@ -140,7 +157,9 @@ def _parse_host(text: str, host: str) -> str:
         except ValueError:
             raise ValueError(f"{text!r}: {host} is not an IPv6 address") from None
     if not host:
-        raise ValueError(f"{text!r} has no host; write 0.0.0.0 for every interface (and say what to advertise)")
+        raise ValueError(
+            f"{text!r} has no host; write 0.0.0.0 for every interface (and say what to advertise)"
+        )
     if not _HOST.match(host):
         raise ValueError(f"{text!r}: {host!r} is neither a host name nor an address")
     if re.fullmatch(r"[0-9.]+", host):

@@ -31,7 +31,11 @@ class SettingsError(Exception):
         self.problems = problems
 
 
-def load(flags: Mapping[str, Any], config: Path | None = None, flag_names: Mapping[str, str] | None = None) -> Settings:
+def load(
+    flags: Mapping[str, Any],
+    config: Path | None = None,
+    flag_names: Mapping[str, str] | None = None,
+) -> Settings:
     """The settings of `flags` (those given only), the environment and the file `config`.
 
     `flag_names` says what the user typed for a field, where that is not `--set FIELD`. Raises SettingsError.
@@ -42,7 +46,10 @@ def load(flags: Mapping[str, Any], config: Path | None = None, flag_names: Mappi
     layers: list[tuple[dict[str, Any], Callable[[str], str]]] = [
         (_file(config, problems), lambda field: f"{config}: {field}"),
         (_environment(problems), lambda field: f"{PREFIX}{field.upper()}"),
-        ({name: _typed(name, value) for name, value in flags.items()}, lambda field: (flag_names or {}).get(field, f"--set {field}")),
+        (
+            {name: _typed(name, value) for name, value in flags.items()},
+            lambda field: (flag_names or {}).get(field, f"--set {field}"),
+        ),
     ]
     for layer, name_of in layers:
         by_other_names: set[str] = set()
@@ -80,7 +87,11 @@ def _environment(problems: list[str]) -> dict[str, Any]:
     given = {field: _typed(field, value) for field, value in EnvSettingsSource(Settings)().items()}
     for variable in sorted(os.environ):
         field = variable.removeprefix(PREFIX).lower()
-        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS or field in Settings.model_fields:
+        if (
+            not variable.startswith(PREFIX)
+            or variable in NOT_SETTINGS
+            or field in Settings.model_fields
+        ):
             continue
         name = in_small_letters(field)
         if name is None:
@@ -94,7 +105,11 @@ def _typed(name: str, value: Any) -> Any:
     """A number, a truth value or nothing, where the text says that and the field wants it; the model, being strict, judges the rest."""
     field = OUR_NAMES.get(name, name)
     annotation = Settings.model_fields[field].annotation if field in Settings.model_fields else None
-    wanted = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    wanted = (
+        get_args(annotation)
+        if get_origin(annotation) in (Union, types.UnionType)
+        else (annotation,)
+    )
     if not isinstance(value, str):
         return value
     if int in wanted and re.fullmatch(r"[+-]?[0-9]{1,19}", value.strip(), re.ASCII):
@@ -118,7 +133,11 @@ def _problems(error: ValidationError, origin: Mapping[str, str]) -> Iterator[str
                 field, _, rest = line.partition(": ")
                 yield f"{origin.get(field, field)}: {rest}"
         else:
-            given = "" if isinstance(cause, ValueError) or not _is_plain(item["input"]) else f", not {item['input']!r}"
+            given = (
+                ""
+                if isinstance(cause, ValueError) or not _is_plain(item["input"])
+                else f", not {item['input']!r}"
+            )
             inner = f" [{'.'.join(inside)}]" if inside and not inside[0].isdigit() else ""
             yield f"{origin.get(where, where)}{inner}: {text[:1].lower()}{text[1:]}{given}"
 

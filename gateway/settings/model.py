@@ -64,20 +64,34 @@ def _read_path(text: str) -> Path:
     return Path(text)
 
 
-Endpoints = Annotated[tuple[Annotated[Endpoint, _from_text(parse_endpoint)], ...], BeforeValidator(_read_list), NoDecode]
+Endpoints = Annotated[
+    tuple[Annotated[Endpoint, _from_text(parse_endpoint)], ...],
+    BeforeValidator(_read_list),
+    NoDecode,
+]
 File = Annotated[Path, _from_text(_read_path)]
-Protocols = Annotated[Mapping[str, Annotated[SecurityProtocol, Field(strict=False)]], BeforeValidator(_read_table), NoDecode]
+Protocols = Annotated[
+    Mapping[str, Annotated[SecurityProtocol, Field(strict=False)]],
+    BeforeValidator(_read_table),
+    NoDecode,
+]
 Levels = Annotated[Mapping[str, Level], BeforeValidator(_read_table), NoDecode]
 Mechanisms = Annotated[tuple[Literal["PLAIN"], ...], BeforeValidator(_read_list), NoDecode]
 Name = Annotated[str, _from_text(parse_name)]
-Namespaces = Annotated[tuple[Annotated[str, _from_text(parse_namespace)], ...], BeforeValidator(_read_list), NoDecode]
-CleanupPolicy = Annotated[tuple[Literal["delete", "compact"], ...], BeforeValidator(_read_list), NoDecode]
+Namespaces = Annotated[
+    tuple[Annotated[str, _from_text(parse_namespace)], ...], BeforeValidator(_read_list), NoDecode
+]
+CleanupPolicy = Annotated[
+    tuple[Literal["delete", "compact"], ...], BeforeValidator(_read_list), NoDecode
+]
 
 
 class Settings(BaseSettings):
     """Everything that can be set. Times are milliseconds, sizes bytes; -1 means "no limit" where a field's lower bound is -1."""
 
-    model_config = SettingsConfigDict(env_prefix="KOPGATE_", extra="forbid", frozen=True, strict=True, validate_default=True)
+    model_config = SettingsConfigDict(
+        env_prefix="KOPGATE_", extra="forbid", frozen=True, strict=True, validate_default=True
+    )
 
     # Who it is and where it listens
     node_id: int = Field(0, ge=0, le=INT32_MAX, description="Kafka's broker id of this gateway.")
@@ -102,13 +116,19 @@ class Settings(BaseSettings):
 
     # TLS
     ssl_certificate_file: File | None = Field(
-        None, description="PEM: the server's certificate and then its chain. Read again when it changes."
+        None,
+        description="PEM: the server's certificate and then its chain. Read again when it changes.",
     )
-    ssl_key_file: File | None = Field(None, description="PEM: the certificate's private key. Read again when it changes.")
+    ssl_key_file: File | None = Field(
+        None, description="PEM: the certificate's private key. Read again when it changes."
+    )
     ssl_key_password_file: File | None = Field(
-        None, description="The first line is the pass phrase of the key. A file, so that no process list shows it."
+        None,
+        description="The first line is the pass phrase of the key. A file, so that no process list shows it.",
     )
-    ssl_ca_file: File | None = Field(None, description="PEM: the authorities that sign client certificates.")
+    ssl_ca_file: File | None = Field(
+        None, description="PEM: the authorities that sign client certificates."
+    )
     ssl_client_auth: Literal["none", "requested", "required"] = Field(
         "none", description="Whether a TLS client must show a certificate. As in Kafka."
     )
@@ -119,8 +139,13 @@ class Settings(BaseSettings):
     )
 
     # Log-in
-    users_file: File | None = Field(None, description="Names and scrypt hashes, written by `kopgate users`. Read again when it changes.")
-    sasl_enabled_mechanisms: Mechanisms = Field(("PLAIN",), description="What a SASL listener offers.")
+    users_file: File | None = Field(
+        None,
+        description="Names and scrypt hashes, written by `kopgate users`. Read again when it changes.",
+    )
+    sasl_enabled_mechanisms: Mechanisms = Field(
+        ("PLAIN",), description="What a SASL listener offers."
+    )
     sasl_server_max_receive_size: int = Field(
         64 * KIB,
         ge=1 * KIB,
@@ -128,7 +153,10 @@ class Settings(BaseSettings):
         description="Largest token of a log-in: as much as the largest Kerberos tickets; passwords need far less. Kafka's default is 512 KiB.",
     )
     sasl_check_threads: int = Field(
-        2, ge=1, le=64, description="Password checks at a time, of some 50 ms and 16 MiB each: two keep a log-in storm off the other cores."
+        2,
+        ge=1,
+        le=64,
+        description="Password checks at a time, of some 50 ms and 16 MiB each: two keep a log-in storm off the other cores.",
     )
     sasl_max_waiting_checks: int = Field(
         200,
@@ -137,7 +165,10 @@ class Settings(BaseSettings):
         description="Password checks that may wait, about five seconds' worth. A connection beyond them is closed; clients try again.",
     )
     connection_failed_authentication_delay_ms: int = Field(
-        100, ge=0, le=1 * MINUTE, description="How long a failed log-in waits for its hang-up, to slow guessing. Kafka's default."
+        100,
+        ge=0,
+        le=1 * MINUTE,
+        description="How long a failed log-in waits for its hang-up, to slow guessing. Kafka's default.",
     )
     connection_authentication_timeout_ms: int = Field(
         30 * SECOND,
@@ -148,7 +179,10 @@ class Settings(BaseSettings):
 
     # Connections
     max_connections: int = Field(
-        10_000, ge=1, le=1_000_000, description="Open connections in all, some 10 KiB each when idle. Mind the limit on open files."
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="Open connections in all, some 10 KiB each when idle. Mind the limit on open files.",
     )
     max_connections_per_ip: int = Field(
         10_000,
@@ -214,16 +248,33 @@ class Settings(BaseSettings):
 
     # Topics
     auto_create_topics_enable: bool = Field(
-        True, description="Whether asking for a topic makes it. Kafka's default; old applications count on it."
+        True,
+        description="Whether asking for a topic makes it. Kafka's default; old applications count on it.",
     )
-    num_partitions: int = Field(1, ge=1, description="Partitions of a topic that is made without a number. Kafka's default.")
+    num_partitions: int = Field(
+        1, ge=1, description="Partitions of a topic that is made without a number. Kafka's default."
+    )
     max_partitions_per_topic: int = Field(
-        10_000, ge=1, le=1_000_000, description="What one request can make the gateway allocate, some 10 MB at the most."
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="What one request can make the gateway allocate, some 10 MB at the most.",
     )
-    log_retention_ms: int = Field(7 * 24 * HOUR, ge=-1, description="`retention.ms` of a topic that has none. Kafka's default, a week.")
-    log_retention_bytes: int = Field(-1, ge=-1, description="`retention.bytes` (per partition) of a topic that has none. Kafka's default.")
+    log_retention_ms: int = Field(
+        7 * 24 * HOUR,
+        ge=-1,
+        description="`retention.ms` of a topic that has none. Kafka's default, a week.",
+    )
+    log_retention_bytes: int = Field(
+        -1,
+        ge=-1,
+        description="`retention.bytes` (per partition) of a topic that has none. Kafka's default.",
+    )
     log_retention_check_interval_ms: int = Field(
-        5 * MINUTE, ge=1, le=24 * HOUR, description="How often retention is applied. Kafka's default."
+        5 * MINUTE,
+        ge=1,
+        le=24 * HOUR,
+        description="How often retention is applied. Kafka's default.",
     )
     log_cleaner_backoff_ms: int = Field(
         15 * SECOND,
@@ -231,18 +282,27 @@ class Settings(BaseSettings):
         le=24 * HOUR,
         description="How often compacted topics are checked for records to remove. Kafka's default. A partition without new records costs 5 us.",
     )
-    log_cleanup_policy: CleanupPolicy = Field(("delete",), description="`cleanup.policy` of a topic that has none. Kafka's default.")
+    log_cleanup_policy: CleanupPolicy = Field(
+        ("delete",), description="`cleanup.policy` of a topic that has none. Kafka's default."
+    )
     log_message_timestamp_type: Literal["CreateTime", "LogAppendTime"] = Field(
-        "CreateTime", description="`message.timestamp.type` of a topic that has none. Kafka's default."
+        "CreateTime",
+        description="`message.timestamp.type` of a topic that has none. Kafka's default.",
     )
     log_message_downconversion_enable: bool = Field(
-        True, description="`message.downconversion.enable` of a topic that has none. On: serving old consumers is what the gateway is for."
+        True,
+        description="`message.downconversion.enable` of a topic that has none. On: serving old consumers is what the gateway is for.",
     )
     message_max_bytes: int = Field(
-        1 * MIB + 12, ge=0, le=INT32_MAX, description="`max.message.bytes` of a topic that has none: the largest batch. Kafka's default."
+        1 * MIB + 12,
+        ge=0,
+        le=INT32_MAX,
+        description="`max.message.bytes` of a topic that has none: the largest batch. Kafka's default.",
     )
     producer_id_expiration_ms: int = Field(
-        24 * HOUR, ge=1, description="An idempotent producer silent for so long is forgotten. Kafka's default."
+        24 * HOUR,
+        ge=1,
+        description="An idempotent producer silent for so long is forgotten. Kafka's default.",
     )
     max_producer_ids_per_partition: int = Field(
         10_000,
@@ -264,10 +324,15 @@ class Settings(BaseSettings):
         description="Incremental fetch sessions (KIP-227) kept; a consumer without one sends full requests. Kafka's default.",
     )
     conversion_threads: int = Field(
-        2, ge=1, le=256, description="Threads that convert records for old consumers. They run outside the interpreter's lock."
+        2,
+        ge=1,
+        le=256,
+        description="Threads that convert records for old consumers. They run outside the interpreter's lock.",
     )
     conversion_cache_bytes: int = Field(
-        64 * MIB, ge=0, description="Converted batches kept, so that N old consumers at the tail cost one conversion. 64 batches of 1 MiB."
+        64 * MIB,
+        ge=0,
+        description="Converted batches kept, so that N old consumers at the tail cost one conversion. 64 batches of 1 MiB.",
     )
     max_decompressed_bytes: int = Field(
         100 * MIB,
@@ -278,10 +343,16 @@ class Settings(BaseSettings):
 
     # Consumer groups
     group_min_session_timeout_ms: int = Field(
-        6 * SECOND, ge=0, le=INT32_MAX, description="Shortest session that a member may ask for. Kafka's default."
+        6 * SECOND,
+        ge=0,
+        le=INT32_MAX,
+        description="Shortest session that a member may ask for. Kafka's default.",
     )
     group_max_session_timeout_ms: int = Field(
-        30 * MINUTE, ge=1, le=INT32_MAX, description="Longest session that a member may ask for. Kafka's default."
+        30 * MINUTE,
+        ge=1,
+        le=INT32_MAX,
+        description="Longest session that a member may ask for. Kafka's default.",
     )
     group_initial_rebalance_delay_ms: int = Field(
         3 * SECOND,
@@ -341,7 +412,9 @@ class Settings(BaseSettings):
         le=64 * KIB,
         description="Longest regular expression of a subscription. Sixty names of topics fit; the most costly one of this length takes 0.1 s to refuse.",
     )
-    group_consumer_migration_policy: Literal["bidirectional", "upgrade", "downgrade", "disabled"] = Field(
+    group_consumer_migration_policy: Literal[
+        "bidirectional", "upgrade", "downgrade", "disabled"
+    ] = Field(
         "bidirectional",
         description="Whether a classic group becomes a consumer group when the first member of the new protocol joins (upgrade), and a classic "
         "one again when the last leaves (downgrade). Kafka's default.",
@@ -349,7 +422,10 @@ class Settings(BaseSettings):
 
     # Committed offsets
     group_id_max_bytes: int = Field(
-        LONGEST_GROUP_ID, ge=1, le=LONGEST_GROUP_ID, description="Longest name of a group. What the store has room for in a row's key."
+        LONGEST_GROUP_ID,
+        ge=1,
+        le=LONGEST_GROUP_ID,
+        description="Longest name of a group. What the store has room for in a row's key.",
     )
     offset_metadata_max_bytes: int = Field(
         4 * KIB,
@@ -358,7 +434,9 @@ class Settings(BaseSettings):
         description="Longest note that a client may put beside an offset, in characters, as Kafka counts them. Kafka's default.",
     )
     max_offsets_per_group: int = Field(
-        100_000, ge=1, description="Partitions that one group may have committed. As many as ten topics of the largest size have."
+        100_000,
+        ge=1,
+        description="Partitions that one group may have committed. As many as ten topics of the largest size have.",
     )
     committed_offsets_max_bytes: int = Field(
         512 * MIB,
@@ -381,20 +459,28 @@ class Settings(BaseSettings):
         "(KIP-211). Minutes, as in Kafka; its default, a week.",
     )
     offsets_retention_check_interval_ms: int = Field(
-        10 * MINUTE, ge=1, le=24 * HOUR, description="How often offsets are looked at for that. Kafka's default."
+        10 * MINUTE,
+        ge=1,
+        le=24 * HOUR,
+        description="How often offsets are looked at for that. Kafka's default.",
     )
 
     # The embedded store
     lmdb_initial_map_bytes: int = Field(
-        1 * GIB, ge=1 * MIB, description="Address space (not disk) that the store begins with. It grows by itself."
+        1 * GIB,
+        ge=1 * MIB,
+        description="Address space (not disk) that the store begins with. It grows by itself.",
     )
     lmdb_resident_bytes: int = Field(
-        64 * MIB, ge=0, description="Newest batches kept in memory, so that consumers at the tail touch no disk."
+        64 * MIB,
+        ge=0,
+        description="Newest batches kept in memory, so that consumers at the tail touch no disk.",
     )
 
     # The store in Apache Pulsar
     pulsar_admin: Annotated[str, _from_text(parse_admin)] | None = Field(
-        None, description="The admin API of the cluster that `store` names: `http://HOST:8080` or `https://HOST:8443`."
+        None,
+        description="The admin API of the cluster that `store` names: `http://HOST:8080` or `https://HOST:8443`.",
     )
     pulsar_setup: bool = Field(
         False,
@@ -410,20 +496,33 @@ class Settings(BaseSettings):
         description="The first line is the token (JWT) that the gateway shows to Pulsar. A file, so that no process list shows it; read again when it changes.",
     )
     pulsar_tls_trust_file: File | None = Field(
-        None, description="PEM: the authorities that sign the brokers' certificates. By default those of this machine."
+        None,
+        description="PEM: the authorities that sign the brokers' certificates. By default those of this machine.",
     )
     pulsar_tls_certificate_file: File | None = Field(
-        None, description="PEM: what the gateway shows of itself to brokers that ask for a certificate."
+        None,
+        description="PEM: what the gateway shows of itself to brokers that ask for a certificate.",
     )
-    pulsar_tls_key_file: File | None = Field(None, description="PEM: the private key of that certificate, without a pass phrase.")
-    pulsar_tenant: Name = Field("public", description="Tenant of the topics whose names have no slash. KoP's default.")
-    pulsar_namespace: Name = Field("default", description="Namespace of the topics whose names have no slash. KoP's default.")
-    pulsar_metadata_tenant: Name = Field("public", description="Tenant of the gateway's own tables: groups, offsets, ids. KoP's default.")
+    pulsar_tls_key_file: File | None = Field(
+        None, description="PEM: the private key of that certificate, without a pass phrase."
+    )
+    pulsar_tenant: Name = Field(
+        "public", description="Tenant of the topics whose names have no slash. KoP's default."
+    )
+    pulsar_namespace: Name = Field(
+        "default", description="Namespace of the topics whose names have no slash. KoP's default."
+    )
+    pulsar_metadata_tenant: Name = Field(
+        "public",
+        description="Tenant of the gateway's own tables: groups, offsets, ids. KoP's default.",
+    )
     pulsar_metadata_namespace: Name = Field(
-        "__kafka", description="Namespace of the gateway's own tables; Pulsar's clients should have no business there. KoP's default."
+        "__kafka",
+        description="Namespace of the gateway's own tables; Pulsar's clients should have no business there. KoP's default.",
     )
     pulsar_allowed_namespaces: Namespaces = Field(
-        (), description="`TENANT/NAMESPACE` of the others whose topics are served, by their full names."
+        (),
+        description="`TENANT/NAMESPACE` of the others whose topics are served, by their full names.",
     )
     pulsar_multi_tenant_metadata: bool = Field(
         False,
@@ -461,7 +560,10 @@ class Settings(BaseSettings):
         description="For a broker to be found and to open a topic. The default of Pulsar's client.",
     )
     pulsar_admin_timeout_ms: int = Field(
-        30 * SECOND, ge=100, le=10 * MINUTE, description="For one call of the admin API. As Pulsar's own gives an operation."
+        30 * SECOND,
+        ge=100,
+        le=10 * MINUTE,
+        description="For one call of the admin API. As Pulsar's own gives an operation.",
     )
     pulsar_refresh_ms: int = Field(
         30 * SECOND,
@@ -470,7 +572,9 @@ class Settings(BaseSettings):
         description="How old the list of topics may be: those that somebody else makes or deletes in Pulsar are seen after so long. A few calls each time.",
     )
     pulsar_resident_bytes: int = Field(
-        64 * MIB, ge=0, description="Newest batches kept in memory, over all partitions, so that consumers at the tail ask no broker."
+        64 * MIB,
+        ge=0,
+        description="Newest batches kept in memory, over all partitions, so that consumers at the tail ask no broker.",
     )
     pulsar_readers: int = Field(
         64,
@@ -487,7 +591,8 @@ class Settings(BaseSettings):
 
     # The traffic log
     traffic_log: File | None = Field(
-        None, description="Folder of the traffic log: who speaks which versions, for reports (docs/traffic-log.md). None by default."
+        None,
+        description="Folder of the traffic log: who speaks which versions, for reports (docs/traffic-log.md). None by default.",
     )
     traffic_topic: bool = Field(
         False,
@@ -514,7 +619,9 @@ class Settings(BaseSettings):
         "and groups that all connections together may have in an interval, beyond which they are merged: some 70 MB. Ten of each connection.",
     )
     traffic_log_queue_bytes: int = Field(
-        64 * MIB, ge=1 * MIB, description="The same in bytes: some 450 a line. And what may wait for the topic."
+        64 * MIB,
+        ge=1 * MIB,
+        description="The same in bytes: some 450 a line. And what may wait for the topic.",
     )
     traffic_log_rotate_bytes: int = Field(
         64 * MIB,
@@ -551,13 +658,19 @@ class Settings(BaseSettings):
     )
 
     # Logs
-    log_format: Literal["text", "json"] = Field("text", description="One line an event, for people or for machines.")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="One line an event, for people or for machines."
+    )
     log_level: Level = Field("info", description="The least that is written.")
     log_levels: Levels = Field(
-        {}, description="Levels of parts, for example `gateway.protocol.session:debug`; a part's level holds for what is below it."
+        {},
+        description="Levels of parts, for example `gateway.protocol.session:debug`; a part's level holds for what is below it.",
     )
     log_queue_events: int = Field(
-        10_000, ge=100, le=1_000_000, description="Lines that wait for a slow stderr, about 2 MB; beyond it they are dropped, and counted."
+        10_000,
+        ge=100,
+        le=1_000_000,
+        description="Lines that wait for a slow stderr, about 2 MB; beyond it they are dropped, and counted.",
     )
 
     @classmethod
@@ -574,7 +687,12 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _holds_together(self) -> Self:
-        problems = [*self._listener_problems(), *self._security_problems(), *self._pulsar_problems(), *self._size_problems()]
+        problems = [
+            *self._listener_problems(),
+            *self._security_problems(),
+            *self._pulsar_problems(),
+            *self._size_problems(),
+        ]
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -582,7 +700,9 @@ class Settings(BaseSettings):
     def security_protocol(self, listener: str) -> SecurityProtocol:
         """What the listener of that name asks of a connection. Raises KeyError for a name without one (`Settings` refuses such a listener)."""
         return (
-            self.listener_security_protocol_map[listener] if listener in self.listener_security_protocol_map else SecurityProtocol[listener]
+            self.listener_security_protocol_map[listener]
+            if listener in self.listener_security_protocol_map
+            else SecurityProtocol[listener]
         )
 
     def advertised_for(self, listener: str) -> Endpoint | None:
@@ -596,7 +716,9 @@ class Settings(BaseSettings):
         yield from (f"listeners: the name {name} is there twice" for name in _twice(names))
         yield from (f"listeners: {host}:{port} is there twice" for host, port in _twice(bound))
         yield from (f"advertised: the name {name} is there twice" for name in _twice(told))
-        yield from (f"advertised: there is no listener {name}" for name in sorted(set(told) - set(names)))
+        yield from (
+            f"advertised: there is no listener {name}" for name in sorted(set(told) - set(names))
+        )
         yield from (
             f"listener_security_protocol_map: there is no listener {name}"
             for name in sorted(set(self.listener_security_protocol_map) - set(names))

@@ -21,7 +21,11 @@ def make_store(settings: Settings, reactor: Any) -> Store:
         # Loaded where it is wanted: it brings Pulsar's client along, with threads of its own and some 14 MB.
         from storage.pulsar.store import PulsarStore
 
-        return PulsarStore(pulsar_settings(settings), reactor=reactor, batch_format=Format2(settings.max_decompressed_bytes))
+        return PulsarStore(
+            pulsar_settings(settings),
+            reactor=reactor,
+            batch_format=Format2(settings.max_decompressed_bytes),
+        )
     limits = LmdbSettings(
         map_bytes=settings.lmdb_initial_map_bytes,
         tail_bytes=settings.lmdb_resident_bytes,
@@ -45,7 +49,9 @@ def pulsar_settings(settings: Settings) -> PulsarSettings:
         metadata_tenant=settings.pulsar_metadata_tenant,
         metadata_namespace=settings.pulsar_metadata_namespace,
         # KoP's setting has the default one among them.
-        allowed_namespaces=tuple(dict.fromkeys(one for one in settings.pulsar_allowed_namespaces if one != default)),
+        allowed_namespaces=tuple(
+            dict.fromkeys(one for one in settings.pulsar_allowed_namespaces if one != default)
+        ),
         entry_format=settings.entry_format,
         retention_ms=settings.log_retention_ms,
         retention_bytes=settings.log_retention_bytes,

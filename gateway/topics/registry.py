@@ -43,7 +43,9 @@ class Topics:
         self._by_id: dict[bytes, LiveTopic] = {}
         self._by_alias: dict[str, LiveTopic] = {}
         self._by_unified_name: dict[str, str] = {}
-        self._snapshots = ProducerSnapshots(settings.max_producer_ids_per_partition, settings.producer_id_expiration_ms, now, start)
+        self._snapshots = ProducerSnapshots(
+            settings.max_producer_ids_per_partition, settings.producer_id_expiration_ms, now, start
+        )
         self._creating: dict[str, Shared[LiveTopic]] = {}
         self._gone: dict[bytes, tuple[Topic, int]] = {}
         self._internal: dict[str, LiveTopic] = {}
@@ -99,7 +101,12 @@ class Topics:
     def use_internal(self, name: str) -> None:
         """List an internal topic from now on. As in Kafka it appears with its first use, for example when a client asks for a coordinator."""
         if name not in self._internal and name not in self._by_name:
-            topic = Topic(name, uuid.uuid5(_INTERNAL_IDS, name).bytes, INTERNAL_PARTITIONS, dict(INTERNAL_TOPICS[name]))
+            topic = Topic(
+                name,
+                uuid.uuid5(_INTERNAL_IDS, name).bytes,
+                INTERNAL_PARTITIONS,
+                dict(INTERNAL_TOPICS[name]),
+            )
             self._internal[name] = LiveTopic(topic, effective(topic.configs, self._settings))
             self.version += 1
 
@@ -113,7 +120,9 @@ class Topics:
                     return None
             found = self._internal.get(topic)
         else:
-            found = next((live for live in self._internal.values() if live.topic.topic_id == topic), None)
+            found = next(
+                (live for live in self._internal.values() if live.topic.topic_id == topic), None
+            )
         return None if found is None or found.name in self._by_name else found
 
     def has_internal(self, topic: str, index: int) -> bool:
@@ -139,7 +148,11 @@ class Topics:
                 # Every client takes this for final; after UNKNOWN_TOPIC_OR_PARTITION they would ask for Metadata, find it, and try again.
                 message = f"{internal.name} is an internal topic that the gateway does not store: it can be neither read nor altered."
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, message)
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if isinstance(topic, str) else ErrorCode.UNKNOWN_TOPIC_ID)
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if isinstance(topic, str)
+                else ErrorCode.UNKNOWN_TOPIC_ID
+            )
         return found
 
     def opened(self, topic: str | bytes, index: int) -> Partition | None:
@@ -154,7 +167,10 @@ class Topics:
         if partition is not None:
             return partition
         if not 0 <= index < live.topic.partitions:
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{live.name} has {live.topic.partitions} partitions, none is {index}")
+            raise KafkaError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"{live.name} has {live.topic.partitions} partitions, none is {index}",
+            )
         return await self.leading.partition(live, index)
 
     def open_soon(self, topic: str | bytes, index: int) -> None:
@@ -176,20 +192,35 @@ class Topics:
     def _holder(self, partition: Partition) -> LiveTopic | None:
         """The topic of a partition, unless that was deleted or given up."""
         live = self._by_name.get(partition.topic)
-        return live if live is not None and live.partitions.get(partition.index) is partition else None
+        return (
+            live if live is not None and live.partitions.get(partition.index) is partition else None
+        )
 
     async def save_all(self) -> None:
         """Save every producers' state that has changed, before a shutdown. Raises StorageError."""
-        await self._snapshots.save_all([(live.topic.topic_id, partition) for live in self for partition in live.partitions.values()])
+        await self._snapshots.save_all(
+            [
+                (live.topic.topic_id, partition)
+                for live in self
+                for partition in live.partitions.values()
+            ]
+        )
 
     def check_new(self, name: str) -> str:
         """The canonical name. Raises KafkaError for one that no new topic can have: INVALID_TOPIC_EXCEPTION or TOPIC_ALREADY_EXISTS."""
         canonical = self.names.canonical(name)
-        if canonical in self._by_name or canonical in self._creating or canonical in INTERNAL_TOPICS:
+        if (
+            canonical in self._by_name
+            or canonical in self._creating
+            or canonical in INTERNAL_TOPICS
+        ):
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
         twin = self._by_unified_name.get(unified(canonical))
         if twin is not None:
-            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {twin}")
+            raise KafkaError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                f"Topic '{name}' collides with existing topic: {twin}",
+            )
         return canonical
 
     async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> LiveTopic:
@@ -198,7 +229,11 @@ class Topics:
         creating = self._creating[name] = Shared()
         self._by_unified_name[unified(name)] = name
         # On its own: a client that goes away while it waits must not leave a topic that is stored and not known.
-        start(self._create(Topic(name, uuid.uuid4().bytes, partitions, dict(configs))), creating.succeed, creating.fail)
+        start(
+            self._create(Topic(name, uuid.uuid4().bytes, partitions, dict(configs))),
+            creating.succeed,
+            creating.fail,
+        )
         return await creating
 
     async def _create(self, topic: Topic) -> LiveTopic:
@@ -206,7 +241,9 @@ class Topics:
             await self._store.create_topic(topic)
             return self._adopt(topic)
         except TopicExists as failure:
-            raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.") from failure
+            raise KafkaError(
+                ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists."
+            ) from failure
         except StorageError as failure:
             raise storage_error(failure) from failure
         finally:
@@ -300,7 +337,10 @@ class Topics:
 
     def _look(self) -> None:
         """Somebody else has made, altered or deleted topics."""
-        for name in [*self._by_name, *(name for name in self._store.topics if name not in self._by_name)]:
+        for name in [
+            *self._by_name,
+            *(name for name in self._store.topics if name not in self._by_name),
+        ]:
             self._look_at(name)
 
     def _look_at(self, name: str) -> None:
@@ -308,7 +348,11 @@ class Topics:
         if name in self._creating or (live is not None and live.altering is not None):
             # Our own change is under way: it looks again at its end.
             return
-        if live is not None and (topic is None or topic.topic_id != live.topic.topic_id or topic.partitions < live.topic.partitions):
+        if live is not None and (
+            topic is None
+            or topic.topic_id != live.topic.topic_id
+            or topic.partitions < live.topic.partitions
+        ):
             _log.info("topic deleted by others", topic=name)
             for partition in live.partitions.values():
                 # The topic may come back: a list of topics can be wrong for a moment.

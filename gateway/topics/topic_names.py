@@ -16,8 +16,16 @@ CONSUMER_OFFSETS = "__consumer_offsets"
 #: Kafka's internal topics, with the configs that Kafka gives them. Clients find them in Metadata and cannot read them: the gateway keeps committed
 #: offsets in a table of its own (decision 011).
 INTERNAL_TOPICS: Mapping[str, Mapping[str, str]] = {
-    CONSUMER_OFFSETS: {"compression.type": "producer", "cleanup.policy": "compact", "segment.bytes": "104857600"},
-    "__transaction_state": {"compression.type": "uncompressed", "cleanup.policy": "compact", "segment.bytes": "104857600"},
+    CONSUMER_OFFSETS: {
+        "compression.type": "producer",
+        "cleanup.policy": "compact",
+        "segment.bytes": "104857600",
+    },
+    "__transaction_state": {
+        "compression.type": "uncompressed",
+        "cleanup.policy": "compact",
+        "segment.bytes": "104857600",
+    },
 }
 
 #: Partitions of an internal topic: Kafka's default of offsets.topic.num.partitions and transaction.state.log.num.partitions.
@@ -44,7 +52,9 @@ class Names:
         except ValueError as failure:
             # In Kafka's words where Kafka would refuse it, too.
             check_name(name)
-            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {failure}") from failure
+            raise KafkaError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {failure}"
+            ) from failure
         check_name(last)
         return canonical
 

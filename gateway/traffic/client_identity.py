@@ -103,7 +103,9 @@ class Client:
 
     def habit(self, name: HabitName, value: Habit) -> None:
         if name not in self.habits:
-            self.habits[name] = [text(one) for one in value[:MAX_PROTOCOLS]] if isinstance(value, list) else value
+            self.habits[name] = (
+                [text(one) for one in value[:MAX_PROTOCOLS]] if isinstance(value, list) else value
+            )
 
     def notice(self, header: RequestHeader) -> bool:
         """One of the first requests, or the first under another client id. True once: when it has said of itself what it will, and asks for something."""
@@ -111,7 +113,11 @@ class Client:
         if client_id != self.client_id:
             # Cut, lest ten thousand connections keep 32 KiB each; one that has such a name is looked at again with each request.
             name = self.client_id = None if client_id is None else text(client_id)
-            if name is not None and len(self._client_ids) < MAX_CLIENT_IDS and name not in self._client_ids:
+            if (
+                name is not None
+                and len(self._client_ids) < MAX_CLIENT_IDS
+                and name not in self._client_ids
+            ):
                 self._client_ids.append(name)
         if len(self.first_requests) < MAX_FIRST_REQUESTS:
             self.first_requests.append(f"{api_key}:{version}")
@@ -138,7 +144,9 @@ class Client:
             habits["isolation_level"] = request.isolation_level
         if request.version >= _FIRST_FETCH_WITH_SESSION:
             habits["fetch_session"] = request.session_epoch >= 0
-        first = next((partition for topic in request.topics for partition in topic.partitions), None)
+        first = next(
+            (partition for topic in request.topics for partition in topic.partitions), None
+        )
         if first is not None:
             habits["partition_max_bytes"] = first.max_bytes
 

@@ -13,7 +13,16 @@ from gateway.protocol.wire.produce_codec import ProduceRequest
 from gateway.traffic.client_identity import Client, Peer
 from gateway.traffic.counters import Counted, Counters, Room, count_errors
 from gateway.traffic.recorder import Owed, Recorder
-from gateway.traffic.traffic_rows import VERSION, ConnectionRow, Habit, HabitName, Reason, Row, UsageRow, text
+from gateway.traffic.traffic_rows import (
+    VERSION,
+    ConnectionRow,
+    Habit,
+    HabitName,
+    Reason,
+    Row,
+    UsageRow,
+    text,
+)
 
 SETTLES_AFTER = 3
 """Intervals with requests after which a connection has shown its habits, if its first requests have not all been seen before: a member of a group
@@ -147,7 +156,14 @@ class ConnectionRecorder(Recorder):
     def for_group(self, group: str) -> None:
         self._group = group or None
 
-    def touched(self, api_key: int, version: int, topic: str | bytes, codes: Iterable[int] = (), group: str | None = None) -> None:
+    def touched(
+        self,
+        api_key: int,
+        version: int,
+        topic: str | bytes,
+        codes: Iterable[int] = (),
+        group: str | None = None,
+    ) -> None:
         usage = self._counters[api_key, version, topic, group or None]
         for code in codes:
             if code:
@@ -163,7 +179,9 @@ class ConnectionRecorder(Recorder):
             self._client.note_fetch(request)
         self._counters.fetched(request, response)
 
-    def converted(self, api_key: int, version: int, topic: str | bytes, *, records: int, size: int) -> None:
+    def converted(
+        self, api_key: int, version: int, topic: str | bytes, *, records: int, size: int
+    ) -> None:
         usage = self._counters[api_key, version, topic, None]
         usage.conversions += 1
         usage.converted_records += records

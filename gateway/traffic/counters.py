@@ -67,15 +67,27 @@ class Counters(dict[Counted, Usage]):
         is_merged = False
         if topic is not None or group is not None:
             # A name that is longer than any topic's may be asked for, too, and is not kept whole.
-            key = (api_key, version, text(topic) if isinstance(topic, str) else topic, None if group is None else text(group))
+            key = (
+                api_key,
+                version,
+                text(topic) if isinstance(topic, str) else topic,
+                None if group is None else text(group),
+            )
             is_merged = key not in self and not self._has_room()
             if is_merged:
-                key = (api_key, version, None, "") if topic is None else (api_key, version, "", None)
+                key = (
+                    (api_key, version, None, "") if topic is None else (api_key, version, "", None)
+                )
         else:
             is_merged = not self._has_room_for_version()
             if is_merged:
                 # With one that it has sent, so that nothing is said of it that it did not do.
-                key = (api_key, min((known for one, known, *_ in self if one == api_key), default=version), None, "")
+                key = (
+                    api_key,
+                    min((known for one, known, *_ in self if one == api_key), default=version),
+                    None,
+                    "",
+                )
         usage = self.get(key)
         if usage is None:
             usage = self[key] = Usage(is_merged=is_merged)

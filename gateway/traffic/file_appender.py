@@ -78,7 +78,9 @@ class Appender:
         self.rotate_if_due()
 
     def rotate_if_due(self) -> None:
-        if self._file is not None and (self._size >= self._rotation.max_bytes or self.due_in() <= 0):
+        if self._file is not None and (
+            self._size >= self._rotation.max_bytes or self.due_in() <= 0
+        ):
             self._end()
 
     def due_in(self) -> float:

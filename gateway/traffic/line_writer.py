@@ -47,7 +47,9 @@ class Writer:
         self._max_lines = max_lines
         self._max_bytes = max_bytes
         self._losses = Losses(ticks)
-        self._appender = Appender(folder, rotation, self._losses, now, ticks, self._finish, open_file)
+        self._appender = Appender(
+            folder, rotation, self._losses, now, ticks, self._finish, open_file
+        )
         self._ticks = ticks
         self._began = now(), ticks()
         self._waiting: deque[tuple[bytes, int]] = deque()
@@ -73,7 +75,10 @@ class Writer:
     def put(self, block: bytes, lines: int) -> None:
         """Take so many whole lines, or drop them."""
         with self._filled:
-            has_room = self._waiting_lines + lines <= self._max_lines and self._waiting_bytes + len(block) <= self._max_bytes
+            has_room = (
+                self._waiting_lines + lines <= self._max_lines
+                and self._waiting_bytes + len(block) <= self._max_bytes
+            )
             if has_room and not self._is_over:
                 self._waiting.append((block, lines))
                 self._waiting_lines += lines

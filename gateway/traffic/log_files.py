@@ -31,7 +31,9 @@ _HOUR_MS = 3_600_000
 _PIECE = 256 << 10
 #: For the gateway's user and its group: principals and addresses are data of persons.
 _FILE_MODE, _FOLDER_MODE = 0o640, 0o750
-_PLACE = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)/(\d+)-([0-9a-z]+)-(\d+)(\.jsonl(?:\.gz(?:\.part)?)?)\Z")
+_PLACE = re.compile(
+    r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)/(\d+)-([0-9a-z]+)-(\d+)(\.jsonl(?:\.gz(?:\.part)?)?)\Z"
+)
 
 
 class GrowingFile(Protocol):
@@ -71,7 +73,12 @@ class Folder:
     def place(self, now_ms: int, number: int) -> Path:
         """Where the file begins that is the `number`th of this process."""
         at = datetime.fromtimestamp(now_ms / 1000, UTC)
-        return self._root / f"date={at:%Y-%m-%d}" / f"hour={at:%H}" / f"{self._prefix}-{number}{GROWING}"
+        return (
+            self._root
+            / f"date={at:%Y-%m-%d}"
+            / f"hour={at:%H}"
+            / f"{self._prefix}-{number}{GROWING}"
+        )
 
     def found(self) -> list[Found]:
         """All files of the log, the oldest first."""
@@ -79,13 +86,19 @@ class Folder:
 
     def leftovers(self) -> Iterator[Path]:
         """What others left unfinished. What they are writing is locked by them."""
-        return (one.path for one in self.found() if one.ending == GROWING and not one.path.name.startswith(f"{self._prefix}-"))
+        return (
+            one.path
+            for one in self.found()
+            if one.ending == GROWING and not one.path.name.startswith(f"{self._prefix}-")
+        )
 
     def delete_old(self, now_ms: int, limits: Limits, stuck: Set[Path] = frozenset()) -> int:
         """Delete what is too old, and of what is too much the oldest: first compressed, so of what is not only the `stuck`, which could not be. How
         many files that were. Raises the OSError of the first that cannot be deleted."""
         files = [(one, size) for one in self.found() if (size := _size(one.path)) is not None]
-        excess = sum(size for _, size in files) - (limits.keep_bytes if limits.keep_bytes is not None else 1 << 62)
+        excess = sum(size for _, size in files) - (
+            limits.keep_bytes if limits.keep_bytes is not None else 1 << 62
+        )
         deleted = 0
         failed: OSError | None = None
         for one, size in files:
@@ -134,7 +147,12 @@ def begin(path: Path) -> GrowingFile | None:
 
 def _locked(path: Path) -> FileIO | None:
     try:
-        file = FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, _FILE_MODE), "a")
+        file = FileIO(
+            os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, _FILE_MODE
+            ),
+            "a",
+        )
     except FileExistsError:
         return None
     if _lock(file, fcntl.LOCK_EX) and not is_gone(file):
@@ -196,7 +214,9 @@ def _pack(source: IO[bytes], target: Path, level: int) -> None:
     # A new file: what lies there may be a link to another, or a pipe that nobody reads.
     with suppress(FileNotFoundError):
         os.unlink(target)
-    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+    with os.fdopen(
+        os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
+    ) as file:
         os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
         with cast(Any, igzip).IGzipFile(fileobj=file, mode="wb", compresslevel=level) as packed:
             while piece := source.read(_PIECE):
@@ -223,21 +243,31 @@ def tidy(folder: Folder, pending: set[Path], limits: Limits, now: Callable[[], i
             # It is gone, or is somebody else's.
             pass
         except OSError as failure:
-            _log.warning("traffic file not compressed", file=str(path), reason=str(failure.strerror))
+            _log.warning(
+                "traffic file not compressed", file=str(path), reason=str(failure.strerror)
+            )
             continue
         pending.discard(path)
     try:
         deleted = folder.delete_old(now(), limits, pending)
     except OSError as failure:
-        _log.warning("old traffic files not deleted", file=str(failure.filename), reason=str(failure.strerror))
+        _log.warning(
+            "old traffic files not deleted",
+            file=str(failure.filename),
+            reason=str(failure.strerror),
+        )
         return
     if deleted:
         _log.debug("old traffic files deleted", files=deleted)
 
 
 def _found(root: Path) -> Iterator[Found]:
-    hours = (f"{date}/{hour}" for date in _names(root, "date=") for hour in _names(root / date, "hour="))
-    for place in (f"{folder}/{name}" for folder in hours for name in _names(root / folder, are_files=True)):
+    hours = (
+        f"{date}/{hour}" for date in _names(root, "date=") for hour in _names(root / date, "hour=")
+    )
+    for place in (
+        f"{folder}/{name}" for folder in hours for name in _names(root / folder, are_files=True)
+    ):
         match = _PLACE.match(place)
         if match is None:
             continue
@@ -245,7 +275,9 @@ def _found(root: Path) -> Iterator[Found]:
             hour = datetime.strptime(f"{match[1]} {match[2]}", "%Y-%m-%d %H").replace(tzinfo=UTC)
         except ValueError:
             continue
-        yield Found(int(hour.timestamp() * 1000), int(match[4], 36), int(match[5]), root / place, match[6])
+        yield Found(
+            int(hour.timestamp() * 1000), int(match[4], 36), int(match[5]), root / place, match[6]
+        )
 
 
 def _names(folder: Path, beginning: str = "", *, are_files: bool = False) -> list[str]:
@@ -256,7 +288,8 @@ def _names(folder: Path, beginning: str = "", *, are_files: bool = False) -> lis
             return [
                 entry.name
                 for entry in entries
-                if entry.name.startswith(beginning) and (not are_files or entry.is_file(follow_symlinks=False))
+                if entry.name.startswith(beginning)
+                and (not are_files or entry.is_file(follow_symlinks=False))
             ]
     except (FileNotFoundError, NotADirectoryError):
         return []

@@ -55,7 +55,14 @@ class Recorder:
     def habit(self, name: HabitName, value: Habit) -> None:
         """What this client asks for by itself; the first value counts."""
 
-    def touched(self, api_key: int, version: int, topic: str | bytes, codes: Iterable[int] = (), group: str | None = None) -> None:
+    def touched(
+        self,
+        api_key: int,
+        version: int,
+        topic: str | bytes,
+        codes: Iterable[int] = (),
+        group: str | None = None,
+    ) -> None:
         """A request was about this topic; of its partitions came these error codes (0: none)."""
 
     def produced(self, request: ProduceRequest, prepared: Sequence[Any]) -> None:
@@ -64,7 +71,9 @@ class Recorder:
     def fetched(self, request: FetchRequest, response: FetchResponse) -> None:
         """Records go."""
 
-    def converted(self, api_key: int, version: int, topic: str | bytes, *, records: int, size: int) -> None:
+    def converted(
+        self, api_key: int, version: int, topic: str | bytes, *, records: int, size: int
+    ) -> None:
         """A batch or set of so many records and stored (or sent) bytes was converted for this client, now or before."""
 
     def spent(self, api_key: int, version: int, topic: str | bytes, microseconds: int) -> None:

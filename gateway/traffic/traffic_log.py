@@ -110,7 +110,9 @@ class TrafficLog(Traffic):
 
     def connection(self, peer: Peer, session: Session) -> Recorder:
         if self._salt is not None:
-            hidden = blake2b(peer.address.encode(), key=self._salt, digest_size=_HASH_BYTES).hexdigest()
+            hidden = blake2b(
+                peer.address.encode(), key=self._salt, digest_size=_HASH_BYTES
+            ).hexdigest()
             peer = msgspec.structs.replace(peer, address=f"h:{hidden}")
         name = f"{self._prefix}-{self._connections}"
         recorder = ConnectionRecorder(self, name, peer, session)
@@ -172,5 +174,7 @@ def read_salt(path: Path) -> bytes:
     except OSError as failure:
         raise ValueError(f"traffic_log_salt_file: {path}: {failure.strerror}") from failure
     if not salt:
-        raise ValueError(f"traffic_log_salt_file: {path}: its first line is empty, and would hide nothing")
+        raise ValueError(
+            f"traffic_log_salt_file: {path}: its first line is empty, and would hide nothing"
+        )
     return salt

@@ -70,7 +70,9 @@ class TopicSink:
         try:
             await self._under_way.within(self._clock, seconds)
         except TimeoutError:
-            self._losses.add(sum(lines for _, lines in self._waiting), f"{TRAFFIC}: the store is too slow")
+            self._losses.add(
+                sum(lines for _, lines in self._waiting), f"{TRAFFIC}: the store is too slow"
+            )
 
     async def _append_all(self) -> None:
         under_way = self._under_way
@@ -116,4 +118,6 @@ def _batches(lines: bytes, now: int) -> list[tuple[bytearray, int]]:
 def _batch(lines: list[bytes], now: int) -> tuple[bytearray, int]:
     plain = Format2().pack(RecordBatch([Record(None, line, (), now) for line in lines]))
     header = read_batch(plain)._replace(attributes=int(Codec.GZIP))
-    return bytearray(build_batch(header, compress(Codec.GZIP, memoryview(plain)[BATCH_OVERHEAD:], magic=2))), len(lines)
+    return bytearray(
+        build_batch(header, compress(Codec.GZIP, memoryview(plain)[BATCH_OVERHEAD:], magic=2))
+    ), len(lines)

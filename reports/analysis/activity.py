@@ -33,7 +33,16 @@ BARE, ROADLESS = "mechanism = 'GSSAPI'", "road = 'none'"
 """A GSSAPI token without a SaslHandshake."""
 REQUEST = ("api_key", "api_version", "topic", "group")
 SOFTWARE = ("software", "software_version")
-OF_CONNECTION = ("date", "connection", "client_id", "listener", "principal", "peer", *SOFTWARE, *REQUEST)
+OF_CONNECTION = (
+    "date",
+    "connection",
+    "client_id",
+    "listener",
+    "principal",
+    "peer",
+    *SOFTWARE,
+    *REQUEST,
+)
 BEGINNING = ("first_requests", "habits")
 """What a connection says at its end, or once while it stays open, of how it began."""
 
@@ -49,47 +58,97 @@ def activity(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFr
     dated = _known(_by_connection(usage), who)
     dated = dated.unionByName(_known(_said_at_the_end(connections), who))
     dated = dated.unionByName(_with_bare_tokens(connections), allowMissingColumns=True)
-    return dated.groupBy("date", *APPLICATION, "listener", *SOFTWARE, *REQUEST).agg(*_sums(), *_seen())
+    return dated.groupBy("date", *APPLICATION, "listener", *SOFTWARE, *REQUEST).agg(
+        *_sums(), *_seen()
+    )
 
 
 def who_is_who(connections: DataFrame) -> DataFrame:
     """One row a connection, as its latest row has it: every row repeats what is known so far."""
-    fields = ("listener", "peer", "protocol", "mechanism", "road", "principal", "client_ids", *SOFTWARE, *BEGINNING)
-    latest = connections.groupBy("connection").agg(F.max_by(F.struct(*fields), "sequence").alias("latest"))
+    fields = (
+        "listener",
+        "peer",
+        "protocol",
+        "mechanism",
+        "road",
+        "principal",
+        "client_ids",
+        *SOFTWARE,
+        *BEGINNING,
+    )
+    latest = connections.groupBy("connection").agg(
+        F.max_by(F.struct(*fields), "sequence").alias("latest")
+    )
     # As it is summed up it lies by connection, and would be joined so; without that Spark may split the part that a connection with most of the log is in.
-    return latest.select("connection", *[F.col(f"latest.{name}").alias(f"its_{name}") for name in fields]).hint("rebalance")
+    return latest.select(
+        "connection", *[F.col(f"latest.{name}").alias(f"its_{name}") for name in fields]
+    ).hint("rebalance")
 
 
 def never_logged_in(who: DataFrame) -> DataFrame:
     """Connections that spoke to a listener with log-in and never got through it, but for those with bare tokens, which are applications."""
-    return who.filter(f"its_protocol like 'SASL%' and its_principal is null and not coalesce(its_{BARE} and its_{ROADLESS}, false)")
+    return who.filter(
+        f"its_protocol like 'SASL%' and its_principal is null and not coalesce(its_{BARE} and its_{ROADLESS}, false)"
+    )
 
 
 def bare_tokens(activity: DataFrame) -> DataFrame:
     """Applications that log in by GSSAPI without a handshake: date, APPLICATION, first_seen, last_seen."""
-    return activity.filter("api_key is null").select("date", *APPLICATION, "first_seen", "last_seen")
+    return activity.filter("api_key is null").select(
+        "date", *APPLICATION, "first_seen", "last_seen"
+    )
 
 
 def _with_bare_tokens(connections: DataFrame) -> DataFrame:
     """They are refused here, too, so a connection has hardly more than its address."""
     bare = connections.filter(f"{BARE} and {ROADLESS}")
-    who = {"principal": F.col("principal"), "client_id": F.col("client_ids")[0], "address": F.col("peer")}
+    who = {
+        "principal": F.col("principal"),
+        "client_id": F.col("client_ids")[0],
+        "address": F.col("peer"),
+    }
     named = [F.coalesce(column, F.lit("")).alias(name) for name, column in who.items()]
     return bare.select("date", *named, "listener", *_times("at"))
 
 
 def requests_by_connection(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame:
     """The versions of requests that each connection sent: connection, APPLICATION, SOFTWARE, BEGINNING, api_key, api_version, requests, bytes, last_seen."""
-    keys = ("connection", "client_id", "listener", "principal", "peer", *SOFTWARE, "api_key", "api_version")
+    keys = (
+        "connection",
+        "client_id",
+        "listener",
+        "principal",
+        "peer",
+        *SOFTWARE,
+        "api_key",
+        "api_version",
+    )
     rows = _known(_by_connection(usage, keys), who, BEGINNING)
-    rows = rows.unionByName(_known(_said_at_the_end(connections), who, BEGINNING), allowMissingColumns=True)
-    columns = ("connection", *APPLICATION, *SOFTWARE, *BEGINNING, "api_key", "api_version", "requests", "last_seen")
-    return rows.filter("api_key is not null").select(*columns, (F.col("bytes_in") + F.col("bytes_out")).alias("bytes"))
+    rows = rows.unionByName(
+        _known(_said_at_the_end(connections), who, BEGINNING), allowMissingColumns=True
+    )
+    columns = (
+        "connection",
+        *APPLICATION,
+        *SOFTWARE,
+        *BEGINNING,
+        "api_key",
+        "api_version",
+        "requests",
+        "last_seen",
+    )
+    return rows.filter("api_key is not null").select(
+        *columns, (F.col("bytes_in") + F.col("bytes_out")).alias("bytes")
+    )
 
 
 def _by_connection(usage: DataFrame, keys: Sequence[str] = OF_CONNECTION) -> DataFrame:
     """First by connection, which needs none of `who`: what is joined then is what is left."""
-    counts = [F.col(f"magic_{way}")[magic].alias(f"magic_{way}_{magic}") for way in ("in", "out") for magic in MAGICS]
+    counts = [
+        F.col(f"magic_{way}")[magic].alias(f"magic_{way}_{magic}")
+        for way in ("in", "out")
+        for magic in MAGICS
+    ]
     # A request's bytes are in the row that counts it; a row of a topic has those of the topic's batches.
     is_whole = F.coalesce("requests", F.lit(0)) > 0
     bytes_ = [F.when(is_whole, F.col(name)).alias(name) for name in ("bytes_in", "bytes_out")]
@@ -114,7 +173,11 @@ def _said_at_the_end(connections: DataFrame) -> DataFrame:
         *[name for name in by_id.columns if name != "highest"], F.explode("highest").alias("key", "api_version"),
     )  # fmt: skip
     zeros = [F.lit(0).cast("long").alias(name) for name in (*SUMS, *FORMATS)]
-    rows = rows.withColumn("api_key", F.col("key").cast("int")).drop("key").filter("api_key >= 0 and api_version >= 0")
+    rows = (
+        rows.withColumn("api_key", F.col("key").cast("int"))
+        .drop("key")
+        .filter("api_key >= 0 and api_version >= 0")
+    )
     return rows.select("*", *_nothing("topic", "group"), *zeros)
 
 
@@ -123,10 +186,14 @@ def _known(rows: DataFrame, who: DataFrame, more: Sequence[str] = ()) -> DataFra
     added as it is.
     """
     joined = rows.join(who, "connection", "left")
-    joined = joined.filter("its_protocol is null or its_protocol not like 'SASL%' or its_principal is not null or principal is not null")
+    joined = joined.filter(
+        "its_protocol is null or its_protocol not like 'SASL%' or its_principal is not null or principal is not null"
+    )
     for name in ("principal", "listener", *SOFTWARE):
         joined = joined.withColumn(name, F.coalesce(f"its_{name}", name))
-    joined = joined.withColumn("client_id", F.coalesce("client_id", F.col("its_client_ids")[0], F.lit("")))
+    joined = joined.withColumn(
+        "client_id", F.coalesce("client_id", F.col("its_client_ids")[0], F.lit(""))
+    )
     joined = joined.withColumn("address", F.coalesce("its_peer", "peer", F.lit(""))).withColumn(
         "principal", F.coalesce("principal", F.lit(""))
     )
@@ -140,8 +207,12 @@ def _sums() -> list[Column]:
 
 def _times(since: str) -> list[Column]:
     """When what a row tells was first and last seen. Where the clock has jumped it is the row's day; what began in a time that cannot be began then."""
-    last = F.when(F.col("clock_jumped"), F.unix_millis(F.col("date").cast("timestamp"))).otherwise(F.col("at"))
-    first = F.when((F.timestamp_millis(since) >= F.lit(EARLIEST)) & (F.col(since) <= last), F.col(since)).otherwise(last)
+    last = F.when(F.col("clock_jumped"), F.unix_millis(F.col("date").cast("timestamp"))).otherwise(
+        F.col("at")
+    )
+    first = F.when(
+        (F.timestamp_millis(since) >= F.lit(EARLIEST)) & (F.col(since) <= last), F.col(since)
+    ).otherwise(last)
     return [first.alias("first_seen"), last.alias("last_seen")]
 
 

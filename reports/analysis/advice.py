@@ -19,7 +19,9 @@ def baselines(spark: SparkSession, target: Target) -> DataFrame:
         least = f" (not refused from {row.wire})" if row.wire and row.wire != row.lowest else ""
         instead = target.libraries.get(row.instead or "")
         other = f"{row.instead} {instead.lowest}" if instead and instead.lowest else row.instead
-        rows.append((name, row.supported, row.lowest, least, other, *settings().get(name, (None, None))))
+        rows.append(
+            (name, row.supported, row.lowest, least, other, *settings().get(name, (None, None)))
+        )
     columns = ("library", "supported", "lowest", "least", "instead", "configured", "setting")
     return table_of(spark, rows, ", ".join(f"{column} string" for column in columns))
 
@@ -29,8 +31,18 @@ def needs(target: Target) -> Column:
     if not target.libraries:
         return F.lit("")
     version = F.concat_ws(" ", "library", "lowest")
-    unknown = F.concat(F.lit("a newer "), F.col("library"), F.lit(" or another library: the target names no version of it"))
-    other = F.concat(F.lit("another library, such as "), F.col("instead"), F.lit(": no version of "), F.col("library"), F.lit(" is served"))
+    unknown = F.concat(
+        F.lit("a newer "),
+        F.col("library"),
+        F.lit(" or another library: the target names no version of it"),
+    )
+    other = F.concat(
+        F.lit("another library, such as "),
+        F.col("instead"),
+        F.lit(": no version of "),
+        F.col("library"),
+        F.lit(" is served"),
+    )
     return (
         F.when(~F.col("state").isin(REFUSED, BELOW), F.lit(""))
         .when(F.col("library").isNull(), F.lit(_of_each(target)))
@@ -43,8 +55,12 @@ def needs(target: Target) -> Column:
 
 def _of_each(target: Target) -> str:
     """Where it is not known which library it is."""
-    each = " or ".join(f"{name} {row.lowest}" for name, row in target.libraries.items() if row.lowest)
-    none = "".join(f"; no version of {name} is served" for name, row in target.libraries.items() if row.instead)
+    each = " or ".join(
+        f"{name} {row.lowest}" for name, row in target.libraries.items() if row.lowest
+    )
+    none = "".join(
+        f"; no version of {name} is served" for name, row in target.libraries.items() if row.instead
+    )
     return f"{each}, with its protocol setting left out, where it has one{none}"
 
 
@@ -52,11 +68,17 @@ def _not_to_be_refused(version: Column) -> Column:
     """A version that is new enough is refused where a setting tells it to speak an older protocol. A library that takes what the broker offers unless it
     is told otherwise shows by its asking that it is not; what has no such setting needs another look.
     """
-    is_unasked = (F.col("configured") == "unasked") & ~F.col("asks") & F.col("version_high").isNull()
+    is_unasked = (
+        (F.col("configured") == "unasked") & ~F.col("asks") & F.col("version_high").isNull()
+    )
     may_be_set = F.coalesce((F.col("configured") == "always") | is_unasked, F.lit(False))
     is_new_enough = F.coalesce(numbers("version_low") >= numbers("lowest"), F.lit(False))
     setting = F.concat(F.lit("its protocol setting ("), F.col("setting"), F.lit(") left out"))
-    tried = F.concat(F.lit("a look at what it does: "), version, F.lit(" and later were not refused where they were tried"))
+    tried = F.concat(
+        F.lit("a look at what it does: "),
+        version,
+        F.lit(" and later were not refused where they were tried"),
+    )
     at_least = F.concat(version, F.col("least"))
     return (
         F.when(may_be_set & is_new_enough, setting)

@@ -29,7 +29,9 @@ def kinds(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame
     where the client sent its name. `is_beyond` is true for those without a name beyond MOST_KINDS.
     """
     pairs = F.sort_array(F.collect_set(F.struct("api_key", "api_version")))
-    each = requests_by_connection(usage, connections, who).groupBy("connection", *APPLICATION, *SOFTWARE)
+    each = requests_by_connection(usage, connections, who).groupBy(
+        "connection", *APPLICATION, *SOFTWARE
+    )
     # Each row of a connection has the same beginning.
     each = each.agg(
         F.slice(pairs, 1, MOST_VERSIONS).alias("sent"),
@@ -39,13 +41,20 @@ def kinds(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame
     )
     habits = [_as_text(f"habits.{field.name}", field.name) for field in HABITS.fields]
     told = each.select("*", _opening().alias("opening"), *habits)
-    kept = [_set_of("opening").alias("openings"), *[_set_of(name).alias(name) for name in HABITS.fieldNames()]]
-    rows = told.groupBy(*APPLICATION, *SOFTWARE, "sent").agg(*kept, *_sums(), F.count("*").alias("connections"))
+    kept = [
+        _set_of("opening").alias("openings"),
+        *[_set_of(name).alias(name) for name in HABITS.fieldNames()],
+    ]
+    rows = told.groupBy(*APPLICATION, *SOFTWARE, "sent").agg(
+        *kept, *_sums(), F.count("*").alias("connections")
+    )
     kind = F.to_json(F.struct("sent", "openings", *HABITS.fieldNames()))
     rows = rows.withColumn("kind", F.when(F.col("software").isNull(), kind))
     # Kinds that sent their name are summed up by it later, and do not count here.
     of_these = Window.partitionBy(*APPLICATION, F.col("kind").isNull())
-    place = F.row_number().over(of_these.orderBy(F.desc("bytes"), F.desc("connections"), "kind", *SOFTWARE, "sent"))
+    place = F.row_number().over(
+        of_these.orderBy(F.desc("bytes"), F.desc("connections"), "kind", *SOFTWARE, "sent")
+    )
     return rows.select(
         *APPLICATION,
         *SOFTWARE,
@@ -61,7 +70,9 @@ def kinds(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame
 
 def read(kind: str) -> Doing:
     row: dict[str, Any] = json.loads(kind)
-    openings = frozenset(tuple(map(int, keys.split(","))) for keys in row.get("openings", ()) if keys)
+    openings = frozenset(
+        tuple(map(int, keys.split(","))) for keys in row.get("openings", ()) if keys
+    )
     return Doing(requests_of(row["sent"]), openings, dict(_habits(row)), is_whole=False)
 
 
@@ -80,7 +91,10 @@ def _habits(row: Mapping[str, Any]) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def _sums() -> list[Column]:
-    return [*[F.sum(name).alias(name) for name in ("bytes", "requests")], F.max("last_seen").alias("last_seen")]
+    return [
+        *[F.sum(name).alias(name) for name in ("bytes", "requests")],
+        F.max("last_seen").alias("last_seen"),
+    ]
 
 
 def _set_of(name: str) -> Column:
@@ -91,7 +105,9 @@ def _opening() -> Column:
     """The first requests by api key, without the log-in, one that follows itself once."""
     keys = F.transform("first", lambda request: F.split(request, ":")[0])
     # What no gateway wrote is no number.
-    keys = F.filter(keys, lambda key: key.rlike("^[0-9]{1,4}$") & ~key.isin([str(key) for key in LOG_IN]))
+    keys = F.filter(
+        keys, lambda key: key.rlike("^[0-9]{1,4}$") & ~key.isin([str(key) for key in LOG_IN])
+    )
     changes = F.filter(keys, lambda key, place: (place == 0) | (key != F.get(keys, place - 1)))
     return F.array_join(F.slice(changes, 1, OPENING), ",")
 

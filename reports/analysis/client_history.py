@@ -16,19 +16,39 @@ def distribution(activity: DataFrame, applications: DataFrame) -> DataFrame:
 
     The version is the highest that the library may be of; an application of several libraries is under the one that decides its state. A topic's requests are not known, and its bytes are those of its batches.
     """
-    named = applications.select(*APPLICATION, "library", F.col("version_high").alias("version"), "generation")
-    sizes = {name: F.col("topic_bytes") if name == "topic" else F.col("bytes_in") + F.col("bytes_out") for name in DIMENSIONS}
+    named = applications.select(
+        *APPLICATION, "library", F.col("version_high").alias("version"), "generation"
+    )
+    sizes = {
+        name: F.col("topic_bytes") if name == "topic" else F.col("bytes_in") + F.col("bytes_out")
+        for name in DIMENSIONS
+    }
     each = F.array(
-        *[F.struct(F.lit(name).alias("dimension"), F.col(name).alias("value"), size.alias("bytes")) for name, size in sizes.items()]
+        *[
+            F.struct(
+                F.lit(name).alias("dimension"), F.col(name).alias("value"), size.alias("bytes")
+            )
+            for name, size in sizes.items()
+        ]
     )
     # First by what is counted, so that a row is not made five before it is summed up.
     keys = ("date", *APPLICATION, *[name for name in DIMENSIONS if name not in APPLICATION])
-    summed = activity.groupBy(*keys).agg(*[F.sum(name).alias(name) for name in ("requests", "bytes_in", "bytes_out", "topic_bytes")])
-    rows = summed.select("date", *APPLICATION, "requests", F.explode(each).alias("each")).select("*", "each.*").filter("value is not null")
-    rows = rows.groupBy("date", *APPLICATION, "dimension", "value").agg(F.sum("requests").alias("requests"), F.sum("bytes").alias("bytes"))
+    summed = activity.groupBy(*keys).agg(
+        *[F.sum(name).alias(name) for name in ("requests", "bytes_in", "bytes_out", "topic_bytes")]
+    )
+    rows = (
+        summed.select("date", *APPLICATION, "requests", F.explode(each).alias("each"))
+        .select("*", "each.*")
+        .filter("value is not null")
+    )
+    rows = rows.groupBy("date", *APPLICATION, "dimension", "value").agg(
+        F.sum("requests").alias("requests"), F.sum("bytes").alias("bytes")
+    )
     joined = rows.join(F.broadcast(named), list(APPLICATION), "left")
     return joined.groupBy("date", "dimension", "value", "library", "version", "generation").agg(
-        F.count("*").alias("applications"), F.sum("requests").alias("requests"), F.sum("bytes").alias("bytes")
+        F.count("*").alias("applications"),
+        F.sum("requests").alias("requests"),
+        F.sum("bytes").alias("bytes"),
     )
 
 
@@ -37,7 +57,11 @@ def matrix(activity: DataFrame) -> DataFrame:
     return (
         activity.filter("api_key is not null")
         .groupBy(*APPLICATION, "api_key")
-        .agg(F.min("api_version").alias("lowest"), F.max("api_version").alias("highest"), F.sum("requests").alias("requests"))
+        .agg(
+            F.min("api_version").alias("lowest"),
+            F.max("api_version").alias("highest"),
+            F.sum("requests").alias("requests"),
+        )
     )
 
 

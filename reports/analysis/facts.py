@@ -79,9 +79,13 @@ def target(name: str) -> Target:
     """By the name of its file, or by a path to one of one's own. Raises ValueError for what is neither."""
     path = Path(name) if name.endswith(".toml") else TARGETS / f"{name}.toml"
     if ("/" in name.removesuffix(".toml") and not name.endswith(".toml")) or not path.is_file():
-        raise ValueError(f"there is no target {name!r}; there are {', '.join(target_names())}, or give a file of your own (.toml)")
+        raise ValueError(
+            f"there is no target {name!r}; there are {', '.join(target_names())}, or give a file of your own (.toml)"
+        )
     try:
-        file = msgspec.convert(tomllib.loads(path.read_text("utf-8")), _File, strict=True, str_keys=True)
+        file = msgspec.convert(
+            tomllib.loads(path.read_text("utf-8")), _File, strict=True, str_keys=True
+        )
         return _completed(path.stem, file, _like(file))
     except (OSError, msgspec.ValidationError, ValueError) as error:
         raise ValueError(f"{path} is no target: {error}") from error

@@ -60,16 +60,28 @@ def _named(kinds: DataFrame) -> DataFrame:
     # An array of numbers and of texts, both in order: of two names that were last used in the same minute it is always the same one.
     sent = F.concat_ws(" ", *SOFTWARE).alias("name")
     own = said.groupBy(*APPLICATION, "library", "version").agg(
-        F.concat(F.lit("calls itself "), F.max(F.struct("last_seen", sent))["name"]).alias("evidence"), *_sums()
+        F.concat(F.lit("calls itself "), F.max(F.struct("last_seen", sent))["name"]).alias(
+            "evidence"
+        ),
+        *_sums(),
     )
-    place = F.row_number().over(Window.partitionBy(*APPLICATION).orderBy(F.desc("bytes"), F.desc("connections"), "library", "version"))
+    place = F.row_number().over(
+        Window.partitionBy(*APPLICATION).orderBy(
+            F.desc("bytes"), F.desc("connections"), "library", "version"
+        )
+    )
     is_left_out = place > MOST_NAMES
-    name = F.when(~is_left_out, F.concat_ws(" ", F.lit("named"), "library", "version")).otherwise(F.lit(LEFT_OUT))
+    name = F.when(~is_left_out, F.concat_ws(" ", F.lit("named"), "library", "version")).otherwise(
+        F.lit(LEFT_OUT)
+    )
     return own.select(
         *APPLICATION,
         name.alias(PART),
         F.when(~is_left_out, F.col("library")).alias("library"),
-        *[F.when(~is_left_out, F.col("version")).alias(version) for version in ("version_low", "version_high")],
+        *[
+            F.when(~is_left_out, F.col("version")).alias(version)
+            for version in ("version_low", "version_high")
+        ],
         F.when(~is_left_out, F.lit(SENT_BY_ITSELF)).otherwise(F.lit(0.0)).alias("confidence"),
         F.when(~is_left_out, F.col("evidence")).otherwise(F.lit(LEFT_OUT)).alias("evidence"),
         F.lit(None).cast("string").alias("difference"),
@@ -83,7 +95,11 @@ _SUMMED = ("sent", "bytes", "requests", "connections", "last_seen")
 
 def _sums() -> list[Column]:
     sent = F.sort_array(F.array_distinct(F.flatten(F.collect_set("sent")))).alias("sent")
-    return [sent, *[F.sum(name).alias(name) for name in ("bytes", "requests", "connections")], F.max("last_seen").alias("last_seen")]
+    return [
+        sent,
+        *[F.sum(name).alias(name) for name in ("bytes", "requests", "connections")],
+        F.max("last_seen").alias("last_seen"),
+    ]
 
 
 def _nameless(kinds: DataFrame, named: DataFrame) -> DataFrame:
@@ -94,13 +110,21 @@ def _nameless(kinds: DataFrame, named: DataFrame) -> DataFrame:
     names = (
         named.filter("library is not null")
         .groupBy(*APPLICATION)
-        .agg(F.sort_array(F.collect_list(F.struct("library", F.col("version_low").alias("version"), "sent"))).alias("names"))
+        .agg(
+            F.sort_array(
+                F.collect_list(F.struct("library", F.col("version_low").alias("version"), "sent"))
+            ).alias("names")
+        )
     )
     did = did.join(names, list(APPLICATION), "left").withColumn("named_like", _named_like(_known()))
-    did = did.select(*APPLICATION, F.to_json(F.struct("kinds", "names", "named_like")).alias("doing"))
+    did = did.select(
+        *APPLICATION, F.to_json(F.struct("kinds", "names", "named_like")).alias("doing")
+    )
     judged = _concluded(did, _known())
     key = F.md5("kind").alias("kind_key")
-    rows = own.select(*APPLICATION, key, "is_beyond", *_SUMMED).join(judged, [*APPLICATION, "kind_key"], "left")
+    rows = own.select(*APPLICATION, key, "is_beyond", *_SUMMED).join(
+        judged, [*APPLICATION, "kind_key"], "left"
+    )
     is_left_out = F.col("its_part").isNull()
     return rows.select(
         *APPLICATION,
@@ -122,7 +146,11 @@ def _parts(rows: DataFrame) -> DataFrame:
     )
     asks = F.exists("sent", lambda pair: pair["api_key"] == API_VERSIONS)
     summed = summed.join(_requests(summed), [*APPLICATION, PART], "left")
-    return summed.withColumn("evidence", F.concat_ws("; ", "evidence", "sends")).drop("sends").withColumn("asks", asks)
+    return (
+        summed.withColumn("evidence", F.concat_ws("; ", "evidence", "sends"))
+        .drop("sends")
+        .withColumn("asks", asks)
+    )
 
 
 @cache
@@ -138,9 +166,16 @@ def _splitter() -> Splitter:
 def _concluded(did: DataFrame, table: Table) -> DataFrame:
     """APPLICATION, kind_key and the part that each kind of connection is of. The doings are few, so they are judged here, and joined back."""
     key = F.md5("doing")
-    doings = did.groupBy("doing").agg(F.count("*").alias("number")).orderBy(F.desc("number"), "doing").limit(MOST_DOINGS)
+    doings = (
+        did.groupBy("doing")
+        .agg(F.count("*").alias("number"))
+        .orderBy(F.desc("number"), "doing")
+        .limit(MOST_DOINGS)
+    )
     verdicts = [
-        (row["key"], *verdict) for row in doings.select(key.alias("key"), "doing").collect() for verdict in _judged(row["doing"], table)
+        (row["key"], *verdict)
+        for row in doings.select(key.alias("key"), "doing").collect()
+        for verdict in _judged(row["doing"], table)
     ]
     judged = table_of(did.sparkSession, verdicts, _VERDICT).withColumnRenamed("kind", "kind_key")
     return did.select(*APPLICATION, key.alias("key")).join(F.broadcast(judged), "key").drop("key")
@@ -151,13 +186,19 @@ def _judged(doing: str, table: Table) -> Iterator[tuple[str | float | None, ...]
     row = json.loads(doing)
     texts: list[str] = row["kinds"]
     connections = [read(text) for text in texts]
-    named = [Named(one["library"], one.get("version"), requests_of(one["sent"])) for one in row.get("names", ())]
+    named = [
+        Named(one["library"], one.get("version"), requests_of(one["sent"]))
+        for one in row.get("names", ())
+    ]
     named_like = row.get("named_like")
     clients = _splitter().split(connections, named, named_like)
     # A client with a name has all that its connections sent.
     whole = [
         _whole(
-            [*([Doing(named[one.named].requests)] if one.named is not None else []), *(connections[index] for index in one.connections)],
+            [
+                *([Doing(named[one.named].requests)] if one.named is not None else []),
+                *(connections[index] for index in one.connections),
+            ],
             named_like,
         )
         for one in clients
@@ -166,7 +207,11 @@ def _judged(doing: str, table: Table) -> Iterator[tuple[str | float | None, ...]
         verdict: tuple[str | float | None, ...]
         if client.named is not None:
             own = named[client.named]
-            part = " ".join(["named", own.library] if own.version is None else ["named", own.library, own.version])
+            part = " ".join(
+                ["named", own.library]
+                if own.version is None
+                else ["named", own.library, own.version]
+            )
             verdict = (part, own.library, own.version, own.version, SENT_BY_ITSELF, None, None)
         else:
             found = identify_doing(whole[number], table)
@@ -211,7 +256,9 @@ def _difference(doing: Doing, others: Sequence[Doing]) -> str | None:
     for key, version in sorted(doing.highest.items()):
         sent = {other.highest[key] for other in others if other.requests.get(key)}
         if key not in NOT_COMPARED and sent - {version}:
-            found.append(f"{names.get(key, f'key {key}')} {version} (others: {', '.join(map(str, sorted(sent - {version})))})")
+            found.append(
+                f"{names.get(key, f'key {key}')} {version} (others: {', '.join(map(str, sorted(sent - {version})))})"
+            )
     if found:
         return f"sends {', '.join(found)}"
     return "does not send its name, and sends what no version of the others does"
@@ -219,14 +266,23 @@ def _difference(doing: Doing, others: Sequence[Doing]) -> str | None:
 
 def _named_like(table: Table) -> Column:
     """As Table.named_like."""
-    found = F.array_compact(F.array(*[F.when(F.col("client_id").rlike(own), F.lit(name)) for name, own in table.patterns.items()]))
+    found = F.array_compact(
+        F.array(
+            *[
+                F.when(F.col("client_id").rlike(own), F.lit(name))
+                for name, own in table.patterns.items()
+            ]
+        )
+    )
     return F.when(F.size(found) == 1, found[0])
 
 
 def _library() -> Column:
     sent = F.lower("software")
     names = F.create_map(*[F.lit(word) for pair in library_names().items() for word in pair])
-    library = F.when(F.col("software_version").contains("rdkafka-"), F.lit("librdkafka")).otherwise(F.coalesce(names[sent], sent))
+    library = F.when(F.col("software_version").contains("rdkafka-"), F.lit("librdkafka")).otherwise(
+        F.coalesce(names[sent], sent)
+    )
     return library.alias("library")
 
 
@@ -246,15 +302,27 @@ def _requests(parts: DataFrame) -> DataFrame:
     spark = parts.sparkSession
     names = table_of(spark, sorted(api_names().items()), "api_key int, api string")
     first = table_of(spark, generations(), "api_key int, highest int, number int, release string")
-    each = parts.select(*APPLICATION, PART, F.explode("sent").alias("pair")).select(*APPLICATION, PART, "pair.*")
+    each = parts.select(*APPLICATION, PART, F.explode("sent").alias("pair")).select(
+        *APPLICATION, PART, "pair.*"
+    )
     highest = each.groupBy(*APPLICATION, PART, "api_key").agg(F.max("api_version").alias("highest"))
-    told = highest.join(F.broadcast(names), "api_key", "left").join(F.broadcast(first), ["api_key", "highest"], "left")
-    words = F.concat_ws(" ", F.coalesce("api", F.concat(F.lit("key "), F.col("api_key").cast("string"))), F.col("highest").cast("string"))
+    told = highest.join(F.broadcast(names), "api_key", "left").join(
+        F.broadcast(first), ["api_key", "highest"], "left"
+    )
+    words = F.concat_ws(
+        " ",
+        F.coalesce("api", F.concat(F.lit("key "), F.col("api_key").cast("string"))),
+        F.col("highest").cast("string"),
+    )
     return told.groupBy(*APPLICATION, PART).agg(
         F.concat(
             F.lit("sends "),
             F.concat_ws(
-                ", ", F.transform(F.sort_array(F.collect_list(F.struct("api_key", words.alias("words")))), lambda row: row["words"])
+                ", ",
+                F.transform(
+                    F.sort_array(F.collect_list(F.struct("api_key", words.alias("words")))),
+                    lambda row: row["words"],
+                ),
             ),
         ).alias("sends"),
         F.max_by("release", "number").alias("generation"),

@@ -15,8 +15,16 @@ def table_of(spark: SparkSession, rows: Sequence[Sequence[Any]], columns: str) -
     """`columns` is as in SQL: "api_key int, api string"."""
     names = [column.split()[0] for column in columns.split(", ")]
     text = json.dumps([dict(zip(names, row, strict=True)) for row in rows])
-    return spark.range(1).select(F.inline(F.from_json(F.lit(text), f"array<struct<{columns.replace(' ', ':').replace(',:', ', ')}>>")))
+    return spark.range(1).select(
+        F.inline(
+            F.from_json(
+                F.lit(text), f"array<struct<{columns.replace(' ', ':').replace(',:', ', ')}>>"
+            )
+        )
+    )
 
 
 def empty(spark: SparkSession, schema: StructType) -> DataFrame:
-    return spark.range(0).select(*[F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields])
+    return spark.range(0).select(
+        *[F.lit(None).cast(field.dataType).alias(field.name) for field in schema.fields]
+    )

@@ -29,7 +29,9 @@ SURE_ENOUGH = 0.9
 
 def findings(activity: DataFrame, bare: DataFrame, target: Target) -> DataFrame:
     """Each thing that the target would refuse: date, APPLICATION, what (as "Produce 2"), why, requests, bytes, first_seen, last_seen."""
-    below = activity.join(F.broadcast(_limits(activity.sparkSession, target)), "api_key").filter(NOT_SERVED)
+    below = activity.join(F.broadcast(_limits(activity.sparkSession, target)), "api_key").filter(
+        NOT_SERVED
+    )
     requests = below.groupBy("date", *APPLICATION, _what().alias("what"), _why().alias("why")).agg(
         F.sum("requests").alias("requests"),
         F.sum(F.col("bytes_in") + F.col("bytes_out")).alias("bytes"),
@@ -58,7 +60,10 @@ def blockers(found: DataFrame) -> DataFrame:
 def _limits(spark: SparkSession, target: Target) -> DataFrame:
     names = api_names()
     keys = sorted(target.minimums.keys() | target.maximums.keys())
-    rows = [(key, names.get(key, f"key {key}"), target.minimums.get(key, 0), target.maximums.get(key)) for key in keys]
+    rows = [
+        (key, names.get(key, f"key {key}"), target.minimums.get(key, 0), target.maximums.get(key))
+        for key in keys
+    ]
     return table_of(spark, rows, "api_key int, api string, minimum int, maximum int")
 
 
@@ -69,23 +74,33 @@ def _what() -> Column:
 def _why() -> Column:
     return (
         F.when(F.col("minimum") == NEVER, F.lit("not served any more"))
-        .when(F.col("api_version") < F.col("minimum"), F.concat(F.lit("served from version "), F.col("minimum").cast("string")))
+        .when(
+            F.col("api_version") < F.col("minimum"),
+            F.concat(F.lit("served from version "), F.col("minimum").cast("string")),
+        )
         .otherwise(F.concat(F.lit("served up to version "), F.col("maximum").cast("string")))
     )
 
 
 def _all_reasons() -> Column:
-    return F.sort_array(F.collect_set(F.concat(F.col("what"), F.lit(" ("), F.col("why"), F.lit(")")))).alias("reasons")
+    return F.sort_array(
+        F.collect_set(F.concat(F.col("what"), F.lit(" ("), F.col("why"), F.lit(")")))
+    ).alias("reasons")
 
 
-def applications(activity: DataFrame, identity: DataFrame, blocking: DataFrame, target: Target) -> DataFrame:
+def applications(
+    activity: DataFrame, identity: DataFrame, blocking: DataFrame, target: Target
+) -> DataFrame:
     """One row an application, with its state for the target, why, and what it needs.
 
     `libraries` are its parts as `identity` has them, the worst first. The first decides the state, the library and its confidence; `version_low` and
     `version_high` are of all parts of that library.
     """
     sums = [F.sum(name).alias(name) for name in (*SUMS, *FORMATS)]
-    names = [F.sort_array(F.collect_set(name)).alias(f"all_{name}") for name in ("topic", "group", "listener")]
+    names = [
+        F.sort_array(F.collect_set(name)).alias(f"all_{name}")
+        for name in ("topic", "group", "listener")
+    ]
     seen = [F.min("first_seen").alias("first_seen"), F.max("last_seen").alias("last_seen")]
     asks = F.coalesce(F.bool_or(F.col("api_key") == API_VERSIONS), F.lit(False)).alias("asks")
     own = activity.groupBy(*APPLICATION).agg(*names, *sums, *seen, asks)
@@ -95,15 +110,26 @@ def applications(activity: DataFrame, identity: DataFrame, blocking: DataFrame, 
         F.max("last_seen").alias("last_refused"),
     )
     libraries = F.broadcast(baselines(activity.sparkSession, target))
-    rows = own.join(_by_application(identity, libraries, target), list(APPLICATION), "left").join(why, list(APPLICATION), "left")
+    rows = own.join(_by_application(identity, libraries, target), list(APPLICATION), "left").join(
+        why, list(APPLICATION), "left"
+    )
     worst = ("library", "version_low", "version_high", "confidence", "evidence", "generation")
     rows = rows.withColumns({name: F.col("libraries")[0][name] for name in worst})
-    rows = rows.join(libraries, "library", "left").withColumn("state", _state(target)).withColumn("needs", needs(target))
+    rows = (
+        rows.join(libraries, "library", "left")
+        .withColumn("state", _state(target))
+        .withColumn("needs", needs(target))
+    )
     # What one part needs is said as it is; of several, each with its name.
-    rows = rows.withColumn("needs", F.coalesce(F.when(F.size("libraries") > 1, F.nullif(_needs_of_each(), F.lit(""))), "needs"))
+    rows = rows.withColumn(
+        "needs",
+        F.coalesce(F.when(F.size("libraries") > 1, F.nullif(_needs_of_each(), F.lit(""))), "needs"),
+    )
     low, high = _lowest(), _highest()
     for name in ("topic", "group", "listener"):
-        rows = rows.withColumn(f"{name}s", F.slice(f"all_{name}", 1, MOST_NAMES)).withColumn(f"{name}_count", F.size(f"all_{name}"))
+        rows = rows.withColumn(f"{name}s", F.slice(f"all_{name}", 1, MOST_NAMES)).withColumn(
+            f"{name}_count", F.size(f"all_{name}")
+        )
     return rows.select(
         *APPLICATION, "topics", "groups", "listeners", "topic_count", "group_count",
         "library", low.alias("version_low"), high.alias("version_high"), F.coalesce("confidence", F.lit(0.0)).alias("confidence"), "evidence", "generation",
@@ -115,24 +141,42 @@ def applications(activity: DataFrame, identity: DataFrame, blocking: DataFrame, 
 def _by_application(identity: DataFrame, libraries: DataFrame, target: Target) -> DataFrame:
     """APPLICATION and its libraries: an array, in the order of states and of traffic."""
     limits = F.broadcast(_limits(identity.sparkSession, target))
-    sent = identity.select(*APPLICATION, PART, F.explode("sent").alias("pair")).select(*APPLICATION, PART, "pair.*").distinct()
-    refused = sent.join(limits, "api_key").filter(NOT_SERVED).select(*APPLICATION, PART, _what().alias("what"), _why().alias("why"))
+    sent = (
+        identity.select(*APPLICATION, PART, F.explode("sent").alias("pair"))
+        .select(*APPLICATION, PART, "pair.*")
+        .distinct()
+    )
+    refused = (
+        sent.join(limits, "api_key")
+        .filter(NOT_SERVED)
+        .select(*APPLICATION, PART, _what().alias("what"), _why().alias("why"))
+    )
     refused = refused.groupBy(*APPLICATION, PART).agg(_all_reasons())
     total = F.sum("bytes").over(Window.partitionBy(*APPLICATION))
     parts = identity.withColumn("share", F.round(F.col("bytes") / F.nullif(total, F.lit(0)), 4))
     parts = parts.join(refused, [*APPLICATION, PART], "left").join(libraries, "library", "left")
-    parts = parts.withColumn("state", _state(target)).withColumn("needs", needs(target)).withColumn("reasons", _reasons())
-    told = parts.withColumn("last_seen", F.date_format(F.timestamp_millis("last_seen"), "yyyy-MM-dd"))
+    parts = (
+        parts.withColumn("state", _state(target))
+        .withColumn("needs", needs(target))
+        .withColumn("reasons", _reasons())
+    )
+    told = parts.withColumn(
+        "last_seen", F.date_format(F.timestamp_millis("last_seen"), "yyyy-MM-dd")
+    )
     one = F.struct(by_state().alias("place"), (-F.col("bytes")).alias("less"), PART, *OF_LIBRARIES)
     ordered = F.sort_array(F.collect_list(one))
-    each = F.transform(ordered, lambda part: F.struct(*[part[name].alias(name) for name in OF_LIBRARIES]))
+    each = F.transform(
+        ordered, lambda part: F.struct(*[part[name].alias(name) for name in OF_LIBRARIES])
+    )
     return told.groupBy(*APPLICATION).agg(each.alias("libraries"))
 
 
 def _needs_of_each() -> Column:
     """Of each part that needs something: which it is, and what it needs."""
     needy = F.filter("libraries", lambda part: part["needs"] != "")
-    return F.array_join(F.transform(needy, lambda part: F.concat(_called(part), F.lit(": "), part["needs"])), "; ")
+    return F.array_join(
+        F.transform(needy, lambda part: F.concat(_called(part), F.lit(": "), part["needs"])), "; "
+    )
 
 
 def _called(part: Column) -> Column:
@@ -145,22 +189,43 @@ def _called(part: Column) -> Column:
         .when(low.isNull(), F.concat(F.lit("up to "), high))
         .otherwise(F.concat(low, F.lit(" to "), high))
     )
-    unknown = F.concat_ws("", F.lit("a client whose library is not known, which "), F.coalesce(part["difference"], part["evidence"]))
-    return F.when(part["library"].isNull(), unknown).otherwise(F.concat_ws(" ", part["library"], versions))
+    unknown = F.concat_ws(
+        "",
+        F.lit("a client whose library is not known, which "),
+        F.coalesce(part["difference"], part["evidence"]),
+    )
+    return F.when(part["library"].isNull(), unknown).otherwise(
+        F.concat_ws(" ", part["library"], versions)
+    )
 
 
 def _lowest() -> Column:
     """Of all parts of the library that the row names."""
-    known = F.filter("libraries", lambda part: (part["library"] == F.col("library")) & part["version_low"].isNotNull())
-    pairs = F.transform(known, lambda part: F.struct(numbers(part["version_low"]).alias("order"), part["version_low"].alias("version")))
+    known = F.filter(
+        "libraries",
+        lambda part: (part["library"] == F.col("library")) & part["version_low"].isNotNull(),
+    )
+    pairs = F.transform(
+        known,
+        lambda part: F.struct(
+            numbers(part["version_low"]).alias("order"), part["version_low"].alias("version")
+        ),
+    )
     return F.array_min(pairs)["version"]
 
 
 def _highest() -> Column:
     """Null where one of them may be newer than any that is known."""
     own = F.filter("libraries", lambda part: part["library"] == F.col("library"))
-    pairs = F.transform(own, lambda part: F.struct(numbers(part["version_high"]).alias("order"), part["version_high"].alias("version")))
-    return F.when(~F.exists(own, lambda part: part["version_high"].isNull()), F.array_max(pairs)["version"])
+    pairs = F.transform(
+        own,
+        lambda part: F.struct(
+            numbers(part["version_high"]).alias("order"), part["version_high"].alias("version")
+        ),
+    )
+    return F.when(
+        ~F.exists(own, lambda part: part["version_high"].isNull()), F.array_max(pairs)["version"]
+    )
 
 
 def _state(target: Target) -> Column:
@@ -175,7 +240,10 @@ def _state(target: Target) -> Column:
         .when(F.col("instead").isNotNull(), F.lit(BELOW))
         .when(F.col("supported").isNull(), F.lit(FINE))
         .when(low.isNull(), F.lit(UNKNOWN))
-        .when((high < supported) | ((low < supported) & (F.col("confidence") >= SENT_BY_ITSELF)), F.lit(BELOW))
+        .when(
+            (high < supported) | ((low < supported) & (F.col("confidence") >= SENT_BY_ITSELF)),
+            F.lit(BELOW),
+        )
         .when(low < supported, F.lit(UNKNOWN))
         .otherwise(F.lit(FINE))
     )
@@ -183,14 +251,27 @@ def _state(target: Target) -> Column:
 
 def by_state() -> Column:
     """Rows in the order of STATES."""
-    return F.coalesce(*[F.when(F.col("state") == state, F.lit(place)) for place, state in enumerate(STATES)])
+    return F.coalesce(
+        *[F.when(F.col("state") == state, F.lit(place)) for place, state in enumerate(STATES)]
+    )
 
 
 def _reasons() -> Column:
-    baseline = F.when(F.col("instead").isNotNull(), F.concat(F.lit("no version of "), F.col("library"), F.lit(" is served")))
-    baseline = baseline.otherwise(F.concat_ws(" ", F.lit("below"), F.col("library"), F.col("supported")))
+    baseline = F.when(
+        F.col("instead").isNotNull(),
+        F.concat(F.lit("no version of "), F.col("library"), F.lit(" is served")),
+    )
+    baseline = baseline.otherwise(
+        F.concat_ws(" ", F.lit("below"), F.col("library"), F.col("supported"))
+    )
     more = F.size("reasons") - MOST_REASONS
     refused = F.concat_ws(
-        ", ", F.slice("reasons", 1, MOST_REASONS), F.when(more > 0, F.concat(F.lit("and "), more.cast("string"), F.lit(" more")))
+        ", ",
+        F.slice("reasons", 1, MOST_REASONS),
+        F.when(more > 0, F.concat(F.lit("and "), more.cast("string"), F.lit(" more"))),
     )
-    return F.when(F.col("state") == REFUSED, refused).when(F.col("state") == BELOW, baseline).otherwise(F.lit(""))
+    return (
+        F.when(F.col("state") == REFUSED, refused)
+        .when(F.col("state") == BELOW, baseline)
+        .otherwise(F.lit(""))
+    )

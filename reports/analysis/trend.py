@@ -50,10 +50,17 @@ def outlook(days: DataFrame, today: date) -> Outlook:
     """The line through the refused applications of the days before `today`: where it meets zero. `days` is what `trend` gives."""
     day = F.datediff("date", F.lit(today)).cast("double")
     past = days.filter(F.col("date") < F.lit(today))
-    line = (F.regr_slope("refused_applications", day), F.regr_intercept("refused_applications", day))
-    known, per_day, at_today, last = past.agg(F.count("*"), *line, F.max_by("refused_applications", "date")).collect()[0]
+    line = (
+        F.regr_slope("refused_applications", day),
+        F.regr_intercept("refused_applications", day),
+    )
+    known, per_day, at_today, last = past.agg(
+        F.count("*"), *line, F.max_by("refused_applications", "date")
+    ).collect()[0]
     if known < FEWEST_DAYS or per_day is None:
-        return Outlook(known, per_day, None, f"it takes {FEWEST_DAYS} full days, and there are {known}")
+        return Outlook(
+            known, per_day, None, f"it takes {FEWEST_DAYS} full days, and there are {known}"
+        )
     if at_today <= 0:
         return Outlook(known, per_day, today, PACE if last else "nobody is left")
     if per_day >= 0 or at_today / -per_day > FARTHEST_DAYS:

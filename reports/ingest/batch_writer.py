@@ -34,7 +34,12 @@ class InFile:
     total: int = 0
 
     def is_within(self, span: Span | None) -> bool:
-        return span is not None and self.processes == {span.process} and span.first <= self.first and self.last <= span.last
+        return (
+            span is not None
+            and self.processes == {span.process}
+            and span.first <= self.first
+            and self.last <= span.last
+        )
 
     def span(self) -> Span:
         (process,) = self.processes
@@ -43,7 +48,10 @@ class InFile:
     @property
     def is_gapless(self) -> bool:
         """Each number from the first to the last is there once: so many rows with that sum are no others, but by intent."""
-        return self.rows == self.last - self.first + 1 and 2 * self.total == (self.first + self.last) * self.rows
+        return (
+            self.rows == self.last - self.first + 1
+            and 2 * self.total == (self.first + self.last) * self.rows
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +69,30 @@ class Found:
 
 def write(rows: DataFrame, folder: Path) -> None:
     # As SQL: the hint of DataFrames takes no columns from Python before Spark 4.
-    rebalanced = rows.sparkSession.sql("SELECT /*+ REBALANCE(kind, date) */ * FROM {rows}", rows=rows)
+    rebalanced = rows.sparkSession.sql(
+        "SELECT /*+ REBALANCE(kind, date) */ * FROM {rows}", rows=rows
+    )
     rebalanced.write.mode("overwrite").partitionBy("kind", "date").parquet(str(folder))
 
 
 def found(spark: SparkSession, folder: Path) -> Found:
     """From what lies there."""
     which = process("connection")
-    numbers = [F.min("sequence").alias("first"), F.max("sequence").alias("last"), F.sum("sequence").alias("total")]
+    numbers = [
+        F.min("sequence").alias("first"),
+        F.max("sequence").alias("last"),
+        F.sum("sequence").alias("total"),
+    ]
     ends = [F.min(which).alias("low"), F.max(which).alias("high")]
     rows: Counter[str] = Counter()
     quarantined: Counter[str] = Counter()
     files: dict[str, InFile] = defaultdict(InFile)
-    for row in read(spark, folder).groupBy("kind", "problem", "file").agg(F.count("*").alias("rows"), *numbers, *ends).collect():
+    for row in (
+        read(spark, folder)
+        .groupBy("kind", "problem", "file")
+        .agg(F.count("*").alias("rows"), *numbers, *ends)
+        .collect()
+    ):
         if row["kind"] == QUARANTINE:
             quarantined[row["problem"]] += row["rows"]
             continue
@@ -87,7 +106,11 @@ def found(spark: SparkSession, folder: Path) -> Found:
 
 
 def proven(
-    spark: SparkSession, folder: Path, files: Sequence[LogFile], examined: Mapping[str, Examined], seen: Found
+    spark: SparkSession,
+    folder: Path,
+    files: Sequence[LogFile],
+    examined: Mapping[str, Examined],
+    seen: Found,
 ) -> tuple[list[Span], list[LogFile]]:
     """Which rows are there, and the files of which it is not shown that theirs are there once: those whose lines between the first and the last are not
     as those two say.
@@ -118,18 +141,28 @@ def proven(
     return spans, doubtful
 
 
-def _rows_that_are_there_once(spark: SparkSession, folder: Path, names: Collection[str]) -> set[str]:
+def _rows_that_are_there_once(
+    spark: SparkSession, folder: Path, names: Collection[str]
+) -> set[str]:
     """Of these files those that have each of their rows once."""
     if not names:
         return set()
-    rows = read(spark, folder).filter(F.col("kind") != QUARANTINE).filter(F.col("file").isin(*names))
-    counted = rows.groupBy("file").agg(F.count("*").alias("rows"), F.count_distinct("sequence").alias("numbers"))
+    rows = (
+        read(spark, folder).filter(F.col("kind") != QUARANTINE).filter(F.col("file").isin(*names))
+    )
+    counted = rows.groupBy("file").agg(
+        F.count("*").alias("rows"), F.count_distinct("sequence").alias("numbers")
+    )
     return {row["file"] for row in counted.filter("rows = numbers").collect()}
 
 
 def new_rows(rows: DataFrame, there: DataFrame | None) -> DataFrame:
     """Of `rows` (those of the log, and lines for the quarantine) each row of the log once, and none that is `there`."""
-    good = rows.filter("problem is null").withColumn("process", process("connection")).dropDuplicates(["process", "sequence"])
+    good = (
+        rows.filter("problem is null")
+        .withColumn("process", process("connection"))
+        .dropDuplicates(["process", "sequence"])
+    )
     if there is not None:
         known = there.select(process("connection").alias("process"), "sequence")
         good = good.join(known, ["process", "sequence"], "left_anti")
@@ -144,17 +177,28 @@ def bounded(rows: DataFrame, now: datetime) -> tuple[DataFrame, list[Span]]:
     del spans[MOST_PROCESSES:]
     names = table_of(rows.sparkSession, [[span.process] for span in spans], "process string")
     good = rows.filter("problem is null").withColumn("process", process("connection"))
-    kept, others = (good.join(names, "process", how).select(*rows.columns) for how in ("left_semi", "left_anti"))
-    return kept.unionByName(as_lines(others, TOO_MANY_PROCESSES, now)).unionByName(rows.filter("problem is not null")), spans
+    kept, others = (
+        good.join(names, "process", how).select(*rows.columns) for how in ("left_semi", "left_anti")
+    )
+    return kept.unionByName(as_lines(others, TOO_MANY_PROCESSES, now)).unionByName(
+        rows.filter("problem is not null")
+    ), spans
 
 
 def spans_of(rows: DataFrame, most: int = MOST_PROCESSES) -> list[Span]:
     """Of the `most` processes with the most rows."""
-    good = rows.filter(F.col("sequence").isNotNull()).groupBy(process("connection").alias("process"))
-    found = (
-        good.agg(F.min("sequence"), F.max("sequence"), F.count("*").alias("rows")).orderBy(F.desc("rows"), "process").limit(most).collect()
+    good = rows.filter(F.col("sequence").isNotNull()).groupBy(
+        process("connection").alias("process")
     )
-    return [Span(name, first, last, count == last - first + 1) for name, first, last, count in found]
+    found = (
+        good.agg(F.min("sequence"), F.max("sequence"), F.count("*").alias("rows"))
+        .orderBy(F.desc("rows"), "process")
+        .limit(most)
+        .collect()
+    )
+    return [
+        Span(name, first, last, count == last - first + 1) for name, first, last, count in found
+    ]
 
 
 def read(spark: SparkSession, folder: Path) -> DataFrame:
@@ -163,7 +207,9 @@ def read(spark: SparkSession, folder: Path) -> DataFrame:
 
 def literally(path: Path) -> str:
     """Spark takes a path for a pattern."""
-    return "".join(f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in str(path.absolute()))
+    return "".join(
+        f"\\{letter}" if letter in "{}[]*?\\" else letter for letter in str(path.absolute())
+    )
 
 
 def joined(*counts: Mapping[str, int]) -> dict[str, int]:

@@ -49,7 +49,11 @@ def examine(path: Path) -> Examined:
         for piece in _pieces(path):
             seen.add(piece)
             if seen.size > most or seen.line_bytes > LONGEST_LINE:
-                damage = f"it unpacks to more than {most} bytes" if seen.size > most else f"it has a line of more than {LONGEST_LINE} bytes"
+                damage = (
+                    f"it unpacks to more than {most} bytes"
+                    if seen.size > most
+                    else f"it has a line of more than {LONGEST_LINE} bytes"
+                )
                 break
     except EOFError:
         damage = "the compressed file is cut off"

@@ -48,7 +48,11 @@ class Known:
         if seen.sha256 in self._by_hash:
             return self._by_hash[seen.sha256]
         # One that has more lines than its first and last row leave room for (and half a line) is joined of several.
-        if seen.span and self.rows.has(seen.span) and seen.lines <= seen.span.last - seen.span.first + 2:
+        if (
+            seen.span
+            and self.rows.has(seen.span)
+            and seen.lines <= seen.span.last - seen.span.first + 2
+        ):
             return f"rows {seen.span.first} to {seen.span.last} of {seen.span.process}"
         return None
 

@@ -62,7 +62,9 @@ class Ingested:
         )
 
 
-def ingest(spark: SparkSession, logs: Path, tables: Tables, now: datetime, say: Say = lambda done, of: None) -> Ingested:
+def ingest(
+    spark: SparkSession, logs: Path, tables: Tables, now: datetime, say: Say = lambda done, of: None
+) -> Ingested:
     """Takes what is new below `logs`. Raises TablesError where it cannot go on: what was taken until then stays taken, the rest is left for the next run."""
     with told(tables.folder), tables.alone():
         return take_new(spark, logs, tables, now, say)
@@ -77,7 +79,9 @@ def take_new(spark: SparkSession, logs: Path, tables: Tables, now: datetime, say
         raise TablesError(f"{logs} is not a folder")
     today = now.astimezone(UTC).date()
     if today < EARLIEST:
-        raise TablesError(f"the clock of this machine says that it is {today}; set it, or every row would be of a day that has not come")
+        raise TablesError(
+            f"the clock of this machine says that it is {today}; set it, or every row would be of a day that has not come"
+        )
     intake = Intake(spark, tables, now)
     total = Ingested(known=sum(file.name in intake.known.names for file in log_files.find(logs)))
     seen: set[str] = set()
@@ -99,13 +103,19 @@ def take_new(spark: SparkSession, logs: Path, tables: Tables, now: datetime, say
     raise TablesError(f"files below {logs} come and go faster than they can be read")
 
 
-def stored(spark: SparkSession, tables: Tables, kind: str, batches: Iterable[Batch] | None = None) -> DataFrame:
+def stored(
+    spark: SparkSession, tables: Tables, kind: str, batches: Iterable[Batch] | None = None
+) -> DataFrame:
     """The rows of a kind in every batch that counts, or in these, with a column `date` by which they lie in folders."""
     names = [batch.name for batch in (tables.batches() if batches is None else batches)]
     paths = [path for name in names if (path := tables.rows_of(name) / f"kind={kind}").is_dir()]
     if not paths:
         return empty(spark, STORED)
-    return spark.read.schema(STORED).option("basePath", str(tables.folder)).parquet(*map(batch_writer.literally, paths))
+    return (
+        spark.read.schema(STORED)
+        .option("basePath", str(tables.folder))
+        .parquet(*map(batch_writer.literally, paths))
+    )
 
 
 class Intake:
@@ -129,12 +139,16 @@ class Intake:
             later = choose([*choice.compare, *doubtful], examined, self.known)
             compared = self._compared(later, examined, is_passing)
         except Exception as error:
-            if (isinstance(error, TablesError) or is_of_spark(error)) and not all(file.path.exists() for file in group):
+            if (isinstance(error, TablesError) or is_of_spark(error)) and not all(
+                file.path.exists() for file in group
+            ):
                 raise FileNotFoundError from error
             raise
         return Ingested(damaged=choice.damaged) + plain + compared
 
-    def _plain(self, choice: Choice, examined: Mapping[str, Examined], is_passing: bool) -> tuple[Ingested, list[LogFile]]:
+    def _plain(
+        self, choice: Choice, examined: Mapping[str, Examined], is_passing: bool
+    ) -> tuple[Ingested, list[LogFile]]:
         """Files that have no row of another, and those that were thought to be such and are not: these are left out."""
         files = choice.take
         doubtful: list[LogFile] = []
@@ -154,16 +168,25 @@ class Intake:
                     files = [file for file in files if file not in odd]
                     continue
             notes = [*(noted(file, examined[file.name]) for file in files), *choice.repeats]
-            batch = Batch(name, tuple(notes), found.rows, found.quarantined, is_passing, tuple(spans))
+            batch = Batch(
+                name, tuple(notes), found.rows, found.quarantined, is_passing, tuple(spans)
+            )
             return self._note(batch), doubtful
 
-    def _compared(self, choice: Choice, examined: Mapping[str, Examined], is_passing: bool) -> Ingested:
+    def _compared(
+        self, choice: Choice, examined: Mapping[str, Examined], is_passing: bool
+    ) -> Ingested:
         """Files of which each row is looked up."""
         files = [*choice.take, *choice.compare]
         notes = (*(noted(file, examined[file.name]) for file in files), *choice.repeats)
         if not files:
             return self._note(Batch(self._tables.new_name(), notes, is_passing=is_passing))
-        return self.compare(self._rows_of(files), sum(examined[file.name].lines for file in files), notes, is_passing)
+        return self.compare(
+            self._rows_of(files),
+            sum(examined[file.name].lines for file in files),
+            notes,
+            is_passing,
+        )
 
     def compare(
         self,
@@ -187,7 +210,11 @@ class Intake:
         found = batch_writer.found(self._spark, folder)
         repeated = came.lines - found.lines
         new = batch_writer.spans_of(batch_writer.read(self._spark, folder)) if found.rows else []
-        return self._note(Batch(name, files, found.rows, found.quarantined, is_passing, tuple(new), repeated, source))
+        return self._note(
+            Batch(
+                name, files, found.rows, found.quarantined, is_passing, tuple(new), repeated, source
+            )
+        )
 
     def _stored(self, spans: Sequence[Span]) -> DataFrame | None:
         """The rows of every batch that may have one of these."""
@@ -195,10 +222,14 @@ class Intake:
         batches = [batch for batch in self.batches if any(map(wanted.touches, batch.spans))]
         if not batches:
             return None
-        return stored(self._spark, self._tables, USAGE, batches).unionByName(stored(self._spark, self._tables, CONNECTION, batches))
+        return stored(self._spark, self._tables, USAGE, batches).unionByName(
+            stored(self._spark, self._tables, CONNECTION, batches)
+        )
 
     def _rows_of(self, files: Sequence[LogFile]) -> DataFrame:
-        lines = self._spark.read.option("lineSep", "\n").text([batch_writer.literally(file.path) for file in files])
+        lines = self._spark.read.option("lineSep", "\n").text(
+            [batch_writer.literally(file.path) for file in files]
+        )
         return to_rows(lines.select("value", F.col("_metadata.file_path").alias("path")), self._now)
 
     def _note(self, batch: Batch) -> Ingested:
@@ -208,12 +239,21 @@ class Intake:
             self.batches.append(batch)
             self.known.add(batch)
         repeated = sum(file.repeats is not None for file in batch.files)
-        return Ingested(len(batch.files) - repeated, repeated, 0, batch.rows, batch.quarantined, batch.repeated_rows)
+        return Ingested(
+            len(batch.files) - repeated,
+            repeated,
+            0,
+            batch.rows,
+            batch.quarantined,
+            batch.repeated_rows,
+        )
 
 
 def _must_be(lines: int, wanted: int) -> None:
     if lines != wanted:
-        raise TablesError(f"of {wanted} lines {lines} came out: a file changed while it was read; run it again")
+        raise TablesError(
+            f"of {wanted} lines {lines} came out: a file changed while it was read; run it again"
+        )
 
 
 def _copies(new: Sequence[LogFile], folder: Path) -> tuple[list[LogFile], list[tuple[str, str]]]:
@@ -230,7 +270,13 @@ def _copies(new: Sequence[LogFile], folder: Path) -> tuple[list[LogFile], list[t
 def _examine(group: Sequence[LogFile]) -> dict[str, Examined]:
     # Unpacking and hashing run without the interpreter's lock.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip((file.name for file in group), pool.map(lambda file: file_check.examine(file.path), group), strict=True))
+        return dict(
+            zip(
+                (file.name for file in group),
+                pool.map(lambda file: file_check.examine(file.path), group),
+                strict=True,
+            )
+        )
 
 
 def _groups(found: Iterable[LogFile]) -> list[list[LogFile]]:

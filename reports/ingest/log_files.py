@@ -55,7 +55,10 @@ def find(logs: Path) -> list[LogFile]:
                 if path.is_file() and (key not in found or name.endswith(COMPRESSED)):
                     found[key] = path
     last = _last_of_each_process(found)
-    return [LogFile(path, name, path.name.endswith(COMPRESSED) or _is_behind(name, last)) for name, path in sorted(found.items())]
+    return [
+        LogFile(path, name, path.name.endswith(COMPRESSED) or _is_behind(name, last))
+        for name, path in sorted(found.items())
+    ]
 
 
 def sound(found: Iterable[LogFile], until: date) -> tuple[list[LogFile], list[tuple[str, str]]]:
@@ -80,7 +83,11 @@ def _strangeness(file: LogFile, until: date) -> str | None:
         return "Spark reads no file with a colon in its name; rename it"
     day = DAY.search(file.name)
     # Text of this form stands in the order of days. In quarantine it would stay for ever, where it was the clock here that was wrong.
-    return "it is of a day that has not come: a clock is wrong, there or here" if day and day[1] > f"{until}" else None
+    return (
+        "it is of a day that has not come: a clock is wrong, there or here"
+        if day and day[1] > f"{until}"
+        else None
+    )
 
 
 def copied(file: LogFile, folder: Path) -> LogFile:

@@ -25,7 +25,9 @@ def take_again(spark: SparkSession, tables: Tables, now: datetime) -> Ingested:
         left = _left(intake.batches, reason)
         if left:
             lines = stored(spark, tables, QUARANTINE, left).filter(F.col("problem") == reason)
-            rows = to_rows(lines.select(F.col("line").alias("value"), F.col("file").alias("path")), now)
+            rows = to_rows(
+                lines.select(F.col("line").alias("value"), F.col("file").alias("path")), now
+            )
             total += intake.compare(rows, source=f"{reason} until {left[-1].name}")
     return total
 
@@ -33,5 +35,12 @@ def take_again(spark: SparkSession, tables: Tables, now: datetime) -> Ingested:
 def _left(batches: list[Batch], reason: str) -> list[Batch]:
     """Those that have such lines, and were not looked through. A batch's name begins with its number."""
     before = f"{reason} until "
-    until = max((batch.source.removeprefix(before) for batch in batches if batch.source and batch.source.startswith(before)), default="")
+    until = max(
+        (
+            batch.source.removeprefix(before)
+            for batch in batches
+            if batch.source and batch.source.startswith(before)
+        ),
+        default="",
+    )
     return [batch for batch in batches if reason in batch.quarantined and batch.name > until]

@@ -7,7 +7,17 @@ from datetime import UTC, date, datetime, timedelta
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from reports.ingest.schema import BROKEN, CONNECTION, LINE, MAGICS, QUARANTINE, ROW, STORED, USAGE, VERSIONS
+from reports.ingest.schema import (
+    BROKEN,
+    CONNECTION,
+    LINE,
+    MAGICS,
+    QUARANTINE,
+    ROW,
+    STORED,
+    USAGE,
+    VERSIONS,
+)
 
 LONGEST_ROW = 1 << 18
 """Bytes; a row has some hundreds, and its names are cut to 512 characters each."""
@@ -22,7 +32,16 @@ EARLIEST = date(2020, 1, 1)
 BEFORE_ITS_FOLDER, AFTER_ITS_FOLDER = timedelta(hours=1), timedelta(hours=25)
 """How far a row may be from the hour in which its file was begun: files are rotated within a day. Beyond, the clock has jumped. A record of the topic is
 written when its row is."""
-COUNTED = ("requests", "bytes_in", "bytes_out", "records", "conversions", "converted_records", "converted_bytes", "conversion_cpu_us")
+COUNTED = (
+    "requests",
+    "bytes_in",
+    "bytes_out",
+    "records",
+    "conversions",
+    "converted_records",
+    "converted_bytes",
+    "conversion_cpu_us",
+)
 TIMES = ("at", "began", "opened_at", "duration_ms", "throttle_ms", "latency_us_sum")
 BATCHES = tuple(f"{name}.{magic}" for name in ("magic_in", "magic_out") for magic in MAGICS)
 NUMBERS = ("sequence", "api_key", "api_version", *TIMES, *COUNTED, *BATCHES)
@@ -43,11 +62,20 @@ def to_rows(lines: DataFrame, now: datetime, written: Column | None = None) -> D
     it is the hour in the file's path.
     """
     # What was read stays one column until the end: fifty of them, copied from step to step, take longer than reading the JSON.
-    row = F.from_json("value", LINE, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN}).alias("row")
+    row = F.from_json(
+        "value", LINE, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": BROKEN}
+    ).alias("row")
     written = _folder() if written is None else written
-    read = lines.select("value", row, F.substring_index("path", "/", -1).alias("file"), written.alias("written"))
+    read = lines.select(
+        "value", row, F.substring_index("path", "/", -1).alias("file"), written.alias("written")
+    )
     read = read.withColumn("clock_jumped", F.coalesce(_is_far(), F.lit(False)))
-    read = read.withColumn("date", F.to_date(F.when(F.col("clock_jumped"), F.col("written")).otherwise(F.timestamp_millis("row.at"))))
+    read = read.withColumn(
+        "date",
+        F.to_date(
+            F.when(F.col("clock_jumped"), F.col("written")).otherwise(F.timestamp_millis("row.at"))
+        ),
+    )
     read = read.withColumn("problem", _problem(now))
     is_bad = F.col("problem").isNotNull()
     good = F.when(~is_bad, F.col("row"))
@@ -61,16 +89,27 @@ def to_rows(lines: DataFrame, now: datetime, written: Column | None = None) -> D
         F.when(is_bad, F.lit(now.astimezone(UTC).date())).otherwise(F.col("date")).alias("date"),
     )
     fields = [F.col(f"row.{name}").alias(name) for name in ROW.fieldNames()]
-    return rows.select(*fields, *[name for name in STORED.fieldNames() if name not in {*ROW.fieldNames(), "batch"}])
+    return rows.select(
+        *fields, *[name for name in STORED.fieldNames() if name not in {*ROW.fieldNames(), "batch"}]
+    )
 
 
 def as_lines(rows: DataFrame, problem: str, now: datetime) -> DataFrame:
     """Rows of the log as lines for the quarantine, with what was read of them."""
     names = ROW.fieldNames()
     line = F.substring(F.to_json(F.struct("kind", *names)), 1, LONGEST_LINE_KEPT)
-    said = {"problem": F.lit(problem), "line": line, "kind": F.lit(QUARANTINE), "date": F.lit(now.astimezone(UTC).date())}
-    nothing = {name: F.lit(None).cast(ROW[name].dataType) for name in names} | {"clock_jumped": F.lit(None).cast("boolean")}
-    return rows.select(*[{**nothing, **said}.get(name, F.col(name)).alias(name) for name in rows.columns])
+    said = {
+        "problem": F.lit(problem),
+        "line": line,
+        "kind": F.lit(QUARANTINE),
+        "date": F.lit(now.astimezone(UTC).date()),
+    }
+    nothing = {name: F.lit(None).cast(ROW[name].dataType) for name in names} | {
+        "clock_jumped": F.lit(None).cast("boolean")
+    }
+    return rows.select(
+        *[{**nothing, **said}.get(name, F.col(name)).alias(name) for name in rows.columns]
+    )
 
 
 def reasons_of_known_versions() -> list[str]:
@@ -85,7 +124,9 @@ def process(connection: str) -> Column:
 
 def _unknown_version() -> Column:
     is_told = F.col("row.v").between(0, HIGHEST_VERSION_TOLD)
-    number = F.when(is_told, F.concat(F.lit(" "), F.col("row.v").cast("string"))).otherwise(F.lit(""))
+    number = F.when(is_told, F.concat(F.lit(" "), F.col("row.v").cast("string"))).otherwise(
+        F.lit("")
+    )
     return F.concat(F.lit(UNKNOWN_VERSION), number)
 
 
@@ -96,7 +137,9 @@ def _lacks(kind: str, name: str) -> Column:
 def _is_no_count() -> Column:
     is_none = F.lit(False)
     for name in NUMBERS:
-        is_none = is_none | F.coalesce((F.col(f"row.{name}") < 0) | (F.col(f"row.{name}") > MOST), F.lit(False))
+        is_none = is_none | F.coalesce(
+            (F.col(f"row.{name}") < 0) | (F.col(f"row.{name}") > MOST), F.lit(False)
+        )
     return is_none
 
 
@@ -107,14 +150,20 @@ def _readable(text: Column) -> Column:
 
 def _folder() -> Column:
     """The hour in which the file was begun, by its path; null where that does not say. Spark may write `=` as %3D."""
-    hour = F.regexp_extract("path", "/date(?:=|%3D)([0-9]{4}-[0-9]{2}-[0-9]{2}/hour(?:=|%3D)[0-9]{2})/", 1)
+    hour = F.regexp_extract(
+        "path", "/date(?:=|%3D)([0-9]{4}-[0-9]{2}-[0-9]{2}/hour(?:=|%3D)[0-9]{2})/", 1
+    )
     # As a cast, which is quicker than a format, and null for a day that there is not.
-    return F.concat_ws(":", F.concat_ws(" ", F.substring(hour, 1, 10), F.substring(hour, -2, 2)), F.lit("00")).cast("timestamp")
+    return F.concat_ws(
+        ":", F.concat_ws(" ", F.substring(hour, 1, 10), F.substring(hour, -2, 2)), F.lit("00")
+    ).cast("timestamp")
 
 
 def _is_far() -> Column:
     at = F.timestamp_millis("row.at")
-    return (at < F.col("written") - F.expr(_interval(BEFORE_ITS_FOLDER))) | (at >= F.col("written") + F.expr(_interval(AFTER_ITS_FOLDER)))
+    return (at < F.col("written") - F.expr(_interval(BEFORE_ITS_FOLDER))) | (
+        at >= F.col("written") + F.expr(_interval(AFTER_ITS_FOLDER))
+    )
 
 
 def _interval(time: timedelta) -> str:
@@ -124,7 +173,9 @@ def _interval(time: timedelta) -> str:
 def _problem(now: datetime) -> Column:
     """Why a line is no row; null where it is one. The first reason that holds is told."""
     text = F.trim(F.col("value"))
-    is_object = text.startswith("{") & (F.col("row.kind").isNotNull() | F.col("row.v").isNotNull() | F.col(f"row.{BROKEN}").isNull())
+    is_object = text.startswith("{") & (
+        F.col("row.kind").isNotNull() | F.col("row.v").isNotNull() | F.col(f"row.{BROKEN}").isNull()
+    )
     reasons = [
         (F.octet_length("value") > LONGEST_ROW, F.lit("a line that is longer than any row")),
         (text == "", F.lit("empty line")),
@@ -135,11 +186,23 @@ def _problem(now: datetime) -> Column:
         (F.col(f"row.{BROKEN}").isNotNull(), F.lit("a field of the wrong type")),
         (F.col("row.v").isNull(), F.lit("no schema version")),
         (F.col("row.kind").isNull() | ~F.col("row.kind").isin(*NEEDED), F.lit("unknown kind")),
-        *[(_lacks(kind, name), F.lit(f"no {name}")) for kind, names in NEEDED.items() for name in names],
+        *[
+            (_lacks(kind, name), F.lit(f"no {name}"))
+            for kind, names in NEEDED.items()
+            for name in names
+        ],
         (~F.col("row.connection").contains("-"), F.lit("a connection that names no process")),
-        (F.length("row.connection") > LONGEST_CONNECTION, F.lit("a connection with too long a name")),
+        (
+            F.length("row.connection") > LONGEST_CONNECTION,
+            F.lit("a connection with too long a name"),
+        ),
         (_is_no_count(), F.lit("a number that cannot be")),
-        (~F.col("date").between(F.lit(EARLIEST), F.lit(now.astimezone(UTC).date() + timedelta(days=1))), F.lit("a time that cannot be")),
+        (
+            ~F.col("date").between(
+                F.lit(EARLIEST), F.lit(now.astimezone(UTC).date() + timedelta(days=1))
+            ),
+            F.lit("a time that cannot be"),
+        ),
     ]
     column = F.when(*reasons[0])
     for condition, reason in reasons[1:]:

@@ -17,7 +17,9 @@ class Span:
     is_whole: bool = True
 
     def touches(self, other: Span) -> bool:
-        return self.process == other.process and self.first <= other.last and other.first <= self.last
+        return (
+            self.process == other.process and self.first <= other.last and other.first <= self.last
+        )
 
 
 class Rows:
@@ -57,4 +59,7 @@ class Rows:
 
     def spans(self) -> list[Span]:
         whole = [Span(process, *ends) for process, spans in self._whole.items() for ends in spans]
-        return sorted([*whole, *(span for spans in self._some.values() for span in spans)], key=lambda span: (span.process, span.first))
+        return sorted(
+            [*whole, *(span for spans in self._some.values() for span in spans)],
+            key=lambda span: (span.process, span.first),
+        )

@@ -82,7 +82,9 @@ class Tables:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             except BlockingIOError:
-                raise TablesError(f"another process is at work on {self.folder}; wait for it") from None
+                raise TablesError(
+                    f"another process is at work on {self.folder}; wait for it"
+                ) from None
             self._remove_passing()
             self._remove_unfinished()
             self._check()
@@ -143,7 +145,9 @@ class Tables:
         try:
             os.link(new, self._notes / f"{batch.name}.json")
         except FileExistsError:
-            raise TablesError(f"{self.folder} has a batch {batch.name} already; run it again") from None
+            raise TablesError(
+                f"{self.folder} has a batch {batch.name} already; run it again"
+            ) from None
         finally:
             new.unlink()
         _sync(self._notes)
@@ -161,7 +165,11 @@ def _sync(path: Path) -> None:
 
 def _lying(folder: Path) -> dict[str, int]:
     """What Spark would read there; it looks at nothing that is hidden."""
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file() and not _is_hidden(path.relative_to(folder))]
+    sizes = [
+        path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file() and not _is_hidden(path.relative_to(folder))
+    ]
     return {"files": len(sizes), "bytes": sum(sizes)}
 
 
@@ -174,7 +182,11 @@ def _read(path: Path) -> Batch:
     note.pop("lies", None)
     try:
         files, spans = note.pop("files"), note.pop("spans")
-        return Batch(**note, files=tuple(TakenFile(**row) for row in files), spans=tuple(Span(**row) for row in spans))
+        return Batch(
+            **note,
+            files=tuple(TakenFile(**row) for row in files),
+            spans=tuple(Span(**row) for row in spans),
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error) from error
 
@@ -189,11 +201,15 @@ def _content(path: Path) -> dict[str, Any]:
             )
         del note["format"]
         if note["name"] != path.stem or not NAME.fullmatch(path.stem):
-            raise TablesError(f"{path} is no note of a batch of that name: if it is a copy or nobody's, remove it")
+            raise TablesError(
+                f"{path} is no note of a batch of that name: if it is a copy or nobody's, remove it"
+            )
         return note
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: Exception) -> TablesError:
-    return TablesError(f"{path} cannot be read ({error}); without its folder the tables are made anew from the logs that are left")
+    return TablesError(
+        f"{path} cannot be read ({error}); without its folder the tables are made anew from the logs that are left"
+    )

@@ -17,24 +17,41 @@ def exit_code(summary: Mapping[str, Any]) -> int:
 
 
 def in_five_lines(summary: Mapping[str, Any]) -> list[str]:
-    lines = [_readiness(summary), _first_to_move(summary), _bound(summary), _cost(summary["conversions"]), _trend(summary["trend"])]
+    lines = [
+        _readiness(summary),
+        _first_to_move(summary),
+        _bound(summary),
+        _cost(summary["conversions"]),
+        _trend(summary["trend"]),
+    ]
     return [printable(line) for line in lines]
 
 
 def warnings(log: Mapping[str, Any]) -> list[str]:
     """What of the log is not in the answer, a line each; `log` is that part of a summary."""
-    lines = [f"nothing of {file['file']} is in the report: {file['reason']}" for file in log["damaged"]]
-    lines += [f"{count} new lines were put into quarantine: {reason}" for reason, count in log["quarantined"].items()]
+    lines = [
+        f"nothing of {file['file']} is in the report: {file['reason']}" for file in log["damaged"]
+    ]
+    lines += [
+        f"{count} new lines were put into quarantine: {reason}"
+        for reason, count in log["quarantined"].items()
+    ]
     if log["library_not_looked_for"]:
-        lines.append(f"of {log['library_not_looked_for']} applications the library was not looked for: there are too many kinds of clients")
+        lines.append(
+            f"of {log['library_not_looked_for']} applications the library was not looked for: there are too many kinds of clients"
+        )
     if log["lines_missing"]:
-        lines.append(f"{log['lines_missing']} lines are missing that gateways counted: dropped, in quarantine, or in files that are gone")
+        lines.append(
+            f"{log['lines_missing']} lines are missing that gateways counted: dropped, in quarantine, or in files that are gone"
+        )
     return [printable(f"Warning: {line}") for line in lines]
 
 
 def printable(text: str) -> str:
     """What a client calls itself may be meant for a terminal: line ends, colours, letters that turn the rest around."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
 
 
 def _readiness(summary: Mapping[str, Any]) -> str:
@@ -72,7 +89,11 @@ def _cost(cost: Mapping[str, Any]) -> str:
 
 
 def _trend(trend: Mapping[str, Any]) -> str:
-    moved = f"from {trend['first']} to {trend['last']} refused applications a day" if trend["days"] else "no full day yet"
+    moved = (
+        f"from {trend['first']} to {trend['last']} refused applications a day"
+        if trend["days"]
+        else "no full day yet"
+    )
     if trend["reaches_zero"]:
         return f"trend: {moved}; none from {trend['reaches_zero']} ({trend['why']})"
     return f"trend: {moved}; from which day on there are none cannot be told: {trend['why']}"
@@ -80,7 +101,11 @@ def _trend(trend: Mapping[str, Any]) -> str:
 
 def called(application: Mapping[str, Any]) -> str:
     """An application for a person, by what is known of it."""
-    names = (application["client_id"] or "no client id", application["principal"] or "nobody", application["address"] or "somewhere")
+    names = (
+        application["client_id"] or "no client id",
+        application["principal"] or "nobody",
+        application["address"] or "somewhere",
+    )
     return "{} ({} at {})".format(*map(cut, names))
 
 

@@ -34,7 +34,10 @@ def listed(names: Sequence[str], count: int | None = None) -> str:
 def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[Cell]], kind: str) -> str:
     """`kind` has "cards", where each row becomes a card on a telephone, or "wide", which is moved sideways there."""
     names = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in head)
-    body = "".join(f"<tr>{''.join(_cell(cell, name) for cell, name in zip(row, head, strict=True))}</tr>\n" for row in rows)
+    body = "".join(
+        f"<tr>{''.join(_cell(cell, name) for cell, name in zip(row, head, strict=True))}</tr>\n"
+        for row in rows
+    )
     made = f"<table><caption>{escape(caption)}</caption><thead><tr>{names}</tr></thead>\n<tbody>{body}</tbody></table>"
     # What is moved sideways must be reached by keys, too.
     return f'<div class="{kind}" role="region" aria-label="{escape(caption)}" tabindex="0">{made}</div>'

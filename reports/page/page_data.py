@@ -22,15 +22,27 @@ MOST_SERIES = 7
 """Kinds with a colour of their own over time; the rest are one."""
 
 
-def collect(clients: DataFrame, matrix: DataFrame, distribution: DataFrame, days: DataFrame, bindings: DataFrame) -> Figures:
+def collect(
+    clients: DataFrame,
+    matrix: DataFrame,
+    distribution: DataFrame,
+    days: DataFrame,
+    bindings: DataFrame,
+) -> Figures:
     """Of the tables as they are written."""
     order = [by_state(), F.desc(F.col("bytes_in") + F.col("bytes_out")), *APPLICATION]
     shown = clients.orderBy(*order).limit(MOST_APPLICATIONS)
-    applications = [row.asDict(recursive=True) for row in shown.withColumn("last_seen", F.date_format("last_seen", "yyyy-MM-dd")).collect()]
+    applications = [
+        row.asDict(recursive=True)
+        for row in shown.withColumn("last_seen", F.date_format("last_seen", "yyyy-MM-dd")).collect()
+    ]
     sent = matrix.join(F.broadcast(shown.select(*APPLICATION)), list(APPLICATION)).collect()
     versions: dict[tuple[str, ...], dict[int, tuple[int, int]]] = defaultdict(dict)
     for row in sent:
-        versions[tuple(row[name] for name in APPLICATION)][row["api_key"]] = (row["lowest"], row["highest"])
+        versions[tuple(row[name] for name in APPLICATION)][row["api_key"]] = (
+            row["lowest"],
+            row["highest"],
+        )
     bound = bindings.orderBy(F.desc("bytes"), "kind", "name").limit(MOST_APPLICATIONS)
     return Figures(
         applications,
@@ -46,7 +58,9 @@ def kind_of(version: str) -> Column:
     """A library with the first two numbers of its version, or without an upper end; of a nameless client how old its requests are."""
     short = F.nullif(F.regexp_extract(version, r"^(\d+(?:\.\d+)?)", 1), F.lit(""))
     # Where others of the library have a version, its name alone would be taken for all of them.
-    named = F.concat_ws("", "library", F.coalesce(F.concat(F.lit(" "), short), F.lit(", version open")))
+    named = F.concat_ws(
+        "", "library", F.coalesce(F.concat(F.lit(" "), short), F.lit(", version open"))
+    )
     return F.when(F.col("library").isNotNull(), named).otherwise(
         F.concat(F.lit("nameless, as Kafka "), F.coalesce("generation", F.lit("?")))
     )
@@ -55,7 +69,9 @@ def kind_of(version: str) -> Column:
 def _kinds(clients: DataFrame) -> list[tuple[str, dict[str, int]]]:
     """By kind, how many applications are in each state; the most numerous first, what is beyond MOST_KINDS together."""
     counted: dict[str | None, dict[str, int]] = defaultdict(dict)
-    grouped = clients.groupBy(kind_of("version_high").alias("kind"), "state").agg(F.count("*").alias("count"))
+    grouped = clients.groupBy(kind_of("version_high").alias("kind"), "state").agg(
+        F.count("*").alias("count")
+    )
     for row in _most(grouped, "state", MOST_KINDS).collect():
         counted[row["kind"]][row["state"]] = row["count"]
     return _ordered(counted)
@@ -65,7 +81,9 @@ def _kinds_by_day(distribution: DataFrame) -> list[tuple[str, dict[date, int]]]:
     """An application has one client id, so that each is counted once there."""
     once = distribution.filter("dimension = 'client_id'")
     counted: dict[str | None, dict[date, int]] = defaultdict(dict)
-    grouped = once.groupBy("date", kind_of("version").alias("kind")).agg(F.sum("applications").alias("count"))
+    grouped = once.groupBy("date", kind_of("version").alias("kind")).agg(
+        F.sum("applications").alias("count")
+    )
     for row in _most(grouped, "date", MOST_SERIES).collect():
         counted[row["kind"]][row["date"]] = row["count"]
     return _ordered(counted)
@@ -75,9 +93,18 @@ def _most(grouped: DataFrame, by: str, most: int) -> DataFrame:
     """`count` by kind and `by` of the most numerous kinds; the kind is null for all others together. Clients may call their library anything, so that
     there are as many as they like.
     """
-    top = grouped.groupBy("kind").agg(F.sum("count").alias("all")).orderBy(F.desc("all"), "kind").limit(most)
-    told = grouped.join(F.broadcast(top.select("kind", F.lit(True).alias("is_told"))), "kind", "left")
-    return told.groupBy(F.when(F.col("is_told"), F.col("kind")).alias("kind"), by).agg(F.sum("count").alias("count"))
+    top = (
+        grouped.groupBy("kind")
+        .agg(F.sum("count").alias("all"))
+        .orderBy(F.desc("all"), "kind")
+        .limit(most)
+    )
+    told = grouped.join(
+        F.broadcast(top.select("kind", F.lit(True).alias("is_told"))), "kind", "left"
+    )
+    return told.groupBy(F.when(F.col("is_told"), F.col("kind")).alias("kind"), by).agg(
+        F.sum("count").alias("count")
+    )
 
 
 def _ordered(counted: Mapping[str | None, dict[Any, int]]) -> list[tuple[str, dict[Any, int]]]:

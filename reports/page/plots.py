@@ -41,7 +41,10 @@ class Bar:
 def bars(title: str, rows: Sequence[Bar]) -> str:
     """Horizontal bars, the longest as wide as the plot; each below its words."""
     most = max((sum(size for size, _ in row.parts) for row in rows), default=0) or 1
-    drawn = "".join(f"<li><span>{text(row.label)}</span> <b>{text(row.note)}</b>{_bar(row, most)}</li>" for row in rows)
+    drawn = "".join(
+        f"<li><span>{text(row.label)}</span> <b>{text(row.note)}</b>{_bar(row, most)}</li>"
+        for row in rows
+    )
     return _figure(title, f'<ul class="bars">{drawn}</ul>')
 
 
@@ -49,12 +52,18 @@ def _bar(row: Bar, most: float) -> str:
     drawn, left = "", 0.0
     for size, colour in row.parts:
         width = size / most * 100
-        drawn += f'<rect class="{colour}" x="{left:.2f}%" width="{width:.2f}%" height="12"/>' if size else ""
+        drawn += (
+            f'<rect class="{colour}" x="{left:.2f}%" width="{width:.2f}%" height="12"/>'
+            if size
+            else ""
+        )
         left += width
     return f'<svg aria-hidden="true" width="100%" height="12">{drawn}</svg>'
 
 
-def columns(title: str, unit: str, days: Sequence[date], series: Sequence[tuple[str, Sequence[float]]]) -> str:
+def columns(
+    title: str, unit: str, days: Sequence[date], series: Sequence[tuple[str, Sequence[float]]]
+) -> str:
     """A column for each day of the calendar, made of the series on top of each other; below, in the same order, what they are."""
     calendar, places = _calendar(days)
     totals = [sum(values[place] for _, values in series) for place in range(len(days))]
@@ -65,11 +74,19 @@ def columns(title: str, unit: str, days: Sequence[date], series: Sequence[tuple[
         path = ""
         for day, value in zip(days, values, strict=True):
             if value:
-                path += _column(calendar[day], floors[day] / ticks[-1], value / ticks[-1], 0.8 if places <= MOST_DOTS else 1)
+                path += _column(
+                    calendar[day],
+                    floors[day] / ticks[-1],
+                    value / ticks[-1],
+                    0.8 if places <= MOST_DOTS else 1,
+                )
                 floors[day] += value
         drawn += f'<path class="c{number % COLOURS}" d="{path}"/>'
     inner = f'<svg y="{TOP}" width="100%" height="{HEIGHT}" viewBox="0 0 {places} {HEIGHT}" preserveAspectRatio="none" overflow="visible">{drawn}</svg>'
-    legend = [f"<li>{_swatch(number)}{text(name)} <b>{_span(values)}</b></li>" for number, (name, values) in enumerate(series)]
+    legend = [
+        f"<li>{_swatch(number)}{text(name)} <b>{_span(values)}</b></li>"
+        for number, (name, values) in enumerate(series)
+    ]
     words = f"{title}: {len(series)} kinds, {_span(totals)} in all."
     shown = _plot(title, words, unit, ticks, inner + _dates(calendar, places, is_point=False))
     return _figure(title, shown + f'<ul class="legend">{"".join(reversed(legend))}</ul>')
@@ -82,18 +99,35 @@ def _column(place: int, floor: float, size: float, width: float) -> str:
 
 def _span(values: Sequence[float]) -> str:
     """The first and the last value."""
-    return "" if not values else f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} → {values[-1]:g}"
+    return (
+        ""
+        if not values
+        else f"{values[0]:g}"
+        if len(values) == 1
+        else f"{values[0]:g} → {values[-1]:g}"
+    )
 
 
 def _swatch(number: int) -> str:
     return f'<svg aria-hidden="true" width="14" height="14"><rect class="c{number % COLOURS}" width="14" height="14"/></svg> '
 
 
-def line(title: str, unit: str, days: Sequence[date], values: Sequence[float], today: date, zero: date | None) -> str:
+def line(
+    title: str,
+    unit: str,
+    days: Sequence[date],
+    values: Sequence[float],
+    today: date,
+    zero: date | None,
+) -> str:
     """Values by day; dashed, the way from the last of them to `zero`, as far as the plot goes: it is at most twice as long as what is known."""
     calendar, _ = _calendar(days)
     known = days[-1].toordinal() - days[0].toordinal()
-    ahead = min(zero.toordinal() - days[0].toordinal(), max(1, known) * 2) if zero and zero > days[-1] else known
+    ahead = (
+        min(zero.toordinal() - days[0].toordinal(), max(1, known) * 2)
+        if zero and zero > days[-1]
+        else known
+    )
     width = max(ahead, 1) if known else FEWEST_PLACES - 1
     ticks = _ticks(max(values, default=0))
 
@@ -107,13 +141,17 @@ def line(title: str, unit: str, days: Sequence[date], values: Sequence[float], t
         drawn += _polyline("ahead", [points[-1], at(ahead, values[-1] * left)])
     inner = f'<svg y="{TOP}" width="100%" height="{HEIGHT}" viewBox="0 0 100 {HEIGHT}" preserveAspectRatio="none" overflow="visible">{drawn}</svg>'
     if len(points) <= MOST_DOTS:
-        inner += "".join(f'<circle class="dot" cx="{x:.2f}%" cy="{TOP + y:.1f}" r="3.5"/>' for x, y in points)
+        inner += "".join(
+            f'<circle class="dot" cx="{x:.2f}%" cy="{TOP + y:.1f}" r="3.5"/>' for x, y in points
+        )
     now = today.toordinal() - days[0].toordinal()
     if ahead > known and 0 < now < width:
         inner += _mark(now / width * 100)
     calendar = {days[0] + timedelta(days=place): place for place in range(ahead + 1)}
     words = f"{title}: from {values[0]:g} on {days[0]} to {values[-1]:g} on {days[-1]}."
-    return _figure(title, _plot(title, words, unit, ticks, inner + _dates(calendar, width, is_point=True)))
+    return _figure(
+        title, _plot(title, words, unit, ticks, inner + _dates(calendar, width, is_point=True))
+    )
 
 
 def _polyline(kind: str, points: Sequence[tuple[float, float]]) -> str:
@@ -130,7 +168,9 @@ def _calendar(days: Sequence[date]) -> tuple[dict[date, int], int]:
     """The place of each day from the first to the last, also of those with no traffic; and how many places the plot has."""
     first = days[0]
     length = days[-1].toordinal() - first.toordinal() + 1
-    return {first + timedelta(days=place): place for place in range(length)}, max(length, FEWEST_PLACES)
+    return {first + timedelta(days=place): place for place in range(length)}, max(
+        length, FEWEST_PLACES
+    )
 
 
 def _ticks(most: float) -> list[float]:
@@ -151,21 +191,29 @@ def _plot(title: str, words: str, unit: str, ticks: Sequence[float], inner: str)
     height = TOP + HEIGHT + BELOW
     left = f'<svg class="ticks" aria-hidden="true" width="{max(len(f"{tick:,g}") for tick in ticks) * 9}" height="{height}">{axis}</svg>'
     named = f"<title>{escape(title)}</title><desc>{escape(words)}</desc>"
-    right = (
-        f'<svg role="img" xmlns="http://www.w3.org/2000/svg" width="100%" height="{height}" overflow="visible">{named}{rules}{inner}</svg>'
-    )
+    right = f'<svg role="img" xmlns="http://www.w3.org/2000/svg" width="100%" height="{height}" overflow="visible">{named}{rules}{inner}</svg>'
     return f'<p class="unit">{escape(unit)}</p><div class="plot">{left}<div>{right}</div></div>'
 
 
 def _dates(calendar: dict[date, int], places: int, is_point: bool) -> str:
     """The first day, the last, and one between them where there is room."""
     days = list(calendar)
-    shown = [days[0]] if len(days) == 1 else [days[0], days[-1]] if len(days) < 5 else [days[0], days[len(days) // 2], days[-1]]
-    return "".join(_date(day, (calendar[day] + (0 if is_point else 0.5)) / places * 100) for day in shown)
+    shown = (
+        [days[0]]
+        if len(days) == 1
+        else [days[0], days[-1]]
+        if len(days) < 5
+        else [days[0], days[len(days) // 2], days[-1]]
+    )
+    return "".join(
+        _date(day, (calendar[day] + (0 if is_point else 0.5)) / places * 100) for day in shown
+    )
 
 
 def _date(day: date, x: float) -> str:
-    anchor, at = ("start", 0.0) if x < 20 else ("end", min(x + 8, 100.0)) if x > 80 else ("middle", x)
+    anchor, at = (
+        ("start", 0.0) if x < 20 else ("end", min(x + 8, 100.0)) if x > 80 else ("middle", x)
+    )
     return f'<text x="{at:.2f}%" y="{TOP + HEIGHT + 18}" text-anchor="{anchor}">{day}</text>'
 
 

@@ -31,20 +31,35 @@ MOST_COSTS = 10
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def page(summary: Mapping[str, Any], shown: Figures, target: Target, names: Mapping[int, str]) -> str:
+def page(
+    summary: Mapping[str, Any], shown: Figures, target: Target, names: Mapping[int, str]
+) -> str:
     """`names` are the requests' by api key."""
     title = f"Ready for {summary['title']}?"
     count = summary["applications"]
     plotted = _kinds(shown) + _trend(shown, summary) + _by_day(shown) + _costs(summary)
     sections = [
         ("overview", "At a glance", f'<div class="figures">{plotted}</div>'),
-        ("applications", "Applications", tables.applications(shown, count["total"], count[REFUSED])),
-        ("bindings", "What binds old and new together", _what_binding_means() + tables.bindings(shown)),
+        (
+            "applications",
+            "Applications",
+            tables.applications(shown, count["total"], count[REFUSED]),
+        ),
+        (
+            "bindings",
+            "What binds old and new together",
+            _what_binding_means() + tables.bindings(shown),
+        ),
         ("requests", "What each application sends", tables.matrix(shown, target, names)),
         ("log", "The log", _log(summary)),
     ]
-    links = "".join(f'<li><a href="#{place}">{escape(name)}</a></li>' for place, name, _ in sections)
-    body = "".join(f'<section id="{place}"><h2>{escape(name)}</h2>{content}</section>\n' for place, name, content in sections)
+    links = "".join(
+        f'<li><a href="#{place}">{escape(name)}</a></li>' for place, name, _ in sections
+    )
+    body = "".join(
+        f'<section id="{place}"><h2>{escape(name)}</h2>{content}</section>\n'
+        for place, name, content in sections
+    )
     made = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{escape(title)}</title>'
@@ -63,7 +78,9 @@ def _head(title: str, summary: Mapping[str, Any]) -> str:
     )
     made_at = datetime.fromisoformat(summary["made_at"])
     others = [line.partition(": ") for line in in_five_lines(summary)[2:]]
-    lines = "".join(f"<dt>{escape(name.capitalize())}</dt><dd>{escape(words)}</dd>" for name, _, words in others)
+    lines = "".join(
+        f"<dt>{escape(name.capitalize())}</dt><dd>{escape(words)}</dd>" for name, _, words in others
+    )
     return (
         f'<h1>{escape(title)}</h1><p class="verdict{"" if summary["ready"] else " not"}">{_verdict(summary)}</p><ul class="counts">{boxes}</ul>'
         f"<dl><dt>To move first</dt><dd>{_to_move(summary)}</dd>{lines}</dl>"
@@ -105,7 +122,9 @@ def _kinds(shown: Figures) -> str:
 def _by_day(shown: Figures) -> str:
     days = [row["date"] for row in shown.days]
     series = [(kind, [by_day.get(day, 0) for day in days]) for kind, by_day in shown.kinds_by_day]
-    return plots.columns("Libraries and versions, day by day", "applications seen on a day", days, series)
+    return plots.columns(
+        "Libraries and versions, day by day", "applications seen on a day", days, series
+    )
 
 
 def _trend(shown: Figures, summary: Mapping[str, Any]) -> str:
@@ -131,7 +150,11 @@ def _costs(summary: Mapping[str, Any]) -> str:
     if not cost["conversions"]:
         return f"<figure><figcaption>{title}</figcaption><p>There were none.</p></figure>"
     rows = [
-        plots.Bar(called(row), [(row["cpu_seconds"], "c0")], f"{seconds(row['cpu_seconds'])} CPU, {size(row['converted_bytes'])}")
+        plots.Bar(
+            called(row),
+            [(row["cpu_seconds"], "c0")],
+            f"{seconds(row['cpu_seconds'])} CPU, {size(row['converted_bytes'])}",
+        )
         for row in cost["most"][:MOST_COSTS]
     ]
     note = "Whoever is the first to need a conversion has its CPU time; others who need the same soon after get it for nothing."
@@ -150,10 +173,21 @@ def _log(summary: Mapping[str, Any]) -> str:
     lines += [f"Nothing of {file['file']} is in it: {file['reason']}." for file in log["damaged"]]
     if log["repeated_rows"]:
         lines.append(f"{log['repeated_rows']:,} rows were in other files, too; each counts once.")
-    lines += [f"In quarantine: {many(count, 'new line')}: {reason}." for reason, count in log["quarantined"].items()]
-    lines += [f"Missing, though gateways counted them: {many(log['lines_missing'], 'line')}."] if log["lines_missing"] else []
+    lines += [
+        f"In quarantine: {many(count, 'new line')}: {reason}."
+        for reason, count in log["quarantined"].items()
+    ]
+    lines += (
+        [f"Missing, though gateways counted them: {many(log['lines_missing'], 'line')}."]
+        if log["lines_missing"]
+        else []
+    )
     if log["library_not_looked_for"]:
-        lines.append(f"Of too many kinds to tell their library: {many(log['library_not_looked_for'], 'application')}.")
+        lines.append(
+            f"Of too many kinds to tell their library: {many(log['library_not_looked_for'], 'application')}."
+        )
     if log["never_logged_in"]:
-        lines.append(f"No applications, since they never got through the log-in: {many(log['never_logged_in'], 'connection')}.")
+        lines.append(
+            f"No applications, since they never got through the log-in: {many(log['never_logged_in'], 'connection')}."
+        )
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"

@@ -11,7 +11,12 @@ from reports.page.answer import called, size
 from reports.page.figures import Figures, Row
 from reports.page.markup import Cell, listed, table, text
 
-WORDS = {REFUSED: "would be refused", BELOW: "too old to be supported", UNKNOWN: "support not known", FINE: "fine"}
+WORDS = {
+    REFUSED: "would be refused",
+    BELOW: "too old to be supported",
+    UNKNOWN: "support not known",
+    FINE: "fine",
+}
 SIGNS = {REFUSED: "✕", BELOW: "▼", UNKNOWN: "?", FINE: "✓"}
 """A state is never told by its colour alone."""
 USUAL = (0, 1, 2, 3, 8, 9, 10, 11)
@@ -28,16 +33,30 @@ def applications(shown: Figures, total: int, refused: int) -> str:
     rows = [
         [
             _name(row),
-            Cell(f'<span class="state {row["state"]}">{SIGNS[row["state"]]} {WORDS[row["state"]]}</span>'),
+            Cell(
+                f'<span class="state {row["state"]}">{SIGNS[row["state"]]} {WORDS[row["state"]]}</span>'
+            ),
             Cell(_libraries(row)),
             Cell(_why(row)),
             Cell(_used(row)),
-            Cell(f"{size(row['bytes_in'] + row['bytes_out'])}<small>{text(row['last_seen'])}</small>", "number"),
+            Cell(
+                f"{size(row['bytes_in'] + row['bytes_out'])}<small>{text(row['last_seen'])}</small>",
+                "number",
+            ),
         ]
         for row in shown.applications
     ]
-    head = ("Application", "State", "Library", "What is wrong, and what it needs", "Topics and groups", "Traffic, last seen")
-    return _left_out(shown, total, refused) + table("Applications, those first that would be refused", head, rows, "cards applications")
+    head = (
+        "Application",
+        "State",
+        "Library",
+        "What is wrong, and what it needs",
+        "Topics and groups",
+        "Traffic, last seen",
+    )
+    return _left_out(shown, total, refused) + table(
+        "Applications, those first that would be refused", head, rows, "cards applications"
+    )
 
 
 def _left_out(shown: Figures, total: int, refused: int) -> str:
@@ -74,7 +93,15 @@ def _library(row: Row) -> str:
     if not row["library"]:
         return "not known"
     low, high = row["version_low"], row["version_high"]
-    versions = (low or "") if low == high else f"{low} or newer" if high is None else f"up to {high}" if low is None else f"{low} to {high}"
+    versions = (
+        (low or "")
+        if low == high
+        else f"{low} or newer"
+        if high is None
+        else f"up to {high}"
+        if low is None
+        else f"{low} to {high}"
+    )
     named = text(" ".join(filter(None, [row["library"], versions])))
     return named if row["confidence"] >= CERTAIN else f"probably {named} ({row['confidence']:.0%})"
 
@@ -86,7 +113,9 @@ def _evidence(row: Row) -> str:
 
 def _why(row: Row) -> str:
     """Each reason on a line of its own."""
-    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in row["reasons"].split(", ") if reason)
+    reasons = "".join(
+        f"<li>{escape(reason)}</li>" for reason in row["reasons"].split(", ") if reason
+    )
     needs = f"needs {escape(row['needs'])}" if row["needs"] else ""
     return (f"<ul>{reasons}</ul>" if reasons else "") + needs
 
@@ -141,16 +170,24 @@ def _version(versions: tuple[int, int] | None, target: Target, key: int) -> Cell
         return Cell("")
     lowest, highest = versions
     told = f"{lowest}" if lowest == highest else f"{lowest}–{highest}"
-    return Cell(f"{told} ✕", "version refused") if _is_refused(versions, target, key) else Cell(told, "version")
+    return (
+        Cell(f"{told} ✕", "version refused")
+        if _is_refused(versions, target, key)
+        else Cell(told, "version")
+    )
 
 
 def _is_refused(versions: tuple[int, int], target: Target, key: int) -> bool:
     maximum = target.maximums.get(key)
-    return versions[0] < target.minimums.get(key, 0) or (maximum is not None and versions[1] > maximum)
+    return versions[0] < target.minimums.get(key, 0) or (
+        maximum is not None and versions[1] > maximum
+    )
 
 
 def _name(row: Row) -> Cell:
     named = text(row["client_id"] or "no client id")
     return Cell(
-        f"{named}<small>{text(row['principal'] or 'nobody')} at {text(row['address'] or 'somewhere')}</small>", "name", is_heading=True
+        f"{named}<small>{text(row['principal'] or 'nobody')} at {text(row['address'] or 'somewhere')}</small>",
+        "name",
+        is_heading=True,
     )

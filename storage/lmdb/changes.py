@@ -8,7 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from storage.lmdb.layout import EVERY_OFFSET, LOG_ROW, PLACE, SLOT, U32, U64, LogRow, Slot, TopicRow, decode_topic, encode_topic, slot_of
+from storage.lmdb.layout import (
+    EVERY_OFFSET,
+    LOG_ROW,
+    PLACE,
+    SLOT,
+    U32,
+    U64,
+    LogRow,
+    Slot,
+    TopicRow,
+    decode_topic,
+    encode_topic,
+    slot_of,
+)
 from storage.lmdb.queries import last_slot, log_row, retained_from, slot_at, slots_from
 from storage.lmdb.write_burst import Burst, Durable
 from storage.log import Entry, OffsetOutOfRange, Topic, TopicExists, UnknownTopic
@@ -50,12 +63,16 @@ def move_start(burst: Burst, log_id: int, offset: int) -> tuple[int, int]:
     return log.start_offset, log.size
 
 
-def retain(burst: Burst, log_id: int, since: int | None, at_most_bytes: int | None) -> tuple[int, int]:
+def retain(
+    burst: Burst, log_id: int, since: int | None, at_most_bytes: int | None
+) -> tuple[int, int]:
     """`PartitionLog.retain`; the new start and size. Raises LogClosed."""
     log = burst.log(log_id)
     row = log_row(burst.txn, burst.databases["logs"], log_id)
     with burst.txn.cursor(db=burst.databases["entries"]) as cursor:
-        offset = retained_from(cursor, log_id, log.start_offset, log.end_offset, row, log.size, since, at_most_bytes)
+        offset = retained_from(
+            cursor, log_id, log.start_offset, log.end_offset, row, log.size, since, at_most_bytes
+        )
     return move_start(burst, log_id, offset)
 
 
@@ -71,11 +88,15 @@ def size_from(cursor: Any, log: Durable, first: Slot | None, offset: int, compac
 
 def put_row(burst: Burst, log: Durable, first: Slot | None, compacted_to: int) -> None:
     shrunk = log.position - (first.position - first.size) - log.size if first else 0
-    row = LogRow(log.start_offset, log.end_offset, log.running_timestamp, log.position, shrunk, compacted_to)
+    row = LogRow(
+        log.start_offset, log.end_offset, log.running_timestamp, log.position, shrunk, compacted_to
+    )
     burst.txn.put(U64.pack(log.log_id), LOG_ROW.pack(*row), db=burst.databases["logs"])
 
 
-def replace_entries(burst: Burst, log_id: int, first: int, last: int, entries: Sequence[Entry]) -> int:
+def replace_entries(
+    burst: Burst, log_id: int, first: int, last: int, entries: Sequence[Entry]
+) -> int:
     """`PartitionLog.replace`; the new size. Raises ValueError, LogClosed."""
     log = burst.log(log_id)
     row = log_row(burst.txn, burst.databases["logs"], log_id)
@@ -90,7 +111,9 @@ def replace_entries(burst: Burst, log_id: int, first: int, last: int, entries: S
         following = slot_at(cursor, log_id, last + 1)
         latest = following.running_timestamp if following else log.running_timestamp
         if any(entry.max_timestamp > latest for entry in entries):
-            raise ValueError(f"a replacement bears a later timestamp than what it replaces, {latest}")
+            raise ValueError(
+                f"a replacement bears a later timestamp than what it replaces, {latest}"
+            )
         running, position = sums_before(cursor, log_id, first)
         for slot in gone:
             burst.txn.delete(SLOT.pack(*slot), db=burst.databases["entries"])
@@ -99,7 +122,15 @@ def replace_entries(burst: Burst, log_id: int, first: int, last: int, entries: S
             size = len(entry.payload)
             position += size
             running = max(running, entry.max_timestamp)
-            slot = Slot(log_id, entry.base_offset, entry.last_offset, entry.max_timestamp, running, position, size)
+            slot = Slot(
+                log_id,
+                entry.base_offset,
+                entry.last_offset,
+                entry.max_timestamp,
+                running,
+                position,
+                size,
+            )
             cursor.put(SLOT.pack(*slot), entry.payload)
             log.size += size
         start = slot_at(cursor, log_id, log.start_offset)
@@ -131,7 +162,9 @@ def alter_topic(burst: Burst, topic: Topic) -> TopicRow:
     standing = find_topic(burst, topic.name)
     more = topic.partitions - standing.topic.partitions
     if more < 0 or topic.topic_id != standing.topic.topic_id:
-        raise ValueError(f"topic {topic.name} keeps its id and never has fewer than {standing.topic.partitions} partitions")
+        raise ValueError(
+            f"topic {topic.name} keeps its id and never has fewer than {standing.topic.partitions} partitions"
+        )
     row = TopicRow(topic, standing.log_ids + new_ids(burst, b"next_log_id", more))
     burst.txn.put(topic.name.encode(), encode_topic(row), db=burst.databases["topics"])
     return row

@@ -65,12 +65,20 @@ class Environment:
         except BaseException as error:
             self.close()
             if isinstance(error, lmdb.Error | OSError):
-                raise StorageFailed(f"cannot open the store in {directory} with map_bytes={map_bytes}: {error}") from error
+                raise StorageFailed(
+                    f"cannot open the store in {directory} with map_bytes={map_bytes}: {error}"
+                ) from error
             raise
 
     def _open(self) -> None:
         # Not for everybody's eyes: tables may hold credentials.
-        env = lmdb.open(str(self.directory), map_size=self._map_bytes, max_dbs=len(DATABASES), max_spare_txns=8, mode=0o600)
+        env = lmdb.open(
+            str(self.directory),
+            map_size=self._map_bytes,
+            max_dbs=len(DATABASES),
+            max_spare_txns=8,
+            mode=0o600,
+        )
         try:
             # Where all is there nothing is written: a full disk does not keep a store from being opened and read.
             with env.begin(write=True) as txn:
@@ -109,18 +117,26 @@ class Environment:
                     raise LogClosed("the store is closed")
                 env = self._env
                 if env is None:
-                    raise StorageFailed(f"the store in {self.directory} is being opened again after an I/O error")
+                    raise StorageFailed(
+                        f"the store in {self.directory} is being opened again after an I/O error"
+                    )
                 try:
                     with env.begin() as txn:
                         return call(txn)
                 except lmdb.PanicError as error:
                     given_up = error
                 except lmdb.Error as error:
-                    raise StorageFailed(f"cannot read the store in {self.directory}: {error}") from error
+                    raise StorageFailed(
+                        f"cannot read the store in {self.directory}: {error}"
+                    ) from error
             with self._reopened:
                 # The commit that LMDB gave up over is the writer's, who opens the environment again as the next thing it does.
-                if not self._reopened.wait_for(lambda env=env: self._env is not env, REOPEN_SECONDS):  # type: ignore[misc]
-                    raise StorageFailed(f"cannot read the store in {self.directory}: {given_up}") from given_up
+                if not self._reopened.wait_for(
+                    lambda env=env: self._env is not env, REOPEN_SECONDS
+                ):  # type: ignore[misc]
+                    raise StorageFailed(
+                        f"cannot read the store in {self.directory}: {given_up}"
+                    ) from given_up
 
     def confine(self, incoming: int) -> None:
         """To be called before appends of `incoming` bytes: where they would take the disk's last room, the file may not grow for them.

@@ -81,11 +81,17 @@ def slot_of(key: bytes) -> Slot:
 
 
 def encode_topic(row: TopicRow) -> bytes:
-    fields = {"topic_id": row.topic.topic_id.hex(), "configs": dict(row.topic.configs), "log_ids": row.log_ids}
+    fields = {
+        "topic_id": row.topic.topic_id.hex(),
+        "configs": dict(row.topic.configs),
+        "log_ids": row.log_ids,
+    }
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode_topic(name: str, value: bytes) -> TopicRow:
     fields = json.loads(value)
     log_ids = tuple(fields["log_ids"])
-    return TopicRow(Topic(name, bytes.fromhex(fields["topic_id"]), len(log_ids), fields["configs"]), log_ids)
+    return TopicRow(
+        Topic(name, bytes.fromhex(fields["topic_id"]), len(log_ids), fields["configs"]), log_ids
+    )

@@ -70,7 +70,9 @@ class LmdbLog:
                 raise StorageFailed(self._failure)
             for entry in entries:
                 if entry.base_offset != expected or entry.last_offset < expected:
-                    raise OffsetOutOfRange(f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}")
+                    raise OffsetOutOfRange(
+                        f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}"
+                    )
                 expected = entry.last_offset + 1
                 size += len(entry.payload)
             if entries:
@@ -102,7 +104,9 @@ class LmdbLog:
     def read_resident(self, offset: int, max_bytes: int) -> list[Entry] | None:
         self._check_open()
         if not self._start_offset <= offset <= self._end_offset:
-            raise OffsetOutOfRange(f"offset {offset} is not within {self._start_offset} to {self._end_offset}")
+            raise OffsetOutOfRange(
+                f"offset {offset} is not within {self._start_offset} to {self._end_offset}"
+            )
         if offset == self._end_offset:
             return []
         return self._run.read(offset, max_bytes)
@@ -112,11 +116,15 @@ class LmdbLog:
         if resident is not None:
             return resident
         log_id, end = self._log_id, self._end_offset
-        entries: list[Entry] = await self._query(lambda cursor: queries.read(cursor, log_id, offset, end, max_bytes))
+        entries: list[Entry] = await self._query(
+            lambda cursor: queries.read(cursor, log_id, offset, end, max_bytes)
+        )
         self._check_open()
         if offset < self._start_offset:
             # Deleted meanwhile, perhaps half of what was read.
-            raise OffsetOutOfRange(f"offset {offset} is not within {self._start_offset} to {self._end_offset}")
+            raise OffsetOutOfRange(
+                f"offset {offset} is not within {self._start_offset} to {self._end_offset}"
+            )
         return entries
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
@@ -128,18 +136,29 @@ class LmdbLog:
     async def _slot_for_time(self, start: int, end: int, timestamp: int) -> Slot | None:
         found: Slot | None = None
         while start < end and found is None:
-            scan = partial(queries.scan_for_time, log_id=self._log_id, start=start, end=end, timestamp=timestamp, most=SCAN_KEYS)
+            scan = partial(
+                queries.scan_for_time,
+                log_id=self._log_id,
+                start=start,
+                end=end,
+                timestamp=timestamp,
+                most=SCAN_KEYS,
+            )
             found, start = await self._query(scan)
         return found
 
     async def _latest_slot(self, start: int, end: int) -> Slot | None:
-        greatest = await self._query(partial(queries.greatest_timestamp, log_id=self._log_id, start=start))
+        greatest = await self._query(
+            partial(queries.greatest_timestamp, log_id=self._log_id, start=start)
+        )
         found = None if greatest < 0 else await self._slot_for_time(start, end, greatest)
         if greatest < 0 or found is not None:
             return found
         # The greatest timestamp went with what was deleted: only a look at every key tells which is the greatest of the rest.
         while start < end:
-            scan = partial(queries.scan_for_latest, log_id=self._log_id, start=start, end=end, most=SCAN_KEYS)
+            scan = partial(
+                queries.scan_for_latest, log_id=self._log_id, start=start, end=end, most=SCAN_KEYS
+            )
             later, start = await self._query(scan)
             if later is not None and (found is None or later.timestamp > found.timestamp):
                 found = later
@@ -151,7 +170,9 @@ class LmdbLog:
             self._check_open()
             start = self._start_offset
             slot = await search(start, self._end_offset)
-            entry: Entry | None = None if slot is None else await self._query(partial(queries.entry_at, slot=slot))
+            entry: Entry | None = (
+                None if slot is None else await self._query(partial(queries.entry_at, slot=slot))
+            )
             if start == self._start_offset and (entry is None) is (slot is None):
                 self._check_open()
                 return entry
@@ -168,7 +189,9 @@ class LmdbLog:
         if offset > self._end_offset:
             raise OffsetOutOfRange(f"offset {offset} is beyond the end, {self._end_offset}")
         if offset > self._start_offset:
-            await self._store.write(Task(lambda burst: changes.move_start(burst, self._log_id, offset), self._cut))
+            await self._store.write(
+                Task(lambda burst: changes.move_start(burst, self._log_id, offset), self._cut)
+            )
         return self._start_offset
 
     def _cut(self, start_and_size: tuple[int, int]) -> None:
@@ -180,12 +203,16 @@ class LmdbLog:
         log_id, start, end, size = self._log_id, self._start_offset, self._end_offset, self._size
 
         def find(cursor: Any, row: LogRow) -> int:
-            return queries.retained_from(cursor, log_id, start, end, row, size, since, at_most_bytes)
+            return queries.retained_from(
+                cursor, log_id, start, end, row, size, since, at_most_bytes
+            )
 
         # The search in a reader's thread tells whether anything goes. How much is decided by the writer, since
         # compaction or another deletion may come in between.
         if await self._store.query_log(log_id, find) > start:
-            await self._store.write(Task(lambda burst: changes.retain(burst, log_id, since, at_most_bytes), self._cut))
+            await self._store.write(
+                Task(lambda burst: changes.retain(burst, log_id, since, at_most_bytes), self._cut)
+            )
         return self._start_offset
 
     @property
@@ -197,7 +224,9 @@ class LmdbLog:
         expected = first
         for entry in entries:
             if not expected <= entry.base_offset <= entry.last_offset <= last:
-                raise ValueError(f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}")
+                raise ValueError(
+                    f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}"
+                )
             expected = entry.last_offset + 1
         size = sum(len(entry.payload) for entry in entries)
 

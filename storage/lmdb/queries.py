@@ -50,7 +50,9 @@ def slots_from(cursor: Any, log_id: int, offset: int, end: int) -> Iterator[Slot
         slot = slot_of(cursor.key()) if cursor.next() else None
 
 
-def first_that(cursor: Any, log_id: int, low: int, high: int, is_reached: Callable[[Slot], bool]) -> Slot | None:
+def first_that(
+    cursor: Any, log_id: int, low: int, high: int, is_reached: Callable[[Slot], bool]
+) -> Slot | None:
     """The first slot that reaches to `low` and begins below `high` of which `is_reached` holds, by bisection: it must hold of all later ones too."""
     found = None
     while low < high:
@@ -73,7 +75,10 @@ def entry_on(cursor: Any, slot: Slot) -> Entry:
 
 def entry_at(cursor: Any, slot: Slot) -> Entry | None:
     """The entry of `slot`, wherever the cursor stands; None where it was deleted or replaced."""
-    if not cursor.set_range(PLACE.pack(slot.log_id, slot.base_offset)) or slot_of(cursor.key()) != slot:
+    if (
+        not cursor.set_range(PLACE.pack(slot.log_id, slot.base_offset))
+        or slot_of(cursor.key()) != slot
+    ):
         return None
     return entry_on(cursor, slot)
 
@@ -97,13 +102,17 @@ def slot_for_time(cursor: Any, log_id: int, start: int, end: int, timestamp: int
     return scan_for_time(cursor, log_id, start, end, timestamp, end - start)[0]
 
 
-def scan_for_time(cursor: Any, log_id: int, start: int, end: int, timestamp: int, most: int) -> tuple[Slot | None, int]:
+def scan_for_time(
+    cursor: Any, log_id: int, start: int, end: int, timestamp: int, most: int
+) -> tuple[Slot | None, int]:
     """As `slot_for_time`, but reading on over `most` keys only; and where to go on, `end` when there is nothing left.
 
     The bisection finds where the log had first seen such a timestamp. Where that entry was deleted or compacted away, a later one may bear it
     (or none), and the keys are read on from there.
     """
-    reached = first_that(cursor, log_id, start, end, lambda slot: slot.running_timestamp >= timestamp)
+    reached = first_that(
+        cursor, log_id, start, end, lambda slot: slot.running_timestamp >= timestamp
+    )
     if reached is None:
         return None, end
     for count, slot in enumerate(slots_from(cursor, log_id, reached.base_offset, end), 1):
@@ -120,7 +129,9 @@ def greatest_timestamp(cursor: Any, log_id: int, start: int) -> int:
     return -1 if last is None or last.last_offset < start else last.running_timestamp
 
 
-def scan_for_latest(cursor: Any, log_id: int, start: int, end: int, most: int) -> tuple[Slot | None, int]:
+def scan_for_latest(
+    cursor: Any, log_id: int, start: int, end: int, most: int
+) -> tuple[Slot | None, int]:
     """Of the first `most` slots from `start` on, the first with the greatest timestamp of its own; and where to go on, as `scan_for_time`."""
     found: Slot | None = None
     for count, slot in enumerate(slots_from(cursor, log_id, start, end), 1):
@@ -131,7 +142,9 @@ def scan_for_latest(cursor: Any, log_id: int, start: int, end: int, most: int) -
     return found, end
 
 
-def slot_within_bytes(cursor: Any, log_id: int, start: int, end: int, row: LogRow, size: int, limit: int) -> Slot | None:
+def slot_within_bytes(
+    cursor: Any, log_id: int, start: int, end: int, row: LogRow, size: int, limit: int
+) -> Slot | None:
     """The slot that a log of `size` bytes starts with when it is cut from `start` on to `limit` bytes, or as little more as whole entries allow."""
     if size < limit:
         return slot_at(cursor, log_id, start)
@@ -148,7 +161,14 @@ def slot_within_bytes(cursor: Any, log_id: int, start: int, end: int, row: LogRo
 
 
 def retained_from(
-    cursor: Any, log_id: int, start: int, end: int, row: LogRow, size: int, since: int | None, at_most_bytes: int | None
+    cursor: Any,
+    log_id: int,
+    start: int,
+    end: int,
+    row: LogRow,
+    size: int,
+    since: int | None,
+    at_most_bytes: int | None,
 ) -> int:
     """Where a log of `size` bytes from `start` to `end` starts after `PartitionLog.retain`; `start` where nothing goes."""
     first = slot_at(cursor, log_id, start)

@@ -36,7 +36,9 @@ class LmdbStore:
     may_be_lost = False
     """The kernel's lock on the directory lasts as long as the process."""
 
-    def __init__(self, directory: Path, *, reactor: Reactor, settings: LmdbSettings | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, reactor: Reactor, settings: LmdbSettings | None = None
+    ) -> None:
         self.directory = Path(directory)
         self.settings = settings or LmdbSettings()
         self.tail = Tail(self.settings.tail_bytes)
@@ -60,9 +62,13 @@ class LmdbStore:
         knowledge = Knowledge()
 
         def prepare() -> tuple[Environment, list[TopicRow]]:
-            environment = Environment(self.directory, self.settings.map_bytes, self.settings.reserve_bytes)
+            environment = Environment(
+                self.directory, self.settings.map_bytes, self.settings.reserve_bytes
+            )
             try:
-                return environment, environment.read(lambda txn: self._load(txn, environment, knowledge))
+                return environment, environment.read(
+                    lambda txn: self._load(txn, environment, knowledge)
+                )
             except BaseException:
                 environment.close()
                 raise
@@ -78,14 +84,18 @@ class LmdbStore:
         for row in rows:
             self._keep(row)
         self._environment, self._readers = environment, readers
-        self._writer = Writer(environment, self.settings, self._reactor, self._wake, knowledge, self._deliver)
+        self._writer = Writer(
+            environment, self.settings, self._reactor, self._wake, knowledge, self._deliver
+        )
         self._is_open = True
 
     def _load(self, txn: Any, environment: Environment, knowledge: Knowledge) -> list[TopicRow]:
         databases = environment.databases
         self.uuid = txn.get(b"uuid", db=databases["meta"])
         with txn.cursor(db=databases["freeing"]) as cursor:
-            knowledge.freeing = {U64.unpack(key)[0]: U64.unpack(value)[0] for key, value in cursor.iternext()}
+            knowledge.freeing = {
+                U64.unpack(key)[0]: U64.unpack(value)[0] for key, value in cursor.iternext()
+            }
         with txn.cursor(db=databases["topics"]) as cursor:
             return [decode_topic(key.decode(), value) for key, value in cursor.iternext()]
 
@@ -124,8 +134,14 @@ class LmdbStore:
         return MappingProxyType(self._listed)
 
     async def create_topic(self, topic: Topic) -> None:
-        if len(topic.topic_id) != 16 or topic.partitions < 1 or not 1 <= len(topic.name.encode()) <= LONGEST_NAME:
-            raise ValueError(f"topic {topic.name}: an id has 16 bytes, a name 1 to {LONGEST_NAME}, and there is at least one partition")
+        if (
+            len(topic.topic_id) != 16
+            or topic.partitions < 1
+            or not 1 <= len(topic.name.encode()) <= LONGEST_NAME
+        ):
+            raise ValueError(
+                f"topic {topic.name}: an id has 16 bytes, a name 1 to {LONGEST_NAME}, and there is at least one partition"
+            )
         await self.write(Task(lambda burst: changes.create_topic(burst, topic), self._keep))
 
     async def alter_topic(self, topic: Topic) -> None:
@@ -156,7 +172,9 @@ class LmdbStore:
                 made.append(LmdbLog(self, durable))
                 self._logs.made[topic, partition] = made[0]
 
-            return self.write(Task(lambda burst: changes.open_log(burst, topic, partition), keep)).addCallback(lambda _: made[0])
+            return self.write(
+                Task(lambda burst: changes.open_log(burst, topic, partition), keep)
+            ).addCallback(lambda _: made[0])
 
         row = self._topics.get(topic)
         if row is None or not 0 <= partition < row.topic.partitions:
@@ -172,7 +190,9 @@ class LmdbStore:
             def keep(table_id: int) -> None:
                 self._tables.made[name] = LmdbTable(self, table_id)
 
-            return self.write(Task(lambda burst: changes.open_table(burst, name), keep)).addCallback(lambda _: self._tables.made[name])
+            return self.write(
+                Task(lambda burst: changes.open_table(burst, name), keep)
+            ).addCallback(lambda _: self._tables.made[name])
 
         return await self._tables.get(name, make)
 
@@ -181,7 +201,13 @@ class LmdbStore:
             volume = os.statvfs(self.directory)
         except OSError:
             return [Usage(str(self.directory), -1, -1)]
-        return [Usage(str(self.directory), volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize)]
+        return [
+            Usage(
+                str(self.directory),
+                volume.f_blocks * volume.f_frsize,
+                volume.f_bavail * volume.f_frsize,
+            )
+        ]
 
     def write(self, task: Task[T]) -> Deferred[T]:
         """Queue `task`; its result once that is on disk."""
@@ -197,7 +223,10 @@ class LmdbStore:
         assert self._writer
         settings = self.settings
         queued_bytes = self._queued_bytes + operation.size
-        if self._queued_operations and (queued_bytes > settings.queue_bytes or self._queued_operations >= settings.queue_operations):
+        if self._queued_operations and (
+            queued_bytes > settings.queue_bytes
+            or self._queued_operations >= settings.queue_operations
+        ):
             raise StorageFailed(
                 f"{self._queued_bytes} bytes in {self._queued_operations} writes wait for the disk already "
                 f"(queue_bytes={settings.queue_bytes}, queue_operations={settings.queue_operations}): try again later"
@@ -259,7 +288,9 @@ class LmdbStore:
             refused: Deferred[T] = Deferred()
             refused.errback(LogClosed("the store is closed"))
             return refused
-        return self._readers.run(lambda: environment.read(lambda txn: call(txn, environment.databases)))
+        return self._readers.run(
+            lambda: environment.read(lambda txn: call(txn, environment.databases))
+        )
 
     def _check_open(self) -> None:
         if not self._is_open:

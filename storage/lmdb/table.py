@@ -47,4 +47,6 @@ class LmdbTable:
             return refused
         taken = dict(rows)
         size = sum(len(key) + len(value or b"") for key, value in taken.items())
-        return self._store.write(Task(lambda burst: changes.put_rows(burst, self._table_id, taken), size=size))
+        return self._store.write(
+            Task(lambda burst: changes.put_rows(burst, self._table_id, taken), size=size)
+        )

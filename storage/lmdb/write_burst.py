@@ -31,7 +31,14 @@ class Durable:
     size: int
 
     def copy(self) -> Durable:
-        return Durable(self.log_id, self.start_offset, self.end_offset, self.running_timestamp, self.position, self.size)
+        return Durable(
+            self.log_id,
+            self.start_offset,
+            self.end_offset,
+            self.running_timestamp,
+            self.position,
+            self.size,
+        )
 
 
 class Append:
@@ -39,7 +46,13 @@ class Append:
 
     __slots__ = ("entries", "landed", "log_id", "size", "told")
 
-    def __init__(self, log_id: int, entries: Sequence[Entry], size: int, landed: Callable[[Append, Exception | None], None]) -> None:
+    def __init__(
+        self,
+        log_id: int,
+        entries: Sequence[Entry],
+        size: int,
+        landed: Callable[[Append, Exception | None], None],
+    ) -> None:
         self.log_id = log_id
         self.entries = entries
         self.size = size
@@ -55,7 +68,9 @@ class Task(Generic[T]):
 
     __slots__ = ("landed", "run", "size", "told")
 
-    def __init__(self, run: Callable[[Burst], T], landed: Callable[[T], None] | None = None, size: int = 0) -> None:
+    def __init__(
+        self, run: Callable[[Burst], T], landed: Callable[[T], None] | None = None, size: int = 0
+    ) -> None:
         self.run = run
         self.landed = landed
         self.size = size
@@ -139,7 +154,9 @@ class Burst:
         log = self.log(append.log_id)
         entries = append.entries
         if entries[0].base_offset != log.end_offset:
-            raise StorageFailed("an append before this one failed, so its offsets would leave a gap")
+            raise StorageFailed(
+                "an append before this one failed, so its offsets would leave a gap"
+            )
         log_id, running, position = log.log_id, log.running_timestamp, log.position
         for entry in entries:
             payload, timestamp = entry.payload, entry.max_timestamp
@@ -147,7 +164,9 @@ class Burst:
             position += size
             if timestamp > running:
                 running = timestamp
-            key = SLOT.pack(log_id, entry.base_offset, entry.last_offset, timestamp, running, position, size)
+            key = SLOT.pack(
+                log_id, entry.base_offset, entry.last_offset, timestamp, running, position, size
+            )
             self._puts.append((key, payload))
         log.end_offset = entries[-1].last_offset + 1
         log.running_timestamp, log.position = running, position

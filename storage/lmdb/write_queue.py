@@ -21,7 +21,9 @@ class Gathering:
     was written. So all who write without a pause are written together, and who writes alone, one at a time, waits for nobody.
     """
 
-    def __init__(self, reactor: Reactor, settings: LmdbSettings, write: Callable[[list[Operation]], None]) -> None:
+    def __init__(
+        self, reactor: Reactor, settings: LmdbSettings, write: Callable[[list[Operation]], None]
+    ) -> None:
         self._reactor = reactor
         self._settings = settings
         self._write = write
@@ -47,7 +49,9 @@ class Gathering:
         if self._end is not None or len(self._waiting) >= self._expected:
             self._hand_over()
         elif self._expected > 1:
-            self._deadline = self._reactor.callLater(self._settings.gathering_seconds, self._give_up)
+            self._deadline = self._reactor.callLater(
+                self._settings.gathering_seconds, self._give_up
+            )
 
     def end(self, ended: Callable[[], None]) -> None:
         """Wait for nothing any more, and call `ended` once all that was added has been written."""
@@ -68,7 +72,11 @@ class Gathering:
             self._deadline = None
         operations: list[Operation] = []
         size = 0
-        while self._waiting and len(operations) < self._settings.burst_operations and size < self._settings.burst_bytes:
+        while (
+            self._waiting
+            and len(operations) < self._settings.burst_operations
+            and size < self._settings.burst_bytes
+        ):
             operations.append(self._waiting.popleft())
             size += operations[-1].size
         if operations:

@@ -77,7 +77,11 @@ class Writer:
         while True:
             try:
                 # Without a burst to write there is time to free something, unless the medium refused that just now.
-                operations = self._bursts.get(timeout=self._freeing_pause) if self._knowledge.freeing else self._bursts.get()
+                operations = (
+                    self._bursts.get(timeout=self._freeing_pause)
+                    if self._knowledge.freeing
+                    else self._bursts.get()
+                )
             except Empty:
                 self._free_some()
                 continue
@@ -111,11 +115,17 @@ class Writer:
             reason = self._failed(what, error)
             rest = [one for one in operations if not isinstance(one, Append)]
             is_retried = has_appends and rest and isinstance(error, lmdb.Error)
-            written = {id(outcome[0]): outcome for outcome in self._write(rest)} if is_retried else {}
+            written = (
+                {id(outcome[0]): outcome for outcome in self._write(rest)} if is_retried else {}
+            )
             # Each gets an exception of its own: one that thousands raise again grows a traceback through all of them.
-            return [written.get(id(one)) or (one, None, StorageFailed(reason)) for one in operations]
+            return [
+                written.get(id(one)) or (one, None, StorageFailed(reason)) for one in operations
+            ]
         # Appends that only follow a refused one are refused without a try, and an empty transaction succeeds on any medium.
-        if any(error is None and isinstance(one, Append) is has_appends for one, _, error in outcomes):
+        if any(
+            error is None and isinstance(one, Append) is has_appends for one, _, error in outcomes
+        ):
             self._succeeded(what)
         return outcomes
 
@@ -126,7 +136,12 @@ class Writer:
             log.exception("%s in %s failed, which is a bug", what, directory)
         elif what not in self._failing:
             self._failing.add(what)
-            log.error("%s in %s fails: %s; it is refused until it succeeds again, reads go on", what, directory, error)
+            log.error(
+                "%s in %s fails: %s; it is refused until it succeeds again, reads go on",
+                what,
+                directory,
+                error,
+            )
         return f"cannot write to {directory}: {error}"
 
     def _succeeded(self, what: str) -> None:
@@ -186,7 +201,11 @@ class Writer:
             try:
                 return self._environment.has_landed(txn_id)
             except lmdb.Error as error:
-                log.error("%s cannot be used again yet: %s; trying again", self._environment.directory, error)
+                log.error(
+                    "%s cannot be used again yet: %s; trying again",
+                    self._environment.directory,
+                    error,
+                )
                 if self._is_stopping.wait(RETRY_SECONDS):
                     raise
 
@@ -194,10 +213,18 @@ class Writer:
         """Free a bounded number of deleted entries. A smaller one where the medium refused: freeing needs some pages itself."""
         log_id, below = next(iter(self._knowledge.freeing.items()))
         try:
-            is_done = self._transact(lambda txn: free_entries(txn, self._environment.databases, log_id, below, self._freeing_entries))
+            is_done = self._transact(
+                lambda txn: free_entries(
+                    txn, self._environment.databases, log_id, below, self._freeing_entries
+                )
+            )
             if self._environment.is_tight:
                 # LMDB uses pages again from the second commit on after the one that freed them, and the appends that wait for them make none.
-                self._transact(lambda txn: txn.put(b"last_freed", U64.pack(log_id), db=self._environment.databases["meta"]))
+                self._transact(
+                    lambda txn: txn.put(
+                        b"last_freed", U64.pack(log_id), db=self._environment.databases["meta"]
+                    )
+                )
         except Exception as error:  # noqa: BLE001 - as in _write
             self._failed("freeing", error)
             self._freeing_entries = max(self._freeing_entries // 4, 1)
@@ -210,7 +237,9 @@ class Writer:
             del self._knowledge.freeing[log_id]
 
 
-def free_entries(txn: Any, databases: Mapping[str, Any], log_id: int, below: int, at_most: int) -> bool:
+def free_entries(
+    txn: Any, databases: Mapping[str, Any], log_id: int, below: int, at_most: int
+) -> bool:
     """Delete up to `at_most` entries that lie wholly below the offset `below`, and with the last the note to do so; whether it was the last."""
     first = PLACE.pack(log_id, 0)
     with txn.cursor(db=databases["entries"]) as cursor:

@@ -57,12 +57,16 @@ class Holder(msgspec.Struct, frozen=True):
 class StoreLock:
     """The lock of the store whose tables are in the metadata namespace of `settings`."""
 
-    def __init__(self, session: Session, admin: Admin, settings: PulsarSettings, reactor: Reactor) -> None:
+    def __init__(
+        self, session: Session, admin: Admin, settings: PulsarSettings, reactor: Reactor
+    ) -> None:
         self._session = session
         self._admin = admin
         self._settings = settings
         self._reactor = reactor
-        self._topic = f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{OURS}.{LOCK_TOPIC}"
+        self._topic = (
+            f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{OURS}.{LOCK_TOPIC}"
+        )
         self._producer: Any = None
         self._holder: Holder | None = None
         self._timer: Timer | None = None
@@ -176,8 +180,15 @@ class StoreLock:
         else:
             if not self._is_silent:
                 self._is_silent = True
-                log.error("Pulsar does not take the lock's message (%s); the store may be taken by another process meanwhile", result.name)
-            self._tell_hoping(StorageFailed(f"Pulsar does not say who has the store ({result.name}): try again later"))
+                log.error(
+                    "Pulsar does not take the lock's message (%s); the store may be taken by another process meanwhile",
+                    result.name,
+                )
+            self._tell_hoping(
+                StorageFailed(
+                    f"Pulsar does not say who has the store ({result.name}): try again later"
+                )
+            )
             self._again(self._settings.lock_beat_seconds, self._beat)
 
     def _tell_hoping(self, failure: StorageError | None = None) -> None:
@@ -214,7 +225,9 @@ class StoreLock:
             producer = await self._open(Access.Exclusive)
         except Fenced:
             if time.monotonic() - self._contested_since > self._settings.lock_contest_seconds:
-                self._lose("another producer holds the lock of the store and does not say who it is")
+                self._lose(
+                    "another producer holds the lock of the store and does not say who it is"
+                )
             elif self._producer is refused:
                 self._again(RETRY_SECONDS, self._contest)
             return
@@ -229,12 +242,15 @@ class StoreLock:
         """Pulsar does not answer; what it refused it will refuse again."""
         if not isinstance(failure.value, StorageFailed):
             log.error(
-                "looking who has the store failed, which is a bug", exc_info=(failure.type, failure.value, failure.getTracebackObject())
+                "looking who has the store failed, which is a bug",
+                exc_info=(failure.type, failure.value, failure.getTracebackObject()),
             )
         if self._producer is not None:
             self._hoping += self._doubting
             self._doubting = []
-            self._tell_hoping(StorageFailed("Pulsar does not say who has the store: try again later"))
+            self._tell_hoping(
+                StorageFailed("Pulsar does not say who has the store: try again later")
+            )
             self._again(RETRY_SECONDS, self._contest)
 
     def _lose(self, reason: str) -> None:
@@ -261,7 +277,10 @@ class StoreLock:
         try:
             if not reader.has_message_available():
                 return None
-            return msgspec.json.decode(reader.read_next(round(self._settings.operation_timeout_seconds * 1000)).data(), type=Holder)
+            return msgspec.json.decode(
+                reader.read_next(round(self._settings.operation_timeout_seconds * 1000)).data(),
+                type=Holder,
+            )
         except msgspec.DecodeError:
             return None
         finally:
@@ -269,7 +288,11 @@ class StoreLock:
 
     def _in_use(self, holder: Holder | None) -> str:
         place = f"{self._settings.metadata_tenant}/{self._settings.metadata_namespace}"
-        who = "by a process that has not said who it is" if holder is None else f"by {told(holder)}, heard last {ago(holder.said)} ago"
+        who = (
+            "by a process that has not said who it is"
+            if holder is None
+            else f"by {told(holder)}, heard last {ago(holder.said)} ago"
+        )
         return (
             f"the store in Pulsar's namespace {place} is in use {who}: stop that process, or give this one namespaces of its own. The store of a killed "
             "process is free at once, that of one that stands still or whose host is lost after a minute at most, when the broker gives up its connection. "

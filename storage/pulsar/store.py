@@ -44,7 +44,9 @@ class PulsarStore:
 
     retains_by_itself = True
 
-    def __init__(self, settings: PulsarSettings, *, reactor: Reactor, batch_format: BatchFormat | None = None) -> None:
+    def __init__(
+        self, settings: PulsarSettings, *, reactor: Reactor, batch_format: BatchFormat | None = None
+    ) -> None:
         self.settings = settings
         self._reactor = reactor
         self._session = Session(settings, reactor)
@@ -54,7 +56,16 @@ class PulsarStore:
         self._tail = Tail(settings.tail_bytes)
         self._runs = Runs(self._session, self._admin, settings)
         self._room = Room(settings.queue_bytes, settings.queue_operations)
-        self._formats = Formats(self._session, self._admin, self._cache, self._room, self._tail, self._runs, self, batch_format)
+        self._formats = Formats(
+            self._session,
+            self._admin,
+            self._cache,
+            self._room,
+            self._tail,
+            self._runs,
+            self,
+            batch_format,
+        )
         self._logs: OnceEach[tuple[str, int], PulsarPartitionLog] = OnceEach()
         self._tables: OnceEach[str, PulsarTable] = OnceEach()
         self._partitions: dict[bytes, Partition] = {}
@@ -79,7 +90,9 @@ class PulsarStore:
         try:
             if self.settings.checks_at_start:
                 await prepare(self.settings, self._admin, self._session)
-            self._session.message_bytes = await largest_message(self._admin) or self._session.message_bytes
+            self._session.message_bytes = (
+                await largest_message(self._admin) or self._session.message_bytes
+            )
             self._standstills.start()
             await self._lock.take(self.settings.node, self.settings.takeover)
             await self._catalogue.open()
@@ -120,7 +133,12 @@ class PulsarStore:
         would take as long as Pulsar's acknowledgement.
         """
         for begin in range(0, len(logs), ROWS_AT_ONCE):
-            await DeferredList([Deferred.fromCoroutine(self._write_end(log)) for log in logs[begin : begin + ROWS_AT_ONCE]])
+            await DeferredList(
+                [
+                    Deferred.fromCoroutine(self._write_end(log))
+                    for log in logs[begin : begin + ROWS_AT_ONCE]
+                ]
+            )
 
     async def _write_end(self, log: PulsarPartitionLog) -> None:
         try:
@@ -152,7 +170,10 @@ class PulsarStore:
             tell()
 
         def late() -> None:
-            logger.warning("closing goes on without waiting: Pulsar did not answer within %s s", self.settings.close_timeout_seconds)
+            logger.warning(
+                "closing goes on without waiting: Pulsar did not answer within %s s",
+                self.settings.close_timeout_seconds,
+            )
             tell()
 
         deadline = self._reactor.callLater(self.settings.close_timeout_seconds, late)
@@ -184,8 +205,16 @@ class PulsarStore:
             return None
         # Who has read everything goes on with the entry that comes next.
         is_behind = offset < log.end_offset
-        position = await log.position_of(offset if is_behind else offset - 1) if is_behind or offset > log.start_offset else None
-        return Place(path_of(log.topic), position[0], position[1] + (not is_behind)) if position else None
+        position = (
+            await log.position_of(offset if is_behind else offset - 1)
+            if is_behind or offset > log.start_offset
+            else None
+        )
+        return (
+            Place(path_of(log.topic), position[0], position[1] + (not is_behind))
+            if position
+            else None
+        )
 
     async def create_topic(self, topic: Topic) -> None:
         self._check_open()
@@ -231,7 +260,11 @@ class PulsarStore:
         # When its time is up the list fires, with who was waited for in vain.
         settled = self._logs.settled(lambda key: key[0] == name).addTimeout(seconds, self._reactor)  # type: ignore[arg-type]
         if any(not is_made and outcome.check(CancelledError) for is_made, outcome in await settled):
-            logger.warning("topic %s is deleted although it is still being opened: Pulsar did not answer within %s s", name, seconds)
+            logger.warning(
+                "topic %s is deleted although it is still being opened: Pulsar did not answer within %s s",
+                name,
+                seconds,
+            )
 
     def _check_stays(self, name: str) -> None:
         if name in self._leaving:
@@ -258,14 +291,22 @@ class PulsarStore:
         """Somebody else deleted topics, or made others of the same name, or switched their format."""
         for (name, index), log in list(self._logs.made.items()):
             topic = self.topics.get(name)
-            is_gone = topic is None or index >= topic.partitions or key_of(topic.topic_id, index) != log.partition.key
+            is_gone = (
+                topic is None
+                or index >= topic.partitions
+                or key_of(topic.topic_id, index) != log.partition.key
+            )
             if is_gone or log.partition.row.is_native != (self._entry_format(name) == NATIVE):
                 del self._logs.made[name, index]
                 log.shut()
         ids = {topic.topic_id for topic in self.topics.values()}
         for key in [key for key in self._full_names if key[:-4] not in ids]:
             forgotten = Deferred.fromCoroutine(self._forget_deleted(key, self._full_names.pop(key)))
-            forgotten.addErrback(lambda failure: logger.warning("a partition that was deleted is not forgotten: %s", failure.value))
+            forgotten.addErrback(
+                lambda failure: logger.warning(
+                    "a partition that was deleted is not forgotten: %s", failure.value
+                )
+            )
 
     async def _forget_deleted(self, key: bytes, full_name: str) -> None:
         """What is kept of a partition that others deleted, if it is truly gone: compaction may have written much."""
@@ -295,7 +336,10 @@ class PulsarStore:
         partition = self._partitions.get(key) or Partition(self._rows, key, PartitionRow())
         try:
             log = await self._formats.open(
-                full_name, self._entry_format(name), partition, lambda log, error: self._forget(name, index, log, error)
+                full_name,
+                self._entry_format(name),
+                partition,
+                lambda log, error: self._forget(name, index, log, error),
             )
         except UnknownTopic:
             await self._catalogue.look(name)
@@ -366,7 +410,9 @@ class PulsarStore:
             self._tables.made[name] = table
             return table
 
-        return Deferred.fromCoroutine(self._tables.get(name, lambda: Deferred.fromCoroutine(make())))
+        return Deferred.fromCoroutine(
+            self._tables.get(name, lambda: Deferred.fromCoroutine(make()))
+        )
 
     def usage(self) -> Iterable[Usage]:
         """The cluster's disks are its own business."""

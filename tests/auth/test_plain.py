@@ -34,7 +34,9 @@ async def at_once(host, check):
 
 
 def log_in(token, passwords=None):
-    return asyncio.run(Plain(passwords or Known(alice="s3cret"), at_once).begin("192.0.2.1").respond(token))
+    return asyncio.run(
+        Plain(passwords or Known(alice="s3cret"), at_once).begin("192.0.2.1").respond(token)
+    )
 
 
 def reason(token, passwords=None):
@@ -49,7 +51,9 @@ def test_the_right_password_logs_in_with_an_empty_answer(token):
 
 
 def test_names_and_passwords_are_utf_8():
-    assert log_in("\0Ærøskøbing\0пароль🔑".encode(), Known(Ærøskøbing="пароль🔑")).principal == Principal("User", "Ærøskøbing")
+    assert log_in(
+        "\0Ærøskøbing\0пароль🔑".encode(), Known(Ærøskøbing="пароль🔑")
+    ).principal == Principal("User", "Ærøskøbing")
 
 
 def test_a_wrong_password_and_an_unknown_user_are_told_alike():
@@ -87,7 +91,10 @@ def test_no_reason_shows_what_the_peer_sent():
     assert not any("s3cret" in reason(token, Known()) for token in tokens)
 
 
-@given(st.binary(max_size=300) | st.lists(st.text(max_size=20), max_size=5).map(lambda parts: "\0".join(parts).encode()))
+@given(
+    st.binary(max_size=300)
+    | st.lists(st.text(max_size=20), max_size=5).map(lambda parts: "\0".join(parts).encode())
+)
 def test_any_bytes_log_in_or_fail(token):
     try:
         outcome = log_in(token)
@@ -121,6 +128,8 @@ def test_a_remembered_password_needs_no_check():
     passwords = Known(alice="s3cret")
     passwords.remembered = ("alice", "s3cret")
     plain = Plain(passwords, busy)
-    assert asyncio.run(plain.begin("192.0.2.1").respond(b"\0alice\0s3cret")).principal == Principal("User", "alice")
+    assert asyncio.run(plain.begin("192.0.2.1").respond(b"\0alice\0s3cret")).principal == Principal(
+        "User", "alice"
+    )
     with pytest.raises(AuthenticationBusy):
         asyncio.run(plain.begin("192.0.2.1").respond(b"\0alice\0guess"))

@@ -96,9 +96,14 @@ def older(files, version):
     return context
 
 
-@pytest.mark.parametrize(("name", "version"), [("TLSv1", ssl.TLSVersion.TLSv1), ("TLSv1.1", ssl.TLSVersion.TLSv1_1)])
+@pytest.mark.parametrize(
+    ("name", "version"), [("TLSv1", ssl.TLSVersion.TLSv1), ("TLSv1.1", ssl.TLSVersion.TLSv1_1)]
+)
 def test_old_tls_is_spoken_where_it_is_allowed(files, name, version):
-    assert shake(context_of(replace(files, min_version=name)), older(files, version))[0].version() == name
+    assert (
+        shake(context_of(replace(files, min_version=name)), older(files, version))[0].version()
+        == name
+    )
 
 
 def test_the_cipher_of_java_7_is_spoken(files):
@@ -110,7 +115,9 @@ def test_the_cipher_of_java_7_is_spoken(files):
 
 def test_the_chain_is_sent(files, tmp_path):
     other = Authority("Other")
-    files.certificate.write_bytes(files.certificate.read_bytes() + other.certificate.public_bytes(Encoding.PEM))
+    files.certificate.write_bytes(
+        files.certificate.read_bytes() + other.certificate.public_bytes(Encoding.PEM)
+    )
     client, _ = shake(context_of(files), trusting(files))
     if hasattr(client, "get_unverified_chain"):  # Python 3.13
         assert len(client.get_unverified_chain()) == 2
@@ -123,8 +130,13 @@ def with_certificate(context, signed, tmp_path):
 
 @pytest.mark.parametrize("client_auth", ["requested", "required"])
 def test_a_client_s_certificate_names_its_principal(files, client, tmp_path, client_auth):
-    _, connection = shake(context_of(replace(files, client_auth=client_auth)), with_certificate(trusting(files), client, tmp_path))
-    assert principal_of(connection.get_peer_certificate(as_cryptography=True)) == Principal("User", "CN=client,O=Tests")
+    _, connection = shake(
+        context_of(replace(files, client_auth=client_auth)),
+        with_certificate(trusting(files), client, tmp_path),
+    )
+    assert principal_of(connection.get_peer_certificate(as_cryptography=True)) == Principal(
+        "User", "CN=client,O=Tests"
+    )
 
 
 def test_a_client_without_a_certificate_has_no_principal(files):
@@ -159,7 +171,10 @@ def complaint(files):
 
 def test_an_encrypted_key_without_a_pass_phrase_asks_for_one(files, server, tmp_path):
     server.write(tmp_path, "server", password=b"s3cret")
-    assert complaint(files) == f"{files.key}: the key is encrypted; name the file of its pass phrase (ssl_key_password_file)"
+    assert (
+        complaint(files)
+        == f"{files.key}: the key is encrypted; name the file of its pass phrase (ssl_key_password_file)"
+    )
 
 
 def test_a_wrong_pass_phrase_is_told_and_not_shown(files, server, tmp_path):
@@ -180,25 +195,39 @@ def test_a_pass_phrase_for_an_open_key_is_told(files, tmp_path):
 @pytest.mark.parametrize("which", ["certificate", "key", "key_password", "authorities"])
 def test_a_missing_file_is_named(files, tmp_path, which):
     path = tmp_path / "none"
-    assert complaint(replace(files, client_auth="required", **{which: path})) == f"{path}: No such file or directory"
+    assert (
+        complaint(replace(files, client_auth="required", **{which: path}))
+        == f"{path}: No such file or directory"
+    )
 
 
 @pytest.mark.parametrize("which", ["certificate", "key", "authorities"])
-@pytest.mark.parametrize("text", [b"", b"\xff\x00", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"])
+@pytest.mark.parametrize(
+    "text", [b"", b"\xff\x00", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"]
+)
 def test_a_file_that_holds_something_else_is_named(files, tmp_path, which, text):
     path = tmp_path / "other"
     path.write_bytes(text)
-    assert complaint(replace(files, client_auth="required", **{which: path})).startswith(f"{path}: no ")
+    assert complaint(replace(files, client_auth="required", **{which: path})).startswith(
+        f"{path}: no "
+    )
 
 
 def test_a_key_of_another_certificate_is_told(files, client, tmp_path):
     _, key = client.write(tmp_path, "client")
-    assert complaint(replace(files, key=key)) == f"{key}: is not the key of the first certificate in {files.certificate}"
+    assert (
+        complaint(replace(files, key=key))
+        == f"{key}: is not the key of the first certificate in {files.certificate}"
+    )
 
 
 def test_a_key_that_clients_cannot_use_is_told(files, tmp_path):
     path = tmp_path / "ed448.key"
-    path.write_bytes(ed448.Ed448PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    path.write_bytes(
+        ed448.Ed448PrivateKey.generate().private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+        )
+    )
     assert "Kafka clients cannot use" in complaint(replace(files, key=path))
 
 
@@ -215,7 +244,9 @@ def serial(tls, files):
     return x509.load_der_x509_certificate(client.getpeercert(binary_form=True)).serial_number
 
 
-def test_a_new_certificate_serves_from_the_next_connection_a_second_later(files, authority, tmp_path):
+def test_a_new_certificate_serves_from_the_next_connection_a_second_later(
+    files, authority, tmp_path
+):
     clock, problems = Clock(), []
     tls = Tls(files, clock, problems.append)
     before = serial(tls, files)
@@ -228,7 +259,9 @@ def test_a_new_certificate_serves_from_the_next_connection_a_second_later(files,
     assert problems == []
 
 
-def test_a_half_renewed_pair_is_told_and_the_old_one_serves_until_it_is_whole(files, authority, tmp_path):
+def test_a_half_renewed_pair_is_told_and_the_old_one_serves_until_it_is_whole(
+    files, authority, tmp_path
+):
     clock, problems = Clock(), []
     tls = Tls(files, clock, problems.append)
     before = serial(tls, files)

@@ -103,7 +103,10 @@ def test_what_is_no_hash_is_refused(text):
 
 @given(
     st.text(max_size=80)
-    | st.from_regex(r"\$scrypt\$ln=\d{1,2},r=\d{1,2},p=\d{1,2}\$[A-Za-z0-9+/]{1,9}\$[A-Za-z0-9+/]{22,30}", fullmatch=True)
+    | st.from_regex(
+        r"\$scrypt\$ln=\d{1,2},r=\d{1,2},p=\d{1,2}\$[A-Za-z0-9+/]{1,9}\$[A-Za-z0-9+/]{22,30}",
+        fullmatch=True,
+    )
 )
 def test_any_text_is_a_hash_within_the_memory_limit_or_a_value_error(text):
     try:
@@ -121,12 +124,18 @@ def test_the_right_password_of_a_known_user_passes_and_nothing_else(path, clock,
     assert problems == []
 
 
-def test_an_unknown_user_costs_as_much_as_the_costliest_known_one(path, clock, problems, monkeypatch):
+def test_an_unknown_user_costs_as_much_as_the_costliest_known_one(
+    path, clock, problems, monkeypatch
+):
     write(path, f"alice:{Hash.of('a', log_cost=1)}\nbob:{Hash.of('b', log_cost=3)}\n")
     known = Users(path, clock, problems.append)
     costs = []
     scrypt = hashlib.scrypt
-    monkeypatch.setattr(hashlib, "scrypt", lambda *args, **how: costs.append((how["n"], how["r"], how["p"])) or scrypt(*args, **how))
+    monkeypatch.setattr(
+        hashlib,
+        "scrypt",
+        lambda *args, **how: costs.append((how["n"], how["r"], how["p"])) or scrypt(*args, **how),
+    )
     known.check("bob", "x")
     known.check("nobody", "x")
     assert costs == [(8, 8, 1), (8, 8, 1)]
@@ -188,7 +197,9 @@ def test_a_changed_file_is_read_again_at_a_log_in_a_second_later(path, clock, pr
 
 
 @pytest.mark.parametrize("text", ["alice", "alice:s3cret\n"])
-def test_a_broken_change_is_told_once_and_leaves_the_users_as_they_were(path, clock, problems, text):
+def test_a_broken_change_is_told_once_and_leaves_the_users_as_they_were(
+    path, clock, problems, text
+):
     known = Users(path, clock, problems.append)
     write(path, text)
     for clock.now in (1.0, 2.0, 3.0):
@@ -198,7 +209,9 @@ def test_a_broken_change_is_told_once_and_leaves_the_users_as_they_were(path, cl
     assert "s3cret" not in problem
 
 
-def test_a_file_that_vanishes_leaves_the_users_as_they_were_and_one_that_comes_back_is_read(path, clock, problems):
+def test_a_file_that_vanishes_leaves_the_users_as_they_were_and_one_that_comes_back_is_read(
+    path, clock, problems
+):
     known = Users(path, clock, problems.append)
     path.unlink()
     clock.now = 1.0

@@ -14,7 +14,10 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def comparison(*ratios: float, row: str = "produce") -> Comparison:
     return Comparison(
-        row, "none", [Figure(row, "none", "a", ratio * 8, 1) for ratio in ratios], [Figure(row, "none", "b", 8, 1)] * len(ratios)
+        row,
+        "none",
+        [Figure(row, "none", "a", ratio * 8, 1) for ratio in ratios],
+        [Figure(row, "none", "b", 8, 1)] * len(ratios),
     )
 
 
@@ -28,14 +31,21 @@ def test_a_bar_is_as_long_as_its_ratio() -> None:
 
 
 def test_what_takes_more_has_another_colour() -> None:
-    assert [one.get("fill") for one in bars(svg([comparison(0.99), comparison(1), comparison(1.01)], "CPU"))] == [LESS, LESS, MORE]
+    assert [
+        one.get("fill")
+        for one in bars(svg([comparison(0.99), comparison(1), comparison(1.01)], "CPU"))
+    ] == [LESS, LESS, MORE]
 
 
 def test_whiskers_reach_from_the_smallest_to_the_greatest_round() -> None:
     picture = svg([comparison(0.5, 1, 1.5)], "CPU")
     (bar,) = bars(picture)
     zero, middle = float(bar.get("x", "")), float(bar.get("width", ""))
-    (whisker,) = (line for line in ElementTree.fromstring(picture).iter(f"{SVG}line") if line.get("y1") == line.get("y2"))
+    (whisker,) = (
+        line
+        for line in ElementTree.fromstring(picture).iter(f"{SVG}line")
+        if line.get("y1") == line.get("y2")
+    )
     assert float(whisker.get("x1", "")) - zero == pytest.approx(middle / 2, abs=0.5)
     assert float(whisker.get("x2", "")) - zero == pytest.approx(middle * 1.5, abs=0.5)
 

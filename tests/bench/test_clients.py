@@ -29,13 +29,22 @@ def test_a_run_that_sent_less_is_a_failure(printed: str) -> None:
 
 def test_each_line_is_told_when_it_comes() -> None:
     lines: list[str] = []
-    assert run([sys.executable, "-c", "print('mark'); print('1 2')"], 1, lines.append) == "mark\n1 2\n"
+    assert (
+        run([sys.executable, "-c", "print('mark'); print('1 2')"], 1, lines.append) == "mark\n1 2\n"
+    )
     assert lines == ["mark\n", "1 2\n"]
 
 
 def test_a_client_that_fails_says_why() -> None:
     with pytest.raises(ClientFailed, match=r"ended with 3(?s:.*)no such topic"):
-        run([sys.executable, "-c", "import sys; print('no such topic', file=sys.stderr); sys.exit(3)"], 1)
+        run(
+            [
+                sys.executable,
+                "-c",
+                "import sys; print('no such topic', file=sys.stderr); sys.exit(3)",
+            ],
+            1,
+        )
 
 
 def test_a_client_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,9 @@ def test_a_ratio_is_that_of_two_figures_of_one_round() -> None:
     assert one.ratio == 1.0
 
 
-def test_rows_keep_the_order_in_which_they_were_measured_and_each_server_the_order_of_the_rounds() -> None:
+def test_rows_keep_the_order_in_which_they_were_measured_and_each_server_the_order_of_the_rounds() -> (
+    None
+):
     measured = [
         *figures("a", 1),
         *figures("b", 2),
@@ -28,8 +30,16 @@ def test_rows_keep_the_order_in_which_they_were_measured_and_each_server_the_ord
         *figures("a", 6),
     ]
     first, second = compare(measured, "a", "b")
-    assert (first.codec, [one.cpu_per_gib for one in first.ours], [one.cpu_per_gib for one in first.theirs]) == ("none", [1, 6], [2, 5])
-    assert (second.codec, [one.cpu_per_gib for one in second.ours], [one.cpu_per_gib for one in second.theirs]) == ("lz4", [4], [3])
+    assert (
+        first.codec,
+        [one.cpu_per_gib for one in first.ours],
+        [one.cpu_per_gib for one in first.theirs],
+    ) == ("none", [1, 6], [2, 5])
+    assert (
+        second.codec,
+        [one.cpu_per_gib for one in second.ours],
+        [one.cpu_per_gib for one in second.theirs],
+    ) == ("lz4", [4], [3])
 
 
 def test_a_figure_without_its_pair_is_refused() -> None:
@@ -38,10 +48,16 @@ def test_a_figure_without_its_pair_is_refused() -> None:
 
 
 def test_the_table_has_medians_and_the_span_of_the_ratios() -> None:
-    last = table(compare([*figures("a", 1, 3, 2), *figures("b", 4, 4, 4)], "a", "b")).splitlines()[-1]
+    last = table(compare([*figures("a", 1, 3, 2), *figures("b", 4, 4, 4)], "a", "b")).splitlines()[
+        -1
+    ]
     assert last == "| produce | none | 2.00 | 4.00 | **0.50** (0.25-0.75) | 20 | 40 | - | - |"
 
 
 def test_latencies_are_shown_where_there_are_any() -> None:
-    both = [Figure("paced", "none", server, 1.0, 2.0, p50, p99) for server in "ab" for p50, p99 in ((5, 9), (6, 30), (7, 10))]
+    both = [
+        Figure("paced", "none", server, 1.0, 2.0, p50, p99)
+        for server in "ab"
+        for p50, p99 in ((5, 9), (6, 30), (7, 10))
+    ]
     assert table(compare(both, "a", "b")).splitlines()[-1].endswith("| 6.0 / 10.0 | 6.0 / 10.0 |")

@@ -49,7 +49,8 @@ def test_members_that_nobody_serves_say_so() -> None:
 def test_memory_is_told_for_each_member_and_only_of_the_gateway() -> None:
     took = Took(10, 0.25, 3.04, 17.6)
     ours, kafka = (
-        Outcome(name, 1.0, 4.26, took, took, 0.5, 0.1, took, 0, 10 * 1024, 22 * 1024, 40 * 1024) for name in (Gateway.name, "Kafka 3.9.2")
+        Outcome(name, 1.0, 4.26, took, took, 0.5, 0.1, took, 0, 10 * 1024, 22 * 1024, 40 * 1024)
+        for name in (Gateway.name, "Kafka 3.9.2")
     )
     assert table([ours, kafka], LOAD).splitlines()[2:] == [
         "| kopgate | 0.2 / 3.0 / 18 | 0.2 / 3.0 / 18 | 0.50 | 1.0 s | 4.3 s | 5.0, 2.0 of it the connection |",
@@ -58,4 +59,6 @@ def test_memory_is_told_for_each_member_and_only_of_the_gateway() -> None:
 
 
 def test_the_load_says_what_it_comes_to() -> None:
-    assert str(Load(1000, 4, 8, 60)).endswith("; 1,333 heartbeats and 800 commits a second for 60 s")
+    assert str(Load(1000, 4, 8, 60)).endswith(
+        "; 1,333 heartbeats and 800 commits a second for 60 s"
+    )

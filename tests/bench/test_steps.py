@@ -32,7 +32,9 @@ class Idle:
 
 
 def names(rounds: int, *codecs: str, partitions: tuple[int, ...] = (1, 6)) -> list[str]:
-    return [step.name for step in plan([Idle("a"), Idle("b")], rounds, Load(100, codecs, partitions))]
+    return [
+        step.name for step in plan([Idle("a"), Idle("b")], rounds, Load(100, codecs, partitions))
+    ]
 
 
 def test_each_step_is_made_on_one_server_and_then_on_the_other() -> None:
@@ -61,11 +63,18 @@ def test_the_servers_take_turns_in_who_goes_first() -> None:
 
 
 def test_zstd_is_read_by_those_who_know_it() -> None:
-    assert [name for name in names(1, "zstd") if name.startswith("fetch")] == ["fetch, as stored, zstd, a", "fetch, as stored, zstd, b"]
+    assert [name for name in names(1, "zstd") if name.startswith("fetch")] == [
+        "fetch, as stored, zstd, a",
+        "fetch, as stored, zstd, b",
+    ]
 
 
 def test_without_a_topic_of_one_partition_nothing_is_fetched_or_synced_by_both() -> None:
-    assert not [name for name in names(1, "none", partitions=(6,)) if name.startswith("fetch") or "partition, both sync" in name]
+    assert not [
+        name
+        for name in names(1, "none", partitions=(6,))
+        if name.startswith("fetch") or "partition, both sync" in name
+    ]
 
 
 def test_a_round_stores_every_topic_and_the_paced_records() -> None:
@@ -81,7 +90,10 @@ def test_a_warm_up_ends_when_two_passes_cost_about_the_same() -> None:
     left, said = costs(10, 5, 4.6, 99)
     until_settled(lambda: next(left), Settled(share=0.1, limit=6), said.append)
     assert list(left) == [99]
-    assert said == [f"pass {number} of at most 6: {cost} CPU s/GiB" for number, cost in ((1, "10.00"), (2, "5.00"), (3, "4.60"))]
+    assert said == [
+        f"pass {number} of at most 6: {cost} CPU s/GiB"
+        for number, cost in ((1, "10.00"), (2, "5.00"), (3, "4.60"))
+    ]
 
 
 def test_a_warm_up_that_does_not_settle_ends_at_its_limit_and_says_so() -> None:

@@ -21,9 +21,16 @@ def test_who_goes_first_changes_with_each_round() -> None:
 
 def test_the_ratio_is_the_median_of_the_rounds() -> None:
     row = Row("produce", [Pair(10.0, 10.1), Pair(20.0, 21.0), Pair(11.0, 10.45)], noted=0.11)
-    assert table([row]).splitlines()[2] == "| produce | 11.00 | 10.45 | **1.010** (0.950-1.050) | 0.110 s/GiB, 1.0% |"
+    assert (
+        table([row]).splitlines()[2]
+        == "| produce | 11.00 | 10.45 | **1.010** (0.950-1.050) | 0.110 s/GiB, 1.0% |"
+    )
 
 
-@pytest.mark.parametrize(("rounds", "rank"), [(1, 0), (5, 0), (6, 0), (9, 1), (10, 1), (20, 5), (30, 9), (40, 13)])
-def test_the_range_of_the_median_is_that_of_the_tables_of_the_binomial_distribution(rounds: int, rank: int) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "rank"), [(1, 0), (5, 0), (6, 0), (9, 1), (10, 1), (20, 5), (30, 9), (40, 13)]
+)
+def test_the_range_of_the_median_is_that_of_the_tables_of_the_binomial_distribution(
+    rounds: int, rank: int
+) -> None:
     assert certain(list(map(float, range(rounds)))) == (rank, rounds - 1 - rank)

@@ -110,7 +110,14 @@ class LmdbBench:
 class NarrowLmdbBench(LmdbBench):
     """Limits so low that every read goes to the file, the map grows, and bursts and deletions go in many steps."""
 
-    settings = LmdbSettings(map_bytes=1, tail_bytes=0, burst_bytes=20_000, burst_operations=3, freeing_entries=2, readers=1)
+    settings = LmdbSettings(
+        map_bytes=1,
+        tail_bytes=0,
+        burst_bytes=20_000,
+        burst_operations=3,
+        freeing_entries=2,
+        readers=1,
+    )
 
 
 class PulsarBench:
@@ -122,8 +129,17 @@ class PulsarBench:
 
     def __init__(self, settings: PulsarSettings) -> None:
         self._between = Between(settings)
-        names = ("service_url", "admin_url", "tenant", "namespace", "metadata_tenant", "metadata_namespace")
-        self.spec: str | None = "pulsar:" + json.dumps({name: getattr(settings, name) for name in names})
+        names = (
+            "service_url",
+            "admin_url",
+            "tenant",
+            "namespace",
+            "metadata_tenant",
+            "metadata_namespace",
+        )
+        self.spec: str | None = "pulsar:" + json.dumps(
+            {name: getattr(settings, name) for name in names}
+        )
 
     def store(self) -> Store:
         return in_pulsar(self._between.settings)

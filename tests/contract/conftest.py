@@ -24,7 +24,9 @@ def new_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callab
     if request.param == "pulsar":
         tenant = request.getfixturevalue("pulsar")
         with ExitStack() as held:
-            yield lambda: held.enter_context(closing(PulsarBench(tenant.settings(send_timeout_seconds=PATIENCE_SECONDS))))
+            yield lambda: held.enter_context(
+                closing(PulsarBench(tenant.settings(send_timeout_seconds=PATIENCE_SECONDS)))
+            )
     else:
         numbers = itertools.count()
         yield lambda: BENCHES[request.param](_made(tmp_path / str(next(numbers))))

@@ -47,5 +47,7 @@ async def write(store: Store) -> None:
 
 
 if __name__ == "__main__":
-    Deferred.fromCoroutine(write(store_from(sys.argv[1]))).addErrback(lambda failure: failure.printTraceback())
+    Deferred.fromCoroutine(write(store_from(sys.argv[1]))).addErrback(
+        lambda failure: failure.printTraceback()
+    )
     reactor.run()

@@ -23,7 +23,9 @@ class Acknowledged:
 def write_and_kill(spec: str, after: int, told: Acknowledged) -> None:
     """Start the writer on `spec`, kill it without warning after `after` acknowledgements, and add all of them to `told`."""
     command = [sys.executable, "-m", "tests.contract.crash_writer", spec]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout
         assert process.stderr
         lines = list(islice(process.stdout, after))
@@ -46,7 +48,10 @@ async def check_nothing_is_lost(store: Store, told: Acknowledged) -> None:
     for partition, appends in told.appends.items():
         log = await store.log("orders", partition)
         entries = await everything(log)
-        assert [one.base_offset for one in entries] == [0, *(one.last_offset + 1 for one in entries[:-1])]
+        assert [one.base_offset for one in entries] == [
+            0,
+            *(one.last_offset + 1 for one in entries[:-1]),
+        ]
         assert entries[-1].last_offset + 1 == log.end_offset == log.next_offset
         assert log.size == sum(len(one.payload) for one in entries)
         assert all(bytes(one.payload[:12]) == b"%012d" % one.base_offset for one in entries)

@@ -9,12 +9,16 @@ from storage.log import Entry, PartitionLog, Topic
 
 def entry(base: int, records: int = 1, *, time: int = -1, payload: bytes | None = None) -> Entry:
     """An entry of `records` offsets; its payload tells where it lies unless one is given."""
-    return Entry(base, base + records - 1, time, f"entry {base}".encode() if payload is None else payload)
+    return Entry(
+        base, base + records - 1, time, f"entry {base}".encode() if payload is None else payload
+    )
 
 
 def sized(base: int, size: int, *, records: int = 1, time: int = -1) -> Entry:
     """An entry of `size` bytes."""
-    return entry(base, records, time=time, payload=(f"{base:012d}".encode() * (size // 12 + 1))[:size])
+    return entry(
+        base, records, time=time, payload=(f"{base:012d}".encode() * (size // 12 + 1))[:size]
+    )
 
 
 class Counted(bytes):
@@ -30,13 +34,17 @@ class Counted(bytes):
         Counted.alive -= 1
 
 
-def topic(name: str = "orders", partitions: int = 1, configs: dict[str, str] | None = None) -> Topic:
+def topic(
+    name: str = "orders", partitions: int = 1, configs: dict[str, str] | None = None
+) -> Topic:
     return Topic(name, name.encode().ljust(16, b"\0")[:16], partitions, configs or {})
 
 
 def plain(entries: Sequence[Entry]) -> list[tuple[int, int, int, bytes]]:
     """Entries as values to compare, whatever kind of buffer their payloads are."""
-    return [(one.base_offset, one.last_offset, one.max_timestamp, bytes(one.payload)) for one in entries]
+    return [
+        (one.base_offset, one.last_offset, one.max_timestamp, bytes(one.payload)) for one in entries
+    ]
 
 
 def bases(entries: Sequence[Entry]) -> list[int]:

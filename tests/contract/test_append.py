@@ -47,7 +47,9 @@ async def test_a_large_entry_is_kept_whole(log: PartitionLog) -> None:
 
 
 @ensureDeferred
-async def test_the_next_offset_moves_at_once_and_the_end_only_when_it_is_durable(log: PartitionLog) -> None:
+async def test_the_next_offset_moves_at_once_and_the_end_only_when_it_is_durable(
+    log: PartitionLog,
+) -> None:
     first = log.append([entry(0, 5)])
     assert log.next_offset == 5
     assert log.end_offset == (5 if has_fired(first) else 0)
@@ -76,7 +78,11 @@ async def test_appends_in_flight_are_stored_in_the_order_of_the_calls(log: Parti
 async def test_many_logs_take_appends_at_once(store: Store) -> None:
     await store.create_topic(topic("wide", partitions=50))
     logs = [await store.log("wide", n) for n in range(50)]
-    appends = [log.append([entry(base, payload=b"%d" % n)]) for base in range(3) for n, log in enumerate(logs)]
+    appends = [
+        log.append([entry(base, payload=b"%d" % n)])
+        for base in range(3)
+        for n, log in enumerate(logs)
+    ]
     for one in appends:
         await one
     for n, log in enumerate(logs):
@@ -85,7 +91,9 @@ async def test_many_logs_take_appends_at_once(store: Store) -> None:
 
 @pytest.mark.parametrize("base", [0, 1, 3, 100])
 @ensureDeferred
-async def test_an_append_that_does_not_start_at_the_next_offset_is_refused(log: PartitionLog, base: int) -> None:
+async def test_an_append_that_does_not_start_at_the_next_offset_is_refused(
+    log: PartitionLog, base: int
+) -> None:
     await log.append([entry(0, 2)])
     with pytest.raises(OffsetOutOfRange):
         await log.append([entry(base)])
@@ -93,7 +101,9 @@ async def test_an_append_that_does_not_start_at_the_next_offset_is_refused(log: 
     await log.append([entry(2)])
 
 
-@pytest.mark.parametrize("second", [entry(4), entry(2), entry(3, 0)], ids=["gap", "overlap", "backwards"])
+@pytest.mark.parametrize(
+    "second", [entry(4), entry(2), entry(3, 0)], ids=["gap", "overlap", "backwards"]
+)
 @ensureDeferred
 async def test_one_bad_entry_refuses_the_whole_append(log: PartitionLog, second: object) -> None:
     with pytest.raises(OffsetOutOfRange):
@@ -134,7 +144,9 @@ async def test_when_the_medium_fails_every_append_in_flight_fails_and_none_is_vi
 
 
 @ensureDeferred
-async def test_after_a_failure_the_log_goes_on_where_it_was_durable(log: PartitionLog, store: Store, bench: Bench) -> None:
+async def test_after_a_failure_the_log_goes_on_where_it_was_durable(
+    log: PartitionLog, store: Store, bench: Bench
+) -> None:
     await log.append([entry(0)])
     with bench.refusing_writes():
         failing = [log.append([sized(log.next_offset, 100_000)]) for _ in range(3)]
@@ -148,7 +160,9 @@ async def test_after_a_failure_the_log_goes_on_where_it_was_durable(log: Partiti
 
 
 @ensureDeferred
-async def test_a_log_takes_nothing_new_before_the_last_of_those_that_fail_has_been_told(log: PartitionLog, bench: Bench) -> None:
+async def test_a_log_takes_nothing_new_before_the_last_of_those_that_fail_has_been_told(
+    log: PartitionLog, bench: Bench
+) -> None:
     seen = []
     with bench.refusing_writes():
         failing = [log.append([sized(log.next_offset, 100_000)]) for _ in range(3)]
@@ -168,7 +182,9 @@ async def test_a_log_takes_nothing_new_before_the_last_of_those_that_fail_has_be
 
 
 @ensureDeferred
-async def test_an_append_refused_at_once_leaves_those_in_flight_alone(log: PartitionLog, store: Store, bench: Bench) -> None:
+async def test_an_append_refused_at_once_leaves_those_in_flight_alone(
+    log: PartitionLog, store: Store, bench: Bench
+) -> None:
     first = log.append([entry(0, 2)])
     with bench.full_queue(store), pytest.raises(StorageFailed):
         await log.append([entry(2)])
@@ -180,7 +196,9 @@ async def test_an_append_refused_at_once_leaves_those_in_flight_alone(log: Parti
 
 
 @ensureDeferred
-async def test_a_failure_does_not_stop_the_reading(log: PartitionLog, store: Store, bench: Bench) -> None:
+async def test_a_failure_does_not_stop_the_reading(
+    log: PartitionLog, store: Store, bench: Bench
+) -> None:
     await log.append([entry(0, time=5)])
     with bench.refusing_writes():
         with pytest.raises(bench.refusal):
@@ -193,7 +211,9 @@ async def test_a_failure_does_not_stop_the_reading(log: PartitionLog, store: Sto
 
 
 @ensureDeferred
-async def test_nothing_of_a_failed_append_is_there_after_a_restart(log: PartitionLog, store: Store, bench: Bench) -> None:
+async def test_nothing_of_a_failed_append_is_there_after_a_restart(
+    log: PartitionLog, store: Store, bench: Bench
+) -> None:
     await log.append([entry(0)])
     with bench.refusing_writes(), pytest.raises(bench.refusal):
         await log.append([sized(1, 100_000)])

@@ -26,7 +26,9 @@ async def test_a_closed_store_can_be_opened_again(store: Store, bench: Bench) ->
 
 
 @ensureDeferred
-async def test_closing_writes_what_is_queued_first(log: PartitionLog, store: Store, bench: Bench) -> None:
+async def test_closing_writes_what_is_queued_first(
+    log: PartitionLog, store: Store, bench: Bench
+) -> None:
     appends = [log.append([entry(n)]) for n in range(100)]
     await store.close()
     for one in appends:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from pytest_twisted import ensureDeferred
 
 from storage.log import Entry, Fenced, PartitionLog, Store
@@ -41,7 +48,10 @@ class LogMachine(RuleBasedStateMachine):
     def drawn(self, base: int, records: int, time: int, size: int) -> Entry:
         return Entry(base, base + records - 1, time, bytes([base % 251]) * size)
 
-    @rule(rows=st.lists(st.tuples(st.integers(1, 5), TIMES, SIZES), min_size=1, max_size=4), calls=st.integers(1, 3))
+    @rule(
+        rows=st.lists(st.tuples(st.integers(1, 5), TIMES, SIZES), min_size=1, max_size=4),
+        calls=st.integers(1, 3),
+    )
     def append(self, rows: list[tuple[int, int, int]], calls: int) -> None:
         appends = []
         for _ in range(calls):
@@ -90,14 +100,19 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.entries)
     @rule(draw=st.data())
     def compact(self, draw: Any) -> None:
-        first, last = sorted(draw.draw(st.tuples(st.integers(0, self.end), st.integers(0, self.end))))
+        first, last = sorted(
+            draw.draw(st.tuples(st.integers(0, self.end), st.integers(0, self.end)))
+        )
         gone = [one for one in self.entries if first <= one.base_offset and one.last_offset <= last]
         kept = draw.draw(st.lists(st.sampled_from(gone), unique_by=id)) if gone else []
         kept = sorted(
-            (Entry(one.base_offset, one.last_offset, one.max_timestamp, b"less") for one in kept), key=lambda one: one.base_offset
+            (Entry(one.base_offset, one.last_offset, one.max_timestamp, b"less") for one in kept),
+            key=lambda one: one.base_offset,
         )
         settle(self.log.replace(first, last, kept))
-        self.entries = sorted([one for one in self.entries if one not in gone] + kept, key=lambda one: one.base_offset)
+        self.entries = sorted(
+            [one for one in self.entries if one not in gone] + kept, key=lambda one: one.base_offset
+        )
 
     @rule()
     def reclaim(self) -> None:
@@ -129,7 +144,11 @@ class LogMachine(RuleBasedStateMachine):
         expected: list[Entry] = []
         for one in self.entries:
             if one.last_offset >= offset:
-                if expected and sum(len(earlier.payload) for earlier in expected) + len(one.payload) > max_bytes:
+                if (
+                    expected
+                    and sum(len(earlier.payload) for earlier in expected) + len(one.payload)
+                    > max_bytes
+                ):
                     break
                 expected.append(one)
         resident = self.log.read_resident(offset, max_bytes)
@@ -139,7 +158,11 @@ class LogMachine(RuleBasedStateMachine):
     @invariant()
     def the_log_is_as_the_model(self) -> None:
         log = self.log
-        assert (log.start_offset, log.end_offset, log.next_offset) == (self.start, self.end, self.end)
+        assert (log.start_offset, log.end_offset, log.next_offset) == (
+            self.start,
+            self.end,
+            self.end,
+        )
         assert log.size == sum(len(one.payload) for one in self.entries)
         assert plain(settle(everything(log))) == plain(self.entries)
 
@@ -148,5 +171,10 @@ class LogMachine(RuleBasedStateMachine):
 async def test_a_log_is_a_list_of_entries(new_bench: Callable[[], Bench]) -> None:
     machine = type("Machine", (LogMachine,), {"new_bench": staticmethod(new_bench)})
     examples = new_bench().examples
-    limits = settings(max_examples=examples, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+    limits = settings(
+        max_examples=examples,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     await in_own_greenlet(lambda: run_state_machine_as_test(machine, settings=limits))

@@ -54,7 +54,9 @@ async def is_retry_of(partition: Partition, sequence: int, base_offset: int) -> 
 
 
 @ensureDeferred
-async def test_a_refused_append_leaves_other_producers_batches_known(partition: Partition, store: Store, bench: Bench) -> None:
+async def test_a_refused_append_leaves_other_producers_batches_known(
+    partition: Partition, store: Store, bench: Bench
+) -> None:
     in_flight = send(partition, 0)
     with bench.full_queue(store), pytest.raises(KafkaError):
         await send(partition, 0, producer=8)
@@ -87,13 +89,18 @@ async def test_what_is_queued_behind_a_failed_append_fails_too_and_each_retry_is
             with pytest.raises(KafkaError) as caught:
                 await send(partition, sequence, producer)
             assert caught.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-    retried = [await send(partition, sequence, producer) for sequence, producer in ((2, 7), (0, 8), (4, 7), (2, 8))]
+    retried = [
+        await send(partition, sequence, producer)
+        for sequence, producer in ((2, 7), (0, 8), (4, 7), (2, 8))
+    ]
     assert [one.base_offset for one in retried] == [2, 4, 6, 8]
     assert await is_retry_of(partition, 4, 6)
 
 
 @ensureDeferred
-async def test_a_snapshot_after_a_refused_append_holds_what_was_in_flight(partition: Partition, store: Store, bench: Bench) -> None:
+async def test_a_snapshot_after_a_refused_append_holds_what_was_in_flight(
+    partition: Partition, store: Store, bench: Bench
+) -> None:
     in_flight = send(partition, 0)
     with bench.full_queue(store), pytest.raises(KafkaError):
         await send(partition, 0, producer=8)
@@ -110,7 +117,9 @@ async def test_a_snapshot_after_a_refused_append_holds_what_was_in_flight(partit
 
 
 @ensureDeferred
-async def test_a_batch_behind_a_refused_one_is_refused_before_anything_waits(partition: Partition, store: Store, bench: Bench) -> None:
+async def test_a_batch_behind_a_refused_one_is_refused_before_anything_waits(
+    partition: Partition, store: Store, bench: Bench
+) -> None:
     """The producer is new: if the refused batch were forgotten wholly, the next one would be taken as its first."""
     in_flight = send(partition, 0, producer=8)
     with bench.full_queue(store):
@@ -125,7 +134,9 @@ async def test_a_batch_behind_a_refused_one_is_refused_before_anything_waits(par
 
 
 @ensureDeferred
-async def test_a_refused_append_that_is_awaited_late_forgets_nothing_newer(partition: Partition, store: Store, bench: Bench) -> None:
+async def test_a_refused_append_that_is_awaited_late_forgets_nothing_newer(
+    partition: Partition, store: Store, bench: Bench
+) -> None:
     in_flight = send(partition, 0, producer=8)
     with bench.full_queue(store):
         refused = [send(partition, 0), partition.append_batch(*_plain(), 0)]

@@ -22,15 +22,28 @@ def log(store: Store) -> PartitionLog:
 
 @pytest.mark.parametrize("offset", [10, 14, 19])
 @ensureDeferred
-async def test_a_read_begins_with_the_entry_that_contains_the_offset(log: PartitionLog, offset: int) -> None:
+async def test_a_read_begins_with_the_entry_that_contains_the_offset(
+    log: PartitionLog, offset: int
+) -> None:
     assert bases(await log.read(offset, 10_000)) == [10, 20, 30]
 
 
 @pytest.mark.parametrize(
-    ("max_bytes", "expected"), [(0, [0]), (1, [0]), (100, [0]), (199, [0]), (200, [0, 10]), (399, [0, 10, 20]), (400, [0, 10, 20, 30])]
+    ("max_bytes", "expected"),
+    [
+        (0, [0]),
+        (1, [0]),
+        (100, [0]),
+        (199, [0]),
+        (200, [0, 10]),
+        (399, [0, 10, 20]),
+        (400, [0, 10, 20, 30]),
+    ],
 )
 @ensureDeferred
-async def test_a_read_gives_what_fits_and_at_least_one_entry(log: PartitionLog, max_bytes: int, expected: list[int]) -> None:
+async def test_a_read_gives_what_fits_and_at_least_one_entry(
+    log: PartitionLog, max_bytes: int, expected: list[int]
+) -> None:
     assert bases(await log.read(0, max_bytes)) == expected
 
 
@@ -48,7 +61,9 @@ async def test_a_read_outside_start_and_end_is_refused(log: PartitionLog, offset
 
 @pytest.mark.parametrize("offset", [-1, 41])
 @ensureDeferred
-async def test_a_resident_read_outside_start_and_end_is_refused(log: PartitionLog, offset: int) -> None:
+async def test_a_resident_read_outside_start_and_end_is_refused(
+    log: PartitionLog, offset: int
+) -> None:
     with pytest.raises(OffsetOutOfRange):
         log.read_resident(offset, 100)
 
@@ -56,7 +71,9 @@ async def test_a_resident_read_outside_start_and_end_is_refused(log: PartitionLo
 @pytest.mark.parametrize("offset", [0, 5, 10, 39, 40])
 @pytest.mark.parametrize("max_bytes", [1, 250, 1000])
 @ensureDeferred
-async def test_a_resident_read_is_the_same_read_or_none(log: PartitionLog, offset: int, max_bytes: int) -> None:
+async def test_a_resident_read_is_the_same_read_or_none(
+    log: PartitionLog, offset: int, max_bytes: int
+) -> None:
     resident = log.read_resident(offset, max_bytes)
     assert resident is None or plain(resident) == plain(await log.read(offset, max_bytes))
 
@@ -77,14 +94,21 @@ async def test_the_size_is_the_sum_of_the_payloads(log: PartitionLog) -> None:
 
 
 @ensureDeferred
-async def test_everything_is_read_back_after_a_restart(log: PartitionLog, store: Store, bench: Bench) -> None:
+async def test_everything_is_read_back_after_a_restart(
+    log: PartitionLog, store: Store, bench: Bench
+) -> None:
     before = plain(await everything(log))
     await store.close()
     again = bench.store()
     await again.open()
     reopened = await again.log("orders", 0)
     assert plain(await everything(reopened)) == before
-    assert (reopened.start_offset, reopened.end_offset, reopened.next_offset, reopened.size) == (0, 40, 40, 400)
+    assert (reopened.start_offset, reopened.end_offset, reopened.next_offset, reopened.size) == (
+        0,
+        40,
+        40,
+        400,
+    )
     await reopened.append([entry(40)])
     await again.close()
 

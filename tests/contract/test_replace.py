@@ -38,7 +38,12 @@ async def test_only_entries_wholly_within_the_range_go(log: PartitionLog) -> Non
 @ensureDeferred
 async def test_a_read_in_a_hole_goes_on_with_the_next_entry(log: PartitionLog) -> None:
     await log.replace(10, 29, [])
-    assert [bases(await log.read(offset, 1)) for offset in (9, 10, 25, 30)] == [[0], [30], [30], [30]]
+    assert [bases(await log.read(offset, 1)) for offset in (9, 10, 25, 30)] == [
+        [0],
+        [30],
+        [30],
+        [30],
+    ]
 
 
 @ensureDeferred
@@ -51,17 +56,23 @@ async def test_the_end_stays_where_the_last_entry_went_away(log: PartitionLog) -
 
 
 @pytest.mark.parametrize(
-    "rows", [[entry(9)], [entry(30, 11)], [entry(20), entry(15)], [entry(20, 5), entry(24)]], ids=["before", "after", "order", "overlap"]
+    "rows",
+    [[entry(9)], [entry(30, 11)], [entry(20), entry(15)], [entry(20, 5), entry(24)]],
+    ids=["before", "after", "order", "overlap"],
 )
 @ensureDeferred
-async def test_a_replacement_outside_its_range_or_order_is_refused(log: PartitionLog, rows: list[Entry]) -> None:
+async def test_a_replacement_outside_its_range_or_order_is_refused(
+    log: PartitionLog, rows: list[Entry]
+) -> None:
     with pytest.raises(ValueError):
         await log.replace(10, 39, rows)
     assert bases(await everything(log)) == [0, 10, 20, 30, 40]
 
 
 @ensureDeferred
-async def test_a_replacement_outlives_a_restart(log: PartitionLog, store: Store, bench: Bench) -> None:
+async def test_a_replacement_outlives_a_restart(
+    log: PartitionLog, store: Store, bench: Bench
+) -> None:
     await log.replace(0, 29, [entry(25, payload=b"rest")])
     await log.replace(40, 49, [])
     before, size = plain(await everything(log)), log.size
@@ -71,7 +82,12 @@ async def test_a_replacement_outlives_a_restart(log: PartitionLog, store: Store,
     await again.open()
     reopened = await again.log("orders", 0)
     assert plain(await everything(reopened)) == before
-    assert (reopened.start_offset, reopened.end_offset, reopened.next_offset, reopened.size) == (0, 50, 50, size)
+    assert (reopened.start_offset, reopened.end_offset, reopened.next_offset, reopened.size) == (
+        0,
+        50,
+        50,
+        size,
+    )
     await again.close()
 
 
@@ -90,13 +106,23 @@ async def test_sizes_stay_true_when_a_compacted_log_is_cut(log: PartitionLog) ->
 @ensureDeferred
 async def test_what_was_deleted_meanwhile_is_not_brought_back(log: PartitionLog) -> None:
     await log.delete_before(25)
-    await log.replace(0, 39, [entry(5, payload=b"gone"), entry(20, 10, payload=b"straddles"), entry(31, payload=b"left")])
+    await log.replace(
+        0,
+        39,
+        [
+            entry(5, payload=b"gone"),
+            entry(20, 10, payload=b"straddles"),
+            entry(31, payload=b"left"),
+        ],
+    )
     assert bases(await everything(log)) == [20, 31, 40]
     assert (log.start_offset, log.end_offset, log.size) == (25, 50, 113)
 
 
 @ensureDeferred
-async def test_a_replacement_that_the_medium_refuses_changes_nothing(log: PartitionLog, bench: Bench) -> None:
+async def test_a_replacement_that_the_medium_refuses_changes_nothing(
+    log: PartitionLog, bench: Bench
+) -> None:
     with bench.refusing_writes(), pytest.raises(StorageFailed):
         await log.replace(0, 29, [entry(25)])
     assert bases(await everything(log)) == [0, 10, 20, 30, 40]

@@ -14,10 +14,16 @@ def base(found: Entry | None) -> int | None:
     return None if found is None else found.base_offset
 
 
-@pytest.mark.parametrize(("timestamp", "expected"), [(0, 0), (10, 0), (11, 5), (20, 5), (21, 15), (30, 15), (31, None)])
+@pytest.mark.parametrize(
+    ("timestamp", "expected"), [(0, 0), (10, 0), (11, 5), (20, 5), (21, 15), (30, 15), (31, None)]
+)
 @ensureDeferred
-async def test_the_first_entry_that_reaches_the_time_is_found(log: PartitionLog, timestamp: int, expected: int | None) -> None:
-    await log.append([entry(0, 5, time=10), entry(5, 5, time=20), entry(10, 5, time=15), entry(15, 5, time=30)])
+async def test_the_first_entry_that_reaches_the_time_is_found(
+    log: PartitionLog, timestamp: int, expected: int | None
+) -> None:
+    await log.append(
+        [entry(0, 5, time=10), entry(5, 5, time=20), entry(10, 5, time=15), entry(15, 5, time=30)]
+    )
     assert base(await log.entry_for_time(timestamp)) == expected
 
 
@@ -48,9 +54,24 @@ async def test_the_latest_is_the_first_of_those_with_the_greatest_time(log: Part
 
 @ensureDeferred
 async def test_what_was_deleted_from_the_front_counts_no_more(log: PartitionLog) -> None:
-    await log.append([entry(0, time=100), entry(1, time=10), entry(2, time=20), entry(3, time=20), entry(4, time=15)])
+    await log.append(
+        [
+            entry(0, time=100),
+            entry(1, time=10),
+            entry(2, time=20),
+            entry(3, time=20),
+            entry(4, time=15),
+        ]
+    )
     await log.delete_before(1)
-    assert [base(await log.entry_for_time(time)) for time in (5, 10, 11, 20, 21, 100)] == [1, 1, 2, 2, None, None]
+    assert [base(await log.entry_for_time(time)) for time in (5, 10, 11, 20, 21, 100)] == [
+        1,
+        1,
+        2,
+        2,
+        None,
+        None,
+    ]
     assert base(await log.latest_by_time()) == 2
 
 
@@ -58,12 +79,20 @@ async def test_what_was_deleted_from_the_front_counts_no_more(log: PartitionLog)
 async def test_what_compaction_took_away_counts_no_more(log: PartitionLog) -> None:
     await log.append([entry(0, time=1), entry(1, time=100), entry(2, time=10), entry(3, time=20)])
     await log.replace(0, 2, [entry(0, time=1), entry(2, time=10)])
-    assert [base(await log.entry_for_time(time)) for time in (1, 2, 10, 11, 21)] == [0, 2, 2, 3, None]
+    assert [base(await log.entry_for_time(time)) for time in (1, 2, 10, 11, 21)] == [
+        0,
+        2,
+        2,
+        3,
+        None,
+    ]
     assert base(await log.latest_by_time()) == 3
 
 
 @ensureDeferred
-async def test_times_are_found_after_a_restart(log: PartitionLog, store: Store, bench: Bench) -> None:
+async def test_times_are_found_after_a_restart(
+    log: PartitionLog, store: Store, bench: Bench
+) -> None:
     await log.append([entry(0, time=100), entry(1, time=10)])
     await log.append([entry(2, time=20)])
     await log.delete_before(1)
@@ -72,7 +101,12 @@ async def test_times_are_found_after_a_restart(log: PartitionLog, store: Store, 
     await again.open()
     reopened = await again.log("orders", 0)
     await reopened.append([entry(3, time=30)])
-    assert [base(await reopened.entry_for_time(time)) for time in (10, 11, 21, 31)] == [1, 2, 3, None]
+    assert [base(await reopened.entry_for_time(time)) for time in (10, 11, 21, 31)] == [
+        1,
+        2,
+        3,
+        None,
+    ]
     assert base(await reopened.latest_by_time()) == 3
     await again.close()
 
@@ -82,4 +116,9 @@ async def test_a_found_entry_is_the_whole_entry(log: PartitionLog) -> None:
     await log.append([entry(0, 3, time=10, payload=b"all of it")])
     found = await log.entry_for_time(10)
     assert found is not None
-    assert (found.base_offset, found.last_offset, found.max_timestamp, bytes(found.payload)) == (0, 2, 10, b"all of it")
+    assert (found.base_offset, found.last_offset, found.max_timestamp, bytes(found.payload)) == (
+        0,
+        2,
+        10,
+        b"all of it",
+    )

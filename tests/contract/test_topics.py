@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 from pytest_twisted import ensureDeferred
 
-from storage.log import LogClosed, PartitionLog, StorageFailed, Store, Topic, TopicExists, UnknownTopic
+from storage.log import (
+    LogClosed,
+    PartitionLog,
+    StorageFailed,
+    Store,
+    Topic,
+    TopicExists,
+    UnknownTopic,
+)
 from tests.contract.benches import Bench
 from tests.contract.entries import bases, entry, everything, topic
 
@@ -43,7 +51,9 @@ async def test_a_topic_can_be_altered(store: Store) -> None:
 
 
 @ensureDeferred
-async def test_partitions_keep_their_entries_when_more_are_added(log: PartitionLog, store: Store) -> None:
+async def test_partitions_keep_their_entries_when_more_are_added(
+    log: PartitionLog, store: Store
+) -> None:
     await log.append([entry(0)])
     await store.alter_topic(topic("orders", 2))
     assert await store.log("orders", 0) is log
@@ -68,7 +78,9 @@ async def test_a_topic_keeps_its_id(store: Store) -> None:
 
 @pytest.mark.parametrize("wrong", [Topic("short", b"id", 1), Topic("none", bytes(16), 0)])
 @ensureDeferred
-async def test_a_topic_without_a_whole_id_or_a_partition_is_refused(store: Store, wrong: Topic) -> None:
+async def test_a_topic_without_a_whole_id_or_a_partition_is_refused(
+    store: Store, wrong: Topic
+) -> None:
     with pytest.raises(ValueError):
         await store.create_topic(wrong)
     assert wrong.name not in store.topics
@@ -77,7 +89,12 @@ async def test_a_topic_without_a_whole_id_or_a_partition_is_refused(store: Store
 @ensureDeferred
 async def test_what_does_not_exist_is_unknown(store: Store) -> None:
     await store.create_topic(topic("orders", 2))
-    for call in (store.log("nothing", 0), store.log("orders", 2), store.log("orders", -1), store.delete_topic("nothing")):
+    for call in (
+        store.log("nothing", 0),
+        store.log("orders", 2),
+        store.log("orders", -1),
+        store.delete_topic("nothing"),
+    ):
         with pytest.raises(UnknownTopic):
             await call
     with pytest.raises(UnknownTopic):
@@ -101,7 +118,10 @@ async def test_topics_outlive_a_restart(store: Store, bench: Bench) -> None:
     await store.close()
     again = bench.store()
     await again.open()
-    assert dict(again.topics) == {"kept": topic("kept", 3, {"a": "b"}), "altered": topic("altered", 2, {"c": "d"})}
+    assert dict(again.topics) == {
+        "kept": topic("kept", 3, {"a": "b"}),
+        "altered": topic("altered", 2, {"c": "d"}),
+    }
     await again.close()
 
 
@@ -141,7 +161,9 @@ async def test_appends_behind_a_deletion_fail_as_closed(log: PartitionLog, store
 
 
 @ensureDeferred
-async def test_a_topic_made_again_under_the_same_name_is_empty(log: PartitionLog, store: Store, bench: Bench) -> None:
+async def test_a_topic_made_again_under_the_same_name_is_empty(
+    log: PartitionLog, store: Store, bench: Bench
+) -> None:
     await log.append([entry(0, 5)])
     await store.delete_topic("orders")
     await store.create_topic(topic("orders"))
@@ -151,7 +173,9 @@ async def test_a_topic_made_again_under_the_same_name_is_empty(log: PartitionLog
     await store.close()
     again = bench.store()
     await again.open()
-    assert [bytes(one.payload) for one in await everything(await again.log("orders", 0))] == [b"second life"]
+    assert [bytes(one.payload) for one in await everything(await again.log("orders", 0))] == [
+        b"second life"
+    ]
     await again.close()
 
 

@@ -35,10 +35,19 @@ async def reopened(store: Store, bench: Bench) -> tuple[Store, PartitionLog]:
 
 @pytest.mark.parametrize(
     ("offset", "left"),
-    [(0, [0, 10, 20, 30, 40]), (1, [0, 10, 20, 30, 40]), (9, [0, 10, 20, 30, 40]), (10, [10, 20, 30, 40]), (25, [20, 30, 40]), (50, [])],
+    [
+        (0, [0, 10, 20, 30, 40]),
+        (1, [0, 10, 20, 30, 40]),
+        (9, [0, 10, 20, 30, 40]),
+        (10, [10, 20, 30, 40]),
+        (25, [20, 30, 40]),
+        (50, []),
+    ],
 )
 @ensureDeferred
-async def test_what_lies_wholly_before_the_offset_goes(log: PartitionLog, offset: int, left: list[int]) -> None:
+async def test_what_lies_wholly_before_the_offset_goes(
+    log: PartitionLog, offset: int, left: list[int]
+) -> None:
     assert await log.delete_before(offset) == offset
     assert log.start_offset == offset
     assert bases(await everything(log)) == left
@@ -69,7 +78,9 @@ async def test_deleting_beyond_the_end_is_refused(log: PartitionLog) -> None:
 
 @pytest.mark.parametrize("offset", [25, 50])
 @ensureDeferred
-async def test_start_end_and_size_outlive_a_restart(log: PartitionLog, store: Store, bench: Bench, offset: int) -> None:
+async def test_start_end_and_size_outlive_a_restart(
+    log: PartitionLog, store: Store, bench: Bench, offset: int
+) -> None:
     await log.delete_before(offset)
     size = log.size
     again, log = await reopened(store, bench)
@@ -79,9 +90,13 @@ async def test_start_end_and_size_outlive_a_restart(log: PartitionLog, store: St
     await again.close()
 
 
-@pytest.mark.parametrize(("since", "start"), [(0, 0), (10, 0), (11, 10), (30, 10), (31, 40), (50, 40), (51, 50)])
+@pytest.mark.parametrize(
+    ("since", "start"), [(0, 0), (10, 0), (11, 10), (30, 10), (31, 40), (50, 40), (51, 50)]
+)
 @ensureDeferred
-async def test_entries_before_the_first_that_is_young_enough_go(log: PartitionLog, since: int, start: int) -> None:
+async def test_entries_before_the_first_that_is_young_enough_go(
+    log: PartitionLog, since: int, start: int
+) -> None:
     assert await log.retain(since=since, at_most_bytes=None) == start
     assert (log.start_offset, log.size) == (start, 500 - 10 * start)
 
@@ -94,9 +109,14 @@ async def test_entries_without_a_timestamp_count_as_old(store: Store) -> None:
     assert await log.retain(since=1, at_most_bytes=None) == 3
 
 
-@pytest.mark.parametrize(("limit", "start"), [(1000, 0), (500, 0), (499, 0), (400, 10), (399, 10), (301, 10), (300, 20), (1, 40), (0, 50)])
+@pytest.mark.parametrize(
+    ("limit", "start"),
+    [(1000, 0), (500, 0), (499, 0), (400, 10), (399, 10), (301, 10), (300, 20), (1, 40), (0, 50)],
+)
 @ensureDeferred
-async def test_an_entry_goes_while_the_rest_still_fills_the_limit(log: PartitionLog, limit: int, start: int) -> None:
+async def test_an_entry_goes_while_the_rest_still_fills_the_limit(
+    log: PartitionLog, limit: int, start: int
+) -> None:
     """The rule of Kafka's UnifiedLog for segments: what remains is the least that is not below the limit."""
     assert await log.retain(since=None, at_most_bytes=limit) == start
     assert (log.start_offset, log.size) == (start, 500 - 10 * start)
@@ -104,7 +124,9 @@ async def test_an_entry_goes_while_the_rest_still_fills_the_limit(log: Partition
 
 @pytest.mark.parametrize("meanwhile", ["replace", "delete_before"])
 @ensureDeferred
-async def test_retention_by_bytes_counts_what_other_deletions_leave(store: Store, meanwhile: str) -> None:
+async def test_retention_by_bytes_counts_what_other_deletions_leave(
+    store: Store, meanwhile: str
+) -> None:
     """20,000 bytes, of which another deletion leaves 11,000 while retention is at work: one entry less would be below the limit."""
     await store.create_topic(topic("busy"))
     log = await store.log("busy", 0)
@@ -113,18 +135,26 @@ async def test_retention_by_bytes_counts_what_other_deletions_leave(store: Store
     await log.replace(0, 0, [sized(0, 1000)])
     # A turn of the reactor: what is written within the callbacks of another write waits for their end.
     await deferLater(reactor, 0)
-    deleting = Deferred.fromCoroutine(log.replace(10, 18, []) if meanwhile == "replace" else log.delete_before(9))
+    deleting = Deferred.fromCoroutine(
+        log.replace(10, 18, []) if meanwhile == "replace" else log.delete_before(9)
+    )
     # The store's own threads go on: the deletion is done, and the reactor has not been told.
     time.sleep(0.2)  # noqa: ASYNC251 - the reactor is to stand still
     await log.retain(since=None, at_most_bytes=10_500)
     await deleting
     assert log.size == 11_000
-    assert bases(await everything(log)) == ([*range(10), 19] if meanwhile == "replace" else [*range(9, 20)])
+    assert bases(await everything(log)) == (
+        [*range(10), 19] if meanwhile == "replace" else [*range(9, 20)]
+    )
 
 
-@pytest.mark.parametrize(("since", "limit", "start"), [(11, 300, 20), (31, 300, 40), (None, None, 0)])
+@pytest.mark.parametrize(
+    ("since", "limit", "start"), [(11, 300, 20), (31, 300, 40), (None, None, 0)]
+)
 @ensureDeferred
-async def test_the_stricter_of_both_limits_holds(log: PartitionLog, since: int | None, limit: int | None, start: int) -> None:
+async def test_the_stricter_of_both_limits_holds(
+    log: PartitionLog, since: int | None, limit: int | None, start: int
+) -> None:
     assert await log.retain(since=since, at_most_bytes=limit) == start
 
 
@@ -136,7 +166,9 @@ async def test_retention_never_moves_the_start_down(log: PartitionLog) -> None:
 
 @pytest.mark.parametrize(("since", "limit"), [(0, 400), (None, 400), (0, None), (None, None)])
 @ensureDeferred
-async def test_where_nothing_goes_the_start_stays_even_in_front_of_a_hole(log: PartitionLog, since: int | None, limit: int | None) -> None:
+async def test_where_nothing_goes_the_start_stays_even_in_front_of_a_hole(
+    log: PartitionLog, since: int | None, limit: int | None
+) -> None:
     await log.replace(0, 9, [])
     assert await log.retain(since=since, at_most_bytes=limit) == 0
     await log.replace(10, 49, [])
@@ -160,7 +192,9 @@ async def test_an_emptied_log_goes_on_at_its_end(log: PartitionLog) -> None:
 
 
 @ensureDeferred
-async def test_a_deletion_that_the_medium_refuses_changes_nothing(log: PartitionLog, bench: Bench) -> None:
+async def test_a_deletion_that_the_medium_refuses_changes_nothing(
+    log: PartitionLog, bench: Bench
+) -> None:
     with bench.refusing_writes(), pytest.raises(StorageFailed):
         await log.delete_before(20)
     assert log.start_offset == 0

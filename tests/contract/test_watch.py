@@ -52,7 +52,9 @@ async def test_a_watcher_is_called_when_the_start_has_moved(log: PartitionLog) -
 
 @ensureDeferred
 async def test_a_watcher_of_another_log_is_left_alone(log: PartitionLog, store: Store) -> None:
-    await store.alter_topic(type(store.topics["orders"])("orders", store.topics["orders"].topic_id, 2))
+    await store.alter_topic(
+        type(store.topics["orders"])("orders", store.topics["orders"].topic_id, 2)
+    )
     other = await store.log("orders", 1)
     witness = Witness(other)
     other.watch(witness)
@@ -75,7 +77,9 @@ async def test_unwatching_what_does_not_watch_is_nothing(log: PartitionLog) -> N
 
 
 @ensureDeferred
-async def test_a_watcher_may_unwatch_itself_and_the_others_are_still_called(log: PartitionLog) -> None:
+async def test_a_watcher_may_unwatch_itself_and_the_others_are_still_called(
+    log: PartitionLog,
+) -> None:
     witness = Witness(log)
 
     def once() -> None:
@@ -89,7 +93,9 @@ async def test_a_watcher_may_unwatch_itself_and_the_others_are_still_called(log:
 
 
 @ensureDeferred
-async def test_a_watcher_is_called_when_the_topic_is_deleted(log: PartitionLog, store: Store) -> None:
+async def test_a_watcher_is_called_when_the_topic_is_deleted(
+    log: PartitionLog, store: Store
+) -> None:
     witness = Witness(log)
     log.watch(witness)
     await store.delete_topic("orders")
@@ -97,7 +103,9 @@ async def test_a_watcher_is_called_when_the_topic_is_deleted(log: PartitionLog, 
 
 
 @ensureDeferred
-async def test_a_watcher_is_called_when_the_store_is_closed(log: PartitionLog, store: Store) -> None:
+async def test_a_watcher_is_called_when_the_store_is_closed(
+    log: PartitionLog, store: Store
+) -> None:
     witness = Witness(log)
     log.watch(witness)
     await store.close()

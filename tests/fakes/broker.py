@@ -98,7 +98,9 @@ class Threads:
             self.release()
         return told
 
-    def run_for(self, owner: object, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+    def run_for(
+        self, owner: object, function: Callable[..., Any], *arguments: Any
+    ) -> Awaitable[Any]:
         return self.run(function, *arguments)
 
 
@@ -118,14 +120,26 @@ class House:
 
     def caller(self, version: int, client_id: str | None = "test") -> Caller:
         """Somebody on a listener without log-in."""
-        return Caller(self.broker, Session(None), "127.0.0.1:50000", "PLAINTEXT", version, client_id, self.long_poll)
+        return Caller(
+            self.broker,
+            Session(None),
+            "127.0.0.1:50000",
+            "PLAINTEXT",
+            version,
+            client_id,
+            self.long_poll,
+        )
 
     def background(self, work: Coroutine[Any, Any, None]) -> None:
         start(work, lambda _: None, self.bugs.append)
 
     def topic(self, name: str = "orders", partitions: int = 1, **configs: str) -> Any:
         """A new topic; configs with their dots as underscores."""
-        return ended(self.broker.topics.create(name, partitions, {key.replace("_", "."): value for key, value in configs.items()}))
+        return ended(
+            self.broker.topics.create(
+                name, partitions, {key.replace("_", "."): value for key, value in configs.items()}
+            )
+        )
 
     def partition(self, name: str | bytes = "orders", index: int = 0) -> Any:
         return ended(self.broker.topics.partition(name, index))
@@ -134,7 +148,13 @@ class House:
         return NOW + self.step_ms + int(self.clock.seconds() * 1000)
 
 
-def open_house(medium: Medium | None = None, *, clock: Clock | None = None, threads: Threads | None = None, **settings: Any) -> House:
+def open_house(
+    medium: Medium | None = None,
+    *,
+    clock: Clock | None = None,
+    threads: Threads | None = None,
+    **settings: Any,
+) -> House:
     """A broker on a store of its own, or on what another one left on `medium`."""
     store = MemoryStore(medium)
     ended(store.open())
@@ -158,7 +178,12 @@ def open_house(medium: Medium | None = None, *, clock: Clock | None = None, thre
     producer_ids = ProducerIds(ended(store.table("producer-ids")))
     ended(producer_ids.open())
     offsets = CommittedOffsets(
-        ended(store.table("offsets")), topics, values, deadlines, store.note_committed, topics_may_come_back=store.retains_by_itself
+        ended(store.table("offsets")),
+        topics,
+        values,
+        deadlines,
+        store.note_committed,
+        topics_may_come_back=store.retains_by_itself,
     )
     ended(offsets.open())
     ids = iter(range(1, 1 << 31))
@@ -167,7 +192,9 @@ def open_house(medium: Medium | None = None, *, clock: Clock | None = None, thre
     group_configs = GroupConfigs(ended(store.table("group-configs")), values)
     ended(group_configs.open())
     table, of_group = ended(store.table("groups")), group_configs.settings_of
-    groups = Coordinator(table, topology, values, clock, now, lambda: next(member_ids), background, of_group)
+    groups = Coordinator(
+        table, topology, values, clock, now, lambda: next(member_ids), background, of_group
+    )
     ended(groups.open())
     broker = Broker(
         configs,
@@ -179,7 +206,11 @@ def open_house(medium: Medium | None = None, *, clock: Clock | None = None, thre
         producer_ids,
         offsets,
         groups,
-        Converter(threads.run_for, cache_bytes=values.conversion_cache_bytes, max_decompressed_bytes=values.max_decompressed_bytes),
+        Converter(
+            threads.run_for,
+            cache_bytes=values.conversion_cache_bytes,
+            max_decompressed_bytes=values.max_decompressed_bytes,
+        ),
         clock,
         deadlines,
         now,

@@ -80,15 +80,28 @@ class Client:
         self.is_aborted = False
         self.is_read = True
         self.budget = budget or Budget(1 << 30, Clock())
-        self.flow = Flow(self.budget, max_bytes=max_bytes, max_requests=max_requests, pause=self._pause, resume=self._resume)
-        self.session = Session(None if mechanisms is None else {mechanism.name: mechanism for mechanism in mechanisms})
+        self.flow = Flow(
+            self.budget,
+            max_bytes=max_bytes,
+            max_requests=max_requests,
+            pause=self._pause,
+            resume=self._resume,
+        )
+        self.session = Session(
+            None if mechanisms is None else {mechanism.name: mechanism for mechanism in mechanisms}
+        )
         self.settings = Settings(connection_failed_authentication_delay_ms=100)
         self.clock = Clock()
         broker = broker or SimpleNamespace(
-            settings=self.settings, clock=self.clock, deadlines=CoarseClock(self.clock), run_for=Threads().run_for
+            settings=self.settings,
+            clock=self.clock,
+            deadlines=CoarseClock(self.clock),
+            run_for=Threads().run_for,
         )
         traffic = record(self.session)
-        self.dispatch = Dispatch(broker, self.session, self, self.flow, peer=PEER, listener=listener, traffic=traffic)
+        self.dispatch = Dispatch(
+            broker, self.session, self, self.flow, peer=PEER, listener=listener, traffic=traffic
+        )
 
     def says(self, *frames: bytes) -> None:
         """All of them arrive in one chunk."""
@@ -150,7 +163,12 @@ def versions(version: int = 0, correlation_id: int = 1) -> bytes:
         frame = bytearray(versions(4, correlation_id))
         struct.pack_into(">h", frame, 2, version)
         return bytes(frame)
-    return request(ApiVersionsRequest(version=version, client_software_name="test", client_software_version="1"), correlation_id)
+    return request(
+        ApiVersionsRequest(
+            version=version, client_software_name="test", client_software_version="1"
+        ),
+        correlation_id,
+    )
 
 
 def handshake(mechanism: str, version: int, correlation_id: int = 1) -> bytes:
@@ -164,5 +182,7 @@ def authenticate(token: bytes, version: int = 0, correlation_id: int = 1) -> byt
 def events(caplog: Any) -> list[tuple[str, dict[str, Any]]]:
     """What the gateway logged: name and fields of each event, nothing below a warning."""
     return [
-        (record.event, dict(record.fields)) for record in caplog.records if record.levelno >= logging.WARNING and hasattr(record, "event")
+        (record.event, dict(record.fields))
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and hasattr(record, "event")
     ]

@@ -5,11 +5,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from kafka import OffsetAndMetadata, TopicPartition
-from kafka.errors import IncompatibleBrokerVersion, NoError, NonEmptyGroupError, UnknownMemberIdError
+from kafka.errors import (
+    IncompatibleBrokerVersion,
+    NoError,
+    NonEmptyGroupError,
+    UnknownMemberIdError,
+)
 from kafka.protocol.admin import DescribeGroupsResponse
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
-from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
+from gateway.protocol.wire.group_messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
 
 NODE = 1
 
@@ -18,8 +26,13 @@ _Consumers = ConsumerGroupDescribeResponse.DescribedGroup
 
 def assigned(**topics):
     """What a leader gives a member: a topic's name and its partitions."""
-    rows = [ConsumerProtocolAssignment.TopicPartition(topic=name, partitions=list(numbers)) for name, numbers in topics.items()]
-    return bytes(ConsumerProtocolAssignment(version=0, assigned_partitions=rows, user_data=b"").encode())
+    rows = [
+        ConsumerProtocolAssignment.TopicPartition(topic=name, partitions=list(numbers))
+        for name, numbers in topics.items()
+    ]
+    return bytes(
+        ConsumerProtocolAssignment(version=0, assigned_partitions=rows, user_data=b"").encode()
+    )
 
 
 def member(name, assignment=b"", instance_id=None):
@@ -38,7 +51,9 @@ def consumer(name, has, target, instance_id=None, epoch=7):
 
     def partitions(topics):
         row = _Consumers.Member.Assignment.TopicPartitions
-        rows = [row(topic_name=topic, partitions=list(numbers)) for topic, numbers in topics.items()]
+        rows = [
+            row(topic_name=topic, partitions=list(numbers)) for topic, numbers in topics.items()
+        ]
         return _Consumers.Member.Assignment(topic_partitions=rows)
 
     return _Consumers.Member(
@@ -69,12 +84,17 @@ class Groups:
         self.is_version_6 = False
 
     def topic(self, name, *ranges):
-        self.ranges |= {TopicPartition(name, number): limits for number, limits in enumerate(ranges)}
+        self.ranges |= {
+            TopicPartition(name, number): limits for number, limits in enumerate(ranges)
+        }
 
     def group(self, name, *members, state=None, protocol_type="consumer", commits=()):
         state = state or ("Stable" if members else "Empty")
         self.groups[name] = (state, protocol_type, members)
-        self.commits[name] = {TopicPartition(*partition): OffsetAndMetadata(offset, "", -1) for partition, offset in dict(commits).items()}
+        self.commits[name] = {
+            TopicPartition(*partition): OffsetAndMetadata(offset, "", -1)
+            for partition, offset in dict(commits).items()
+        }
 
     def consumer_group(self, name, *members, state=None, epoch=7, error_code=0):
         self.consumer_groups[name] = _Consumers(
@@ -93,7 +113,11 @@ class Groups:
             {"group_id": name, "protocol_type": kind, "group_state": state, "group_type": "classic"}
             for name, (state, kind, _) in self.groups.items()
         ]
-        return [row for row in reversed(rows) if not states_filter or row["group_state"] in states_filter]
+        return [
+            row
+            for row in reversed(rows)
+            if not states_filter or row["group_state"] in states_filter
+        ]
 
     def coordinators(self, group_ids):
         return dict.fromkeys(group_ids, NODE)
@@ -108,13 +132,21 @@ class Groups:
         self.asked.append(request.group_ids)
         code = 35 if self.consumers == "switched off" else 69
         unknown = {name: _Consumers(error_code=code, group_id=name) for name in request.group_ids}
-        return SimpleNamespace(groups=[self.consumer_groups.get(name, unknown[name]) for name in request.group_ids])
+        return SimpleNamespace(
+            groups=[self.consumer_groups.get(name, unknown[name]) for name in request.group_ids]
+        )
 
     def _described(self, name):
         if name not in self.groups:
             code, message = (69, f"Group {name} not found.") if self.is_version_6 else (0, None)
             return DescribeGroupsResponse.DescribedGroup(
-                error_code=code, error_message=message, group_id=name, group_state="Dead", protocol_type="", protocol_data="", members=[]
+                error_code=code,
+                error_message=message,
+                group_id=name,
+                group_state="Dead",
+                protocol_type="",
+                protocol_data="",
+                members=[],
             )
         state, protocol_type, members = self.groups[name]
         return DescribeGroupsResponse.DescribedGroup(
@@ -135,7 +167,11 @@ class Groups:
 
     def _topic(self, name):
         partitions = [
-            {"error_code": 0, "partition_index": part.partition, "leader_id": -1 if part in self.leaderless else NODE}
+            {
+                "error_code": 0,
+                "partition_index": part.partition,
+                "leader_id": -1 if part in self.leaderless else NODE,
+            }
             for part in self.ranges
             if part.topic == name
         ]

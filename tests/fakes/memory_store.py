@@ -115,7 +115,9 @@ class MemoryLog:
             expected = self._next_offset
             for entry in copies:
                 if entry.base_offset != expected or entry.last_offset < entry.base_offset:
-                    raise OffsetOutOfRange(f"an append must go on at offset {expected}, not at {entry.base_offset}")
+                    raise OffsetOutOfRange(
+                        f"an append must go on at offset {expected}, not at {entry.base_offset}"
+                    )
                 expected = entry.last_offset + 1
         except Exception as error:
             return failed(error)
@@ -165,7 +167,9 @@ class MemoryLog:
 
     async def entry_for_time(self, timestamp: int) -> Entry | None:
         self._check_open()
-        return next((entry for entry in self._rows.entries if entry.max_timestamp >= timestamp), None)
+        return next(
+            (entry for entry in self._rows.entries if entry.max_timestamp >= timestamp), None
+        )
 
     async def latest_by_time(self) -> Entry | None:
         self._check_open()
@@ -173,7 +177,9 @@ class MemoryLog:
         return latest if latest and latest.max_timestamp >= 0 else None
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        return (self.leader_epoch, self.end_offset) if leader_epoch == self.leader_epoch else (-1, -1)
+        return (
+            (self.leader_epoch, self.end_offset) if leader_epoch == self.leader_epoch else (-1, -1)
+        )
 
     async def delete_before(self, offset: int) -> int:
         self._check_open()
@@ -186,7 +192,11 @@ class MemoryLog:
         self._check_open()
         kept = self._rows.entries
         if since is not None:
-            kept = kept[next((n for n, entry in enumerate(kept) if entry.max_timestamp >= since), len(kept)) :]
+            kept = kept[
+                next(
+                    (n for n, entry in enumerate(kept) if entry.max_timestamp >= since), len(kept)
+                ) :
+            ]
         if at_most_bytes is not None:
             excess = sum(len(entry.payload) for entry in kept) - at_most_bytes
             while kept and excess >= len(kept[0].payload):
@@ -216,7 +226,10 @@ class MemoryLog:
         self._store.check_medium()
         rows = self._rows.entries
         entries = [entry for entry in entries if entry.last_offset >= self.start_offset]
-        begin, end = bisect_left(rows, first, key=base_offset), bisect_right(rows, last, key=last_offset)
+        begin, end = (
+            bisect_left(rows, first, key=base_offset),
+            bisect_right(rows, last, key=last_offset),
+        )
         rows[begin : max(begin, end)] = entries
 
     async def reclaim(self) -> None:
@@ -249,7 +262,9 @@ class MemoryLog:
 
     def _check_readable(self, offset: int) -> None:
         if not self.start_offset <= offset <= self.end_offset:
-            raise OffsetOutOfRange(f"offset {offset} is not within {self.start_offset} to {self.end_offset}")
+            raise OffsetOutOfRange(
+                f"offset {offset} is not within {self.start_offset} to {self.end_offset}"
+            )
 
 
 class MemoryTable:
@@ -426,7 +441,9 @@ class MemoryStore:
     def _alter(self, topic: Topic) -> None:
         standing = self._topic(topic.name)
         if topic.partitions < standing.partitions or topic.topic_id != standing.topic_id:
-            raise ValueError(f"topic {topic.name} keeps its id and never has fewer than {standing.partitions} partitions")
+            raise ValueError(
+                f"topic {topic.name} keeps its id and never has fewer than {standing.partitions} partitions"
+            )
         self.check_medium()
         self.medium.topics[topic.name] = topic
 
@@ -475,14 +492,18 @@ class MemoryStore:
 
 def check_topic(topic: Topic) -> None:
     if len(topic.topic_id) != 16 or topic.partitions < 1:
-        raise ValueError(f"topic {topic.name}: the id has 16 bytes and there is at least one partition")
+        raise ValueError(
+            f"topic {topic.name}: the id has 16 bytes and there is at least one partition"
+        )
 
 
 def check_replacement(first: int, last: int, entries: Sequence[Entry]) -> None:
     expected = first
     for entry in entries:
         if not expected <= entry.base_offset <= entry.last_offset <= last:
-            raise ValueError(f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}")
+            raise ValueError(
+                f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}"
+            )
         expected = entry.last_offset + 1
 
 

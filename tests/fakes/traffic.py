@@ -60,7 +60,14 @@ class Kept:
 class Scene:
     """A gateway's traffic log. `ticks` is its clock for latencies, in ns."""
 
-    def __init__(self, *, max_keys: int = 100, max_rows: int = 1000, salt: bytes | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        max_keys: int = 100,
+        max_rows: int = 1000,
+        salt: bytes | None = None,
+        **settings: Any,
+    ) -> None:
         self.house: House = open_house(**settings)
         self.kept = Kept()
         self.ticks = 0
@@ -82,7 +89,15 @@ class Scene:
 
     def connects(self, mechanisms: list[Any] | None = None, **peer: Any) -> Client:
         """A new client; `recorder` is its own from now on."""
-        seen = Peer(**{"address": "192.0.2.1", "port": 5000, "listener": "PLAINTEXT", "protocol": "PLAINTEXT", **peer})
+        seen = Peer(
+            **{
+                "address": "192.0.2.1",
+                "port": 5000,
+                "listener": "PLAINTEXT",
+                "protocol": "PLAINTEXT",
+                **peer,
+            }
+        )
 
         def record(session: Session) -> Recorder:
             self.recorder = self.log.connection(seen, session)
@@ -98,7 +113,11 @@ class Scene:
 
     def rows(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
         """Those of this kind with these fields; None for one that is left out."""
-        return [row for row in self.kept.rows if row["kind"] == kind and all(row.get(name) == value for name, value in fields.items())]
+        return [
+            row
+            for row in self.kept.rows
+            if row["kind"] == kind and all(row.get(name) == value for name, value in fields.items())
+        ]
 
     def event(self, name: str) -> dict[str, Any]:
         """The one row of that event."""

@@ -20,8 +20,12 @@ _EDGES = (0, 1, 0x7F, 0x80, 0xFF)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="agreement", choices=("agreement", "entrances", "whole"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--target", default="agreement", choices=("agreement", "entrances", "whole")
+    )
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plain", action="store_true", help="do without atheris")
@@ -89,7 +93,15 @@ def _mutated(rng: random.Random, content: bytes) -> bytes:
             case 3:
                 payload[at:at] = rng.randbytes(rng.randrange(1, 16))
             case _:
-                payload[at : at + 4] = rng.choice((b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\x80\0\0\0", b"\0\0\0\x0e"))
+                payload[at : at + 4] = rng.choice(
+                    (
+                        b"\xff\xff\xff\xff",
+                        b"\x7f\xff\xff\xff",
+                        b"\0\0\0\0",
+                        b"\x80\0\0\0",
+                        b"\0\0\0\x0e",
+                    )
+                )
     return bytes(payload[:_MAX_SIZE])
 
 
@@ -103,8 +115,22 @@ def _seeds() -> list[bytes]:
     """Valid sets of every format and codec behind the byte that chooses, and the bare records of a batch."""
     from tests.compat.records.building import Sample, batch, message_set, wrapper
 
-    found = [Sample(n, 1000 - n, b"k" * (n % 3) or None, b"value" * n if n % 4 else None, ((b"h", b"v"),) * (n % 2)) for n in range(4)]
-    sets = [batch(found[:3])[61:], batch(found), message_set(found, magic=0), message_set(found, magic=1)]
+    found = [
+        Sample(
+            n,
+            1000 - n,
+            b"k" * (n % 3) or None,
+            b"value" * n if n % 4 else None,
+            ((b"h", b"v"),) * (n % 2),
+        )
+        for n in range(4)
+    ]
+    sets = [
+        batch(found[:3])[61:],
+        batch(found),
+        message_set(found, magic=0),
+        message_set(found, magic=1),
+    ]
     sets += [batch(found, codec=codec) for codec in (1, 2, 3, 4)]
     sets += [wrapper(found, codec, magic=magic) for codec in (1, 2, 3) for magic in (0, 1)]
     sets.append(message_set(found, magic=1) + wrapper(found, 1, magic=1))

@@ -45,7 +45,9 @@ def check_and_stamp(payload: bytes) -> None:
     checked = check_message_set(payload, max_decompressed_bytes=LIMIT)
     stamped = stamp_message_set(bytearray(payload), checked, 1000, None)
     # What was taken is readable, bears the offsets that were given, and can be converted for everyone.
-    assert [one.offset for one in records(stamped)] == list(range(1000, 1000 + checked.count)) or not checked.count
+    assert [one.offset for one in records(stamped)] == list(
+        range(1000, 1000 + checked.count)
+    ) or not checked.count
     if checked.count:
         down_convert(stamped, 0)
         up_convert(stamped)
@@ -64,10 +66,14 @@ ENTRANCES: tuple[Callable[[bytes], object], ...] = (
     down_convert_to_0,
     down_convert_to_1,
     lambda payload: up_convert(payload, max_decompressed_bytes=LIMIT),
-    lambda payload: up_convert(payload, base_offset=9, log_append_time=5, max_decompressed_bytes=LIMIT),
+    lambda payload: up_convert(
+        payload, base_offset=9, log_append_time=5, max_decompressed_bytes=LIMIT
+    ),
     lambda payload: list(records(payload, max_decompressed_bytes=LIMIT)),
     lambda payload: first_at_or_after(payload, 1000, max_decompressed_bytes=LIMIT),
-    lambda payload: filter_records(payload, lambda offset, *_: offset % 2 == 0, max_decompressed_bytes=LIMIT),
+    lambda payload: filter_records(
+        payload, lambda offset, *_: offset % 2 == 0, max_decompressed_bytes=LIMIT
+    ),
     lambda payload: cut(payload, 3, 50),
     lambda payload: list(keys(payload, max_decompressed_bytes=LIMIT)),
     newest,
@@ -108,7 +114,9 @@ def agreement(payload: bytes) -> None:
         return
     name, arguments = CALLS[payload[0] // 2 % len(CALLS)]
     content = payload[1:] if payload[0] & 1 else repaired(payload[1:])
-    ours, theirs = (_outcome(getattr(module, name), content, arguments) for module in (_pure, kernel))
+    ours, theirs = (
+        _outcome(getattr(module, name), content, arguments) for module in (_pure, kernel)
+    )
     assert ours == theirs, (name, ours, theirs)
 
 
@@ -143,7 +151,9 @@ def repaired(payload: bytes) -> bytes:
     return bytes(fixed)
 
 
-def _outcome(function: Callable[..., object], content: bytes, arguments: tuple[object, ...]) -> object:
+def _outcome(
+    function: Callable[..., object], content: bytes, arguments: tuple[object, ...]
+) -> object:
     """What it returned or raised, and what it left in its buffer."""
     buffer = bytearray(content)
     try:
@@ -153,4 +163,8 @@ def _outcome(function: Callable[..., object], content: bytes, arguments: tuple[o
 
 
 _NOTHING = down_convert(bytes(16) + b"\x00" + bytes(20), 0)
-TARGETS: dict[str, Callable[[bytes], None]] = {"entrances": entrances, "agreement": agreement, "whole": whole_batches}
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "entrances": entrances,
+    "agreement": agreement,
+    "whole": whole_batches,
+}

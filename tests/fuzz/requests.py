@@ -22,7 +22,9 @@ _VALUES = {
 
 def sample(request: Any, version: int) -> bytes:
     """The body of a request: two rows in every array, no nulls, no tags."""
-    return bytes(request(version=version, **_fields(request._struct, version)).encode(version=version))
+    return bytes(
+        request(version=version, **_fields(request._struct, version)).encode(version=version)
+    )
 
 
 def _fields(struct: Any, version: int) -> dict[str, Any]:

@@ -24,13 +24,29 @@ ALL = sorted(ROUTES)
 TIMES = 100
 BESIDES = 256 << 10
 
-HOSTILE_NUMBERS = [-1, -2, 0, 1, 127, 128, 255, 2**15 - 1, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1]
+HOSTILE_NUMBERS = [
+    -1,
+    -2,
+    0,
+    1,
+    127,
+    128,
+    255,
+    2**15 - 1,
+    2**15,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**63 - 1,
+]
 
 
 def attempt(key, version, frame, position=0):
     """True where a request came of it, False where it was refused. Anything else propagates."""
     try:
-        decode(ROUTES[key, version], bytearray(frame), RequestHeader(key, version, 1, None, position))
+        decode(
+            ROUTES[key, version], bytearray(frame), RequestHeader(key, version, 1, None, position)
+        )
     except Refused:
         return False
     return True
@@ -62,11 +78,15 @@ def mutated(draw):
                 size = draw(st.sampled_from([2, 4, 8]))
                 frame[position : position + size] = (number % (1 << 8 * size)).to_bytes(size, "big")
             case "repeat":
-                frame[position:position] = frame[position : position + 16] * draw(st.integers(1, 20))
+                frame[position:position] = frame[position : position + 16] * draw(
+                    st.integers(1, 20)
+                )
     return key, version, bytes(frame)
 
 
-@pytest.mark.parametrize(("key", "version"), ALL, ids=[f"{key.name}-{version}" for key, version in ALL])
+@pytest.mark.parametrize(
+    ("key", "version"), ALL, ids=[f"{key.name}-{version}" for key, version in ALL]
+)
 def test_a_whole_request_is_read_and_none_of_its_beginnings_crashes(key, version):
     frame = whole(key, version)
     assert attempt(key, version, frame)
@@ -114,10 +134,17 @@ PATTERNS = [
 ]
 
 
-@pytest.mark.parametrize(("key", "version"), ALL, ids=[f"{key.name}-{version}" for key, version in ALL])
+@pytest.mark.parametrize(
+    ("key", "version"), ALL, ids=[f"{key.name}-{version}" for key, version in ALL]
+)
 def test_a_frame_of_any_pattern_costs_little_more_memory_than_itself(key, version):
     for pattern in PATTERNS:
-        for head in (b"", b"\0\0\xff\xff", struct.pack(">hi", 1, 1000) + b"\0\0\0\xff", b"\xff\x01"):
+        for head in (
+            b"",
+            b"\0\0\xff\xff",
+            struct.pack(">hi", 1, 1000) + b"\0\0\0\xff",
+            b"\xff\x01",
+        ):
             frame = bytearray(head + pattern * ((16 << 10) // len(pattern)))
             tracemalloc.start()
             try:

@@ -28,13 +28,17 @@ def batch(
     is_transactional: bool = False,
 ) -> memoryview:
     """A v2 batch by kafka-python's builder, writable as a request's frame is. `producer`: id, epoch, first sequence."""
-    builder = kafka.record.default_records.DefaultRecordBatchBuilder(2, codec, is_transactional, *producer, 1 << 20)
+    builder = kafka.record.default_records.DefaultRecordBatchBuilder(
+        2, codec, is_transactional, *producer, 1 << 20
+    )
     for offset, (key, value) in enumerate(pairs(records) if isinstance(records, int) else records):
         builder.append(offset, timestamp, key, value, [])
     return memoryview(bytearray(builder.build()))
 
 
-def batch_of_aiokafka(records: Sequence[Pair], *, producer: tuple[int, int, int] = (-1, -1, -1), codec: int = 0) -> memoryview:
+def batch_of_aiokafka(
+    records: Sequence[Pair], *, producer: tuple[int, int, int] = (-1, -1, -1), codec: int = 0
+) -> memoryview:
     """A v2 batch by aiokafka's builder."""
     id_, epoch, sequence = producer
     builder = aiokafka.record.default_records.DefaultRecordBatchBuilder(
@@ -51,7 +55,9 @@ def batch_of_aiokafka(records: Sequence[Pair], *, producer: tuple[int, int, int]
     return memoryview(bytearray(builder.build()))
 
 
-def old_set(records: int | Sequence[Pair] = 1, *, magic: int, codec: int = 0, timestamp: int | None = TIME) -> memoryview:
+def old_set(
+    records: int | Sequence[Pair] = 1, *, magic: int, codec: int = 0, timestamp: int | None = TIME
+) -> memoryview:
     """A message set of format 0 or 1 by kafka-python's builder."""
     builder = kafka.record.legacy_records.LegacyRecordBatchBuilder(magic, codec, 1 << 20)
     for offset, (key, value) in enumerate(pairs(records) if isinstance(records, int) else records):

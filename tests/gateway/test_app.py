@@ -27,11 +27,20 @@ def house() -> House:
 
 def opened(house, **settings):
     broker = house.broker
-    return open_traffic(Settings(**settings), "cluster", house.clock, broker.topics, house.threads.run, house.background)
+    return open_traffic(
+        Settings(**settings),
+        "cluster",
+        house.clock,
+        broker.topics,
+        house.threads.run,
+        house.background,
+    )
 
 
 @pytest.mark.parametrize("has_committed", [False, True])
-def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are_some(has_committed):
+def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are_some(
+    has_committed,
+):
     medium = Medium()
     house = open_house(medium)
     house.topic("orders")
@@ -43,9 +52,21 @@ def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are
     advertised = {"PLAINTEXT": ("127.0.0.1", 9092)}
     outgoing = Outgoing(1 << 20)
     broker = ended(
-        open_broker(Settings(), store, advertised, house.clock, house.threads.run, house.threads.run_for, house.background, outgoing)
+        open_broker(
+            Settings(),
+            store,
+            advertised,
+            house.clock,
+            house.threads.run,
+            house.threads.run_for,
+            house.background,
+            outgoing,
+        )
     )
-    assert [live.name for live in broker.topics.listed()] == ["orders", *([CONSUMER_OFFSETS] if has_committed else [])]
+    assert [live.name for live in broker.topics.listed()] == [
+        "orders",
+        *([CONSUMER_OFFSETS] if has_committed else []),
+    ]
 
 
 def test_there_is_no_traffic_log_unless_it_is_asked_for(house):
@@ -72,9 +93,15 @@ def test_a_salt_that_cannot_be_read_is_refused_by_its_name(house, tmp_path):
 
 def test_the_topic_alone_will_do(house):
     log = opened(house, traffic_topic=True)
-    log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), Session(None)).closed("client")
+    log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), Session(None)).closed(
+        "client"
+    )
     ended(log.close(5))
-    stored = [one.value for entry in ended(house.partition(TRAFFIC).read(0, 1 << 20)) for one in records(entry.payload)]
+    stored = [
+        one.value
+        for entry in ended(house.partition(TRAFFIC).read(0, 1 << 20))
+        for one in records(entry.payload)
+    ]
     assert [msgspec.json.decode(value)["event"] for value in stored] == ["opened", "closed"]
 
 
@@ -89,7 +116,12 @@ def test_each_limit_of_the_traffic_log_comes_from_its_own_setting(house, tmp_pat
         "max_rows_per_connection": 7,
         "compression_level": 2,
     }
-    log = opened(house, traffic_log=tmp_path, traffic_topic=True, **{f"traffic_log_{name}": value for name, value in settings.items()})
+    log = opened(
+        house,
+        traffic_log=tmp_path,
+        traffic_topic=True,
+        **{f"traffic_log_{name}": value for name, value in settings.items()},
+    )
     ended(log.close(5))
     files, topic = log._sinks
     assert files._limits == Limits(keep_ms=1_000_001, keep_bytes=2_000_002, level=2)
@@ -99,9 +131,15 @@ def test_each_limit_of_the_traffic_log_comes_from_its_own_setting(house, tmp_pat
     assert (log.room.each, log.room.all_together) == (7, 1_000_005)
 
 
-@pytest.mark.parametrize(("unlimited", "limits"), [("retention_ms", (None, 1 << 30)), ("retention_bytes", (5, None))])
+@pytest.mark.parametrize(
+    ("unlimited", "limits"), [("retention_ms", (None, 1 << 30)), ("retention_bytes", (5, None))]
+)
 def test_a_retention_of_minus_1_is_none(house, tmp_path, unlimited, limits):
-    settings = {"traffic_log_retention_ms": 5, "traffic_log_retention_bytes": 1 << 30, f"traffic_log_{unlimited}": -1}
+    settings = {
+        "traffic_log_retention_ms": 5,
+        "traffic_log_retention_bytes": 1 << 30,
+        f"traffic_log_{unlimited}": -1,
+    }
     log = opened(house, traffic_log=tmp_path, **settings)
     ended(log.close(5))
     assert (log._sinks[0]._limits.keep_ms, log._sinks[0]._limits.keep_bytes) == limits

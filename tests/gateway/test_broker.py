@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kafka.protocol.admin.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
+from kafka.protocol.admin.groups import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+)
 from kafka.protocol.consumer.group import (
     HeartbeatRequest,
     LeaveGroupRequest,
@@ -20,7 +24,10 @@ from gateway.groups.offsets.offset_rows import Committed
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.api_keys import ApiKey
-from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
+from gateway.protocol.wire.group_messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+)
 from storage.log import Fenced, StorageFailed
 from tests.fakes.broker import NOW, House, ended, open_house
 from tests.gateway.handlers.asking import answer, asked
@@ -54,7 +61,11 @@ def house() -> House:
 
 def request(house: House, key: int, version: int, member: Any) -> Any:
     """A request of a member of group `g`, or about that group."""
-    of_member = {"group_id": "g", "generation_id": member.generation_id, "member_id": member.member_id}
+    of_member = {
+        "group_id": "g",
+        "generation_id": member.generation_id,
+        "member_id": member.member_id,
+    }
     topic_id = uuid.UUID(bytes=house.broker.topics.require("orders").topic.topic_id)
     match key:
         case ApiKey.JOIN_GROUP:
@@ -64,7 +75,9 @@ def request(house: House, key: int, version: int, member: Any) -> Any:
         case ApiKey.HEARTBEAT:
             return HeartbeatRequest(**of_member)
         case ApiKey.LEAVE_GROUP:
-            leaving = LeaveGroupRequest.MemberIdentity(member_id=member.member_id, group_instance_id=None)
+            leaving = LeaveGroupRequest.MemberIdentity(
+                member_id=member.member_id, group_instance_id=None
+            )
             return LeaveGroupRequest(group_id="g", member_id=member.member_id, members=[leaving])
         case ApiKey.DESCRIBE_GROUPS:
             return DescribeGroupsRequest(groups=["g"])
@@ -74,7 +87,9 @@ def request(house: House, key: int, version: int, member: Any) -> Any:
             return DeleteGroupsRequest(groups_names=["g"])
         case ApiKey.OFFSET_COMMIT:
             topic = OffsetCommitRequest.OffsetCommitRequestTopic
-            row = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=6, committed_metadata="")
+            row = topic.OffsetCommitRequestPartition(
+                partition_index=0, committed_offset=6, committed_metadata=""
+            )
             return OffsetCommitRequest(
                 group_id="g",
                 generation_id_or_member_epoch=member.generation_id,
@@ -83,14 +98,26 @@ def request(house: House, key: int, version: int, member: Any) -> Any:
             )
         case ApiKey.OFFSET_FETCH:
             group = OffsetFetchRequest.OffsetFetchRequestGroup
-            topics = [OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])]
-            named = [group.OffsetFetchRequestTopics(name="orders", topic_id=topic_id, partition_indexes=[0])]
+            topics = [
+                OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])
+            ]
+            named = [
+                group.OffsetFetchRequestTopics(
+                    name="orders", topic_id=topic_id, partition_indexes=[0]
+                )
+            ]
             groups = [group(group_id="g", member_id=None, member_epoch=-1, topics=named)]
-            return OffsetFetchRequest(group_id="g", topics=topics) if version < 8 else OffsetFetchRequest(groups=groups)
+            return (
+                OffsetFetchRequest(group_id="g", topics=topics)
+                if version < 8
+                else OffsetFetchRequest(groups=groups)
+            )
         case ApiKey.OFFSET_DELETE:
             deleted = OffsetDeleteRequest.OffsetDeleteRequestTopic
             partitions = [deleted.OffsetDeleteRequestPartition(partition_index=0)]
-            return OffsetDeleteRequest(group_id="g", topics=[deleted(name="orders", partitions=partitions)])
+            return OffsetDeleteRequest(
+                group_id="g", topics=[deleted(name="orders", partitions=partitions)]
+            )
         case ApiKey.CONSUMER_GROUP_HEARTBEAT:
             return ConsumerGroupHeartbeatRequest(
                 group_id="c",
@@ -116,7 +143,9 @@ def values(reply: Any, name: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("key", "version"), ASKED)
-def test_groups_are_not_answered_from_memory_once_the_store_is_lost(house: House, key: int, version: int) -> None:
+def test_groups_are_not_answered_from_memory_once_the_store_is_lost(
+    house: House, key: int, version: int
+) -> None:
     body = request(house, key, version, stable(house))
     house.store.may_be_lost = True
     asking = asked(house, body, version)
@@ -131,7 +160,9 @@ def test_groups_are_not_answered_from_memory_once_the_store_is_lost(house: House
 
 
 @pytest.mark.parametrize(("key", "version"), ASKED)
-def test_groups_are_answered_without_an_error_once_the_store_is_confirmed(house: House, key: int, version: int) -> None:
+def test_groups_are_answered_without_an_error_once_the_store_is_confirmed(
+    house: House, key: int, version: int
+) -> None:
     body = request(house, key, version, stable(house))
     house.store.may_be_lost = True
     asking = asked(house, body, version)

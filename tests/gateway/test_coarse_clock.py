@@ -57,7 +57,10 @@ def test_a_call_that_is_taken_back_does_not_come(clock, coarse):
 
 def test_a_call_may_take_back_another_of_the_same_moment(clock, coarse):
     called: list[str] = []
-    calls = [coarse.callLater(0.1, lambda: (called.append("one"), [call.cancel() for call in calls])) for _ in range(2)]
+    calls = [
+        coarse.callLater(0.1, lambda: (called.append("one"), [call.cancel() for call in calls]))
+        for _ in range(2)
+    ]
     passed(clock, 1)
     assert called == ["one"]
 

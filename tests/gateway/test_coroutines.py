@@ -17,7 +17,11 @@ class Run:
 
     def __init__(self, work):
         self.ends = []
-        self.cancel = start(work, lambda result: self.ends.append(("done", result)), lambda failure: self.ends.append(("failed", failure)))
+        self.cancel = start(
+            work,
+            lambda result: self.ends.append(("done", result)),
+            lambda failure: self.ends.append(("failed", failure)),
+        )
 
     @property
     def result(self):
@@ -281,7 +285,11 @@ def test_a_result_that_comes_in_time_is_waited_for_and_leaves_nothing_behind():
 
 def test_a_result_is_not_waited_for_longer_than_was_said_and_may_come_for_others():
     clock, shared = Clock(), Shared[int]()
-    patient, hasty, late = Started(shared.within(clock, 5)), Started(shared.within(clock, 1)), Started(shared.within(clock, 0))
+    patient, hasty, late = (
+        Started(shared.within(clock, 5)),
+        Started(shared.within(clock, 1)),
+        Started(shared.within(clock, 0)),
+    )
     assert isinstance(late.failure, TimeoutError)
     clock.advance(1)
     assert isinstance(hasty.failure, TimeoutError)

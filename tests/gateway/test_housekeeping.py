@@ -34,12 +34,21 @@ def keeping(house: House) -> Housekeeping:
     return keeping
 
 
-def put(house: House, age_ms: int | None, topic: str = "orders", producer: tuple[int, int, int] = (-1, -1, -1)) -> None:
+def put(
+    house: House,
+    age_ms: int | None,
+    topic: str = "orders",
+    producer: tuple[int, int, int] = (-1, -1, -1),
+) -> None:
     """A batch whose records are so old; None for a format 0 set, which has no times."""
     partition = house.partition(topic)
     if age_ms is None:
         records = old_set(1, magic=0)
-        ended(partition.append_message_set(records, check_message_set(records, max_decompressed_bytes=1 << 20), house.now()))
+        ended(
+            partition.append_message_set(
+                records, check_message_set(records, max_decompressed_bytes=1 << 20), house.now()
+            )
+        )
     else:
         records = batch(1, timestamp=house.now() - age_ms, producer=producer)
         ended(partition.append_batch(records, check_batch(records, 11), house.now()))
@@ -64,7 +73,9 @@ def test_records_older_than_the_retention_time_go_and_younger_ones_stay(house, k
     assert starts(house) == [2]
 
 
-def test_records_without_times_stay_as_long_as_if_they_had_been_written_when_they_came(house, keeping):
+def test_records_without_times_stay_as_long_as_if_they_had_been_written_when_they_came(
+    house, keeping
+):
     """Kafka counts them from the time of the segment's file."""
     put(house, None)
     house.clock.advance(INTERVAL)
@@ -114,7 +125,10 @@ def test_a_changed_config_holds_at_the_next_round(house, keeping):
 
 
 def test_idempotent_producers_that_have_gone_are_forgotten():
-    house = open_house(log_retention_check_interval_ms=INTERVAL * 1000, producer_id_expiration_ms=2 * INTERVAL * 1000)
+    house = open_house(
+        log_retention_check_interval_ms=INTERVAL * 1000,
+        producer_id_expiration_ms=2 * INTERVAL * 1000,
+    )
     house.topic("orders")
     Housekeeping(house.broker, house.background).start()
     put(house, 0, producer=(1, 0, 0))
@@ -219,7 +233,9 @@ def test_after_the_stop_nothing_more_happens(house, keeping):
     assert not house.clock.getDelayedCalls()
 
 
-def test_a_stop_in_the_middle_of_a_round_ends_it_with_the_partition_at_hand(house, keeping, monkeypatch):
+def test_a_stop_in_the_middle_of_a_round_ends_it_with_the_partition_at_hand(
+    house, keeping, monkeypatch
+):
     house.topic("second", retention_ms=str(HOUR))
     for topic in ("orders", "second"):
         put(house, 2 * HOUR, topic)
@@ -241,7 +257,9 @@ def test_the_clock_of_the_test_is_the_brokers(house):
     assert house.broker.now() == house.now() == NOW + 1000
 
 
-def test_logs_that_nobody_has_opened_are_left_to_a_medium_that_retains_by_itself(house, keeping, monkeypatch):
+def test_logs_that_nobody_has_opened_are_left_to_a_medium_that_retains_by_itself(
+    house, keeping, monkeypatch
+):
     monkeypatch.setattr(type(house.store), "retains_by_itself", True)
     house.topic("bills", cleanup_policy="compact,delete")
     put(house, 2 * HOUR)

@@ -38,15 +38,29 @@ SESSION = logs.part("gateway.protocol.session")
 
 
 def test_a_text_line_is_time_level_part_event_and_fields():
-    line = line_of(lambda: SESSION.warning("refused", peer="127.0.0.1:5000", api_key=3, known=False, reason="not a frame"))
+    line = line_of(
+        lambda: SESSION.warning(
+            "refused", peer="127.0.0.1:5000", api_key=3, known=False, reason="not a frame"
+        )
+    )
     stamp, rest = line.split(" ", 1)
-    assert rest == 'warning gateway.protocol.session refused peer=127.0.0.1:5000 api_key=3 known=False reason="not a frame"'
+    assert (
+        rest
+        == 'warning gateway.protocol.session refused peer=127.0.0.1:5000 api_key=3 known=False reason="not a frame"'
+    )
     assert time.strptime(stamp[:19], "%Y-%m-%dT%H:%M:%S")
     assert stamp.endswith("Z")
 
 
 def test_a_json_line_is_one_object_with_typed_values():
-    row = json.loads(line_of(lambda: SESSION.info("served", count=3, ratio=0.5, ok=True, who=None, token=b"\x00\xff"), layout="json"))
+    row = json.loads(
+        line_of(
+            lambda: SESSION.info(
+                "served", count=3, ratio=0.5, ok=True, who=None, token=b"\x00\xff"
+            ),
+            layout="json",
+        )
+    )
     assert row.pop("time").endswith("Z")
     assert row == {
         "level": "info",
@@ -85,11 +99,15 @@ def test_no_text_makes_a_second_json_line_or_a_control_character(value, event):
 
 @given(value=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=50))
 def test_json_keeps_every_text_whole(value):
-    assert json.loads(line_of(lambda: SESSION.info("x", value=value), layout="json"))["value"] == value
+    assert (
+        json.loads(line_of(lambda: SESSION.info("x", value=value), layout="json"))["value"] == value
+    )
 
 
 def test_a_text_value_cannot_look_like_another_field():
-    line = line_of(lambda: SESSION.info("x", client='a" peer=1.2.3.4\n2026 error gateway.cli.main stopped'))
+    line = line_of(
+        lambda: SESSION.info("x", client='a" peer=1.2.3.4\n2026 error gateway.cli.main stopped')
+    )
     assert line.endswith(r'client="a\" peer=1.2.3.4\n2026 error gateway.cli.main stopped"')
 
 
@@ -132,7 +150,9 @@ def test_another_library_s_traceback_comes_along():
 
 
 def test_other_libraries_are_heard_from_warning_up():
-    assert lines_of(lambda: logging.getLogger("otherlib.conn").info("connected"), level="debug") == []
+    assert (
+        lines_of(lambda: logging.getLogger("otherlib.conn").info("connected"), level="debug") == []
+    )
 
 
 def test_a_part_has_its_own_level():
@@ -148,7 +168,9 @@ def test_a_part_has_its_own_level():
 
 def test_a_part_knows_whether_debug_is_heard():
     heard = []
-    lines_of(lambda: heard.append(SESSION.hears_debug()), levels={"gateway.protocol.session": "debug"})
+    lines_of(
+        lambda: heard.append(SESSION.hears_debug()), levels={"gateway.protocol.session": "debug"}
+    )
     lines_of(lambda: heard.append(SESSION.hears_debug()))
     assert heard == [True, False]
 
@@ -193,7 +215,9 @@ def test_a_blocked_sink_blocks_nobody_and_what_is_dropped_is_counted_and_told():
         log.close(WRITTEN_SECONDS)
     *heard, last = gate.text.splitlines()
     assert len(heard) == 101
-    assert 'warning gateway.logs lines dropped count=50 reason="stderr was too slow or closed"' in last
+    assert (
+        'warning gateway.logs lines dropped count=50 reason="stderr was too slow or closed"' in last
+    )
 
 
 def test_closing_leaves_a_blocked_sink_behind():

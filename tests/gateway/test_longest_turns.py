@@ -104,7 +104,10 @@ class Filled:
         self.topic_id = topic_id
 
     def struct(self, struct: Any, path: str = "", number: int = 0) -> dict[str, Any]:
-        return {field.name: self.value(field, f"{path}.{field.name}", number) for field in struct.untagged_fields(self.version)}
+        return {
+            field.name: self.value(field, f"{path}.{field.name}", number)
+            for field in struct.untagged_fields(self.version)
+        }
 
     def value(self, field: Any, path: str, number: int) -> Any:
         numbers = range(self.count) if path == self.largest else [number]
@@ -114,7 +117,11 @@ class Filled:
             kind = field.array_of.type_str.removeprefix("[]")
             return [self.plain(field.name, kind, one) for one in numbers]
         if field.is_struct():
-            return None if field.nullable_for_version_q(self.version) else field.data_class(**self.struct(field, path, number))
+            return (
+                None
+                if field.nullable_for_version_q(self.version)
+                else field.data_class(**self.struct(field, path, number))
+            )
         return self.plain(field.name, field.type_str, number)
 
     def plain(self, name: str, kind: str, number: int) -> Any:
@@ -122,7 +129,11 @@ class Filled:
             return FIXED[name]
         if self.topic_id is not None and kind == "uuid":
             return self.topic_id
-        if self.topic_id is not None and kind == "string" and not any(word in name for word in ("group", "member", "key")):
+        if (
+            self.topic_id is not None
+            and kind == "string"
+            and not any(word in name for word in ("group", "member", "key"))
+        ):
             return "orders"
         return PLAIN[kind](number)
 
@@ -191,13 +202,19 @@ def arrays(struct: Any, version: int, path: str = "") -> list[str]:
     return found
 
 
-def frame_of(key: ApiKey, version: int, largest: str, most: int, topic_id: uuid.UUID | None) -> bytearray:
+def frame_of(
+    key: ApiKey, version: int, largest: str, most: int, topic_id: uuid.UUID | None
+) -> bytearray:
     """A request with `most` elements in all, or nearly so many."""
     kind = REQUESTS[key]
     paths = arrays(kind._struct, version)
     within = sum(path.startswith(f"{largest}.") for path in paths)
     count = (most - len(paths) + within) // (1 + within)
-    frame = bytearray(request(kind(version=version, **Filled(largest, count, version, topic_id).struct(kind._struct))))
+    frame = bytearray(
+        request(
+            kind(version=version, **Filled(largest, count, version, topic_id).struct(kind._struct))
+        )
+    )
     # The codec announces Kafka 4's minimum in its place.
     pack_into(">h", frame, 2, version)
     return frame
@@ -207,7 +224,9 @@ def longest_turn(key: ApiKey, version: int, largest: str, most: int, *, is_known
     """CPU seconds of the reactor, from a request's arrival to the end of its connection."""
     reactor, threads = Reactor(), OtherThreads()
     scene = Scene(clock=reactor, threads=threads)
-    topic_id = uuid.UUID(bytes=scene.house.topic("orders", 10_000).topic.topic_id) if is_known else None
+    topic_id = (
+        uuid.UUID(bytes=scene.house.topic("orders", 10_000).topic.topic_id) if is_known else None
+    )
     client = scene.connects()
     frame = frame_of(key, version, largest, most, topic_id)
     result = None
@@ -255,13 +274,19 @@ def test_no_request_holds_the_reactor_for_long(key: ApiKey, version: int, larges
     for most in COUNTS:
         for is_known in (False, True):
             bound = TURN_SECONDS * max(exercise() / EXERCISE_SECONDS, 1.0)
-            assert best(partial(longest_turn, key, version, largest, most, is_known=is_known), bound) <= bound, (most, is_known)
+            assert (
+                best(partial(longest_turn, key, version, largest, most, is_known=is_known), bound)
+                <= bound
+            ), (most, is_known)
 
 
 @pytest.mark.parametrize(
-    ("key", "version", "largest"), [case for case in cases() if case.values[1] == supported_versions()[case.values[0]][1]]
+    ("key", "version", "largest"),
+    [case for case in cases() if case.values[1] == supported_versions()[case.values[0]][1]],
 )
-def test_no_request_for_10_000_elements_holds_the_reactor_for_long(key: ApiKey, version: int, largest: str) -> None:
+def test_no_request_for_10_000_elements_holds_the_reactor_for_long(
+    key: ApiKey, version: int, largest: str
+) -> None:
     """The short form. Topics that exist cost the most."""
     bound = SHORT_FORM_MARGIN * TURN_SECONDS * max(exercise() / EXERCISE_SECONDS, 1.0)
     assert best(partial(longest_turn, key, version, largest, 10_000, is_known=True), bound) <= bound

@@ -82,9 +82,22 @@ def test_a_large_request_behind_a_fetch_that_waits_ends_the_wait(tmp_path, names
         asked.topics[0].partitions *= names
         peer.sends(framed(asked, 4))
         time.sleep(0.3)
-        peer.sends(framed(producing("t", batch([Sample(0, 1_700_000_000_000, b"k", b"v" * (MIB - 1000))])), 7))
-        assert FetchResponse.decode(peer.hears()[4:], version=4).responses[0].partitions[0].error_code == 0
-        assert ProduceResponse.decode(peer.hears()[4:], version=7).responses[0].partition_responses[0].error_code == 0
+        peer.sends(
+            framed(
+                producing("t", batch([Sample(0, 1_700_000_000_000, b"k", b"v" * (MIB - 1000))])), 7
+            )
+        )
+        assert (
+            FetchResponse.decode(peer.hears()[4:], version=4).responses[0].partitions[0].error_code
+            == 0
+        )
+        assert (
+            ProduceResponse.decode(peer.hears()[4:], version=7)
+            .responses[0]
+            .partition_responses[0]
+            .error_code
+            == 0
+        )
 
 
 def test_what_was_acknowledged_is_there_and_what_was_asked_is_answered(tmp_path):
@@ -98,7 +111,10 @@ def test_what_was_acknowledged_is_there_and_what_was_asked_is_answered(tmp_path)
         while (frame := producer.hears()) is not None:
             answered.append(frame)
         assert server.process.wait(60) == 0
-    offsets = [ProduceResponse.decode(frame[4:], version=7).responses[0].partition_responses[0].base_offset for frame in answered]
+    offsets = [
+        ProduceResponse.decode(frame[4:], version=7).responses[0].partition_responses[0].base_offset
+        for frame in answered
+    ]
     assert offsets == list(range(len(answered)))
     assert [int.from_bytes(frame[:4], "big") for frame in answered] == list(range(len(answered)))
     with gateway(tmp_path) as server, Peer(server.address) as consumer:
@@ -133,7 +149,10 @@ def test_the_end_under_load_is_an_end_and_not_a_reset(tmp_path):
 
 
 def test_a_peer_that_does_not_read_its_reply_is_cut_off_at_the_end_of_the_time(tmp_path):
-    with gateway(tmp_path, shutdown_timeout_ms=1000) as server, Peer(server.address, receive_buffer=4096) as slow:
+    with (
+        gateway(tmp_path, shutdown_timeout_ms=1000) as server,
+        Peer(server.address, receive_buffer=4096) as slow,
+    ):
         slow.makes("t")
         large = batch([Sample(0, 1_700_000_000_000, None, bytes(MIB - 200))])
         for _ in range(16):
@@ -145,7 +164,16 @@ def test_a_peer_that_does_not_read_its_reply_is_cut_off_at_the_end_of_the_time(t
         assert code == 0
         assert time.monotonic() - began > 0.9
         assert seconds < 1 + SOON
-        assert len([line for line in server.lines() if "connections cut off at the end of the drain" in line]) == 1
+        assert (
+            len(
+                [
+                    line
+                    for line in server.lines()
+                    if "connections cut off at the end of the drain" in line
+                ]
+            )
+            == 1
+        )
 
 
 def test_a_peer_that_reads_slowly_gets_its_whole_reply_before_the_end(tmp_path):
@@ -244,7 +272,9 @@ def trust(authority, tmp_path):
 
 
 @pytest.mark.parametrize("is_idle", [True, False])
-def test_a_tls_peer_that_never_sends_close_notify_is_not_waited_for(tmp_path, files, trust, is_idle):
+def test_a_tls_peer_that_never_sends_close_notify_is_not_waited_for(
+    tmp_path, files, trust, is_idle
+):
     with gateway(tmp_path, listeners=("SSL",), **PATIENT, **files) as server:
         with trust.wrap_socket(Peer(server.address).socket, server_hostname="localhost") as silent:
             silent.sendall(struct.pack(">ihhih", 10, 18, 0, 7, -1))
@@ -260,7 +290,10 @@ def test_a_tls_peer_that_never_sends_close_notify_is_not_waited_for(tmp_path, fi
 
 
 def test_a_tls_peer_in_its_handshake_is_not_waited_for(tmp_path, files):
-    with gateway(tmp_path, listeners=("SSL",), **PATIENT, **files) as server, Peer(server.address) as silent:
+    with (
+        gateway(tmp_path, listeners=("SSL",), **PATIENT, **files) as server,
+        Peer(server.address) as silent,
+    ):
         silent.raw(b"\x16\x03\x01")
         time.sleep(0.3)
         code, seconds = stop(server)
@@ -304,7 +337,9 @@ def test_a_tls_client_that_does_not_trust_the_certificate_is_told_of_in_one_line
 
 def test_a_tls_handshake_has_the_time_of_a_log_in(tmp_path, files, trust):
     with (
-        gateway(tmp_path, listeners=("SSL",), connection_authentication_timeout_ms=5000, **files) as server,
+        gateway(
+            tmp_path, listeners=("SSL",), connection_authentication_timeout_ms=5000, **files
+        ) as server,
         Peer(server.address) as silent,
     ):
         peer = Peer(server.address)
@@ -333,13 +368,21 @@ def test_a_peer_that_only_looks_whether_the_port_is_open_is_no_news(tmp_path, fi
     [
         (["compat.records._kernel"], "records are converted in plain Python"),
         (["gateway.protocol.wire._plain"], "produce requests are read in plain Python"),
-        (["compat.records._kernel", "gateway.protocol.wire._plain"], "records are converted in plain Python"),
+        (
+            ["compat.records._kernel", "gateway.protocol.wire._plain"],
+            "records are converted in plain Python",
+        ),
     ],
     ids=["kernel", "plain", "both"],
 )
 def test_what_is_not_compiled_is_told_in_one_line_at_the_start(tmp_path, missing, words):
-    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({missing}))\n")
-    with gateway(tmp_path, environment={"PYTHONPATH": str(tmp_path)}) as server, Peer(server.address) as peer:
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules.update(dict.fromkeys({missing}))\n"
+    )
+    with (
+        gateway(tmp_path, environment={"PYTHONPATH": str(tmp_path)}) as server,
+        Peer(server.address) as peer,
+    ):
         peer.makes("t")
         assert peer.produces("t", RECORDS).error_code == 0
         assert peer.fetches("t", 0, version=2).error_code == 0
@@ -356,7 +399,9 @@ def test_plain_python_can_be_asked_for(tmp_path):
 # limits on connections
 
 
-def test_connections_beyond_the_limit_are_turned_away_with_a_line_and_let_in_when_others_go(tmp_path):
+def test_connections_beyond_the_limit_are_turned_away_with_a_line_and_let_in_when_others_go(
+    tmp_path,
+):
     with gateway(tmp_path, max_connections=2) as server:
         inside = [Peer(server.address) for _ in range(2)]
         for peer in inside:
@@ -387,7 +432,9 @@ def test_connections_of_one_address_have_their_own_limit(tmp_path):
         first.makes("t")
         with Peer(server.address) as second:
             assert second.is_hung_up_on()
-            assert "max_connections_per_ip=1" in server.waits_for_lines(1, f"peer={second.name} ")[0]
+            assert (
+                "max_connections_per_ip=1" in server.waits_for_lines(1, f"peer={second.name} ")[0]
+            )
 
 
 def test_a_silent_connection_is_closed_after_the_idle_time(tmp_path):

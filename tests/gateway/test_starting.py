@@ -36,7 +36,10 @@ class Starting:
         self.made = 0
         self.clock = Clock()
         monkeypatch.setattr(servers, "make_store", self._make)
-        settings = Settings(listeners="PLAINTEXT://127.0.0.1:0", pulsar_start_timeout_ms=round(TIMEOUT_SECONDS * 1000))
+        settings = Settings(
+            listeners="PLAINTEXT://127.0.0.1:0",
+            pulsar_start_timeout_ms=round(TIMEOUT_SECONDS * 1000),
+        )
         self.server = Server(settings, self.clock, lambda reason: None)
 
     def _make(self, *_: object) -> Unready:
@@ -51,7 +54,9 @@ def starting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Starting]:
     Started(made.server.drain())
 
 
-def test_a_store_that_is_not_ready_is_tried_again_with_longer_pauses_until_the_time_is_up(starting: Starting) -> None:
+def test_a_store_that_is_not_ready_is_tried_again_with_longer_pauses_until_the_time_is_up(
+    starting: Starting,
+) -> None:
     start = Started(starting.server.start())
     tries = []
     while not start.is_done:
@@ -68,12 +73,16 @@ def test_a_store_that_is_not_ready_is_tried_again_with_longer_pauses_until_the_t
 
 def test_what_nobody_can_wait_for_ends_the_start_at_once(starting: Starting) -> None:
     starting.failure = StorageFailed("there is no such tenant")
-    starting.server = Server(Settings(listeners="PLAINTEXT://127.0.0.1:0"), starting.clock, lambda reason: None)
+    starting.server = Server(
+        Settings(listeners="PLAINTEXT://127.0.0.1:0"), starting.clock, lambda reason: None
+    )
     with pytest.raises(StartFailed, match="no such tenant"):
         assert Started(starting.server.start()).result
 
 
-def test_a_gateway_that_is_told_to_end_while_it_waits_makes_no_other_store(starting: Starting) -> None:
+def test_a_gateway_that_is_told_to_end_while_it_waits_makes_no_other_store(
+    starting: Starting,
+) -> None:
     start = Started(starting.server.start())
     starting.clock.advance(1)
     made = starting.made

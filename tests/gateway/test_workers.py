@@ -68,7 +68,11 @@ def held(workers):
 def test_owners_take_turns(reactor):
     workers, order = Workers(reactor, 1, "test"), []
     gate, _ = held(workers)
-    works = [kept(workers.run_for(owner, order.append, owner + str(n))) for owner in "abc" for n in range(3 if owner == "a" else 1)]
+    works = [
+        kept(workers.run_for(owner, order.append, owner + str(n)))
+        for owner in "abc"
+        for n in range(3 if owner == "a" else 1)
+    ]
     gate.opened.set()
     reactor.turns(lambda: all(works))
     assert order == ["a0", "b0", "c0", "a1", "a2"]

@@ -17,7 +17,18 @@ from pathlib import Path
 from msgspec import structs
 
 from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, gateway
-from tests.legacy_clients.clients import OPEN, Client, DriverFailed, Record, Security, Span, consume, consume_in_group, produce, table
+from tests.legacy_clients.clients import (
+    OPEN,
+    Client,
+    DriverFailed,
+    Record,
+    Security,
+    Span,
+    consume,
+    consume_in_group,
+    produce,
+    table,
+)
 from tests.legacy_clients.install import install
 from tests.peers.cache import CannotInstall
 
@@ -90,8 +101,15 @@ COMPANY = (
     Application("door-sensors", "kafka-node-2.0.0", (Writes("metrics"),)),
     Application("billing", "java-0.9.0.1", (Reads("orders", "billing", 4000),)),
     Application("billing-next", "java-2.8.2", (Reads("orders", "billing", 4000),), user="finance"),
-    Application("orders-export", "kafka-python-1.0.2", (Reads("orders", records=3000), Reads("shipments"))),
-    Application("accounts", "java-0.10.2.2", (Reads("ledger", "accounts"), Writes("invoices", 300)), user="finance"),
+    Application(
+        "orders-export", "kafka-python-1.0.2", (Reads("orders", records=3000), Reads("shipments"))
+    ),
+    Application(
+        "accounts",
+        "java-0.10.2.2",
+        (Reads("ledger", "accounts"), Writes("invoices", 300)),
+        user="finance",
+    ),
     Application("invoice-mail", "kafka-python-2.0.2", (Reads("invoices", "mail"),), user="finance"),
     Application("fraud-check", "java-1.1.1", (Reads("orders", "fraud", 2000),)),
     Application("dashboards", "franz-go-1.22.2", (Reads("metrics", "dashboards"),)),
@@ -113,7 +131,9 @@ Told = Callable[[int, Application], None]
 """Is called before each application with its number, from 0 on."""
 
 
-def run(company: Sequence[Application], folder: Path, log: Path, told: Told = lambda number, who: None) -> Ran:
+def run(
+    company: Sequence[Application], folder: Path, log: Path, told: Told = lambda number, who: None
+) -> Ran:
     """All of them against a gateway of their own, whose store is in `folder` and whose traffic log in `log`; it has stopped when this returns."""
     ran = Ran()
     listeners: tuple[str, ...] = (OPEN_LISTENER,)
@@ -134,8 +154,26 @@ def run(company: Sequence[Application], folder: Path, log: Path, told: Told = la
 
 def _users_file(users: Sequence[str], file: Path) -> Path:
     for user in users:
-        add = [sys.executable, "-m", "gateway", "users", "add", user, "--file", str(file), "--password-file", "-"]
-        subprocess.run(add, input=PASSWORD + "\n", text=True, check=True, timeout=120, stdout=subprocess.DEVNULL)
+        add = [
+            sys.executable,
+            "-m",
+            "gateway",
+            "users",
+            "add",
+            user,
+            "--file",
+            str(file),
+            "--password-file",
+            "-",
+        ]
+        subprocess.run(
+            add,
+            input=PASSWORD + "\n",
+            text=True,
+            check=True,
+            timeout=120,
+            stdout=subprocess.DEVNULL,
+        )
     return file
 
 
@@ -143,7 +181,11 @@ def _problem_of(who: Application, broker: Broker, stands: Counter[str]) -> str:
     """Runs an application; the first line of what kept it from it, else nothing. `stands` is what is in each topic: where a writer was left out,
     there is nothing to read. An application may read what it writes itself."""
     written = {deed.topic for deed in who.deeds if isinstance(deed, Writes)}
-    if empty := [deed.topic for deed in who.deeds if isinstance(deed, Reads) and deed.topic not in written and not stands[deed.topic]]:
+    if empty := [
+        deed.topic
+        for deed in who.deeds
+        if isinstance(deed, Reads) and deed.topic not in written and not stands[deed.topic]
+    ]:
         return f"nobody wrote to {empty[0]}"
     try:
         install(who.row)
@@ -152,7 +194,9 @@ def _problem_of(who: Application, broker: Broker, stands: Counter[str]) -> str:
     except CannotInstall as error:
         return str(error).strip().splitlines()[0]
     except DriverFailed as error:
-        return ": ".join([str(error).strip().splitlines()[0], *error.errors.strip().splitlines()[-1:]])
+        return ": ".join(
+            [str(error).strip().splitlines()[0], *error.errors.strip().splitlines()[-1:]]
+        )
     except OSError as error:
         return f"`{error.filename}` is not on this machine, or cannot be run: {error.strerror}"
     return ""
@@ -177,4 +221,9 @@ def _records(topic: str, count: int) -> Iterator[Record]:
     chance = random.Random(topic)
     text = b"an order, an event, a measure; " * VALUE_BYTES
     for number in range(count):
-        yield Record(topic, 0, b"%d" % number, text[:COMPRESSIBLE_BYTES] + chance.randbytes(VALUE_BYTES - COMPRESSIBLE_BYTES))
+        yield Record(
+            topic,
+            0,
+            b"%d" % number,
+            text[:COMPRESSIBLE_BYTES] + chance.randbytes(VALUE_BYTES - COMPRESSIBLE_BYTES),
+        )

@@ -46,10 +46,19 @@ def embedded(folder: Path) -> Sequence[str]:
 def in_pulsar(tenant: Tenant) -> Sequence[str]:
     """In two namespaces of the tenant's, which are made for it."""
     places = {f"pulsar_{name}": tenant.namespace() for name in ("namespace", "metadata_namespace")}
-    settings = {"pulsar_admin": tenant.admin_url, "pulsar_tenant": tenant.name, "pulsar_metadata_tenant": tenant.name, **places}
+    settings = {
+        "pulsar_admin": tenant.admin_url,
+        "pulsar_tenant": tenant.name,
+        "pulsar_metadata_tenant": tenant.name,
+        **places,
+    }
     # A Pulsar that others keep busy stands still for seconds, and some clients do not repeat the commit with which they leave.
     settings["offsets_commit_timeout_ms"] = "20000"
-    return ("--store", tenant.service_url, *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")))
+    return (
+        "--store",
+        tenant.service_url,
+        *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
+    )
 
 
 class GatewayFailed(Exception):
@@ -57,15 +66,24 @@ class GatewayFailed(Exception):
 
 
 @contextmanager
-def reference(secured: Secured | None = None, advertised: str | None = None, version: str = VERSION) -> Iterator[Broker]:
+def reference(
+    secured: Secured | None = None, advertised: str | None = None, version: str = VERSION
+) -> Iterator[Broker]:
     """`advertised` is an endpoint, NAME://host:port, that clients are told instead of the listener's own."""
-    with Kafka.start(version=version, secured=secured, **({"advertised_listeners": advertised} if advertised else {})) as kafka:
+    with Kafka.start(
+        version=version,
+        secured=secured,
+        **({"advertised_listeners": advertised} if advertised else {}),
+    ) as kafka:
         yield Broker(dict(kafka.listeners), is_reference=True)
 
 
 @contextmanager
 def gateway(
-    folder: Path, listeners: Sequence[str] = ("PLAINTEXT://127.0.0.1:0",), arguments: Sequence[str] = (), stored: Stored = embedded
+    folder: Path,
+    listeners: Sequence[str] = ("PLAINTEXT://127.0.0.1:0",),
+    arguments: Sequence[str] = (),
+    stored: Stored = embedded,
 ) -> Iterator[Broker]:
     """`kopgate serve` on free ports with its log in `folder`; SIGTERM at the end must give exit code 0."""
     named = [word for listener in listeners for word in ("--listener", listener)]
@@ -73,7 +91,9 @@ def gateway(
     log = folder / "gateway.log"
     with (
         log.open("w") as errors,
-        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+        subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
     ):
         try:
             yield Broker(_ready_listeners(process, log), is_reference=False)
@@ -95,7 +115,9 @@ def _ready_listeners(process: subprocess.Popen[str], log: Path) -> dict[str, str
         overdue.cancel()
     ready = READY.match(line)
     if not ready:
-        raise GatewayFailed(f"no ready line within {START_SECONDS:.0f} s, but {line!r}\n{_tail(log)}")
+        raise GatewayFailed(
+            f"no ready line within {START_SECONDS:.0f} s, but {line!r}\n{_tail(log)}"
+        )
     pairs = [one.partition("://") for one in ready[1].split(",")]
     return {name: address for name, _, address in pairs}
 

@@ -18,12 +18,21 @@ EPOCH = int(time.time()) * 1000 - 3_600_000
 NEAR_MS = 600_000
 LZ4_BLOCK_BYTES = 64 * 1024
 
-PLAIN_HEADERS: tuple[tuple[str, bytes | None], ...] = (("trace", b"42"), ("leer", b""), ("schl\u00fcssel", b"\xff\xfe\x80"))
+PLAIN_HEADERS: tuple[tuple[str, bytes | None], ...] = (
+    ("trace", b"42"),
+    ("leer", b""),
+    ("schl\u00fcssel", b"\xff\xfe\x80"),
+)
 # A repeated name and a null value are legal, and some libraries cannot send them.
 ALL_HEADERS = (*PLAIN_HEADERS, ("trace", b"43"), ("null", None))
 
 
-def records(topic: str, partition: int, seed: int, headers: tuple[tuple[str, bytes | None], ...] = ALL_HEADERS) -> list[Record]:
+def records(
+    topic: str,
+    partition: int,
+    seed: int,
+    headers: tuple[tuple[str, bytes | None], ...] = ALL_HEADERS,
+) -> list[Record]:
     """Thirty records of all kinds: nulls, empties, every byte, headers, 100 KiB, and enough small ones for several batches of 2 KiB."""
     noise = random.Random(seed)
     every_byte = bytes(range(256))
@@ -38,7 +47,10 @@ def records(topic: str, partition: int, seed: int, headers: tuple[tuple[str, byt
         (b"large", noise.randbytes(50 * 1024) + b"compressible " * 3938),
         *((b"%d" % number, noise.randbytes(150) + b"-" * 250) for number in range(22)),
     ]
-    made = [Record(topic, partition, key, value, EPOCH + 1000 * index) for index, (key, value) in enumerate(pairs)]
+    made = [
+        Record(topic, partition, key, value, EPOCH + 1000 * index)
+        for index, (key, value) in enumerate(pairs)
+    ]
     made[1] = replace(made[1], headers=headers)
     made[20] = replace(made[20], headers=headers[:1])
     # Timestamps need not rise.
@@ -51,7 +63,9 @@ def sendable(client: Client, codec: str, wanted: Sequence[Record]) -> list[Recor
     unspeakable = {"null-null": {None}, "null-empty": {None, b""}}
     pairs = [unspeakable[kind] for kind in client.cannot_send if kind in unspeakable]
     limit = LZ4_BLOCK_BYTES if codec == "lz4" and "large-lz4" in client.cannot_send else sys.maxsize
-    return [one for one in wanted if {one.key, one.value} not in pairs and len(one.value or b"") < limit]
+    return [
+        one for one in wanted if {one.key, one.value} not in pairs and len(one.value or b"") < limit
+    ]
 
 
 def seen(record: Record, producer: Client, consumer: Client) -> Record:
@@ -85,8 +99,15 @@ def difference(expected: Sequence[Record], got: Sequence[Record]) -> str:
     """The first place where two lists differ, in words short enough to read; empty when they do not."""
     for index, (want, have) in enumerate(zip(expected, got, strict=False)):
         if want != have:
-            fields = [name for name in Record.__dataclass_fields__ if getattr(want, name) != getattr(have, name)]
-            words = [f"{name}: expected {_short(getattr(want, name))}, got {_short(getattr(have, name))}" for name in fields]
+            fields = [
+                name
+                for name in Record.__dataclass_fields__
+                if getattr(want, name) != getattr(have, name)
+            ]
+            words = [
+                f"{name}: expected {_short(getattr(want, name))}, got {_short(getattr(have, name))}"
+                for name in fields
+            ]
             return f"record {index} of {want.topic}:{want.partition}: " + "; ".join(words)
     return "" if len(expected) == len(got) else f"{len(got)} records instead of {len(expected)}"
 

@@ -153,13 +153,37 @@ def produce(
     security: Security = OPEN,
 ) -> list[Acknowledged]:
     """Sends the records with the real client; one answer a record, in their order. Raises DriverFailed unless all are acknowledged."""
-    words = ["--codec", codec, "--acks", acks, "--linger", str(linger_ms), "--batch-bytes", str(batch_bytes)]
+    words = [
+        "--codec",
+        codec,
+        "--acks",
+        acks,
+        "--linger",
+        str(linger_ms),
+        "--batch-bytes",
+        str(batch_bytes),
+    ]
     words += ["--idempotent"] if is_idempotent else []
     given = "".join(map(line_of, records))
-    printed = run(client, "produce", bootstrap, words, given, client_id=client.name, timeout=timeout, security=security)
+    printed = run(
+        client,
+        "produce",
+        bootstrap,
+        words,
+        given,
+        client_id=client.name,
+        timeout=timeout,
+        security=security,
+    )
     answers = [acknowledged_from(line) for line in printed.splitlines()]
     if len(answers) != given.count("\n"):
-        raise DriverFailed(client, "produce", f"{len(answers)} answers for {given.count(chr(10))} records", printed, "")
+        raise DriverFailed(
+            client,
+            "produce",
+            f"{len(answers)} answers for {given.count(chr(10))} records",
+            printed,
+            "",
+        )
     return answers
 
 
@@ -173,26 +197,60 @@ def consume(
     security: Security = OPEN,
 ) -> list[Record]:
     """Reads exactly the spans, partitions assigned by hand; ordered within a partition. Raises DriverFailed when some do not come."""
-    words = ["--fetch-wait", str(FETCH_WAIT_MS), *([] if fetch_bytes is None else ["--fetch-bytes", str(fetch_bytes)]), *map(str, spans)]
-    printed = run(client, "consume", bootstrap, words, client_id=client.name, timeout=timeout, security=security)
+    words = [
+        "--fetch-wait",
+        str(FETCH_WAIT_MS),
+        *([] if fetch_bytes is None else ["--fetch-bytes", str(fetch_bytes)]),
+        *map(str, spans),
+    ]
+    printed = run(
+        client,
+        "consume",
+        bootstrap,
+        words,
+        client_id=client.name,
+        timeout=timeout,
+        security=security,
+    )
     return [record_from(line) for line in printed.splitlines()]
 
 
 def consume_in_group(
-    client: Client, bootstrap: str, group: str, topic: str, count: int, *, timeout: float = TIMEOUT_SECONDS, security: Security = OPEN
+    client: Client,
+    bootstrap: str,
+    group: str,
+    topic: str,
+    count: int,
+    *,
+    timeout: float = TIMEOUT_SECONDS,
+    security: Security = OPEN,
 ) -> list[Record]:
     """One member's life: it joins, reads `count` records from the commit or the beginning on, commits what follows them, and leaves.
 
     Whose `groups` is "offsets" takes all partitions without joining. Ordered within a partition. Raises DriverFailed when some do not come.
     """
-    words = ["--group", group, "--session", str(SESSION_MS), "--fetch-wait", str(FETCH_WAIT_MS), f"{topic}:{count}"]
-    printed = run(client, "group", bootstrap, words, client_id=client.name, timeout=timeout, security=security)
+    words = [
+        "--group",
+        group,
+        "--session",
+        str(SESSION_MS),
+        "--fetch-wait",
+        str(FETCH_WAIT_MS),
+        f"{topic}:{count}",
+    ]
+    printed = run(
+        client, "group", bootstrap, words, client_id=client.name, timeout=timeout, security=security
+    )
     return [record_from(line) for line in printed.splitlines()]
 
 
 @contextmanager
 def producing(
-    client: Client, bootstrap: str, *arguments: str, timeout: float = TIMEOUT_SECONDS, security: Security = OPEN
+    client: Client,
+    bootstrap: str,
+    *arguments: str,
+    timeout: float = TIMEOUT_SECONDS,
+    security: Security = OPEN,
 ) -> Iterator[subprocess.Popen[str]]:
     """A producer under the caller's hand: lines go into `stdin`, acknowledgements are read from `stdout` while it runs.
 
@@ -228,14 +286,25 @@ def run(
     __tracebackhide__ = True
     argv = _argv(client, verb, bootstrap, words, client_id, timeout, security)
     with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
     ) as process:
         try:
             printed, errors = process.communicate(given, timeout=timeout + GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             printed, errors = process.communicate()
-            raise DriverFailed(client, verb, f"killed {timeout + GRACE_SECONDS:.0f} s after its start", printed, errors) from None
+            raise DriverFailed(
+                client,
+                verb,
+                f"killed {timeout + GRACE_SECONDS:.0f} s after its start",
+                printed,
+                errors,
+            ) from None
         except BaseException:
             process.kill()
             raise
@@ -247,8 +316,22 @@ def run(
 def line_of(record: Record) -> str:
     """A record as a driver's `produce` reads it."""
     timestamp = "-" if record.timestamp is None else str(record.timestamp)
-    headers = ",".join(f"{quote(name, safe='')}={_text(value)}" for name, value in record.headers) or "-"
-    return "\t".join((record.topic, str(record.partition), timestamp, _text(record.key), _text(record.value), headers)) + "\n"
+    headers = (
+        ",".join(f"{quote(name, safe='')}={_text(value)}" for name, value in record.headers) or "-"
+    )
+    return (
+        "\t".join(
+            (
+                record.topic,
+                str(record.partition),
+                timestamp,
+                _text(record.key),
+                _text(record.value),
+                headers,
+            )
+        )
+        + "\n"
+    )
 
 
 def acknowledged_from(line: str) -> Acknowledged:
@@ -280,6 +363,20 @@ def _bytes(text: str) -> bytes | None:
     return None if text == "-" else base64.b64decode(text, validate=True)
 
 
-def _argv(client: Client, verb: str, bootstrap: str, words: Sequence[str], client_id: str, timeout: float, security: Security) -> list[str]:
-    named = ["--bootstrap", bootstrap, *(["--client-id", client_id] if client_id else []), "--timeout", str(timeout)]
+def _argv(
+    client: Client,
+    verb: str,
+    bootstrap: str,
+    words: Sequence[str],
+    client_id: str,
+    timeout: float,
+    security: Security,
+) -> list[str]:
+    named = [
+        "--bootstrap",
+        bootstrap,
+        *(["--client-id", client_id] if client_id else []),
+        "--timeout",
+        str(timeout),
+    ]
     return [*install(client), verb, *named, *client.options, *security.arguments(), *words]

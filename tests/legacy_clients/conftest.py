@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, Stored, are_required, embedded, gateway, in_pulsar, reference
+from tests.legacy_clients.brokers import (
+    NO_REBALANCE_DELAY,
+    Broker,
+    Stored,
+    are_required,
+    embedded,
+    gateway,
+    in_pulsar,
+    reference,
+)
 from tests.legacy_clients.clients import Client, table
 from tests.legacy_clients.grid import drawn, gathered
 from tests.legacy_clients.install import install
@@ -19,19 +28,41 @@ PULSAR_MEMORY = "1g"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--reference", action="store_true", help="run the real clients against Apache Kafka 3.9.2 instead of the gateway")
-    parser.addoption("--store", choices=["embedded", "pulsar"], default="embedded", help="what the gateway keeps its records in")
     parser.addoption(
-        "--client", action="append", default=[], metavar="NAME", help="of the real clients this one alone (or legacy-NAME); may be repeated"
+        "--reference",
+        action="store_true",
+        help="run the real clients against Apache Kafka 3.9.2 instead of the gateway",
     )
-    parser.addoption("--every-pair", action="store_true", help="all pairs that can be in one group, all codecs to all consumers")
+    parser.addoption(
+        "--store",
+        choices=["embedded", "pulsar"],
+        default="embedded",
+        help="what the gateway keeps its records in",
+    )
+    parser.addoption(
+        "--client",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of the real clients this one alone (or legacy-NAME); may be repeated",
+    )
+    parser.addoption(
+        "--every-pair",
+        action="store_true",
+        help="all pairs that can be in one group, all codecs to all consumers",
+    )
     parser.addoption("--grid", action="store_true", help="print what became of each real client")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """One Pulsar for all workers; they are told of it as of one that runs already."""
     is_worker = hasattr(config, "workerinput")
-    if is_worker or config.getoption("--store", "embedded") != "pulsar" or config.getoption("collectonly") or "TESTS_PULSAR" in os.environ:
+    if (
+        is_worker
+        or config.getoption("--store", "embedded") != "pulsar"
+        or config.getoption("collectonly")
+        or "TESTS_PULSAR" in os.environ
+    ):
         return
     try:
         broker = Pulsar.start(memory=PULSAR_MEMORY)
@@ -55,13 +86,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def names_in(item: pytest.Item) -> set[str]:
     """The clients that a test is about: one, or two as `one+other`."""
-    return set(item.callspec.id.split("+")) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else set()
+    return (
+        set(item.callspec.id.split("+"))
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else set()
+    )
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     if config.getoption("--grid"):
         terminalreporter.section("real clients")
-        reports = (one for kind in terminalreporter.stats.values() for one in kind if isinstance(one, pytest.TestReport))
+        reports = (
+            one
+            for kind in terminalreporter.stats.values()
+            for one in kind
+            if isinstance(one, pytest.TestReport)
+        )
         terminalreporter.write_line(drawn(table(), gathered(reports)))
 
 
@@ -80,7 +122,9 @@ def kept(request: pytest.FixtureRequest) -> Stored:
 
 
 @pytest.fixture(scope="session")
-def broker(is_reference: bool, kept: Stored, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def broker(
+    is_reference: bool, kept: Stored, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Broker]:
     ours = gateway(tmp_path_factory.mktemp("gateway"), arguments=NO_REBALANCE_DELAY, stored=kept)
     with _installed_or_skipped(), reference() if is_reference else ours as running:
         yield running
@@ -109,6 +153,8 @@ class _installed_or_skipped:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         if isinstance(error, CannotInstall):
             (pytest.fail if are_required() else pytest.skip)(str(error))

@@ -28,8 +28,14 @@ LAST_SECONDS = 40.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--out", type=Path, help="where the log and the report go (default: a new folder among the temporary files)")
-    parser.add_argument("--target", choices=target_names(), default=DEFAULT_TARGET, help="default: %(default)s")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="where the log and the report go (default: a new folder among the temporary files)",
+    )
+    parser.add_argument(
+        "--target", choices=target_names(), default=DEFAULT_TARGET, help="default: %(default)s"
+    )
     given = parser.parse_args()
     if given.out and (given.out / "log").exists():
         return _say(f"Error: {given.out} has a log already; name a new folder", 1)
@@ -45,11 +51,22 @@ def main() -> int:
 
 
 def _demo(out: Path, target: str) -> int:
-    _say(f"the log and the report go to {out}; clients that are not on this machine yet are fetched and built as their turn comes", 0)
+    _say(
+        f"the log and the report go to {out}; clients that are not on this machine yet are fetched and built as their turn comes",
+        0,
+    )
     is_whole = False
     try:
-        with tempfile.TemporaryDirectory(prefix="kopgate-demo-store-") as folder, Progress(sys.stderr) as progress:
-            ran = run(COMPANY, Path(folder), out / "log", lambda number, who: progress.now(_turn(number, who)))
+        with (
+            tempfile.TemporaryDirectory(prefix="kopgate-demo-store-") as folder,
+            Progress(sys.stderr) as progress,
+        ):
+            ran = run(
+                COMPANY,
+                Path(folder),
+                out / "log",
+                lambda number, who: progress.now(_turn(number, who)),
+            )
         is_whole = True
     except Stopped:
         _say("stopped; clients that were fetched stay, and the same command begins anew", 0)
@@ -59,14 +76,22 @@ def _demo(out: Path, target: str) -> int:
             shutil.rmtree(out / "log", ignore_errors=True)
     _tell(ran)
     if not ran.applications:
-        return _say("Error: no client can run here: they need java and maven, node and npm, go, kcat, or Pythons 2.7 and 3.6", 1)
+        return _say(
+            "Error: no client can run here: they need java and maven, node and npm, go, kcat, or Pythons 2.7 and 3.6",
+            1,
+        )
     return _report(out, target)
 
 
 def _missing() -> list[str]:
     wanted = {
-        "there is no PySpark (`make demo` installs it; by hand: pip install 'kopgate[report]')": importlib.util.find_spec("pyspark"),
-        "there is no Java (on Debian: apt-get install openjdk-17-jdk-headless)": shutil.which("java") or os.environ.get("JAVA_HOME"),
+        "there is no PySpark (`make demo` installs it; by hand: pip install 'kopgate[report]')": importlib.util.find_spec(
+            "pyspark"
+        ),
+        "there is no Java (on Debian: apt-get install openjdk-17-jdk-headless)": shutil.which(
+            "java"
+        )
+        or os.environ.get("JAVA_HOME"),
     }
     return [words for words, found in wanted.items() if not found]
 

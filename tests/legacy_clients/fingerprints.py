@@ -22,8 +22,22 @@ from pathlib import Path
 from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, GatewayFailed, gateway
 from tests.legacy_clients.clients import Client, DriverFailed, table
 from tests.legacy_clients.install import install
-from tests.legacy_clients.observed import LIBRARIES, Observation, Whose, merged, observation, read, written
-from tests.legacy_clients.scenarios import PATIENCE_SECONDS, Prepared, carried_out, connected, scenarios_of
+from tests.legacy_clients.observed import (
+    LIBRARIES,
+    Observation,
+    Whose,
+    merged,
+    observation,
+    read,
+    written,
+)
+from tests.legacy_clients.scenarios import (
+    PATIENCE_SECONDS,
+    Prepared,
+    carried_out,
+    connected,
+    scenarios_of,
+)
 from tests.legacy_clients.test_sasl import users_file
 from tests.legacy_clients.verdicts import given
 from tests.peers.cache import CannotInstall, command
@@ -49,7 +63,11 @@ def pinned(client: Client) -> str | None:
 @cache
 def version_of(client: Client) -> str:
     """The library's own: of librdkafka's bindings that of what they bind, as it says itself."""
-    return command([*install(client), "version"]).strip() if client.library in ("confluent-kafka", "kcat") else client.version
+    return (
+        command([*install(client), "version"]).strip()
+        if client.library in ("confluent-kafka", "kcat")
+        else client.version
+    )
 
 
 class Watch:
@@ -86,7 +104,11 @@ class Watch:
             end = time.monotonic() + PATIENCE_SECONDS
             while time.monotonic() < end:
                 # The newest: ports come again.
-                rows = [row for row in rows_of(self._log) if row["kind"] == "connection" and row["peer_port"] == port]
+                rows = [
+                    row
+                    for row in rows_of(self._log)
+                    if row["kind"] == "connection" and row["peer_port"] == port
+                ]
                 if rows and rows[-1]["event"] == "opened":
                     return number_of(rows[-1])
                 time.sleep(0.02)
@@ -101,7 +123,13 @@ def number_of(row: Row) -> int:
 def watched() -> Iterator[Watch]:
     with tempfile.TemporaryDirectory(prefix="kopgate-fingerprints-") as name:
         folder = Path(name)
-        arguments = [*NO_REBALANCE_DELAY, "--traffic-log", str(folder / "traffic"), "--set", f"users_file={users_file(folder)}"]
+        arguments = [
+            *NO_REBALANCE_DELAY,
+            "--traffic-log",
+            str(folder / "traffic"),
+            "--set",
+            f"users_file={users_file(folder)}",
+        ]
         with gateway(folder, LISTENERS, arguments) as broker:
             yield Watch(broker, folder / "traffic")
 
@@ -138,7 +166,8 @@ def patiently(client: Client, scenario: str, watch: Watch) -> Observation:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.legacy_clients.fingerprints", description="What real clients look like in the traffic log."
+        prog="python -m tests.legacy_clients.fingerprints",
+        description="What real clients look like in the traffic log.",
     )
     add = parser.add_argument
     add(
@@ -148,14 +177,46 @@ def main(words: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="tables of clients; may be repeated (default: clients.toml and recorded.toml)",
     )
-    add("--client", action="append", default=[], metavar="NAME", help="this one alone; may be repeated")
-    add("--scenario", action="append", default=[], metavar="NAME", help="this one alone; may be repeated")
-    add("--out", type=Path, metavar="FILE", default=OBSERVED, help="where the lines go; those of others stay (default: %(default)s)")
-    add("--runs", type=int, default=2, metavar="N", help="runs of each, of which all is kept that was seen (default: %(default)s)")
+    add(
+        "--client",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="this one alone; may be repeated",
+    )
+    add(
+        "--scenario",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="this one alone; may be repeated",
+    )
+    add(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        default=OBSERVED,
+        help="where the lines go; those of others stay (default: %(default)s)",
+    )
+    add(
+        "--runs",
+        type=int,
+        default=2,
+        metavar="N",
+        help="runs of each, of which all is kept that was seen (default: %(default)s)",
+    )
     add("--add", action="store_true", help="keep what the file has of them, too")
-    add("--target-broker", metavar="VERSION", help="run them against this Apache Kafka instead, and say what worked")
+    add(
+        "--target-broker",
+        metavar="VERSION",
+        help="run them against this Apache Kafka instead, and say what worked",
+    )
     wanted = parser.parse_args(words)
-    rows = {name: row for file in wanted.clients or [HERE / "clients.toml", HERE / "recorded.toml"] for name, row in table(file).items()}
+    rows = {
+        name: row
+        for file in wanted.clients or [HERE / "clients.toml", HERE / "recorded.toml"]
+        for name, row in table(file).items()
+    }
     if unknown := set(wanted.client) - set(rows):
         parser.error(f"no table has {', '.join(sorted(unknown))}")
     clients = [row for row in rows.values() if not wanted.client or row.name in wanted.client]
@@ -164,7 +225,9 @@ def main(words: Sequence[str] | None = None) -> int:
     return record(clients, wanted.out, wanted.runs, wanted.add, wanted.scenario)
 
 
-def record(clients: Sequence[Client], out: Path, runs: int, adds: bool, only: Sequence[str] = ()) -> int:
+def record(
+    clients: Sequence[Client], out: Path, runs: int, adds: bool, only: Sequence[str] = ()
+) -> int:
     """The file is whole after each client; of `only` some scenarios where they are named. The exit code is 1 where something could not be recorded: those lines stay as they were."""
     failed: list[str] = []
     todo = [(client, scenarios_of(client, only)) for client in clients]
@@ -187,7 +250,14 @@ def record(clients: Sequence[Client], out: Path, runs: int, adds: bool, only: Se
     return 1 if failed else 0
 
 
-def _noted(client: Client, scenario: str, watch: Watch, runs: int, known: dict[tuple[str, str], Observation], adds: bool) -> list[str]:
+def _noted(
+    client: Client,
+    scenario: str,
+    watch: Watch,
+    runs: int,
+    known: dict[tuple[str, str], Observation],
+    adds: bool,
+) -> list[str]:
     """What was seen becomes `known`; why nothing was."""
     try:
         seen = [patiently(client, scenario, watch) for _ in range(runs)]

@@ -75,6 +75,12 @@ def _outcome(line: Line) -> str:
 
 def _reason(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = crash.message if crash else report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    text = (
+        crash.message
+        if crash
+        else report.longrepr[2]
+        if isinstance(report.longrepr, tuple)
+        else str(report.longrepr)
+    )
     first, *_ = [*filter(None, map(str.strip, text.splitlines())), ""]
     return first[:REASON_CHARACTERS]

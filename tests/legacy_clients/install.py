@@ -35,7 +35,10 @@ def _sources(client: Client) -> list[Path]:
     whole = DRIVERS / client.driver
     if whole.is_dir():
         return sorted(
-            file for file in whole.iterdir() if file.suffix in (".java", ".go") and (not client.sources or file.name in client.sources)
+            file
+            for file in whole.iterdir()
+            if file.suffix in (".java", ".go")
+            and (not client.sources or file.name in client.sources)
         )
     return [next(DRIVERS.glob(f"{client.driver}.*"))]
 
@@ -44,7 +47,14 @@ def _place(client: Client, *parts: str) -> str:
     """A cache name that changes with anything the build depends on; rows that differ only in options share it."""
     sources = _sources(client)
     own = Path(__file__).read_bytes()
-    mark = fingerprint([own, *client.install, *parts, *(part for file in sources for part in (file.name, file.read_bytes()))])
+    mark = fingerprint(
+        [
+            own,
+            *client.install,
+            *parts,
+            *(part for file in sources for part in (file.name, file.read_bytes())),
+        ]
+    )
     return f"clients/{client.library}-{client.version}-{mark}"
 
 
@@ -54,7 +64,9 @@ def _copied(client: Client, folder: Path) -> list[Path]:
 
 def _java(client: Client) -> list[str]:
     # slf4j-simple writes to stderr, where a failing driver's last words are looked for.
-    jars = maven_jars((*client.install, "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36"))
+    jars = maven_jars(
+        (*client.install, "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36")
+    )
 
     def build(folder: Path) -> None:
         command(["javac", "-nowarn", "-d", folder, "-cp", f"{jars}/*", *_copied(client, folder)])
@@ -71,20 +83,38 @@ def _python(client: Client) -> list[str]:
     def build(folder: Path) -> None:
         _copied(client, folder)
         site = folder / "site"
-        words: list[str | Path] = ["-m", "pip", "install", "-q", "--no-warn-script-location", "--target", site, *client.install]
+        words: list[str | Path] = [
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-warn-script-location",
+            "--target",
+            site,
+            *client.install,
+        ]
         if client.python == "3":
             command([interpreter, *words])
             return
         environment = folder / "environment"
         tool = cached(f"tools/{VIRTUALENV}", lambda at: _pip_into(at, VIRTUALENV))
         # An isolated environment only for its pip: old interpreters come without one, or with one too old for today's wheels.
-        command([sys.executable, "-m", "virtualenv", "-q", "-p", interpreter, environment], env={"PYTHONPATH": str(tool)})
+        command(
+            [sys.executable, "-m", "virtualenv", "-q", "-p", interpreter, environment],
+            env={"PYTHONPATH": str(tool)},
+        )
         command([environment / "bin" / "python", *words])
         shutil.rmtree(environment)
 
     described = command([interpreter, "-c", "import sys; print(sys.version)"])
     folder = cached(_place(client, described), build)
-    return ["env", f"PYTHONPATH={folder / 'site'}", "PYTHONDONTWRITEBYTECODE=1", interpreter, str(folder / _sources(client)[0].name)]
+    return [
+        "env",
+        f"PYTHONPATH={folder / 'site'}",
+        "PYTHONDONTWRITEBYTECODE=1",
+        interpreter,
+        str(folder / _sources(client)[0].name),
+    ]
 
 
 def _pip_into(folder: Path, requirement: str) -> None:
@@ -96,7 +126,9 @@ def find_python(version: str) -> str:
     if version == "3":
         return sys.executable
     candidates = [
-        str(one) for root in _pyenv_roots() for one in sorted(root.glob(f"versions/{version}.*/bin/python{version}"), reverse=True)
+        str(one)
+        for root in _pyenv_roots()
+        for one in sorted(root.glob(f"versions/{version}.*/bin/python{version}"), reverse=True)
     ]
     for candidate in [*candidates, f"python{version}"]:
         asked = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
@@ -107,7 +139,9 @@ def find_python(version: str) -> str:
         # A pyenv shim on PATH exists for versions that are not active, and fails.
         if done.returncode == 0 and done.stdout.strip() == version:
             return candidate
-    raise CannotInstall(f"no Python {version}: install one with `pyenv install {version}` or put python{version} on PATH")
+    raise CannotInstall(
+        f"no Python {version}: install one with `pyenv install {version}` or put python{version} on PATH"
+    )
 
 
 def _pyenv_roots() -> list[Path]:
@@ -120,7 +154,15 @@ def _pyenv_roots() -> list[Path]:
 def _node(client: Client) -> list[str]:
     def build(folder: Path) -> None:
         _copied(client, folder)
-        quiet = ["--no-save", "--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts", "--omit=optional", "--loglevel=error"]
+        quiet = [
+            "--no-save",
+            "--no-package-lock",
+            "--no-audit",
+            "--no-fund",
+            "--ignore-scripts",
+            "--omit=optional",
+            "--loglevel=error",
+        ]
         command(["npm", "install", *quiet, *client.install], cwd=folder)
 
     folder = cached(_place(client), build)
@@ -139,7 +181,9 @@ def _go(client: Client) -> list[str]:
             else:
                 edits.append(f"-require={module}")
         command(["go", "mod", "edit", *edits], cwd=folder)
-        command(["go", "build", "-mod=mod", "-o", "driver", "."], cwd=folder, env={"CGO_ENABLED": "0"})
+        command(
+            ["go", "build", "-mod=mod", "-o", "driver", "."], cwd=folder, env={"CGO_ENABLED": "0"}
+        )
 
     return [str(cached(_place(client), build) / "driver")]
 
@@ -165,7 +209,10 @@ def _kcat(client: Client) -> list[str]:
     return [sys.executable, str(_sources(client)[0]), str(binary)]
 
 
-_NO_EXTRAS = [f"--no-{kind}" for kind in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")]
+_NO_EXTRAS = [
+    f"--no-{kind}"
+    for kind in ("recommends", "suggests", "conflicts", "breaks", "replaces", "enhances")
+]
 # The C library must be the running system's own.
 _EVERYWHERE = {"libc6", "libgcc-s1", "gcc-12-base", "gcc-14-base", "libcrypt1"}
 _KCAT_SCRIPT = """#!/bin/sh

@@ -67,7 +67,11 @@ class Whose(msgspec.Struct, frozen=True, kw_only=True):
 def observation(whose: Whose, rows: Iterable[Row]) -> Observation:
     """What these rows say, which are all rows of the connections of one run."""
     rows = list(rows)
-    closed = [row for row in rows if row["kind"] == "connection" and row["event"] == "closed" and row.get("first_requests")]
+    closed = [
+        row
+        for row in rows
+        if row["kind"] == "connection" and row["event"] == "closed" and row.get("first_requests")
+    ]
     requests = _requests(rows)
     return Observation(
         client=whose.client,
@@ -81,7 +85,9 @@ def observation(whose: Whose, rows: Iterable[Row]) -> Observation:
         software_version=_one(row.get("software_version") for row in closed),
         api_versions=max(requests.get("18", ()), default=None),
         api_versions_refused=any(row.get("api_versions_refused", False) for row in closed),
-        client_ids=sorted({masked(one, whose.names) for row in closed for one in row.get("client_ids", ())}),
+        client_ids=sorted(
+            {masked(one, whose.names) for row in closed for one in row.get("client_ids", ())}
+        ),
         requests=requests,
         habits=_habits(row.get("habits", {}) for row in closed),
         first=_distinct(folded(row["first_requests"]) for row in closed),
@@ -105,7 +111,9 @@ def merged(observations: Iterable[Observation]) -> Observation:
     first, *others = observations
     for other in others:
         if _fixed(other) != _fixed(first):
-            raise ValueError(f"{first.client} {first.scenario}: it is not the same from run to run: {_fixed(first)}, {_fixed(other)}")
+            raise ValueError(
+                f"{first.client} {first.scenario}: it is not the same from run to run: {_fixed(first)}, {_fixed(other)}"
+            )
     every = [first, *others]
     return msgspec.structs.replace(
         first,
@@ -130,11 +138,21 @@ def read(file: Path) -> dict[tuple[str, str], Observation]:
 
 def written(observations: Iterable[Observation]) -> bytes:
     """Lines in the order of clients and scenarios."""
-    return b"".join(msgspec.json.encode(one) + b"\n" for one in sorted(observations, key=lambda one: one.key))
+    return b"".join(
+        msgspec.json.encode(one) + b"\n" for one in sorted(observations, key=lambda one: one.key)
+    )
 
 
 def _fixed(one: Observation) -> tuple[object, ...]:
-    return one.key, one.version, one.mechanism, one.software, one.software_version, one.api_versions, one.api_versions_refused
+    return (
+        one.key,
+        one.version,
+        one.mechanism,
+        one.software,
+        one.software_version,
+        one.api_versions,
+        one.api_versions_refused,
+    )
 
 
 def _roads(roads: Iterable[str]) -> str:
@@ -169,10 +187,13 @@ def _habits(habits: Iterable[dict[str, Habit]]) -> dict[str, list[Habit]]:
     return _union([{name: [value] for name, value in one.items()} for one in habits])
 
 
-def _union(every: Sequence[Mapping[str, Iterable[T]]], order: Callable[[Iterable[str]], list[str]] = sorted) -> dict[str, list[T]]:
+def _union(
+    every: Sequence[Mapping[str, Iterable[T]]], order: Callable[[Iterable[str]], list[str]] = sorted
+) -> dict[str, list[T]]:
     """By name, all values that any of them has."""
     return {
-        name: _distinct(value for one in every for value in one.get(name, ())) for name in order({name for one in every for name in one})
+        name: _distinct(value for one in every for value in one.get(name, ()))
+        for name in order({name for one in every for name in one})
     }
 
 

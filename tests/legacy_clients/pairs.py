@@ -34,7 +34,11 @@ def chosen(table: Mapping[str, Client]) -> list[Pair]:
         for oldest, *_, newest in libraries(table)
         for leads, follows in every(table)
         if leads.library == follows.library == oldest.library
-        and (leads is oldest or follows is newest or (leads is newest and (follows is oldest or not can_work(follows, leads))))
+        and (
+            leads is oldest
+            or follows is newest
+            or (leads is newest and (follows is oldest or not can_work(follows, leads)))
+        )
     ]
     return [*within, *((table[first], table[second]) for first, second in ACROSS)]
 
@@ -46,7 +50,9 @@ def every(table: Mapping[str, Client]) -> list[Pair]:
 
 def libraries(table: Mapping[str, Client]) -> Iterator[list[Client]]:
     """The members of each library that has several, from its oldest to its newest."""
-    for _, rows in groupby(sorted(members(table), key=attrgetter("library")), attrgetter("library")):
+    for _, rows in groupby(
+        sorted(members(table), key=attrgetter("library")), attrgetter("library")
+    ):
         if len(members_of := list(rows)) > 1:
             yield members_of
 
@@ -57,4 +63,7 @@ def members(table: Mapping[str, Client]) -> Sequence[Client]:
 
 def can_work(leads: Client, follows: Client) -> bool:
     """Kafka refuses whoever has no assignor of the group's (INCONSISTENT_GROUP_PROTOCOL); and whoever leads must understand the other's subscription."""
-    return bool(set(leads.assignors) & set(follows.assignors)) and follows.subscribes <= leads.reads_subscriptions
+    return (
+        bool(set(leads.assignors) & set(follows.assignors))
+        and follows.subscribes <= leads.reads_subscriptions
+    )

@@ -29,8 +29,16 @@ RUN_SECONDS = 180.0
 def scenarios_of(client: Client, only: Sequence[str] = ()) -> list[str]:
     """What the library can do and its driver drives; of `only` some where they are named."""
     groups = client.groups != "none"
-    able = [("produce", client.produces), ("consume", client.consumes), ("beginning", client.consumes), ("group", groups)]
-    able += [("produce-sasl", client.produces and client.sasl_plain), ("group-sasl", groups and client.sasl_plain)]
+    able = [
+        ("produce", client.produces),
+        ("consume", client.consumes),
+        ("beginning", client.consumes),
+        ("group", groups),
+    ]
+    able += [
+        ("produce-sasl", client.produces and client.sasl_plain),
+        ("group-sasl", groups and client.sasl_plain),
+    ]
     return [name for name, is_able in able if is_able and (not only or name in only)]
 
 
@@ -47,7 +55,11 @@ class Prepared:
 
     def _makes(self) -> None:
         """A topic that is there when clients first ask: some of the old ones take UNKNOWN_TOPIC_OR_PARTITION for final."""
-        asked = MetadataRequest(version=4, topics=[MetadataRequest.MetadataRequestTopic(name=self.topic)], allow_auto_topic_creation=True)
+        asked = MetadataRequest(
+            version=4,
+            topics=[MetadataRequest.MetadataRequestTopic(name=self.topic)],
+            allow_auto_topic_creation=True,
+        )
         _until_done(lambda: int(self._peer.asks(asked, MetadataResponse, 4).topics[0].error_code))
 
     def _fills(self, count: int) -> None:
@@ -64,12 +76,20 @@ class Prepared:
         self._fills(LATER_RECORDS)
 
     def _committed(self) -> int:
-        topics = [OffsetFetchRequest.OffsetFetchRequestTopic(name=self.topic, partition_indexes=[0])]
-        reply = self._peer.asks(OffsetFetchRequest(version=1, group_id=self.group, topics=topics), OffsetFetchResponse, 1)
+        topics = [
+            OffsetFetchRequest.OffsetFetchRequestTopic(name=self.topic, partition_indexes=[0])
+        ]
+        reply = self._peer.asks(
+            OffsetFetchRequest(version=1, group_id=self.group, topics=topics),
+            OffsetFetchResponse,
+            1,
+        )
         return int(reply.topics[0].partitions[0].committed_offset)
 
 
-def carried_out(client: Client, scenario: str, broker: Broker, prepared: Prepared, seconds: float = RUN_SECONDS) -> None:
+def carried_out(
+    client: Client, scenario: str, broker: Broker, prepared: Prepared, seconds: float = RUN_SECONDS
+) -> None:
     """One run, whose driver is given so long. Raises DriverFailed."""
     verb, _, secured = scenario.partition("-")
     bootstrap = broker.listeners["SASL_PLAINTEXT" if secured else "PLAINTEXT"]

@@ -49,7 +49,12 @@ class Stored:
         formats = {format for format, _ in written}
         older = {"older"} if formats & {0, 1} else set()
         of = {f"{codec}-of-{name}" for name, codec in self.turns}
-        return of | {f"{codec}-in-{format}" for format, codec in written} | older | ({"mixed"} if len(formats) > 1 else set())
+        return (
+            of
+            | {f"{codec}-in-{format}" for format, codec in written}
+            | older
+            | ({"mixed"} if len(formats) > 1 else set())
+        )
 
 
 def can_read(consumer: Client, what: Stored, is_reference: bool) -> bool:
@@ -70,13 +75,23 @@ def misread(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> M
         topic: found
         for topic, what in topics.items()
         for partition, written in enumerate(what.partitions)
-        if (found := compare(written, [one for one in got if (one.topic, one.partition) == (topic, partition)], consumer))
+        if (
+            found := compare(
+                written,
+                [one for one in got if (one.topic, one.partition) == (topic, partition)],
+                consumer,
+            )
+        )
     }
 
 
 def _read(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> list[Record]:
     """When not all can be read, topic by topic, so that the failure names those that cannot."""
-    spans = [Span(topic, partition, 0, len(written)) for topic, what in topics.items() for partition, written in enumerate(what.partitions)]
+    spans = [
+        Span(topic, partition, 0, len(written))
+        for topic, what in topics.items()
+        for partition, written in enumerate(what.partitions)
+    ]
     try:
         return consume(consumer, bootstrap, spans, timeout=600)
     except DriverFailed as whole:
@@ -85,7 +100,9 @@ def _read(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> lis
             if len(failures) > ENOUGH_FAILURES:
                 break
             try:
-                consume(consumer, bootstrap, [span for span in spans if span.topic == topic], timeout=8)
+                consume(
+                    consumer, bootstrap, [span for span in spans if span.topic == topic], timeout=8
+                )
             except DriverFailed as one:
                 failures.append(f"{topic} alone: {one}")
         raise AssertionError("\n".join(failures)) from None
@@ -94,7 +111,10 @@ def _read(consumer: Client, bootstrap: str, topics: Mapping[str, Stored]) -> lis
 def compare(written: Sequence[Written], got: Sequence[Record], consumer: Client) -> str:
     """The first mistake of that consumer; empty when there is none."""
     stamped = [_clock_checked(one, have, consumer) for one, have in zip(written, got, strict=False)]
-    return difference([seen(one.record, one.producer, consumer) for one in written], [*stamped, *got[len(written) :]])
+    return difference(
+        [seen(one.record, one.producer, consumer) for one in written],
+        [*stamped, *got[len(written) :]],
+    )
 
 
 def _clock_checked(one: Written, have: Record, consumer: Client) -> Record:

@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[2]
 WRITER = "kafka-python-3.0.12"
 
 
-def test_whoever_finds_nothing_to_read_is_left_out_and_the_others_run(tmp_path: Path, client: Callable[[str], Client]) -> None:
+def test_whoever_finds_nothing_to_read_is_left_out_and_the_others_run(
+    tmp_path: Path, client: Callable[[str], Client]
+) -> None:
     client(WRITER)
     company = (
         Application("reader-of-nothing", WRITER, (Reads("empty"),)),
@@ -30,11 +32,20 @@ def test_whoever_finds_nothing_to_read_is_left_out_and_the_others_run(tmp_path: 
         Application("reader", WRITER, (Reads("full", records=1000),)),
     )
     told: list[tuple[int, str]] = []
-    ran = run(company, tmp_path, tmp_path / "log", lambda number, who: told.append((number, who.client_id)))
+    ran = run(
+        company,
+        tmp_path,
+        tmp_path / "log",
+        lambda number, who: told.append((number, who.client_id)),
+    )
     assert ran.applications == [*company[1:]]
     assert ran.left_out == [(company[0], "nobody wrote to empty")]
     assert told == [(0, "reader-of-nothing"), (1, "writer"), (2, "reader")]
-    used = {(row["client_id"], row["principal"]) for row in rows_of(tmp_path / "log") if row["kind"] == "usage"}
+    used = {
+        (row["client_id"], row["principal"])
+        for row in rows_of(tmp_path / "log")
+        if row["kind"] == "usage"
+    }
     assert used == {("writer", "User:somebody"), ("reader", "User:ANONYMOUS")}
 
 
@@ -71,7 +82,14 @@ def test_the_company_is_of_clients_that_can_do_what_it_asks_of_them() -> None:
 
 def demo(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.legacy_clients.demo", *words]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_a_folder_that_has_a_log_is_left_alone(tmp_path: Path) -> None:

@@ -10,10 +10,22 @@ from tests.legacy_clients.clients import Client, Record, line_of, record_from, t
 from tests.legacy_clients.install import DRIVERS, INSTALLERS
 
 BYTES = st.none() | st.binary(max_size=20)
-HEADERS = st.lists(st.tuples(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), BYTES), max_size=3).map(tuple)
+HEADERS = st.lists(
+    st.tuples(st.text(st.characters(codec="utf-8"), min_size=1, max_size=8), BYTES), max_size=3
+).map(tuple)
 
 
-@given(st.builds(Record, st.just("topic"), st.integers(0, 9), BYTES, BYTES, st.none() | st.integers(0, 1 << 50), HEADERS))
+@given(
+    st.builds(
+        Record,
+        st.just("topic"),
+        st.integers(0, 9),
+        BYTES,
+        BYTES,
+        st.none() | st.integers(0, 1 << 50),
+        HEADERS,
+    )
+)
 def test_a_line_carries_a_whole_record(record: Record) -> None:
     """A driver prints what it was given, with an offset behind the partition."""
     topic, partition, *rest = line_of(record).removesuffix("\n").split("\t")
@@ -30,7 +42,9 @@ def test_a_line_carries_a_whole_record(record: Record) -> None:
 @pytest.mark.parametrize("client", table().values(), ids=str)
 def test_a_row_names_a_driver_that_is_there_and_only_sources_that_are(client: Client) -> None:
     assert client.driver in INSTALLERS
-    there = {file.name for file in (DRIVERS / client.driver).glob("*")} or {file.name for file in DRIVERS.glob(f"{client.driver}.*")}
+    there = {file.name for file in (DRIVERS / client.driver).glob("*")} or {
+        file.name for file in DRIVERS.glob(f"{client.driver}.*")
+    }
     assert there
     assert set(client.sources) <= there
 

@@ -11,7 +11,15 @@ import pytest
 
 from tests.legacy_clients import verdicts
 from tests.legacy_clients.clients import Client, table
-from tests.legacy_clients.fingerprints import HERE, OBSERVED, ROOT, Watch, patiently, pinned, watched
+from tests.legacy_clients.fingerprints import (
+    HERE,
+    OBSERVED,
+    ROOT,
+    Watch,
+    patiently,
+    pinned,
+    watched,
+)
 from tests.legacy_clients.observed import merged, read, written
 from tests.legacy_clients.scenarios import scenarios_of
 
@@ -21,7 +29,12 @@ VERDICTS = JUDGING / "kafka-4.jsonl"
 
 
 def expected(*tables: Path) -> set[tuple[str, str]]:
-    return {(row.name, scenario) for file in tables for row in table(file).values() for scenario in scenarios_of(row)}
+    return {
+        (row.name, scenario)
+        for file in tables
+        for row in table(file).values()
+        for scenario in scenarios_of(row)
+    }
 
 
 def test_every_client_of_the_table_is_recorded_in_every_scenario() -> None:
@@ -42,11 +55,15 @@ def test_every_client_has_a_verdict_in_every_scenario() -> None:
 
 
 def test_who_sends_what_the_target_refuses_is_who_kafka_refuses() -> None:
-    minimums = tomllib.loads((ROOT / "reports" / "targets" / "kafka-4.x.toml").read_text())["minimums"]
+    minimums = tomllib.loads((ROOT / "reports" / "targets" / "kafka-4.x.toml").read_text())[
+        "minimums"
+    ]
     given = verdicts.read(VERDICTS)
     wrong = {}
     for key, one in (read(OBSERVED) | read(JUDGING / "unseen.jsonl")).items():
-        refused = {api: low for api, (low, *_) in one.requests.items() if low < minimums.get(api, 0)}
+        refused = {
+            api: low for api, (low, *_) in one.requests.items() if low < minimums.get(api, 0)
+        }
         if key in given and given[key].works == bool(refused):
             wrong[key] = refused
     assert not wrong
@@ -62,7 +79,10 @@ def test_the_data_is_in_its_own_order(file: Path) -> None:
     [
         ("java-2.8.2", None),
         ("kafka-python-2.0.2-as-0.9", "--api-version 0.9"),
-        ("confluent-1.0.0-as-0.9", "--config api.version.request=false,broker.version.fallback=0.9.0"),
+        (
+            "confluent-1.0.0-as-0.9",
+            "--config api.version.request=false,broker.version.fallback=0.9.0",
+        ),
         ("sarama-1.19.0-as-2.0.0", "--version 2.0.0"),
         ("franz-go-1.22.2-as-0.10", "--max-version v0.10.0"),
     ],
@@ -72,7 +92,10 @@ def test_who_is_told_what_to_speak_is_marked(name: str, said: str | None) -> Non
 
 
 def test_a_name_of_its_own_is_no_mark() -> None:
-    assert pinned(msgspec.structs.replace(table()["java-2.8.2"], options=("--client-id", "billing"))) is None
+    assert (
+        pinned(msgspec.structs.replace(table()["java-2.8.2"], options=("--client-id", "billing")))
+        is None
+    )
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +109,9 @@ def watch(is_reference: bool) -> Iterator[Watch]:
 @pytest.mark.peer
 @pytest.mark.parametrize("scenario", ["produce", "beginning", "group-sasl"])
 @pytest.mark.parametrize("name", ["java-0.10.2.2", "aiokafka-0.14.0"])
-def test_a_real_client_does_what_the_data_says(name: str, scenario: str, watch: Watch, client: Callable[[str], Client]) -> None:
+def test_a_real_client_does_what_the_data_says(
+    name: str, scenario: str, watch: Watch, client: Callable[[str], Client]
+) -> None:
     known = read(OBSERVED)[name, scenario]
     seen = patiently(client(name), scenario, watch)
     both = merged([known, seen])

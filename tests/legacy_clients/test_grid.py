@@ -18,22 +18,54 @@ def report(
     spoken: object = None,
 ) -> pytest.TestReport:
     properties = [("spoken", spoken)] if spoken else []
-    return pytest.TestReport(f"tests/x.py::test_y[{name}]", ("x.py", 1, "y"), {}, outcome, why or None, when, user_properties=properties)
+    return pytest.TestReport(
+        f"tests/x.py::test_y[{name}]",
+        ("x.py", 1, "y"),
+        {},
+        outcome,
+        why or None,
+        when,
+        user_properties=properties,
+    )
 
 
 def line_of(name: str, *reports: pytest.TestReport) -> list[str]:
-    (line,) = [one for one in drawn(table(), gathered(reports)).splitlines() if one.startswith(f"{name} ")]
+    (line,) = [
+        one for one in drawn(table(), gathered(reports)).splitlines() if one.startswith(f"{name} ")
+    ]
     return line.split()
 
 
 def test_who_passed_shows_the_highest_versions_that_it_sent_and_its_formats() -> None:
     spoken = {0: 1, 1: 1, 3: 0, 8: 2, 9: 1, 10: 0, 11: 0}
-    found = line_of("java-0.9.0.1", report("java-0.9.0.1", when="setup"), report("java-0.9.0.1", spoken=spoken), report("java-0.9.0.1"))
-    assert found == ["java-0.9.0.1", "1", "1", "0", "-", "0", "0", "2", "1", "0", "/", "0", "passed", "(2)"]
+    found = line_of(
+        "java-0.9.0.1",
+        report("java-0.9.0.1", when="setup"),
+        report("java-0.9.0.1", spoken=spoken),
+        report("java-0.9.0.1"),
+    )
+    assert found == [
+        "java-0.9.0.1",
+        "1",
+        "1",
+        "0",
+        "-",
+        "0",
+        "0",
+        "2",
+        "1",
+        "0",
+        "/",
+        "0",
+        "passed",
+        "(2)",
+    ]
 
 
 def test_who_failed_shows_the_reason() -> None:
-    found = line_of("kcat-1.7.1", report("kcat-1.7.1"), report("kcat-1.7.1", "failed", "it timed out\nand more"))
+    found = line_of(
+        "kcat-1.7.1", report("kcat-1.7.1"), report("kcat-1.7.1", "failed", "it timed out\nand more")
+    )
     assert " ".join(found[12:]) == "failed: it timed out"
 
 
@@ -44,9 +76,14 @@ def test_who_could_not_run_shows_the_reason() -> None:
 
 def test_what_two_did_together_counts_for_each() -> None:
     for name in ("java-0.9.0.1", "java-4.4.0"):
-        found = line_of(name, report(name), report("java-0.9.0.1+java-4.4.0", "failed", "they did not meet"))
+        found = line_of(
+            name, report(name), report("java-0.9.0.1+java-4.4.0", "failed", "they did not meet")
+        )
         assert " ".join(found[12:]) == "failed: they did not meet"
 
 
 def test_of_whom_nothing_was_tested_there_is_no_line() -> None:
-    assert not any(one.startswith("kcat-1.7.1") for one in drawn(table(), gathered([report("java-3.9.2")])).splitlines())
+    assert not any(
+        one.startswith("kcat-1.7.1")
+        for one in drawn(table(), gathered([report("java-3.9.2")])).splitlines()
+    )

@@ -40,7 +40,10 @@ class Round:
 
 @pytest.fixture(scope="module")
 def rounds(
-    request: pytest.FixtureRequest, is_reference: bool, kept: Stored, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    is_reference: bool,
+    kept: Stored,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Mapping[str, Future[Round]]]:
     """The rounds of all clients that are to be tested, under way side by side."""
     names = {
@@ -49,7 +52,10 @@ def rounds(
         if isinstance(item, pytest.Function) and item.module is request.module
     }
     rows = [table()[name] for name in CLIENTS if name in names]
-    with overheard(is_reference, kept, tmp_path_factory.mktemp("groups")) as between, ThreadPoolExecutor(AT_ONCE) as pool:
+    with (
+        overheard(is_reference, kept, tmp_path_factory.mktemp("groups")) as between,
+        ThreadPoolExecutor(AT_ONCE) as pool,
+    ):
         create_topics(between.address, [topic_of(row) for row in rows], PARTITIONS)
         yield {row.name: pool.submit(carried_out, row, between) for row in rows}
 
@@ -62,7 +68,9 @@ def overheard(is_reference: bool, kept: Stored, folder: Path) -> Iterator[Relay]
         yield between
 
 
-def broker_behind(between: Relay, is_reference: bool, kept: Stored, folder: Path) -> AbstractContextManager[Broker]:
+def broker_behind(
+    between: Relay, is_reference: bool, kept: Stored, folder: Path
+) -> AbstractContextManager[Broker]:
     advertised = f"PLAINTEXT://{between.address}"
     if is_reference:
         return reference(advertised=advertised)
@@ -76,7 +84,11 @@ def topic_of(row: Client) -> str:
 def carried_out(row: Client, between: Relay) -> Round:
     install(row)
     topic = topic_of(row)
-    sent = [Record(topic, partition, b"key", b"%d" % number) for partition in range(PARTITIONS) for number in range(EACH)]
+    sent = [
+        Record(topic, partition, b"key", b"%d" % number)
+        for partition in range(PARTITIONS)
+        for number in range(EACH)
+    ]
     produce(row, between.address, sent)
     read, committed = [], []
     for count in (FIRST_READS, len(sent) - FIRST_READS):
@@ -88,17 +100,24 @@ def carried_out(row: Client, between: Relay) -> Round:
 def commits(bootstrap: str, group: str) -> Mapping[int, int]:
     """What the broker says, whatever the members say of themselves."""
     with closing(KafkaAdminClient(bootstrap_servers=bootstrap, client_id="observer")) as admin:
-        return {where.partition: what.offset for where, what in admin.list_group_offsets(group)[group].items()}
+        return {
+            where.partition: what.offset
+            for where, what in admin.list_group_offsets(group)[group].items()
+        }
 
 
 @pytest.fixture
-def outcome(name: str, rounds: Mapping[str, Future[Round]], client: Callable[[str], Client]) -> Round:
+def outcome(
+    name: str, rounds: Mapping[str, Future[Round]], client: Callable[[str], Client]
+) -> Round:
     client(name)
     return rounds[name].result()
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_second_member_goes_on_where_the_first_one_committed(outcome: Round, record_property: Callable[[str, object], None]) -> None:
+def test_a_second_member_goes_on_where_the_first_one_committed(
+    outcome: Round, record_property: Callable[[str, object], None]
+) -> None:
     record_property("spoken", outcome.spoken)
     first, second = outcome.read
     assert (len(first), len(second)) == (FIRST_READS, len(outcome.sent) - FIRST_READS)
@@ -108,17 +127,24 @@ def test_a_second_member_goes_on_where_the_first_one_committed(outcome: Round, r
         for one in [*first, *second]
         if one.partition == partition
     ]
-    assert in_order == [(one.partition, index % EACH, one.key, one.value) for index, one in enumerate(outcome.sent)]
+    assert in_order == [
+        (one.partition, index % EACH, one.key, one.value) for index, one in enumerate(outcome.sent)
+    ]
 
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_member_commits_what_follows_the_records_that_it_read(outcome: Round) -> None:
     first, second = outcome.read
-    assert [dict.fromkeys(range(PARTITIONS), 0) | dict(committed) for committed in outcome.committed] == [
+    assert [
+        dict.fromkeys(range(PARTITIONS), 0) | dict(committed) for committed in outcome.committed
+    ] == [
         following(first),
         following([*first, *second]),
     ]
 
 
 def following(read: list[Record]) -> Mapping[int, int]:
-    return {partition: sum(one.partition == partition for one in read) for partition in range(PARTITIONS)}
+    return {
+        partition: sum(one.partition == partition for one in read)
+        for partition in range(PARTITIONS)
+    }

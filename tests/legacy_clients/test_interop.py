@@ -22,8 +22,15 @@ PARTITIONS = 2
 BATCH_BYTES = 2048
 
 # Every codec of every producer in a topic of its own, and all formats side by side in one, in codecs that every consumer has.
-PLAN: dict[str, tuple[Turn, ...]] = {f"{name}-{codec}": ((name, codec),) for name in PRODUCERS for codec in table()[name].codecs} | {
-    "mixed": (("java-0.8.2.2", "snappy"), ("java-3.9.2", "gzip"), ("java-0.10.2.2", "none"), ("java-0.8.2.2", "none"))
+PLAN: dict[str, tuple[Turn, ...]] = {
+    f"{name}-{codec}": ((name, codec),) for name in PRODUCERS for codec in table()[name].codecs
+} | {
+    "mixed": (
+        ("java-0.8.2.2", "snappy"),
+        ("java-3.9.2", "gzip"),
+        ("java-0.10.2.2", "none"),
+        ("java-0.8.2.2", "none"),
+    )
 }
 
 
@@ -33,8 +40,15 @@ def stored(bootstrap: str, client: Callable[[str], Client]) -> Mapping[str, Stor
     create_topics(bootstrap, list(PLAN), PARTITIONS)
     made = {}
     for seed, (topic, turns) in enumerate(PLAN.items()):
-        written = [one for given, (name, codec) in shares(topic, seed, turns) for one in write(client(name), bootstrap, given, codec)]
-        by_partition = tuple(tuple(one for one in written if one.record.partition == partition) for partition in range(PARTITIONS))
+        written = [
+            one
+            for given, (name, codec) in shares(topic, seed, turns)
+            for one in write(client(name), bootstrap, given, codec)
+        ]
+        by_partition = tuple(
+            tuple(one for one in written if one.record.partition == partition)
+            for partition in range(PARTITIONS)
+        )
         made[topic] = Stored(turns, by_partition)
     return made
 
@@ -44,17 +58,29 @@ def shares(topic: str, seed: int, turns: tuple[Turn, ...]) -> Iterator[tuple[lis
     whole = [records(topic, partition, seed) for partition in range(PARTITIONS)]
     size = -(-len(whole[0]) // len(turns))
     for number, turn in enumerate(turns):
-        yield [one for partition in whole for one in partition[number * size : (number + 1) * size]], turn
+        yield (
+            [one for partition in whole for one in partition[number * size : (number + 1) * size]],
+            turn,
+        )
 
 
 def write(producer: Client, bootstrap: str, given: list[Record], codec: str) -> list[Written]:
     answers = produce(producer, bootstrap, given, codec=codec, batch_bytes=BATCH_BYTES)
-    return [Written(producer, replace(record, offset=answer.offset)) for record, answer in zip(given, answers, strict=True)]
+    return [
+        Written(producer, replace(record, offset=answer.offset))
+        for record, answer in zip(given, answers, strict=True)
+    ]
 
 
 def test_a_producer_is_told_consecutive_offsets_from_0(stored: Mapping[str, Stored]) -> None:
-    told = {topic: [[one.record.offset for one in partition] for partition in what.partitions] for topic, what in stored.items()}
-    assert told == {topic: [list(range(len(partition))) for partition in what.partitions] for topic, what in stored.items()}
+    told = {
+        topic: [[one.record.offset for one in partition] for partition in what.partitions]
+        for topic, what in stored.items()
+    }
+    assert told == {
+        topic: [list(range(len(partition))) for partition in what.partitions]
+        for topic, what in stored.items()
+    }
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
@@ -62,7 +88,11 @@ def test_every_consumer_reads_what_every_age_of_producer_wrote(
     name: str, broker: Broker, stored: Mapping[str, Stored], client: Callable[[str], Client]
 ) -> None:
     consumer = able(client(name), broker)
-    topics = {topic: what for topic, what in stored.items() if can_read(consumer, what, broker.is_reference)}
+    topics = {
+        topic: what
+        for topic, what in stored.items()
+        if can_read(consumer, what, broker.is_reference)
+    }
     assert misread(consumer, broker.bootstrap, topics) == {}
 
 
@@ -73,14 +103,33 @@ def test_a_consumer_may_begin_inside_a_batch_and_fetch_less_than_one(
     """From offset 3 on, with a fetch size that not every batch fits in."""
     consumer = able(client(name), broker)
     codecs = {"none", "gzip", "snappy"}
-    readable = {topic: what for topic, what in stored.items() if can_read(consumer, what, broker.is_reference)}
-    topics = {topic: what for topic, what in readable.items() if {codec for _, codec in what.turns} <= codecs}
+    readable = {
+        topic: what
+        for topic, what in stored.items()
+        if can_read(consumer, what, broker.is_reference)
+    }
+    topics = {
+        topic: what
+        for topic, what in readable.items()
+        if {codec for _, codec in what.turns} <= codecs
+    }
     start, count = 3, 4
-    got = consume(consumer, broker.bootstrap, [Span(topic, 0, start, count) for topic in topics], fetch_bytes=BATCH_BYTES)
+    got = consume(
+        consumer,
+        broker.bootstrap,
+        [Span(topic, 0, start, count) for topic in topics],
+        fetch_bytes=BATCH_BYTES,
+    )
     wrong = {
         topic: found
         for topic, what in topics.items()
-        if (found := compare(what.partitions[0][start : start + count], [one for one in got if one.topic == topic], consumer))
+        if (
+            found := compare(
+                what.partitions[0][start : start + count],
+                [one for one in got if one.topic == topic],
+                consumer,
+            )
+        )
     }
     assert wrong == {}
 

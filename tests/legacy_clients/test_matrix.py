@@ -31,10 +31,14 @@ def test_tox_has_an_environment_for_each_client() -> None:
 
 
 def test_compose_has_a_service_for_each_client(services: dict[str, Any]) -> None:
-    assert {name: service["command"] for name, service in services.items()} == {f"legacy-{name}": ["--client", name] for name in NAMES}
+    assert {name: service["command"] for name, service in services.items()} == {
+        f"legacy-{name}": ["--client", name] for name in NAMES
+    }
 
 
-def test_a_clients_service_is_one_that_compose_takes_and_comes_up_only_when_asked_for(services: dict[str, Any]) -> None:
+def test_a_clients_service_is_one_that_compose_takes_and_comes_up_only_when_asked_for(
+    services: dict[str, Any],
+) -> None:
     """The keys and the shapes of the Compose specification, for machines without Docker."""
     for name, service in services.items():
         assert re.fullmatch(r"[a-zA-Z0-9._-]+", name)
@@ -46,15 +50,21 @@ def test_a_clients_service_is_one_that_compose_takes_and_comes_up_only_when_aske
 
 def test_the_image_has_every_python_that_the_table_names() -> None:
     (installed,) = re.findall(r"pyenv install (.*)", IMAGE)
-    assert {version.rpartition(".")[0] for version in installed.split()} == {row.python for row in table().values()} - {"", "3"}
+    assert {version.rpartition(".")[0] for version in installed.split()} == {
+        row.python for row in table().values()
+    } - {"", "3"}
 
 
 def test_the_image_has_all_commands_that_the_real_clients_need() -> None:
     """As `.ci/run` names them; Python's own image has a compiler, Go comes from its own, and no real client is looked at with Chromium."""
-    (needed,) = re.findall(r"^declare -A needed=\((.*)\)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE)
+    (needed,) = re.findall(
+        r"^declare -A needed=\((.*)\)$", (ROOT / ".ci" / "run").read_text("utf-8"), re.MULTILINE
+    )
     packages = dict(re.findall(r"\[(\w+)\]=(\S+)", needed))
     elsewhere = {"go", "cc", "make", "chromium"}
-    assert {package for command, package in packages.items() if command not in elsewhere} <= set(IMAGE.split())
+    assert {package for command, package in packages.items() if command not in elsewhere} <= set(
+        IMAGE.split()
+    )
     assert "COPY --from=go /usr/local/go /usr/local/go" in IMAGE
 
 

@@ -40,9 +40,13 @@ class Scene:
 
     def send(self, topic: str, *values: bytes, chunked: bool = False) -> None:
         codec = native.CompressionType.NONE if chunked else native.CompressionType.ZSTD
-        producer = self.client.create_producer(topic, batching_enabled=False, chunking_enabled=chunked, compression_type=codec)
+        producer = self.client.create_producer(
+            topic, batching_enabled=False, chunking_enabled=chunked, compression_type=codec
+        )
         for value in values:
-            producer.send(value, partition_key="native", properties={"from": "pulsar"}, event_timestamp=TIME)
+            producer.send(
+                value, partition_key="native", properties={"from": "pulsar"}, event_timestamp=TIME
+            )
         producer.close()
 
     def read(self, topic: str, count: int) -> list[native.Message]:
@@ -56,39 +60,59 @@ class Scene:
 @pytest.fixture(scope="module")
 def scene(pulsar: Tenant, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     places = {f"pulsar_{name}": pulsar.namespace() for name in ("namespace", "metadata_namespace")}
-    settings = {"pulsar_admin": pulsar.admin_url, "pulsar_tenant": pulsar.name, "pulsar_metadata_tenant": pulsar.name, **places}
+    settings = {
+        "pulsar_admin": pulsar.admin_url,
+        "pulsar_tenant": pulsar.name,
+        "pulsar_metadata_tenant": pulsar.name,
+        **places,
+    }
 
     def stored(_: Path) -> list[str]:
         words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         return ["--store", pulsar.service_url, *words, "--entry-format", "pulsar"]
 
     client = native.Client(pulsar.service_url)
-    with gateway(tmp_path_factory.mktemp("gateway"), arguments=NO_REBALANCE_DELAY, stored=stored) as broker:
+    with gateway(
+        tmp_path_factory.mktemp("gateway"), arguments=NO_REBALANCE_DELAY, stored=stored
+    ) as broker:
         yield Scene(broker, client, f"{pulsar.name}/{places['pulsar_namespace']}")
     client.close()
 
 
 def some(topic: str, who: str, count: int = 20) -> list[Record]:
-    return [Record(topic, 0, b"key-%d" % number, f"{who}-{number}".encode()) for number in range(count)]
+    return [
+        Record(topic, 0, b"key-%d" % number, f"{who}-{number}".encode()) for number in range(count)
+    ]
 
 
 @pytest.mark.parametrize("name", PRODUCERS)
-def test_a_native_consumer_reads_what_a_kafka_producer_wrote(scene: Scene, client: Callable[[str], Client], name: str) -> None:
+def test_a_native_consumer_reads_what_a_kafka_producer_wrote(
+    scene: Scene, client: Callable[[str], Client], name: str
+) -> None:
     topic = scene.topic(f"to-native-{name}")
     records = some(f"to-native-{name}", name)
     told = produce(client(name), scene.broker.bootstrap, records, codec="gzip")
     assert [one.offset for one in told] == list(range(len(records)))
     messages = scene.read(topic, len(records))
-    assert [(one.partition_key().encode(), one.data()) for one in messages] == [(one.key, one.value) for one in records]
+    assert [(one.partition_key().encode(), one.data()) for one in messages] == [
+        (one.key, one.value) for one in records
+    ]
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
-def test_a_kafka_consumer_reads_what_a_native_producer_wrote(scene: Scene, client: Callable[[str], Client], name: str) -> None:
+def test_a_kafka_consumer_reads_what_a_native_producer_wrote(
+    scene: Scene, client: Callable[[str], Client], name: str
+) -> None:
     topic = scene.topic(f"from-native-{name}")
     scene.send(topic, *(b"%d" % number for number in range(20)))
     scene.send(topic, b"c" * 6_000_000, chunked=True)
     scene.send(topic, b"last")
-    found = consume(client(name), scene.broker.bootstrap, [Span(f"from-native-{name}", 0, 0, 22)], fetch_bytes=8_000_000)
+    found = consume(
+        client(name),
+        scene.broker.bootstrap,
+        [Span(f"from-native-{name}", 0, 0, 22)],
+        fetch_bytes=8_000_000,
+    )
     assert [(one.offset, one.key, one.value) for one in found] == [
         *((number, b"native", b"%d" % number) for number in range(20)),
         # Each of its two chunks takes one.
@@ -97,15 +121,27 @@ def test_a_kafka_consumer_reads_what_a_native_producer_wrote(scene: Scene, clien
     ]
 
 
-def test_all_together_see_the_same_records_at_the_same_offsets(scene: Scene, client: Callable[[str], Client]) -> None:
+def test_all_together_see_the_same_records_at_the_same_offsets(
+    scene: Scene, client: Callable[[str], Client]
+) -> None:
     topic = scene.topic("shared")
-    producers, consumers = [client(name) for name in PRODUCERS], [client(name) for name in CONSUMERS]
+    producers, consumers = (
+        [client(name) for name in PRODUCERS],
+        [client(name) for name in CONSUMERS],
+    )
     each = 100
     span = [Span("shared", 0, 0, each * (len(producers) + 1))]
     with ThreadPoolExecutor(len(producers) + len(consumers) + 1) as pool:
         reading = [pool.submit(consume, one, scene.broker.bootstrap, span) for one in consumers]
         writing = [
-            pool.submit(produce, one, scene.broker.bootstrap, some("shared", one.name, each), codec="gzip", batch_bytes=512)
+            pool.submit(
+                produce,
+                one,
+                scene.broker.bootstrap,
+                some("shared", one.name, each),
+                codec="gzip",
+                batch_bytes=512,
+            )
             for one in producers
         ]
         shared = pool.submit(scene.send, topic, *(b"native-%d" % number for number in range(each)))
@@ -120,10 +156,14 @@ def test_all_together_see_the_same_records_at_the_same_offsets(scene: Scene, cli
         assert offsets == sorted(offsets)
         if name != "native":
             assert [one.offset for one in told[name]] == offsets
-    assert [message.data() for message in scene.read(topic, len(at))] == [value for _, value in found[0]]
+    assert [message.data() for message in scene.read(topic, len(at))] == [
+        value for _, value in found[0]
+    ]
 
 
-def test_a_group_goes_on_at_its_commit_over_native_deliveries(scene: Scene, client: Callable[[str], Client]) -> None:
+def test_a_group_goes_on_at_its_commit_over_native_deliveries(
+    scene: Scene, client: Callable[[str], Client]
+) -> None:
     topic = scene.topic("grouped")
     old = client("java-0.9.0.1")
     scene.send(topic, b"a", b"b", b"c")

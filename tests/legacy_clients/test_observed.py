@@ -11,12 +11,23 @@ import pytest
 from tests.legacy_clients.observed import Whose, folded, masked, merged, observation, read, written
 
 WHOSE = Whose(
-    client="java-2.8.2", library="java", version="2.8.2", pinned=None, scenario="group", names=("group-of-recorded-1f", "recorded-1f")
+    client="java-2.8.2",
+    library="java",
+    version="2.8.2",
+    pinned=None,
+    scenario="group",
+    names=("group-of-recorded-1f", "recorded-1f"),
 )
 
 
 def closed(number: int, **more: Any) -> dict[str, Any]:
-    row = {"kind": "connection", "event": "closed", "connection": f"0-abc-{number}", "road": "none", "first_requests": ["18:3", "3:11"]}
+    row = {
+        "kind": "connection",
+        "event": "closed",
+        "connection": f"0-abc-{number}",
+        "road": "none",
+        "first_requests": ["18:3", "3:11"],
+    }
     return row | {"highest": {"18": 3, "3": 11}} | more
 
 
@@ -25,11 +36,23 @@ def used(api_key: int, version: int) -> dict[str, Any]:
 
 
 def test_a_request_that_follows_itself_is_told_once() -> None:
-    assert folded(["18:3", "3:11", "3:11", "3:11", "1:12", "3:11"]) == ["18:3", "3:11", "1:12", "3:11"]
+    assert folded(["18:3", "3:11", "3:11", "3:11", "1:12", "3:11"]) == [
+        "18:3",
+        "3:11",
+        "1:12",
+        "3:11",
+    ]
 
 
 def test_of_the_first_requests_six_are_told_after_folding() -> None:
-    assert folded(["3:0", "3:0", "1:0", "2:0", "3:0", "1:0", "2:0", "3:0"]) == ["3:0", "1:0", "2:0", "3:0", "1:0", "2:0"]
+    assert folded(["3:0", "3:0", "1:0", "2:0", "3:0", "1:0", "2:0", "3:0"]) == [
+        "3:0",
+        "1:0",
+        "2:0",
+        "3:0",
+        "1:0",
+        "2:0",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +73,11 @@ def test_a_client_id_is_shown_without_what_is_of_one_run(client_id: str, shown: 
 
 
 def test_versions_are_gathered_from_all_that_tells_of_them() -> None:
-    rows = [used(3, 9), used(1, 12), closed(1, highest={"18": 3, "3": 11, "0": 9}, first_requests=["18:4", "18:3"])]
+    rows = [
+        used(3, 9),
+        used(1, 12),
+        closed(1, highest={"18": 3, "3": 11, "0": 9}, first_requests=["18:4", "18:3"]),
+    ]
     seen = observation(WHOSE, rows)
     assert seen.requests == {"0": [9], "1": [12], "3": [9, 11], "18": [3, 4]}
     assert seen.api_versions == 4
@@ -64,7 +91,12 @@ def test_a_connection_that_asked_nothing_is_not_told() -> None:
 
 def test_connections_are_told_once_each_and_in_order_and_so_are_their_habits() -> None:
     first = closed(1, habits={"acks": -1, "protocols": ["range"]}, client_ids=["producer-2"])
-    second = closed(2, first_requests=["10:0"], habits={"acks": 1, "protocols": ["range"]}, client_ids=["producer-1"])
+    second = closed(
+        2,
+        first_requests=["10:0"],
+        habits={"acks": 1, "protocols": ["range"]},
+        client_ids=["producer-1"],
+    )
     seen = observation(WHOSE, [second, first, {**first, "connection": "0-abc-3"}])
     assert seen.first == [["10:0"], ["18:3", "3:11"]]
     assert seen.habits == {"acks": [-1, 1], "protocols": [["range"]]}
@@ -82,7 +114,9 @@ def test_a_log_in_is_told_even_where_one_connection_had_none() -> None:
 
 
 def test_who_logs_in_in_two_ways_has_both_roads() -> None:
-    seen = observation(WHOSE, [closed(1, road="handshake-v1"), closed(2, road="handshake-v0-bare"), closed(3)])
+    seen = observation(
+        WHOSE, [closed(1, road="handshake-v1"), closed(2, road="handshake-v0-bare"), closed(3)]
+    )
     assert seen.road == "handshake-v0-bare+handshake-v1"
     assert merged([msgspec.structs.replace(seen, road="handshake-v1"), seen]).road == seen.road
     assert merged([msgspec.structs.replace(seen, road="none")] * 2).road == "none"
@@ -90,12 +124,24 @@ def test_who_logs_in_in_two_ways_has_both_roads() -> None:
 
 def test_one_run_is_of_one_library() -> None:
     with pytest.raises(ValueError, match="differ"):
-        observation(WHOSE, [closed(1, software="librdkafka"), closed(2, software="apache-kafka-java")])
+        observation(
+            WHOSE, [closed(1, software="librdkafka"), closed(2, software="apache-kafka-java")]
+        )
 
 
 def test_of_several_runs_all_is_kept_that_was_seen() -> None:
     one = observation(WHOSE, [closed(1, habits={"acks": 1})])
-    other = observation(WHOSE, [closed(1, first_requests=["3:11"], highest={"3": 11, "12": 4, "18": 3}, habits={"metadata_all": True})])
+    other = observation(
+        WHOSE,
+        [
+            closed(
+                1,
+                first_requests=["3:11"],
+                highest={"3": 11, "12": 4, "18": 3},
+                habits={"metadata_all": True},
+            )
+        ],
+    )
     both = merged([one, other])
     assert both == merged([other, one]) == merged([both, both])
     assert both.requests == {"3": [11], "12": [4], "18": [3]}
@@ -110,11 +156,16 @@ def test_runs_of_different_clients_are_not_merged() -> None:
 
 
 def test_what_was_written_is_read_again_and_written_the_same(tmp_path: Path) -> None:
-    group = observation(WHOSE, [closed(1, habits={"acks": -1, "metadata_all": False, "protocols": ["range"]})])
+    group = observation(
+        WHOSE, [closed(1, habits={"acks": -1, "metadata_all": False, "protocols": ["range"]})]
+    )
     consume = msgspec.structs.replace(group, scenario="consume")
     file = tmp_path / "observed.jsonl"
     assert read(file) == {}
     file.write_bytes(written([group, consume]))
     assert read(file) == {("java-2.8.2", "consume"): consume, ("java-2.8.2", "group"): group}
     assert written(read(file).values()) == file.read_bytes()
-    assert [msgspec.json.decode(line)["scenario"] for line in file.read_bytes().splitlines()] == ["consume", "group"]
+    assert [msgspec.json.decode(line)["scenario"] for line in file.read_bytes().splitlines()] == [
+        "consume",
+        "group",
+    ]

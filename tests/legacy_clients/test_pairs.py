@@ -24,7 +24,11 @@ PARTITIONS = (0, 1)
 # They wait more than they work.
 AT_ONCE = 4
 #: No assignor of one is the other's.
-STRANGERS = ("java-0.9.0.1+kafkajs-2.2.4", "kafkajs-1.0.1+java-4.4.0", "franz-go-1.22.2+kafka-python-3.0.12")
+STRANGERS = (
+    "java-0.9.0.1+kafkajs-2.2.4",
+    "kafkajs-1.0.1+java-4.4.0",
+    "franz-go-1.22.2+kafka-python-3.0.12",
+)
 #: One of each has groups without members, where an application shares the partitions out by itself, as with Kafka 0.8.2.
 SUCCESSORS = (
     "java-0.9.0.1+sarama-1.10.0",
@@ -61,7 +65,9 @@ class Observer:
         # It outlives the broker.
         settings: dict[str, str | int] = {"bootstrap.servers": bootstrap, "log_level": 0}
         self._admin = AdminClient(settings)
-        self._producer = Producer({**settings, "linger.ms": 0, "topic.metadata.refresh.fast.interval.ms": 20})
+        self._producer = Producer(
+            {**settings, "linger.ms": 0, "topic.metadata.refresh.fast.interval.ms": 20}
+        )
 
     def makes(self, topic: str) -> None:
         self._admin.create_topics([NewTopic(topic, len(PARTITIONS), 1)])[topic].result(SECONDS)
@@ -77,11 +83,16 @@ class Observer:
         seen = self._admin.describe_consumer_groups([group])[group].result(SECONDS)
         if seen.state is not ConsumerGroupState.STABLE:
             return {}, ""
-        shares = {one.client_id: sorted(part.partition for part in one.assignment.topic_partitions) for one in seen.members}
+        shares = {
+            one.client_id: sorted(part.partition for part in one.assignment.topic_partitions)
+            for one in seen.members
+        }
         return shares, seen.partition_assignor
 
     def commits(self, group: str) -> Mapping[int, int]:
-        seen = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(SECONDS)
+        seen = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[
+            group
+        ].result(SECONDS)
         return {part.partition: part.offset for part in seen.topic_partitions}
 
 
@@ -97,7 +108,9 @@ def until(is_so: Callable[[], bool], what: str, *drivers: Future[list[Record]]) 
 
 
 @pytest.fixture(scope="module")
-def bootstrap(is_reference: bool, kept: Stored, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def bootstrap(
+    is_reference: bool, kept: Stored, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     ours = gateway(tmp_path_factory.mktemp("pairs"), arguments=NO_REBALANCE_DELAY, stored=kept)
     with reference() if is_reference else ours as broker:
         yield broker.bootstrap
@@ -109,9 +122,15 @@ def observer(bootstrap: str) -> Observer:
 
 
 @pytest.fixture(scope="module")
-def rounds(request: pytest.FixtureRequest, bootstrap: str, observer: Observer) -> Iterator[Mapping[str, Future[Round]]]:
+def rounds(
+    request: pytest.FixtureRequest, bootstrap: str, observer: Observer
+) -> Iterator[Mapping[str, Future[Round]]]:
     """The rounds of all pairs that are to be tested, under way side by side."""
-    items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
+    items = [
+        item
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.module is request.module
+    ]
     pairs = [item.callspec.params["pair"] for item in items if "pair" in item.callspec.params]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {pair: pool.submit(carried_out, pair, bootstrap, observer) for pair in pairs}
@@ -125,26 +144,49 @@ def carried_out(pair: str, bootstrap: str, observer: Observer) -> Round:
     place = place_of(pair)
     observer.makes(place)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(consume_in_group, leads, bootstrap, place, place, EACH + 1, timeout=SECONDS)
-        until(lambda: observer.shares(place)[0] == {leads.name: [0, 1]}, "the first has all partitions", first)
-        second = pool.submit(consume_in_group, follows, bootstrap, place, place, 3 * EACH, timeout=SECONDS)
+        first = pool.submit(
+            consume_in_group, leads, bootstrap, place, place, EACH + 1, timeout=SECONDS
+        )
+        until(
+            lambda: observer.shares(place)[0] == {leads.name: [0, 1]},
+            "the first has all partitions",
+            first,
+        )
+        second = pool.submit(
+            consume_in_group, follows, bootstrap, place, place, 3 * EACH, timeout=SECONDS
+        )
         shares, assignor = divided(observer, place, first, second)
 
         observer.sends(place, PARTITIONS, range(EACH))
-        until(lambda: observer.commits(place) == dict.fromkeys(PARTITIONS, EACH), "each has committed what it read", first, second)
+        until(
+            lambda: observer.commits(place) == dict.fromkeys(PARTITIONS, EACH),
+            "each has committed what it read",
+            first,
+            second,
+        )
         # Nothing is under way in the other partition when the first reads its last record and leaves.
         observer.sends(place, shares[leads.name], range(EACH, EACH + 1))
         read = first.result()
-        until(lambda: observer.shares(place)[0] == {follows.name: [0, 1]}, "who stays has all partitions", second)
+        until(
+            lambda: observer.shares(place)[0] == {follows.name: [0, 1]},
+            "who stays has all partitions",
+            second,
+        )
         # Not the last yet: KafkaJS 1.0.1 leaves before it commits when it ends with its first fetch of a generation, and a commit after that is refused.
         observer.sends(place, PARTITIONS, range(EACH + 1, 2 * EACH))
         (left,), (stayed,) = shares[leads.name], shares[follows.name]
-        until(lambda: observer.commits(place) == {stayed: 2 * EACH - 1, left: 2 * EACH}, "who stays has committed what it read", second)
+        until(
+            lambda: observer.commits(place) == {stayed: 2 * EACH - 1, left: 2 * EACH},
+            "who stays has committed what it read",
+            second,
+        )
         observer.sends(place, PARTITIONS, range(2 * EACH, 2 * EACH + 1))
         return Round(shares, assignor, (read, second.result()), observer.commits(place))
 
 
-def divided(observer: Observer, place: str, *drivers: Future[list[Record]]) -> tuple[Mapping[str, Sequence[int]], str]:
+def divided(
+    observer: Observer, place: str, *drivers: Future[list[Record]]
+) -> tuple[Mapping[str, Sequence[int]], str]:
     """Who has which partition, once each has one, and by which assignor."""
     seen: list[tuple[Mapping[str, Sequence[int]], str]] = []
 
@@ -162,20 +204,27 @@ def place_of(pair: str) -> str:
 
 
 @pytest.fixture
-def outcome(pair: str, rounds: Mapping[str, Future[Round]], client: Callable[[str], Client]) -> Round:
+def outcome(
+    pair: str, rounds: Mapping[str, Future[Round]], client: Callable[[str], Client]
+) -> Round:
     for name in pair.split("+"):
         client(name)
     return rounds[pair].result()
 
 
-def test_members_of_two_kinds_share_a_topic_and_who_stays_goes_on_where_who_left_committed(pair: str, outcome: Round) -> None:
+def test_members_of_two_kinds_share_a_topic_and_who_stays_goes_on_where_who_left_committed(
+    pair: str, outcome: Round
+) -> None:
     leads, follows = (table()[name] for name in pair.split("+"))
     (left,), (stayed,) = outcome.shares[leads.name], outcome.shares[follows.name]
     assert {left, stayed} == set(PARTITIONS)
     assert outcome.assignor in set(leads.assignors) & set(follows.assignors)
     first, second = map(read_of, outcome.read)
     assert first == {left: list(range(EACH + 1))}
-    assert second == {stayed: [*range(EACH), *range(EACH + 1, 2 * EACH + 1)], left: list(range(EACH + 1, 2 * EACH + 1))}
+    assert second == {
+        stayed: [*range(EACH), *range(EACH + 1, 2 * EACH + 1)],
+        left: list(range(EACH + 1, 2 * EACH + 1)),
+    }
     assert outcome.committed == {stayed: 2 * EACH, left: 2 * EACH + 1}
 
 
@@ -187,9 +236,17 @@ def test_who_has_no_assignor_of_the_groups_is_refused_and_disturbs_nobody(
     place = place_of(strangers)
     observer.makes(place)
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(consume_in_group, member, bootstrap, place, place, EACH, timeout=SECONDS)
-        until(lambda: observer.shares(place)[0] == {member.name: [0, 1]}, "the member has all partitions", reading)
-        with pytest.raises(DriverFailed, match=r"(?i)inconsistent|incompatible with those of existing members"):
+        reading = pool.submit(
+            consume_in_group, member, bootstrap, place, place, EACH, timeout=SECONDS
+        )
+        until(
+            lambda: observer.shares(place)[0] == {member.name: [0, 1]},
+            "the member has all partitions",
+            reading,
+        )
+        with pytest.raises(
+            DriverFailed, match=r"(?i)inconsistent|incompatible with those of existing members"
+        ):
             consume_in_group(stranger, bootstrap, place, place, 1, timeout=PATIENCE_SECONDS)
         assert observer.shares(place)[0] == {member.name: [0, 1]}
         observer.sends(place, PARTITIONS[:1], range(EACH))
@@ -198,7 +255,11 @@ def test_who_has_no_assignor_of_the_groups_is_refused_and_disturbs_nobody(
 
 @pytest.mark.parametrize("successors", SUCCESSORS)
 def test_members_and_who_only_commits_go_on_at_each_others_commits(
-    successors: str, bootstrap: str, is_reference: bool, observer: Observer, client: Callable[[str], Client]
+    successors: str,
+    bootstrap: str,
+    is_reference: bool,
+    observer: Observer,
+    client: Callable[[str], Client],
 ) -> None:
     pair = [*map(client, successors.split("+"))]
     if is_reference and (whys := [row.unlike_kafka for row in pair if row.unlike_kafka]):
@@ -208,7 +269,10 @@ def test_members_and_who_only_commits_go_on_at_each_others_commits(
     observer.sends(place, PARTITIONS, range(EACH))
     # Neither a partition's worth nor all of it.
     counts = (EACH - 2, EACH + 2)
-    first, second = (read_of(consume_in_group(row, bootstrap, place, place, count)) for row, count in zip(pair, counts, strict=True))
+    first, second = (
+        read_of(consume_in_group(row, bootstrap, place, place, count))
+        for row, count in zip(pair, counts, strict=True)
+    )
     together = [[*first.get(part, []), *second.get(part, [])] for part in PARTITIONS]
     assert together == [list(range(EACH))] * len(PARTITIONS)
     assert observer.commits(place) == dict.fromkeys(PARTITIONS, EACH)

@@ -9,7 +9,12 @@ from dataclasses import replace
 import pytest
 
 from tests.legacy_clients.brokers import Broker
-from tests.legacy_clients.cases import PLAIN_HEADERS, create_where_old_clients_need_it, records, sendable
+from tests.legacy_clients.cases import (
+    PLAIN_HEADERS,
+    create_where_old_clients_need_it,
+    records,
+    sendable,
+)
 from tests.legacy_clients.clients import Client, produce, table
 from tests.legacy_clients.install import install
 from tests.legacy_clients.stored import Stored, Written, can_read, misread
@@ -34,23 +39,43 @@ Misread = Mapping[str, str]
 def sent(request: pytest.FixtureRequest, broker: Broker) -> Iterator[Mapping[str, Future[Sent]]]:
     """By producer."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield {name: pool.submit(send, table()[name], broker) for name in names_of(request, "producer")}
+        yield {
+            name: pool.submit(send, table()[name], broker) for name in names_of(request, "producer")
+        }
 
 
 @pytest.fixture(scope="module")
-def reading(request: pytest.FixtureRequest, broker: Broker, sent: Mapping[str, Future[Sent]]) -> Iterator[Mapping[str, Future[Misread]]]:
+def reading(
+    request: pytest.FixtureRequest, broker: Broker, sent: Mapping[str, Future[Sent]]
+) -> Iterator[Mapping[str, Future[Misread]]]:
     """By consumer. What a producer could not send is missing, and its own test says so."""
-    topics = {topic: what for one in sent.values() if not one.exception() for topic, what in one.result().items()}
-    common = {topic: what for topic, what in topics.items() if {codec for _, codec in what.turns} == {COMMON_CODEC}}
+    topics = {
+        topic: what
+        for one in sent.values()
+        if not one.exception()
+        for topic, what in one.result().items()
+    }
+    common = {
+        topic: what
+        for topic, what in topics.items()
+        if {codec for _, codec in what.turns} == {COMMON_CODEC}
+    }
     eager = table() if request.config.getoption("--every-pair") else READERS
     with ThreadPoolExecutor(AT_ONCE) as pool:
         names = dict.fromkeys([*READERS, *names_of(request, "consumer")])
-        yield {name: pool.submit(read, table()[name], broker, topics if name in eager else common) for name in names}
+        yield {
+            name: pool.submit(read, table()[name], broker, topics if name in eager else common)
+            for name in names
+        }
 
 
 def names_of(request: pytest.FixtureRequest, role: str) -> Sequence[str]:
     """The clients that this run tests in that role."""
-    items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
+    items = [
+        item
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.module is request.module
+    ]
     return [item.callspec.params[role] for item in items if role in item.callspec.params]
 
 
@@ -58,37 +83,59 @@ def send(producer: Client, broker: Broker) -> Sent:
     install(producer)
     topics = {f"all-{producer.name}-{codec}": codec for codec in producer.codecs}
     create_where_old_clients_need_it(broker, list(topics))
-    return {topic: Stored(((producer.name, codec),), (written(producer, broker, topic, codec),)) for topic, codec in topics.items()}
+    return {
+        topic: Stored(((producer.name, codec),), (written(producer, broker, topic, codec),))
+        for topic, codec in topics.items()
+    }
 
 
 def written(producer: Client, broker: Broker, topic: str, codec: str) -> tuple[Written, ...]:
     given = sendable(producer, codec, records(topic, 0, 7, PLAIN_HEADERS))
     answers = produce(producer, broker.bootstrap, given, codec=codec, batch_bytes=2048)
     told = [answer.offset for answer in answers]
-    assert told == (list(range(len(given))) if producer.tells_offsets else [None] * len(given)), topic
+    assert told == (list(range(len(given))) if producer.tells_offsets else [None] * len(given)), (
+        topic
+    )
     return tuple(Written(producer, replace(one, offset=offset)) for offset, one in enumerate(given))
 
 
 def read(consumer: Client, broker: Broker, topics: Sent) -> Misread:
     install(consumer)
     return misread(
-        consumer, broker.bootstrap, {topic: what for topic, what in topics.items() if can_read(consumer, what, broker.is_reference)}
+        consumer,
+        broker.bootstrap,
+        {
+            topic: what
+            for topic, what in topics.items()
+            if can_read(consumer, what, broker.is_reference)
+        },
     )
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)
 def test_what_a_producer_sent_is_read_back_whole(
-    producer: str, sent: Mapping[str, Future[Sent]], reading: Mapping[str, Future[Misread]], client: Callable[[str], Client]
+    producer: str,
+    sent: Mapping[str, Future[Sent]],
+    reading: Mapping[str, Future[Misread]],
+    client: Callable[[str], Client],
 ) -> None:
     client(producer)
     topics = sent[producer].result()
-    found = [(reader, topic, mistake) for reader in READERS for topic, mistake in reading[reader].result().items() if topic in topics]
+    found = [
+        (reader, topic, mistake)
+        for reader in READERS
+        for topic, mistake in reading[reader].result().items()
+        if topic in topics
+    ]
     assert found == []
 
 
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_a_consumer_reads_what_every_producer_sent(
-    consumer: str, broker: Broker, reading: Mapping[str, Future[Misread]], client: Callable[[str], Client]
+    consumer: str,
+    broker: Broker,
+    reading: Mapping[str, Future[Misread]],
+    client: Callable[[str], Client],
 ) -> None:
     row = client(consumer)
     if broker.is_reference and row.unlike_kafka:

@@ -24,4 +24,7 @@ def test_requests_are_heard_whatever_pieces_they_come_in(step: int) -> None:
 
 
 def test_the_examples_are_as_long_as_they_say() -> None:
-    assert [struct.unpack(">i", one[:4])[0] for one in (NAMED, UNNAMED)] == [len(NAMED) - 4, len(UNNAMED) - 4]
+    assert [struct.unpack(">i", one[:4])[0] for one in (NAMED, UNNAMED)] == [
+        len(NAMED) - 4,
+        len(UNNAMED) - 4,
+    ]

@@ -51,33 +51,64 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
 
 
 @pytest.fixture(scope="session")
-def secured(is_reference: bool, kept: Stored, tls: Tls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def secured(
+    is_reference: bool, kept: Stored, tls: Tls, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Broker]:
     """A broker with one user, on a listener with TLS and one without."""
     folder = tmp_path_factory.mktemp("secured")
     if is_reference:
         running = reference(Secured((USER,), tls.key_and_certificate))
     else:
-        files = {"users_file": users_file(folder), "ssl_certificate_file": tls.certificate, "ssl_key_file": tls.key}
-        running = gateway(folder, LISTENERS, [word for name, file in files.items() for word in ("--set", f"{name}={file}")], kept)
+        files = {
+            "users_file": users_file(folder),
+            "ssl_certificate_file": tls.certificate,
+            "ssl_key_file": tls.key,
+        }
+        running = gateway(
+            folder,
+            LISTENERS,
+            [word for name, file in files.items() for word in ("--set", f"{name}={file}")],
+            kept,
+        )
     with running as broker:
         yield broker
 
 
 def users_file(folder: Path) -> Path:
     file = folder / "users"
-    add = [sys.executable, "-m", "gateway", "users", "add", USER[0], "--file", str(file), "--password-file", "-"]
-    subprocess.run(add, input=USER[1] + "\n", text=True, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    add = [
+        sys.executable,
+        "-m",
+        "gateway",
+        "users",
+        "add",
+        USER[0],
+        "--file",
+        str(file),
+        "--password-file",
+        "-",
+    ]
+    subprocess.run(
+        add, input=USER[1] + "\n", text=True, check=True, timeout=120, stdout=subprocess.DEVNULL
+    )
     return file
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_with_the_right_password_produces(name: str, secured: Broker, client: Callable[[str], Client]) -> None:
+def test_a_client_with_the_right_password_produces(
+    name: str, secured: Broker, client: Callable[[str], Client]
+) -> None:
     assert offsets_of_two(client(name), secured, "SASL_PLAINTEXT", Security(USER)) == [0, 1]
 
 
 @pytest.mark.parametrize("name", WITH_TLS)
-def test_a_client_with_the_right_password_produces_over_tls(name: str, secured: Broker, tls: Tls, client: Callable[[str], Client]) -> None:
-    assert offsets_of_two(client(name), secured, "SASL_SSL", Security(USER, tls.authority)) == [0, 1]
+def test_a_client_with_the_right_password_produces_over_tls(
+    name: str, secured: Broker, tls: Tls, client: Callable[[str], Client]
+) -> None:
+    assert offsets_of_two(client(name), secured, "SASL_SSL", Security(USER, tls.authority)) == [
+        0,
+        1,
+    ]
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -86,17 +117,23 @@ def test_a_client_with_a_wrong_password_is_refused_and_not_left_hanging(
 ) -> None:
     row = client(name)
     patience = TOLD_SECONDS if row.tells_refusal else PATIENCE_SECONDS
-    with pytest.raises(DriverFailed, match=r"(?i)authentication|SASL" if row.tells_refusal else "driver: ") as refused:
+    with pytest.raises(
+        DriverFailed, match=r"(?i)authentication|SASL" if row.tells_refusal else "driver: "
+    ) as refused:
         offsets_of_two(row, secured, "SASL_PLAINTEXT", Security(WRONG), patience)
     # The client gave up by itself; the driver did not have to be killed.
     assert "exit code " in str(refused.value).splitlines()[0]
     assert "driver: " in refused.value.errors
 
 
-def offsets_of_two(client: Client, broker: Broker, listener: str, security: Security, timeout: float = TOLD_SECONDS) -> list[int | None]:
+def offsets_of_two(
+    client: Client, broker: Broker, listener: str, security: Security, timeout: float = TOLD_SECONDS
+) -> list[int | None]:
     """Two records to a topic of their own."""
     topic = f"sasl-{client.name}-{uuid.uuid4().hex[:6]}"
     create_where_old_clients_need_it(broker, [topic])
     records = [Record(topic, 0, b"key", b"value"), Record(topic, 0, None, b"value")]
-    answers = produce(client, broker.listeners[listener], records, timeout=timeout, security=security)
+    answers = produce(
+        client, broker.listeners[listener], records, timeout=timeout, security=security
+    )
     return [answer.offset for answer in answers]

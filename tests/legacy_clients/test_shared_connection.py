@@ -28,8 +28,15 @@ def test_a_producer_does_not_wait_for_the_consumer_beside_it(
     """Sarama 1.19 sends its Produce behind the Fetch, 1.61 waits with it until the Fetch is answered."""
     row, topic = client(name), f"echo-{name}-{is_grouped}"
     create_topics(broker.bootstrap, [topic], 1)
-    words = [*(("--group", topic) if is_grouped else ()), "--fetch-wait", str(FETCH_WAIT_MS), f"{topic}:11"]
-    rounds = [float(line) for line in run(row, "echo", broker.bootstrap, words, timeout=200).splitlines()]
+    words = [
+        *(("--group", topic) if is_grouped else ()),
+        "--fetch-wait",
+        str(FETCH_WAIT_MS),
+        f"{topic}:11",
+    ]
+    rounds = [
+        float(line) for line in run(row, "echo", broker.bootstrap, words, timeout=200).splitlines()
+    ]
     assert len(rounds) == 11
     if is_reference:
         assert median(rounds) > HALF_A_WAIT
@@ -37,13 +44,18 @@ def test_a_producer_does_not_wait_for_the_consumer_beside_it(
         assert median(rounds) < HALF_A_WAIT
 
 
-def test_a_commit_does_not_wait_for_the_fetch_before_it(broker: Broker, is_reference: bool, client: Callable[[str], Client]) -> None:
+def test_a_commit_does_not_wait_for_the_fetch_before_it(
+    broker: Broker, is_reference: bool, client: Callable[[str], Client]
+) -> None:
     """librdkafka 0.11 sends both on one connection."""
     name = "confluent-0.11.6"
     row, topic = client(name), f"commits-{name}"
     create_topics(broker.bootstrap, [topic], 1)
     words = ["--group", topic, "--fetch-wait", str(FETCH_WAIT_MS), f"{topic}:11"]
-    commits = [float(line) for line in run(row, "commits", broker.bootstrap, words, timeout=200).splitlines()]
+    commits = [
+        float(line)
+        for line in run(row, "commits", broker.bootstrap, words, timeout=200).splitlines()
+    ]
     assert len(commits) == 11
     if is_reference:
         assert median(commits) > HALF_A_WAIT

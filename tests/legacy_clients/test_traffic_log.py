@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.legacy_clients.brokers import NO_REBALANCE_DELAY, Broker, Stored, gateway
-from tests.legacy_clients.clients import SESSION_MS, Client, Record, Security, Span, consume, consume_in_group, produce
+from tests.legacy_clients.clients import (
+    SESSION_MS,
+    Client,
+    Record,
+    Security,
+    Span,
+    consume,
+    consume_in_group,
+    produce,
+)
 from tests.legacy_clients.test_sasl import USER, users_file
 from tests.peers.traffic import Row, rows_of
 
@@ -48,7 +57,11 @@ KNOWN = {
 }
 
 #: What says its name, which takes ApiVersions 3.
-NAMES = {"java-2.8.2": "apache-kafka-java", "java-4.4.0": "apache-kafka-java", "kcat-1.7.1": "librdkafka"}
+NAMES = {
+    "java-2.8.2": "apache-kafka-java",
+    "java-4.4.0": "apache-kafka-java",
+    "kcat-1.7.1": "librdkafka",
+}
 
 ROADS = {
     "java-0.10.2.2": "handshake-v0-bare",
@@ -64,13 +77,23 @@ class Watched(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def watched(kept: Stored, is_reference: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+def watched(
+    kept: Stored, is_reference: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Watched]:
     if is_reference:
         pytest.skip("Kafka has no such log")
     folder = tmp_path_factory.mktemp("watched")
     log = folder / "traffic"
-    arguments = [*NO_REBALANCE_DELAY, "--traffic-log", str(log), "--set", f"users_file={users_file(folder)}"]
-    with gateway(folder, ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0"), arguments, kept) as broker:
+    arguments = [
+        *NO_REBALANCE_DELAY,
+        "--traffic-log",
+        str(log),
+        "--set",
+        f"users_file={users_file(folder)}",
+    ]
+    with gateway(
+        folder, ("PLAINTEXT://127.0.0.1:0", "SASL_PLAINTEXT://127.0.0.1:0"), arguments, kept
+    ) as broker:
         yield Watched(broker, log)
 
 
@@ -78,7 +101,9 @@ def records_to(topic: str) -> list[Record]:
     return [Record(topic, 0, b"key", b"value %d" % number) for number in range(RECORDS)]
 
 
-def ended(watched: Watched, client: Client, *did: int, topic: str | None = None, group: str | None = None) -> tuple[list[Row], list[Row]]:
+def ended(
+    watched: Watched, client: Client, *did: int, topic: str | None = None, group: str | None = None
+) -> tuple[list[Row], list[Row]]:
     """All that the log has of this client: the last rows of its connections, and its rows of use of that topic or group. It `did` these requests,
     the last thing of all among them, with which everything is told that began before."""
 
@@ -101,19 +126,26 @@ def ended(watched: Watched, client: Client, *did: int, topic: str | None = None,
 
 
 def highest(closed: list[Row], api_key: str) -> int:
-    return max((row["highest"][api_key] for row in closed if api_key in row["highest"]), default=NEVER)
+    return max(
+        (row["highest"][api_key] for row in closed if api_key in row["highest"]), default=NEVER
+    )
 
 
 def summed(used: list[Row], api_key: int, field: str) -> Any:
     """Of counts their sum, of objects the sums by name."""
     values = [row[field] for row in used if row["api_key"] == api_key and field in row]
     if values and isinstance(values[0], dict):
-        return {name: sum(value.get(name, 0) for value in values) for name in sorted(set().union(*values))}
+        return {
+            name: sum(value.get(name, 0) for value in values)
+            for name in sorted(set().union(*values))
+        }
     return sum(values)
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_versions_formats_and_records_of_a_client_are_told(name: str, watched: Watched, client: Callable[[str], Client]) -> None:
+def test_versions_formats_and_records_of_a_client_are_told(
+    name: str, watched: Watched, client: Callable[[str], Client]
+) -> None:
     row, bootstrap = client(name), watched.broker.bootstrap
     topic = f"told-{name}-{uuid.uuid4().hex[:6]}"
     produce(row, bootstrap, records_to(topic))
@@ -132,19 +164,23 @@ def test_versions_formats_and_records_of_a_client_are_told(name: str, watched: W
     assert not any("errors" in one for one in used)
 
 
-def test_a_first_request_for_versions_that_is_too_new_is_told(watched: Watched, client: Callable[[str], Client]) -> None:
+def test_a_first_request_for_versions_that_is_too_new_is_told(
+    watched: Watched, client: Callable[[str], Client]
+) -> None:
     row = client("java-4.4.0")
     topic = f"told-{row.name}-{uuid.uuid4().hex[:6]}"
     produce(row, watched.broker.bootstrap, records_to(topic))
     closed, _ = ended(watched, row, 0, topic=topic)
-    assert [(one["api_versions"], one["api_versions_refused"], one["software"]) for one in closed] == [(5, True, NAMES[row.name])] * len(
-        closed
-    )
+    assert [
+        (one["api_versions"], one["api_versions_refused"], one["software"]) for one in closed
+    ] == [(5, True, NAMES[row.name])] * len(closed)
     assert all(one["first_requests"][:2] == ["18:5", "18:4"] for one in closed)
 
 
 @pytest.mark.parametrize("name", ["java-0.9.0.1", "java-0.10.2.2", "kafka-node-2.0.0"])
-def test_what_was_converted_for_an_old_consumer_is_told(name: str, watched: Watched, client: Callable[[str], Client]) -> None:
+def test_what_was_converted_for_an_old_consumer_is_told(
+    name: str, watched: Watched, client: Callable[[str], Client]
+) -> None:
     row, producer = client(name), client("kafka-python-3.0.12")
     topic = f"converted-{name}-{uuid.uuid4().hex[:6]}"
     produce(producer, watched.broker.bootstrap, records_to(topic))
@@ -158,7 +194,9 @@ def test_what_was_converted_for_an_old_consumer_is_told(name: str, watched: Watc
 
 
 @pytest.mark.parametrize("name", ["java-0.9.0.1", "java-3.9.2", "sarama-1.61.1"])
-def test_a_group_and_what_its_member_asks_for_are_told(name: str, watched: Watched, client: Callable[[str], Client]) -> None:
+def test_a_group_and_what_its_member_asks_for_are_told(
+    name: str, watched: Watched, client: Callable[[str], Client]
+) -> None:
     row, bootstrap = client(name), watched.broker.bootstrap
     topic, group = f"grouped-{name}-{uuid.uuid4().hex[:6]}", f"group-{name}-{uuid.uuid4().hex[:6]}"
     produce(client("kafka-python-3.0.12"), bootstrap, records_to(topic))
@@ -172,11 +210,17 @@ def test_a_group_and_what_its_member_asks_for_are_told(name: str, watched: Watch
 
 
 @pytest.mark.parametrize("name", ROADS)
-def test_the_road_of_a_log_in_is_told(name: str, watched: Watched, client: Callable[[str], Client]) -> None:
+def test_the_road_of_a_log_in_is_told(
+    name: str, watched: Watched, client: Callable[[str], Client]
+) -> None:
     row = client(name)
     topic = f"logged-in-{name}-{uuid.uuid4().hex[:6]}"
-    produce(row, watched.broker.listeners["SASL_PLAINTEXT"], records_to(topic), security=Security(USER))
+    produce(
+        row, watched.broker.listeners["SASL_PLAINTEXT"], records_to(topic), security=Security(USER)
+    )
     closed, used = ended(watched, row, 0, topic=topic)
     seen = [one for one in closed if one["listener"] == "SASL_PLAINTEXT"]
-    assert {(one["road"], one["mechanism"], one["principal"]) for one in seen} == {(ROADS[name], "PLAIN", "User:alice")}
+    assert {(one["road"], one["mechanism"], one["principal"]) for one in seen} == {
+        (ROADS[name], "PLAIN", "User:alice")
+    }
     assert {one["principal"] for one in used if one["topic"] == topic} == {"User:alice"}

@@ -41,16 +41,24 @@ def test_a_transactional_producer_is_refused_once_and_does_not_ask_again(
     row = client(name)
     if is_reference:
         broker: Broker = request.getfixturevalue("broker")
-        assert run(row, "transaction", broker.bootstrap, [name], timeout=TIMEOUT_SECONDS) == "ready\n"
+        assert (
+            run(row, "transaction", broker.bootstrap, [name], timeout=TIMEOUT_SECONDS) == "ready\n"
+        )
         return
     server: Gateway = request.getfixturevalue("server")
     host, port = server.address
-    seconds, error = run(row, "transaction", f"{host}:{port}", [name], timeout=TIMEOUT_SECONDS).split()
+    seconds, error = run(
+        row, "transaction", f"{host}:{port}", [name], timeout=TIMEOUT_SECONDS
+    ).split()
     assert error == ERRORS[name]
     assert float(seconds) < TIMEOUT_SECONDS / 4
     # The log has its lines in order, so that after this one all of the client's are there.
     with server.peer() as peer:
-        peer.asks(InitProducerIdRequest(transactional_id=f"after-{name}", transaction_timeout_ms=1000), InitProducerIdResponse, 1)
+        peer.asks(
+            InitProducerIdRequest(transactional_id=f"after-{name}", transaction_timeout_ms=1000),
+            InitProducerIdResponse,
+            1,
+        )
     assert server.waits_for_lines(1, f"transactional_id=after-{name}")
     (line,) = [line for line in server.lines() if f"transactional_id={name}" in line]
     assert "transactional producer refused" in line

@@ -45,14 +45,20 @@ def read(file: Path) -> dict[tuple[str, str], Verdict]:
 
 
 def written(verdicts: Iterable[Verdict]) -> bytes:
-    return b"".join(msgspec.json.encode(one) + b"\n" for one in sorted(verdicts, key=lambda one: one.key))
+    return b"".join(
+        msgspec.json.encode(one) + b"\n" for one in sorted(verdicts, key=lambda one: one.key)
+    )
 
 
-def given(clients: Sequence[Client], version: str, out: Path, told: Told, only: Sequence[str] = ()) -> int:
+def given(
+    clients: Sequence[Client], version: str, out: Path, told: Told, only: Sequence[str] = ()
+) -> int:
     """The file has those of these clients anew, and of others as they were; of `only` some scenarios where they are named. Raises CannotInstall."""
     for client in clients:
         install(client)
-    works = {(client, scenario): False for client in clients for scenario in scenarios_of(client, only)}
+    works = {
+        (client, scenario): False for client in clients for scenario in scenarios_of(client, only)
+    }
     with _kafka(version) as broker:
         for _ in range(ATTEMPTS):
             again = [run for run, does in works.items() if not does]
@@ -61,7 +67,10 @@ def given(clients: Sequence[Client], version: str, out: Path, told: Told, only: 
                 for number, done in enumerate(as_completed(under_way)):
                     works[under_way[done]] = done.result()
                     told(number + 1, len(again), " ".join(map(str, under_way[done])))
-    verdicts = {(str(client), scenario): Verdict(str(client), scenario, does) for (client, scenario), does in works.items()}
+    verdicts = {
+        (str(client), scenario): Verdict(str(client), scenario, does)
+        for (client, scenario), does in works.items()
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(written((read(out) | verdicts).values()))
     return 0

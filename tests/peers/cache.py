@@ -64,7 +64,9 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
     return target
 
 
-def command(argv: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+def command(
+    argv: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> str:
     """Runs one step of an installation and returns its output; failure of any kind is `CannotInstall` with the tail of it."""
     shown = " ".join(str(word) for word in argv)
     try:
@@ -85,7 +87,9 @@ def command(argv: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping
     except subprocess.TimeoutExpired as late:
         raise CannotInstall(f"not finished after {BUILD_SECONDS:.0f} s: {shown}") from late
     if done.returncode:
-        raise CannotInstall(f"exit code {done.returncode}: {shown}\n{done.stdout[-TAIL_CHARACTERS:]}")
+        raise CannotInstall(
+            f"exit code {done.returncode}: {shown}\n{done.stdout[-TAIL_CHARACTERS:]}"
+        )
     return done.stdout
 
 
@@ -106,6 +110,20 @@ def maven_jars(coordinates: Sequence[str]) -> Path:
             f"<dependencies>{''.join(rows)}</dependencies></project>\n"
         )
         jars = f"-DoutputDirectory={folder / 'jars'}"
-        command(["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", "-DincludeScope=runtime", jars])
+        command(
+            [
+                "mvn",
+                "-q",
+                "-B",
+                "-f",
+                pom,
+                "dependency:copy-dependencies",
+                "-DincludeScope=runtime",
+                jars,
+            ]
+        )
 
-    return cached(f"jars/{coordinates[0].replace(':', '-')}-{fingerprint(coordinates)}", build) / "jars"
+    return (
+        cached(f"jars/{coordinates[0].replace(':', '-')}-{fingerprint(coordinates)}", build)
+        / "jars"
+    )

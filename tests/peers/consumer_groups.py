@@ -65,10 +65,18 @@ MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS = 79, 27
 IN_EACH_PARTITION = "abcd"
 
 #: Ids that were made up: a UUID as Java writes it, perhaps behind the client's id, and as Kafka does.
-_CHANCE = re.compile(r"(\w+-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![\w-])[\w-]{22}(?![\w-])")
+_CHANCE = re.compile(
+    r"(\w+-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<![\w-])[\w-]{22}(?![\w-])"
+)
 
 #: What epochs and generations are called in requests and answers.
-_EPOCHS = {"member_epoch", "group_epoch", "assignment_epoch", "generation_id", "generation_id_or_member_epoch"}
+_EPOCHS = {
+    "member_epoch",
+    "group_epoch",
+    "assignment_epoch",
+    "generation_id",
+    "generation_id_or_member_epoch",
+}
 #: What only Kafka 4 knows that may be done with a group: to describe and to alter its settings.
 _NEW_OPERATIONS = {10, 11}
 
@@ -95,7 +103,9 @@ class Side:
     def asks(self, request: Any, response: Any, version: int, *, is_noted: bool = True) -> Any:
         reply = self.peer.asks(request, response, version)
         if is_noted:
-            self.answers.append((f"{type(request).__name__} v{version}", self.plain(reply.to_dict())))
+            self.answers.append(
+                (f"{type(request).__name__} v{version}", self.plain(reply.to_dict()))
+            )
         return reply
 
     def until(self, is_so: Callable[[], bool], what: str) -> None:
@@ -111,7 +121,11 @@ class Side:
     def plain(self, value: Any, key: str = "") -> Any:
         match value:
             case dict():
-                return {name: self.plain(one, name) for name, one in value.items() if name != "error_message"}
+                return {
+                    name: self.plain(one, name)
+                    for name, one in value.items()
+                    if name != "error_message"
+                }
             case int() if key in _EPOCHS:
                 return value - self._ahead if value > 0 else value
             case list() if key == "authorized_operations":
@@ -122,7 +136,10 @@ class Side:
             case str() if value in self._names:
                 return self._names[value]
             case str():
-                return _CHANCE.sub(lambda found: self._numbers.setdefault(found[0], f"#{len(self._numbers) + 1}"), value)
+                return _CHANCE.sub(
+                    lambda found: self._numbers.setdefault(found[0], f"#{len(self._numbers) + 1}"),
+                    value,
+                )
         return value
 
     def begins(self, *, classic: bool) -> None:
@@ -132,7 +149,9 @@ class Side:
     # Topics
 
     def makes_topic(self, name: str, partitions: int) -> None:
-        row = CreateTopicsRequest.CreatableTopic(name=name, num_partitions=partitions, replication_factor=1, assignments=[], configs=[])
+        row = CreateTopicsRequest.CreatableTopic(
+            name=name, num_partitions=partitions, replication_factor=1, assignments=[], configs=[]
+        )
         request = CreateTopicsRequest(topics=[row], timeout_ms=10_000, validate_only=False)
         (made,) = self.asks(request, CreateTopicsResponse, 7, is_noted=False).topics
         assert made.error_code == 0, made
@@ -143,28 +162,40 @@ class Side:
     def knows_topic(self, name: str, partitions: int) -> None:
         """Kafka's groups hear of a topic after those who made it do."""
         scout = Member(self, f"scout-{name}-{partitions}", "scout")
-        self.until(lambda: bool(scout.joins(name)) and scout.given == {name: list(range(partitions))}, f"{name} is known")
+        self.until(
+            lambda: bool(scout.joins(name)) and scout.given == {name: list(range(partitions))},
+            f"{name} is known",
+        )
         noted = len(self.answers)
         scout.leaves()
         self.deletes(scout.group)
         del self.answers[noted:]
 
     def grows_topic(self, name: str, partitions: int) -> None:
-        row = CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=partitions, assignments=None)
+        row = CreatePartitionsRequest.CreatePartitionsTopic(
+            name=name, count=partitions, assignments=None
+        )
         request = CreatePartitionsRequest(topics=[row], timeout_ms=10_000, validate_only=False)
         (grown,) = self.asks(request, CreatePartitionsResponse, 3, is_noted=False).results
         assert grown.error_code == 0, grown
 
     def deletes_topic(self, name: str) -> None:
         row = DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=uuid.UUID(int=0))
-        (gone,) = self.asks(DeleteTopicsRequest(topics=[row], timeout_ms=10_000), DeleteTopicsResponse, 6, is_noted=False).responses
+        (gone,) = self.asks(
+            DeleteTopicsRequest(topics=[row], timeout_ms=10_000),
+            DeleteTopicsResponse,
+            6,
+            is_noted=False,
+        ).responses
         assert gone.error_code == 0, gone
 
     # Groups
 
     def looks(self, group: str) -> Any:
         """What those see who look after the group."""
-        request = ConsumerGroupDescribeRequest(group_ids=[group], include_authorized_operations=True)
+        request = ConsumerGroupDescribeRequest(
+            group_ids=[group], include_authorized_operations=True
+        )
         (described,) = self.asks(request, ConsumerGroupDescribeResponse, self.version).groups
         classic = DescribeGroupsRequest(groups=[group], include_authorized_operations=False)
         reply = self.asks(classic, DescribeGroupsResponse, 5, is_noted=False)
@@ -178,47 +209,84 @@ class Side:
         return described
 
     def lists(self, group: str, states: Iterable[str] = (), types: Iterable[str] = ()) -> None:
-        reply = self.peer.asks(ListGroupsRequest(states_filter=list(states), types_filter=list(types)), ListGroupsResponse, 5)
+        reply = self.peer.asks(
+            ListGroupsRequest(states_filter=list(states), types_filter=list(types)),
+            ListGroupsResponse,
+            5,
+        )
         rows = [one for one in reply.to_dict()["groups"] if one["group_id"] == group]
         self.answers.append((f"list of {states} {types}", (reply.error_code, self.plain(rows))))
 
     def state(self, group: str) -> tuple[str, int]:
         """In words, and how many members."""
-        request = ConsumerGroupDescribeRequest(group_ids=[group], include_authorized_operations=False)
-        (described,) = self.asks(request, ConsumerGroupDescribeResponse, self.version, is_noted=False).groups
+        request = ConsumerGroupDescribeRequest(
+            group_ids=[group], include_authorized_operations=False
+        )
+        (described,) = self.asks(
+            request, ConsumerGroupDescribeResponse, self.version, is_noted=False
+        ).groups
         return described.group_state, len(described.members)
 
     def deletes(self, *groups: str) -> None:
         self.asks(DeleteGroupsRequest(groups_names=list(groups)), DeleteGroupsResponse, 2)
 
     def commits(
-        self, group: str, offsets: Owned, member: str = "", epoch: int = -1, *, version: int = 9, instance: str | None = None
+        self,
+        group: str,
+        offsets: Owned,
+        member: str = "",
+        epoch: int = -1,
+        *,
+        version: int = 9,
+        instance: str | None = None,
     ) -> None:
         """One more offset each."""
         kind = OffsetCommitRequest.OffsetCommitRequestTopic
         row = kind.OffsetCommitRequestPartition
         topics = [
-            kind(name=name, partitions=[row(partition_index=index, committed_offset=index + 1, committed_metadata="") for index in indexes])
+            kind(
+                name=name,
+                partitions=[
+                    row(partition_index=index, committed_offset=index + 1, committed_metadata="")
+                    for index in indexes
+                ],
+            )
             for name, indexes in offsets.items()
         ]
         request = OffsetCommitRequest(
-            group_id=group, member_id=member, generation_id_or_member_epoch=epoch, group_instance_id=instance, topics=topics
+            group_id=group,
+            member_id=member,
+            generation_id_or_member_epoch=epoch,
+            group_instance_id=instance,
+            topics=topics,
         )
         self.asks(request, OffsetCommitResponse, version)
 
     def deletes_offsets(self, group: str, *topics: str) -> None:
         kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
-        rows = [kind(name=name, partitions=[kind.OffsetDeleteRequestPartition(partition_index=0)]) for name in topics]
+        rows = [
+            kind(name=name, partitions=[kind.OffsetDeleteRequestPartition(partition_index=0)])
+            for name in topics
+        ]
         self.asks(OffsetDeleteRequest(group_id=group, topics=rows), OffsetDeleteResponse, 0)
 
     def removes(self, group: str, *members: tuple[str, str | None]) -> None:
         """Members, by id and instance id, leave or are put out, as the classic protocol has it."""
-        rows = [LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=instance, reason="over") for name, instance in members]
+        rows = [
+            LeaveGroupRequest.MemberIdentity(
+                member_id=name, group_instance_id=instance, reason="over"
+            )
+            for name, instance in members
+        ]
         self.asks(LeaveGroupRequest(group_id=group, members=rows), LeaveGroupResponse, 5)
 
-    def fetches(self, group: str, topic: str, partitions: int, member: str | None = None, epoch: int = -1) -> None:
+    def fetches(
+        self, group: str, topic: str, partitions: int, member: str | None = None, epoch: int = -1
+    ) -> None:
         kind = OffsetFetchRequest.OffsetFetchRequestGroup
-        topics = [kind.OffsetFetchRequestTopics(name=topic, partition_indexes=list(range(partitions)))]
+        topics = [
+            kind.OffsetFetchRequestTopics(name=topic, partition_indexes=list(range(partitions)))
+        ]
         asked = kind(group_id=group, member_id=member, member_epoch=epoch, topics=topics)
         self.asks(OffsetFetchRequest(groups=[asked], require_stable=True), OffsetFetchResponse, 9)
 
@@ -226,7 +294,9 @@ class Side:
 class Member:
     """A member of the consumer protocol that does as told. It remembers what a client does: its epoch and what it was given last."""
 
-    def __init__(self, side: Side, group: str, member_id: str = "", instance: str | None = None) -> None:
+    def __init__(
+        self, side: Side, group: str, member_id: str = "", instance: str | None = None
+    ) -> None:
         self._side = side
         self.group = group
         self.id = member_id
@@ -236,7 +306,12 @@ class Member:
 
     def joins(self, *topics: str, assignor: str | None = "range", **fields: Any) -> Any:
         subscribed = {"subscribed_topic_names": list(topics)} if topics else {}
-        values = {"member_epoch": 0, "rebalance_timeout_ms": 60_000, "server_assignor": assignor, "topic_partitions": []}
+        values = {
+            "member_epoch": 0,
+            "rebalance_timeout_ms": 60_000,
+            "server_assignor": assignor,
+            "topic_partitions": [],
+        }
         return self.says(**values | subscribed | fields)
 
     def has(self, **owned: Iterable[int]) -> Any:
@@ -245,12 +320,24 @@ class Member:
 
     def rows(self, owned: Owned) -> list[Any]:
         kind = ConsumerGroupHeartbeatRequest.TopicPartitions
-        return [kind(topic_id=self._side.topics[name], partitions=list(indexes)) for name, indexes in owned.items()]
+        return [
+            kind(topic_id=self._side.topics[name], partitions=list(indexes))
+            for name, indexes in owned.items()
+        ]
 
     def says(self, **fields: Any) -> Any:
         """A heartbeat, with nothing in it but `fields`."""
-        values = {"group_id": self.group, "member_id": self.id, "member_epoch": self.epoch, "instance_id": self.instance} | fields
-        reply = self._side.asks(ConsumerGroupHeartbeatRequest(**values), ConsumerGroupHeartbeatResponse, self._side.version)
+        values = {
+            "group_id": self.group,
+            "member_id": self.id,
+            "member_epoch": self.epoch,
+            "instance_id": self.instance,
+        } | fields
+        reply = self._side.asks(
+            ConsumerGroupHeartbeatRequest(**values),
+            ConsumerGroupHeartbeatResponse,
+            self._side.version,
+        )
         if not reply.error_code:
             self.id, self.epoch = reply.member_id, reply.member_epoch
             if reply.assignment is not None:
@@ -260,24 +347,47 @@ class Member:
 
     def says_all(self, *topics: str, owned: Owned, **fields: Any) -> Any:
         """As a member does that has lost an answer."""
-        told = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": list(topics), "server_assignor": "range"}
+        told = {
+            "rebalance_timeout_ms": 60_000,
+            "subscribed_topic_names": list(topics),
+            "server_assignor": "range",
+        }
         return self.says(**told | {"topic_partitions": self.rows(owned)} | fields)
 
     def leaves(self, epoch: int = -1) -> Any:
         return self.says(member_epoch=epoch)
 
     def commits(self, epoch: int | None = None, version: int = 9, **offsets: Iterable[int]) -> None:
-        self._side.commits(self.group, offsets, self.id, self.epoch if epoch is None else epoch, version=version)
+        self._side.commits(
+            self.group, offsets, self.id, self.epoch if epoch is None else epoch, version=version
+        )
 
     def until_given(self, expected: Owned) -> None:
         """Where the broker does something beside the request, such as look for topics."""
-        self._side.until(lambda: self.says() and self.given == expected, f"{self.id} has {expected}")
-        self._side.answers.append((f"{self.id} is given", self._side.plain({"member_epoch": self.epoch, "given": self.given})))
+        self._side.until(
+            lambda: self.says() and self.given == expected, f"{self.id} has {expected}"
+        )
+        self._side.answers.append(
+            (
+                f"{self.id} is given",
+                self._side.plain({"member_epoch": self.epoch, "given": self.given}),
+            )
+        )
 
 
-def subscription(*topics: str, version: int = 1, owned: Owned | None = None, generation: int = -1, rack: str | None = None) -> bytes:
+def subscription(
+    *topics: str,
+    version: int = 1,
+    owned: Owned | None = None,
+    generation: int = -1,
+    rack: str | None = None,
+) -> bytes:
     """ConsumerProtocolSubscription: what a classic member's metadata are. Given back before it joins unless it says what it has."""
-    words = pack(">hi", version, len(topics)) + b"".join(pack(">h", len(name)) + name.encode() for name in topics) + pack(">i", -1)
+    words = (
+        pack(">hi", version, len(topics))
+        + b"".join(pack(">h", len(name)) + name.encode() for name in topics)
+        + pack(">i", -1)
+    )
     if version >= 1:
         words += _partitions(owned or {})
     if version >= 2:
@@ -289,11 +399,18 @@ def subscription(*topics: str, version: int = 1, owned: Owned | None = None, gen
 
 def assignment(version: int = 1, notes: bytes | None = None, **owned: Iterable[int]) -> bytes:
     """ConsumerProtocolAssignment."""
-    return pack(">h", version) + _partitions(owned) + (pack(">i", -1) if notes is None else pack(">i", len(notes)) + notes)
+    return (
+        pack(">h", version)
+        + _partitions(owned)
+        + (pack(">i", -1) if notes is None else pack(">i", len(notes)) + notes)
+    )
 
 
 def _partitions(owned: Owned) -> bytes:
-    rows = [pack(">h", len(name)) + name.encode() + _numbers(list(indexes)) for name, indexes in owned.items()]
+    rows = [
+        pack(">h", len(name)) + name.encode() + _numbers(list(indexes))
+        for name, indexes in owned.items()
+    ]
     return pack(">i", len(rows)) + b"".join(rows)
 
 
@@ -304,7 +421,9 @@ def _numbers(indexes: list[int]) -> bytes:
 class ClassicMember:
     """A member of the classic protocol, which waits for every answer: it must be alone, or in a consumer group."""
 
-    def __init__(self, side: Side, group: str, *topics: str, instance: str | None = None, **protocols: bytes) -> None:
+    def __init__(
+        self, side: Side, group: str, *topics: str, instance: str | None = None, **protocols: bytes
+    ) -> None:
         self._side = side
         self.group = group
         self.id = ""
@@ -314,9 +433,23 @@ class ClassicMember:
 
     def joins(self, version: int = 9, **fields: Any) -> Any:
         kind = JoinGroupRequest.JoinGroupRequestProtocol
-        rows = [kind(name=name.replace("_", "-"), metadata=metadata) for name, metadata in self.protocols.items()]
-        values = {"session_timeout_ms": 30_000, "rebalance_timeout_ms": 60_000, "protocol_type": "consumer", "reason": None} | fields
-        request = JoinGroupRequest(group_id=self.group, member_id=self.id, group_instance_id=self.instance, protocols=rows, **values)
+        rows = [
+            kind(name=name.replace("_", "-"), metadata=metadata)
+            for name, metadata in self.protocols.items()
+        ]
+        values = {
+            "session_timeout_ms": 30_000,
+            "rebalance_timeout_ms": 60_000,
+            "protocol_type": "consumer",
+            "reason": None,
+        } | fields
+        request = JoinGroupRequest(
+            group_id=self.group,
+            member_id=self.id,
+            group_instance_id=self.instance,
+            protocols=rows,
+            **values,
+        )
         reply = self._side.asks(request, JoinGroupResponse, version)
         if reply.error_code == MEMBER_ID_REQUIRED:
             self.id = reply.member_id
@@ -327,9 +460,21 @@ class ClassicMember:
 
     def syncs(self, assignments: Mapping[str, bytes] | None = None, **fields: Any) -> Any:
         kind = SyncGroupRequest.SyncGroupRequestAssignment
-        rows = [kind(member_id=name, assignment=words) for name, words in (assignments or {}).items()]
-        values = {"generation_id": self.generation, "protocol_type": "consumer", "protocol_name": next(iter(self.protocols))} | fields
-        request = SyncGroupRequest(group_id=self.group, member_id=self.id, group_instance_id=self.instance, assignments=rows, **values)
+        rows = [
+            kind(member_id=name, assignment=words) for name, words in (assignments or {}).items()
+        ]
+        values = {
+            "generation_id": self.generation,
+            "protocol_type": "consumer",
+            "protocol_name": next(iter(self.protocols)),
+        } | fields
+        request = SyncGroupRequest(
+            group_id=self.group,
+            member_id=self.id,
+            group_instance_id=self.instance,
+            assignments=rows,
+            **values,
+        )
         return self._side.asks(request, SyncGroupResponse, 5)
 
     def beats(self, generation: int | None = None) -> Any:
@@ -344,12 +489,18 @@ class ClassicMember:
     def leaves(self) -> None:
         self._side.removes(self.group, (self.id, self.instance))
 
-    def commits(self, generation: int | None = None, version: int = 8, **offsets: Iterable[int]) -> None:
+    def commits(
+        self, generation: int | None = None, version: int = 8, **offsets: Iterable[int]
+    ) -> None:
         epoch = self.generation if generation is None else generation
-        self._side.commits(self.group, offsets, self.id, epoch, version=version, instance=self.instance)
+        self._side.commits(
+            self.group, offsets, self.id, epoch, version=version, instance=self.instance
+        )
 
 
-def play(addresses: tuple[str, str], version: int, ahead: int, scene: Callable[[Side], None]) -> None:
+def play(
+    addresses: tuple[str, str], version: int, ahead: int, scene: Callable[[Side], None]
+) -> None:
     """The same before both of them: the gateway, and Kafka, which begins to count a new group's epochs further on by `ahead`."""
     with ExitStack() as stack:
         ours, theirs = Side(addresses[0], version, stack), Side(addresses[1], version, stack, ahead)
@@ -361,7 +512,9 @@ def play(addresses: tuple[str, str], version: int, ahead: int, scene: Callable[[
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(acts, (ours, theirs)))
         differences = []
-        for number, ((what, our), (asked, their)) in enumerate(zip_longest(ours.answers, theirs.answers, fillvalue=("nothing", None))):
+        for number, ((what, our), (asked, their)) in enumerate(
+            zip_longest(ours.answers, theirs.answers, fillvalue=("nothing", None))
+        ):
             if (what, our) != (asked, their):
                 differences += [f"{number}. {what}:", *(unlike(our, their) or [asked])]
         assert not differences, "\n".join(differences)
@@ -371,9 +524,17 @@ def unlike(ours: Any, theirs: Any, place: str = "") -> list[str]:
     """Where two answers differ, and in what."""
     match ours, theirs:
         case dict(), dict() if ours.keys() == theirs.keys():
-            return [line for name in ours for line in unlike(ours[name], theirs[name], f"{place}.{name}")]
+            return [
+                line
+                for name in ours
+                for line in unlike(ours[name], theirs[name], f"{place}.{name}")
+            ]
         case list(), list() if len(ours) == len(theirs):
-            return [line for number, pair in enumerate(zip(ours, theirs, strict=True)) for line in unlike(*pair, f"{place}[{number}]")]
+            return [
+                line
+                for number, pair in enumerate(zip(ours, theirs, strict=True))
+                for line in unlike(*pair, f"{place}[{number}]")
+            ]
     return [] if ours == theirs else [f"{place}: {ours!r}, Kafka {theirs!r}"]
 
 
@@ -382,8 +543,12 @@ def wait_for_coordinator(peer: Peer) -> None:
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         found = peer.asks(FindCoordinatorRequest(key="g", key_type=0), FindCoordinatorResponse, 1)
-        asked = DescribeGroupsRequest(groups=list(IN_EACH_PARTITION), include_authorized_operations=False)
-        if not found.error_code and not any(one.error_code for one in peer.asks(asked, DescribeGroupsResponse, 5).groups):
+        asked = DescribeGroupsRequest(
+            groups=list(IN_EACH_PARTITION), include_authorized_operations=False
+        )
+        if not found.error_code and not any(
+            one.error_code for one in peer.asks(asked, DescribeGroupsResponse, 5).groups
+        ):
             return
         time.sleep(0.2)
     raise AssertionError("there is no coordinator")

@@ -56,7 +56,9 @@ class Gateway:
         """Whole ones: the last may be under way."""
         return self.log.read_text().rpartition("\n")[0].splitlines()
 
-    def waits_for_lines(self, count: int, words: str, after: int = 0, seconds: float = 60.0) -> list[str]:
+    def waits_for_lines(
+        self, count: int, words: str, after: int = 0, seconds: float = 60.0
+    ) -> list[str]:
         """The lines with `words` from line `after` on, once there are `count` of them; what there is after `seconds`."""
         end = time.monotonic() + seconds
         while True:
@@ -100,14 +102,30 @@ def gateway(
 
     `environment` is what it has beside the tests' own; `within` is a command that becomes the one behind it.
     """
-    argv = [*within, sys.executable, "-m", "gateway", "serve", "--store", f"lmdb:{folder / 'store'}", *arguments]
+    argv = [
+        *within,
+        sys.executable,
+        "-m",
+        "gateway",
+        "serve",
+        "--store",
+        f"lmdb:{folder / 'store'}",
+        *arguments,
+    ]
     argv += [word for name in listeners for word in ("--listener", f"{name}://127.0.0.1:0")]
     argv += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     log = folder / "gateway.log"
     variables = {**os.environ, **(environment or {})}
     with (
         log.open("w") as errors,
-        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables) as process,
+        subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=variables,
+        ) as process,
     ):
         started = Gateway(process, log)
         try:
@@ -127,7 +145,12 @@ class Peer:
     """A socket and what a client says on it. `seconds` bounds every wait; `lines_before` is how long the gateway's log was at its beginning."""
 
     def __init__(
-        self, address: tuple[str, int], *, seconds: float = 60.0, receive_buffer: int | None = None, lines_before: int = 0
+        self,
+        address: tuple[str, int],
+        *,
+        seconds: float = 60.0,
+        receive_buffer: int | None = None,
+        lines_before: int = 0,
     ) -> None:
         self.lines_before = lines_before
         self.socket = socket.socket()
@@ -195,11 +218,19 @@ class Peer:
 
     def fetches(self, topic: str, offset: int, version: int = 4, **more: Any) -> Any:
         """The reply's only partition."""
-        return self.asks(fetching(topic, offset, version, **more), FetchResponse, version).responses[0].partitions[0]
+        return (
+            self.asks(fetching(topic, offset, version, **more), FetchResponse, version)
+            .responses[0]
+            .partitions[0]
+        )
 
     def makes(self, topic: str) -> None:
         """The topic, made by asking for it."""
-        asked = MetadataRequest(version=4, topics=[MetadataRequest.MetadataRequestTopic(name=topic)], allow_auto_topic_creation=True)
+        asked = MetadataRequest(
+            version=4,
+            topics=[MetadataRequest.MetadataRequestTopic(name=topic)],
+            allow_auto_topic_creation=True,
+        )
         assert self.asks(asked, MetadataResponse, 4).topics[0].error_code == 0
 
     def _exactly(self, size: int) -> bytes | None:
@@ -229,14 +260,29 @@ def framed(request: Any, version: int, correlation_id: int = 1) -> bytes:
 def producing(topic: str, records: bytes, version: int = 7, acks: int = -1) -> Any:
     rows = [
         ProduceRequest.TopicProduceData(
-            name=topic, partition_data=[ProduceRequest.TopicProduceData.PartitionProduceData(index=0, records=records)]
+            name=topic,
+            partition_data=[
+                ProduceRequest.TopicProduceData.PartitionProduceData(index=0, records=records)
+            ],
         )
     ]
-    return ProduceRequest(version=version, transactional_id=None, acks=acks, timeout_ms=10_000, topic_data=rows)
+    return ProduceRequest(
+        version=version, transactional_id=None, acks=acks, timeout_ms=10_000, topic_data=rows
+    )
 
 
-def fetching(topic: str, offset: int, version: int = 4, *, max_wait_ms: int = 0, min_bytes: int = 1, max_bytes: int = 50 * MIB) -> Any:
-    partition = FetchRequest.FetchTopic.FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=max_bytes)
+def fetching(
+    topic: str,
+    offset: int,
+    version: int = 4,
+    *,
+    max_wait_ms: int = 0,
+    min_bytes: int = 1,
+    max_bytes: int = 50 * MIB,
+) -> Any:
+    partition = FetchRequest.FetchTopic.FetchPartition(
+        partition=0, fetch_offset=offset, partition_max_bytes=max_bytes
+    )
     return FetchRequest(
         version=version,
         max_wait_ms=max_wait_ms,

@@ -22,7 +22,13 @@ def makes_topic(bootstrap: str, name: str, *records: int) -> None:
     """A topic with so many records in each partition, at the times 1000, 2000, ..."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(name, len(records), 1)])[name].result(SECONDS)
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "topic.metadata.refresh.fast.interval.ms": 20})
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 0,
+            "topic.metadata.refresh.fast.interval.ms": 20,
+        }
+    )
     for partition, count in enumerate(records):
         for number in range(count):
             producer.produce(name, b"value", partition=partition, timestamp=1000 * (number + 1))
@@ -32,7 +38,9 @@ def makes_topic(bootstrap: str, name: str, *records: int) -> None:
 def commits(bootstrap: str, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
     """Offsets of a group that nobody is in."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
-    rows = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+    rows = [
+        TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()
+    ]
     committed = consumer.commit(offsets=rows, asynchronous=False)
     consumer.close()
     assert all(row.error is None for row in committed), committed
@@ -41,16 +49,22 @@ def commits(bootstrap: str, group: str, offsets: Mapping[tuple[str, int], int]) 
 def committed(bootstrap: str, group: str, *partitions: tuple[str, int]) -> list[int | None]:
     """What the group has committed in each, None for nothing."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
-    rows = consumer.committed([TopicPartition(*partition) for partition in partitions], timeout=SECONDS)
+    rows = consumer.committed(
+        [TopicPartition(*partition) for partition in partitions], timeout=SECONDS
+    )
     consumer.close()
     assert all(row.error is None for row in rows), rows
     return [row.offset if row.offset >= 0 else None for row in rows]
 
 
 @contextmanager
-def members(bootstrap: str, group: str, topic: str, *names: str, protocol: str = "classic") -> Iterator[None]:
+def members(
+    bootstrap: str, group: str, topic: str, *names: str, protocol: str = "classic"
+) -> Iterator[None]:
     """Members whose client ids are `names`, static ones by the same name where it begins with "static". They have their partitions and keep them."""
-    consumers = [Consumer(_settings(bootstrap, group, name) | _ASSIGNOR[protocol]) for name in names]
+    consumers = [
+        Consumer(_settings(bootstrap, group, name) | _ASSIGNOR[protocol]) for name in names
+    ]
     try:
         for consumer in consumers:
             consumer.subscribe([topic])

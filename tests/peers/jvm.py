@@ -17,7 +17,12 @@ SERIAL = ("-XX:+UseSerialGC",)
 CLIENT = (*SERIAL, "-XX:TieredStopAtLevel=1")
 
 
-def argv(classpath: Sequence[Path | str], main: str | Path, *arguments: str, flags: Sequence[str] = SERIAL) -> list[str]:
+def argv(
+    classpath: Sequence[Path | str],
+    main: str | Path,
+    *arguments: str,
+    flags: Sequence[str] = SERIAL,
+) -> list[str]:
     """The argv of a Java program: a main class, or a source file, which Java compiles first.
 
     Raises CannotInstall if there is no `java` on this machine.

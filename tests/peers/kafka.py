@@ -90,11 +90,22 @@ def jars(version: str = VERSION) -> Path:
     """The folder with the jars of the broker and its tools; fetched once."""
     # From 4 on the broker brings no library along that writes a log.
     writer = ("org.slf4j:slf4j-simple:1.7.36",) if _is_modern(version) else ()
-    return maven_jars((f"org.apache.kafka:kafka_2.13:{version}", f"org.apache.kafka:kafka-tools:{version}", *writer))
+    return maven_jars(
+        (
+            f"org.apache.kafka:kafka_2.13:{version}",
+            f"org.apache.kafka:kafka-tools:{version}",
+            *writer,
+        )
+    )
 
 
 def java(
-    main: str, *arguments: str, version: str = VERSION, heap: str = "-Xmx256m", collector: Sequence[str] = SERIAL, log_level: str = "WARN"
+    main: str,
+    *arguments: str,
+    version: str = VERSION,
+    heap: str = "-Xmx256m",
+    collector: Sequence[str] = SERIAL,
+    log_level: str = "WARN",
 ) -> list[str]:
     """The argv of a main class from the broker's jars, logging to stderr."""
     flags = [heap, *collector, "-Djava.awt.headless=true", *_logging(version, log_level)]
@@ -116,7 +127,9 @@ def tool(name: str, bootstrap: str, *arguments: str, check: bool = True) -> str:
         check=False,
     )
     if check and done.returncode:
-        failure = subprocess.CalledProcessError(done.returncode, [name, *arguments], done.stdout, done.stderr)
+        failure = subprocess.CalledProcessError(
+            done.returncode, [name, *arguments], done.stdout, done.stderr
+        )
         failure.add_note((done.stdout + done.stderr)[-TAIL_CHARACTERS:])
         raise failure
     return done.stdout
@@ -125,7 +138,9 @@ def tool(name: str, bootstrap: str, *arguments: str, check: bool = True) -> str:
 class Kafka:
     """A running broker. `stop` (or leaving the context) ends the process and removes its data."""
 
-    def __init__(self, process: subprocess.Popen[bytes], folder: Path, listeners: dict[str, str]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], folder: Path, listeners: dict[str, str]
+    ) -> None:
         self._process = process
         self._folder = folder
         self.listeners = listeners
@@ -147,7 +162,12 @@ class Kafka:
         """
         for attempt in range(START_ATTEMPTS):
             server = java("kafka.Kafka", version=version, heap=heap, collector=collector)
-            broker = cls._launch(server, version, secured, {name.replace("_", "."): value for name, value in settings.items()})
+            broker = cls._launch(
+                server,
+                version,
+                secured,
+                {name.replace("_", "."): value for name, value in settings.items()},
+            )
             try:
                 broker._wait_until_ready()
             except BrokerFailed as failure:
@@ -162,22 +182,34 @@ class Kafka:
         raise AssertionError("the last attempt returns or raises")
 
     @classmethod
-    def _launch(cls, server: list[str], version: str, secured: Secured | None, settings: dict[str, str]) -> Self:
+    def _launch(
+        cls, server: list[str], version: str, secured: Secured | None, settings: dict[str, str]
+    ) -> Self:
         names = ["PLAINTEXT", *(["SASL_PLAINTEXT", "SSL", "SASL_SSL"] if secured else [])]
         *ports, controller = free_ports(len(names) + 1)
         listeners = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
         folder = Path(tempfile.mkdtemp(prefix="kopgate-kafka-"))
         try:
-            lines = {**_settings(folder, listeners, controller), **(_security(secured) if secured else {}), **settings}
+            lines = {
+                **_settings(folder, listeners, controller),
+                **(_security(secured) if secured else {}),
+                **settings,
+            }
             file = folder / "server.properties"
             file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
             log = folder / "broker.log"
             with log.open("wb") as output:
                 form = ("format", "--cluster-id", CLUSTER_ID, "--config", str(file))
                 subprocess.run(
-                    java("kafka.tools.StorageTool", *form, version=version), stdout=output, stderr=output, timeout=START_SECONDS, check=True
+                    java("kafka.tools.StorageTool", *form, version=version),
+                    stdout=output,
+                    stderr=output,
+                    timeout=START_SECONDS,
+                    check=True,
                 )
-                process = subprocess.Popen([*server, str(file)], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+                process = subprocess.Popen(
+                    [*server, str(file)], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                )
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -210,7 +242,12 @@ class Kafka:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def _wait_until_ready(self) -> None:
@@ -221,7 +258,9 @@ class Kafka:
             if b"Kafka Server started" in log.read_bytes():
                 return
             if self._process.poll() is not None:
-                raise BrokerFailed(f"Kafka exited with {self._process.returncode} while starting:\n{self.log()}")
+                raise BrokerFailed(
+                    f"Kafka exited with {self._process.returncode} while starting:\n{self.log()}"
+                )
             time.sleep(0.1)
         raise BrokerFailed(f"Kafka was not ready after {START_SECONDS:.0f} s:\n{self.log()}")
 
@@ -233,8 +272,12 @@ def _settings(folder: Path, listeners: dict[str, str], controller: int) -> dict[
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "PLAINTEXT",
-        "listeners": ",".join(f"{name}://{at}" for name, at in [*listeners.items(), ("CONTROLLER", f"127.0.0.1:{controller}")]),
-        "listener.security.protocol.map": ",".join(f"{name}:{name}" for name in listeners) + ",CONTROLLER:PLAINTEXT",
+        "listeners": ",".join(
+            f"{name}://{at}"
+            for name, at in [*listeners.items(), ("CONTROLLER", f"127.0.0.1:{controller}")]
+        ),
+        "listener.security.protocol.map": ",".join(f"{name}:{name}" for name in listeners)
+        + ",CONTROLLER:PLAINTEXT",
         "log.dirs": str(folder / "logs"),
         "log.retention.ms": "-1",
         "offsets.topic.replication.factor": "1",
@@ -268,7 +311,11 @@ def free_ports(count: int) -> list[int]:
         ports: list[int] = []
         while len(ports) < count:
             with suppress(OSError):
-                ports.append(held.enter_context(socket.create_server(("127.0.0.1", chance.choice(SERVERS_PORTS)))).getsockname()[1])
+                ports.append(
+                    held.enter_context(
+                        socket.create_server(("127.0.0.1", chance.choice(SERVERS_PORTS)))
+                    ).getsockname()[1]
+                )
         return ports
 
 
@@ -280,7 +327,10 @@ def _logging(version: str, level: str) -> list[str]:
     if not _is_modern(version):
         return [f"-Dlog4j.configuration=file:{_log4j(level)}"]
     simple = "-Dorg.slf4j.simpleLogger"
-    return [f"{simple}.defaultLogLevel={level.lower()}", f"{simple}.log.kafka.server.KafkaRaftServer=info"]
+    return [
+        f"{simple}.defaultLogLevel={level.lower()}",
+        f"{simple}.log.kafka.server.KafkaRaftServer=info",
+    ]
 
 
 def _log4j(level: str) -> Path:

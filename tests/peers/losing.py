@@ -35,8 +35,16 @@ def main() -> int:
 
     server.make_store = lambda settings, reactor: store
     reactor.callWhenRunning(reactor.callInThread, wait)
-    settings = Settings(listeners=(parse_endpoint("PLAINTEXT://127.0.0.1:0"),), shutdown_timeout_ms=500)
-    with logs.Log(sys.stderr, settings.log_format, settings.log_level, settings.log_levels, settings.log_queue_events):
+    settings = Settings(
+        listeners=(parse_endpoint("PLAINTEXT://127.0.0.1:0"),), shutdown_timeout_ms=500
+    )
+    with logs.Log(
+        sys.stderr,
+        settings.log_format,
+        settings.log_level,
+        settings.log_levels,
+        settings.log_queue_events,
+    ):
         return server.run(settings, reactor)
 
 

@@ -26,7 +26,11 @@ def options(settings, *more):
     words = [word for name, value in names.items() for word in ("--set", f"{name}={value}")]
     # A Pulsar that others keep busy stands still for seconds, and not everybody here tries again.
     patience = ("partition_open_timeout_ms=20000", "offsets_commit_timeout_ms=20000")
-    words += [word for setting in ("group_initial_rebalance_delay_ms=0", *patience) for word in ("--set", setting)]
+    words += [
+        word
+        for setting in ("group_initial_rebalance_delay_ms=0", *patience)
+        for word in ("--set", setting)
+    ]
     return ["--store", settings.service_url, "--pulsar-admin", settings.admin_url, *words, *more]
 
 
@@ -59,13 +63,20 @@ def produces(running, topic, *values):
     ordered = {"max.in.flight.requests.per.connection": 1, "message.timeout.ms": 240_000}
     producer = Producer({"bootstrap.servers": bootstrap(running), **ordered, "log_level": 0})
     for value in values:
-        producer.produce(topic, value, on_delivery=lambda error, _: failed.append(error) if error else None)
+        producer.produce(
+            topic, value, on_delivery=lambda error, _: failed.append(error) if error else None
+        )
     assert producer.flush(END_SECONDS) == 0
     assert failed == []
 
 
 def consumes(running, topic, count, group="readers"):
-    config = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False, "log_level": 0}
+    config = {
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "log_level": 0,
+    }
     with closing(Consumer({"bootstrap.servers": bootstrap(running), **config})) as consumer:
         consumer.subscribe([topic])
         found = []
@@ -78,7 +89,15 @@ def consumes(running, topic, count, group="readers"):
 
 def ends(*arguments):
     """Exit code and log of a gateway that is not expected to start."""
-    argv = [sys.executable, "-m", "gateway", "serve", "--listener", "PLAINTEXT://127.0.0.1:0", *arguments]
+    argv = [
+        sys.executable,
+        "-m",
+        "gateway",
+        "serve",
+        "--listener",
+        "PLAINTEXT://127.0.0.1:0",
+        *arguments,
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=END_SECONDS, check=False)
     assert done.stdout == ""
     return done.returncode, done.stderr

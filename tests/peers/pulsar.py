@@ -70,14 +70,18 @@ def distribution() -> Path:
         archive.unlink()
 
     if not shutil.which("java"):
-        raise CannotInstall("`java` is not on this machine: Pulsar needs a JDK of version 17 or later")
+        raise CannotInstall(
+            "`java` is not on this machine: Pulsar needs a JDK of version 17 or later"
+        )
     return cached(f"pulsar/{VERSION}", build)
 
 
 class Pulsar:
     """A broker that can be killed, paused and started again on the same data and ports. Leaving the context ends it and removes its data."""
 
-    def __init__(self, folder: Path, ports: tuple[int, int], settings: Mapping[str, str], memory: str) -> None:
+    def __init__(
+        self, folder: Path, ports: tuple[int, int], settings: Mapping[str, str], memory: str
+    ) -> None:
         self._folder = folder
         self._ports = ports
         self._memory = memory
@@ -86,10 +90,23 @@ class Pulsar:
         self._process: subprocess.Popen[bytes] | None = None
         self._has_served = False
         port, web_port = ports
-        addresses = {"bindAddress": "127.0.0.1", "advertisedAddress": "127.0.0.1", "brokerServicePort": port, "webServicePort": web_port}
+        addresses = {
+            "bindAddress": "127.0.0.1",
+            "advertisedAddress": "127.0.0.1",
+            "brokerServicePort": port,
+            "webServicePort": web_port,
+        }
         conf = (distribution() / "conf" / "standalone.conf").read_text("utf-8")
         (folder / "standalone.conf").write_text(
-            with_settings(conf, {**SETTINGS, **TO_BE_KILLED, **{k: str(v) for k, v in addresses.items()}, **settings})
+            with_settings(
+                conf,
+                {
+                    **SETTINGS,
+                    **TO_BE_KILLED,
+                    **{k: str(v) for k, v in addresses.items()},
+                    **settings,
+                },
+            )
         )
 
     @classmethod
@@ -100,7 +117,9 @@ class Pulsar:
         """
         for attempt in range(START_ATTEMPTS):
             port, web_port = free_ports(2)
-            broker = cls(Path(tempfile.mkdtemp(prefix="kopgate-pulsar-")), (port, web_port), settings, memory)
+            broker = cls(
+                Path(tempfile.mkdtemp(prefix="kopgate-pulsar-")), (port, web_port), settings, memory
+            )
             try:
                 broker.launch()
             except BrokerFailed as failure:
@@ -150,11 +169,19 @@ class Pulsar:
             if self._quarrels(already) <= MOST_QUARRELS:
                 return
             self.kill()
-        raise BrokerFailed(f"Pulsar's bookie lost its registration again and again in each of {QUARREL_ATTEMPTS} starts:\n{self.log()}")
+        raise BrokerFailed(
+            f"Pulsar's bookie lost its registration again and again in each of {QUARREL_ATTEMPTS} starts:\n{self.log()}"
+        )
 
     def _launch(self) -> None:
         with (self._folder / "broker.log").open("ab") as output:
-            self._process = subprocess.Popen(self._argv(), env=self._environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                self._argv(),
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
@@ -162,7 +189,9 @@ class Pulsar:
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise BrokerFailed(f"Pulsar exited with {self._process.returncode} while starting:\n{self.log()}")
+                raise BrokerFailed(
+                    f"Pulsar exited with {self._process.returncode} while starting:\n{self.log()}"
+                )
             if self._is_ready():
                 return
             time.sleep(0.1)
@@ -236,13 +265,24 @@ class Pulsar:
     def log(self) -> str:
         """The tail of what the broker logged, beginning with its last failure where there is one."""
         text = (self._folder / "broker.log").read_text(errors="replace")
-        failures = "\n".join([line[:300] for line in text.splitlines() if " ERROR " in line or "Caused by: " in line][-5:])
+        failures = "\n".join(
+            [
+                line[:300]
+                for line in text.splitlines()
+                if " ERROR " in line or "Caused by: " in line
+            ][-5:]
+        )
         return f"{failures}\n...\n{text[-TAIL_CHARACTERS:]}"
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is not None:
             error.add_note(self.log())
         self.stop()
@@ -251,7 +291,10 @@ class Pulsar:
         # The bookie's stream storage would want a port of its own, too.
         without = ("--no-functions-worker", "--no-stream-storage")
         bookie = (f"--bookkeeper-port={self._bookie_port}",) if self._bookie_port else ()
-        data = (f"--metadata-dir={self._folder / 'metadata'}", f"--bookkeeper-dir={self._folder / 'bookkeeper'}")
+        data = (
+            f"--metadata-dir={self._folder / 'metadata'}",
+            f"--bookkeeper-dir={self._folder / 'bookkeeper'}",
+        )
         return [str(distribution() / "bin" / "pulsar"), "standalone", *without, *bookie, *data]
 
     def _environment(self) -> dict[str, str]:
@@ -289,7 +332,11 @@ def suspend(process: subprocess.Popen[Any]) -> None:
 
 def with_settings(conf: str, settings: Mapping[str, str]) -> str:
     """The text of a .conf with these settings in place of its own; Pulsar refuses a file in which one stands twice."""
-    kept = [line for line in conf.splitlines() if not any(re.match(rf"{re.escape(name)}\s*=", line) for name in settings)]
+    kept = [
+        line
+        for line in conf.splitlines()
+        if not any(re.match(rf"{re.escape(name)}\s*=", line) for name in settings)
+    ]
     return "\n".join([*kept, *(f"{name}={value}" for name, value in settings.items()), ""])
 
 

@@ -97,9 +97,13 @@ class Relay:
                 if self._is_cut:
                     self._dead |= {client, server}
             for direction in (self.forward, self.answer):
-                threading.Thread(target=self._pass, args=(direction, (client, server)), daemon=True).start()
+                threading.Thread(
+                    target=self._pass, args=(direction, (client, server)), daemon=True
+                ).start()
 
-    def _pass(self, direction: Callable[[socket.socket, socket.socket], None], sides: Sides) -> None:
+    def _pass(
+        self, direction: Callable[[socket.socket, socket.socket], None], sides: Sides
+    ) -> None:
         with suppress(OSError):
             direction(*sides)
         if not self.is_heard(sides[0]):
@@ -118,7 +122,9 @@ class BrokerRelay(Relay):
         self.lost: frozenset[int] = frozenset()
         self._theirs, self._ours = service_url.encode(), self.url.encode()
         # Lengths are inside of what is looked into, and the ports of tests have five digits all.
-        assert len(self._theirs) == len(self._ours), f"{service_url} is longer or shorter than {self.url}"
+        assert len(self._theirs) == len(self._ours), (
+            f"{service_url} is longer or shorter than {self.url}"
+        )
 
     def forward(self, client: socket.socket, server: socket.socket) -> None:
         for frame in self._kept(client):

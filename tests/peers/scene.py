@@ -46,7 +46,13 @@ class Client:
             words = self.argv()
         except CannotInstall as missing:
             (pytest.fail if are_required() else pytest.skip)(str(missing))
-        return [*words, bootstrap, topic, group, *(f"{name}={value}" for name, value in self.config.items())]
+        return [
+            *words,
+            bootstrap,
+            topic,
+            group,
+            *(f"{name}={value}" for name, value in self.config.items()),
+        ]
 
 
 def python(program: str, **config: str) -> Client:
@@ -56,9 +62,17 @@ def python(program: str, **config: str) -> Client:
 
 def java(version: str, **config: str) -> Client:
     def argv() -> list[str]:
-        jars = maven_jars((f"org.apache.kafka:kafka-clients:{version}", "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36"))
+        jars = maven_jars(
+            (
+                f"org.apache.kafka:kafka-clients:{version}",
+                "org.slf4j:slf4j-api:1.7.36",
+                "org.slf4j:slf4j-simple:1.7.36",
+            )
+        )
         quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
-        return jvm.argv([f"{jars}/*"], PROGRAMS / "Member.java", flags=["-Xmx128m", *jvm.CLIENT, quiet])
+        return jvm.argv(
+            [f"{jars}/*"], PROGRAMS / "Member.java", flags=["-Xmx128m", *jvm.CLIENT, quiet]
+        )
 
     return Client(argv, _named(config))
 
@@ -74,7 +88,9 @@ class Member:
         self.group = group
         self._errors = errors
         with errors.open("w") as stderr:
-            self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True)
+            self.process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
         self.read: list[tuple[int, int, str]] = []
         self.assigned: list[int] | None = None
         self.had: list[tuple[int, frozenset[int]]] = []
@@ -162,14 +178,18 @@ class Scene:
 
     def joins(self, client: Client | None = None, group: str = GROUP, topic: str = TOPIC) -> Member:
         argv = (client or self._client).command(self.bootstrap, group, topic)
-        member = self._stack.enter_context(Member(argv, group, self._folder / f"member-{len(self.members)}.log"))
+        member = self._stack.enter_context(
+            Member(argv, group, self._folder / f"member-{len(self.members)}.log")
+        )
         self.members.append(member)
         return member
 
     def sends(self, count: int) -> None:
         producer = kafka.KafkaProducer(bootstrap_servers=self.bootstrap, acks="all")
         for number in range(len(self.sent), len(self.sent) + count):
-            producer.send(TOPIC, f"{number}".encode(), partition=number % len(PARTITIONS)).get(EVENT_SECONDS)
+            producer.send(TOPIC, f"{number}".encode(), partition=number % len(PARTITIONS)).get(
+                EVENT_SECONDS
+            )
             self.sent.append(f"{number}")
         producer.close()
 
@@ -180,7 +200,9 @@ class Scene:
                 member.hears()
             if is_so():
                 return
-            assert time.monotonic() < end, "\n".join([f"not so: {what}", *map(str, self.members), self._log()])
+            assert time.monotonic() < end, "\n".join(
+                [f"not so: {what}", *map(str, self.members), self._log()]
+            )
             time.sleep(0.02)
 
     def _log(self) -> str:
@@ -188,7 +210,9 @@ class Scene:
 
     def until_shared_by(self, *members: Member) -> None:
         def is_shared() -> bool:
-            return sorted(part for one in members for part in one.assigned or []) == PARTITIONS and all(one.assigned for one in members)
+            return sorted(
+                part for one in members for part in one.assigned or []
+            ) == PARTITIONS and all(one.assigned for one in members)
 
         self.until(is_shared, "every partition has one of these members, and each of them has some")
 
@@ -197,7 +221,10 @@ class Scene:
         return [value for one in self.members if one.group == group for _, _, value in one.read]
 
     def until_all_is_read(self, *groups: str) -> None:
-        self.until(lambda: all({*self.told(group)} >= {*self.sent} for group in groups or [GROUP]), "everything is read")
+        self.until(
+            lambda: all({*self.told(group)} >= {*self.sent} for group in groups or [GROUP]),
+            "everything is read",
+        )
 
 
 @contextmanager

@@ -25,7 +25,14 @@ COMMAND_SECONDS = 360.0
 TOOL_TIMEOUT_MS = 120_000
 
 #: What the reference broker is set to, too: its id, that it keeps records for ever, and that groups that were empty wait for nobody.
-ALIKE = ("--node-id", "1", "--set", "log_retention_ms=-1", "--set", "group_initial_rebalance_delay_ms=0")
+ALIKE = (
+    "--node-id",
+    "1",
+    "--set",
+    "log_retention_ms=-1",
+    "--set",
+    "group_initial_rebalance_delay_ms=0",
+)
 
 
 PROGRAMS = Path(__file__).parent / "admin"
@@ -56,14 +63,21 @@ class Sides:
     def run(self, argv: Sequence[str]) -> tuple[Printed, Printed]:
         """The same command against both at the same time; `{}` in it stands for the address."""
         with ThreadPoolExecutor(2) as pool:
-            ours, theirs = pool.map(lambda at: _run([word.replace("{}", at) for word in argv]), (self.gateway, self.kafka))
+            ours, theirs = pool.map(
+                lambda at: _run([word.replace("{}", at) for word in argv]),
+                (self.gateway, self.kafka),
+            )
         return ours, theirs
 
-    def tools(self, *commands: Command, version: str = VERSION) -> tuple[list[Printed], list[Printed]]:
+    def tools(
+        self, *commands: Command, version: str = VERSION
+    ) -> tuple[list[Printed], list[Printed]]:
         """Kafka's own tools, of this version, one after the other, against both: what each printed, ours and theirs."""
         lines = ["\t".join(_line(name, *arguments)) for name, *arguments in commands]
         # They live for seconds: the second compiler would only cost.
-        command, *rest = java(str(PROGRAMS / "Tools.java"), *lines, version=version, log_level="OFF")
+        command, *rest = java(
+            str(PROGRAMS / "Tools.java"), *lines, version=version, log_level="OFF"
+        )
         ours, theirs = self.run([command, "-XX:TieredStopAtLevel=1", *rest])
         return _parts(ours, len(lines)), _parts(theirs, len(lines))
 
@@ -77,11 +91,20 @@ def _line(name: str, *arguments: str) -> Sequence[str]:
 def _parts(printed: Printed, count: int) -> list[Printed]:
     found = _EXIT.split(printed.output)
     assert (printed.code, len(found)) == (0, 2 * count + 1), printed.output + printed.errors
-    return [Printed(int(code), output) for output, code in zip(found[::2], found[1::2], strict=False)]
+    return [
+        Printed(int(code), output) for output, code in zip(found[::2], found[1::2], strict=False)
+    ]
 
 
 def _run(argv: Sequence[str]) -> Printed:
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+        check=False,
+    )
     return Printed(done.returncode, _unmarked(done.stdout), done.stderr)
 
 

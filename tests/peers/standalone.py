@@ -21,7 +21,10 @@ def main(arguments: Sequence[str]) -> int:
     # A shell that starts it in the background has SIGINT ignored.
     for asked in (signal.SIGINT, signal.SIGTERM):
         signal.signal(asked, signal.default_int_handler)
-    print(f"Pulsar {VERSION} starts; its data and its log, broker.log, are in {options.data}", flush=True)
+    print(
+        f"Pulsar {VERSION} starts; its data and its log, broker.log, are in {options.data}",
+        flush=True,
+    )
     broker = None
     try:
         broker = Pulsar(folder, (options.port, options.web_port), {}, options.memory)
@@ -42,8 +45,15 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make pulsar ARGS=...", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path("data-pulsar"), help="the folder of its data and its log (data-pulsar)")
-    parser.add_argument("--port", type=int, default=6650, help="of the broker, for clients of Pulsar (6650)")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path("data-pulsar"),
+        help="the folder of its data and its log (data-pulsar)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=6650, help="of the broker, for clients of Pulsar (6650)"
+    )
     parser.add_argument("--web-port", type=int, default=8080, help="of the admin API (8080)")
     parser.add_argument("--memory", default="1g", help="of the heap, and as much beside it (1g)")
     return parser.parse_args(arguments)

@@ -50,8 +50,20 @@ class Tenant:
         It does not look at each of hundreds of starts whether the cluster has all that is needed.
         """
         own = {"tenant": self.name, "metadata_tenant": self.name, "checks_at_start": False}
-        namespaces = {name: self.namespace() for name in ("namespace", "metadata_namespace") if name not in others}
-        return PulsarSettings(**{"service_url": self.service_url, "admin_url": self.admin_url, **own, **namespaces, **others})
+        namespaces = {
+            name: self.namespace()
+            for name in ("namespace", "metadata_namespace")
+            if name not in others
+        }
+        return PulsarSettings(
+            **{
+                "service_url": self.service_url,
+                "admin_url": self.admin_url,
+                **own,
+                **namespaces,
+                **others,
+            }
+        )
 
     def admin(self, method: str, path: str, body: object = None) -> Any:
         """What the admin API answers; `path` begins behind `/admin/v2/`. Raises AdminFailed unless that is a success."""

@@ -14,7 +14,13 @@ from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as AioPartition
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import TopicAuthorizationFailedError as AioTopicAuthorizationFailedError
-from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewPartitions, NewTopic
+from kafka.admin import (
+    ConfigResource,
+    ConfigResourceType,
+    KafkaAdminClient,
+    NewPartitions,
+    NewTopic,
+)
 from kafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
 from tests.legacy_clients.brokers import are_required
@@ -22,7 +28,10 @@ from tests.peers import jvm
 from tests.peers.cache import CannotInstall, cached, command, maven_jars
 from tests.peers.sides import PROGRAMS, Printed, Sides, side_by_side, use_groups
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("admin clients")]  # one pair of brokers for all of them
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.xdist_group("admin clients"),
+]  # one pair of brokers for all of them
 
 CONFLUENT = "confluent-kafka==2.16.1"
 
@@ -35,7 +44,13 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
 
 def java(program: str, clients: str) -> list[str]:
     """The argv of a program in one file, with kafka-clients of that version."""
-    jars = maven_jars((f"org.apache.kafka:kafka-clients:{clients}", "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36"))
+    jars = maven_jars(
+        (
+            f"org.apache.kafka:kafka-clients:{clients}",
+            "org.slf4j:slf4j-api:1.7.36",
+            "org.slf4j:slf4j-simple:1.7.36",
+        )
+    )
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
     return jvm.argv([f"{jars}/*"], PROGRAMS / program, "{}", flags=["-Xmx256m", *jvm.CLIENT, quiet])
 
@@ -50,7 +65,11 @@ def installed(argv: Callable[[], Sequence[str]]) -> list[str]:
 
 def agree(ours: Printed, theirs: Printed) -> None:
     assert theirs.code == 0, theirs.output + theirs.errors
-    differences = list(difflib.unified_diff(theirs.output.splitlines(), ours.output.splitlines(), "Kafka", "gateway", n=0))
+    differences = list(
+        difflib.unified_diff(
+            theirs.output.splitlines(), ours.output.splitlines(), "Kafka", "gateway", n=0
+        )
+    )
     assert not differences, "\n".join(differences)
     assert ours.code == 0, ours.errors
 
@@ -93,7 +112,10 @@ def test_every_method_of_the_java_admin_client_gets_an_answer(sides: Sides) -> N
     lines = theirs.output.splitlines()
     names = {line.partition(": ")[0] for line in lines}
     assert set(DIFFERENT) < names
-    expected = [f"{name}: {DIFFERENT[name]}" if (name := line.partition(": ")[0]) in DIFFERENT else line for line in lines]
+    expected = [
+        f"{name}: {DIFFERENT[name]}" if (name := line.partition(": ")[0]) in DIFFERENT else line
+        for line in lines
+    ]
     agree(ours, Printed(theirs.code, "\n".join(expected), theirs.errors))
     # Calls that timed out, connections that were closed, and methods that the program does not know.
     assert [line for line in lines if line.startswith("!")] == []
@@ -106,7 +128,14 @@ def test_the_admin_client_of_confluent_kafka(sides: Sides) -> None:
             f"tools/{CONFLUENT}-py{sys.version_info.major}.{sys.version_info.minor}",
             lambda folder: _done(command([sys.executable, *build, folder, CONFLUENT])),
         )
-        return ["env", f"PYTHONPATH={site}", "PYTHONDONTWRITEBYTECODE=1", sys.executable, str(PROGRAMS / "confluent.py"), "{}"]
+        return [
+            "env",
+            f"PYTHONPATH={site}",
+            "PYTHONDONTWRITEBYTECODE=1",
+            sys.executable,
+            str(PROGRAMS / "confluent.py"),
+            "{}",
+        ]
 
     ours, theirs = sides.run(installed(argv))
     agree(ours, theirs)
@@ -137,7 +166,9 @@ def test_the_admin_client_of_kafka_python(sides: Sides) -> None:
 def test_kcat_lists_the_same_cluster(sides: Sides) -> None:
     kcat = shutil.which("kcat") or shutil.which("kafkacat")
     if kcat is None:
-        (pytest.fail if are_required() else pytest.skip)("kcat is not on this machine: install Debian's `kafkacat`")
+        (pytest.fail if are_required() else pytest.skip)(
+            "kcat is not on this machine: install Debian's `kafkacat`"
+        )
     for at in (sides.gateway, sides.kafka):
         admin = KafkaAdminClient(bootstrap_servers=at)
         admin.create_topics([NewTopic("listed", 3, 1)], wait_for_metadata=True)
@@ -159,13 +190,17 @@ def test_aiokafka_takes_the_topic_of_committed_offsets_for_internal(sides: Sides
         await client.bootstrap()
         try:
             cluster = await client.fetch_all_metadata()
-            return "__consumer_offsets" in cluster.topics(exclude_internal_topics=False), "__consumer_offsets" in cluster.topics()
+            return "__consumer_offsets" in cluster.topics(
+                exclude_internal_topics=False
+            ), "__consumer_offsets" in cluster.topics()
         finally:
             await client.close()
 
     for address in (sides.gateway, sides.kafka):
         use_groups(address)
-    assert [asyncio.run(look(address)) for address in (sides.gateway, sides.kafka)] == [(True, False)] * 2
+    assert [asyncio.run(look(address)) for address in (sides.gateway, sides.kafka)] == [
+        (True, False)
+    ] * 2
 
     async def read(address: str) -> None:
         consumer = AIOKafkaConsumer(bootstrap_servers=address, auto_offset_reset="earliest")

@@ -19,7 +19,9 @@ PROGRAM = Path(__file__).parent / "assignors" / "Assign.java"
 ROUNDS = 150
 
 #: Of some groups Kafka 3.9's uniform assignor makes nothing when subscriptions differ; Kafka 4 has another one there.
-FAILURE = "Mismatch in partition movement record with respect to partition ownership during a rebalance"
+FAILURE = (
+    "Mismatch in partition movement record with respect to partition ownership during a rebalance"
+)
 
 Group = tuple[dict[str, Subscriber], dict[bytes, int]]
 
@@ -36,31 +38,51 @@ def groups(seed: int, *, are_alike: bool) -> Iterator[Group]:
     """Groups that nobody has assigned yet, and each of them again with what it was assigned, after members came and went."""
     chance = random.Random(seed)
     for _ in range(ROUNDS):
-        partitions = {topic(number): chance.randint(1, 9) for number in range(1, chance.randint(2, 6))}
+        partitions = {
+            topic(number): chance.randint(1, 9) for number in range(1, chance.randint(2, 6))
+        }
         every = list(partitions)
 
         def newcomer(every: list[bytes] = every) -> Subscriber:
-            topics = frozenset(every if are_alike else chance.sample(every, chance.randint(1, len(every))))
+            topics = frozenset(
+                every if are_alike else chance.sample(every, chance.randint(1, len(every)))
+            )
             return Subscriber(chance.choice([None, None, f"i{chance.random()}"]), topics, {})
 
         members = {f"m{chance.random()}": newcomer() for _ in range(chance.randint(1, 7))}
         yield members, partitions
         assigned = assign_uniform(members, partitions)
         stayed = chance.sample(sorted(members), chance.randint(1, len(members)))
-        again = {name: Subscriber(members[name].instance_id, members[name].topics, assigned[name]) for name in stayed}
-        yield again | {f"n{chance.random()}": newcomer() for _ in range(chance.randint(0, 3))}, partitions
+        again = {
+            name: Subscriber(members[name].instance_id, members[name].topics, assigned[name])
+            for name in stayed
+        }
+        yield (
+            again | {f"n{chance.random()}": newcomer() for _ in range(chance.randint(0, 3))},
+            partitions,
+        )
 
 
 def told(owned: Mapping[bytes, frozenset[int]]) -> str:
-    return ";".join(f"{number_of(topic_id)}={'.'.join(map(str, sorted(indexes)))}" for topic_id, indexes in sorted(owned.items()))
+    return ";".join(
+        f"{number_of(topic_id)}={'.'.join(map(str, sorted(indexes)))}"
+        for topic_id, indexes in sorted(owned.items())
+    )
 
 
 def line(assignor: str, group: Group) -> str:
     members, partitions = group
     rows = [
-        f"{name}:{one.instance_id or ''}:{','.join(map(number_of, sorted(one.topics)))}:{told(one.owned)}" for name, one in members.items()
+        f"{name}:{one.instance_id or ''}:{','.join(map(number_of, sorted(one.topics)))}:{told(one.owned)}"
+        for name, one in members.items()
     ]
-    return " ".join([assignor, ",".join(f"{number_of(topic_id)}={count}" for topic_id, count in partitions.items()), *rows])
+    return " ".join(
+        [
+            assignor,
+            ",".join(f"{number_of(topic_id)}={count}" for topic_id, count in partitions.items()),
+            *rows,
+        ]
+    )
 
 
 def read(answer: str) -> dict[str, Partitions] | None:
@@ -70,7 +92,9 @@ def read(answer: str) -> dict[str, Partitions] | None:
     for word in answer.split():
         name, _, rows = word.partition(":")
         pairs = [row.split("=") for row in rows.split(";") if row]
-        found[name] = {topic(int(number)): frozenset(map(int, indexes.split("."))) for number, indexes in pairs}
+        found[name] = {
+            topic(int(number)): frozenset(map(int, indexes.split("."))) for number, indexes in pairs
+        }
     return found
 
 
@@ -85,9 +109,15 @@ def kafka_s() -> Answers:
         argv = java(str(PROGRAM), log_level="OFF")
     except CannotInstall as reason:
         pytest.skip(str(reason))
-    asked = [(question, group) for seed, question in enumerate(QUESTIONS) for group in groups(seed, are_alike=question[1])]
+    asked = [
+        (question, group)
+        for seed, question in enumerate(QUESTIONS)
+        for group in groups(seed, are_alike=question[1])
+    ]
     lines = "".join(f"{line(assignor, group)}\n" for (assignor, _), group in asked)
-    done = subprocess.run(argv, input=lines, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        argv, input=lines, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     answers: Answers = {question: [] for question in QUESTIONS}
     for (question, group), answer in zip(asked, done.stdout.splitlines(), strict=True):
@@ -117,12 +147,18 @@ def test_a_range_is_the_same(are_alike: bool, kafka_s: Answers) -> None:
 @pytest.mark.parametrize("are_alike", [True, False], ids=["alike", "mixed"])
 def test_uniform_is_as_even_and_moves_no_more(are_alike: bool, kafka_s: Answers) -> None:
     answers = kafka_s["uniform", are_alike]
-    rows = [(group, assign_uniform(*group), theirs) for group, theirs in answers if theirs is not None]
+    rows = [
+        (group, assign_uniform(*group), theirs) for group, theirs in answers if theirs is not None
+    ]
     assert len(rows) >= len(answers) - (0 if are_alike else 5)
     assert all(ours.keys() == theirs.keys() for _, ours, theirs in rows)
     if are_alike:
         assert all(unevenness(ours) == unevenness(theirs) for _, ours, theirs in rows)
         assert all(moved(group, ours) <= moved(group, theirs) for group, ours, theirs in rows)
     # Where subscriptions differ, now the one and now the other is a partition away from the best.
-    assert sum(unevenness(ours) for _, ours, _ in rows) <= 1.001 * sum(unevenness(theirs) for _, _, theirs in rows)
-    assert sum(moved(group, ours) for group, ours, _ in rows) <= sum(moved(group, theirs) for group, _, theirs in rows)
+    assert sum(unevenness(ours) for _, ours, _ in rows) <= 1.001 * sum(
+        unevenness(theirs) for _, _, theirs in rows
+    )
+    assert sum(moved(group, ours) for group, ours, _ in rows) <= sum(
+        moved(group, theirs) for group, _, theirs in rows
+    )

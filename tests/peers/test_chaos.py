@@ -17,15 +17,25 @@ GOOD: Mapping[Place, str] = {(0, 0): "4.0", (0, 1): "17", (0, 2): "4.1", (1, 0):
 
 
 def judged(
-    values: Mapping[Place, str] = GOOD, ends: Mapping[int, int] | None = None, seen: Mapping[Place, str] | None = None, **more: Any
+    values: Mapping[Place, str] = GOOD,
+    ends: Mapping[int, int] | None = None,
+    seen: Mapping[Place, str] | None = None,
+    **more: Any,
 ) -> list[str]:
     """What is wrong with that log, of which everything was acknowledged that is in `GOOD`."""
-    idempotent = Sent("java-4.3.1", "4", True, [(place, value) for place, value in GOOD.items() if value.startswith("4.")])
+    idempotent = Sent(
+        "java-4.3.1",
+        "4",
+        True,
+        [(place, value) for place, value in GOOD.items() if value.startswith("4.")],
+    )
     plain = Sent("java-0.9.0.1", "", False, [((0, 1), "17")])
     sightings = Sightings()
     for place, value in (GOOD if seen is None else seen).items():
         sightings.note("someone", place, value)
-    return complaints(Log(values, ends or {0: 3, 1: 1}), [idempotent, plain], sightings, more.get("commits", ()))
+    return complaints(
+        Log(values, ends or {0: 3, 1: 1}), [idempotent, plain], sightings, more.get("commits", ())
+    )
 
 
 def test_a_good_run_has_nothing_wrong() -> None:
@@ -38,7 +48,9 @@ def test_an_acknowledged_record_that_is_not_there_is_seen() -> None:
 
 
 def test_a_record_of_an_idempotent_producer_that_is_there_twice_is_seen() -> None:
-    assert judged({**GOOD, (1, 1): "4.2"}, {0: 3, 1: 2}) == ["java-4.3.1: 1 there more than once: [2]"]
+    assert judged({**GOOD, (1, 1): "4.2"}, {0: 3, 1: 2}) == [
+        "java-4.3.1: 1 there more than once: [2]"
+    ]
 
 
 def test_one_that_is_not_idempotent_may_store_a_record_twice() -> None:
@@ -46,7 +58,9 @@ def test_one_that_is_not_idempotent_may_store_a_record_twice() -> None:
 
 
 def test_records_of_an_idempotent_producer_that_changed_places_are_seen() -> None:
-    assert judged({**GOOD, (1, 1): "4.1000", (1, 2): "4.999"}, {0: 3, 1: 3}) == ["java-4.3.1: not in its order in partition 1"]
+    assert judged({**GOOD, (1, 1): "4.1000", (1, 2): "4.999"}, {0: 3, 1: 3}) == [
+        "java-4.3.1: not in its order in partition 1"
+    ]
 
 
 @pytest.mark.parametrize("end", [2, 4])
@@ -58,7 +72,9 @@ def test_where_offsets_may_be_left_out_only_those_that_somebody_was_told_of_are_
     left_out = Log({(0, 0): "a", (0, 5): "b"}, {0: 6}, may_leave_out=True)
     assert complaints(left_out, [], Sightings(), ()) == []
     told = Sent("someone", "", False, [((0, 3), "c")])
-    assert complaints(left_out, [told], Sightings(), ()) == ["someone: 1 acknowledged and not there: [((0, 3), 'c')]"]
+    assert complaints(left_out, [told], Sightings(), ()) == [
+        "someone: 1 acknowledged and not there: [((0, 3), 'c')]"
+    ]
     assert complaints(Log({(0, 6): "b"}, {0: 6}, may_leave_out=True), [], Sightings(), ()) != []
 
 
@@ -101,7 +117,9 @@ def test_a_commit_that_came_while_the_answer_was_under_way_is_no_complaint() -> 
 
 
 def test_a_seed_gives_the_same_faults_again_and_another_seed_gives_others() -> None:
-    assert planned(7, 300, WITH_BROKER) == planned(7, 300, WITH_BROKER) != planned(8, 300, WITH_BROKER)
+    assert (
+        planned(7, 300, WITH_BROKER) == planned(7, 300, WITH_BROKER) != planned(8, 300, WITH_BROKER)
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -134,16 +152,23 @@ QUICKER = Recovery(
 
 def test_the_table_has_for_each_kind_of_client_the_slowest_and_below_the_longest_of_all() -> None:
     lines = [line.split() for line in table(Outcome([RECOVERY, QUICKER])).splitlines()]
-    assert lines[2:4] == [["producer", "group"], ["at", "fault", "served", "java-4.3.1", "java-4.4.0", "all"]]
+    assert lines[2:4] == [
+        ["producer", "group"],
+        ["at", "fault", "served", "java-4.3.1", "java-4.4.0", "all"],
+    ]
     assert lines[5] == ["3.1", "gateway", "killed,", "1.0", "s", "2.2", "0.5", "1.5", "3.8"]
     assert lines[-1] == ["longest", "2.2", "0.6", "1.5", "3.8"]
 
 
 def test_a_run_says_last_what_is_wrong_or_that_nothing_is() -> None:
     assert told(Outcome([RECOVERY])).endswith("\nEVERY PROMISE WAS KEPT")
-    assert told(Outcome([RECOVERY], complaints=["lost", "moved"])).endswith("\nBROKEN, 2:\nlost\nmoved")
+    assert told(Outcome([RECOVERY], complaints=["lost", "moved"])).endswith(
+        "\nBROKEN, 2:\nlost\nmoved"
+    )
 
 
 def test_the_picture_is_one_that_browsers_take_and_names_who_came_last() -> None:
     drawn = xml.etree.ElementTree.fromstring(picture([RECOVERY], "a < b"))
-    assert [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")][-1] == "3.8 java-4.4.0 group"
+    assert [one.text for one in drawn.iter("{http://www.w3.org/2000/svg}text")][
+        -1
+    ] == "3.8 java-4.4.0 group"

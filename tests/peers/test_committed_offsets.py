@@ -13,7 +13,12 @@ from typing import Any
 import confluent_kafka
 import kafka
 import pytest
-from kafka.protocol.consumer.group import OffsetCommitRequest, OffsetCommitResponse, OffsetFetchRequest, OffsetFetchResponse
+from kafka.protocol.consumer.group import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
 from kafka.structs import OffsetAndMetadata
 
 from tests.peers.gateway import Gateway, Peer, framed, gateway
@@ -36,19 +41,32 @@ def bootstrap(address: tuple[str, int]) -> str:
 
 def committing(group: str, offset: int, retention_ms: int = -1) -> OffsetCommitRequest:
     topic = OffsetCommitRequest.OffsetCommitRequestTopic
-    row = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset, commit_timestamp=-1, committed_metadata="mine")
-    return OffsetCommitRequest(group_id=group, retention_time_ms=retention_ms, topics=[topic(name=TOPIC, partitions=[row])])
+    row = topic.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=offset, commit_timestamp=-1, committed_metadata="mine"
+    )
+    return OffsetCommitRequest(
+        group_id=group, retention_time_ms=retention_ms, topics=[topic(name=TOPIC, partitions=[row])]
+    )
 
 
 def commits(peer: Peer, group: str, offset: int, version: int, retention_ms: int = -1) -> int:
     """The error."""
-    return peer.asks(committing(group, offset, retention_ms), OffsetCommitResponse, version).topics[0].partitions[0].error_code
+    return (
+        peer.asks(committing(group, offset, retention_ms), OffsetCommitResponse, version)
+        .topics[0]
+        .partitions[0]
+        .error_code
+    )
 
 
 def stands(peer: Peer, group: str, version: int = 1, topic: str = TOPIC) -> tuple[int, int]:
     """Offset and error of the partition."""
     asked = OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=[0])
-    row = peer.asks(OffsetFetchRequest(group_id=group, topics=[asked]), OffsetFetchResponse, version).topics[0].partitions[0]
+    row = (
+        peer.asks(OffsetFetchRequest(group_id=group, topics=[asked]), OffsetFetchResponse, version)
+        .topics[0]
+        .partitions[0]
+    )
     return row.committed_offset, row.error_code
 
 
@@ -88,7 +106,9 @@ def test_a_deleted_topic_s_offsets_stay_away_through_a_kill(tmp_path: Path) -> N
         assert stands(peer, "g") == (-1, 0)
 
 
-def test_an_offset_expires_when_its_client_said_and_stays_away_through_a_kill(tmp_path: Path) -> None:
+def test_an_offset_expires_when_its_client_said_and_stays_away_through_a_kill(
+    tmp_path: Path,
+) -> None:
     with gateway(tmp_path, offsets_retention_check_interval_ms=50) as first, first.peer() as peer:
         peer.makes(TOPIC)
         assert commits(peer, "kept", 7, 2, retention_ms=600_000) == 0
@@ -132,14 +152,18 @@ class Committer(threading.Thread):
             return
 
 
-def test_acknowledged_commits_never_go_back_however_often_the_gateway_is_killed(tmp_path: Path) -> None:
+def test_acknowledged_commits_never_go_back_however_often_the_gateway_is_killed(
+    tmp_path: Path,
+) -> None:
     chance = random.Random(7)
     stood = {f"g{number}": 0 for number in range(8)}
     committers: list[Committer] = []
     for _ in range(3):
         with gateway(tmp_path) as running:
             check(running, committers, stood)
-            committers = [Committer(running.address, group, offset + 1) for group, offset in stood.items()]
+            committers = [
+                Committer(running.address, group, offset + 1) for group, offset in stood.items()
+            ]
             for one in committers:
                 one.start()
             waits_for_a_commit_of_each(committers, stood)
@@ -208,7 +232,10 @@ def consume_librdkafka(address: tuple[str, int], *, is_member: bool) -> list[int
         consumer.assign([confluent_kafka.TopicPartition(TOPIC, 0)])
     messages = consumer.consume(10, SECONDS)
     assert not any(message.error() for message in messages)
-    consumer.commit(offsets=[confluent_kafka.TopicPartition(TOPIC, 0, messages[-1].offset() + 1)], asynchronous=False)
+    consumer.commit(
+        offsets=[confluent_kafka.TopicPartition(TOPIC, 0, messages[-1].offset() + 1)],
+        asynchronous=False,
+    )
     consumer.close()
     return numbers(message.value() for message in messages)
 
@@ -222,7 +249,9 @@ def consume_kafka_python(address: tuple[str, int], *, is_member: bool) -> list[i
         consumer.assign([partition])
     found: list[Any] = []
     while len(found) < 10:
-        found += consumer.poll(timeout_ms=SECONDS * 1000, max_records=10 - len(found)).get(partition, [])
+        found += consumer.poll(timeout_ms=SECONDS * 1000, max_records=10 - len(found)).get(
+            partition, []
+        )
     consumer.commit({partition: OffsetAndMetadata(found[-1].offset + 1, "mine", -1)})
     consumer.close()
     return numbers(record.value for record in found)
@@ -230,7 +259,9 @@ def consume_kafka_python(address: tuple[str, int], *, is_member: bool) -> list[i
 
 @pytest.mark.parametrize("consume", [consume_librdkafka, consume_kafka_python])
 @pytest.mark.parametrize("is_member", [False, True], ids=["alone", "in-a-group"])
-def test_a_consumer_goes_on_where_the_one_before_it_stood(tmp_path: Path, consume: Callable[..., list[int]], is_member: bool) -> None:
+def test_a_consumer_goes_on_where_the_one_before_it_stood(
+    tmp_path: Path, consume: Callable[..., list[int]], is_member: bool
+) -> None:
     with gateway(tmp_path, group_initial_rebalance_delay_ms=0) as first:
         fill(first.address)
         assert consume(first.address, is_member=is_member) == list(range(10))
@@ -258,7 +289,9 @@ def test_a_consumer_that_stays_commits_on_through_kills(tmp_path: Path) -> None:
         with gateway(tmp_path, *arguments, listeners=()) as running:
             if consumer is None:
                 fill(running.address)
-                consumer = librdkafka(running.address, **{"reconnect.backoff.max.ms": 200, "log_level": 0})
+                consumer = librdkafka(
+                    running.address, **{"reconnect.backoff.max.ms": 200, "log_level": 0}
+                )
                 consumer.assign([confluent_kafka.TopicPartition(TOPIC, 0)])
             for message in consumer.consume(10, SECONDS):
                 assert message.error() is None

@@ -38,7 +38,11 @@ Delete = OffsetDeleteRequest.OffsetDeleteRequestTopic
 def in_order(reply: dict[str, Any]) -> dict[str, Any]:
     """The reply with its partitions in one list by topic and index: Kafka gathers those of a topic, and puts what it refuses first."""
     groups = [in_order(group) for group in reply.get("groups", [])]
-    rows = [(topic["name"], *row.values()) for topic in reply["topics"] for row in topic["partitions"]] if "topics" in reply else []
+    rows = (
+        [(topic["name"], *row.values()) for topic in reply["topics"] for row in topic["partitions"]]
+        if "topics" in reply
+        else []
+    )
     return {**reply, "groups": groups, "topics": sorted(rows)}
 
 
@@ -49,33 +53,69 @@ class Both:
         self.peers = (ours, theirs)
 
     def ask(self, request: Any, response: Any, version: int) -> dict[str, Any]:
-        ours, theirs = (in_order(peer.asks(request, response, version).to_dict()) for peer in self.peers)
+        ours, theirs = (
+            in_order(peer.asks(request, response, version).to_dict()) for peer in self.peers
+        )
         assert ours == theirs, f"{type(request).__name__} v{version}"
         return theirs
 
-    def commits(self, rows: list[tuple[str, int, int]], version: int = 9, group: str = "g", metadata: str | None = "", **more: Any) -> Any:
+    def commits(
+        self,
+        rows: list[tuple[str, int, int]],
+        version: int = 9,
+        group: str = "g",
+        metadata: str | None = "",
+        **more: Any,
+    ) -> Any:
         topics = [
             Commit(
                 name=topic,
                 partitions=[
-                    Commit.OffsetCommitRequestPartition(partition_index=index, committed_offset=offset, committed_metadata=metadata)
+                    Commit.OffsetCommitRequestPartition(
+                        partition_index=index, committed_offset=offset, committed_metadata=metadata
+                    )
                 ],
             )
             for topic, index, offset in rows
         ]
-        return self.ask(OffsetCommitRequest(group_id=group, topics=topics, **more), OffsetCommitResponse, version)
+        return self.ask(
+            OffsetCommitRequest(group_id=group, topics=topics, **more),
+            OffsetCommitResponse,
+            version,
+        )
 
-    def fetches(self, wanted: list[tuple[str, list[int]]] | None, version: int = 7, group: str = "g") -> Any:
+    def fetches(
+        self, wanted: list[tuple[str, list[int]]] | None, version: int = 7, group: str = "g"
+    ) -> Any:
         if version < 8:
-            topics = None if wanted is None else [Fetch(name=topic, partition_indexes=indexes) for topic, indexes in wanted]
-            return self.ask(OffsetFetchRequest(group_id=group, topics=topics, require_stable=False), OffsetFetchResponse, version)
+            topics = (
+                None
+                if wanted is None
+                else [Fetch(name=topic, partition_indexes=indexes) for topic, indexes in wanted]
+            )
+            return self.ask(
+                OffsetFetchRequest(group_id=group, topics=topics, require_stable=False),
+                OffsetFetchResponse,
+                version,
+            )
         kind = Group.OffsetFetchRequestTopics
-        asked = None if wanted is None else [kind(name=topic, partition_indexes=indexes) for topic, indexes in wanted]
+        asked = (
+            None
+            if wanted is None
+            else [kind(name=topic, partition_indexes=indexes) for topic, indexes in wanted]
+        )
         groups = [Group(group_id=group, member_id=None, member_epoch=-1, topics=asked)]
-        return self.ask(OffsetFetchRequest(groups=groups, require_stable=True), OffsetFetchResponse, version)
+        return self.ask(
+            OffsetFetchRequest(groups=groups, require_stable=True), OffsetFetchResponse, version
+        )
 
     def deletes(self, wanted: list[tuple[str, int]], group: str = "g") -> Any:
-        topics = [Delete(name=topic, partitions=[Delete.OffsetDeleteRequestPartition(partition_index=index)]) for topic, index in wanted]
+        topics = [
+            Delete(
+                name=topic, partitions=[Delete.OffsetDeleteRequestPartition(partition_index=index)]
+            )
+            for topic, index in wanted
+        ]
         return self.ask(OffsetDeleteRequest(group_id=group, topics=topics), OffsetDeleteResponse, 0)
 
 
@@ -104,20 +144,34 @@ def _peer(address: str) -> Peer:
 
 @pytest.mark.parametrize("version", COMMITS)
 def test_every_version_of_a_commit_is_answered_alike(both: Both, version: int) -> None:
-    rows = [("orders", 0, 5), ("nowhere", 0, 1), ("orders", 7, 1), ("orders", 1, 6), ("bills", 0, 7)]
+    rows = [
+        ("orders", 0, 5),
+        ("nowhere", 0, 1),
+        ("orders", 7, 1),
+        ("orders", 1, 6),
+        ("bills", 0, 7),
+    ]
     both.commits(rows, version, group=f"commit-{version}", metadata="mine")
     both.commits([("orders", 0, -1)], version, group=f"commit-{version}", metadata=None)
     both.commits([("orders", 0, 1), ("orders", 0, 2)], version, group=f"commit-{version}")
     both.commits([], version, group="nobody's")
     both.commits([("nowhere", 0, 1)], version, group="nobody's")
     for fetching in FETCHES:
-        both.fetches([("orders", [0, 1]), ("bills", [0]), ("nowhere", [0])], fetching, group=f"commit-{version}")
+        both.fetches(
+            [("orders", [0, 1]), ("bills", [0]), ("nowhere", [0])],
+            fetching,
+            group=f"commit-{version}",
+        )
 
 
 @pytest.mark.parametrize("version", FETCHES)
 def test_every_version_of_a_fetch_is_answered_alike(both: Both, version: int) -> None:
     both.commits([("bills", 0, 7)], group=f"fetch-{version}", metadata="mine")
-    both.fetches([("bills", [0]), ("orders", [1, 0]), ("orders", [9]), ("nowhere", [0])], version, group=f"fetch-{version}")
+    both.fetches(
+        [("bills", [0]), ("orders", [1, 0]), ("orders", [9]), ("nowhere", [0])],
+        version,
+        group=f"fetch-{version}",
+    )
     both.fetches([], version, group=f"fetch-{version}")
     both.fetches([("orders", [0])], version, group="nobody's")
     both.fetches([("orders", [0])], version, group="")
@@ -130,14 +184,23 @@ def test_leader_epochs_and_retention_times_are_taken_alike(both: Both) -> None:
     both.commits([("orders", 0, 5)], 2, group="times", retention_time_ms=60_000)
     topics = [
         Commit(
-            name="orders", partitions=[Commit.OffsetCommitRequestPartition(partition_index=0, committed_offset=5, committed_leader_epoch=0)]
+            name="orders",
+            partitions=[
+                Commit.OffsetCommitRequestPartition(
+                    partition_index=0, committed_offset=5, committed_leader_epoch=0
+                )
+            ],
         )
     ]
     both.ask(OffsetCommitRequest(group_id="times", topics=topics), OffsetCommitResponse, 8)
     both.fetches([("orders", [0, 1])], 6, group="times")
 
 
-@pytest.mark.parametrize("metadata", ["x" * 4096, "x" * 4097, "ü" * 4096, "ü" * 4097], ids=["most", "more", "most-wide", "more-wide"])
+@pytest.mark.parametrize(
+    "metadata",
+    ["x" * 4096, "x" * 4097, "ü" * 4096, "ü" * 4097],
+    ids=["most", "more", "most-wide", "more-wide"],
+)
 def test_metadata_has_the_same_bounds(both: Both, metadata: str) -> None:
     both.commits([("orders", 0, 1)], group="metadata", metadata=metadata)
 
@@ -146,8 +209,12 @@ def test_groups_that_are_not_there_or_have_no_name_are_answered_alike(both: Both
     both.commits([("orders", 0, 1)], group="")
     both.fetches([("orders", [0])], group="")
     # From version 9 on, Kafka 3.9 answers as 4 does only where it is set to have consumer groups.
-    both.commits([("orders", 0, 1)], 8, group="not there", generation_id_or_member_epoch=3, member_id="me")
-    both.commits([("orders", 0, 1)], group="not there", generation_id_or_member_epoch=-1, member_id="me")
+    both.commits(
+        [("orders", 0, 1)], 8, group="not there", generation_id_or_member_epoch=3, member_id="me"
+    )
+    both.commits(
+        [("orders", 0, 1)], group="not there", generation_id_or_member_epoch=-1, member_id="me"
+    )
     for group in ("", "never there"):
         both.deletes([("orders", 0)], group=group)
         both.deletes([("nowhere", 0)], group=group)
@@ -190,7 +257,9 @@ def test_members_are_answered_alike(both: Both) -> None:
 
 def _joins(peer: Peer) -> tuple[str, int]:
     """Its id and generation, as the only member of a group of consumers, subscribed to orders."""
-    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\0\0\0\0\1\0\6orders\xff\xff\xff\xff")
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(
+        name="range", metadata=b"\0\0\0\0\0\1\0\6orders\xff\xff\xff\xff"
+    )
     asked = JoinGroupRequest(
         group_id="members",
         session_timeout_ms=30_000,

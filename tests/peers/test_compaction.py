@@ -42,14 +42,20 @@ class Seen:
 
 
 @pytest.fixture(scope="module", params=["gateway", "gateway on Pulsar", "kafka"])
-def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def bootstrap(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     try:
         if request.param == "gateway":
             with gateway(tmp_path_factory.mktemp("gateway"), arguments=OFTEN) as running:
                 yield running.bootstrap
         elif request.param == "gateway on Pulsar":
             tenant = request.getfixturevalue("pulsar")
-            with gateway(tmp_path_factory.mktemp("gateway"), arguments=OFTEN, stored=lambda _: in_pulsar(tenant)) as running:
+            with gateway(
+                tmp_path_factory.mktemp("gateway"),
+                arguments=OFTEN,
+                stored=lambda _: in_pulsar(tenant),
+            ) as running:
                 yield running.bootstrap
         else:
             with Kafka.start(log_cleaner_backoff_ms="200") as reference:
@@ -61,7 +67,16 @@ def bootstrap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def create(bootstrap: str, topic: str, **configs: str) -> None:
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
-        admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1, topic_configs={**CONFIGS, **configs})])
+        admin.create_topics(
+            [
+                NewTopic(
+                    topic,
+                    num_partitions=1,
+                    replication_factor=1,
+                    topic_configs={**CONFIGS, **configs},
+                )
+            ]
+        )
     finally:
         admin.close()
 
@@ -77,7 +92,9 @@ def read_all(bootstrap: str, topic: str) -> list[Seen]:
         found: list[Seen] = []
         deadline = time.monotonic() + SECONDS
         while consumer.position(partition) < end:
-            assert time.monotonic() < deadline, f"the consumer stays at {consumer.position(partition)} of {end}"
+            assert time.monotonic() < deadline, (
+                f"the consumer stays at {consumer.position(partition)} of {end}"
+            )
             for records in consumer.poll(timeout_ms=200).values():
                 found += [Seen(one.offset, one.key, one.value) for one in records]
         return found
@@ -90,7 +107,9 @@ def read_until(bootstrap: str, topic: str, expected: list[Seen]) -> None:
     deadline = time.monotonic() + SECONDS
     found = read_all(bootstrap, topic)
     while found != expected and time.monotonic() < deadline:
-        assert [one for one in found if one in expected] == expected, "a record that must stay has gone"
+        assert [one for one in found if one in expected] == expected, (
+            "a record that must stay has gone"
+        )
         time.sleep(0.2)
         found = read_all(bootstrap, topic)
     assert found == expected
@@ -105,11 +124,18 @@ def test_the_last_record_of_each_key_is_left_for_consumers_of_every_age(bootstra
                 value = None if (number, key) == (1, b"c") else key * 600 if number == 2 else VALUE
                 if (number, key) != (2, b"c"):
                     producer.send(TOPIC, value=value, key=key, partition=0).get(SECONDS)
-        last = producer.send(TOPIC, value=LAST_VALUE, key=b"the last", partition=0).get(SECONDS).offset
+        last = (
+            producer.send(TOPIC, value=LAST_VALUE, key=b"the last", partition=0).get(SECONDS).offset
+        )
     finally:
         producer.close()
     assert last == 8
-    expected = [Seen(5, b"c", None), Seen(6, b"a", b"a" * 600), Seen(7, b"b", b"b" * 600), Seen(8, b"the last", LAST_VALUE)]
+    expected = [
+        Seen(5, b"c", None),
+        Seen(6, b"a", b"a" * 600),
+        Seen(7, b"b", b"b" * 600),
+        Seen(8, b"the last", LAST_VALUE),
+    ]
     read_until(bootstrap, TOPIC, expected)
     for name in ("java-0.9.0.1", "java-0.10.0.1"):
         got = consume(table()[name], bootstrap, [Span(TOPIC, 0, 0, len(expected))])
@@ -121,11 +147,19 @@ def test_what_old_producers_wrote_is_compacted_in_its_format(bootstrap):
     create(bootstrap, topic)
     for name in ("java-0.9.0.1", "java-0.10.0.1"):
         for codec in ("none", "gzip"):
-            records = [Record(topic, 0, b"%d" % n, f"{name} {codec} ".encode().ljust(300, b".")) for n in range(3)]
+            records = [
+                Record(topic, 0, b"%d" % n, f"{name} {codec} ".encode().ljust(300, b"."))
+                for n in range(3)
+            ]
             produce(table()[name], bootstrap, records, codec=codec, batch_bytes=900)
-    (closing,) = produce(table()["java-0.9.0.1"], bootstrap, [Record(topic, 0, b"the last", LAST_VALUE)])
+    (closing,) = produce(
+        table()["java-0.9.0.1"], bootstrap, [Record(topic, 0, b"the last", LAST_VALUE)]
+    )
     value = b"java-0.10.0.1 gzip ".ljust(300, b".")
-    expected = [*(Seen(9 + n, b"%d" % n, value) for n in range(3)), Seen(12, b"the last", LAST_VALUE)]
+    expected = [
+        *(Seen(9 + n, b"%d" % n, value) for n in range(3)),
+        Seen(12, b"the last", LAST_VALUE),
+    ]
     assert closing.offset == 12
     read_until(bootstrap, topic, expected)
     got = consume(table()["java-0.9.0.1"], bootstrap, [Span(topic, 0, 0, len(expected))])

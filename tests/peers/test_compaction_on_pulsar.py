@@ -8,7 +8,13 @@ from contextlib import closing
 import pulsar as native
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
 
 from tests.peers.on_pulsar import bootstrap, on
 
@@ -19,7 +25,11 @@ SECONDS = 240.0
 TOPIC = "table"
 KEYS = 5
 VALUE_BYTES = 20_000
-CONFIGS = {"cleanup.policy": "compact", "segment.bytes": "30000", "min.cleanable.dirty.ratio": "0.01"}
+CONFIGS = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "30000",
+    "min.cleanable.dirty.ratio": "0.01",
+}
 OFTEN = ("--set", "log_cleaner_backoff_ms=200", "--set", "log_retention_check_interval_ms=200")
 
 #: Key, value and offset of each record.
@@ -36,12 +46,21 @@ class Table:
 
     def create(self, running, **configs):
         admin = AdminClient({"bootstrap.servers": bootstrap(running)})
-        for made in admin.create_topics([NewTopic(TOPIC, 1, 1, config={**CONFIGS, **configs})]).values():
+        for made in admin.create_topics(
+            [NewTopic(TOPIC, 1, 1, config={**CONFIGS, **configs})]
+        ).values():
             made.result(SECONDS)
 
     def write(self, running, rounds=4):
         """Each key some times; then the ledger ends."""
-        producer = Producer({"bootstrap.servers": bootstrap(running), "batch.num.messages": 1, "log_level": 0, "enable.idempotence": True})
+        producer = Producer(
+            {
+                "bootstrap.servers": bootstrap(running),
+                "batch.num.messages": 1,
+                "log_level": 0,
+                "enable.idempotence": True,
+            }
+        )
 
         def stored(error, message):
             assert error is None, error
@@ -71,7 +90,12 @@ class Table:
 
     def read(self, running) -> Records:
         """From the beginning to the end as it is now; each of them was written, and of each key the last is there."""
-        config = {"bootstrap.servers": bootstrap(running), "group.id": "g", "auto.offset.reset": "earliest", "log_level": 0}
+        config = {
+            "bootstrap.servers": bootstrap(running),
+            "group.id": "g",
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
         with closing(Consumer(config)) as consumer:
             begin, end = consumer.get_watermark_offsets(TopicPartition(TOPIC, 0), SECONDS)
             assert (begin, end) == (0, len(self.written))
@@ -91,7 +115,9 @@ def last_values(records):
     return {key: value for key, value, _ in records}
 
 
-def test_what_a_compacted_topic_takes_in_pulsar_is_bounded_and_the_last_value_of_each_key_is_there(pulsar, tmp_path):
+def test_what_a_compacted_topic_takes_in_pulsar_is_bounded_and_the_last_value_of_each_key_is_there(
+    pulsar, tmp_path
+):
     settings = pulsar.settings()
     table = Table(pulsar, settings)
     for number in range(3):
@@ -109,7 +135,9 @@ def test_what_a_compacted_topic_takes_in_pulsar_is_bounded_and_the_last_value_of
             assert not [line for line in running.lines() if "ERROR" in line or "Traceback" in line]
 
 
-def test_a_gateway_that_is_killed_in_the_middle_of_it_again_and_again_loses_no_last_value(pulsar, tmp_path):
+def test_a_gateway_that_is_killed_in_the_middle_of_it_again_and_again_loses_no_last_value(
+    pulsar, tmp_path
+):
     settings = pulsar.settings()
     table = Table(pulsar, settings)
     for number, seconds in enumerate((0.2, 1.0, 0.5, 1.7, 0.0)):
@@ -128,7 +156,9 @@ def test_a_gateway_that_is_killed_in_the_middle_of_it_again_and_again_loses_no_l
         assert running.stop() == 0
 
 
-def test_what_was_compacted_is_read_as_it_was_when_native_clients_share_the_topic_later(pulsar, tmp_path):
+def test_what_was_compacted_is_read_as_it_was_when_native_clients_share_the_topic_later(
+    pulsar, tmp_path
+):
     settings = pulsar.settings()
     table = Table(pulsar, settings)
     with on(settings, tmp_path, *OFTEN) as running:
@@ -138,12 +168,23 @@ def test_what_was_compacted_is_read_as_it_was_when_native_clients_share_the_topi
         table.shrinks_to(1.5 * 4 * KEYS * VALUE_BYTES)
         before = table.read(running)
         admin = AdminClient({"bootstrap.servers": bootstrap(running)})
-        switched = ConfigEntry("entry.format", "pulsar", incremental_operation=AlterConfigOpType.SET)
-        for done in admin.incremental_alter_configs([ConfigResource("topic", TOPIC, incremental_configs=[switched])]).values():
+        switched = ConfigEntry(
+            "entry.format", "pulsar", incremental_operation=AlterConfigOpType.SET
+        )
+        for done in admin.incremental_alter_configs(
+            [ConfigResource("topic", TOPIC, incremental_configs=[switched])]
+        ).values():
             done.result(SECONDS)
         assert set(table.read(running)) <= set(before)
         # Until then, a round may compact records that were new when they were read.
-        assert len(running.waits_for_lines(1, "this gateway does not compact the topic", seconds=SECONDS)) == 1
+        assert (
+            len(
+                running.waits_for_lines(
+                    1, "this gateway does not compact the topic", seconds=SECONDS
+                )
+            )
+            == 1
+        )
         before = table.read(running)
         table.write(running)
         found = table.read(running)
@@ -159,13 +200,24 @@ def test_what_native_clients_share_pulsar_compacts_for_those_that_ask_for_it(pul
     with on(settings, tmp_path, *OFTEN) as running:
         table.create(running, **{"entry.format": "pulsar"})
         table.write(running)
-        assert pulsar.admin("GET", f"{table.path.removesuffix('-partition-0')}/compactionThreshold") > 0
+        assert (
+            pulsar.admin("GET", f"{table.path.removesuffix('-partition-0')}/compactionThreshold")
+            > 0
+        )
         pulsar.admin("PUT", f"{table.path}/compaction")
-        while (compaction := pulsar.admin("GET", f"{table.path}/compaction"))["status"] != "SUCCESS":
+        while (compaction := pulsar.admin("GET", f"{table.path}/compaction"))[
+            "status"
+        ] != "SUCCESS":
             assert compaction["status"] == "RUNNING", compaction
             time.sleep(0.1)
-        with closing(native.Client(settings.service_url, logger=native.ConsoleLogger(native.LoggerLevel.Error))) as client:
-            reader = client.create_reader(table.path.replace("/", "://", 1), native.MessageId.earliest, is_read_compacted=True)
+        with closing(
+            native.Client(
+                settings.service_url, logger=native.ConsoleLogger(native.LoggerLevel.Error)
+            )
+        ) as client:
+            reader = client.create_reader(
+                table.path.replace("/", "://", 1), native.MessageId.earliest, is_read_compacted=True
+            )
             found = {}
             while reader.has_message_available():
                 message = reader.read_next(60_000)

@@ -12,7 +12,15 @@ import pytest
 
 from tests.legacy_clients.brokers import are_required, gateway
 from tests.peers.cache import CannotInstall
-from tests.peers.consumer_groups import REBALANCE_IN_PROGRESS, ClassicMember, Member, Side, assignment, play, subscription
+from tests.peers.consumer_groups import (
+    REBALANCE_IN_PROGRESS,
+    ClassicMember,
+    Member,
+    Side,
+    assignment,
+    play,
+    subscription,
+)
 from tests.peers.kafka import MODERN, VERSION, Kafka
 from tests.peers.sides import ALIKE
 
@@ -71,14 +79,23 @@ IN_3, IN_4 = (VERSION, BOTH_WAYS), (MODERN, BOTH_WAYS)
 
 
 @pytest.fixture(scope="module", params=[IN_3, IN_4], ids=[VERSION, MODERN])
-def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
     version, policy = request.param
     common = SETTINGS | {"group.consumer.migration.policy": policy}
-    arguments = [word for name, value in (common | GATEWAY).items() for word in ("--set", f"{name.replace('.', '_')}={value}")]
+    arguments = [
+        word
+        for name, value in (common | GATEWAY).items()
+        for word in ("--set", f"{name.replace('.', '_')}={value}")
+    ]
     settings = {name.replace(".", "_"): value for name, value in (common | KAFKA[version]).items()}
     folder = tmp_path_factory.mktemp("gateway")
     try:
-        with Kafka.start(version=version, **settings) as kafka, gateway(folder, arguments=[*ALIKE, *arguments]) as ours:
+        with (
+            Kafka.start(version=version, **settings) as kafka,
+            gateway(folder, arguments=[*ALIKE, *arguments]) as ours,
+        ):
             yield Stage((ours.bootstrap, kafka.bootstrap), version == MODERN, policy)
             # It would take its time to end in good order.
             os.kill(kafka.pid, signal.SIGKILL)
@@ -86,11 +103,16 @@ def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
-in_kafka_4 = pytest.mark.parametrize("stage", [pytest.param(IN_4, id=MODERN)], indirect=True, scope="module")
+in_kafka_4 = pytest.mark.parametrize(
+    "stage", [pytest.param(IN_4, id=MODERN)], indirect=True, scope="module"
+)
 #: All but the usual way take a broker each.
 whichever_way = pytest.mark.parametrize(
     "stage",
-    [pytest.param(IN_4, id=MODERN), *(pytest.param((MODERN, one), id=one, marks=pytest.mark.slow) for one in ONE_WAY)],
+    [
+        pytest.param(IN_4, id=MODERN),
+        *(pytest.param((MODERN, one), id=one, marks=pytest.mark.slow) for one in ONE_WAY),
+    ],
     indirect=True,
     scope="module",
 )
@@ -285,7 +307,11 @@ def test_uniform_shares_alike_as_far_as_numbers_go(stage: Stage) -> None:
         assert sorted(first.given["uniform"] + second.given["uniform"]) == [0, 1, 2, 3, 4]
         described = side.looks("uniform")
         del side.answers[:]
-        counts = sorted(len(row.partitions) for one in described.members for row in one.assignment.topic_partitions)
+        counts = sorted(
+            len(row.partitions)
+            for one in described.members
+            for row in one.assignment.topic_partitions
+        )
         side.answers.append(("uniform", (described.assignor_name, counts)))
         # What most members want is what is done.
         first.says(server_assignor="range")
@@ -449,14 +475,19 @@ def test_topics_that_come_grow_and_go_are_heeded_alike(stage: Stage) -> None:
     stage.play(scene)
 
 
-def test_whoever_is_not_heard_of_or_keeps_what_it_shall_give_back_is_gone_alike(stage: Stage) -> None:
+def test_whoever_is_not_heard_of_or_keeps_what_it_shall_give_back_is_gone_alike(
+    stage: Stage,
+) -> None:
     def scene(side: Side) -> None:
         side.makes_topic("gone", 4)
         slow, eager = Member(side, "slow", "m-1"), Member(side, "slow", "m-2")
         slow.joins("gone", rebalance_timeout_ms=1_000)
         eager.joins("gone")
         slow.says()
-        side.until(lambda: bool(slow.has(gone=[0, 1, 2, 3]).error_code) and side.state("slow")[1] == 1, "it is put out")
+        side.until(
+            lambda: bool(slow.has(gone=[0, 1, 2, 3]).error_code) and side.state("slow")[1] == 1,
+            "it is put out",
+        )
         slow.says()
         side.looks("slow")
         eager.says()
@@ -478,7 +509,10 @@ def test_sessions_end_alike(stage: Stage) -> None:
         # One of the classic protocol in a consumer group has the session that it asked for, and is to fetch its assignment in time.
         lively = Member(side, "lively", "!")
         lively.joins("sessions")
-        classic, slow = ClassicMember(side, "lively", "sessions"), ClassicMember(side, "lively", "sessions")
+        classic, slow = (
+            ClassicMember(side, "lively", "sessions"),
+            ClassicMember(side, "lively", "sessions"),
+        )
         # Neither timeout expires before the steps in between.
         for one, session_ms, rebalance_ms in ((classic, 10_000, 60_000), (slow, 60_000, 10_000)):
             one.joins(session_timeout_ms=session_ms, rebalance_timeout_ms=rebalance_ms)
@@ -664,7 +698,9 @@ def test_a_classic_member_gives_back_by_joining_again_alike(stage: Stage) -> Non
         group = "cooperative"
         side.makes_topic(group, 4)
         side.begins(classic=True)
-        old = ClassicMember(side, group, cooperative_sticky=subscription(group, version=3, owned={}, generation=-1))
+        old = ClassicMember(
+            side, group, cooperative_sticky=subscription(group, version=3, owned={}, generation=-1)
+        )
         old.joins()
         old.syncs({old.id: assignment(3, cooperative=range(4))})
         # An id behind all that may be made up.
@@ -672,12 +708,20 @@ def test_a_classic_member_gives_back_by_joining_again_alike(stage: Stage) -> Non
         new.joins(group)
         old.beats()
         # It has not given anything back, then says that it has.
-        old.protocols = {"cooperative_sticky": subscription(group, version=3, owned={group: range(4)}, generation=old.generation)}
+        old.protocols = {
+            "cooperative_sticky": subscription(
+                group, version=3, owned={group: range(4)}, generation=old.generation
+            )
+        }
         old.joins()
         old.syncs()
         new.says()
         side.looks(group)
-        old.protocols = {"cooperative_sticky": subscription(group, version=3, owned={group: [0, 1]}, generation=old.generation)}
+        old.protocols = {
+            "cooperative_sticky": subscription(
+                group, version=3, owned={group: [0, 1]}, generation=old.generation
+            )
+        }
         old.beats()
         old.joins()
         old.syncs()
@@ -701,7 +745,11 @@ def test_classic_groups_that_are_none_of_topics_stay_what_they_are_alike(stage: 
         strange = {
             "connect": ({"protocol_type": "connect"}, {"range": subscription("strange")}, b""),
             "unreadable": ({}, {"range": b"\0"}, b""),
-            "notes": ({}, {"sticky": subscription("strange")}, assignment(notes=b"note", strange=[0, 1])),
+            "notes": (
+                {},
+                {"sticky": subscription("strange")},
+                assignment(notes=b"note", strange=[0, 1]),
+            ),
             "unread-assignment": ({}, {"range": subscription("strange")}, b"\0"),
             "no-assignment": ({}, {"range": subscription("strange")}, b""),
         }
@@ -764,7 +812,15 @@ def test_members_are_put_out_by_others_alike(stage: Stage) -> None:
         static.joins(group)
         old = ClassicMember(side, group, group, instance="three")
         old.joins()
-        for names in (("!", None), ("nobody", None), ("", "nobody"), ("nobody", "two"), ("!", "two"), ("", "two"), ("", "three")):
+        for names in (
+            ("!", None),
+            ("nobody", None),
+            ("", "nobody"),
+            ("nobody", "two"),
+            ("!", "two"),
+            ("", "two"),
+            ("", "three"),
+        ):
             side.removes(group, names)
             side.looks(group)
         side.removes(group, ("m-2", "two"), ("!", None))
@@ -806,7 +862,11 @@ def test_classic_members_speak_a_protocol_that_all_of_them_know_alike(stage: Sta
         both.joins()
         both.syncs()
         both.syncs(protocol_name="range")
-        sticky, old, alike = {"sticky": subscription(group)}, {"range": subscription(version=0)}, {"roundrobin": subscription(group)}
+        sticky, old, alike = (
+            {"sticky": subscription(group)},
+            {"range": subscription(version=0)},
+            {"roundrobin": subscription(group)},
+        )
         for number, protocols in enumerate((sticky, {}, old, alike)):
             other = ClassicMember(side, group, instance=f"i{number}")
             other.protocols = protocols

@@ -19,7 +19,10 @@ pytestmark = [pytest.mark.peer]
 #: Beyond whatever happens here: whoever has to join again did so without need.
 PATIENT = "60000"
 NEW_JAVA = java("4.4.0", group_protocol="consumer")
-SETTINGS = {"group_consumer_session_timeout_ms": int(PATIENT), "group_consumer_heartbeat_interval_ms": 300}
+SETTINGS = {
+    "group_consumer_session_timeout_ms": int(PATIENT),
+    "group_consumer_heartbeat_interval_ms": 300,
+}
 
 NEW_CONFLUENT = python("confluent.py", group_protocol="consumer")
 
@@ -27,20 +30,31 @@ NEW_CONFLUENT = python("confluent.py", group_protocol="consumer")
 MOVES = [
     pytest.param(
         java(
-            "3.9.2", session_timeout_ms=PATIENT, partition_assignment_strategy="org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
+            "3.9.2",
+            session_timeout_ms=PATIENT,
+            partition_assignment_strategy="org.apache.kafka.clients.consumer.CooperativeStickyAssignor",
         ),
         NEW_JAVA,
         id="java-3.9.2-cooperative",
     ),
-    pytest.param(python("confluent.py", session_timeout_ms=PATIENT), NEW_CONFLUENT, id="confluent-range"),
-    pytest.param(java("2.8.2", session_timeout_ms=PATIENT), NEW_JAVA, id="java-2.8.2-range", marks=pytest.mark.slow),
+    pytest.param(
+        python("confluent.py", session_timeout_ms=PATIENT), NEW_CONFLUENT, id="confluent-range"
+    ),
+    pytest.param(
+        java("2.8.2", session_timeout_ms=PATIENT),
+        NEW_JAVA,
+        id="java-2.8.2-range",
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
 def kind_of(here: Scene) -> str:
     assert here.gateway is not None
     with here.gateway.peer() as peer:
-        rows = peer.asks(ListGroupsRequest(states_filter=[], types_filter=[]), ListGroupsResponse, 5).groups
+        rows = peer.asks(
+            ListGroupsRequest(states_filter=[], types_filter=[]), ListGroupsResponse, 5
+        ).groups
     return next(row.group_type for row in rows if row.group_id == GROUP)
 
 
@@ -49,7 +63,11 @@ def stands(here: Scene, group: str) -> dict[int, int]:
     assert here.gateway is not None
     topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=PARTITIONS)
     with here.gateway.peer() as peer:
-        reply = peer.asks(OffsetFetchRequest(group_id=group, topics=[topic], require_stable=True), OffsetFetchResponse, 7)
+        reply = peer.asks(
+            OffsetFetchRequest(group_id=group, topics=[topic], require_stable=True),
+            OffsetFetchResponse,
+            7,
+        )
     return {row.partition_index: row.committed_offset for row in reply.topics[0].partitions}
 
 
@@ -65,11 +83,17 @@ def assert_nothing_had_two_owners(members: Iterable[Member]) -> None:
     for one, other in combinations(members, 2):
         for partition, begin, end in held(one):
             for same, other_begin, other_end in held(other):
-                assert partition != same or end <= other_begin or other_end <= begin, (partition, one.had, other.had)
+                assert partition != same or end <= other_begin or other_end <= begin, (
+                    partition,
+                    one.had,
+                    other.had,
+                )
 
 
 @pytest.mark.parametrize("assignor", ["uniform", "range"])
-def test_members_of_two_libraries_share_a_topic_beside_a_group_of_kafka_09(assignor: str, tmp_path: Path) -> None:
+def test_members_of_two_libraries_share_a_topic_beside_a_group_of_kafka_09(
+    assignor: str, tmp_path: Path
+) -> None:
     ours: list[Client] = [
         java("4.4.0", group_protocol="consumer", group_remote_assignor=assignor),
         python("confluent.py", group_protocol="consumer", group_remote_assignor=assignor),
@@ -102,7 +126,9 @@ def test_members_of_two_libraries_share_a_topic_beside_a_group_of_kafka_09(assig
 
 
 @pytest.mark.parametrize(("old", "new"), MOVES)
-def test_a_group_moves_to_the_new_protocol_and_back_member_by_member(old: Client, new: Client, tmp_path: Path) -> None:
+def test_a_group_moves_to_the_new_protocol_and_back_member_by_member(
+    old: Client, new: Client, tmp_path: Path
+) -> None:
     with scene(tmp_path, new, **SETTINGS) as here:
         here.sends(40)
         present = [here.joins(old) for _ in range(2)]
@@ -129,10 +155,15 @@ def test_a_group_moves_to_the_new_protocol_and_back_member_by_member(old: Client
             assert kind_of(here) == kind
         assert sorted(here.told(), key=int) == here.sent
         assert_nothing_had_two_owners(here.members)
-        assert stands(here, GROUP) == {part: len([one for one in here.sent if int(one) % len(PARTITIONS) == part]) for part in PARTITIONS}
+        assert stands(here, GROUP) == {
+            part: len([one for one in here.sent if int(one) % len(PARTITIONS) == part])
+            for part in PARTITIONS
+        }
 
 
-def test_members_that_subscribe_by_a_regular_expression_read_a_topic_that_comes_later(tmp_path: Path) -> None:
+def test_members_that_subscribe_by_a_regular_expression_read_a_topic_that_comes_later(
+    tmp_path: Path,
+) -> None:
     clients = {"java": NEW_JAVA, "confluent": NEW_CONFLUENT}
     with scene(tmp_path, NEW_JAVA, **SETTINGS) as here:
         here.sends(4)
@@ -143,6 +174,9 @@ def test_members_that_subscribe_by_a_regular_expression_read_a_topic_that_comes_
         for topic in ("orders-eu", "bills"):
             producer.send(topic, topic.encode()).get(120)
         producer.close()
-        here.until(lambda: all("orders-eu" in here.told(group) for group in clients), "the new topic is read")
+        here.until(
+            lambda: all("orders-eu" in here.told(group) for group in clients),
+            "the new topic is read",
+        )
         for group in clients:
             assert sorted(here.told(group)) == [*here.sent, "orders-eu"]

@@ -48,8 +48,21 @@ class Gateway:
 
     def start(self) -> None:
         listener, store = f"PLAINTEXT://{self.bootstrap}", f"lmdb:{self._folder / 'store'}"
-        argv = [sys.executable, "-m", "gateway", "serve", "--listener", listener, "--store", store, "--set", f"num_partitions={PARTITIONS}"]
-        self._process = process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, text=True)
+        argv = [
+            sys.executable,
+            "-m",
+            "gateway",
+            "serve",
+            "--listener",
+            listener,
+            "--store",
+            store,
+            "--set",
+            f"num_partitions={PARTITIONS}",
+        ]
+        self._process = process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
         assert process.stdout
         overdue = threading.Timer(START_SECONDS, process.kill)
         overdue.start()
@@ -97,7 +110,10 @@ class Load:
     def _run(self) -> None:
         while True:
             with self._change:
-                while not self._is_over and self.sent - len(self.stored) - len(self.failures) >= UNANSWERED:
+                while (
+                    not self._is_over
+                    and self.sent - len(self.stored) - len(self.failures) >= UNANSWERED
+                ):
                     self._change.wait(0.1)
                 if self._is_over:
                     return
@@ -119,7 +135,9 @@ class Load:
         """Until so many more have come."""
         with self._change:
             goal = len(self.stored) + count
-            came = self._change.wait_for(lambda: len(self.stored) >= goal or self.failures, RECOVER_SECONDS)
+            came = self._change.wait_for(
+                lambda: len(self.stored) >= goal or self.failures, RECOVER_SECONDS
+            )
             assert came, f"{self.name}: no {count} answers within {RECOVER_SECONDS:.0f} s"
 
     def stop(self) -> None:
@@ -206,7 +224,9 @@ def loads_on(bootstrap: str) -> list[Load]:
 
 def read_all(gateway: Gateway) -> list[Stored]:
     """Every record of the topic; the consumer checks the CRCs."""
-    consumer = kafka.KafkaConsumer(bootstrap_servers=gateway.bootstrap, check_crcs=True, fetch_max_wait_ms=100)
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=gateway.bootstrap, check_crcs=True, fetch_max_wait_ms=100
+    )
     partitions = [kafka.TopicPartition(TOPIC, n) for n in range(PARTITIONS)]
     consumer.assign(partitions)
     consumer.seek_to_beginning()
@@ -215,7 +235,11 @@ def read_all(gateway: Gateway) -> list[Stored]:
     while any(consumer.position(partition) < ends[partition] for partition in partitions):
         polled = consumer.poll(timeout_ms=RECOVER_SECONDS * 1000)
         assert polled, f"nothing comes although the end is not reached\n{gateway.log()}"
-        found += [(record.partition, record.offset, record.value) for records in polled.values() for record in records]
+        found += [
+            (record.partition, record.offset, record.value)
+            for records in polled.values()
+            for record in records
+        ]
     consumer.close()
     return found
 
@@ -236,7 +260,9 @@ def check(loads: list[Load], found: list[Stored]) -> None:
             assert all(times[value] == 1 for value in mine), f"{load.name}: there more than once"
 
 
-def survive(gateway: Gateway, rounds: int, blow: signal.Signals, expected_code: int, seed: int) -> None:
+def survive(
+    gateway: Gateway, rounds: int, blow: signal.Signals, expected_code: int, seed: int
+) -> None:
     chance = random.Random(seed)
     loads = loads_on(gateway.bootstrap)
     never = threading.Event()
@@ -270,4 +296,10 @@ def test_shutdowns_under_load_end_well_and_lose_nothing(gateway: Gateway) -> Non
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("seed", [11, 12])
 def test_twelve_killings_lose_nothing_and_double_nothing(gateway: Gateway, seed: int) -> None:
-    survive(gateway, 12, signal.SIGKILL, -signal.SIGKILL, seed=int(os.environ.get("TESTS_CRASH_SEED", seed)))
+    survive(
+        gateway,
+        12,
+        signal.SIGKILL,
+        -signal.SIGKILL,
+        seed=int(os.environ.get("TESTS_CRASH_SEED", seed)),
+    )

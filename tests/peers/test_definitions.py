@@ -27,7 +27,13 @@ BITFIELD = "bitfield"
 @pytest.fixture(scope="module")
 def jar():
     try:
-        jars = maven_jars((f"org.apache.kafka:kafka-clients:{KAFKA}", "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36"))
+        jars = maven_jars(
+            (
+                f"org.apache.kafka:kafka-clients:{KAFKA}",
+                "org.slf4j:slf4j-api:1.7.36",
+                "org.slf4j:slf4j-simple:1.7.36",
+            )
+        )
     except CannotInstall as reason:
         pytest.skip(str(reason))
     with zipfile.ZipFile(jars / f"kafka-clients-{KAFKA}.jar") as opened:
@@ -51,9 +57,9 @@ def laid_out(message):
         inner = field.get("fields") or shared.get(field["type"].removeprefix("[]"))
         return said | ({"fields": rows(inner)} if inner else {})
 
-    return {key: message[key] for key in ("apiKey", "type", "name", "validVersions", "flexibleVersions")} | {
-        "fields": rows(message["fields"])
-    }
+    return {
+        key: message[key] for key in ("apiKey", "type", "name", "validVersions", "flexibleVersions")
+    } | {"fields": rows(message["fields"])}
 
 
 @pytest.mark.parametrize("ours", OURS, ids=[path.stem for path in OURS])

@@ -18,7 +18,12 @@ from kafka.protocol.admin.configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
-from kafka.protocol.admin.groups import DescribeGroupsRequest, DescribeGroupsResponse, ListGroupsRequest, ListGroupsResponse
+from kafka.protocol.admin.groups import (
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
 from kafka.protocol.consumer.group import JoinGroupRequest
 from kafka.protocol.sasl import SaslHandshakeRequest
 
@@ -176,7 +181,10 @@ def test_wrong_passwords_of_one_host_keep_nobody_out(tmp_path, host):
     seconds = 0.02 if host == "127.0.0.1" else 0.3
     slowest = 0.0
     with locked(tmp_path, sasl_max_waiting_checks=20) as server:
-        with attackers(10 if host == "127.0.0.1" else 40, lambda: says_and_vanishes(server.address, *guess, seconds=seconds, host=host)):
+        with attackers(
+            10 if host == "127.0.0.1" else 40,
+            lambda: says_and_vanishes(server.address, *guess, seconds=seconds, host=host),
+        ):
             time.sleep(1)
             for n in range(8):
                 watch = Stopwatch(server)
@@ -191,7 +199,9 @@ def test_wrong_passwords_of_one_host_keep_nobody_out(tmp_path, host):
 def test_a_password_that_was_right_a_moment_ago_is_not_hashed_again(tmp_path):
     with locked(tmp_path, sasl_max_waiting_checks=1) as server:
         assert logs_in(server, b"alice") is not None
-        with attackers(20, lambda: says_and_vanishes(server.address, HANDSHAKE, b"\0alice\0guess", seconds=5.0)):
+        with attackers(
+            20, lambda: says_and_vanishes(server.address, HANDSHAKE, b"\0alice\0guess", seconds=5.0)
+        ):
             server.waits_for_lines(1, "too many password checks wait already")
             for _ in range(10):
                 peer = logs_in(server, b"alice")
@@ -248,7 +258,9 @@ def test_a_string_that_old_versions_cannot_write_gets_into_no_group(open_to_all)
             member.sends(bytes(request.encode(version=request.API_VERSION, header=True)))
             member.hears()
             assert admin.asks(ListGroupsRequest(version=0), ListGroupsResponse, 0).error_code == 0
-            described = admin.asks(DescribeGroupsRequest(version=0, groups=["g"]), DescribeGroupsResponse, 0)
+            described = admin.asks(
+                DescribeGroupsRequest(version=0, groups=["g"]), DescribeGroupsResponse, 0
+            )
             assert described.groups[0].error_code == 0
 
 
@@ -258,13 +270,21 @@ def test_a_config_that_grows_can_always_be_described(open_to_all):
         peer.makes("t")
         for first in range(10_000, 60_000, 5_000):
             items = ",".join(f"{n}:1" for n in range(first, first + 3_000))
-            config = resource.AlterableConfig(name="leader.replication.throttled.replicas", config_operation=2, value=items)
+            config = resource.AlterableConfig(
+                name="leader.replication.throttled.replicas", config_operation=2, value=items
+            )
             request = IncrementalAlterConfigsRequest(
-                version=0, resources=[resource(resource_type=2, resource_name="t", configs=[config])], validate_only=False
+                version=0,
+                resources=[resource(resource_type=2, resource_name="t", configs=[config])],
+                validate_only=False,
             )
             peer.asks(request, IncrementalAlterConfigsResponse, 0)
         asked = DescribeConfigsRequest(
             version=1,
-            resources=[DescribeConfigsRequest.DescribeConfigsResource(resource_type=2, resource_name="t", configuration_keys=None)],
+            resources=[
+                DescribeConfigsRequest.DescribeConfigsResource(
+                    resource_type=2, resource_name="t", configuration_keys=None
+                )
+            ],
         )
         assert peer.asks(asked, DescribeConfigsResponse, 1).results[0].error_code == 0

@@ -48,16 +48,25 @@ def theirs(expressions: list[str]) -> list[str]:
         jars = maven_jars((RE2J,))
     except CannotInstall as reason:
         pytest.skip(str(reason))
-    lines = "".join(" ".join(word.encode().hex() for word in (expression, *NAMES)) + "\n" for expression in expressions)
+    lines = "".join(
+        " ".join(word.encode().hex() for word in (expression, *NAMES)) + "\n"
+        for expression in expressions
+    )
     argv = jvm.argv([f"{jars}/*"], PROGRAM)
-    done = subprocess.run(argv, input=lines, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        argv, input=lines, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
 def test_an_expression_names_the_same_topics_or_is_refused_by_both() -> None:
     asked = ["", "a\n?", *WRITTEN.split(), *random_ones(2000)]
-    differences = [(one, our, their) for one, our, their in zip(asked, map(ours, asked), theirs(asked), strict=True) if our != their]
+    differences = [
+        (one, our, their)
+        for one, our, their in zip(asked, map(ours, asked), theirs(asked), strict=True)
+        if our != their
+    ]
     assert differences == []
 
 

@@ -47,7 +47,11 @@ class Disk:
 
     @property
     def environment(self):
-        return {"LD_PRELOAD": str(self.shim), "FAILING_DISK": str(self.orders), "POWER_CUT": str(self.medium)}
+        return {
+            "LD_PRELOAD": str(self.shim),
+            "FAILING_DISK": str(self.orders),
+            "POWER_CUT": str(self.medium),
+        }
 
     @property
     def medium(self):
@@ -74,7 +78,21 @@ def shim():
     library = SHIM.with_suffix(".so").name
 
     def build(folder):
-        command(["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", folder / library, SHIM, "-ldl"])
+        command(
+            [
+                "cc",
+                "-shared",
+                "-fPIC",
+                "-O1",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-o",
+                folder / library,
+                SHIM,
+                "-ldl",
+            ]
+        )
 
     try:
         return cached(f"failing-disk/{fingerprint([SHIM.read_bytes()])}", build) / library
@@ -160,7 +178,9 @@ def answer_in(frame):
     return ProduceResponse.decode(frame[4:], version=7).responses[0].partition_responses[0]
 
 
-def test_what_the_disk_refuses_is_refused_and_seen_by_nobody_and_then_it_goes_on_without_a_gap(house):
+def test_what_the_disk_refuses_is_refused_and_seen_by_nobody_and_then_it_goes_on_without_a_gap(
+    house,
+):
     server, topic = house.server, house.topic
     with server.peer() as peer:
         with house.disk.failing():
@@ -229,8 +249,14 @@ def test_a_bad_hour_is_one_line_of_log_when_it_begins_and_one_when_it_ends(disk,
         began, ended = server.waits_for_lines(2, " storage.lmdb")
         assert complaints(server) == [began, ended]
     reason = os.strerror(errno.ENOSPC if "full" in disk.failure else errno.EIO)
-    assert f' error storage.lmdb.writer message text="appending in {tmp_path / "store"} fails: mdb_txn_commit: {reason}; ' in began
-    assert f' warning storage.lmdb.writer message text="appending in {tmp_path / "store"} succeeds again"' in ended
+    assert (
+        f' error storage.lmdb.writer message text="appending in {tmp_path / "store"} fails: mdb_txn_commit: {reason}; '
+        in began
+    )
+    assert (
+        f' warning storage.lmdb.writer message text="appending in {tmp_path / "store"} succeeds again"'
+        in ended
+    )
 
 
 @pytest.mark.parametrize("disk", ["sync"], indirect=True)
@@ -241,7 +267,9 @@ def test_appends_that_only_follow_a_refused_one_do_not_end_a_bad_hour(disk, tmp_
         with disk.failing():
             for _ in range(20):
                 peer.sends(*frames)
-                assert [answer_in(peer.hears()).error_code for _ in frames] == [KAFKA_STORAGE_ERROR] * 50
+                assert [answer_in(peer.hears()).error_code for _ in frames] == [
+                    KAFKA_STORAGE_ERROR
+                ] * 50
         assert produced(peer, TOPIC, "first") == 0
         began, ended = server.waits_for_lines(2, " storage.lmdb")
         assert complaints(server) == [began, ended]
@@ -251,12 +279,17 @@ def complaints(server):
     return [line for line in server.lines() if " warning " in line or " error " in line]
 
 
-def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_when_they_are_tried_again(house):
+def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_when_they_are_tried_again(
+    house,
+):
     server, topic = house.server, house.topic
     with server.peer() as peer:
         who = producer_of(peer)
         assert produced(peer, topic, "number 0", (*who, 0)) == 1
-        frames = [framed(producing(topic, one_record(b"number %d" % n, (*who, n))), 7) for n in range(1, 5)]
+        frames = [
+            framed(producing(topic, one_record(b"number %d" % n, (*who, n))), 7)
+            for n in range(1, 5)
+        ]
         with house.disk.failing():
             for _ in range(3):
                 peer.sends(*frames)
@@ -264,7 +297,11 @@ def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_whe
                 # From one on that comes to its turn only when the first has failed they follow nothing.
                 late = codes.count(OUT_OF_ORDER_SEQUENCE_NUMBER)
                 assert late < len(codes)
-                assert codes == [KAFKA_STORAGE_ERROR] * (len(codes) - late) + [OUT_OF_ORDER_SEQUENCE_NUMBER] * late
+                assert (
+                    codes
+                    == [KAFKA_STORAGE_ERROR] * (len(codes) - late)
+                    + [OUT_OF_ORDER_SEQUENCE_NUMBER] * late
+                )
         for _ in range(2):
             peer.sends(*frames)
             assert [answer_in(peer.hears()).base_offset for _ in frames] == [2, 3, 4, 5]
@@ -272,7 +309,9 @@ def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_whe
 
 
 @pytest.mark.parametrize("disk", [*FAILURES, "meta-kept"], indirect=True)
-def test_after_a_killing_while_the_disk_fails_exactly_what_was_acknowledged_is_there(disk, tmp_path):
+def test_after_a_killing_while_the_disk_fails_exactly_what_was_acknowledged_is_there(
+    disk, tmp_path
+):
     who, told, last = told_until_it_was_killed(disk, tmp_path)
     with gateway(tmp_path) as again, again.peer() as peer:
         assert visible(again, TOPIC) == told
@@ -283,7 +322,9 @@ def test_after_a_killing_while_the_disk_fails_exactly_what_was_acknowledged_is_t
 
 
 @pytest.mark.parametrize("disk", FAILURES, indirect=True)
-def test_after_a_power_cut_while_the_disk_fails_exactly_what_was_acknowledged_is_there(disk, tmp_path):
+def test_after_a_power_cut_while_the_disk_fails_exactly_what_was_acknowledged_is_there(
+    disk, tmp_path
+):
     _, told, _ = told_until_it_was_killed(disk, tmp_path)
     disk.loses_power(tmp_path)
     with gateway(tmp_path) as again:
@@ -353,7 +394,12 @@ def test_a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged(disk, tmp
             found = visible(server, TOPIC)
             assert found[: len(told)] == told
             told = found
-            peer.sends(*(framed(producing(TOPIC, one_record(str(number).encode())), 7) for number in range(len(told), len(told) + 300)))
+            peer.sends(
+                *(
+                    framed(producing(TOPIC, one_record(str(number).encode())), 7)
+                    for number in range(len(told), len(told) + 300)
+                )
+            )
             for _ in range(moments.randint(1, 250)):
                 told.append(str(answer_in(peer.hears()).base_offset))
             server.process.kill()
@@ -365,7 +411,9 @@ def test_a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged(disk, tmp
 
 
 @pytest.mark.parametrize("disk", ["meta-kept"], indirect=True)
-def test_a_power_cut_after_a_commit_that_stands_although_its_write_failed_loses_nothing(disk, tmp_path):
+def test_a_power_cut_after_a_commit_that_stands_although_its_write_failed_loses_nothing(
+    disk, tmp_path
+):
     with starting(tmp_path, disk) as server, server.peer() as peer:
         peer.makes(TOPIC)
         with disk.failing():
@@ -376,7 +424,9 @@ def test_a_power_cut_after_a_commit_that_stands_although_its_write_failed_loses_
 
 
 @pytest.mark.parametrize("disk", [""], indirect=True)
-def test_an_idempotent_client_gets_each_record_stored_once_and_in_order_whatever_fails(disk, tmp_path):
+def test_an_idempotent_client_gets_each_record_stored_once_and_in_order_whatever_fails(
+    disk, tmp_path
+):
     with starting(tmp_path, disk) as server:
         with Load(server) as load:
             for count, disk.failure in enumerate(FAILURES * 2, start=1):

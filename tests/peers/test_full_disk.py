@@ -10,7 +10,12 @@ from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_FSIZE, prlimit
 
 import pytest
-from kafka.protocol.admin.topics import DeleteRecordsRequest, DeleteRecordsResponse, DeleteTopicsRequest, DeleteTopicsResponse
+from kafka.protocol.admin.topics import (
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
 
 from tests.peers.gateway import MIB, gateway, one_record
 
@@ -35,9 +40,14 @@ class Volume:
         self._store = folder / "store"
         self._store.mkdir()
         self._pid = 0
-        self.within = next((found for found in map(self._command, NAMESPACES) if succeeds([*found, "true"])), [])
+        self.within = next(
+            (found for found in map(self._command, NAMESPACES) if succeeds([*found, "true"])), []
+        )
         if not self.within:
-            warnings.warn("no tmpfs can be mounted here, so a limit on the size of files stands for the full disk", stacklevel=2)
+            warnings.warn(
+                "no tmpfs can be mounted here, so a limit on the size of files stands for the full disk",
+                stacklevel=2,
+            )
 
     def _command(self, namespace):
         return [*namespace, *MOUNTED, str(VOLUME), str(self._store)]
@@ -49,9 +59,14 @@ class Volume:
     def others_fill_it(self):
         """To the last byte."""
         if not self.within:
-            prlimit(self._pid, RLIMIT_FSIZE, (self._inside("data.mdb").stat().st_size, RLIM_INFINITY))
+            prlimit(
+                self._pid, RLIMIT_FSIZE, (self._inside("data.mdb").stat().st_size, RLIM_INFINITY)
+            )
             return
-        with self._inside("of others").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        with (
+            self._inside("of others").open("wb", buffering=0) as file,
+            pytest.raises(OSError, match="No space left"),
+        ):
             write_for_ever(file)
 
     def others_leave(self):
@@ -107,8 +122,12 @@ def deletes_records(peer):
     """The first half of them."""
     topic = DeleteRecordsRequest.DeleteRecordsTopic
     half = peer.fetches(TOPIC, 0).high_watermark // 2
-    rows = [topic(name=TOPIC, partitions=[topic.DeleteRecordsPartition(partition_index=0, offset=half)])]
-    reply = peer.asks(DeleteRecordsRequest(version=1, topics=rows, timeout_ms=10_000), DeleteRecordsResponse, 1)
+    rows = [
+        topic(name=TOPIC, partitions=[topic.DeleteRecordsPartition(partition_index=0, offset=half)])
+    ]
+    reply = peer.asks(
+        DeleteRecordsRequest(version=1, topics=rows, timeout_ms=10_000), DeleteRecordsResponse, 1
+    )
     assert reply.topics[0].partitions[0].error_code == 0
 
 
@@ -133,7 +152,10 @@ def is_read(peer, offsets):
 def one_line_each(server):
     """The line with which the store said that writing fails, and the one that it succeeds again; there are no others."""
     began, ended = server.waits_for_lines(2, "storage.lmdb")
-    assert [line for line in server.lines() if " warning " in line or " error " in line] == [began, ended]
+    assert [line for line in server.lines() if " warning " in line or " error " in line] == [
+        began,
+        ended,
+    ]
     return began, ended
 
 
@@ -153,7 +175,9 @@ def test_a_full_volume_refuses_produce_and_serves_reads_until_something_is_delet
         assert is_read(peer, range(stored // 2, stored + 1 + 4))
 
 
-def test_a_volume_that_others_fill_to_the_last_byte_refuses_writes_and_serves_reads_until_they_leave(server, volume):
+def test_a_volume_that_others_fill_to_the_last_byte_refuses_writes_and_serves_reads_until_they_leave(
+    server, volume
+):
     with server.peer() as peer:
         assert fill(peer, TOPIC, 10) == 10
         volume.others_fill_it()

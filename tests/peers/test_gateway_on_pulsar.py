@@ -49,18 +49,32 @@ def test_what_is_missing_in_the_cluster_is_said_line_by_line_and_setup_makes_it(
     assert code == 1
     lines = [line for line in log.splitlines() if "cannot start" in line]
     for name in ("not-there", "nor-this"):
-        assert len([line for line in lines if f"there is no namespace {settings.tenant}/{name}." in line]) == 1, log
+        assert (
+            len(
+                [
+                    line
+                    for line in lines
+                    if f"there is no namespace {settings.tenant}/{name}." in line
+                ]
+            )
+            == 1
+        ), log
     assert len(lines) == 2, log
     assert all("pulsar-setup" in line or "pulsar-admin" in line for line in lines), log
     with on(settings, tmp_path, "--pulsar-setup") as running:
         produces(running, "orders", b"1")
         assert running.stop() == 0
-    assert rest("GET", f"{settings.admin_url}/admin/v2/namespaces/{settings.tenant}/not-there")[0] == 200
+    assert (
+        rest("GET", f"{settings.admin_url}/admin/v2/namespaces/{settings.tenant}/not-there")[0]
+        == 200
+    )
 
 
 def test_a_cluster_that_cannot_be_reached_ends_the_start_with_a_reason_for_each_address():
     port, web_port = free_ports(2)
-    code, log = ends("--store", f"pulsar://127.0.0.1:{port}", "--pulsar-admin", f"http://127.0.0.1:{web_port}")
+    code, log = ends(
+        "--store", f"pulsar://127.0.0.1:{port}", "--pulsar-admin", f"http://127.0.0.1:{web_port}"
+    )
     assert code == 1
     admin, broker = [line for line in log.splitlines() if "cannot start" in line]
     assert f"127.0.0.1:{web_port}" in admin
@@ -77,4 +91,6 @@ def test_the_token_reaches_no_log(pulsar, tmp_path):
     with on(settings, folder, "--pulsar-token-file", str(token), "--log-level", "debug") as running:
         produces(running, "orders", b"1")
         assert running.stop() == 0
-        assert [line for line in running.lines() if "not-to-be-seen" in line or "eyJhbGciOi" in line] == []
+        assert [
+            line for line in running.lines() if "not-to-be-seen" in line or "eyJhbGciOi" in line
+        ] == []

@@ -37,14 +37,18 @@ class Operator:
     def __init__(self, guarded, folder):
         self.folder = folder
         self.guarded = guarded
-        self.settings = PulsarSettings(guarded.tls_service_url, guarded.tls_admin_url, tenant="acme", metadata_tenant="acme")
+        self.settings = PulsarSettings(
+            guarded.tls_service_url, guarded.tls_admin_url, tenant="acme", metadata_tenant="acme"
+        )
         self.lines = []
 
     def words(self, role):
         file = self.folder / f"{role}.jwt"
         file.write_text(f"{token(role)}\n")
         secrets = {"pulsar_token_file": file, "pulsar_tls_trust_file": self.guarded.trust_file}
-        return [word for name, value in secrets.items() for word in ("--set", f"{name}={value}")] + ["--log-level", "debug"]
+        return [
+            word for name, value in secrets.items() for word in ("--set", f"{name}={value}")
+        ] + ["--log-level", "debug"]
 
     @contextmanager
     def runs(self, role, *more):
@@ -80,14 +84,23 @@ def writes_as_new_ones(running, value):
 
 def reads_as_new_ones(running, count):
     """Values, by a group that commits."""
-    own = {"group_id": "readers", "auto_offset_reset": "earliest", "enable_auto_commit": False, "consumer_timeout_ms": SECONDS * 1000}
-    with closing(kafka.KafkaConsumer(TOPIC, bootstrap_servers=bootstrap(running), **own)) as consumer:
+    own = {
+        "group_id": "readers",
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+        "consumer_timeout_ms": SECONDS * 1000,
+    }
+    with closing(
+        kafka.KafkaConsumer(TOPIC, bootstrap_servers=bootstrap(running), **own)
+    ) as consumer:
         found = [next(consumer).value for _ in range(count)]
         consumer.commit()
     return found
 
 
-def test_a_service_role_serves_clients_of_every_age_where_an_administrator_has_set_up(guarded, tmp_path):
+def test_a_service_role_serves_clients_of_every_age_where_an_administrator_has_set_up(
+    guarded, tmp_path
+):
     operator = Operator(guarded, tmp_path)
     assert "acme" in operator.is_refused("service")[0]
     with operator.runs(SUPERUSER, "--pulsar-setup"):
@@ -95,7 +108,9 @@ def test_a_service_role_serves_clients_of_every_age_where_an_administrator_has_s
     reasons = operator.is_refused("service")
     assert reasons
     assert all("acme" in reason for reason in reasons)
-    guarded.broker.call("POST", "tenants/acme", {"allowedClusters": ["standalone"], "adminRoles": ["service"]})
+    guarded.broker.call(
+        "POST", "tenants/acme", {"allowedClusters": ["standalone"], "adminRoles": ["service"]}
+    )
     with operator.runs("service") as running:
         assert writes_as_new_ones(running, b"new") == 0
         old = writes_and_reads_as_old_ones(running, b"old", 1)
@@ -105,4 +120,8 @@ def test_a_service_role_serves_clients_of_every_age_where_an_administrator_has_s
     assert [line for line in operator.lines if " critical " in line] == []
     secrets = [token(role).rpartition(".")[2] for role in ("service", SUPERUSER)]
     assert operator.lines
-    assert [line for line in operator.lines if any(secret in line for secret in secrets) or "eyJ" in line] == []
+    assert [
+        line
+        for line in operator.lines
+        if any(secret in line for secret in secrets) or "eyJ" in line
+    ] == []

@@ -21,11 +21,16 @@ CLIENTS = {
 }
 
 #: Of members that speak the new protocol: there, the group says how long they have, and how often they are to be heard of.
-SESSIONS = {"group_consumer_session_timeout_ms": 10_000, "group_consumer_heartbeat_interval_ms": 300}
+SESSIONS = {
+    "group_consumer_session_timeout_ms": 10_000,
+    "group_consumer_heartbeat_interval_ms": 300,
+}
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_members_share_a_topic_whoever_leaves_or_is_killed_and_whatever_becomes_of_the_gateway(client: str, tmp_path: Path) -> None:
+def test_members_share_a_topic_whoever_leaves_or_is_killed_and_whatever_becomes_of_the_gateway(
+    client: str, tmp_path: Path
+) -> None:
     with scene(tmp_path, CLIENTS[client], **SESSIONS) as here:
         here.sends(40)
         first = here.joins()

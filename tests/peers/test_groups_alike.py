@@ -64,7 +64,9 @@ class Side:
         """The reply to what was sent on this connection before."""
         frame = peer.hears()
         assert frame is not None, "the other side hung up"
-        reply = response.decode(frame[5 if request.flexible_version_q(version) else 4 :], version=version)
+        reply = response.decode(
+            frame[5 if request.flexible_version_q(version) else 4 :], version=version
+        )
         self.notes(f"{type(request).__name__} v{version}", reply)
         return reply
 
@@ -78,7 +80,10 @@ class Side:
             # Kafka keeps members in no order.
             return sorted((self._plain(one) for one in value), key=repr)
         if isinstance(value, str):
-            return UUID.sub(lambda found: self._numbers.setdefault(found[0], f"#{len(self._numbers) + 1}"), value)
+            return UUID.sub(
+                lambda found: self._numbers.setdefault(found[0], f"#{len(self._numbers) + 1}"),
+                value,
+            )
         return value
 
 
@@ -88,28 +93,52 @@ def join(member_id: str = "", *, group: str, instance: str | None = None, **fiel
         "session_timeout_ms": 30_000,
         "rebalance_timeout_ms": 30_000,
         "protocol_type": "consumer",
-        "protocols": [kind(name="range", metadata=b"\0\0\0\0\0\0\xff\xff\xff\xff"), kind(name="sticky", metadata=b"two")],
+        "protocols": [
+            kind(name="range", metadata=b"\0\0\0\0\0\0\xff\xff\xff\xff"),
+            kind(name="sticky", metadata=b"two"),
+        ],
         "reason": None,
     }
-    return JoinGroupRequest(group_id=group, member_id=member_id, group_instance_id=instance, **values | fields)
+    return JoinGroupRequest(
+        group_id=group, member_id=member_id, group_instance_id=instance, **values | fields
+    )
 
 
 def sync(
-    member_id: str, generation: int, *, group: str, instance: str | None = None, words: dict[str, bytes] | None = None, **fields: Any
+    member_id: str,
+    generation: int,
+    *,
+    group: str,
+    instance: str | None = None,
+    words: dict[str, bytes] | None = None,
+    **fields: Any,
 ) -> Any:
-    rows = [SyncGroupRequest.SyncGroupRequestAssignment(member_id=name, assignment=word) for name, word in (words or {}).items()]
+    rows = [
+        SyncGroupRequest.SyncGroupRequestAssignment(member_id=name, assignment=word)
+        for name, word in (words or {}).items()
+    ]
     values = {"protocol_type": "consumer", "protocol_name": "range"} | fields
     return SyncGroupRequest(
-        group_id=group, member_id=member_id, generation_id=generation, group_instance_id=instance, assignments=rows, **values
+        group_id=group,
+        member_id=member_id,
+        generation_id=generation,
+        group_instance_id=instance,
+        assignments=rows,
+        **values,
     )
 
 
 def beat(member_id: str, generation: int, *, group: str, instance: str | None = None) -> Any:
-    return HeartbeatRequest(group_id=group, member_id=member_id, generation_id=generation, group_instance_id=instance)
+    return HeartbeatRequest(
+        group_id=group, member_id=member_id, generation_id=generation, group_instance_id=instance
+    )
 
 
 def leave(*members: tuple[str, str | None], group: str) -> Any:
-    rows = [LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=instance, reason="over") for name, instance in members]
+    rows = [
+        LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=instance, reason="over")
+        for name, instance in members
+    ]
     return LeaveGroupRequest(group_id=group, members=rows, member_id=members[0][0])
 
 
@@ -125,7 +154,11 @@ def looks(side: Side, *groups: str) -> None:
     """What those see who look after these groups."""
     for version in range(6):
         side.asks(
-            DescribeGroupsRequest(groups=list(groups), include_authorized_operations=version % 2 == 1), DescribeGroupsResponse, version
+            DescribeGroupsRequest(
+                groups=list(groups), include_authorized_operations=version % 2 == 1
+            ),
+            DescribeGroupsResponse,
+            version,
         )
 
 
@@ -188,17 +221,27 @@ def test_a_group_of_one_lives_and_ends_alike(addresses: tuple[str, str], version
         for generation in (member.generation_id, 0, -1):
             side.asks(beat(name, generation, group=group), HeartbeatResponse, min(version, 4))
         side.asks(sync(name, 7, group=group), SyncGroupResponse, min(version, 5))
-        side.asks(sync(name, 1, group=group, protocol_name="sticky"), SyncGroupResponse, min(version, 5))
+        side.asks(
+            sync(name, 1, group=group, protocol_name="sticky"), SyncGroupResponse, min(version, 5)
+        )
         for fields in ({"protocol_type": None}, {"protocol_name": None}):
             side.asks(sync(name, 1, group=group, **fields), SyncGroupResponse, 5)
-        side.asks(sync(name, 1, group=group, words={name: b"mine", "nobody": b"lost"}), SyncGroupResponse, min(version, 5))
+        side.asks(
+            sync(name, 1, group=group, words={name: b"mine", "nobody": b"lost"}),
+            SyncGroupResponse,
+            min(version, 5),
+        )
         looks(side, group)
-        side.asks(sync(name, 1, group=group, words={name: b"another"}), SyncGroupResponse, min(version, 5))
+        side.asks(
+            sync(name, 1, group=group, words={name: b"another"}), SyncGroupResponse, min(version, 5)
+        )
         side.asks(join(group=group, protocol_type="connect"), JoinGroupResponse, version)
         side.asks(DeleteGroupsRequest(groups_names=[group, "nobody's"]), DeleteGroupsResponse, 2)
         side.asks(join(name, group=group), JoinGroupResponse, version)
         side.asks(sync(name, 2, group=group, words={}), SyncGroupResponse, min(version, 5))
-        side.asks(leave((name, None), ("nobody", None), group=group), LeaveGroupResponse, min(version, 5))
+        side.asks(
+            leave((name, None), ("nobody", None), group=group), LeaveGroupResponse, min(version, 5)
+        )
         side.asks(leave((name, None), group=group), LeaveGroupResponse, min(version, 5))
         side.asks(beat(name, 2, group=group), HeartbeatResponse, min(version, 4))
         looks(side, group)
@@ -232,7 +275,11 @@ def test_two_members_rebalance_alike(addresses: tuple[str, str], version: int) -
         side.asks(join(second, group=group), JoinGroupResponse, version, other)
         waiting = sync(second, 2, group=group)
         other.sends(framed(waiting, syncs))
-        side.asks(sync(first, 2, group=group, words={first: b"half", second: b"rest"}), SyncGroupResponse, syncs)
+        side.asks(
+            sync(first, 2, group=group, words={first: b"half", second: b"rest"}),
+            SyncGroupResponse,
+            syncs,
+        )
         side.hears(other, waiting, SyncGroupResponse, syncs)
         looks(side, group)
         side.asks(join(second, group=group), JoinGroupResponse, version, other)
@@ -246,21 +293,29 @@ def test_two_members_rebalance_alike(addresses: tuple[str, str], version: int) -
 
 def looks_at_states(side: Side, group: str) -> None:
     for state in ("PreparingRebalance", "stable", "nonsense"):
-        reply = side.peer.asks(ListGroupsRequest(states_filter=[state], types_filter=[]), ListGroupsResponse, 5)
+        reply = side.peer.asks(
+            ListGroupsRequest(states_filter=[state], types_filter=[]), ListGroupsResponse, 5
+        )
         reply.groups = [one for one in reply.groups if one.group_id == group]
         side.notes(f"in state {state}", reply)
     for kind in ("classic", "Classic", "consumer"):
-        reply = side.peer.asks(ListGroupsRequest(states_filter=[], types_filter=[kind]), ListGroupsResponse, 5)
+        reply = side.peer.asks(
+            ListGroupsRequest(states_filter=[], types_filter=[kind]), ListGroupsResponse, 5
+        )
         reply.groups = [one for one in reply.groups if one.group_id == group]
         side.notes(f"of type {kind}", reply)
 
 
 @pytest.mark.parametrize("version", range(5, 10))
-def test_static_members_come_back_and_are_fenced_alike(addresses: tuple[str, str], version: int) -> None:
+def test_static_members_come_back_and_are_fenced_alike(
+    addresses: tuple[str, str], version: int
+) -> None:
     def scene(side: Side) -> None:
         group, instance = f"static-{version}", "one"
         old = joins(side, version, group, instance=instance).member_id
-        side.asks(sync(old, 1, group=group, instance=instance, words={old: b"mine"}), SyncGroupResponse, 5)
+        side.asks(
+            sync(old, 1, group=group, instance=instance, words={old: b"mine"}), SyncGroupResponse, 5
+        )
         new = joins(side, version, group, instance=instance).member_id
         for name in (old, new):
             side.asks(beat(name, 1, group=group, instance=instance), HeartbeatResponse, 4)

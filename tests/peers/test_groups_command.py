@@ -22,16 +22,24 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module", params=["Kafka", "gateway"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     try:
-        with reference() if request.param == "Kafka" else gateway(tmp_path_factory.mktemp("gateway"), arguments=ALIKE) as broker:
+        with (
+            reference()
+            if request.param == "Kafka"
+            else gateway(tmp_path_factory.mktemp("gateway"), arguments=ALIKE) as broker
+        ):
             yield broker.bootstrap
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
 
 
 def groups(server: str, command: str, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["groups", command, "--bootstrap-server", server, "--timeout", "60", *arguments])
+    return CliRunner().invoke(
+        main, ["groups", command, "--bootstrap-server", server, "--timeout", "60", *arguments]
+    )
 
 
 def described(server: str, group: str) -> dict[str, Any]:
@@ -46,7 +54,10 @@ def test_a_server_that_never_had_a_group_has_none(server: str) -> None:
     missing = groups(server, "describe", "never")
     assert (missing.stdout, missing.exit_code) == ("", 1)
     assert missing.stderr.startswith("Error: never: ")
-    assert groups(server, "delete", "never", "--yes").stderr == "Error: never: The group id does not exist.\n"
+    assert (
+        groups(server, "delete", "never", "--yes").stderr
+        == "Error: never: The group id does not exist.\n"
+    )
 
 
 def test_groups_are_listed_with_their_states(server: str) -> None:
@@ -54,8 +65,18 @@ def test_groups_are_listed_with_their_states(server: str) -> None:
     commits(server, "listed-empty", {("listed", 0): 1})
     with members(server, "listed-stable", "listed", "x"):
         rows = {row["group"]: row for row in json.loads(groups(server, "list", "--json").stdout)}
-        assert rows["listed-empty"] == {"group": "listed-empty", "state": "Empty", "type": "classic", "protocol_type": None}
-        assert rows["listed-stable"] == {"group": "listed-stable", "state": "Stable", "type": "classic", "protocol_type": "consumer"}
+        assert rows["listed-empty"] == {
+            "group": "listed-empty",
+            "state": "Empty",
+            "type": "classic",
+            "protocol_type": None,
+        }
+        assert rows["listed-stable"] == {
+            "group": "listed-stable",
+            "state": "Stable",
+            "type": "classic",
+            "protocol_type": "consumer",
+        }
         stable = json.loads(groups(server, "list", "--state", "stable", "--json").stdout)
         assert [row["group"] for row in stable] == ["listed-stable"]
 
@@ -69,12 +90,17 @@ def test_a_description_has_lag_and_owner_of_each_partition(server: str) -> None:
         text = groups(server, "describe", "described-app", "--members").stdout
     ids = {member["client"]: member["member"] for member in row["members"]}
     assert (row["state"], row["assignor"], row["lag"]) == ("Stable", "range", 3)
-    assert {member["client"]: (member["instance"], member["host"]) for member in row["members"]} == {
+    assert {
+        member["client"]: (member["instance"], member["host"]) for member in row["members"]
+    } == {
         "static-y": ("static-y", "/127.0.0.1"),
         "x": (None, "/127.0.0.1"),
     }
     # The range assignor goes by member id: "static-y-..." before "x-...", and the first gets one more.
-    assert [(one["topic"], one["partition"], one["committed"], one["end"], one["lag"], one["member"]) for one in row["partitions"]] == [
+    assert [
+        (one["topic"], one["partition"], one["committed"], one["end"], one["lag"], one["member"])
+        for one in row["partitions"]
+    ] == [
         ("described", 0, 1, 4, 3, ids["static-y"]),
         ("described", 1, None, 2, None, ids["static-y"]),
         ("described", 2, 0, 0, 0, ids["x"]),
@@ -109,7 +135,9 @@ def test_a_reset_is_shown_and_then_executed(server: str) -> None:
     partitions = [("reset", 0), ("reset", 1)]
     for arguments, offsets in moves.items():
         before = committed(server, "reset-app", *partitions)
-        shown = json.loads(groups(server, "reset-offsets", "reset-app", *arguments, "--json").stdout)
+        shown = json.loads(
+            groups(server, "reset-offsets", "reset-app", *arguments, "--json").stdout
+        )
         assert committed(server, "reset-app", *partitions) == before, arguments
         done = groups(server, "reset-offsets", "reset-app", *arguments, "--execute", "--json")
         assert done.exit_code == 0, done.stderr
@@ -121,8 +149,23 @@ def test_what_is_outside_of_a_partition_is_brought_inside_and_said(server: str) 
     makes_topic(server, "outside", 4)
     commits(server, "outside-app", {("outside", 0): 3})
     result = groups(server, "reset-offsets", "outside-app", "--to-offset", "9", "--all-topics")
-    assert result.stdout.splitlines()[2].split(None, 5) == ["outside", "0", "3", "4", "+1", "9 is beyond the end"]
-    late = groups(server, "reset-offsets", "outside-app", "--to-datetime", "2100-01-01", "--all-topics", "--json")
+    assert result.stdout.splitlines()[2].split(None, 5) == [
+        "outside",
+        "0",
+        "3",
+        "4",
+        "+1",
+        "9 is beyond the end",
+    ]
+    late = groups(
+        server,
+        "reset-offsets",
+        "outside-app",
+        "--to-datetime",
+        "2100-01-01",
+        "--all-topics",
+        "--json",
+    )
     (row,) = json.loads(late.stdout)["partitions"]
     assert (row["new"], row["note"]) == (4, "no record is so late: the end")
 
@@ -131,17 +174,34 @@ def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
     makes_topic(server, "busy", 4)
     commits(server, "busy-app", {("busy", 0): 3})
     with members(server, "busy-app", "busy", "x"):
-        reset = groups(server, "reset-offsets", "busy-app", "--to-earliest", "--all-topics", "--execute")
+        reset = groups(
+            server, "reset-offsets", "busy-app", "--to-earliest", "--all-topics", "--execute"
+        )
         assert (reset.stdout, reset.exit_code) == ("", 1)
         assert "busy-app: it is Stable with 1 member" in reset.stderr
         deleted = groups(server, "delete", "busy-app", "--yes")
-        assert (deleted.stderr, deleted.exit_code) == ("Error: busy-app: The group is not empty.\n", 1)
+        assert (deleted.stderr, deleted.exit_code) == (
+            "Error: busy-app: The group is not empty.\n",
+            1,
+        )
     assert committed(server, "busy-app", ("busy", 0)) == [3]
 
 
 def test_a_new_group_is_given_a_place_to_begin(server: str) -> None:
     makes_topic(server, "begun", 4, 4)
-    assert groups(server, "reset-offsets", "begun-app", "--to-offset", "2", "--topic", "begun:1", "--execute").exit_code == 0
+    assert (
+        groups(
+            server,
+            "reset-offsets",
+            "begun-app",
+            "--to-offset",
+            "2",
+            "--topic",
+            "begun:1",
+            "--execute",
+        ).exit_code
+        == 0
+    )
     assert committed(server, "begun-app", ("begun", 0), ("begun", 1)) == [None, 2]
     assert described(server, "begun-app")["state"] == "Empty"
 
@@ -150,14 +210,22 @@ def test_a_new_group_is_given_a_place_to_begin(server: str) -> None:
     ("arguments", "complaint"),
     [
         (["--to-earliest", "--topic", "nothere"], "nothere: there is no such topic"),
-        (["--to-earliest", "--topic", "refused:0,7"], "refused: there is no partition 7, it has 0 to 0"),
+        (
+            ["--to-earliest", "--topic", "refused:0,7"],
+            "refused: there is no partition 7, it has 0 to 0",
+        ),
         (["--shift-by", "1", "--topic", "refused"], "refused-0: nothing is committed there"),
         (["--to-earliest", "--all-topics"], "refused-app: it has committed nothing"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_what_cannot_be_reset_is_told(server: str, arguments: list[str], complaint: str) -> None:
-    if "refused" not in CliRunner().invoke(main, ["topics", "list", "--bootstrap-server", server, "--timeout", "60"]).stdout:
+    if (
+        "refused"
+        not in CliRunner()
+        .invoke(main, ["topics", "list", "--bootstrap-server", server, "--timeout", "60"])
+        .stdout
+    ):
         makes_topic(server, "refused", 1)
     result = groups(server, "reset-offsets", "refused-app", *arguments, "--execute")
     assert (result.stdout, result.exit_code) == ("", 1)

@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("groups command and the 
 
 
 @pytest.fixture(scope="module", params=["Kafka", "gateway"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     try:
         if request.param == "Kafka":
             with Kafka.start(version=MODERN) as kafka:
@@ -35,7 +37,9 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def groups(server: str, command: str, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["groups", command, "--bootstrap-server", server, "--timeout", "60", *arguments])
+    return CliRunner().invoke(
+        main, ["groups", command, "--bootstrap-server", server, "--timeout", "60", *arguments]
+    )
 
 
 def described(server: str, group: str) -> dict[str, Any]:
@@ -58,7 +62,12 @@ def test_a_group_is_listed_with_its_type_whatever_its_state(server: str) -> None
     with members(server, "listed-app", "listed", "static-a", protocol="consumer"):
         stable(server, "listed-app")
         rows = {row["group"]: row for row in json.loads(groups(server, "list", "--json").stdout)}
-        assert rows["listed-app"] == {"group": "listed-app", "state": "Stable", "type": "consumer", "protocol_type": "consumer"}
+        assert rows["listed-app"] == {
+            "group": "listed-app",
+            "state": "Stable",
+            "type": "consumer",
+            "protocol_type": "consumer",
+        }
         assert json.loads(groups(server, "list", "--json", "--state", "Reconciling").stdout) == []
 
 
@@ -74,8 +83,13 @@ def test_a_description_has_what_each_member_has_and_shall_have(server: str) -> N
         ("static-b", "static-b", "/127.0.0.1"),
     ]
     # Range begins with the static members, by their instance ids, and the first gets one more.
-    assert [[part["partition"] for part in one["partitions"]] for one in (first, second)] == [[0, 1], [2]]
-    assert [one["target"] for one in (first, second)] == [one["partitions"] for one in (first, second)]
+    assert [[part["partition"] for part in one["partitions"]] for one in (first, second)] == [
+        [0, 1],
+        [2],
+    ]
+    assert [one["target"] for one in (first, second)] == [
+        one["partitions"] for one in (first, second)
+    ]
     assert first["epoch"] == second["epoch"] == row["epoch"]
     assert [(one["partition"], one["end"], one["member"]) for one in row["partitions"]] == [
         (0, 4, first["member"]),
@@ -89,8 +103,13 @@ def test_a_description_has_what_each_member_has_and_shall_have(server: str) -> N
 def test_classic_groups_and_others_are_described_together(server: str) -> None:
     makes_topic(server, "both", 1)
     commits(server, "both-idle", {("both", 0): 1})
-    with members(server, "both-classic", "both", "x"), members(server, "both-consumer", "both", "static-y", protocol="consumer"):
-        result = groups(server, "describe", "both-consumer", "both-idle", "never", "both-classic", "--json")
+    with (
+        members(server, "both-classic", "both", "x"),
+        members(server, "both-consumer", "both", "static-y", protocol="consumer"),
+    ):
+        result = groups(
+            server, "describe", "both-consumer", "both-idle", "never", "both-classic", "--json"
+        )
     assert [(row["group"], row["type"]) for row in json.loads(result.stdout)] == [
         ("both-consumer", "consumer"),
         ("both-idle", "classic"),
@@ -103,11 +122,16 @@ def test_a_group_with_members_is_neither_reset_nor_deleted(server: str) -> None:
     makes_topic(server, "busy", 4)
     with members(server, "busy-app", "busy", "static-x", protocol="consumer"):
         stable(server, "busy-app")
-        reset = groups(server, "reset-offsets", "busy-app", "--to-earliest", "--topic", "busy", "--execute")
+        reset = groups(
+            server, "reset-offsets", "busy-app", "--to-earliest", "--topic", "busy", "--execute"
+        )
         assert (reset.stdout, reset.exit_code) == ("", 1)
         assert "busy-app: it is Stable with 1 member" in reset.stderr
         deleted = groups(server, "delete", "busy-app", "--yes")
-        assert (deleted.stderr, deleted.exit_code) == ("Error: busy-app: The group is not empty.\n", 1)
+        assert (deleted.stderr, deleted.exit_code) == (
+            "Error: busy-app: The group is not empty.\n",
+            1,
+        )
 
 
 def test_a_group_that_was_left_is_reset_and_deleted(server: str) -> None:
@@ -115,7 +139,12 @@ def test_a_group_that_was_left_is_reset_and_deleted(server: str) -> None:
     with members(server, "left-app", "left", "x", protocol="consumer"):
         stable(server, "left-app")
     assert described(server, "left-app")["state"] == "Empty"
-    assert groups(server, "reset-offsets", "left-app", "--to-offset", "2", "--topic", "left", "--execute").exit_code == 0
+    assert (
+        groups(
+            server, "reset-offsets", "left-app", "--to-offset", "2", "--topic", "left", "--execute"
+        ).exit_code
+        == 0
+    )
     assert described(server, "left-app")["lag"] == 2
     assert groups(server, "delete", "left-app", "--yes").stdout == "left-app deleted\n"
     assert groups(server, "describe", "left-app").exit_code == 1

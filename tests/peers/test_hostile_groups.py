@@ -81,21 +81,36 @@ class Loyal(Witness):
         if not self._id:
             self._joins(peer)
         self._in_time(
-            peer, HeartbeatRequest(group_id="loyal-1", generation_id=1, member_id=self._id, group_instance_id=None), HeartbeatResponse, 4
+            peer,
+            HeartbeatRequest(
+                group_id="loyal-1", generation_id=1, member_id=self._id, group_instance_id=None
+            ),
+            HeartbeatResponse,
+            4,
         )
-        reply = self._in_time(peer, beat("loyal-2", "loyal", self._epoch), ConsumerGroupHeartbeatResponse, 1)
+        reply = self._in_time(
+            peer, beat("loyal-2", "loyal", self._epoch), ConsumerGroupHeartbeatResponse, 1
+        )
         assert reply.member_epoch == self._epoch
-        committed = self._in_time(peer, commit("loyal-1", [("loyal", [0])], self._id, 1), OffsetCommitResponse, 8)
+        committed = self._in_time(
+            peer, commit("loyal-1", [("loyal", [0])], self._id, 1), OffsetCommitResponse, 8
+        )
         assert codes_of(committed) == {0: 1}
         self._in_time(peer, fetch_of("loyal-1"), OffsetFetchResponse, 9)
         self.rounds += 1
 
     def _joins(self, peer: Peer) -> None:
-        joined = peer.asks(join("loyal-1", version=3, metadata=subscription("loyal"), session=60_000), JoinGroupResponse, 3)
+        joined = peer.asks(
+            join("loyal-1", version=3, metadata=subscription("loyal"), session=60_000),
+            JoinGroupResponse,
+            3,
+        )
         assert (joined.error_code, joined.generation_id) == (0, 1)
         self._id = joined.member_id
         assert peer.asks(sync("loyal-1", self._id, 1), SyncGroupResponse, 5).error_code == 0
-        reply = peer.asks(beat("loyal-2", "loyal", 0, topics=["loyal"]), ConsumerGroupHeartbeatResponse, 1)
+        reply = peer.asks(
+            beat("loyal-2", "loyal", 0, topics=["loyal"]), ConsumerGroupHeartbeatResponse, 1
+        )
         assert reply.error_code == 0
         self._epoch = reply.member_epoch
 
@@ -158,7 +173,9 @@ def peer(server: Gateway) -> Iterator[Peer]:
 @pytest.fixture(scope="module")
 def wide(server: Gateway) -> uuid.UUID:
     """The id of a topic of thousands of partitions, `wide`."""
-    row = CreateTopicsRequest.CreatableTopic(name="wide", num_partitions=PARTITIONS, replication_factor=1, assignments=[], configs=[])
+    row = CreateTopicsRequest.CreatableTopic(
+        name="wide", num_partitions=PARTITIONS, replication_factor=1, assignments=[], configs=[]
+    )
     with Peer(server.address, seconds=SECONDS) as made:
         request = CreateTopicsRequest(topics=[row], timeout_ms=30_000, validate_only=False)
         (topic,) = made.asks(request, CreateTopicsResponse, 7).topics
@@ -182,7 +199,10 @@ def join(
     kind: str = "consumer",
 ) -> Any:
     row = JoinGroupRequest.JoinGroupRequestProtocol
-    rows = [row(name=name, metadata=words) for name, words in ([("range", metadata)] if protocols is None else protocols)]
+    rows = [
+        row(name=name, metadata=words)
+        for name, words in ([("range", metadata)] if protocols is None else protocols)
+    ]
     return JoinGroupRequest(
         group_id=group,
         session_timeout_ms=session,
@@ -195,7 +215,9 @@ def join(
     )
 
 
-def sync(group: str, member: str, generation: int, assignments: Iterable[tuple[str, bytes]] = ()) -> Any:
+def sync(
+    group: str, member: str, generation: int, assignments: Iterable[tuple[str, bytes]] = ()
+) -> Any:
     row = SyncGroupRequest.SyncGroupRequestAssignment
     rows = [row(member_id=name, assignment=words) for name, words in assignments]
     return SyncGroupRequest(
@@ -210,33 +232,63 @@ def sync(group: str, member: str, generation: int, assignments: Iterable[tuple[s
 
 
 def leave(group: str, members: Iterable[str]) -> Any:
-    rows = [LeaveGroupRequest.MemberIdentity(member_id=member, group_instance_id=None, reason=None) for member in members]
+    rows = [
+        LeaveGroupRequest.MemberIdentity(member_id=member, group_instance_id=None, reason=None)
+        for member in members
+    ]
     return LeaveGroupRequest(group_id=group, members=rows)
 
 
-def beat(group: str, member: str, epoch: int, topics: Sequence[str] | None = None, **fields: Any) -> Any:
+def beat(
+    group: str, member: str, epoch: int, topics: Sequence[str] | None = None, **fields: Any
+) -> Any:
     """A newcomer says everything."""
     if epoch == 0:
         fields = {"rebalance_timeout_ms": 10_000, "topic_partitions": [], **fields}
-    return ConsumerGroupHeartbeatRequest(group_id=group, member_id=member, member_epoch=epoch, subscribed_topic_names=topics, **fields)
+    return ConsumerGroupHeartbeatRequest(
+        group_id=group,
+        member_id=member,
+        member_epoch=epoch,
+        subscribed_topic_names=topics,
+        **fields,
+    )
 
 
-def commit(group: str, rows: Iterable[tuple[str, Iterable[int]]], member: str = "", generation: int = -1, note: str = "") -> Any:
+def commit(
+    group: str,
+    rows: Iterable[tuple[str, Iterable[int]]],
+    member: str = "",
+    generation: int = -1,
+    note: str = "",
+) -> Any:
     kind = OffsetCommitRequest.OffsetCommitRequestTopic
     row = kind.OffsetCommitRequestPartition
     topics = [
-        kind(name=name, partitions=[row(partition_index=index, committed_offset=1, committed_metadata=note) for index in indexes])
+        kind(
+            name=name,
+            partitions=[
+                row(partition_index=index, committed_offset=1, committed_metadata=note)
+                for index in indexes
+            ],
+        )
         for name, indexes in rows
     ]
     return OffsetCommitRequest(
-        group_id=group, generation_id_or_member_epoch=generation, member_id=member, group_instance_id=None, topics=topics
+        group_id=group,
+        generation_id_or_member_epoch=generation,
+        member_id=member,
+        group_instance_id=None,
+        topics=topics,
     )
 
 
 def fetch_of(*groups: str, topics: Any = None) -> Any:
     kind = OffsetFetchRequest.OffsetFetchRequestGroup
     return OffsetFetchRequest(
-        groups=[kind(group_id=group, member_id=None, member_epoch=-1, topics=topics) for group in groups], require_stable=False
+        groups=[
+            kind(group_id=group, member_id=None, member_epoch=-1, topics=topics) for group in groups
+        ],
+        require_stable=False,
     )
 
 
@@ -251,7 +303,15 @@ def numbered(request: Any, version: int, count: int) -> list[bytes]:
     return [frame.replace(b"#####", b"%05d" % number) for number in range(count)]
 
 
-def asked(server: Gateway, frames: Sequence[bytes], response: Any, version: int, *, peers: int = 20, at_once: int = 50) -> list[Any]:
+def asked(
+    server: Gateway,
+    frames: Sequence[bytes],
+    response: Any,
+    version: int,
+    *,
+    peers: int = 20,
+    at_once: int = 50,
+) -> list[Any]:
     """The replies to many requests over some connections, in any order."""
     replies: list[Any] = []
     skip = 5 if response.flexible_version_q(version) else 4
@@ -259,9 +319,15 @@ def asked(server: Gateway, frames: Sequence[bytes], response: Any, version: int,
     try:
         for start in range(0, len(frames), peers * at_once):
             for number, one in enumerate(made):
-                one.sends(*frames[start + number * at_once : min(start + (number + 1) * at_once, len(frames))])
+                one.sends(
+                    *frames[
+                        start + number * at_once : min(start + (number + 1) * at_once, len(frames))
+                    ]
+                )
             for number, one in enumerate(made):
-                for _ in frames[start + number * at_once : min(start + (number + 1) * at_once, len(frames))]:
+                for _ in frames[
+                    start + number * at_once : min(start + (number + 1) * at_once, len(frames))
+                ]:
                     frame = one.hears()
                     assert frame is not None
                     replies.append(response.decode(frame[skip:], version=version))
@@ -285,40 +351,79 @@ def refused(server: Gateway, peer: Peer) -> list[str]:
 
 
 def test_strangers_are_told_so(bad_day, peer):
-    heartbeat = HeartbeatRequest(group_id="nobody", generation_id=1, member_id="who", group_instance_id=None)
+    heartbeat = HeartbeatRequest(
+        group_id="nobody", generation_id=1, member_id="who", group_instance_id=None
+    )
     assert peer.asks(heartbeat, HeartbeatResponse, 4).error_code == ErrorCode.UNKNOWN_MEMBER_ID
-    assert peer.asks(sync("nobody", "who", 1), SyncGroupResponse, 5).error_code == ErrorCode.UNKNOWN_MEMBER_ID
-    assert peer.asks(join("nobody", "who"), JoinGroupResponse, 4).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert (
+        peer.asks(sync("nobody", "who", 1), SyncGroupResponse, 5).error_code
+        == ErrorCode.UNKNOWN_MEMBER_ID
+    )
+    assert (
+        peer.asks(join("nobody", "who"), JoinGroupResponse, 4).error_code
+        == ErrorCode.UNKNOWN_MEMBER_ID
+    )
     (left,) = peer.asks(leave("nobody", ["who"]), LeaveGroupResponse, 5).members
     assert left.error_code == ErrorCode.UNKNOWN_MEMBER_ID
-    assert codes_of(peer.asks(commit("nobody", [("loyal", [0])], "who", 3), OffsetCommitResponse, 8)) == {ErrorCode.ILLEGAL_GENERATION: 1}
-    assert codes_of(peer.asks(commit("loyal-1", [("loyal", [0])], "who", 1), OffsetCommitResponse, 8)) == {ErrorCode.UNKNOWN_MEMBER_ID: 1}
-    assert codes_of(peer.asks(commit("loyal-2", [("loyal", [0])], "who", 1), OffsetCommitResponse, 9)) == {ErrorCode.UNKNOWN_MEMBER_ID: 1}
+    assert codes_of(
+        peer.asks(commit("nobody", [("loyal", [0])], "who", 3), OffsetCommitResponse, 8)
+    ) == {ErrorCode.ILLEGAL_GENERATION: 1}
+    assert codes_of(
+        peer.asks(commit("loyal-1", [("loyal", [0])], "who", 1), OffsetCommitResponse, 8)
+    ) == {ErrorCode.UNKNOWN_MEMBER_ID: 1}
+    assert codes_of(
+        peer.asks(commit("loyal-2", [("loyal", [0])], "who", 1), OffsetCommitResponse, 9)
+    ) == {ErrorCode.UNKNOWN_MEMBER_ID: 1}
 
 
 def test_stale_generations_are_illegal(bad_day, peer):
     member = peer.asks(join("stale", version=3), JoinGroupResponse, 3)
     assert peer.asks(sync("stale", member.member_id, 1), SyncGroupResponse, 5).error_code == 0
     for generation in (0, 2, -1, 2**31 - 1, -(2**31)):
-        heartbeat = HeartbeatRequest(group_id="stale", generation_id=generation, member_id=member.member_id, group_instance_id=None)
+        heartbeat = HeartbeatRequest(
+            group_id="stale",
+            generation_id=generation,
+            member_id=member.member_id,
+            group_instance_id=None,
+        )
         assert peer.asks(heartbeat, HeartbeatResponse, 4).error_code == ErrorCode.ILLEGAL_GENERATION
-        assert peer.asks(sync("stale", member.member_id, generation), SyncGroupResponse, 5).error_code == ErrorCode.ILLEGAL_GENERATION
-        told = codes_of(peer.asks(commit("stale", [("loyal", [0])], member.member_id, generation), OffsetCommitResponse, 8))
+        assert (
+            peer.asks(sync("stale", member.member_id, generation), SyncGroupResponse, 5).error_code
+            == ErrorCode.ILLEGAL_GENERATION
+        )
+        told = codes_of(
+            peer.asks(
+                commit("stale", [("loyal", [0])], member.member_id, generation),
+                OffsetCommitResponse,
+                8,
+            )
+        )
         assert told == {ErrorCode.ILLEGAL_GENERATION: 1}
     peer.asks(leave("stale", [member.member_id]), LeaveGroupResponse, 5)
 
 
-@pytest.mark.parametrize("name", ["", "g" * 461, "g" * 32_767], ids=["empty", "a little too long", "as long as a string may be"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "g" * 461, "g" * 32_767],
+    ids=["empty", "a little too long", "as long as a string may be"],
+)
 def test_names_that_no_group_has_are_invalid(bad_day, peer, name):
     """Kafka takes any name but an empty one; here a name has to fit into a key of the store (`group_id_max_bytes`)."""
     assert peer.asks(join(name), JoinGroupResponse, 9).error_code == ErrorCode.INVALID_GROUP_ID
-    assert peer.asks(sync(name, "m", 1), SyncGroupResponse, 5).error_code == ErrorCode.INVALID_GROUP_ID
-    assert peer.asks(leave(name, ["m"]), LeaveGroupResponse, 5).error_code == ErrorCode.INVALID_GROUP_ID
+    assert (
+        peer.asks(sync(name, "m", 1), SyncGroupResponse, 5).error_code == ErrorCode.INVALID_GROUP_ID
+    )
+    assert (
+        peer.asks(leave(name, ["m"]), LeaveGroupResponse, 5).error_code
+        == ErrorCode.INVALID_GROUP_ID
+    )
     told = peer.asks(beat(name, "m", 0, ["loyal"]), ConsumerGroupHeartbeatResponse, 1).error_code
     assert told == (ErrorCode.INVALID_GROUP_ID if name else ErrorCode.INVALID_REQUEST)
     if name:
         # Kafka lets a simple consumer commit without a group's name.
-        assert codes_of(peer.asks(commit(name, [("loyal", [0])]), OffsetCommitResponse, 8)) == {ErrorCode.INVALID_GROUP_ID: 1}
+        assert codes_of(peer.asks(commit(name, [("loyal", [0])]), OffsetCommitResponse, 8)) == {
+            ErrorCode.INVALID_GROUP_ID: 1
+        }
 
 
 def test_a_name_that_is_not_utf_8_is_refused_with_one_line(server, bad_day, peer):
@@ -331,29 +436,46 @@ def test_a_name_that_is_not_utf_8_is_refused_with_one_line(server, bad_day, peer
 
 @pytest.mark.parametrize(
     "fields",
-    [{"protocols": []}, {"protocols": [("range", b"")] * 2}, {"protocols": [("range", b"")] * 50_000}, {"kind": ""}],
+    [
+        {"protocols": []},
+        {"protocols": [("range", b"")] * 2},
+        {"protocols": [("range", b"")] * 50_000},
+        {"kind": ""},
+    ],
     ids=["none", "twice", "fifty thousand times", "no type"],
 )
 def test_protocols_that_nobody_could_choose_from_are_inconsistent(bad_day, peer, fields):
     """Kafka 3.9.2 answers alike, but for a protocol that is named twice: then it does not answer at all in six seconds."""
-    assert peer.asks(join("odd", **fields), JoinGroupResponse, 3).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert (
+        peer.asks(join("odd", **fields), JoinGroupResponse, 3).error_code
+        == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    )
 
 
 @pytest.mark.parametrize("session", [-1, 0, 99, 2**31 - 1])
 def test_sessions_that_are_too_short_or_too_long_are_invalid(bad_day, peer, session):
-    assert peer.asks(join("odd", session=session), JoinGroupResponse, 4).error_code == ErrorCode.INVALID_SESSION_TIMEOUT
+    assert (
+        peer.asks(join("odd", session=session), JoinGroupResponse, 4).error_code
+        == ErrorCode.INVALID_SESSION_TIMEOUT
+    )
 
 
 # Who says too much
 
 
 def test_huge_metadata_and_assignments_are_too_large(server, bad_day, peer):
-    assert peer.asks(join("huge", metadata=bytes(16 * MIB)), JoinGroupResponse, 3).error_code == ErrorCode.MESSAGE_TOO_LARGE
+    assert (
+        peer.asks(join("huge", metadata=bytes(16 * MIB)), JoinGroupResponse, 3).error_code
+        == ErrorCode.MESSAGE_TOO_LARGE
+    )
     member = peer.asks(join("huge", version=3), JoinGroupResponse, 3).member_id
     huge = sync("huge", member, 1, [(member, bytes(16 * MIB))])
     assert peer.asks(huge, SyncGroupResponse, 5).error_code == ErrorCode.MESSAGE_TOO_LARGE
     strangers = sync("huge", member, 1, [(f"m{number}", b"x") for number in range(40_000)])
-    assert peer.asks(strangers, SyncGroupResponse, 5).error_code in (0, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    assert peer.asks(strangers, SyncGroupResponse, 5).error_code in (
+        0,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    )
     peer.asks(leave("huge", [member]), LeaveGroupResponse, 5)
 
 
@@ -361,12 +483,30 @@ def test_many_short_words_are_held_to_the_limits(server, bad_day):
     """The protocols of a member are limited in number, and the topics of all members in bytes."""
     before = server.memory()
     protocols = [(f"{number:x}", b"") for number in range(40_000)]
-    replies = asked(server, numbered(join("words-#####", protocols=protocols), 3, 3), JoinGroupResponse, 3, peers=1)
+    replies = asked(
+        server,
+        numbered(join("words-#####", protocols=protocols), 3, 3),
+        JoinGroupResponse,
+        3,
+        peers=1,
+    )
     assert codes(replies) == {ErrorCode.INCONSISTENT_GROUP_PROTOCOL: 3}
     topics = [f"{number:x}" for number in range(40_000)]
-    beats = asked(server, numbered(beat("words-#####", "m", 0, topics), 1, 12), ConsumerGroupHeartbeatResponse, 1, peers=1)
+    beats = asked(
+        server,
+        numbered(beat("words-#####", "m", 0, topics), 1, 12),
+        ConsumerGroupHeartbeatResponse,
+        1,
+        peers=1,
+    )
     assert codes(beats).keys() == {0, ErrorCode.COORDINATOR_NOT_AVAILABLE}
-    asked(server, numbered(beat("words-#####", "m", -1), 1, 12), ConsumerGroupHeartbeatResponse, 1, peers=1)
+    asked(
+        server,
+        numbered(beat("words-#####", "m", -1), 1, 12),
+        ConsumerGroupHeartbeatResponse,
+        1,
+        peers=1,
+    )
     assert server.memory() < before + 3 * GROUPS
 
 
@@ -378,9 +518,18 @@ def test_subscriptions_to_a_million_topics_are_not_taken_apart(server, bad_day):
     for one in peers:
         one.sends(framed(join("million", metadata=words, rebalance=5_000), 3))
     for one in peers:
-        assert JoinGroupResponse.decode(one.hears()[4:], version=3).error_code in (0, ErrorCode.GROUP_MAX_SIZE_REACHED)
+        assert JoinGroupResponse.decode(one.hears()[4:], version=3).error_code in (
+            0,
+            ErrorCode.GROUP_MAX_SIZE_REACHED,
+        )
     # While there are members, of whom none has asked for its part yet.
-    (reply,) = asked(server, [framed(beat("million", "new", 0, ["loyal"]), 1)], ConsumerGroupHeartbeatResponse, 1, peers=1)
+    (reply,) = asked(
+        server,
+        [framed(beat("million", "new", 0, ["loyal"]), 1)],
+        ConsumerGroupHeartbeatResponse,
+        1,
+        peers=1,
+    )
     assert reply.error_code == ErrorCode.GROUP_ID_NOT_FOUND
     assert server.memory() < before + 4 * GROUPS
     for one in peers:
@@ -392,7 +541,9 @@ def test_subscriptions_to_a_million_topics_are_not_taken_apart(server, bad_day):
 
 def test_ten_thousand_that_are_told_their_id_and_never_come_back(server, bad_day):
     before = server.memory()
-    replies = asked(server, numbered(join("pending", session=2_000), 4, 10_000), JoinGroupResponse, 4)
+    replies = asked(
+        server, numbered(join("pending", session=2_000), 4, 10_000), JoinGroupResponse, 4
+    )
     told = codes(replies)
     assert told.keys() <= {ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.COORDINATOR_NOT_AVAILABLE}
     assert told[ErrorCode.MEMBER_ID_REQUIRED] >= MOST_PENDING
@@ -411,7 +562,9 @@ def test_ids_that_are_long_because_their_clients_names_are(server, bad_day):
         told: Counter[int] = Counter()
         for _ in range(40):
             peer.sends(*[frame] * 50)
-            told.update(JoinGroupResponse.decode(peer.hears()[4:], version=4).error_code for _ in range(50))
+            told.update(
+                JoinGroupResponse.decode(peer.hears()[4:], version=4).error_code for _ in range(50)
+            )
     assert told.keys() == {ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.GROUP_MAX_SIZE_REACHED}
     assert server.memory() < before + 2 * GROUPS
     is_gone(server, "wordy")
@@ -422,8 +575,14 @@ def is_gone(server: Gateway, *groups: str) -> None:
     end = time.monotonic() + SECONDS
     with server.peer() as peer:
         while True:
-            reply = peer.asks(DescribeGroupsRequest(groups=list(groups), include_authorized_operations=False), DescribeGroupsResponse, 5)
-            states = {one.group_id: one.group_state for one in reply.groups if one.group_state != "Dead"}
+            reply = peer.asks(
+                DescribeGroupsRequest(groups=list(groups), include_authorized_operations=False),
+                DescribeGroupsResponse,
+                5,
+            )
+            states = {
+                one.group_id: one.group_state for one in reply.groups if one.group_state != "Dead"
+            }
             if not states:
                 return
             assert time.monotonic() < end, states
@@ -434,12 +593,25 @@ def test_ten_thousand_joins_without_a_sync_in_one_group(server, bad_day):
     """A new generation whenever those that have joined are all there is to wait for."""
     frames = numbered(join("restless", session=1_000, rebalance=0), 3, 10_000)
     told = codes(asked(server, frames, JoinGroupResponse, 3, peers=100, at_once=10))
-    assert told.keys() <= {0, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_MAX_SIZE_REACHED, ErrorCode.REBALANCE_IN_PROGRESS}
+    assert told.keys() <= {
+        0,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.GROUP_MAX_SIZE_REACHED,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+    }
     is_gone(server, "restless")
 
 
 def test_joins_to_thousands_of_groups_without_a_sync(server, bad_day):
-    told = codes(asked(server, numbered(join("many-#####", session=1_000), 3, 4_000), JoinGroupResponse, 3, peers=50))
+    told = codes(
+        asked(
+            server,
+            numbered(join("many-#####", session=1_000), 3, 4_000),
+            JoinGroupResponse,
+            3,
+            peers=50,
+        )
+    )
     assert told.keys() <= {0, ErrorCode.COORDINATOR_NOT_AVAILABLE}
     assert told[0] > 2_000
     is_gone(server, *(f"many-{number:05}" for number in range(0, 4_000, 100)))
@@ -449,9 +621,15 @@ def test_members_that_vanish_while_they_join_and_sync_leave_nothing_behind(serve
     files = server.open_files()
     for number in range(30):
         with server.peer() as first, server.peer() as second, server.peer() as third:
-            member = first.asks(join(f"vanish-{number % 7}", version=3, session=500, rebalance=500), JoinGroupResponse, 3)
+            member = first.asks(
+                join(f"vanish-{number % 7}", version=3, session=500, rebalance=500),
+                JoinGroupResponse,
+                3,
+            )
             second.sends(framed(join(f"vanish-{number % 7}", session=500), 3))
-            first.sends(framed(sync(f"vanish-{number % 7}", member.member_id, member.generation_id), 5))
+            first.sends(
+                framed(sync(f"vanish-{number % 7}", member.member_id, member.generation_id), 5)
+            )
             third.sends(framed(join(f"vanish-{number % 7}", session=500, instance=f"i{number}"), 5))
             for one in (first, second, third):
                 one.vanishes()
@@ -467,15 +645,19 @@ def test_members_that_vanish_while_they_join_and_sync_leave_nothing_behind(serve
 
 def test_partitions_that_do_not_exist_cannot_be_committed(bad_day, peer):
     rows = [("loyal", [1, -1, 2**31 - 1]), ("nothing", [0]), ("", [0])]
-    assert codes_of(peer.asks(commit("offsets", rows), OffsetCommitResponse, 8)) == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 5}
+    assert codes_of(peer.asks(commit("offsets", rows), OffsetCommitResponse, 8)) == {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 5
+    }
     assert peer.asks(fetch_of("offsets"), OffsetFetchResponse, 9).groups[0].topics == []
 
 
 def test_a_huge_note_is_too_large_and_the_others_are_kept(bad_day, peer):
-    assert codes_of(peer.asks(commit("noted", [("loyal", [0])], note="n" * 32_000), OffsetCommitResponse, 8)) == {
-        ErrorCode.OFFSET_METADATA_TOO_LARGE: 1
-    }
-    assert codes_of(peer.asks(commit("noted", [("loyal", [0])], note="n" * 4_096), OffsetCommitResponse, 8)) == {0: 1}
+    assert codes_of(
+        peer.asks(commit("noted", [("loyal", [0])], note="n" * 32_000), OffsetCommitResponse, 8)
+    ) == {ErrorCode.OFFSET_METADATA_TOO_LARGE: 1}
+    assert codes_of(
+        peer.asks(commit("noted", [("loyal", [0])], note="n" * 4_096), OffsetCommitResponse, 8)
+    ) == {0: 1}
 
 
 def test_tens_of_thousands_of_partitions_in_one_commit(server, bad_day, peer, wide):
@@ -490,23 +672,40 @@ def test_tens_of_thousands_of_partitions_in_one_commit(server, bad_day, peer, wi
     assert codes_of(peer.asks(commit("wide", again), OffsetCommitResponse, 2)) == {0: 1}
 
 
-def test_all_that_many_huge_groups_have_committed_is_told_and_others_are_served(server, bad_day, peer, wide):
+def test_all_that_many_huge_groups_have_committed_is_told_and_others_are_served(
+    server, bad_day, peer, wide
+):
     for group in ("wide", "wide-2", "wide-3"):
-        assert codes_of(peer.asks(commit(group, [("wide", range(PARTITIONS))]), OffsetCommitResponse, 8)) == {0: PARTITIONS}
+        assert codes_of(
+            peer.asks(commit(group, [("wide", range(PARTITIONS))]), OffsetCommitResponse, 8)
+        ) == {0: PARTITIONS}
     reply = peer.asks(fetch_of("wide", "wide-2", "wide-3"), OffsetFetchResponse, 9)
     assert [len(group.topics[0].partitions) for group in reply.groups] == [PARTITIONS] * 3
     same = peer.asks(fetch_of(*["wide"] * 1_000), OffsetFetchResponse, 9)
     assert codes(same.groups) == {ErrorCode.INVALID_REQUEST: 1_000}
-    nobody = peer.asks(fetch_of(*(f"nobody-{number}" for number in range(20_000))), OffsetFetchResponse, 9)
+    nobody = peer.asks(
+        fetch_of(*(f"nobody-{number}" for number in range(20_000))), OffsetFetchResponse, 9
+    )
     assert codes(nobody.groups) == {0: 20_000}
     for group in ("wide", "wide-2", "wide-3"):
-        assert peer.asks(DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, 2).results[0].error_code == 0
+        assert (
+            peer.asks(DeleteGroupsRequest(groups_names=[group]), DeleteGroupsResponse, 2)
+            .results[0]
+            .error_code
+            == 0
+        )
 
 
 def test_commits_to_ever_new_groups_end_at_the_limit(server, bad_day, peer):
     before = server.memory()
     name = f"{'new' * 100}-#####"
-    replies = asked(server, numbered(commit(name, [("loyal", [0])]), 8, 12_000), OffsetCommitResponse, 8, peers=200)
+    replies = asked(
+        server,
+        numbered(commit(name, [("loyal", [0])]), 8, 12_000),
+        OffsetCommitResponse,
+        8,
+        peers=200,
+    )
     told = sum(map(codes_of, replies), Counter())
     assert told.keys() == {0, ErrorCode.INVALID_COMMIT_OFFSET_SIZE}
     assert 5_000 < told[0] < OFFSETS // 900
@@ -525,8 +724,15 @@ def test_ten_thousand_names_are_described_listed_and_deleted(bad_day, peer, serv
     frames = numbered(commit("asked-#####", [("loyal", [0])]), 8, some)
     told = sum(map(codes_of, asked(server, frames, OffsetCommitResponse, 8)), Counter())
     assert told == {0: some}
-    described = peer.asks(DescribeGroupsRequest(groups=names, include_authorized_operations=True), DescribeGroupsResponse, 6)
-    assert Counter(group.group_state for group in described.groups) == {"Empty": some, "Dead": len(names) - some}
+    described = peer.asks(
+        DescribeGroupsRequest(groups=names, include_authorized_operations=True),
+        DescribeGroupsResponse,
+        6,
+    )
+    assert Counter(group.group_state for group in described.groups) == {
+        "Empty": some,
+        "Dead": len(names) - some,
+    }
     request = ConsumerGroupDescribeRequest(group_ids=names, include_authorized_operations=True)
     looked = peer.asks(request, ConsumerGroupDescribeResponse, 1)
     assert codes(looked.groups) == {ErrorCode.GROUP_ID_NOT_FOUND: 10_000}
@@ -539,16 +745,30 @@ def test_ten_thousand_names_are_described_listed_and_deleted(bad_day, peer, serv
 
 
 def test_ten_thousand_strangers_leave(bad_day, peer):
-    reply = peer.asks(leave("loyal-1", [f"m{number}" for number in range(10_000)]), LeaveGroupResponse, 5)
+    reply = peer.asks(
+        leave("loyal-1", [f"m{number}" for number in range(10_000)]), LeaveGroupResponse, 5
+    )
     assert codes(reply.members) == {ErrorCode.UNKNOWN_MEMBER_ID: 10_000}
 
 
 def test_partitions_are_forgotten_by_the_thousand(bad_day, peer, wide):
     peer.asks(commit("forgotten", [("wide", range(PARTITIONS))]), OffsetCommitResponse, 8)
     kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
-    rows = [kind(name="wide", partitions=[kind.OffsetDeleteRequestPartition(partition_index=index) for index in range(45_000)])]
-    (topic,) = peer.asks(OffsetDeleteRequest(group_id="forgotten", topics=rows), OffsetDeleteResponse, 0).topics
-    assert codes(topic.partitions) == {0: PARTITIONS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 45_000 - PARTITIONS}
+    rows = [
+        kind(
+            name="wide",
+            partitions=[
+                kind.OffsetDeleteRequestPartition(partition_index=index) for index in range(45_000)
+            ],
+        )
+    ]
+    (topic,) = peer.asks(
+        OffsetDeleteRequest(group_id="forgotten", topics=rows), OffsetDeleteResponse, 0
+    ).topics
+    assert codes(topic.partitions) == {
+        0: PARTITIONS,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 45_000 - PARTITIONS,
+    }
 
 
 # The new protocol
@@ -559,7 +779,12 @@ def test_lying_epochs_are_told_so(bad_day, peer):
         return peer.asks(beat("liars", member, epoch), ConsumerGroupHeartbeatResponse, 1).error_code
 
     assert epoch_of(5) == ErrorCode.GROUP_ID_NOT_FOUND
-    assert peer.asks(beat("liars", "liar", 0, ["loyal"]), ConsumerGroupHeartbeatResponse, 1).member_epoch == 1
+    assert (
+        peer.asks(
+            beat("liars", "liar", 0, ["loyal"]), ConsumerGroupHeartbeatResponse, 1
+        ).member_epoch
+        == 1
+    )
     told = {epoch: epoch_of(epoch) for epoch in (1, 2, 2**31 - 1, -3, -(2**31), -2)}
     fenced, invalid = ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.INVALID_REQUEST
     assert told == {1: 0, 2: fenced, 2**31 - 1: fenced, -3: invalid, -(2**31): invalid, -2: invalid}
@@ -573,24 +798,48 @@ def test_partitions_that_nobody_gave_are_nobodys(bad_day, peer, wide):
     kind = ConsumerGroupHeartbeatRequest.TopicPartitions
     reply = peer.asks(beat("thieves", "honest", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1)
     assert len(reply.assignment.topic_partitions[0].partitions) == PARTITIONS
-    stolen = [kind(topic_id=wide, partitions=list(range(45_000))), kind(topic_id=uuid.uuid4(), partitions=[-1, 2**31 - 1])]
-    assert peer.asks(beat("thieves", "thief", 0, ["wide"], topic_partitions=stolen), ConsumerGroupHeartbeatResponse, 1).error_code == (
-        ErrorCode.INVALID_REQUEST
+    stolen = [
+        kind(topic_id=wide, partitions=list(range(45_000))),
+        kind(topic_id=uuid.uuid4(), partitions=[-1, 2**31 - 1]),
+    ]
+    assert peer.asks(
+        beat("thieves", "thief", 0, ["wide"], topic_partitions=stolen),
+        ConsumerGroupHeartbeatResponse,
+        1,
+    ).error_code == (ErrorCode.INVALID_REQUEST)
+    epoch = peer.asks(
+        beat("thieves", "thief", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1
+    ).member_epoch
+    told = peer.asks(
+        beat("thieves", "thief", epoch, topic_partitions=stolen), ConsumerGroupHeartbeatResponse, 1
     )
-    epoch = peer.asks(beat("thieves", "thief", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1).member_epoch
-    told = peer.asks(beat("thieves", "thief", epoch, topic_partitions=stolen), ConsumerGroupHeartbeatResponse, 1)
     given = [] if told.assignment is None else told.assignment.topic_partitions
     assert (told.error_code, [len(row.partitions) for row in given]) == (0, [])
     for member in ("honest", "thief"):
         peer.asks(beat("thieves", member, -1), ConsumerGroupHeartbeatResponse, 1)
 
 
-def test_expressions_that_take_long_or_make_no_sense_keep_nobody_waiting(server, bad_day, peer, wide):
-    peer.sends(*(framed(beat("regex", f"m{n}", 0, None, subscribed_topic_regex="(" * n), 1) for n in range(1, 50)))
+def test_expressions_that_take_long_or_make_no_sense_keep_nobody_waiting(
+    server, bad_day, peer, wide
+):
+    peer.sends(
+        *(
+            framed(beat("regex", f"m{n}", 0, None, subscribed_topic_regex="(" * n), 1)
+            for n in range(1, 50)
+        )
+    )
     for _ in range(49):
-        assert ConsumerGroupHeartbeatResponse.decode(peer.hears()[5:], version=1).error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
-    costly = [f"({'a|b|c|.*' * 20})*" * 6 + f"{number}" for number in range(40)] + [".*" * 1000 + f"{number}" for number in range(40)]
-    beats = [framed(beat("regex", f"m{number}", 0, None, subscribed_topic_regex=text), 1) for number, text in enumerate(costly)]
+        assert (
+            ConsumerGroupHeartbeatResponse.decode(peer.hears()[5:], version=1).error_code
+            == ErrorCode.INVALID_REGULAR_EXPRESSION
+        )
+    costly = [f"({'a|b|c|.*' * 20})*" * 6 + f"{number}" for number in range(40)] + [
+        ".*" * 1000 + f"{number}" for number in range(40)
+    ]
+    beats = [
+        framed(beat("regex", f"m{number}", 0, None, subscribed_topic_regex=text), 1)
+        for number, text in enumerate(costly)
+    ]
     told = codes(asked(server, beats, ConsumerGroupHeartbeatResponse, 1, peers=4))
     assert told.keys() <= {0, ErrorCode.INVALID_REGULAR_EXPRESSION}
 
@@ -606,8 +855,15 @@ def test_a_flood_of_newcomers_to_a_big_group_keeps_nobody_waiting(server, bad_da
     while time.monotonic() < end:
         number += 1
         peer.asks(beat("flood", f"m{number % 20:05}", -1), ConsumerGroupHeartbeatResponse, 1)
-        peer.asks(beat("flood", f"m{number % 20:05}", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1)
+        peer.asks(
+            beat("flood", f"m{number % 20:05}", 0, ["wide"]), ConsumerGroupHeartbeatResponse, 1
+        )
     request = ConsumerGroupDescribeRequest(group_ids=["flood"], include_authorized_operations=False)
     (group,) = peer.asks(request, ConsumerGroupDescribeResponse, 1).groups
     assert 0 < len(group.members) <= MOST_MEMBERS
-    asked(server, numbered(beat("flood", "m#####", -1), 1, MOST_MEMBERS), ConsumerGroupHeartbeatResponse, 1)
+    asked(
+        server,
+        numbered(beat("flood", "m#####", -1), 1, MOST_MEMBERS),
+        ConsumerGroupHeartbeatResponse,
+        1,
+    )

@@ -17,7 +17,12 @@ from contextlib import contextmanager
 
 import pytest
 from kafka.protocol.metadata.api_versions import ApiVersionsResponse
-from kafka.protocol.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse
+from kafka.protocol.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 from tests.compat.records.building import GZIP, LZ4, SNAPPY, ZSTD, Sample, batch, compress, message
 from tests.peers.gateway import MIB, Witness, fetching, framed, gateway, producing
@@ -109,7 +114,11 @@ def test_random_bytes_are_hung_up_on_or_wait_for_the_rest_of_their_frame(server,
 
 @pytest.mark.parametrize(
     "words",
-    [b"GET / HTTP/1.1\r\nHost: kafka\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n", bytes.fromhex("16030100f8010000f40303") + bytes(240)],
+    [
+        b"GET / HTTP/1.1\r\nHost: kafka\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        bytes.fromhex("16030100f8010000f40303") + bytes(240),
+    ],
     ids=["HTTP", "SSH", "TLS"],
 )
 def test_another_protocol_is_hung_up_on_with_one_line(server, bad_day, peer, words):
@@ -190,7 +199,15 @@ def test_large_requests_behind_endless_polls_use_nothing_up(server, bad_day, top
         (9, b"\0" + b"\xff\xff\xff\xff\x0f" + b"\x02a\0" * MIB),
         (9, b"\0\x01\0\0" + b"\xff\xff\xff\xff\x0f" + b"\x05\0" * MIB),
     ],
-    ids=["count", "count of tiny rows", "true count of tiny rows", "length", "endless varint", "compact count", "tags"],
+    ids=[
+        "count",
+        "count of tiny rows",
+        "true count of tiny rows",
+        "length",
+        "endless varint",
+        "compact count",
+        "tags",
+    ],
 )
 def test_lying_lengths_and_counts_are_refused_with_one_line(server, bad_day, peer, version, body):
     # The header of a flexible request ends in tags, which is the first byte of those bodies.
@@ -202,13 +219,20 @@ def test_lying_lengths_and_counts_are_refused_with_one_line(server, bad_day, pee
 
 
 def test_a_produce_request_of_a_million_partitions_is_refused(server, bad_day, peer):
-    body = struct.pack(">hii", 1, 1000, 1) + b"\0\x01t" + struct.pack(">i", MIB) + struct.pack(">ii", 0, -1) * MIB
+    body = (
+        struct.pack(">hii", 1, 1000, 1)
+        + b"\0\x01t"
+        + struct.pack(">i", MIB)
+        + struct.pack(">ii", 0, -1) * MIB
+    )
     peer.sends(struct.pack(">hhih", 0, 0, 1, -1) + body)
     assert peer.is_hung_up_on()
     assert len(refused(server, peer)) == 1
 
 
-@pytest.mark.parametrize(("api_key", "version"), [(0, 99), (3, -1), (4, 0), (999, 0), (-1, 0), (32767, 32767)])
+@pytest.mark.parametrize(
+    ("api_key", "version"), [(0, 99), (3, -1), (4, 0), (999, 0), (-1, 0), (32767, 32767)]
+)
 def test_what_is_not_served_is_refused_with_one_line(server, bad_day, peer, api_key, version):
     peer.sends(struct.pack(">hhih", api_key, version, 1, -1) + bytes(20))
     assert peer.is_hung_up_on()
@@ -250,7 +274,9 @@ def broken(records, position):
         (7, b"\0" * 100),
     ],
 )
-def test_records_that_are_damaged_are_answered_with_corrupt_or_invalid(bad_day, peer, topic, version, records):
+def test_records_that_are_damaged_are_answered_with_corrupt_or_invalid(
+    bad_day, peer, topic, version, records
+):
     assert peer.produces(topic, records, version).error_code in (2, 87)
     assert peer.fetches(topic, 0).high_watermark == 0
 
@@ -265,7 +291,10 @@ def test_a_batch_that_lies_about_its_length_is_corrupt(bad_day, peer, topic, len
 @pytest.mark.parametrize("codec", [5, 6, 7])
 def test_a_codec_that_nobody_knows_is_told_so(bad_day, peer, topic, codec):
     assert peer.produces(topic, batch(SAMPLES, attributes=codec)).error_code == 76
-    assert peer.produces(topic, message(0, None, b"packed", magic=1, attributes=codec), 2).error_code == 76
+    assert (
+        peer.produces(topic, message(0, None, b"packed", magic=1, attributes=codec), 2).error_code
+        == 76
+    )
 
 
 def test_zstd_where_the_producer_may_not_use_it_is_told_so(bad_day, peer, topic):
@@ -275,7 +304,9 @@ def test_zstd_where_the_producer_may_not_use_it_is_told_so(bad_day, peer, topic)
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_bomb_in_an_old_format_is_told_so_and_costs_no_more_than_its_limit(server, bad_day, peer, topic, codec, magic):
+def test_a_bomb_in_an_old_format_is_told_so_and_costs_no_more_than_its_limit(
+    server, bad_day, peer, topic, codec, magic
+):
     packed = compress(codec, bytes(150 * MIB), magic=magic)
     if len(packed) > 8 * MIB:
         packed = compress(codec, bytes(60 * MIB), magic=magic)
@@ -285,11 +316,16 @@ def test_a_bomb_in_an_old_format_is_told_so_and_costs_no_more_than_its_limit(ser
 
 
 @pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
-def test_a_bomb_that_was_stored_opaque_does_not_go_off_when_it_is_converted(server, bad_day, peer, topic, codec):
+def test_a_bomb_that_was_stored_opaque_does_not_go_off_when_it_is_converted(
+    server, bad_day, peer, topic, codec
+):
     records = batch(SAMPLES, codec=codec, content=bytes(150 * MIB))
     assert peer.produces(topic, records).error_code == 0
     for _ in range(3):
-        assert (peer.fetches(topic, 0, version=2).error_code, peer.fetches(topic, 0, version=2).records) == (0, b"")
+        assert (
+            peer.fetches(topic, 0, version=2).error_code,
+            peer.fetches(topic, 0, version=2).records,
+        ) == (0, b"")
     assert server.memory() < MEMORY
     (line,) = server.waits_for_lines(1, f"topic={topic} ", peer.lines_before)
     assert "max_decompressed_bytes" in line
@@ -404,7 +440,9 @@ def test_five_thousand_idle_connections_are_held_and_others_served(server, bad_d
         if os.environ.get("CI"):
             pytest.fail(message)
         pytest.skip(message)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else hard, hard))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else hard, hard)
+    )
     resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (hard, hard))
     before = server.memory()
     idle = []
@@ -461,12 +499,18 @@ def asking_who_is_there(folder, **settings):
 
 def log_in(peer, token, version):
     """Handshake and token. What the gateway answers to the token; None for a hang-up."""
-    reply = peer.asks(SaslHandshakeRequest(version=version, mechanism="PLAIN"), SaslHandshakeResponse, version)
+    reply = peer.asks(
+        SaslHandshakeRequest(version=version, mechanism="PLAIN"), SaslHandshakeResponse, version
+    )
     assert reply.error_code == 0
     if version:
         peer.sends(framed(SaslAuthenticateRequest(version=0, auth_bytes=token), 0))
         frame = peer.hears()
-        return None if frame is None else SaslAuthenticateResponse.decode(frame[4:], version=0).error_code
+        return (
+            None
+            if frame is None
+            else SaslAuthenticateResponse.decode(frame[4:], version=0).error_code
+        )
     peer.sends(token)
     return peer.hears()
 
@@ -493,7 +537,12 @@ def test_requests_behind_a_wrong_password_are_not_served(locked):
     with locked.peer() as peer:
         handshake = framed(SaslHandshakeRequest(version=1, mechanism="PLAIN"), 1)
         wrong = framed(SaslAuthenticateRequest(version=0, auth_bytes=b"\0alice\0no"), 0)
-        peer.sends(handshake, wrong, framed(fetching("let-in", 0), 4), framed(SaslAuthenticateRequest(version=0, auth_bytes=TOKEN), 0))
+        peer.sends(
+            handshake,
+            wrong,
+            framed(fetching("let-in", 0), 4),
+            framed(SaslAuthenticateRequest(version=0, auth_bytes=TOKEN), 0),
+        )
         assert peer.hears() is not None
         assert SaslAuthenticateResponse.decode(peer.hears()[4:], version=0).error_code == 58
         assert peer.hears() is None
@@ -501,7 +550,12 @@ def test_requests_behind_a_wrong_password_are_not_served(locked):
 
 def test_silence_is_hung_up_on_wherever_it_falls(hasty):
     handshake = framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0)
-    silences = [b"", b"\0\0", struct.pack(">i", len(handshake)) + handshake, struct.pack(">i", 1000) + b"x"]
+    silences = [
+        b"",
+        b"\0\0",
+        struct.pack(">i", len(handshake)) + handshake,
+        struct.pack(">i", 1000) + b"x",
+    ]
     peers = [hasty.peer() for _ in silences]
     for peer, said in zip(peers, silences, strict=True):
         peer.raw(said)

@@ -18,7 +18,9 @@ WARNED = "-XX:+UseLargePages"
 @pytest.mark.peer
 def test_warnings_of_a_jvm_are_not_on_stdout() -> None:
     def run(*argv: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True)
+        return subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True
+        )
 
     plain = run("java", WARNED, "--version").stdout
     quiet = run(*jvm.argv(["."], "--version", flags=[WARNED]))
@@ -30,5 +32,9 @@ def test_warnings_of_a_jvm_are_not_on_stdout() -> None:
 
 def test_no_other_place_starts_a_jvm() -> None:
     sources = [path for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.py")]
-    found = [str(path.relative_to(ROOT)) for path in sources if re.search(r'\[["]java["],', path.read_text("utf-8"))]
+    found = [
+        str(path.relative_to(ROOT))
+        for path in sources
+        if re.search(r'\[["]java["],', path.read_text("utf-8"))
+    ]
     assert sorted(found) == ["tests/peers/jvm.py"]

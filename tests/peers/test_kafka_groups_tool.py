@@ -26,12 +26,20 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
         yield both
 
 
-def prepare(sides: Sides, topic: str, *records: int, group: str = "", committed: Mapping[int, int] | None = None) -> None:
+def prepare(
+    sides: Sides,
+    topic: str,
+    *records: int,
+    group: str = "",
+    committed: Mapping[int, int] | None = None,
+) -> None:
     """A topic on both sides with so many records in each partition, and what a group has committed in which."""
     for at in (sides.gateway, sides.kafka):
         groups.makes_topic(at, topic, *records)
         if committed:
-            groups.commits(at, group, {(topic, partition): offset for partition, offset in committed.items()})
+            groups.commits(
+                at, group, {(topic, partition): offset for partition, offset in committed.items()}
+            )
 
 
 @contextmanager
@@ -64,7 +72,10 @@ def _lines(printed: Printed) -> list[str]:
 
 def committed(sides: Sides, group: str, topic: str, *partitions: int) -> list[int | None]:
     """What the group has committed, which must be the same on both sides."""
-    ours, theirs = (groups.committed(at, group, *((topic, one) for one in partitions)) for at in (sides.gateway, sides.kafka))
+    ours, theirs = (
+        groups.committed(at, group, *((topic, one) for one in partitions))
+        for at in (sides.gateway, sides.kafka)
+    )
     assert ours == theirs
     return ours
 
@@ -93,7 +104,11 @@ def test_a_group_with_members_is_described(sides: Sides) -> None:
     group = ("--describe", "--group", "described-app")
     with members(sides, "described-app", "described", "x", "static-y"):
         lag, who, verbose, state = same(
-            sides, tool(*group), tool(*group, "--members"), tool(*group, "--members", "--verbose"), tool(*group, "--state")
+            sides,
+            tool(*group),
+            tool(*group, "--members"),
+            tool(*group, "--members", "--verbose"),
+            tool(*group, "--state"),
         )
     assert re.search(r"^described-app +described +0 +1 +4 +3 +static-y-", lag, re.MULTILINE)
     assert re.search(r"^described-app +left +0 +2 +3 +1 +- +- +- *$", lag, re.MULTILINE)
@@ -133,13 +148,22 @@ def test_offsets_are_reset_once_it_is_executed(sides: Sides, tmp_path: Path) -> 
         ("--to-latest", "--all-topics"): [4, 2],
     }
     reset = [("--reset-offsets", "--group", "reset-app", *arguments) for arguments in targets]
-    *_, plan = same(sides, *(tool(*arguments, "--dry-run") for arguments in reset), tool(*reset[0], "--dry-run", "--export"))
+    *_, plan = same(
+        sides,
+        *(tool(*arguments, "--dry-run") for arguments in reset),
+        tool(*reset[0], "--dry-run", "--export"),
+    )
     assert "reset,0,0" in plan.replace('"', "")
     assert committed(sides, "reset-app", "reset", 0, 1) == [3, 1]
     describe = tool("--describe", "--group", "reset-app")
-    outputs = same(sides, *(command for arguments in reset for command in (tool(*arguments, "--execute"), describe)))
+    outputs = same(
+        sides,
+        *(command for arguments in reset for command in (tool(*arguments, "--execute"), describe)),
+    )
     row = re.compile(r"^reset-app +reset +\d +(\d+)", re.MULTILINE)
-    assert [[int(offset) for offset in row.findall(described)] for described in outputs[1::2]] == list(targets.values())
+    assert [
+        [int(offset) for offset in row.findall(described)] for described in outputs[1::2]
+    ] == list(targets.values())
 
 
 def test_a_group_with_members_keeps_its_offsets_and_itself(sides: Sides) -> None:
@@ -147,7 +171,14 @@ def test_a_group_with_members_keeps_its_offsets_and_itself(sides: Sides) -> None
     with members(sides, "busy-app", "busy", "x"):
         reset, offsets, deleted = same(
             sides,
-            tool("--reset-offsets", "--group", "busy-app", "--to-earliest", "--all-topics", "--execute"),
+            tool(
+                "--reset-offsets",
+                "--group",
+                "busy-app",
+                "--to-earliest",
+                "--all-topics",
+                "--execute",
+            ),
             tool("--delete-offsets", "--group", "busy-app", "--topic", "busy"),
             tool("--delete", "--group", "busy-app"),
         )

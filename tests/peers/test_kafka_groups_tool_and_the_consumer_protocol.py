@@ -16,7 +16,10 @@ from tests.peers.cache import CannotInstall
 from tests.peers.kafka import MODERN, VERSION, Kafka
 from tests.peers.sides import ALIKE, TOOL_TIMEOUT_MS, Command, Printed, Sides
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("kafka groups tool and the consumer protocol")]
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.xdist_group("kafka groups tool and the consumer protocol"),
+]
 
 tools = pytest.mark.parametrize("version", [VERSION, MODERN])
 
@@ -37,7 +40,10 @@ def _set(settings: Mapping[str, str]) -> list[str]:
 def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
     try:
         folder = tmp_path_factory.mktemp("gateway")
-        with Kafka.start(version=MODERN, **OFTEN, **AT_LEAST) as kafka, gateway(folder, arguments=[*ALIKE, *_set(OFTEN)]) as ours:
+        with (
+            Kafka.start(version=MODERN, **OFTEN, **AT_LEAST) as kafka,
+            gateway(folder, arguments=[*ALIKE, *_set(OFTEN)]) as ours,
+        ):
             yield Sides(ours.bootstrap, kafka.bootstrap)
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
@@ -61,7 +67,9 @@ def members(sides: Sides, group: str, topic: str, *names: str) -> Iterator[None]
 def _wait_until_stable(at: str, group: str) -> None:
     end = time.monotonic() + groups.SECONDS
     admin = AdminClient({"bootstrap.servers": at})
-    while (found := admin.describe_consumer_groups([group])[group].result(groups.SECONDS)).state.name != "STABLE":
+    while (
+        found := admin.describe_consumer_groups([group])[group].result(groups.SECONDS)
+    ).state.name != "STABLE":
         assert time.monotonic() < end, found.state
         time.sleep(0.1)
 
@@ -105,7 +113,9 @@ def test_a_group_with_members_is_listed_and_described(sides: Sides, version: str
             tool("--list", "--state"),
             tool("--list", "--type", "Consumer"),
         )
-    assert re.search(rf"^{name} +{name} +2 +- +0 +- +\S+ +/127\.0\.0\.1 +static-y *$", lag, re.MULTILINE)
+    assert re.search(
+        rf"^{name} +{name} +2 +- +0 +- +\S+ +/127\.0\.0\.1 +static-y *$", lag, re.MULTILINE
+    )
     assert re.search(r" static-x +2 *$", who, re.MULTILINE)
     assert re.search(r" static-x +/127\.0\.0\.1 +static-x +2 .*\b0,1\b", verbose)
     assert re.search(r" range +Stable +2$", state, re.MULTILINE)
@@ -162,7 +172,14 @@ def test_a_group_that_all_have_left_is_reset_and_deleted(sides: Sides, version: 
 def test_kafka_configs_alters_a_group_alike(sides: Sides) -> None:
     group = ("--entity-type", "groups", "--entity-name", "configured")
     session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
-    wrong = [f"{session}=1", f"{session}=70000", f"{interval}=1", f"{interval}=20000", f"{interval}=x", "nonsense=1"]
+    wrong = [
+        f"{session}=1",
+        f"{session}=70000",
+        f"{interval}=1",
+        f"{interval}=20000",
+        f"{interval}=x",
+        "nonsense=1",
+    ]
     ours, theirs = sides.tools(
         ("kafka-configs", "--alter", *group, "--add-config", f"{session}=50000,{interval}=6000"),
         *(("kafka-configs", "--alter", *group, "--add-config", change) for change in wrong),

@@ -13,7 +13,10 @@ from kafka.admin import KafkaAdminClient, NewTopic
 from tests.peers.kafka import MODERN
 from tests.peers.sides import Command, Printed, Sides, side_by_side, use_groups
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("kafka tools")]  # one pair of brokers for all of them
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.xdist_group("kafka tools"),
+]  # one pair of brokers for all of them
 
 #: Settings of brokers that are not the same thing on both sides: where they are, what the tests' Kafka is told, what the gateway chose.
 OF_ITS_OWN = frozenset({
@@ -67,7 +70,16 @@ def test_kafka_topics_creates_describes_extends_and_deletes(sides: Sides) -> Non
     settings = ("--config", "retention.ms=5000", "--config", "cleanup.policy=compact")
     same(
         sides,
-        topics("--create", "--topic", "orders", "--partitions", "3", "--replication-factor", "1", *settings),
+        topics(
+            "--create",
+            "--topic",
+            "orders",
+            "--partitions",
+            "3",
+            "--replication-factor",
+            "1",
+            *settings,
+        ),
         topics("--create", "--topic", "assigned", "--replica-assignment", "1,1,1"),
         topics("--create", "--topic", "default"),
     )
@@ -79,8 +91,13 @@ def test_kafka_topics_creates_describes_extends_and_deletes(sides: Sides) -> Non
         topics("--alter", "--topic", "orders", "--partitions", "5"),
     )
     assert "PartitionCount: 3" in output
-    output = same(sides, topics("--describe", "--topic", "orders"), topics("--delete", "--topic", "orders"))
-    assert "PartitionCount: 5\tReplicationFactor: 1\tConfigs: cleanup.policy=compact,retention.ms=5000" in output
+    output = same(
+        sides, topics("--describe", "--topic", "orders"), topics("--delete", "--topic", "orders")
+    )
+    assert (
+        "PartitionCount: 5\tReplicationFactor: 1\tConfigs: cleanup.policy=compact,retention.ms=5000"
+        in output
+    )
     assert "orders" not in same(sides, topics("--list"))
 
 
@@ -93,14 +110,17 @@ def test_kafka_topics_fails_in_the_same_words(sides: Sides) -> None:
         topics("--describe", "--topic", "never"),
         topics("--delete", "--topic", "never"),
         topics("--create", "--topic", "elsewhere", "--replica-assignment", "1,7"),
-        topics("--alter", "--topic", "failing", "--partitions", "3", "--replica-assignment", "1,1,9"),
+        topics(
+            "--alter", "--topic", "failing", "--partitions", "3", "--replica-assignment", "1,1,9"
+        ),
         codes=[1, 1, 1, 1, 1, 1],
     )
 
 
 def test_kafka_topics_asks_for_any_replication_factor_and_gets_one(sides: Sides) -> None:
     ours, theirs = sides.tools(
-        topics("--create", "--topic", "three", "--partitions", "1", "--replication-factor", "3"), topics("--describe", "--topic", "three")
+        topics("--create", "--topic", "three", "--partitions", "1", "--replication-factor", "3"),
+        topics("--describe", "--topic", "three"),
     )
     assert (ours[0].code, theirs[0].code) == (0, 1)
     assert "ReplicationFactor: 1" in ours[1].output
@@ -115,12 +135,18 @@ def test_kafka_topics_shows_the_topic_of_committed_offsets_as_internal(sides: Si
         topics("--describe", "--topic", "__consumer_offsets"),
     )
     # Another test makes a topic that Kafka refuses.
-    listed = [[sorted({*one.output.split()} - {"three"}) for one in found[:2]] for found in (ours, theirs)]
+    listed = [
+        [sorted({*one.output.split()} - {"three"}) for one in found[:2]] for found in (ours, theirs)
+    ]
     assert listed[0] == listed[1]
     assert ["__consumer_offsets" in names for names in listed[0]] == [True, False]
-    headings = [sorted(re.split("[\t,]", found[2].output.splitlines()[0])) for found in (ours, theirs)]
+    headings = [
+        sorted(re.split("[\t,]", found[2].output.splitlines()[0])) for found in (ours, theirs)
+    ]
     # The tests' Kafka is told to have fewer partitions.
-    assert headings[0] == sorted(word.replace("PartitionCount: 4", "PartitionCount: 50") for word in headings[1])
+    assert headings[0] == sorted(
+        word.replace("PartitionCount: 4", "PartitionCount: 50") for word in headings[1]
+    )
 
 
 def test_kafka_configs_shows_and_alters_the_configs_of_a_topic(sides: Sides) -> None:
@@ -128,37 +154,62 @@ def test_kafka_configs_shows_and_alters_the_configs_of_a_topic(sides: Sides) -> 
     topic = ("--entity-type", "topics", "--entity-name", "altered")
     ours, theirs = sides.tools(
         configs("--describe", *topic, "--all"),
-        configs("--alter", *topic, "--add-config", "max.message.bytes=2000,cleanup.policy=[compact,delete]"),
+        configs(
+            "--alter",
+            *topic,
+            "--add-config",
+            "max.message.bytes=2000,cleanup.policy=[compact,delete]",
+        ),
     )
     our_changes, their_changes = sides.tools(
         configs("--alter", *topic, "--delete-config", "max.message.bytes"),
         configs("--alter", *topic, "--add-config", "retention.ms=x"),
     )
     # Kafka has no entry.format.
-    our_own = [line for line in ours[0].output.splitlines() if not line.startswith("  entry.format=mixed_kafka ")]
+    our_own = [
+        line
+        for line in ours[0].output.splitlines()
+        if not line.startswith("  entry.format=mixed_kafka ")
+    ]
     assert sorted(our_own) == sorted(theirs[0].output.splitlines())
     assert [ours[1], our_changes[0]] == [theirs[1], their_changes[0]]
     wrong = "Invalid value x for configuration retention.ms: Not a number of type LONG"
-    assert [(one.code, wrong in one.output) for one in (our_changes[1], their_changes[1])] == [(1, True)] * 2
+    assert [(one.code, wrong in one.output) for one in (our_changes[1], their_changes[1])] == [
+        (1, True)
+    ] * 2
     assert "cleanup.policy=compact,delete" in same(sides, configs("--describe", *topic))
 
 
 def test_kafka_configs_shows_a_broker_with_kafka_s_names_and_defaults(sides: Sides) -> None:
     broker = ("--entity-type", "brokers", "--entity-name", "1")
     outputs = [found[0].output for found in sides.tools(configs("--describe", *broker, "--all"))]
-    ours, theirs = [dict(re.findall(r"^  (\S+?)=(.*?) sensitive=", output, re.MULTILINE)) for output in outputs]
+    ours, theirs = [
+        dict(re.findall(r"^  (\S+?)=(.*?) sensitive=", output, re.MULTILINE)) for output in outputs
+    ]
     assert ours.pop("entry.format") == "mixed_kafka"
     assert ASKED_FOR <= set(ours) < set(theirs)
-    assert {name: ours[name] for name in ours if name not in OF_ITS_OWN} == {name: theirs[name] for name in ours if name not in OF_ITS_OWN}
+    assert {name: ours[name] for name in ours if name not in OF_ITS_OWN} == {
+        name: theirs[name] for name in ours if name not in OF_ITS_OWN
+    }
 
 
 def test_kafka_configs_alters_a_broker_while_it_runs(sides: Sides) -> None:
     prepare(sides, "inheriting", 1)
-    broker, every = ("--entity-type", "brokers", "--entity-name", "1"), ("--entity-type", "brokers", "--entity-default")
+    broker, every = (
+        ("--entity-type", "brokers", "--entity-name", "1"),
+        ("--entity-type", "brokers", "--entity-default"),
+    )
     output = same(
         sides,
-        configs("--alter", *every, "--add-config", "message.max.bytes=3000,log.cleanup.policy=[compact,delete]"),
-        configs("--alter", *broker, "--add-config", "message.max.bytes=2000,log.retention.ms=60000"),
+        configs(
+            "--alter",
+            *every,
+            "--add-config",
+            "message.max.bytes=3000,log.cleanup.policy=[compact,delete]",
+        ),
+        configs(
+            "--alter", *broker, "--add-config", "message.max.bytes=2000,log.retention.ms=60000"
+        ),
     )
     assert "Completed updating config for broker 1" in output
     # Kafka takes a moment until all of it knows of a change; a new process takes longer.
@@ -169,13 +220,19 @@ def test_kafka_configs_alters_a_broker_while_it_runs(sides: Sides) -> None:
     )
     shown = [[sorted(listed(one.output)) for one in found] for found in (ours, theirs)]
     assert shown[0] == shown[1]
-    assert any("max.message.bytes=2000" in line and "DYNAMIC_DEFAULT_BROKER_CONFIG:message.max.bytes=3000" in line for line in shown[0][2])
+    assert any(
+        "max.message.bytes=2000" in line
+        and "DYNAMIC_DEFAULT_BROKER_CONFIG:message.max.bytes=3000" in line
+        for line in shown[0][2]
+    )
     same(
         sides,
         configs("--alter", *broker, "--delete-config", "message.max.bytes,log.retention.ms"),
         configs("--alter", *every, "--delete-config", "message.max.bytes,log.cleanup.policy"),
     )
-    assert "DYNAMIC" not in same(sides, configs("--describe", *broker), configs("--describe", *every))
+    assert "DYNAMIC" not in same(
+        sides, configs("--describe", *broker), configs("--describe", *every)
+    )
 
 
 def listed(output: str) -> list[str]:
@@ -185,17 +242,35 @@ def listed(output: str) -> list[str]:
 
 def test_kafka_configs_fails_alike_for_what_a_broker_cannot_change(sides: Sides) -> None:
     broker = ("--entity-type", "brokers", "--entity-name", "1")
-    refused = ["num.partitions=3", "message.max.bytes=-1", "log.retention.ms=x", "log.message.timestamp.type=Nonsense"]
-    found = sides.tools(*(configs("--alter", *broker, "--add-config", change) for change in refused))
-    ours, theirs = [[(one.code, re.findall("InvalidRequestException: (.*)", one.output)[-1:]) for one in printed] for printed in found]
+    refused = [
+        "num.partitions=3",
+        "message.max.bytes=-1",
+        "log.retention.ms=x",
+        "log.message.timestamp.type=Nonsense",
+    ]
+    found = sides.tools(
+        *(configs("--alter", *broker, "--add-config", change) for change in refused)
+    )
+    ours, theirs = [
+        [
+            (one.code, re.findall("InvalidRequestException: (.*)", one.output)[-1:])
+            for one in printed
+        ]
+        for printed in found
+    ]
     assert ours == theirs
     assert [code for code, _ in ours] == [1] * len(refused)
 
 
-def test_kafka_get_offsets_delete_records_and_log_dirs_tell_the_same(sides: Sides, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_kafka_get_offsets_delete_records_and_log_dirs_tell_the_same(
+    sides: Sides, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     prepare(sides, "dated", 2, records=4)
     file = tmp_path_factory.mktemp("records") / "offsets.json"
-    offsets = [{"topic": "dated", "partition": 0, "offset": 3}, {"topic": "dated", "partition": 1, "offset": -1}]
+    offsets = [
+        {"topic": "dated", "partition": 0, "offset": 3},
+        {"topic": "dated", "partition": 1, "offset": -1},
+    ]
     file.write_text(json.dumps({"version": 1, "partitions": offsets}))
 
     def offsets_at(time: str) -> Command:
@@ -222,7 +297,9 @@ def rows_of(output: str) -> list[tuple[str, int]]:
     return sorted((row["partition"], row["size"]) for row in directory["partitions"])
 
 
-def test_the_tools_of_kafka_4_for_administrators_say_the_same(sides: Sides, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_tools_of_kafka_4_for_administrators_say_the_same(
+    sides: Sides, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """What asks for replicas, transactions, ACLs or tokens."""
     prepare(sides, "tooled", 1)
     folder = tmp_path_factory.mktemp("tools")
@@ -233,7 +310,16 @@ def test_the_tools_of_kafka_4_for_administrators_say_the_same(sides: Sides, tmp_
     config, plan = ("--command-config", str(empty)), ("--reassignment-json-file", str(moves))
     ours, theirs = sides.tools(
         ("kafka-acls", "--list"),
-        ("kafka-acls", "--add", "--allow-principal", "User:a", "--operation", "Read", "--topic", "tooled"),
+        (
+            "kafka-acls",
+            "--add",
+            "--allow-principal",
+            "User:a",
+            "--operation",
+            "Read",
+            "--topic",
+            "tooled",
+        ),
         ("kafka-client-metrics", "--list"),
         ("kafka-cluster", "list-endpoints"),
         ("kafka-delegation-tokens", "--describe", *config),
@@ -270,5 +356,12 @@ def test_the_tools_of_kafka_4_are_told_what_is_not_there(sides: Sides) -> None:
         ("kafka-client-metrics", "--alter", "--name", "all", "--metrics", "org.apache"),
         version=MODERN,
     )
-    told = ["has no metadata quorum", "does not support this feature", "Broker ID 77 is not currently registered", "client metrics"]
-    assert [(one.code, words in one.output) for one, words in zip(ours, told, strict=True)] == [(1, True)] * len(told)
+    told = [
+        "has no metadata quorum",
+        "does not support this feature",
+        "Broker ID 77 is not currently registered",
+        "client metrics",
+    ]
+    assert [(one.code, words in one.output) for one, words in zip(ours, told, strict=True)] == [
+        (1, True)
+    ] * len(told)

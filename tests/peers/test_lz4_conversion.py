@@ -24,7 +24,13 @@ def contents() -> list[list[bytes]]:
     chance = random.Random(1)
     noise = [chance.randbytes(1024) for _ in range(15)]
     words = [b"the same words, number %d, again and again " % n * 25 for n in range(15)]
-    return [noise, words, [*noise, *words] * 8, [chance.randbytes(70_000), b"x" * 70_000, chance.randbytes(70_000)], [b""]]
+    return [
+        noise,
+        words,
+        [*noise, *words] * 8,
+        [chance.randbytes(70_000), b"x" * 70_000, chance.randbytes(70_000)],
+        [b""],
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -37,11 +37,18 @@ def least_memory(server, bound):
 def produces(address, partition):
     chance = random.Random(partition)
     block = chance.randbytes(max(SIZES))
-    producer = Producer({"bootstrap.servers": address, "message.max.bytes": LARGEST, "linger.ms": 0})
+    producer = Producer(
+        {"bootstrap.servers": address, "message.max.bytes": LARGEST, "linger.ms": 0}
+    )
     failed = []
     for number in range(RECORDS):
         size = chance.choice(SIZES)
-        producer.produce("large", block[:size], partition=partition, on_delivery=lambda error, _: failed.append(error) if error else None)
+        producer.produce(
+            "large",
+            block[:size],
+            partition=partition,
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+        )
         if number % 4 == 3:
             producer.flush()
     return producer.flush(), failed
@@ -71,7 +78,11 @@ def fetches(address, partition):
 
 def test_memory_of_large_messages_is_returned_when_they_are_served(tmp_path):
     """librdkafka. A request was held until the garbage collector ran, which an idle gateway does not do."""
-    limits = {"message_max_bytes": LARGEST, "lmdb_resident_bytes": MIB, "conversion_cache_bytes": MIB}
+    limits = {
+        "message_max_bytes": LARGEST,
+        "lmdb_resident_bytes": MIB,
+        "conversion_cache_bytes": MIB,
+    }
     with gateway(tmp_path, **limits) as server:
         address = "{}:{}".format(*server.address)
         admin = AdminClient({"bootstrap.servers": address})
@@ -81,7 +92,10 @@ def test_memory_of_large_messages_is_returned_when_they_are_served(tmp_path):
             produced = list(clients.map(produces, [address] * CLIENTS, range(CLIENTS)))
             assert produced == [(0, [])] * CLIENTS
             assert least_memory(server, bound) <= bound
-            assert list(clients.map(fetches, [address] * CLIENTS, range(CLIENTS))) == [RECORDS] * CLIENTS
+            assert (
+                list(clients.map(fetches, [address] * CLIENTS, range(CLIENTS)))
+                == [RECORDS] * CLIENTS
+            )
         assert least_memory(server, bound) <= bound
 
 

@@ -19,8 +19,15 @@ MIRRORED = ("--set", "pulsar_mirror_cursors=true")
 
 def backlogs(pulsar, settings):
     """By subscription; the gateway's own readers, which Pulsar forgets when they go, are none."""
-    stats = pulsar.admin("GET", f"persistent/{settings.tenant}/{settings.namespace}/orders-partition-0/stats?getPreciseBacklog=true")
-    return {name: subscription["msgBacklog"] for name, subscription in stats["subscriptions"].items() if subscription["isDurable"]}
+    stats = pulsar.admin(
+        "GET",
+        f"persistent/{settings.tenant}/{settings.namespace}/orders-partition-0/stats?getPreciseBacklog=true",
+    )
+    return {
+        name: subscription["msgBacklog"]
+        for name, subscription in stats["subscriptions"].items()
+        if subscription["isDurable"]
+    }
 
 
 def waits_for(pulsar, settings, group, backlog):
@@ -59,7 +66,9 @@ def folder(tmp_path):
     return make
 
 
-def test_the_backlog_of_a_group_is_what_it_has_not_read_and_subscriptions_of_others_stay_where_they_are(pulsar, folder):
+def test_the_backlog_of_a_group_is_what_it_has_not_read_and_subscriptions_of_others_stay_where_they_are(
+    pulsar, folder
+):
     settings = pulsar.settings()
     with on(settings, folder("gateway"), *MIRRORED) as running:
         produces_one_by_one(running, [b"1", b"2", b"3", b"4", b"5", b"6"])

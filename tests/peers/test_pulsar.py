@@ -21,16 +21,17 @@ def test_a_setting_stands_once_in_the_file_whether_it_was_there_or_not():
 
 
 def test_all_threads_of_a_process_stand_still_when_it_is_suspended():
-    program = (
-        "import threading; [threading.Thread(target=lambda: [None for _ in iter(int, 1)]).start() for _ in range(20)]; print(flush=True)"
-    )
+    program = "import threading; [threading.Thread(target=lambda: [None for _ in iter(int, 1)]).start() for _ in range(20)]; print(flush=True)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout.readline()
             for _ in range(20):
                 suspend(process)
                 suspend(process)
-                stats = [(task / "stat").read_text() for task in Path(f"/proc/{process.pid}/task").iterdir()]
+                stats = [
+                    (task / "stat").read_text()
+                    for task in Path(f"/proc/{process.pid}/task").iterdir()
+                ]
                 assert {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
                 assert len(stats) == 21
                 process.send_signal(signal.SIGCONT)
@@ -43,7 +44,9 @@ def test_all_threads_of_a_process_stand_still_when_it_is_suspended():
 def test_a_tenant_of_a_shared_broker_starts_empty(pulsar):
     settings = pulsar.settings()
     assert settings.namespace != settings.metadata_namespace
-    assert pulsar.admin("GET", f"persistent/{settings.tenant}/{settings.namespace}/partitioned") == []
+    assert (
+        pulsar.admin("GET", f"persistent/{settings.tenant}/{settings.namespace}/partitioned") == []
+    )
 
 
 @pytest.mark.peer
@@ -56,20 +59,37 @@ def test_a_broker_keeps_its_data_ports_and_settings_when_it_is_killed_and_starte
         broker.kill()
         broker.restart()
         assert tenant.admin("GET", path)["partitions"] == 3
-        assert tenant.admin("GET", "brokers/configuration/runtime")["backlogQuotaDefaultLimitGB"] == "7.0"
+        assert (
+            tenant.admin("GET", "brokers/configuration/runtime")["backlogQuotaDefaultLimitGB"]
+            == "7.0"
+        )
 
 
 @pytest.mark.peer
 @pytest.mark.timeout(1800)
 def test_make_pulsar_says_where_it_is_ends_when_asked_and_finds_its_data_again(tmp_path):
     port, web_port = free_ports(2)
-    options = ["--data", str(tmp_path / "data"), "--port", str(port), "--web-port", str(web_port), "--memory", "512m"]
+    options = [
+        "--data",
+        str(tmp_path / "data"),
+        "--port",
+        str(port),
+        "--web-port",
+        str(web_port),
+        "--memory",
+        "512m",
+    ]
     for topics in ([], ["persistent://public/default/orders"]):
         with subprocess.Popen(
-            [sys.executable, "-m", "tests.peers.standalone", *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.peers.standalone", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         ) as process:
             lines = [process.stdout.readline() for _ in range(3)]
-            assert lines[1] == f"ready pulsar://127.0.0.1:{port} http://127.0.0.1:{web_port}\n", process.stderr.read()
+            assert lines[1] == f"ready pulsar://127.0.0.1:{port} http://127.0.0.1:{web_port}\n", (
+                process.stderr.read()
+            )
             assert "kopgate serve --store pulsar://" in lines[2]
             api = f"http://127.0.0.1:{web_port}/admin/v2/persistent/public/default"
             assert rest("GET", f"{api}/partitioned") == (200, topics)

@@ -48,26 +48,34 @@ def survives(folder: Path, store: str, seed: int) -> None:
     assert len(outcome.recoveries) >= LEAST_FAULTS
 
 
-def test_no_promise_is_broken_in_five_minutes_in_which_the_gateway_and_pulsar_are_struck(tmp_path: Path) -> None:
+def test_no_promise_is_broken_in_five_minutes_in_which_the_gateway_and_pulsar_are_struck(
+    tmp_path: Path,
+) -> None:
     survives(tmp_path, "pulsar", SEED)
 
 
 @pytest.mark.slow
-def test_no_promise_is_broken_in_the_format_of_native_clients_where_pulsar_deduplicates(tmp_path: Path) -> None:
+def test_no_promise_is_broken_in_the_format_of_native_clients_where_pulsar_deduplicates(
+    tmp_path: Path,
+) -> None:
     survives(tmp_path, "pulsar-native", 21)
 
 
 @pytest.mark.slow
-def test_no_promise_is_broken_in_five_minutes_of_faults_on_the_embedded_store(tmp_path: Path) -> None:
+def test_no_promise_is_broken_in_five_minutes_of_faults_on_the_embedded_store(
+    tmp_path: Path,
+) -> None:
     survives(tmp_path, "embedded", 22)
 
 
 def test_the_first_faults_of_the_run_are_those_that_matter_most() -> None:
     """However few there is time for."""
     first = planned(SEED, SECONDS, STAGES["pulsar"].kinds)[:LEAST_FAULTS]
-    assert {(Target.GATEWAY, Blow.KILL), (Target.BROKER, Blow.KILL), (Target.BROKER, Blow.PAUSE)} <= {
-        (one.target, one.blow) for one in first
-    }
+    assert {
+        (Target.GATEWAY, Blow.KILL),
+        (Target.BROKER, Blow.KILL),
+        (Target.BROKER, Blow.PAUSE),
+    } <= {(one.target, one.blow) for one in first}
     assert longest(first, Blow.PAUSE) > 8
 
 

@@ -45,7 +45,11 @@ class Place:
     def __init__(self, gateway: Gateway, tenant: Tenant, store: list[str]) -> None:
         self.gateway = gateway
         self.tenant = tenant
-        (namespace,) = [word.removeprefix("pulsar_namespace=") for word in store if word.startswith("pulsar_namespace=")]
+        (namespace,) = [
+            word.removeprefix("pulsar_namespace=")
+            for word in store
+            if word.startswith("pulsar_namespace=")
+        ]
         self.namespace = f"{tenant.name}/{namespace}"
         self.topic = f"persistent/{self.namespace}/{TOPIC}"
         self.partition = f"{self.topic}-partition-0"
@@ -57,7 +61,12 @@ def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., Place]]:
 
         def started(**settings: object) -> Place:
             store = list(in_pulsar(pulsar))
-            named = {"num_partitions": 1, "pulsar_refresh_ms": REFRESH_MS, "partition_open_timeout_ms": OPENING_MS, **settings}
+            named = {
+                "num_partitions": 1,
+                "pulsar_refresh_ms": REFRESH_MS,
+                "partition_open_timeout_ms": OPENING_MS,
+                **settings,
+            }
             gateway = Gateway(tmp_path, store, named)
             stack.callback(gateway.kill)
             gateway.launch()
@@ -77,7 +86,9 @@ def until(answers: Callable[[], Any], wanted: object) -> None:
     """Until it answers so. What it answers before that is something that clients try again."""
     end = time.monotonic() + NOTICED_SECONDS
     while (answer := answers()) != wanted:
-        assert not isinstance(answer, int) or not answer or for_code(answer).retriable, f"error {answer}"
+        assert not isinstance(answer, int) or not answer or for_code(answer).retriable, (
+            f"error {answer}"
+        )
         assert time.monotonic() < end, f"{answer} and not {wanted} after {NOTICED_SECONDS:.0f} s"
         time.sleep(0.1)
 
@@ -89,12 +100,20 @@ def in_metadata(peer: Peer, topic: str, *, makes: bool = False) -> int:
 
 
 def created(peer: Peer, topic: str) -> int:
-    wanted = CreateTopicsRequest.CreatableTopic(name=topic, num_partitions=1, replication_factor=1, assignments=[], configs=[])
-    reply = peer.asks(CreateTopicsRequest(topics=[wanted], timeout_ms=10_000, validate_only=False), CreateTopicsResponse, 4)
+    wanted = CreateTopicsRequest.CreatableTopic(
+        name=topic, num_partitions=1, replication_factor=1, assignments=[], configs=[]
+    )
+    reply = peer.asks(
+        CreateTopicsRequest(topics=[wanted], timeout_ms=10_000, validate_only=False),
+        CreateTopicsResponse,
+        4,
+    )
     return int(reply.topics[0].error_code)
 
 
-def test_a_batch_that_pulsar_cannot_take_is_too_large_and_takes_no_offset(starts: Callable[..., Place]) -> None:
+def test_a_batch_that_pulsar_cannot_take_is_too_large_and_takes_no_offset(
+    starts: Callable[..., Place],
+) -> None:
     """Below what the topic allows, above the 5 MiB of Pulsar."""
     place = starts(message_max_bytes=20 * MIB)
     with place.gateway.peer() as peer:
@@ -105,8 +124,12 @@ def test_a_batch_that_pulsar_cannot_take_is_too_large_and_takes_no_offset(starts
     assert place.gateway.bugs() == []
 
 
-@pytest.mark.parametrize("name", ["persistent://nobody/nowhere/orders", "nobody/nowhere/orders", "nowhere/orders"])
-def test_a_topic_in_a_namespace_that_is_not_served_has_no_valid_name(place: Place, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["persistent://nobody/nowhere/orders", "nobody/nowhere/orders", "nowhere/orders"]
+)
+def test_a_topic_in_a_namespace_that_is_not_served_has_no_valid_name(
+    place: Place, name: str
+) -> None:
     """As one with a slash in Kafka, which cannot be made either."""
     with place.gateway.peer() as peer:
         assert in_metadata(peer, name, makes=True) == INVALID_TOPIC
@@ -115,21 +138,27 @@ def test_a_topic_in_a_namespace_that_is_not_served_has_no_valid_name(place: Plac
         assert peer.fetches(name, 0).error_code == UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_namespace_that_is_taken_away_takes_its_topics_along(starts: Callable[..., Place], pulsar: Tenant) -> None:
+def test_a_namespace_that_is_taken_away_takes_its_topics_along(
+    starts: Callable[..., Place], pulsar: Tenant
+) -> None:
     namespace = pulsar.namespace()
     place = starts(pulsar_allowed_namespaces=f"{pulsar.name}/{namespace}")
     name = f"persistent://{pulsar.name}/{namespace}/orders"
     with place.gateway.peer() as peer:
         assert created(peer, name) == 0
         assert peer.produces(name, one_record(b"1")).base_offset == 0
-        place.tenant.admin("DELETE", f"persistent/{pulsar.name}/{namespace}/orders/partitions?force=true")
+        place.tenant.admin(
+            "DELETE", f"persistent/{pulsar.name}/{namespace}/orders/partitions?force=true"
+        )
         place.tenant.admin("DELETE", f"namespaces/{pulsar.name}/{namespace}")
         until(lambda: peer.produces(name, one_record(b"2")).error_code, UNKNOWN_TOPIC_OR_PARTITION)
         until(lambda: in_metadata(peer, name), UNKNOWN_TOPIC_OR_PARTITION)
         assert peer.produces(TOPIC, one_record(b"the others are served")).error_code == 0
 
 
-def test_a_topic_that_is_deleted_in_pulsar_is_unknown_to_its_clients_and_can_be_made_anew(place: Place) -> None:
+def test_a_topic_that_is_deleted_in_pulsar_is_unknown_to_its_clients_and_can_be_made_anew(
+    place: Place,
+) -> None:
     with place.gateway.peer() as peer:
         assert peer.produces(TOPIC, one_record(b"1")).base_offset == 0
         place.tenant.admin("DELETE", f"{place.topic}/partitions?force=true")
@@ -143,12 +172,18 @@ def test_a_topic_that_is_deleted_in_pulsar_is_unknown_to_its_clients_and_can_be_
 
 
 @pytest.mark.parametrize("what", ["topic", "namespace"])
-def test_who_writes_to_what_is_unloaded_may_be_told_to_try_again_and_goes_on_without_a_gap(place: Place, what: str) -> None:
+def test_who_writes_to_what_is_unloaded_may_be_told_to_try_again_and_goes_on_without_a_gap(
+    place: Place, what: str
+) -> None:
     acknowledged: dict[tuple[int, int], str] = {}
     with place.gateway.peer() as peer:
         for number in range(60):
             if number % 20 == 10:
-                path = f"{place.partition}/unload" if what == "topic" else f"namespaces/{place.namespace}/unload"
+                path = (
+                    f"{place.partition}/unload"
+                    if what == "topic"
+                    else f"namespaces/{place.namespace}/unload"
+                )
                 place.tenant.admin("PUT", path)
             answer = peer.produces(TOPIC, one_record(b"%d" % number))
             if answer.error_code:
@@ -163,7 +198,9 @@ def test_who_writes_to_what_is_unloaded_may_be_told_to_try_again_and_goes_on_wit
     assert place.gateway.bugs() == []
 
 
-@pytest.mark.parametrize("is_started_again", [False, True], ids=["while it is open", "before a start"])
+@pytest.mark.parametrize(
+    "is_started_again", [False, True], ids=["while it is open", "before a start"]
+)
 def test_what_pulsars_retention_took_from_the_beginning_is_out_of_range_and_the_rest_keeps_its_offsets(
     starts: Callable[..., Place], is_started_again: bool
 ) -> None:
@@ -189,7 +226,9 @@ def test_what_pulsars_retention_took_from_the_beginning_is_out_of_range_and_the_
     assert place.gateway.bugs() == []
 
 
-def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthorized(tmp_path: Path) -> None:
+def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthorized(
+    tmp_path: Path,
+) -> None:
     """The gateway administers a tenant of its own, and is a guest in another's namespace, until it is one no more."""
     with installed_or_skipped(), secured(tmp_path) as pulsar:
         call = pulsar.broker.call
@@ -201,7 +240,12 @@ def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthor
         rights = "namespaces/theirs/topics/permissions/gateway"
         call("POST", rights, ["produce", "consume"])
         (tmp_path / "token").write_text(token("gateway"))
-        names = {"tenant": "ours", "namespace": "topics", "metadata_tenant": "ours", "metadata_namespace": "tables"}
+        names = {
+            "tenant": "ours",
+            "namespace": "topics",
+            "metadata_tenant": "ours",
+            "metadata_namespace": "tables",
+        }
         settings = {f"pulsar_{name}": value for name, value in names.items()}
         settings |= {
             "pulsar_allowed_namespaces": "theirs/topics",
@@ -209,7 +253,9 @@ def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthor
             "pulsar_send_timeout_ms": SEND_MS,
         }
         store = ("--store", pulsar.broker.service_url, "--pulsar-admin", pulsar.broker.admin_url)
-        gateway = Supervised(tmp_path, store, {"num_partitions": 1, "pulsar_refresh_ms": REFRESH_MS, **settings})
+        gateway = Supervised(
+            tmp_path, store, {"num_partitions": 1, "pulsar_refresh_ms": REFRESH_MS, **settings}
+        )
         with ExitStack() as stack:
             stack.callback(gateway.kill)
             gateway.launch()
@@ -218,7 +264,9 @@ def test_a_topic_that_the_gateways_role_may_no_longer_use_is_refused_as_unauthor
             until(lambda: peer.produces(name, one_record(b"1")).error_code, 0)
             call("DELETE", rights)
             call("PUT", "namespaces/theirs/topics/unload")
-            until(lambda: peer.produces(name, one_record(b"2")).error_code, TOPIC_AUTHORIZATION_FAILED)
+            until(
+                lambda: peer.produces(name, one_record(b"2")).error_code, TOPIC_AUTHORIZATION_FAILED
+            )
             until(lambda: peer.fetches(name, 0).error_code, TOPIC_AUTHORIZATION_FAILED)
             peer.makes(TOPIC)
             until(lambda: peer.produces(TOPIC, one_record(b"the others are served")).error_code, 0)

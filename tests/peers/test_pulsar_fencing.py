@@ -47,7 +47,12 @@ def starts(tmp_path: Path, pulsar: Tenant) -> Iterator[Callable[..., Gateway]]:
     with ExitStack() as stack:
 
         def started(name: str, *arguments: str) -> Gateway:
-            gateway = Gateway(tmp_path, store, {"num_partitions": 1, "partition_open_timeout_ms": OPENING_MS}, name)
+            gateway = Gateway(
+                tmp_path,
+                store,
+                {"num_partitions": 1, "partition_open_timeout_ms": OPENING_MS},
+                name,
+            )
             stack.callback(gateway.kill)
             gateway.launch(*arguments)
             return gateway
@@ -60,19 +65,27 @@ def has_ended(gateway: Gateway) -> None:
     assert gateway.process.wait(END_SECONDS) == 1, gateway.log()
 
 
-def test_a_second_gateway_is_refused_and_told_who_has_the_topics_and_how_to_take_them(starts: Callable[..., Gateway]) -> None:
+def test_a_second_gateway_is_refused_and_told_who_has_the_topics_and_how_to_take_them(
+    starts: Callable[..., Gateway],
+) -> None:
     first = starts("first")
     with first.peer() as peer:
         peer.makes(TOPIC)
     with pytest.raises(GatewayDied, match="exit code 1\n") as refused:
         starts("second")
     said = str(refused.value)
-    assert {word for word in (socket.gethostname(), str(first.process.pid), "--pulsar-takeover") if word not in said} == set(), said
+    assert {
+        word
+        for word in (socket.gethostname(), str(first.process.pid), "--pulsar-takeover")
+        if word not in said
+    } == set(), said
     with first.peer() as peer:
         assert peer.produces(TOPIC, one_record(b"still here")).error_code == 0
 
 
-def test_who_takes_the_topics_over_is_the_only_one_that_writes_from_then_on(starts: Callable[..., Gateway]) -> None:
+def test_who_takes_the_topics_over_is_the_only_one_that_writes_from_then_on(
+    starts: Callable[..., Gateway],
+) -> None:
     gateway = starts("first")
     with gateway.peer() as peer:
         peer.makes(TOPIC)
@@ -95,7 +108,9 @@ def test_who_takes_the_topics_over_is_the_only_one_that_writes_from_then_on(star
     assert other.bugs() == []
 
 
-def test_what_waited_in_a_gateway_that_stood_still_appears_nowhere_after_it_lost_the_topics(starts: Callable[..., Gateway]) -> None:
+def test_what_waited_in_a_gateway_that_stood_still_appears_nowhere_after_it_lost_the_topics(
+    starts: Callable[..., Gateway],
+) -> None:
     gateway = starts("first")
     with gateway.peer() as peer:
         peer.makes(TOPIC)
@@ -129,7 +144,9 @@ class Asked:
     """Requests about groups, each on a connection of its own, and their replies."""
 
     def __init__(self, gateway: Gateway, stack: ExitStack) -> None:
-        self._peers = {name: stack.enter_context(gateway.peer()) for name in ("heartbeat", "fetch", "describe")}
+        self._peers = {
+            name: stack.enter_context(gateway.peer()) for name in ("heartbeat", "fetch", "describe")
+        }
         member = self._peers["heartbeat"]
         protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"")
         joining = JoinGroupRequest(
@@ -142,9 +159,20 @@ class Asked:
         )
         joined = member.asks(joining, JoinGroupResponse, 2)
         assert joined.error_code == 0
-        self._member = {"group_id": MEMBERS, "generation_id": joined.generation_id, "member_id": joined.member_id}
-        assigned = SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=b"all")
-        assert member.asks(SyncGroupRequest(**self._member, assignments=[assigned]), SyncGroupResponse, 1).error_code == 0
+        self._member = {
+            "group_id": MEMBERS,
+            "generation_id": joined.generation_id,
+            "member_id": joined.member_id,
+        }
+        assigned = SyncGroupRequest.SyncGroupRequestAssignment(
+            member_id=joined.member_id, assignment=b"all"
+        )
+        assert (
+            member.asks(
+                SyncGroupRequest(**self._member, assignments=[assigned]), SyncGroupResponse, 1
+            ).error_code
+            == 0
+        )
 
     def send(self) -> None:
         topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=[0])
@@ -157,11 +185,14 @@ class Asked:
         heartbeat = self._reply("heartbeat", HeartbeatResponse, 1)
         fetch = self._reply("fetch", OffsetFetchResponse, 2)
         describe = self._reply("describe", DescribeGroupsResponse, 1)
-        offsets = fetch and [row.committed_offset for topic in fetch.topics for row in topic.partitions]
+        offsets = fetch and [
+            row.committed_offset for topic in fetch.topics for row in topic.partitions
+        ]
         return {
             "heartbeat": heartbeat and (heartbeat.error_code, None),
             "fetch": fetch and (fetch.error_code, offsets),
-            "describe": describe and (describe.groups[0].error_code, len(describe.groups[0].members)),
+            "describe": describe
+            and (describe.groups[0].error_code, len(describe.groups[0].members)),
         }
 
     def _reply(self, name: str, response: Any, version: int) -> Any:
@@ -198,7 +229,9 @@ def test_after_a_suspension_groups_are_not_answered_from_memory_once_another_gat
     assert gateway.bugs() == []
 
 
-def test_after_a_suspension_groups_are_answered_without_an_error_where_nobody_has_taken_over(starts: Callable[..., Gateway]) -> None:
+def test_after_a_suspension_groups_are_answered_without_an_error_where_nobody_has_taken_over(
+    starts: Callable[..., Gateway],
+) -> None:
     gateway = starts("first")
     with ExitStack() as stack:
         peer: Peer = stack.enter_context(gateway.peer())

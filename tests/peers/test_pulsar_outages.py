@@ -90,7 +90,10 @@ class Pushers:
         self._gateway = gateway
         self._change = threading.Condition()
         self._is_over = False
-        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(PUSHERS)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), daemon=True)
+            for number in range(PUSHERS)
+        ]
         self.stored: dict[int, str] = {}
         self.codes: dict[int, int] = {}
         self.failures: list[str] = []
@@ -142,13 +145,17 @@ class Pushers:
 
 
 @pytest.mark.parametrize("absent", ["broker", "admin API"])
-def test_a_gateway_whose_pulsar_is_not_there_says_which_address_and_ends(tmp_path: Path, broker: Pulsar, absent: str) -> None:
+def test_a_gateway_whose_pulsar_is_not_there_says_which_address_and_ends(
+    tmp_path: Path, broker: Pulsar, absent: str
+) -> None:
     (nobody,) = free_ports(1)
     tenant = Tenant.make(broker.service_url, broker.admin_url)
     wrong = f"127.0.0.1:{nobody}"
     there = tenant.service_url if absent == "broker" else tenant.admin_url
     store = [word.replace(there.partition("://")[2], wrong) for word in in_pulsar(tenant)]
-    gateway = Gateway(tmp_path, store, {"pulsar_operation_timeout_ms": 2_000, "pulsar_admin_timeout_ms": 2_000})
+    gateway = Gateway(
+        tmp_path, store, {"pulsar_operation_timeout_ms": 2_000, "pulsar_admin_timeout_ms": 2_000}
+    )
     with pytest.raises(GatewayDied, match="exit code 1\n") as died:
         gateway.launch()
     assert not gateway.says("is tried again"), "only a Pulsar that answers is waited for"
@@ -181,11 +188,18 @@ def test_a_minute_without_pulsar_costs_no_acknowledged_record_and_no_memory_and_
 
     assert most - before < MOST_GROWTH
     assert application.failures == []
-    log = {offset: value.split(" ")[0] for (_, offset), value in whole(gateway.bootstrap, 1).values.items()}
+    log = {
+        offset: value.split(" ")[0]
+        for (_, offset), value in whole(gateway.bootstrap, 1).values.items()
+    }
     assert [*log] == list(range(len(log)))
     told = {**pushers.stored, **application.stored}
     assert {offset: log.get(offset) for offset in told} == told
-    assert sum(value.startswith("application-") for value in log.values()) == application.sent == len(application.stored)
+    assert (
+        sum(value.startswith("application-") for value in log.values())
+        == application.sent
+        == len(application.stored)
+    )
     gateway.lives()
     assert gateway.bugs() == []
 
@@ -235,5 +249,9 @@ def watched(gateway: Gateway, seconds: float) -> int:
 
 def memory(gateway: Gateway) -> int:
     """Bytes of its own."""
-    (line,) = [line for line in Path(f"/proc/{gateway.process.pid}/status").read_text().splitlines() if line.startswith("RssAnon:")]
+    (line,) = [
+        line
+        for line in Path(f"/proc/{gateway.process.pid}/status").read_text().splitlines()
+        if line.startswith("RssAnon:")
+    ]
     return int(line.split()[1]) << 10

@@ -24,7 +24,15 @@ from tests.peers.pulsar import Pulsar
 from tests.peers.relay import Between
 from tests.peers.tenant import Tenant
 from tests.peers.verifiable import TOPIC
-from tests.peers.writing import GROUP, Application, Writers, commit, committed_as, queued, taken_in_turn
+from tests.peers.writing import (
+    GROUP,
+    Application,
+    Writers,
+    commit,
+    committed_as,
+    queued,
+    taken_in_turn,
+)
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 
@@ -49,7 +57,9 @@ RECOVER_SECONDS = 300.0
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Pulsar]:
     try:
-        with Pulsar.start(memory=BROKER_MEMORY, keepAliveIntervalSeconds=str(KEEP_ALIVE_SECONDS), **ONE_BOOKIE) as started:
+        with Pulsar.start(
+            memory=BROKER_MEMORY, keepAliveIntervalSeconds=str(KEEP_ALIVE_SECONDS), **ONE_BOOKIE
+        ) as started:
             yield started
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
@@ -72,9 +82,15 @@ class Holders:
 
     def wait_until_dropped(self) -> float:
         """Until the broker knows of nobody any more who has the topics, and how long that took."""
-        (metadata,) = [word.partition("=")[2] for word in self._store if word.startswith("pulsar_metadata_namespace=")]
+        (metadata,) = [
+            word.partition("=")[2]
+            for word in self._store
+            if word.startswith("pulsar_metadata_namespace=")
+        ]
         began = time.monotonic()
-        while self._tenant.admin("GET", f"persistent/{self._tenant.name}/{metadata}/__kopgate.lock/stats")["publishers"]:
+        while self._tenant.admin(
+            "GET", f"persistent/{self._tenant.name}/{metadata}/__kopgate.lock/stats"
+        )["publishers"]:
             assert time.monotonic() - began < DROPPED_SECONDS
             time.sleep(0.1)
         return time.monotonic() - began
@@ -86,7 +102,9 @@ def holders(tmp_path: Path, broker: Pulsar) -> Iterator[Holders]:
         yield Holders(tmp_path, broker, stack)
 
 
-def test_who_stood_still_until_the_broker_dropped_it_ends_without_harm_where_another_has_the_topics(holders: Holders) -> None:
+def test_who_stood_still_until_the_broker_dropped_it_ends_without_harm_where_another_has_the_topics(
+    holders: Holders,
+) -> None:
     gateway = holders.start("first")
     with gateway.peer() as peer:
         peer.makes(TOPIC)
@@ -116,7 +134,9 @@ def test_who_stood_still_until_the_broker_dropped_it_ends_without_harm_where_ano
     assert gateway.bugs() == other.bugs() == []
 
 
-def test_who_stood_still_until_the_broker_dropped_it_goes_on_where_nobody_has_taken_the_topics(holders: Holders) -> None:
+def test_who_stood_still_until_the_broker_dropped_it_goes_on_where_nobody_has_taken_the_topics(
+    holders: Holders,
+) -> None:
     gateway = holders.start("only")
     with gateway.peer() as peer:
         peer.makes(TOPIC)
@@ -135,11 +155,18 @@ def test_who_stood_still_until_the_broker_dropped_it_goes_on_where_nobody_has_ta
 
 
 @pytest.mark.slow
-def test_a_network_that_swallows_everything_is_seen_and_answered_and_recovered_from(tmp_path: Path, broker: Pulsar) -> None:
+def test_a_network_that_swallows_everything_is_seen_and_answered_and_recovered_from(
+    tmp_path: Path, broker: Pulsar
+) -> None:
     tenant = Tenant.make(broker.service_url, broker.admin_url)
     with Between(tenant.settings()) as between, ExitStack() as stack:
-        relayed = replace(tenant, service_url=between.settings.service_url, admin_url=between.settings.admin_url)
-        settings: Mapping[str, object] = {"num_partitions": 1, "pulsar_send_timeout_ms": SEND_TIMEOUT_MS}
+        relayed = replace(
+            tenant, service_url=between.settings.service_url, admin_url=between.settings.admin_url
+        )
+        settings: Mapping[str, object] = {
+            "num_partitions": 1,
+            "pulsar_send_timeout_ms": SEND_TIMEOUT_MS,
+        }
         gateway = Supervised(tmp_path, in_pulsar(relayed), settings)
         stack.callback(gateway.kill)
         gateway.launch()
@@ -157,7 +184,9 @@ def test_a_network_that_swallows_everything_is_seen_and_answered_and_recovered_f
                 time.sleep(0.1)
         began = time.monotonic()
         writers.wait_for_answers(seconds=RECOVER_SECONDS)
-        print(f"written again {time.monotonic() - began:.1f} s after bytes flow; refused with {writers.codes}")
+        print(
+            f"written again {time.monotonic() - began:.1f} s after bytes flow; refused with {writers.codes}"
+        )
         commits_again(gateway, 7)
         print(f"committed again {time.monotonic() - began:.1f} s after bytes flow")
         assert writers.codes, "whoever writes is told that it is not stored"
@@ -176,7 +205,11 @@ def is_answered(gateway: Gateway) -> None:
         print(f"a producer and a committer were answered after {time.monotonic() - began:.1f} s")
     with gateway.peer() as peer:
         watch = Stopwatch(gateway)
-        asked = MetadataRequest(version=4, topics=[MetadataRequest.MetadataRequestTopic(name=TOPIC)], allow_auto_topic_creation=False)
+        asked = MetadataRequest(
+            version=4,
+            topics=[MetadataRequest.MetadataRequestTopic(name=TOPIC)],
+            allow_auto_topic_creation=False,
+        )
         assert [topic.error_code for topic in peer.asks(asked, MetadataResponse, 4).topics] == [0]
         assert stands(peer, GROUP, 1) in ({0: 5}, None)
         assert watch.seconds() < AT_ONCE_SECONDS
@@ -197,10 +230,16 @@ def nothing_is_lost(gateway: Gateway, writers: Writers, application: Application
     writers.stop()
     application.stop()
     assert application.failures == []
-    log: dict[int, Any] = {offset: value for (_, offset), value in whole(gateway.bootstrap, 1).values.items()}
+    log: dict[int, Any] = {
+        offset: value for (_, offset), value in whole(gateway.bootstrap, 1).values.items()
+    }
     assert [*log] == list(range(len(log)))
     told = {**writers.stored, **application.stored}
     assert {offset: log.get(offset) for offset in told} == told
-    assert sum(value.startswith("application-") for value in log.values()) == application.sent == len(application.stored)
+    assert (
+        sum(value.startswith("application-") for value in log.values())
+        == application.sent
+        == len(application.stored)
+    )
     gateway.lives()
     assert gateway.bugs() == []

@@ -60,7 +60,9 @@ def says_that_it_waits(log: Path) -> bool:
 
 @pytest.mark.usefixtures("grouped")
 @pytest.mark.parametrize("kind", ["namespace", "metadata_namespace"])
-def test_a_gateway_waits_for_bookies_and_serves_as_soon_as_there_are_some(pulsar: Tenant, settings: Any, tmp_path: Path, kind: str) -> None:
+def test_a_gateway_waits_for_bookies_and_serves_as_soon_as_there_are_some(
+    pulsar: Tenant, settings: Any, tmp_path: Path, kind: str
+) -> None:
     without_bookies(pulsar, settings, kind)
     log = tmp_path / "gateway.log"
     was_told = threading.Event()
@@ -80,14 +82,18 @@ def test_a_gateway_waits_for_bookies_and_serves_as_soon_as_there_are_some(pulsar
             assert running.stop() == 0
     finally:
         waiting.join()
-    topics = pulsar.admin("GET", f"persistent/{settings.tenant}/{getattr(settings, kind)}/partitioned")
+    topics = pulsar.admin(
+        "GET", f"persistent/{settings.tenant}/{getattr(settings, kind)}/partitioned"
+    )
     assert not [name for name in topics if "-check-" in name], "what was tried out in vain is gone"
     assert all("Traceback" not in line for line in log.read_text().splitlines())
 
 
 @pytest.mark.usefixtures("grouped")
 @pytest.mark.parametrize("kind", ["namespace", "metadata_namespace"])
-def test_a_gateway_whose_pulsar_stays_without_bookies_ends_and_says_so(pulsar: Tenant, settings: Any, tmp_path: Path, kind: str) -> None:
+def test_a_gateway_whose_pulsar_stays_without_bookies_ends_and_says_so(
+    pulsar: Tenant, settings: Any, tmp_path: Path, kind: str
+) -> None:
     without_bookies(pulsar, settings, kind)
     try:
         code, log = ends(*options(settings, *IMPATIENT), "--set", "pulsar_start_timeout_ms=1000")
@@ -101,11 +107,24 @@ def test_a_gateway_whose_pulsar_stays_without_bookies_ends_and_says_so(pulsar: T
 
 
 @pytest.mark.usefixtures("grouped")
-def test_a_gateway_that_waits_for_bookies_ends_when_it_is_asked_to(pulsar: Tenant, settings: Any, tmp_path: Path) -> None:
+def test_a_gateway_that_waits_for_bookies_ends_when_it_is_asked_to(
+    pulsar: Tenant, settings: Any, tmp_path: Path
+) -> None:
     without_bookies(pulsar, settings, "namespace")
     log = tmp_path / "gateway.log"
-    argv = [sys.executable, "-m", "gateway", "serve", "--listener", "PLAINTEXT://127.0.0.1:0", *options(settings, *IMPATIENT)]
-    with log.open("w") as errors, subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors) as process:
+    argv = [
+        sys.executable,
+        "-m",
+        "gateway",
+        "serve",
+        "--listener",
+        "PLAINTEXT://127.0.0.1:0",
+        *options(settings, *IMPATIENT),
+    ]
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
         try:
             assert says_that_it_waits(log)
             process.terminate()
@@ -116,7 +135,9 @@ def test_a_gateway_that_waits_for_bookies_ends_when_it_is_asked_to(pulsar: Tenan
     assert "Traceback" not in log.read_text()
 
 
-def test_a_gateway_that_comes_right_after_one_that_was_killed_serves(settings: Any, tmp_path: Path) -> None:
+def test_a_gateway_that_comes_right_after_one_that_was_killed_serves(
+    settings: Any, tmp_path: Path
+) -> None:
     """As a supervisor starts it: no wait for the broker to notice."""
     for number in range(2):
         with on(settings, tmp_path) as running, running.peer() as peer:

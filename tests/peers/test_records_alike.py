@@ -13,7 +13,10 @@ from tests.legacy_clients.clients import Record, Span, consume, produce, table
 from tests.peers.sides import Sides, side_by_side
 from tests.peers.test_admin_clients import agree, installed, java
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("records alike")]  # one pair of brokers for all of them
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.xdist_group("records alike"),
+]  # one pair of brokers for all of them
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +26,9 @@ def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_a_java_producer_is_told_which_records_of_a_batch_are_invalid(sides: Sides, codec: str) -> None:
+def test_a_java_producer_is_told_which_records_of_a_batch_are_invalid(
+    sides: Sides, codec: str
+) -> None:
     ours, theirs = sides.run([*installed(lambda: java("InvalidRecords.java", "3.9.2")), codec])
     agree(ours, theirs)
     assert ours.output.count("Compacted topic cannot accept message without key") == 10
@@ -34,25 +39,38 @@ LOG_APPEND_TIME = 1
 
 @pytest.mark.parametrize("producer", ["java-0.9.0.1", "java-0.10.0.1"])
 @pytest.mark.parametrize("codec", ["none", "gzip"])
-def test_consumers_see_the_append_time_of_what_old_producers_sent(sides: Sides, producer: str, codec: str) -> None:
+def test_consumers_see_the_append_time_of_what_old_producers_sent(
+    sides: Sides, producer: str, codec: str
+) -> None:
     """Formats 0 and 1. The producers' own timestamps, where they have any, are of 1970."""
     topic = f"stamped-{producer}-{codec}"
-    sent = [Record(topic, 0, b"k", b"%d" % n, 1000 + n if producer == "java-0.10.0.1" else None) for n in range(3)]
+    sent = [
+        Record(topic, 0, b"k", b"%d" % n, 1000 + n if producer == "java-0.10.0.1" else None)
+        for n in range(3)
+    ]
     for address in (sides.gateway, sides.kafka):
         admin = KafkaAdminClient(bootstrap_servers=address)
-        admin.create_topics([NewTopic(topic, 1, 1, topic_configs={"message.timestamp.type": "LogAppendTime"})])
+        admin.create_topics(
+            [NewTopic(topic, 1, 1, topic_configs={"message.timestamp.type": "LogAppendTime"})]
+        )
         admin.close()
         begun = int(time.time() * 1000)
         produce(table()[producer], address, sent, codec=codec)
         ended = int(time.time() * 1000)
         for offset, timestamp, kind in read(address, topic, len(sent)):
-            assert (kind, begun <= timestamp <= ended) == (LOG_APPEND_TIME, True), (address, offset, timestamp)
+            assert (kind, begun <= timestamp <= ended) == (LOG_APPEND_TIME, True), (
+                address,
+                offset,
+                timestamp,
+            )
         # Fetch 2, so format 1; and format 0, in which there are no timestamps.
         for consumer in ("java-0.10.0.1", "java-0.9.0.1"):
             got = consume(table()[consumer], address, [Span(topic, 0, 0, len(sent))])
             assert [(one.offset, one.value) for one in got] == [(n, b"%d" % n) for n in range(3)]
             if consumer == "java-0.10.0.1":
-                assert all(one.timestamp is not None and begun <= one.timestamp <= ended for one in got), (address, got)
+                assert all(
+                    one.timestamp is not None and begun <= one.timestamp <= ended for one in got
+                ), (address, got)
 
 
 def read(address: str, topic: str, count: int) -> list[tuple[int, int, int]]:

@@ -22,7 +22,11 @@ def between(pulsar):
 @pytest.fixture
 def topic(between):
     settings = between.settings
-    status, _ = rest("PUT", f"{settings.admin_url}/admin/v2/persistent/{settings.tenant}/{settings.namespace}/orders/partitions", 1)
+    status, _ = rest(
+        "PUT",
+        f"{settings.admin_url}/admin/v2/persistent/{settings.tenant}/{settings.namespace}/orders/partitions",
+        1,
+    )
     assert status == 204
     return f"persistent://{settings.tenant}/{settings.namespace}/orders-partition-0"
 
@@ -50,7 +54,9 @@ def stored(client, topic):
 
 
 @pytest.mark.peer
-def test_what_is_lost_on_the_way_to_the_broker_is_not_stored_and_reads_go_on(between, topic, client):
+def test_what_is_lost_on_the_way_to_the_broker_is_not_stored_and_reads_go_on(
+    between, topic, client
+):
     producer = client.create_producer(topic)
     producer.send(b"before")
     with between.losing(SEND):
@@ -62,7 +68,9 @@ def test_what_is_lost_on_the_way_to_the_broker_is_not_stored_and_reads_go_on(bet
 
 
 @pytest.mark.peer
-def test_what_is_lost_on_the_way_back_is_stored_although_its_producer_does_not_know(between, topic, client):
+def test_what_is_lost_on_the_way_back_is_stored_although_its_producer_does_not_know(
+    between, topic, client
+):
     producer = hasty(client, topic)
     with between.losing(SEND_RECEIPT):
         with pytest.raises(client_library.Timeout):
@@ -94,7 +102,9 @@ def test_the_admin_api_can_be_asked_and_not_changed(between, topic):
 
 
 @pytest.mark.peer
-def test_while_it_is_cut_nothing_passes_and_nobody_is_told_and_afterwards_what_is_new_works(between, topic, client):
+def test_while_it_is_cut_nothing_passes_and_nobody_is_told_and_afterwards_what_is_new_works(
+    between, topic, client
+):
     producer = hasty(client, topic)
     with between.cut():
         with pytest.raises(client_library.Timeout):
@@ -102,7 +112,10 @@ def test_while_it_is_cut_nothing_passes_and_nobody_is_told_and_afterwards_what_i
         assert producer.is_connected()
     with pytest.raises(client_library.Timeout):
         producer.send(b"on a connection that never works again")
-    fresh = client_library.Client(between.settings.service_url, logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error))
+    fresh = client_library.Client(
+        between.settings.service_url,
+        logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error),
+    )
     fresh.create_producer(topic).send(b"new")
     assert stored(fresh, topic) == [b"new"]
     fresh.close()

@@ -12,7 +12,10 @@ from gateway.cli.main import main
 from tests.certificates import Authority
 from tests.peers.kafka import Kafka, Secured, tool
 
-pytestmark = [pytest.mark.peer, pytest.mark.xdist_group("topics command")]  # one broker for all of them
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.xdist_group("topics command"),
+]  # one broker for all of them
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,9 @@ def kafka(folder, authority):
 
 
 def topics(bootstrap, command, *arguments):
-    return CliRunner().invoke(main, ["topics", command, "--bootstrap-server", bootstrap, "--timeout", "60", *arguments])
+    return CliRunner().invoke(
+        main, ["topics", command, "--bootstrap-server", bootstrap, "--timeout", "60", *arguments]
+    )
 
 
 def eventually(is_so):
@@ -50,18 +55,34 @@ def eventually(is_so):
 
 
 def test_a_topic_is_created_described_altered_and_deleted_as_kafkas_own_tool_sees_it(kafka):
-    assert topics(kafka.bootstrap, "create", "a", "--partitions", "2", "--config", "retention.ms=5000").stdout == "a created\n"
+    assert (
+        topics(
+            kafka.bootstrap, "create", "a", "--partitions", "2", "--config", "retention.ms=5000"
+        ).stdout
+        == "a created\n"
+    )
     eventually(lambda: "a      2" in topics(kafka.bootstrap, "list").stdout)
     assert (
         topics(
-            kafka.bootstrap, "alter", "a", "--partitions", "3", "--unset", "retention.ms", "--config", "max.message.bytes=2000"
+            kafka.bootstrap,
+            "alter",
+            "a",
+            "--partitions",
+            "3",
+            "--unset",
+            "retention.ms",
+            "--config",
+            "max.message.bytes=2000",
         ).exit_code
         == 0
     )
 
     def is_altered():
         (row,) = json.loads(topics(kafka.bootstrap, "describe", "a", "--json").stdout)
-        return (row["configs"], [part["partition"] for part in row["partitions"]]) == ({"max.message.bytes": "2000"}, [0, 1, 2])
+        return (row["configs"], [part["partition"] for part in row["partitions"]]) == (
+            {"max.message.bytes": "2000"},
+            [0, 1, 2],
+        )
 
     eventually(is_altered)
     seen = tool("kafka-topics", kafka.bootstrap, "--describe", "--topic", "a")
@@ -92,7 +113,11 @@ def test_what_kafka_refuses_is_told_in_its_words(kafka, command, complaint):
 def test_it_speaks_tls_and_logs_in(kafka, folder):
     log_in = ["--user", "alice", "--password-file", str(folder / "right")]
     tls = ["--tls-ca", str(folder / "ca.crt")]
-    for listener, arguments in {"SASL_PLAINTEXT": log_in, "SSL": tls, "SASL_SSL": [*log_in, *tls]}.items():
+    for listener, arguments in {
+        "SASL_PLAINTEXT": log_in,
+        "SSL": tls,
+        "SASL_SSL": [*log_in, *tls],
+    }.items():
         assert topics(kafka.listeners[listener], "list", *arguments).exit_code == 0, listener
 
 

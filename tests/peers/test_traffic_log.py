@@ -16,7 +16,10 @@ import msgspec
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import InvalidTopicError
-from kafka.protocol.admin.configs import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
+from kafka.protocol.admin.configs import (
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
 from kafka.protocol.admin.topics import CreateTopicsRequest, CreateTopicsResponse
 from kafka.protocol.consumer.group import (
     HeartbeatRequest,
@@ -30,7 +33,12 @@ from kafka.protocol.consumer.group import (
 )
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProducerIdResponse
-from kafka.protocol.sasl import SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse
+from kafka.protocol.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 from gateway.topics.topic_names import TRAFFIC
 from tests.certificates import Authority
@@ -48,23 +56,53 @@ TOPIC = "orders"
 
 def users_file(folder: Path) -> Path:
     file = folder / "users"
-    add = [sys.executable, "-m", "gateway", "users", "add", "alice", "--file", str(file), "--password-file", "-"]
-    subprocess.run(add, input=f"{SECRET}-password\n", text=True, check=True, timeout=240, stdout=subprocess.DEVNULL)
+    add = [
+        sys.executable,
+        "-m",
+        "gateway",
+        "users",
+        "add",
+        "alice",
+        "--file",
+        str(file),
+        "--password-file",
+        "-",
+    ]
+    subprocess.run(
+        add,
+        input=f"{SECRET}-password\n",
+        text=True,
+        check=True,
+        timeout=240,
+        stdout=subprocess.DEVNULL,
+    )
     return file
 
 
 def logs_in(peer, version, password):
     """PLAIN over the road of that SaslHandshake. Whether the client is still heard."""
-    assert peer.asks(SaslHandshakeRequest(mechanism="PLAIN"), SaslHandshakeResponse, version).error_code == 0
+    assert (
+        peer.asks(
+            SaslHandshakeRequest(mechanism="PLAIN"), SaslHandshakeResponse, version
+        ).error_code
+        == 0
+    )
     token = f"\0alice\0{password}".encode()
     if version == 0:
         peer.sends(token)
         return peer.hears() is not None
-    return peer.asks(SaslAuthenticateRequest(auth_bytes=token), SaslAuthenticateResponse, 1).error_code == 0
+    return (
+        peer.asks(SaslAuthenticateRequest(auth_bytes=token), SaslAuthenticateResponse, 1).error_code
+        == 0
+    )
 
 
 def produces_secrets(peer):
-    key, value, header = f"{SECRET}-key".encode(), f"{SECRET}-value".encode(), (f"{SECRET}-name".encode(), f"{SECRET}-header".encode())
+    key, value, header = (
+        f"{SECRET}-key".encode(),
+        f"{SECRET}-value".encode(),
+        (f"{SECRET}-name".encode(), f"{SECRET}-header".encode()),
+    )
     new = [Sample(0, TIME, key, value, (header,))]
     old = [Sample(0, TIME, key, value)]
     peer.makes(TOPIC)
@@ -81,7 +119,9 @@ def produces_secrets(peer):
 
 
 def is_in_a_group_with_secrets(peer):
-    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=f"{SECRET}-subscription".encode())
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(
+        name="range", metadata=f"{SECRET}-subscription".encode()
+    )
     joined = peer.asks(
         JoinGroupRequest(
             group_id="g",
@@ -97,13 +137,23 @@ def is_in_a_group_with_secrets(peer):
         8,
     )
     assert joined.error_code == 0
-    assigned = SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=f"{SECRET}-assignment".encode())
+    assigned = SyncGroupRequest.SyncGroupRequestAssignment(
+        member_id=joined.member_id, assignment=f"{SECRET}-assignment".encode()
+    )
     member = {"group_id": "g", "generation_id": joined.generation_id, "member_id": joined.member_id}
-    peer.asks(SyncGroupRequest(**member, group_instance_id=f"{SECRET}-instance", assignments=[assigned]), SyncGroupResponse, 3)
-    other = HeartbeatRequest(group_id="g", generation_id=1, member_id=f"{SECRET}-member", group_instance_id=None)
+    peer.asks(
+        SyncGroupRequest(**member, group_instance_id=f"{SECRET}-instance", assignments=[assigned]),
+        SyncGroupResponse,
+        3,
+    )
+    other = HeartbeatRequest(
+        group_id="g", generation_id=1, member_id=f"{SECRET}-member", group_instance_id=None
+    )
     assert peer.asks(other, HeartbeatResponse, 3).error_code
     committed = OffsetCommitRequest.OffsetCommitRequestTopic
-    row = committed.OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata=f"{SECRET}-note")
+    row = committed.OffsetCommitRequestPartition(
+        partition_index=0, committed_offset=1, committed_metadata=f"{SECRET}-note"
+    )
     commit = OffsetCommitRequest(
         group_id="other",
         generation_id_or_member_epoch=-1,
@@ -117,33 +167,61 @@ def is_in_a_group_with_secrets(peer):
 def administers_with_secrets(peer):
     topic = CreateTopicsRequest.CreatableTopic
     config = topic.CreatableTopicConfig(name=f"{SECRET}.config", value=f"{SECRET}-value")
-    made = topic(name="made", num_partitions=1, replication_factor=1, assignments=[], configs=[config])
-    peer.asks(CreateTopicsRequest(topics=[made], timeout_ms=5000, validate_only=False), CreateTopicsResponse, 4)
+    made = topic(
+        name="made", num_partitions=1, replication_factor=1, assignments=[], configs=[config]
+    )
+    peer.asks(
+        CreateTopicsRequest(topics=[made], timeout_ms=5000, validate_only=False),
+        CreateTopicsResponse,
+        4,
+    )
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
-    change = resource.AlterableConfig(name="retention.ms", config_operation=0, value=f"{SECRET}-value")
+    change = resource.AlterableConfig(
+        name="retention.ms", config_operation=0, value=f"{SECRET}-value"
+    )
     altered = resource(resource_type=2, resource_name=TOPIC, configs=[change])
-    peer.asks(IncrementalAlterConfigsRequest(resources=[altered], validate_only=False), IncrementalAlterConfigsResponse, 0)
-    begun = InitProducerIdRequest(transactional_id=f"{SECRET}-transaction", transaction_timeout_ms=1000)
+    peer.asks(
+        IncrementalAlterConfigsRequest(resources=[altered], validate_only=False),
+        IncrementalAlterConfigsResponse,
+        0,
+    )
+    begun = InitProducerIdRequest(
+        transactional_id=f"{SECRET}-transaction", transaction_timeout_ms=1000
+    )
     peer.asks(begun, InitProducerIdResponse, 1)
 
 
 def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
     log = tmp_path / "traffic"
-    settings = {"users_file": users_file(tmp_path), "group_initial_rebalance_delay_ms": 0, "traffic_log_interval_ms": 1000}
-    with gateway(tmp_path, "--traffic-log", str(log), listeners=("SASL_PLAINTEXT",), **settings) as server:
+    settings = {
+        "users_file": users_file(tmp_path),
+        "group_initial_rebalance_delay_ms": 0,
+        "traffic_log_interval_ms": 1000,
+    }
+    with gateway(
+        tmp_path, "--traffic-log", str(log), listeners=("SASL_PLAINTEXT",), **settings
+    ) as server:
         with server.peer() as peer:
-            named = ApiVersionsRequest(client_software_name="library", client_software_version="1.2.3")
+            named = ApiVersionsRequest(
+                client_software_name="library", client_software_version="1.2.3"
+            )
             peer.sends(framed(named, 3))
             assert peer.hears()
             assert logs_in(peer, 1, f"{SECRET}-password")
             produces_secrets(peer)
             is_in_a_group_with_secrets(peer)
             administers_with_secrets(peer)
-        for version, password in [(0, f"{SECRET}-password"), (0, f"{SECRET}-wrong"), (1, f"{SECRET}-wrong")]:
+        for version, password in [
+            (0, f"{SECRET}-password"),
+            (0, f"{SECRET}-wrong"),
+            (1, f"{SECRET}-wrong"),
+        ]:
             with server.peer() as peer:
                 assert logs_in(peer, version, password) == (password == f"{SECRET}-password")
         with server.peer() as peer:
-            peer.asks(SaslHandshakeRequest(mechanism=f"{SECRET}-mechanism"), SaslHandshakeResponse, 1)
+            peer.asks(
+                SaslHandshakeRequest(mechanism=f"{SECRET}-mechanism"), SaslHandshakeResponse, 1
+            )
         with server.peer() as peer:
             # As a client of 0.9 begins, which has Kerberos.
             peer.sends(bytes.fromhex("6082024b06092a864886f71201020201006e") + SECRET.encode())
@@ -156,9 +234,30 @@ def test_nothing_that_a_client_keeps_secret_is_in_it(tmp_path):
     assert b"alice" in text
     rows = rows_of(log)
     # A refused log-in is closed a while later, so the next connection may be gone before.
-    assert sorted(reasons(log)) == ["client", "client", "error:login", "error:login", "error:mechanism", "error:mechanism"]
+    assert sorted(reasons(log)) == [
+        "client",
+        "client",
+        "error:login",
+        "error:login",
+        "error:mechanism",
+        "error:mechanism",
+    ]
     assert [row["event"] for row in rows if row.get("mechanism") == "GSSAPI"] == ["closed"]
-    assert {row["api_key"] for row in rows if row["kind"] == "usage"} == {0, 1, 3, 8, 11, 12, 14, 17, 18, 19, 22, 36, 44}
+    assert {row["api_key"] for row in rows if row["kind"] == "usage"} == {
+        0,
+        1,
+        3,
+        8,
+        11,
+        12,
+        14,
+        17,
+        18,
+        19,
+        22,
+        36,
+        44,
+    }
     assert [row["sequence"] for row in rows] == list(range(len(rows)))
 
 
@@ -181,7 +280,9 @@ def test_addresses_are_hidden_where_there_is_a_salt(tmp_path):
     assert len({row["peer"] for row in rows_of(log) if row["kind"] == "connection"}) == 1
 
 
-def test_a_gateway_that_is_killed_leaves_all_but_the_last_interval_and_the_next_one_finishes_its_file(tmp_path):
+def test_a_gateway_that_is_killed_leaves_all_but_the_last_interval_and_the_next_one_finishes_its_file(
+    tmp_path,
+):
     log = tmp_path / "traffic"
     interval = {"traffic_log_interval_ms": 1000}
     with gateway(tmp_path, "--traffic-log", str(log), **interval) as server, server.peer() as peer:
@@ -212,12 +313,21 @@ def test_a_gateway_that_is_killed_under_load_loses_no_more_than_the_last_interva
     acknowledged = []
 
     def written():
-        return sum(row.get("records", 0) for row in rows_of(log) if row.get("topic") == TOPIC and row["api_key"] == 0)
+        return sum(
+            row.get("records", 0)
+            for row in rows_of(log)
+            if row.get("topic") == TOPIC and row["api_key"] == 0
+        )
 
     def due():
         return len([at for at in acknowledged if at < acknowledged[-1] - interval - leeway])
 
-    with gateway(tmp_path, "--traffic-log", str(log), traffic_log_interval_ms=int(interval * 1000)) as server, server.peer() as peer:
+    with (
+        gateway(
+            tmp_path, "--traffic-log", str(log), traffic_log_interval_ms=int(interval * 1000)
+        ) as server,
+        server.peer() as peer,
+    ):
         peer.makes(TOPIC)
         now = 0.0
         while now < 6 * interval:
@@ -243,7 +353,14 @@ def test_of_more_than_the_folder_may_hold_the_youngest_rows_are_kept(tmp_path):
         for _ in range(connections):
             with server.peer() as peer:
                 # A name that cannot be compressed, so it takes few connections to be too much.
-                peer.sends(framed(ApiVersionsRequest(client_software_name=secrets.token_hex(200), client_software_version="1"), 3))
+                peer.sends(
+                    framed(
+                        ApiVersionsRequest(
+                            client_software_name=secrets.token_hex(200), client_software_version="1"
+                        ),
+                        3,
+                    )
+                )
                 assert peer.hears()
         waits_until(lambda: len(list(log.rglob("*.jsonl"))) <= 1)
         assert server.stop() == 0
@@ -267,7 +384,9 @@ def test_a_file_is_finished_in_time_although_no_request_comes_and_its_rows_are_i
                 peer.makes(TOPIC)
         # On a slow machine they are more than one file.
         waits_until(lambda: len(finished(log)) >= 5 * 4)
-        assert [msgspec.json.decode(line)["sequence"] for line in finished(log)] == list(range(5 * 4))
+        assert [msgspec.json.decode(line)["sequence"] for line in finished(log)] == list(
+            range(5 * 4)
+        )
         assert server.stop() == 0
 
 
@@ -289,7 +408,9 @@ def size_of(log):
 
 def finished(log):
     """The lines of all finished files, which are numbered."""
-    files = sorted(log.rglob("*.jsonl.gz"), key=lambda path: int(path.name.split(".")[0].split("-")[-1]))
+    files = sorted(
+        log.rglob("*.jsonl.gz"), key=lambda path: int(path.name.split(".")[0].split("-")[-1])
+    )
     return [line for path in files for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
@@ -300,28 +421,38 @@ def test_two_gateways_share_a_folder_and_one_that_is_killed_loses_no_row_that_wa
         (tmp_path / name).mkdir()
     with (
         gateway(tmp_path / "first", "--traffic-log", str(log), "--node-id", "1", **often) as first,
-        gateway(tmp_path / "second", "--traffic-log", str(log), "--node-id", "2", **often) as second,
+        gateway(
+            tmp_path / "second", "--traffic-log", str(log), "--node-id", "2", **often
+        ) as second,
     ):
         for _ in range(30):
             for server in (first, second):
                 with server.peer() as peer:
                     peer.makes(TOPIC)
         for node in (1, 2):
-            assert waits_for(log, lambda row, node=node: row["node"] == node and row["sequence"] == 30 * 4 - 1)
+            assert waits_for(
+                log, lambda row, node=node: row["node"] == node and row["sequence"] == 30 * 4 - 1
+            )
         first.process.kill()
         first.process.wait()
         # The file that was being written at the kill.
         left = list(log.rglob("1-*.jsonl"))
-        with gateway(tmp_path / "first", "--traffic-log", str(log), "--node-id", "1", **often) as again:
+        with gateway(
+            tmp_path / "first", "--traffic-log", str(log), "--node-id", "1", **often
+        ) as again:
             with again.peer() as peer:
                 peer.makes(TOPIC)
-            waits_until(lambda: len(reasons(log)) == 30 + 30 + 1 and not any(path.exists() for path in left))
+            waits_until(
+                lambda: len(reasons(log)) == 30 + 30 + 1 and not any(path.exists() for path in left)
+            )
             assert not [path for path in left if path.exists()]
             assert again.stop() == 0
         assert second.stop() == 0
     numbers = {}
     for row in rows_of(log):
-        numbers.setdefault((row["node"], row["connection"].split("-")[1]), []).append(row["sequence"])
+        numbers.setdefault((row["node"], row["connection"].split("-")[1]), []).append(
+            row["sequence"]
+        )
     assert sorted(len(found) for found in numbers.values()) == [4, 30 * 4, 30 * 4]
     assert all(found == list(range(len(found))) for found in numbers.values())
 
@@ -353,7 +484,9 @@ def test_the_version_of_tls_is_told_and_so_is_a_client_that_speaks_none(tmp_path
     ]
 
 
-def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read_and_no_client_can_write(tmp_path):
+def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read_and_no_client_can_write(
+    tmp_path,
+):
     log = tmp_path / "traffic"
     with gateway(tmp_path, "--traffic-log", str(log), "--traffic-topic") as server:
         for _ in range(3):
@@ -367,9 +500,17 @@ def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read_and_no_clien
         assert server.stop() == 0
     with gateway(tmp_path) as server:
         address = "{}:{}".format(*server.address)
-        with closing(KafkaProducer(bootstrap_servers=address)) as producer, pytest.raises(InvalidTopicError):
+        with (
+            closing(KafkaProducer(bootstrap_servers=address)) as producer,
+            pytest.raises(InvalidTopicError),
+        ):
             producer.send(TRAFFIC, b"{}").get(240)
-        consumer = KafkaConsumer(TRAFFIC, bootstrap_servers=address, auto_offset_reset="earliest", consumer_timeout_ms=240_000)
+        consumer = KafkaConsumer(
+            TRAFFIC,
+            bootstrap_servers=address,
+            auto_offset_reset="earliest",
+            consumer_timeout_ms=240_000,
+        )
         (end,) = consumer.end_offsets([TopicPartition(TRAFFIC, 0)]).values()
         records = list(islice(consumer, end))
         consumer.close()

@@ -32,8 +32,21 @@ def volume(tmp_path):
     """A command that gives the gateway a small volume for its traffic log."""
     folder = tmp_path / "traffic"
     folder.mkdir()
-    mounted = ["sh", "-c", 'mount -t tmpfs -o size="$0" none "$1" && shift && exec "$@"', str(VOLUME), str(folder)]
-    found = next(([*namespace, *mounted] for namespace in NAMESPACES if succeeds([*namespace, *mounted, "true"])), None)
+    mounted = [
+        "sh",
+        "-c",
+        'mount -t tmpfs -o size="$0" none "$1" && shift && exec "$@"',
+        str(VOLUME),
+        str(folder),
+    ]
+    found = next(
+        (
+            [*namespace, *mounted]
+            for namespace in NAMESPACES
+            if succeeds([*namespace, *mounted, "true"])
+        ),
+        None,
+    )
     if found is None:
         (pytest.fail if are_required() else pytest.skip)("no tmpfs can be mounted here")
     return found
@@ -41,7 +54,10 @@ def volume(tmp_path):
 
 def test_a_full_disk_costs_lines_and_no_service(tmp_path, volume):
     folder = tmp_path / "traffic"
-    with gateway(tmp_path, "--traffic-log", str(folder), within=volume, **OFTEN) as server, server.peer() as peer:
+    with (
+        gateway(tmp_path, "--traffic-log", str(folder), within=volume, **OFTEN) as server,
+        server.peer() as peer,
+    ):
         log = Path(f"/proc/{server.process.pid}/root{folder}")
         peer.makes(TOPIC)
         assert waits_for(log, lambda row: row["kind"] == "usage")
@@ -60,8 +76,19 @@ def test_a_full_disk_costs_lines_and_no_service(tmp_path, volume):
 
 def test_a_volume_that_becomes_read_only_costs_lines_until_it_is_writable_again(tmp_path, volume):
     folder = tmp_path / "traffic"
-    with gateway(tmp_path, "--traffic-log", str(folder), within=volume, **OFTEN) as server, server.peer() as peer:
-        inside = ["nsenter", "--target", str(server.process.pid), "--mount", *(["--user"] if "--user" in volume else []), "mount", "-o"]
+    with (
+        gateway(tmp_path, "--traffic-log", str(folder), within=volume, **OFTEN) as server,
+        server.peer() as peer,
+    ):
+        inside = [
+            "nsenter",
+            "--target",
+            str(server.process.pid),
+            "--mount",
+            *(["--user"] if "--user" in volume else []),
+            "mount",
+            "-o",
+        ]
         log = Path(f"/proc/{server.process.pid}/root{folder}")
         peer.makes(TOPIC)
         assert waits_for(log, lambda row: row["kind"] == "usage")
@@ -83,7 +110,10 @@ def remounts(argv):
 
 def test_a_folder_that_is_removed_is_made_again_and_what_was_in_it_is_told(tmp_path):
     log = tmp_path / "traffic"
-    with gateway(tmp_path, "--traffic-log", str(log), traffic_log_interval_ms=1000) as server, server.peer() as peer:
+    with (
+        gateway(tmp_path, "--traffic-log", str(log), traffic_log_interval_ms=1000) as server,
+        server.peer() as peer,
+    ):
         peer.makes(TOPIC)
         assert waits_for(log, lambda row: row["kind"] == "usage")
         # Away in one go: it may be written there while its files are deleted one by one.
@@ -93,7 +123,9 @@ def test_a_folder_that_is_removed_is_made_again_and_what_was_in_it_is_told(tmp_p
         assert server.stop() == 0
     rows = rows_of(log)
     assert rows[-1]["reason"] == "drain"
-    assert [row["sequence"] for row in rows] == list(range(rows[0]["sequence"], rows[-1]["sequence"] + 1))
+    assert [row["sequence"] for row in rows] == list(
+        range(rows[0]["sequence"], rows[-1]["sequence"] + 1)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +134,21 @@ def hanging():
     library = HANGS.with_suffix(".so").name
 
     def build(folder):
-        command(["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", folder / library, HANGS, "-ldl"])
+        command(
+            [
+                "cc",
+                "-shared",
+                "-fPIC",
+                "-O1",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-o",
+                folder / library,
+                HANGS,
+                "-ldl",
+            ]
+        )
 
     try:
         return cached(f"hanging-disk/{fingerprint([HANGS.read_bytes()])}", build) / library
@@ -114,7 +160,9 @@ def test_a_disk_that_hangs_costs_the_lines_that_find_no_room_and_no_service(tmp_
     log, orders = tmp_path / "traffic", tmp_path / "hangs"
     environment = {"LD_PRELOAD": str(hanging), "HANGING_DISK": str(orders)}
     settings = {"traffic_log_queue_lines": 1000, "traffic_log_rotate_ms": 60_000}
-    with gateway(tmp_path, "--traffic-log", str(log), environment=environment, **settings) as server:
+    with gateway(
+        tmp_path, "--traffic-log", str(log), environment=environment, **settings
+    ) as server:
         with server.peer() as peer:
             peer.makes(TOPIC)
         assert waits_for(log, lambda row: row.get("event") == "closed")
@@ -137,7 +185,12 @@ def test_a_disk_that_hangs_costs_the_lines_that_find_no_room_and_no_service(tmp_
 
 def test_a_disk_that_hangs_for_ever_holds_up_no_end(tmp_path, hanging):
     log, orders = tmp_path / "traffic", tmp_path / "hangs"
-    with gateway(tmp_path, "--traffic-log", str(log), environment={"LD_PRELOAD": str(hanging), "HANGING_DISK": str(orders)}) as server:
+    with gateway(
+        tmp_path,
+        "--traffic-log",
+        str(log),
+        environment={"LD_PRELOAD": str(hanging), "HANGING_DISK": str(orders)},
+    ) as server:
         orders.touch()
         with server.peer() as peer:
             peer.makes(TOPIC)
@@ -153,7 +206,13 @@ def reads_on(peer, is_enough, seconds=120):
     """Whether it was enough in time; meanwhile there is something to be written down."""
     for _ in range(seconds * 10):
         peer.sends(framed(producing(TOPIC, one_record(os.urandom(10))), 7))
-        assert ProduceResponse.decode(peer.hears()[4:], version=7).responses[0].partition_responses[0].error_code == 0
+        assert (
+            ProduceResponse.decode(peer.hears()[4:], version=7)
+            .responses[0]
+            .partition_responses[0]
+            .error_code
+            == 0
+        )
         if is_enough():
             return True
         peer.is_hung_up_on(0.1)

@@ -56,7 +56,10 @@ def produces(peer: Peer) -> int:
 def in_topic(running: Gateway, seconds: float = 240.0, after: float | None = None) -> list[Row]:
     """The rows of the topic up to its end, or up to the first behind that number, or until nothing came for so long."""
     consumer = KafkaConsumer(
-        TRAFFIC, bootstrap_servers=bootstrap(running), auto_offset_reset="earliest", consumer_timeout_ms=seconds * 1000
+        TRAFFIC,
+        bootstrap_servers=bootstrap(running),
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=seconds * 1000,
     )
     try:
         place = TopicPartition(TRAFFIC, 0)
@@ -72,12 +75,16 @@ def in_topic(running: Gateway, seconds: float = 240.0, after: float | None = Non
 
 
 @pytest.mark.parametrize("entry_format", ["mixed_kafka", "pulsar"])
-def test_rows_in_pulsar_are_those_of_the_files_also_of_the_next_gateway(settings: Any, tmp_path: Path, entry_format: str) -> None:
+def test_rows_in_pulsar_are_those_of_the_files_also_of_the_next_gateway(
+    settings: Any, tmp_path: Path, entry_format: str
+) -> None:
     log = tmp_path / "traffic"
     stored: list[int] = []
     for _ in range(2):
         before = len(rows_of(log))
-        with on(settings, tmp_path, *logging_to(log), "--set", f"entry_format={entry_format}") as running:
+        with on(
+            settings, tmp_path, *logging_to(log), "--set", f"entry_format={entry_format}"
+        ) as running:
             with running.peer() as peer:
                 peer.makes(TOPIC)
                 assert produces(peer) == 0
@@ -100,9 +107,13 @@ def test_rows_in_pulsar_are_those_of_the_files_also_of_the_next_gateway(settings
     assert {_process_of(row) for row in found} == processes.keys()
 
 
-def test_while_pulsar_is_away_rows_are_dropped_and_told_and_nothing_else_suffers(broker: Pulsar, settings: Any, tmp_path: Path) -> None:
+def test_while_pulsar_is_away_rows_are_dropped_and_told_and_nothing_else_suffers(
+    broker: Pulsar, settings: Any, tmp_path: Path
+) -> None:
     log = tmp_path / "traffic"
-    with on(settings, tmp_path, *logging_to(log), "--set", f"pulsar_send_timeout_ms={SEND_TIMEOUT_MS}") as running:
+    with on(
+        settings, tmp_path, *logging_to(log), "--set", f"pulsar_send_timeout_ms={SEND_TIMEOUT_MS}"
+    ) as running:
         with running.peer() as peer:
             peer.makes(TOPIC)
             assert produces(peer) == 0
@@ -110,7 +121,12 @@ def test_while_pulsar_is_away_rows_are_dropped_and_told_and_nothing_else_suffers
         _waits_for_the_topic(running)
         broker.kill()
         try:
-            _asks_until(running, lambda: any("traffic lines dropped" in line and TRAFFIC in line for line in running.lines()))
+            _asks_until(
+                running,
+                lambda: any(
+                    "traffic lines dropped" in line and TRAFFIC in line for line in running.lines()
+                ),
+            )
             during = rows_of(log)[-1]["sequence"]
         finally:
             broker.launch()
@@ -149,7 +165,10 @@ def _waits_for_the_topic(running: Gateway, rows: int = 1) -> None:
     consumer = KafkaConsumer(bootstrap_servers=bootstrap(running))
     try:
         end, place = time.monotonic() + RECOVER_SECONDS, TopicPartition(TRAFFIC, 0)
-        while not consumer.partitions_for_topic(TRAFFIC) or consumer.end_offsets([place])[place] < rows:
+        while (
+            not consumer.partitions_for_topic(TRAFFIC)
+            or consumer.end_offsets([place])[place] < rows
+        ):
             assert time.monotonic() < end, "\n".join(running.lines())
             time.sleep(0.1)
     finally:

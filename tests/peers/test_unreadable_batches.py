@@ -40,12 +40,16 @@ def readable(timestamp: int = 1000) -> bytes:
 
 
 def unreadable(codec: int = NONE, timestamp: int = 1000) -> bytes:
-    return batch([Sample(n, timestamp, b"key", b"value") for n in range(3)], codec=codec, content=b"nonsense")
+    return batch(
+        [Sample(n, timestamp, b"key", b"value") for n in range(3)], codec=codec, content=b"nonsense"
+    )
 
 
 def reads(client: str, running: Gateway, topic: str, count: int) -> list[Record]:
     with unless_it_is_missing():
-        return consume(table()[client], "{}:{}".format(*running.address), [Span(topic, 0, 0, count)])
+        return consume(
+            table()[client], "{}:{}".format(*running.address), [Span(topic, 0, 0, count)]
+        )
 
 
 @contextmanager
@@ -83,7 +87,13 @@ def test_a_client_that_asks_by_time_is_sent_to_its_begin(running):
     # The default is five seconds.
     command = [kcat, "-m", "60", "-b", "{}:{}".format(*running.address), "-Q", "-t"]
     found = [
-        subprocess.run([*command, f"by-time:0:{timestamp}"], capture_output=True, text=True, timeout=240, check=True).stdout
+        subprocess.run(
+            [*command, f"by-time:0:{timestamp}"],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=True,
+        ).stdout
         for timestamp in (1000, 1500, 2500)
     ]
     assert found == ["by-time [0] offset 0\n", "by-time [0] offset 3\n", "by-time [0] offset 6\n"]

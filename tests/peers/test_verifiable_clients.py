@@ -86,7 +86,9 @@ class Scene:
 
     def joins(self) -> Consumer:
         number = len(list(self._folder.glob("consumer-*.jsonl")))
-        consumer = Consumer(self._folder, self.bootstrap, number, self._session_ms, self.read, self.committed)
+        consumer = Consumer(
+            self._folder, self.bootstrap, number, self._session_ms, self.read, self.committed
+        )
         self._stack.callback(consumer.close)
         self.consumers.append(consumer)
         return consumer
@@ -114,8 +116,14 @@ class Scene:
         """Every producer is told of so many more records, and every member of a commit."""
         answers = {id(one): len(one.stored) + ANSWERS for one in self.producers}
         commits = {id(one): one.commits for one in self.consumers}
-        self.until(lambda: all(len(one.stored) >= answers[id(one)] for one in self.producers), "every producer's records are stored")
-        self.until(lambda: all(one.commits > commits[id(one)] for one in self.consumers), "every member commits")
+        self.until(
+            lambda: all(len(one.stored) >= answers[id(one)] for one in self.producers),
+            "every producer's records are stored",
+        )
+        self.until(
+            lambda: all(one.commits > commits[id(one)] for one in self.consumers),
+            "every member commits",
+        )
 
     def is_struck(self) -> None:
         """Killed and started again. Meanwhile nobody moves: where the group stands is what was stored when the blow came."""
@@ -134,17 +142,29 @@ class Scene:
         """Not before what its members were told, not before where it stood the last time, and not beyond what they had read."""
         stands = self.stands()
         for partition, offset in stands.items():
-            assert offset >= self.committed.get(partition, 0), f"partition {partition}: a commit is lost"
-            assert offset >= self._stood.get(partition, 0), f"partition {partition}: the group went back"
-            assert not offset or (partition, offset - 1) in self.read, f"partition {partition}: a commit that nobody made"
+            assert offset >= self.committed.get(partition, 0), (
+                f"partition {partition}: a commit is lost"
+            )
+            assert offset >= self._stood.get(partition, 0), (
+                f"partition {partition}: the group went back"
+            )
+            assert not offset or (partition, offset - 1) in self.read, (
+                f"partition {partition}: a commit that nobody made"
+            )
         self._stood = stands
 
     def stands(self) -> dict[int, int]:
         """By partition, 0 where nothing is committed."""
         assert self.gateway is not None
-        topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=list(range(PARTITIONS)))
+        topic = OffsetFetchRequest.OffsetFetchRequestTopic(
+            name=TOPIC, partition_indexes=list(range(PARTITIONS))
+        )
         with self.gateway.peer() as peer:
-            reply = peer.asks(OffsetFetchRequest(group_id=GROUP, topics=[topic], require_stable=True), OffsetFetchResponse, 7)
+            reply = peer.asks(
+                OffsetFetchRequest(group_id=GROUP, topics=[topic], require_stable=True),
+                OffsetFetchResponse,
+                7,
+            )
         rows = reply.topics[0].partitions
         assert [row.error_code for row in rows] == [0] * PARTITIONS
         return {row.partition_index: max(row.committed_offset, 0) for row in rows}
@@ -171,7 +191,10 @@ def scene(folder: Path, session_ms: int) -> Iterator[Scene]:
         for _ in range(2):
             made.joins()
         shared = [2, 2]
-        made.until(lambda: [len(one.assigned[-1]) for one in made.consumers if one.assigned] == shared, "the members share the topic")
+        made.until(
+            lambda: [len(one.assigned[-1]) for one in made.consumers if one.assigned] == shared,
+            "the members share the topic",
+        )
         made.until_all_go_on()
         yield made
 
@@ -198,13 +221,17 @@ def ends_well(here: Scene) -> None:
     assert [value for value, count in times.items() if count > 1] == []
     # At its end it closes its producer in one thread, and may send in another just then.
     failed = [one for one in producers[-1].failed if not CLOSING.search(one)]
-    assert (failed, len(producers[-1].failed) <= 1) == ([], True), "the idempotent one sends again until it is answered"
+    assert (failed, len(producers[-1].failed) <= 1) == ([], True), (
+        "the idempotent one sends again until it is answered"
+    )
     assert " error " not in here.log()
 
 
 def read_all(here: Scene) -> dict[tuple[int, int], str]:
     """Every record of the topic, by another client; offsets without gaps."""
-    consumer = kafka.KafkaConsumer(bootstrap_servers=here.bootstrap, check_crcs=True, fetch_max_wait_ms=100)
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=here.bootstrap, check_crcs=True, fetch_max_wait_ms=100
+    )
     partitions = [kafka.TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
     consumer.assign(partitions)
     consumer.seek_to_beginning()
@@ -213,13 +240,23 @@ def read_all(here: Scene) -> dict[tuple[int, int], str]:
     while any(consumer.position(partition) < ends[partition] for partition in partitions):
         polled = consumer.poll(timeout_ms=60_000)
         assert polled, f"nothing comes although the end is not reached\n{here.log()}"
-        found |= {(record.partition, record.offset): record.value.decode() for records in polled.values() for record in records}
+        found |= {
+            (record.partition, record.offset): record.value.decode()
+            for records in polled.values()
+            for record in records
+        }
     consumer.close()
-    assert found.keys() == {(partition.partition, offset) for partition in partitions for offset in range(ends[partition])}
+    assert found.keys() == {
+        (partition.partition, offset)
+        for partition in partitions
+        for offset in range(ends[partition])
+    }
     return found
 
 
-def test_three_killings_take_no_record_and_no_commit_back_and_the_group_goes_on_as_it_was(tmp_path: Path) -> None:
+def test_three_killings_take_no_record_and_no_commit_back_and_the_group_goes_on_as_it_was(
+    tmp_path: Path,
+) -> None:
     chance = random.Random(3)
     never = threading.Event()
     with scene(tmp_path, PATIENT_MS) as here:
@@ -235,7 +272,9 @@ def test_three_killings_take_no_record_and_no_commit_back_and_the_group_goes_on_
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("seed", [21])
-def test_twenty_killings_take_no_record_and_no_commit_back_whoever_comes_and_goes(tmp_path: Path, seed: int) -> None:
+def test_twenty_killings_take_no_record_and_no_commit_back_whoever_comes_and_goes(
+    tmp_path: Path, seed: int
+) -> None:
     chance = random.Random(int(os.environ.get("TESTS_CRASH_SEED", seed)))
     never = threading.Event()
     with scene(tmp_path, IMPATIENT_MS) as here:

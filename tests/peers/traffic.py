@@ -17,7 +17,9 @@ def lines_of(folder: Path) -> list[bytes]:
     """All lines, file by file; the last line of a file can be cut. Files can be renamed and folders deleted meanwhile."""
     while True:
         try:
-            files = sorted(path for path in folder.rglob("*.jsonl*") if not path.name.endswith(".part"))
+            files = sorted(
+                path for path in folder.rglob("*.jsonl*") if not path.name.endswith(".part")
+            )
             names = {path.with_suffix("") if path.suffix == ".gz" else path: path for path in files}
             return [line for path in names.values() for line in _read(path).split(b"\n") if line]
         except FileNotFoundError:

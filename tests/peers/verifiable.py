@@ -73,16 +73,29 @@ class Tool(ABC):
 def of_kafka(main: str, *arguments: str) -> list[str]:
     """The argv of one of the tools of the reference's version."""
     # The second compiler only pays for those who live longer.
-    command, *rest = java(f"org.apache.kafka.tools.{main}", "--topic", TOPIC, *arguments, log_level="ERROR")
+    command, *rest = java(
+        f"org.apache.kafka.tools.{main}", "--topic", TOPIC, *arguments, log_level="ERROR"
+    )
     return [command, "-XX:TieredStopAtLevel=1", *rest]
 
 
 class Producer(Tool):
-    def __init__(self, folder: Path, bootstrap: str, number: int, config: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, bootstrap: str, number: int, config: Mapping[str, str]
+    ) -> None:
         file = folder / f"producer-{number}.properties"
         file.write_text("".join(f"{name}={value}\n" for name, value in config.items()))
         pace, keys = ("--throughput", str(PACE)), ("--repeating-keys", "100")
-        arguments = ("--bootstrap-server", bootstrap, "--value-prefix", str(number), *pace, *keys, "--producer.config", str(file))
+        arguments = (
+            "--bootstrap-server",
+            bootstrap,
+            "--value-prefix",
+            str(number),
+            *pace,
+            *keys,
+            "--producer.config",
+            str(file),
+        )
         super().__init__(folder, f"producer-{number}", of_kafka("VerifiableProducer", *arguments))
         self.stored: list[Stored] = []
         self.failed: list[str] = []
@@ -102,9 +115,22 @@ class Consumer(Tool):
     """`read` and `committed` (partition -> next offset) are those of the whole group."""
 
     def __init__(
-        self, folder: Path, bootstrap: str, number: int, session_ms: int, read: dict[tuple[int, int], str], committed: dict[int, int]
+        self,
+        folder: Path,
+        bootstrap: str,
+        number: int,
+        session_ms: int,
+        read: dict[tuple[int, int], str],
+        committed: dict[int, int],
     ) -> None:
-        group = ("--group-id", GROUP, "--session-timeout", str(session_ms), "--reset-policy", "earliest")
+        group = (
+            "--group-id",
+            GROUP,
+            "--session-timeout",
+            str(session_ms),
+            "--reset-policy",
+            "earliest",
+        )
         argv = of_kafka("VerifiableConsumer", "--bootstrap-server", bootstrap, "--verbose", *group)
         super().__init__(folder, f"consumer-{number}", argv)
         self.read = read
@@ -116,10 +142,14 @@ class Consumer(Tool):
         match event["name"]:
             case "record_data":
                 place = event["partition"], event["offset"]
-                assert self.read.setdefault(place, event["value"]) == event["value"], f"{place} was another record before"
+                assert self.read.setdefault(place, event["value"]) == event["value"], (
+                    f"{place} was another record before"
+                )
             case "offsets_committed" if event["success"] and event["offsets"]:
                 self.commits += 1
                 for row in event["offsets"]:
-                    self.committed[row["partition"]] = max(row["offset"], self.committed.get(row["partition"], 0))
+                    self.committed[row["partition"]] = max(
+                        row["offset"], self.committed.get(row["partition"], 0)
+                    )
             case "partitions_assigned":
                 self.assigned.append([row["partition"] for row in event["partitions"]])

@@ -35,7 +35,10 @@ class Writers:
         self._name = name
         self._change = threading.Condition()
         self._is_over = False
-        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(WRITERS)]
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), daemon=True)
+            for number in range(WRITERS)
+        ]
         self.stored: dict[int, str] = {}
         self.codes: set[int] = set()
 
@@ -84,7 +87,12 @@ class Application:
     """One of today's, idempotent, which is only told of failures that are for good."""
 
     def __init__(self, gateway: Gateway) -> None:
-        settings = {"bootstrap.servers": gateway.bootstrap, "enable.idempotence": True, "linger.ms": 5, "message.timeout.ms": 600_000}
+        settings = {
+            "bootstrap.servers": gateway.bootstrap,
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "message.timeout.ms": 600_000,
+        }
         self._producer = confluent_kafka.Producer({**settings, "log_level": 0})
         self._is_over = threading.Event()
         self.stored: dict[int, str] = {}
@@ -95,7 +103,9 @@ class Application:
 
     def _run(self) -> None:
         while not self._is_over.wait(0.05):
-            self._producer.produce(TOPIC, f"application-{self.sent}".encode(), on_delivery=self._told)
+            self._producer.produce(
+                TOPIC, f"application-{self.sent}".encode(), on_delivery=self._told
+            )
             self.sent += 1
             self._producer.poll(0)
 
@@ -117,7 +127,14 @@ def queued(gateway: Gateway, name: str) -> Iterator[Peer]:
     with gateway.peer() as writer, gateway.peer() as committer:
         gateway.pause()
         writer.sends(
-            *(framed(producing(TOPIC, one_record(b"%s queued %d" % (name.encode(), number))), 7, number) for number in range(QUEUED))
+            *(
+                framed(
+                    producing(TOPIC, one_record(b"%s queued %d" % (name.encode(), number))),
+                    7,
+                    number,
+                )
+                for number in range(QUEUED)
+            )
         )
         committer.sends(framed(committing(6), 2))
         yield committer
@@ -128,7 +145,13 @@ def committing(offset: int) -> Any:
         partition_index=0, committed_offset=offset, commit_timestamp=-1, committed_metadata=""
     )
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(name=TOPIC, partitions=[row])
-    return OffsetCommitRequest(group_id=GROUP, generation_id_or_member_epoch=-1, member_id="", retention_time_ms=-1, topics=[topic])
+    return OffsetCommitRequest(
+        group_id=GROUP,
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        retention_time_ms=-1,
+        topics=[topic],
+    )
 
 
 def commit(peer: Peer, offset: int) -> None:
@@ -137,7 +160,9 @@ def commit(peer: Peer, offset: int) -> None:
 
 def committed_as(peer: Peer, offset: int) -> int:
     """The code that a commit is answered with."""
-    code: int = peer.asks(committing(offset), OffsetCommitResponse, 2).topics[0].partitions[0].error_code
+    code: int = (
+        peer.asks(committing(offset), OffsetCommitResponse, 2).topics[0].partitions[0].error_code
+    )
     return code
 
 
@@ -145,7 +170,9 @@ def taken_in_turn(log: Log, first: Writers, second: Writers) -> None:
     """The partition was written by one gateway and then by another: every acknowledged record is where it was said to be, and nothing of the first came after the second's first."""
     assert {offset for _, offset in log.values} == set(range(log.ends[0]))
     for writers in (first, second):
-        assert [one for one in writers.stored.items() if log.values.get((0, one[0])) != one[1]] == []
+        assert [
+            one for one in writers.stored.items() if log.values.get((0, one[0])) != one[1]
+        ] == []
     of_first = [offset for (_, offset), value in log.values.items() if value.startswith("first ")]
     of_second = [offset for (_, offset), value in log.values.items() if value.startswith("second ")]
     assert max(of_first) < min(of_second)

@@ -35,7 +35,14 @@ class Terminal:
     def __init__(self, words: list[str]) -> None:
         self._ours, theirs = terminal(COLUMNS)
         its_own = [sys.executable, "-c", TAKES_TERMINAL, *words]
-        self.process = subprocess.Popen(its_own, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs, text=True, start_new_session=True)
+        self.process = subprocess.Popen(
+            its_own,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            text=True,
+            start_new_session=True,
+        )
         os.close(theirs)
         self._read = b""
         # Else the command would wait for somebody to read.

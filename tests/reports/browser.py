@@ -75,12 +75,20 @@ class Browser:
         if self._tab:
             self._ask("Target.closeTarget", targetId=self._tab)
         self._tab = self._ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self._ask("Target.attachToTarget", targetId=self._tab, flatten=True)["sessionId"]
+        self._session = self._ask("Target.attachToTarget", targetId=self._tab, flatten=True)[
+            "sessionId"
+        ]
         self.requested, self.said = [], []
         for domain in ("Page", "Network", "Log", "Runtime"):
             self._ask(f"{domain}.enable")
         self._ask("Page.setLifecycleEventsEnabled", enabled=True)
-        self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=medium == "telephone")
+        self._ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=medium == "telephone",
+        )
         # Emulated, the screen would be that of what is printed, too.
         self._ask("Emulation.setEmulatedMedia", media="print" if medium == "print" else "")
         navigated = self._ask("Page.navigate", url=page.resolve().as_uri())
@@ -99,12 +107,18 @@ class Browser:
         """The page as a PNG, as far as a picture may go."""
         size = self._ask("Page.getLayoutMetrics")["cssContentSize"]
         clip = {**size, "height": min(size["height"], TALLEST), "scale": 1}
-        file.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]))
+        file.write_bytes(
+            base64.b64decode(
+                self._ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
+            )
+        )
 
     def printed(self) -> bytes:
         """A PDF, as its style for paper has it."""
         width, height = A4_INCHES
-        return base64.b64decode(self._ask("Page.printToPDF", paperWidth=width, paperHeight=height)["data"])
+        return base64.b64decode(
+            self._ask("Page.printToPDF", paperWidth=width, paperHeight=height)["data"]
+        )
 
     def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
@@ -152,10 +166,26 @@ def browser(binary: str, folder: Path) -> Iterator[Browser]:
     """`folder` is for what it writes. It is killed and reaped at the end."""
     ours, theirs = os.pipe(), os.pipe()
     root = ["--no-sandbox"] if os.geteuid() == 0 else []
-    argv = [sys.executable, "-c", PLACED, str(ours[0]), str(theirs[1]), binary, *FLAGS, *root, f"--user-data-dir={folder}"]
+    argv = [
+        sys.executable,
+        "-c",
+        PLACED,
+        str(ours[0]),
+        str(theirs[1]),
+        binary,
+        *FLAGS,
+        *root,
+        f"--user-data-dir={folder}",
+    ]
     with (
         (folder / "chromium.log").open("w") as errors,
-        subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, pass_fds=(ours[0], theirs[1])) as process,
+        subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            pass_fds=(ours[0], theirs[1]),
+        ) as process,
     ):
         os.close(ours[0])
         os.close(theirs[1])

@@ -27,12 +27,22 @@ FOR_SMALL_TABLES = {
 def pyspark():
     """Says why, where Spark cannot run; else readies Java for it."""
     missing = [
-        name for name, is_there in (("PySpark", importlib.util.find_spec("pyspark")), ("Java", shutil.which("java"))) if not is_there
+        name
+        for name, is_there in (
+            ("PySpark", importlib.util.find_spec("pyspark")),
+            ("Java", shutil.which("java")),
+        )
+        if not is_there
     ]
     if missing:
-        (pytest.fail if are_required() else pytest.skip)(f"there is no {' and no '.join(missing)} here: `make spark` brings PySpark")
+        (pytest.fail if are_required() else pytest.skip)(
+            f"there is no {' and no '.join(missing)} here: `make spark` brings PySpark"
+        )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("JAVA_TOOL_OPTIONS", f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {FOR_SHORT_LIVES}".strip())
+        patched.setenv(
+            "JAVA_TOOL_OPTIONS",
+            f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {FOR_SHORT_LIVES}".strip(),
+        )
         yield
 
 
@@ -49,6 +59,8 @@ def spark(pyspark):
 def chromium(tmp_path_factory):
     binary = find()
     if binary is None:
-        (pytest.fail if are_required() else pytest.skip)("there is no Chromium here; on Debian: apt-get install chromium")
+        (pytest.fail if are_required() else pytest.skip)(
+            "there is no Chromium here; on Debian: apt-get install chromium"
+        )
     with browser(binary, tmp_path_factory.mktemp("chromium")) as running:
         yield running

@@ -38,6 +38,16 @@ def connector(version: str) -> list[Path]:
             "<groupId>kopgate.peers</groupId><artifactId>jars</artifactId><version>1</version>"
             f"<dependencies>{''.join(DEPENDENCY.format(*coordinate.split(':')) for coordinate in wanted)}</dependencies></project>\n"
         )
-        command(["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={folder / 'jars'}"])
+        command(
+            [
+                "mvn",
+                "-q",
+                "-B",
+                "-f",
+                pom,
+                "dependency:copy-dependencies",
+                f"-DoutputDirectory={folder / 'jars'}",
+            ]
+        )
 
     return sorted((cached(f"jars/spark-kafka-{fingerprint(wanted)}", build) / "jars").iterdir())

@@ -31,7 +31,14 @@ NAMES = {
     10: "FindCoordinator",
     11: "JoinGroup",
 }
-NAMES |= {17: "SaslHandshake", 18: "ApiVersions", 19: "CreateTopics", 22: "InitProducerId", 25: "AddOffsetsToTxn", 36: "SaslAuthenticate"}
+NAMES |= {
+    17: "SaslHandshake",
+    18: "ApiVersions",
+    19: "CreateTopics",
+    22: "InitProducerId",
+    25: "AddOffsetsToTxn",
+    36: "SaslAuthenticate",
+}
 NAMES |= {
     23: "OffsetForLeaderEpoch",
     44: "IncrementalAlterConfigs",
@@ -55,12 +62,31 @@ def figures(applications=16, days=10, refused=None, name="application-{}"):
     refused = applications // 4 if refused is None else refused
     calendar = [FIRST + timedelta(days=place) for place in range(days)]
     listed = [_application(number, refused, name) for number in range(min(applications, LISTED))]
-    versions = {(row["principal"], row["client_id"], row["address"]): _versions(row, number) for number, row in enumerate(listed)}
-    kinds = [(library, {state: (place + number) % 5 for number, state in enumerate(STATES)}) for place, library in enumerate(LIBRARIES)]
-    by_day = [(library, {day: 1 + (place * 7 + day.toordinal()) % 9 for day in calendar}) for place, library in enumerate(LIBRARIES)]
-    trend = [{"date": day, "refused_applications": max(0, refused - place * refused // (2 * days))} for place, day in enumerate(calendar)]
+    versions = {
+        (row["principal"], row["client_id"], row["address"]): _versions(row, number)
+        for number, row in enumerate(listed)
+    }
+    kinds = [
+        (library, {state: (place + number) % 5 for number, state in enumerate(STATES)})
+        for place, library in enumerate(LIBRARIES)
+    ]
+    by_day = [
+        (library, {day: 1 + (place * 7 + day.toordinal()) % 9 for day in calendar})
+        for place, library in enumerate(LIBRARIES)
+    ]
+    trend = [
+        {"date": day, "refused_applications": max(0, refused - place * refused // (2 * days))}
+        for place, day in enumerate(calendar)
+    ]
     bindings = [
-        {"kind": "topic", "name": name.format(f"topic-{number}"), "old": 30, "new": 2, "old_applications": listed[:30], "bytes": 1 << 30}
+        {
+            "kind": "topic",
+            "name": name.format(f"topic-{number}"),
+            "old": 30,
+            "new": 2,
+            "old_applications": listed[:30],
+            "bytes": 1 << 30,
+        }
         for number in range(3 if refused else 0)
     ]
     return Figures(listed, versions, kinds, trend, by_day, bindings)
@@ -69,7 +95,16 @@ def figures(applications=16, days=10, refused=None, name="application-{}"):
 def _application(number, refused, name):
     state = "refused" if number < refused else STATES[1 + number % 3]
     reasons = "Fetch 1 (served from version 4), JoinGroup 0 (served from version 2), Produce 1 (served from version 3)"
-    library = {} if number % 2 else {"library": "java", "version_low": "0.9.0", "version_high": "0.10.2", "confidence": 0.8}
+    library = (
+        {}
+        if number % 2
+        else {
+            "library": "java",
+            "version_low": "0.9.0",
+            "version_high": "0.10.2",
+            "confidence": 0.8,
+        }
+    )
     topics = [name.format(f"topic-{place}") for place in range(12)]
     return application(
         name.format(number), state, reasons=reasons if state == "refused" else "", topics=topics, topic_count=40, groups=[name.format("group")], group_count=1,
@@ -80,14 +115,24 @@ def _application(number, refused, name):
 
 def _versions(row, number):
     low = 0 if row["state"] == "refused" else 4
-    return {key: (low, 4 + (key + number) % 9) for place, key in enumerate(NAMES) if (place + number) % 3}
+    return {
+        key: (low, 4 + (key + number) % 9)
+        for place, key in enumerate(NAMES)
+        if (place + number) % 3
+    }
 
 
 def summary(shown, applications=16, refused=None, zero=None):
     """The answer that goes with `figures` of the same arguments."""
     refused = applications // 4 if refused is None else refused
     costs = [
-        {**row, "conversions": 9, "converted_records": 9, "converted_bytes": 5 << 20, "cpu_seconds": 9.0 / (1 + place)}
+        {
+            **row,
+            "conversions": 9,
+            "converted_records": 9,
+            "converted_bytes": 5 << 20,
+            "cpu_seconds": 9.0 / (1 + place),
+        }
         for place, row in enumerate(shown.applications[:refused])
     ]
     blockers = [{**row, "bytes": row["bytes_in"]} for row in shown.applications[:refused]]

@@ -37,10 +37,14 @@ class Found:
     """By plain counting: by (application, key, version) requests and bytes of what would be refused; users and bytes by (kind, name); by
     (application, topic) what was converted; applications, and those that would be refused, by day."""
 
-    refused: dict[tuple[Who, int, int], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    refused: dict[tuple[Who, int, int], list[int]] = field(
+        default_factory=lambda: defaultdict(lambda: [0, 0])
+    )
     users: dict[tuple[str, str], set[Who]] = field(default_factory=lambda: defaultdict(set))
     sizes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    converted: dict[tuple[Who, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    converted: dict[tuple[Who, str], Counter[str]] = field(
+        default_factory=lambda: defaultdict(Counter)
+    )
     seen: dict[str, set[Who]] = field(default_factory=lambda: defaultdict(set))
     old_by_day: dict[str, set[Who]] = field(default_factory=lambda: defaultdict(set))
     requests: Counter[Who] = field(default_factory=Counter)
@@ -56,7 +60,10 @@ class Found:
     @property
     def bound(self) -> dict[tuple[str, str], tuple[int, int, int]]:
         """Numbers of old and new applications, and bytes."""
-        counts = {place: (len(who & self.old), len(who - self.old), self.sizes[place]) for place, who in self.users.items()}
+        counts = {
+            place: (len(who & self.old), len(who - self.old), self.sizes[place])
+            for place, who in self.users.items()
+        }
         return {place: count for place, count in counts.items() if count[0] and count[1]}
 
 
@@ -76,14 +83,25 @@ def write(logs, seed, days, applications=250, lowest=None, nodes=(7, 8)):
         for (day, hour), connections in itertools.groupby(its, key=lambda one: one[:2]):
             rows = []
             for *_, who in connections:
-                rows += _connection(chance, process, ms(day, hour, chance.randint(0, 50)), day, who, found, lowest or {})
+                rows += _connection(
+                    chance,
+                    process,
+                    ms(day, hour, chance.randint(0, 50)),
+                    day,
+                    who,
+                    found,
+                    lowest or {},
+                )
             process.file(day, hour, rows, packed=chance.random() < 0.8)
     return found
 
 
 def _names(chance, count):
     names = [*ODD_NAMES, *(f"noise-{number}" for number in range(count - len(ODD_NAMES)))]
-    return [(f"User:team-{chance.randint(0, 9)}", name, f"10.1.0.{chance.randint(1, 30)}") for name in names]
+    return [
+        (f"User:team-{chance.randint(0, 9)}", name, f"10.1.0.{chance.randint(1, 30)}")
+        for name in names
+    ]
 
 
 def _connection(chance, process, at, day, who, found, lowest):
@@ -91,9 +109,17 @@ def _connection(chance, process, at, day, who, found, lowest):
         (key, chance.choice([one for one in (0, 1, 2, 3, 4, 5, 9) if one >= lowest.get(key, 0)]))
         for key in chance.sample(KEYS, chance.randint(1, 6))
     }
-    requests = [(key, version, chance.randint(1, 50), chance.randint(0, 5000), chance.randint(0, 5000)) for key, version in sorted(sent)]
+    requests = [
+        (key, version, chance.randint(1, 50), chance.randint(0, 5000), chance.randint(0, 5000))
+        for key, version in sorted(sent)
+    ]
     group = f"noise-group-{chance.randint(0, 39)}" if chance.random() < 0.5 else None
-    topics = [_topic(chance, *pair) for pair in sorted(sent) if pair[0] in OF_TOPICS for _ in range(chance.randint(0, 3))]
+    topics = [
+        _topic(chance, *pair)
+        for pair in sorted(sent)
+        if pair[0] in OF_TOPICS
+        for _ in range(chance.randint(0, 3))
+    ]
     _count(found, day, who, requests, topics, group)
     principal, client_id, address = who
     return process.connection(
@@ -102,10 +128,20 @@ def _connection(chance, process, at, day, who, found, lowest):
 
 
 def _topic(chance, key, version):
-    of_it = {"bytes_in" if key == 0 else "bytes_out": chance.randint(1, 9000), "records": chance.randint(1, 90)} if key in (0, 1) else {}
+    of_it = (
+        {
+            "bytes_in" if key == 0 else "bytes_out": chance.randint(1, 9000),
+            "records": chance.randint(1, 90),
+        }
+        if key in (0, 1)
+        else {}
+    )
     if key == FETCH and chance.random() < 0.3:
         of_it |= {"conversions": chance.randint(1, 9), "converted_records": chance.randint(1, 90)}
-        of_it |= {"converted_bytes": chance.randint(1, 9000), "conversion_cpu_us": chance.choice([0, chance.randint(1, 90_000)])}
+        of_it |= {
+            "converted_bytes": chance.randint(1, 9000),
+            "conversion_cpu_us": chance.choice([0, chance.randint(1, 90_000)]),
+        }
     return f"noise-topic-{chance.randint(0, 79)}", key, version, of_it
 
 

@@ -6,7 +6,17 @@ from tests.reports.logs import Process, ms
 
 DAYS = [f"2026-11-{day:02}" for day in range(10, 20)]
 NOW = "2026-11-20"
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, JOIN_GROUP, HANDSHAKE, API_VERSIONS, CREATE_ACLS = 0, 1, 2, 3, 8, 11, 17, 18, 30
+(
+    PRODUCE,
+    FETCH,
+    LIST_OFFSETS,
+    METADATA,
+    OFFSET_COMMIT,
+    JOIN_GROUP,
+    HANDSHAKE,
+    API_VERSIONS,
+    CREATE_ACLS,
+) = 0, 1, 2, 3, 8, 11, 17, 18, 30
 KIB = 1024
 
 ANONYMOUS = "User:ANONYMOUS"
@@ -65,38 +75,108 @@ def write(logs):
 
 def _old(process, begin, end, place):
     def old(name, *pairs, **more):
-        return process.connection(begin, end, [name], requests(*pairs), **{"peer": "10.0.1.1", **more})
+        return process.connection(
+            begin, end, [name], requests(*pairs), **{"peer": "10.0.1.1", **more}
+        )
 
-    read = {"bytes_out": 300 * KIB, "records": 50, "magic_out": {"0": 5}, "conversions": 5, "converted_records": 50}
+    read = {
+        "bytes_out": 300 * KIB,
+        "records": 50,
+        "magic_out": {"0": 5},
+        "conversions": 5,
+        "converted_records": 50,
+    }
     read |= {"converted_bytes": 300 * KIB, "conversion_cpu_us": 500_000}
-    topics = [("orders", PRODUCE, 1, {**OF_TOPIC, "magic_in": {"0": 4}}), ("orders", FETCH, 1, read)]
-    rows = old("billing", (PRODUCE, 1), (FETCH, 1), (METADATA, 0), (JOIN_GROUP, 0), topics=topics, group="billers")
+    topics = [
+        ("orders", PRODUCE, 1, {**OF_TOPIC, "magic_in": {"0": 4}}),
+        ("orders", FETCH, 1, read),
+    ]
+    rows = old(
+        "billing",
+        (PRODUCE, 1),
+        (FETCH, 1),
+        (METADATA, 0),
+        (JOIN_GROUP, 0),
+        topics=topics,
+        group="billers",
+    )
     rows += old("acl-tool", (CREATE_ACLS, 0), (METADATA, 4), (API_VERSIONS, 1))
     rows += old("commits-1", (PRODUCE, 3), (FETCH, 4), (OFFSET_COMMIT, 1), (API_VERSIONS, 0))
     rows += old("joins-0", (FETCH, 4), (JOIN_GROUP, 0), (API_VERSIONS, 0))
     # Kerberos of 0.9, which kopgate refuses: such a connection says hardly anything.
-    gssapi = {"protocol": "SASL_PLAINTEXT", "mechanism": "GSSAPI", "road": "none", "principal": None}
+    gssapi = {
+        "protocol": "SASL_PLAINTEXT",
+        "mechanism": "GSSAPI",
+        "road": "none",
+        "principal": None,
+    }
     rows += process.connection(begin, end, peer="10.0.1.3", **gssapi)
     # Its usage rows were lost; the row of its end has what it sent.
-    rows += [row for row in old("lost-rows", (FETCH, 3), (METADATA, 2)) if row["kind"] == "connection"]
+    rows += [
+        row for row in old("lost-rows", (FETCH, 3), (METADATA, 2)) if row["kind"] == "connection"
+    ]
     if place < 5:
-        rows += old("nightly", (PRODUCE, 2), (METADATA, 1), topics=[("events", PRODUCE, 2, {**OF_TOPIC, "magic_in": {"1": 4}})])
+        rows += old(
+            "nightly",
+            (PRODUCE, 2),
+            (METADATA, 1),
+            topics=[("events", PRODUCE, 2, {**OF_TOPIC, "magic_in": {"1": 4}})],
+        )
     return rows
 
 
 def _served(process, begin, end):
     def served(name, *pairs, software=None, version=None, **more):
         greeting = more.pop("greeting", 3 if software else 1)
-        said = {"software": software, "software_version": version, "peer": "10.0.2.2", "api_versions": greeting}
-        return process.connection(begin, end, [name], requests(*pairs, (API_VERSIONS, greeting)), **said, **more)
+        said = {
+            "software": software,
+            "software_version": version,
+            "peer": "10.0.2.2",
+            "api_versions": greeting,
+        }
+        return process.connection(
+            begin, end, [name], requests(*pairs, (API_VERSIONS, greeting)), **said, **more
+        )
 
-    topics = [("orders", PRODUCE, 9, {**OF_TOPIC, "magic_in": {"2": 4}}), ("invoices", FETCH, 12, {"bytes_out": 10 * KIB, "records": 10})]
+    topics = [
+        ("orders", PRODUCE, 9, {**OF_TOPIC, "magic_in": {"2": 4}}),
+        ("invoices", FETCH, 12, {"bytes_out": 10 * KIB, "records": 10}),
+    ]
     rows = served(
-        "shop", (PRODUCE, 9), (FETCH, 12), (JOIN_GROUP, 7), software="apache-kafka-java", version="2.8.2", topics=topics, group="billers"
+        "shop",
+        (PRODUCE, 9),
+        (FETCH, 12),
+        (JOIN_GROUP, 7),
+        software="apache-kafka-java",
+        version="2.8.2",
+        topics=topics,
+        group="billers",
     )
-    rows += served("librdkafka-old", (PRODUCE, 7), (FETCH, 11), (LIST_OFFSETS, 1), software="librdkafka", version="1.6.1")
-    rows += served("confluent", (PRODUCE, 10), (FETCH, 16), software="confluent-kafka-python", version="2.16.1-librdkafka-2.16.1")
+    rows += served(
+        "librdkafka-old",
+        (PRODUCE, 7),
+        (FETCH, 11),
+        (LIST_OFFSETS, 1),
+        software="librdkafka",
+        version="1.6.1",
+    )
+    rows += served(
+        "confluent",
+        (PRODUCE, 10),
+        (FETCH, 16),
+        software="confluent-kafka-python",
+        version="2.16.1-librdkafka-2.16.1",
+    )
     rows += served("java-1.0", (PRODUCE, 5), (FETCH, 6), (JOIN_GROUP, 2))
     # It speaks to brokers of two ages.
     both = ((METADATA, 9), (METADATA, 12))
-    return rows + served("franz", (PRODUCE, 11), (FETCH, 17), (JOIN_GROUP, 9), *both, software="kgo", version="v1.22.2", greeting=4)
+    return rows + served(
+        "franz",
+        (PRODUCE, 11),
+        (FETCH, 17),
+        (JOIN_GROUP, 9),
+        *both,
+        software="kgo",
+        version="v1.22.2",
+        greeting=4,
+    )

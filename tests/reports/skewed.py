@@ -21,21 +21,51 @@ def write(logs):
     rows = [*_mirror(process, begin)]
     for number in range(CONNECTIONS):
         at = begin + number * 60_000
-        rows += process.connection(at, at + 59_000, [], [(FETCH, 3, 10, 100, 50)], principal=None, peer=MACHINE[2])
+        rows += process.connection(
+            at, at + 59_000, [], [(FETCH, 3, 10, 100, 50)], principal=None, peer=MACHINE[2]
+        )
     process.file(DAY, 1, rows)
 
 
 def _mirror(process, begin):
-    said = {"principal": None, "software": "apache-kafka-java", "software_version": "3.9.1", "peer": MIRROR[2], "api_versions": 3}
-    opened, used, closed = process.connection(begin, begin + MINUTES * 60_000, [], [(FETCH, 12, 1, 1, 1)], **said)
+    said = {
+        "principal": None,
+        "software": "apache-kafka-java",
+        "software_version": "3.9.1",
+        "peer": MIRROR[2],
+        "api_versions": 3,
+    }
+    opened, used, closed = process.connection(
+        begin, begin + MINUTES * 60_000, [], [(FETCH, 12, 1, 1, 1)], **said
+    )
     yield from (opened, used, closed)
     named = {key: value for key, value in used.items() if key in ("connection", "listener", *said)}
     for minute in range(MINUTES):
         until = begin + (minute + 1) * 60_000
         each = [
-            {"api_key": FETCH, "api_version": 12, "requests": 6, "bytes_in": 100, "bytes_out": 9000},
-            {"api_key": HEARTBEAT, "api_version": 4, "group": "billers", "requests": 2, "bytes_in": 50, "bytes_out": 10},
-            {"api_key": FETCH, "api_version": 12, "topic": "orders", "bytes_out": 8000, "records": 70, "magic_out": {"2": 3}},
+            {
+                "api_key": FETCH,
+                "api_version": 12,
+                "requests": 6,
+                "bytes_in": 100,
+                "bytes_out": 9000,
+            },
+            {
+                "api_key": HEARTBEAT,
+                "api_version": 4,
+                "group": "billers",
+                "requests": 2,
+                "bytes_in": 50,
+                "bytes_out": 10,
+            },
+            {
+                "api_key": FETCH,
+                "api_version": 12,
+                "topic": "orders",
+                "bytes_out": 8000,
+                "records": 70,
+                "magic_out": {"2": 3},
+            },
         ]
         for one in each:
             yield process.row("usage", until, began=until - 60_000, **named, **one)

@@ -50,7 +50,10 @@ def test_a_page_asks_for_nothing_and_complains_of_nothing(chromium, made):
 @pytest.mark.parametrize("medium", MEDIA)
 def test_nothing_is_cut_off_at_the_right(chromium, made, medium):
     chromium.open(made, MEDIA[medium], medium=medium)
-    assert chromium.evaluate("document.scrollingElement.scrollWidth <= innerWidth && innerWidth") == MEDIA[medium]
+    assert (
+        chromium.evaluate("document.scrollingElement.scrollWidth <= innerWidth && innerWidth")
+        == MEDIA[medium]
+    )
     assert chromium.evaluate(CUT) == []
 
 
@@ -78,7 +81,9 @@ def test_it_can_be_printed(chromium, made):
 def test_what_a_page_would_ask_for_is_seen_and_does_not_come(chromium, tmp_path):
     """That the tests above can fail: of this page they would say so."""
     file = tmp_path / "bad.html"
-    file.write_text("<img src='http://example.com/x.png'><script>nothing()</script><p style='width: 2000px'>wide</p>")
+    file.write_text(
+        "<img src='http://example.com/x.png'><script>nothing()</script><p style='width: 2000px'>wide</p>"
+    )
     chromium.open(file, TELEPHONE, medium="telephone")
     assert "http://example.com/x.png" in chromium.requested
     assert any("ERR_NAME_NOT_RESOLVED" in words for words in chromium.said)

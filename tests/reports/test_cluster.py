@@ -23,16 +23,28 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800), pytest.mark.usefixtu
 ROOT = Path(__file__).parents[2]
 DAYS = ("2026-11-19", "2026-11-20")
 #: Else the executor takes what Spark takes by default, and the driver opens a page.
-SMALL = {"spark.driver.memory": "512m", "spark.executor.memory": "512m", "spark.ui.enabled": "false"}
+SMALL = {
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.ui.enabled": "false",
+}
 SMALL |= {name.replace("_", "."): text for name, text in FOR_SMALL_TABLES.items()}
 
 
 @contextmanager
-def running(*words: str, environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    *words: str, environment: dict[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
     """A part of the cluster, until the end. It says in `log` what it does."""
     with (
         log.open("wb") as errors,
-        subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors) as process,
+        subprocess.Popen(
+            words,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+        ) as process,
     ):
         try:
             yield process
@@ -47,7 +59,12 @@ def of_cluster() -> dict[str, str]:
 
     mine = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     home = str(Path(pyspark.__file__).parent)
-    return {**mine, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": "/nonexistent"}
+    return {
+        **mine,
+        "SPARK_HOME": home,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": "/nonexistent",
+    }
 
 
 @pytest.fixture
@@ -65,12 +82,31 @@ def master(of_cluster, tmp_path) -> Iterator[str]:
     """Its address, on a port that it finds itself: one that was free before might not be when it begins."""
     of, log = f"{of_cluster['SPARK_HOME']}/bin/spark-class", tmp_path / "master.log"
     place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-    with running(of, "org.apache.spark.deploy.master.Master", *place, environment=of_cluster, log=log) as process:
-        while not (found := re.search(r"Starting Spark master at (spark://\S+:\d+)\s", log.read_text())):
+    with running(
+        of, "org.apache.spark.deploy.master.Master", *place, environment=of_cluster, log=log
+    ) as process:
+        while not (
+            found := re.search(r"Starting Spark master at (spark://\S+:\d+)\s", log.read_text())
+        ):
             assert process.poll() is None, log.read_text()
             time.sleep(0.05)
-        worker = (*place, "--cores", "2", "--memory", "1g", "--work-dir", str(tmp_path / "work"), found[1])
-        with running(of, "org.apache.spark.deploy.worker.Worker", *worker, environment=of_cluster, log=tmp_path / "worker.log"):
+        worker = (
+            *place,
+            "--cores",
+            "2",
+            "--memory",
+            "1g",
+            "--work-dir",
+            str(tmp_path / "work"),
+            found[1],
+        )
+        with running(
+            of,
+            "org.apache.spark.deploy.worker.Worker",
+            *worker,
+            environment=of_cluster,
+            log=tmp_path / "worker.log",
+        ):
             yield found[1]
 
 
@@ -79,7 +115,9 @@ def logs(tmp_path):
     process = Process(tmp_path / "logs")
     for day in DAYS:
         begin = ms(day)
-        rows = process.connection(begin, begin + 60_000, ["billing"], [(0, 1, 10, 100, 100), (1, 4, 5, 50, 70)])
+        rows = process.connection(
+            begin, begin + 60_000, ["billing"], [(0, 1, 10, 100, 100), (1, 4, 5, 50, 70)]
+        )
         rows += process.connection(begin, begin + 60_000, ["shop"], [(0, 9, 7, 100, 100)])
         process.file(day, 12, rows)
     process.file(DAYS[0], 13, [b'{"half'])
@@ -87,8 +125,20 @@ def logs(tmp_path):
 
 
 def submitted(environment, master, *words):
-    place = subprocess.run([sys.executable, "-m", "reports.places"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    command = [f"{environment['SPARK_HOME']}/bin/spark-submit", "--master", master, place, *map(str, words)]
+    place = subprocess.run(
+        [sys.executable, "-m", "reports.places"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    command = [
+        f"{environment['SPARK_HOME']}/bin/spark-submit",
+        "--master",
+        master,
+        place,
+        *map(str, words),
+    ]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -112,18 +162,35 @@ def test_a_report_on_a_cluster_is_that_of_one_machine(spark, environment, master
     *before, warning = first.stdout.splitlines()[:-5]
     lines = first.stdout.splitlines()[-5:]
     assert warning == "Warning: 1 new lines were put into quarantine: half line", before
-    assert list((tmp_path / "work").glob("app-*/0")), "no executor of the cluster had any part in it"
+    assert list((tmp_path / "work").glob("app-*/0")), (
+        "no executor of the cluster had any part in it"
+    )
     order = Order(logs, here, facts.target(facts.DEFAULT_TARGET), date.fromisoformat(DAYS[0]))
     assert answer.in_five_lines(run(spark, order, datetime.now(UTC))) == lines
     assert said(there) == said(here)
-    from_here = [sys.executable, "-m", "gateway", "report", "--logs", logs, "--out", tmp_path / "from-here", "--since", DAYS[0]]
+    from_here = [
+        sys.executable,
+        "-m",
+        "gateway",
+        "report",
+        "--logs",
+        logs,
+        "--out",
+        tmp_path / "from-here",
+        "--since",
+        DAYS[0],
+    ]
     command = [*map(str, from_here), "--master", master, "--memory", "512m"]
-    second = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    second = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert second.stdout.splitlines() == lines, second.stderr[-3000:]
     assert len(list((tmp_path / "work").glob("app-*/0"))) == 2
 
 
 def test_the_address_of_an_object_store_is_refused_with_what_to_do(environment, tmp_path):
-    refused = submitted(environment, "local[1]", "--logs", "s3a://bucket/logs", "--out", tmp_path / "out")
+    refused = submitted(
+        environment, "local[1]", "--logs", "s3a://bucket/logs", "--out", tmp_path / "out"
+    )
     assert refused.returncode == 2
     assert "mounted or copied first" in refused.stdout

@@ -47,18 +47,43 @@ def logs(tmp_path):
     begin = ms(DAY)
     rows = process.connection(begin, begin + 60_000, ["billing"], [(0, 1, 10, 100, 100)])
     # Names that do not compress, so that a small disk is full.
-    rows += [process.row("usage", begin, "1-a-1", api_key=3, api_version=9, requests=1, topic=os.urandom(40).hex()) for _ in range(5000)]
+    rows += [
+        process.row(
+            "usage",
+            begin,
+            "1-a-1",
+            api_key=3,
+            api_version=9,
+            requests=1,
+            topic=os.urandom(40).hex(),
+        )
+        for _ in range(5000)
+    ]
     process.file(DAY, 12, rows)
     return process.logs
 
 
 def command(logs, out):
     folders = ["--logs", str(logs), "--out", str(out)]
-    return [sys.executable, "-m", "gateway", "report", *folders, "--since", "9999d", "--master", "local[1]", "--memory", "512m"]
+    return [
+        sys.executable,
+        "-m",
+        "gateway",
+        "report",
+        *folders,
+        "--since",
+        "9999d",
+        "--master",
+        "local[1]",
+        "--memory",
+        "512m",
+    ]
 
 
 def report(logs, out, *before):
-    return subprocess.run([*before, *command(logs, out)], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*before, *command(logs, out)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 def killed_when(pattern, there, logs, out):
@@ -73,7 +98,13 @@ def killed_when(pattern, there, logs, out):
 
     before = made()
     words = held(command(logs, out), out, there)
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+    with subprocess.Popen(
+        words,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
         when(process, lambda: not made() <= before)
         process.kill()
     while running_in(process.pid):
@@ -85,19 +116,41 @@ def test_the_answer_is_five_lines_and_the_exit_code_says_not_ready(logs, tmp_pat
     done = report(logs, tmp_path / "out")
     assert (done.returncode, len(done.stdout.splitlines())) == (3, 5), done.stderr
     # And nothing of what Java and Spark write at each start.
-    assert done.stderr.splitlines() == ["starting Spark", "files", "clients", "readiness", "costs", "trend", "summary", "done"]
+    assert done.stderr.splitlines() == [
+        "starting Spark",
+        "files",
+        "clients",
+        "readiness",
+        "costs",
+        "trend",
+        "summary",
+        "done",
+    ]
     assert "billing" in done.stdout.splitlines()[1]
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["applications"]["refused"] == 1
+    assert (
+        json.loads((tmp_path / "out" / "summary.json").read_text())["applications"]["refused"] == 1
+    )
     assert "billing" in (tmp_path / "out" / "report.html").read_text()
 
 
-@pytest.mark.parametrize(("size", "batches"), [("200k", 0), ("800k", 1)], ids=["while rows are written", "while the report is"])
-def test_on_a_full_disk_it_says_so_and_counts_everything_once_when_there_is_room(spark, logs, tmp_path, size, batches):
+@pytest.mark.parametrize(
+    ("size", "batches"),
+    [("200k", 0), ("800k", 1)],
+    ids=["while rows are written", "while the report is"],
+)
+def test_on_a_full_disk_it_says_so_and_counts_everything_once_when_there_is_room(
+    spark, logs, tmp_path, size, batches
+):
     from reports.ingest.ingest_job import stored
     from reports.ingest.taken_files import Tables
 
     within = next(
-        (found for found in NAMESPACES if subprocess.run([*found, "true"], capture_output=True, check=False).returncode == 0), None
+        (
+            found
+            for found in NAMESPACES
+            if subprocess.run([*found, "true"], capture_output=True, check=False).returncode == 0
+        ),
+        None,
     )
     if within is None:
         missing = "no volume can be mounted here: neither as root nor in a namespace of one's own"
@@ -110,12 +163,17 @@ def test_on_a_full_disk_it_says_so_and_counts_everything_once_when_there_is_room
     told = (kept / "stderr").read_text()
     assert "there is no room left in" in told.splitlines()[-1]
     assert "Traceback" not in told
-    assert (len(Tables(kept / "full" / "tables").batches()), (kept / "full" / "summary.json").exists()) == (batches, False)
+    assert (
+        len(Tables(kept / "full" / "tables").batches()),
+        (kept / "full" / "summary.json").exists(),
+    ) == (batches, False)
     assert done.returncode == 3, done.stderr
     rows = stored(spark, Tables(kept / "roomy" / "tables"), "usage")
     assert (rows.count(), rows.select("sequence").distinct().count()) == (5001, 5001)
     with (kept / "roomy" / "clients.csv").open(newline="") as file:
-        counts = {row["client_id"]: (row["requests"], row["topic_count"]) for row in csv.DictReader(file)}
+        counts = {
+            row["client_id"]: (row["requests"], row["topic_count"]) for row in csv.DictReader(file)
+        }
     assert counts == {"billing": ("10", "0"), "": ("5000", "5000")}
     assert json.loads((kept / "roomy" / "summary.json").read_text())["log"]["files"] == 1 - batches
 
@@ -126,13 +184,30 @@ def test_killed_at_any_point_it_counts_everything_once_the_next_time(spark, logs
     from reports.ingest.taken_files import Tables
 
     process = Process(logs, node=2)
-    process.file(DAY, 12, [process.row("usage", ms(DAY), "2-a-1", api_key=3, api_version=9, requests=1) for _ in range(10)], packed=False)
+    process.file(
+        DAY,
+        12,
+        [
+            process.row("usage", ms(DAY), "2-a-1", api_key=3, api_version=9, requests=1)
+            for _ in range(10)
+        ],
+        packed=False,
+    )
     tables = Tables(tmp_path / "out" / "tables")
     (tmp_path / "out").mkdir()
-    for pattern, there in (("batch=*/_temporary", "tables"), ("taken/*.json", "tables/taken/*.json"), ("clients.csv", "clients.csv")):
+    for pattern, there in (
+        ("batch=*/_temporary", "tables"),
+        ("taken/*.json", "tables/taken/*.json"),
+        ("clients.csv", "clients.csv"),
+    ):
         assert killed_when(pattern, there, logs, tmp_path / "out"), pattern
     assert not (tmp_path / "out" / "summary.json").exists()
     ingest(spark, logs, tables, datetime.now(UTC))
-    assert {path.name for path in tables.folder.glob("batch=*")} == {f"batch={batch.name}" for batch in tables.batches()}
+    assert {path.name for path in tables.folder.glob("batch=*")} == {
+        f"batch={batch.name}" for batch in tables.batches()
+    }
     rows = stored(spark, tables, "usage")
-    assert (rows.count(), rows.select("node", "sequence").distinct().count()) == (5001 + 10, 5001 + 10)
+    assert (rows.count(), rows.select("node", "sequence").distinct().count()) == (
+        5001 + 10,
+        5001 + 10,
+    )

@@ -10,7 +10,12 @@ import pytest
 from tests.gateway.cli.screen import lines_of
 from tests.reports.at_a_terminal import COLUMNS, Terminal, running_in, when
 
-pytestmark = [pytest.mark.spark, pytest.mark.peer, pytest.mark.timeout(1800), pytest.mark.usefixtures("pyspark")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.peer,
+    pytest.mark.timeout(1800),
+    pytest.mark.usefixtures("pyspark"),
+]
 
 
 def test_ctrl_c_while_clients_run_is_exit_code_130_and_the_same_command_may_begin_anew(tmp_path):

@@ -28,35 +28,68 @@ DAY = "2026-11-20"
 def logs(tmp_path):
     """Of one application that speaks as today's do."""
     process, begin = Process(tmp_path / "logs"), ms(DAY)
-    process.file(DAY, 12, process.connection(begin, begin + 60_000, ["shop"], [(0, 9, 10, 100, 100)]))
+    process.file(
+        DAY, 12, process.connection(begin, begin + 60_000, ["shop"], [(0, 9, 10, 100, 100)])
+    )
     return process.logs
 
 
 def command(*words):
-    return [sys.executable, "-m", "gateway", "report", "--since", "9999d", "--master", "local[1]", "--memory", "512m", *map(str, words)]
+    return [
+        sys.executable,
+        "-m",
+        "gateway",
+        "report",
+        "--since",
+        "9999d",
+        "--master",
+        "local[1]",
+        "--memory",
+        "512m",
+        *map(str, words),
+    ]
 
 
 def report(*words, **environment):
-    done = subprocess.run(command(*words), cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command(*words),
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return done.returncode, done.stdout, done.stderr
 
 
 def files_below(folder):
-    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
         (["--logs", "{tmp}/absent"], "is not a folder"),
-        (["--logs", "{tmp}/logs", "--target", "kafka-5"], "there are kafka-4.0, kafka-4.x, kop, or give a file of your own (.toml)"),
-        (["--logs", "{tmp}/logs", "--since", "soon"], "neither a day (2026-11-01) nor a number of days (30d)"),
+        (
+            ["--logs", "{tmp}/logs", "--target", "kafka-5"],
+            "there are kafka-4.0, kafka-4.x, kop, or give a file of your own (.toml)",
+        ),
+        (
+            ["--logs", "{tmp}/logs", "--since", "soon"],
+            "neither a day (2026-11-01) nor a number of days (30d)",
+        ),
         (["--logs", "s3a://bucket/logs"], "is to be mounted or copied first"),
     ],
     ids=["no such folder", "an unknown target", "no day", "an address"],
 )
 def test_a_wrong_command_is_exit_code_2_and_says_what_is_right(logs, tmp_path, words, remedy):
-    code, answer, told = report("--out", tmp_path / "out", *[word.format(tmp=tmp_path) for word in words])
+    code, answer, told = report(
+        "--out", tmp_path / "out", *[word.format(tmp=tmp_path) for word in words]
+    )
     assert (code, answer, (tmp_path / "out").exists()) == (2, "", False)
     assert remedy in " ".join(told.split())
 
@@ -70,7 +103,9 @@ def test_a_wrong_command_is_exit_code_2_and_says_what_is_right(logs, tmp_path, w
     ],
     ids=["an empty folder", "a report among the logs", "a place where nothing can be written"],
 )
-def test_what_cannot_work_is_exit_code_1_and_one_line_before_spark_starts(logs, tmp_path, logs_in, out, remedy):
+def test_what_cannot_work_is_exit_code_1_and_one_line_before_spark_starts(
+    logs, tmp_path, logs_in, out, remedy
+):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     before = files_below(tmp_path)
@@ -97,16 +132,26 @@ def test_where_no_java_starts_it_says_what_is_needed(logs, tmp_path):
 def test_ready_is_exit_code_0_and_the_terminal_has_one_bar_that_is_complete(logs, tmp_path):
     code, answer, written, left = Terminal(command("--logs", logs, "--out", tmp_path / "out")).end()
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert (code, summary["ready"], summary["applications"]["refused"], left) == (0, True, 0, []), written
+    assert (code, summary["ready"], summary["applications"]["refused"], left) == (0, True, 0, []), (
+        written
+    )
     assert len(answer.splitlines()) == 5
     assert answer.startswith("kafka-4.0: ready. 1 application ")
     assert lines_of(written, COLUMNS) == ["[########################################] 100%  done"]
-    assert [step for step in ("starting Spark", "files", "clients", "costs", "trend") if f"%  {step}" not in written] == []
+    assert [
+        step
+        for step in ("starting Spark", "files", "clients", "costs", "trend")
+        if f"%  {step}" not in written
+    ] == []
     assert not (tmp_path / "out" / ".new").exists()
 
 
-@pytest.mark.parametrize("point", ["while Java starts", "while rows are written", "while the report is made"])
-def test_ctrl_c_is_exit_code_130_with_one_line_and_nothing_goes_on_or_is_left_half(logs, tmp_path, point):
+@pytest.mark.parametrize(
+    "point", ["while Java starts", "while rows are written", "while the report is made"]
+)
+def test_ctrl_c_is_exit_code_130_with_one_line_and_nothing_goes_on_or_is_left_half(
+    logs, tmp_path, point
+):
     out = tmp_path / "out"
     there, seen = {
         "while Java starts": ("nothing", lambda: "java" in running_in(here.process.pid)),
@@ -121,8 +166,14 @@ def test_ctrl_c_is_exit_code_130_with_one_line_and_nothing_goes_on_or_is_left_ha
     bar, *words = lines_of(written, COLUMNS * 10)
     assert (bar.startswith("["), words) == (True, [STOPPED]), written
     noted = {path.stem for path in (out / "tables" / "taken").glob("*.json")}
-    assert {path.name for path in (out / "tables").glob("batch=*")} == {f"batch={name}" for name in noted}
-    assert [path.name for path in (out / ".new", out / "tables" / "copies", out / "summary.json") if path.exists()] == []
+    assert {path.name for path in (out / "tables").glob("batch=*")} == {
+        f"batch={name}" for name in noted
+    }
+    assert [
+        path.name
+        for path in (out / ".new", out / "tables" / "copies", out / "summary.json")
+        if path.exists()
+    ] == []
 
 
 def test_java_that_is_killed_is_exit_code_1_and_said_so(logs, tmp_path):

@@ -43,14 +43,31 @@ def write(logs, rows):
     begin, end = ms(DAY, 12, 1), ms(DAY, 12, 59)
     written = []
     for row in rows:
-        requests = [(int(key), version, 10, 1024, 1024) for key, versions in row["requests"].items() for version in versions]
-        said = {name: row[name] for name in ("software", "software_version", "api_versions") if name in row}
+        requests = [
+            (int(key), version, 10, 1024, 1024)
+            for key, versions in row["requests"].items()
+            for version in versions
+        ]
+        said = {
+            name: row[name]
+            for name in ("software", "software_version", "api_versions")
+            if name in row
+        }
         said["principal"] = f"User:{name_of(row)}"
-        client_ids = [one.replace("{n}", "1").replace("{group}", "billing") for one in row.get("client_ids", ())][:1]
+        client_ids = [
+            one.replace("{n}", "1").replace("{group}", "billing")
+            for one in row.get("client_ids", ())
+        ][:1]
         habits = {name: values[0] for name, values in row["habits"].items()}
         for place, first in enumerate(row["first"]):
-            did = requests if place == 0 else [(*map(int, one.split(":")), 1, 1, 1) for one in sorted(set(first))]
-            written += process.connection(begin, end, client_ids, did, first_requests=first, habits=habits, **said)
+            did = (
+                requests
+                if place == 0
+                else [(*map(int, one.split(":")), 1, 1, 1) for one in sorted(set(first))]
+            )
+            written += process.connection(
+                begin, end, client_ids, did, first_requests=first, habits=habits, **said
+            )
     process.file(DAY, 12, written)
 
 
@@ -87,19 +104,27 @@ def test_libraries_that_are_named_are_the_true_ones_with_their_version(clients):
 
 
 def test_what_is_concluded_says_by_what_and_how_surely(clients):
-    concluded = [clients[name_of(row)] for row in lines(UNSEEN) if "software" not in row and clients[name_of(row)]["library"]]
+    concluded = [
+        clients[name_of(row)]
+        for row in lines(UNSEEN)
+        if "software" not in row and clients[name_of(row)]["library"]
+    ]
     assert concluded
     for told in concluded:
         assert SURE <= float(told["confidence"]) < 1
         assert told["evidence"].startswith("requests ")
-    assert {clients[name_of(row)]["confidence"] for row in lines(UNSEEN) if "software" in row} == {"1.0"}
+    assert {clients[name_of(row)]["confidence"] for row in lines(UNSEEN) if "software" in row} == {
+        "1.0"
+    }
 
 
 def test_those_are_refused_whom_a_real_kafka_4_fails_and_no_others(clients):
     works = {name_of(row): row["works"] for row in lines(JUDGEMENT)}
     assert works.keys() <= clients.keys()
     states = {name: clients[name]["state"] for name in works}
-    assert {name for name, state in states.items() if state == "refused"} == {name for name, does in works.items() if not does}
+    assert {name for name, state in states.items() if state == "refused"} == {
+        name for name, does in works.items() if not does
+    }
 
 
 def test_no_version_is_advised_that_a_real_kafka_4_failed_nor_any_above_it(clients):
@@ -110,7 +135,12 @@ def test_no_version_is_advised_that_a_real_kafka_4_failed_nor_any_above_it(clien
     for told in refused:
         advised = ADVISED.findall(told["needs"])
         assert advised or told["needs"].startswith(SETTING), told
-        wrong += [(told["needs"], row["client"]) for name, version in advised for row in failed if is_from(row, name, version)]
+        wrong += [
+            (told["needs"], row["client"])
+            for name, version in advised
+            for row in failed
+            if is_from(row, name, version)
+        ]
     assert refused
     assert wrong == []
 
@@ -120,13 +150,23 @@ def is_from(row, name, version):
 
 
 def test_who_is_told_to_speak_an_older_protocol_needs_another_setting(clients):
-    pinned = [clients[name_of(row)] for row in RUNS if "pinned" in row and clients[name_of(row)]["state"] == "refused"]
+    pinned = [
+        clients[name_of(row)]
+        for row in RUNS
+        if "pinned" in row and clients[name_of(row)]["state"] == "refused"
+    ]
     assert pinned
     assert [told for told in pinned if SETTING not in told["needs"]] == []
 
 
 def test_who_asks_or_has_no_such_setting_needs_another_version_or_library(clients):
-    unset = ("java-0.9.0.1/produce", "java-0.10.2.2/group", "kafkajs-1.0.1/group", "confluent-1.4.2/group", "kafka-node-5.0.0/group")
+    unset = (
+        "java-0.9.0.1/produce",
+        "java-0.10.2.2/group",
+        "kafkajs-1.0.1/group",
+        "confluent-1.4.2/group",
+        "kafka-node-5.0.0/group",
+    )
     assert {name: clients[name]["needs"] for name in unset} == {
         "java-0.9.0.1/produce": "java 2.1.0 (not refused from 0.11.0)",
         "java-0.10.2.2/group": "java 2.1.0 (not refused from 0.11.0)",
@@ -140,4 +180,7 @@ def test_of_a_library_that_may_or_may_not_be_told_the_version_is_said_and_the_se
     assert clients["kafka-python-1.0.2/produce"]["needs"] == (
         "kafka-python 2.0.2 (not refused from 1.4.7), with its protocol setting (api_version) left out"
     )
-    assert clients["sarama-1.29.1/group"]["needs"] == "sarama 1.41.0, with its protocol setting (Config.Version) left out"
+    assert (
+        clients["sarama-1.29.1/group"]["needs"]
+        == "sarama 1.41.0, with its protocol setting (Config.Version) left out"
+    )

@@ -36,8 +36,13 @@ def environment(pyspark):
         jars = ",".join(map(str, connector(pyspark.__version__)))
     except CannotInstall as missing:
         pytest.fail(str(missing))
-    settings = " ".join(f"--conf {name.replace('_', '.')}={text}" for name, text in FOR_SMALL_TABLES.items())
-    return {**os.environ, "PYSPARK_SUBMIT_ARGS": f"--driver-memory 512m {settings} --jars {jars} pyspark-shell"}
+    settings = " ".join(
+        f"--conf {name.replace('_', '.')}={text}" for name, text in FOR_SMALL_TABLES.items()
+    )
+    return {
+        **os.environ,
+        "PYSPARK_SUBMIT_ARGS": f"--driver-memory 512m {settings} --jars {jars} pyspark-shell",
+    }
 
 
 @pytest.fixture
@@ -82,7 +87,9 @@ def produces(server, times=3):
             assert peer.produces(TOPIC, one_record(b"v")).error_code == 0
 
 
-def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_killed(spark, following, tmp_path):
+def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_killed(
+    spark, following, tmp_path
+):
     from reports.ingest.ingest_job import ingest, stored
     from reports.ingest.taken_files import Tables
 
@@ -90,10 +97,16 @@ def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_k
     tables = Tables(out / "tables")
 
     def there():
-        rows = [row for kind in ("usage", "connection") for row in stored(spark, tables, kind).select("connection", "sequence").collect()]
+        rows = [
+            row
+            for kind in ("usage", "connection")
+            for row in stored(spark, tables, kind).select("connection", "sequence").collect()
+        ]
         return sorted((row["connection"].rpartition("-")[0], row["sequence"]) for row in rows)
 
-    with gateway(tmp_path, "--traffic-log", str(log), "--traffic-topic", traffic_log_interval_ms=1000) as server:
+    with gateway(
+        tmp_path, "--traffic-log", str(log), "--traffic-topic", traffic_log_interval_ms=1000
+    ) as server:
         produces(server)
         ends_well(following(server, "--once"))
         first = there()
@@ -111,7 +124,9 @@ def test_rows_of_the_topic_and_of_the_files_count_once_though_the_following_is_k
         ends_well(following(server, "--once"))
         followed = there()
         assert server.stop() == 0
-    everything = sorted((row["connection"].rpartition("-")[0], row["sequence"]) for row in rows_of(log))
+    everything = sorted(
+        (row["connection"].rpartition("-")[0], row["sequence"]) for row in rows_of(log)
+    )
     assert set(first) < set(followed) < set(everything)
     assert len(followed) == len(set(followed))
     taken = ingest(spark, log, tables, datetime.now(UTC))
@@ -130,18 +145,33 @@ def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_record(spark, tmp
     from reports.ingest.taken_files import Tables
 
     process, written = Process(tmp_path), ms("2026-11-20", 0, 10)
-    times = [written, ms("2026-11-19", 23, 59), ms("2026-11-10"), ms("2026-11-30"), ms("1970-01-01")]
+    times = [
+        written,
+        ms("2026-11-19", 23, 59),
+        ms("2026-11-10"),
+        ms("2026-11-30"),
+        ms("1970-01-01"),
+    ]
     said = {"api_key": 0, "api_version": 9}
     values = [(json.dumps(process.row("usage", at, "1-a-1", **said)), written) for at in times]
     records = table_of(spark, values, "value string, written long")
     tables = Tables(tmp_path / "tables")
     lines = records.select("value", F.timestamp_millis("written").alias("timestamp"))
-    assert take_batch(lines, tables, "q/0", datetime(2026, 11, 20, 8, tzinfo=UTC)).rows == {"usage": 5}
-    found = {row["at"]: (row["date"].day, row["clock_jumped"]) for row in stored(spark, tables, "usage").collect()}
-    assert found == dict(zip(times, [(20, False), (19, False), (20, True), (20, True), (20, True)], strict=True))
+    assert take_batch(lines, tables, "q/0", datetime(2026, 11, 20, 8, tzinfo=UTC)).rows == {
+        "usage": 5
+    }
+    found = {
+        row["at"]: (row["date"].day, row["clock_jumped"])
+        for row in stored(spark, tables, "usage").collect()
+    }
+    assert found == dict(
+        zip(times, [(20, False), (19, False), (20, True), (20, True), (20, True)], strict=True)
+    )
 
 
-def test_of_too_many_processes_in_a_batch_those_with_the_most_rows_count_and_the_following_goes_on(spark, tmp_path, monkeypatch):
+def test_of_too_many_processes_in_a_batch_those_with_the_most_rows_count_and_the_following_goes_on(
+    spark, tmp_path, monkeypatch
+):
     from pyspark.sql import functions as F
 
     from reports.analysis.literals import table_of
@@ -161,7 +191,9 @@ def test_of_too_many_processes_in_a_batch_those_with_the_most_rows_count_and_the
             for one, count in zip(processes, counts, strict=True)
             for _ in range(count)
         ]
-        lines = table_of(spark, rows, "value string, written long").select("value", F.timestamp_millis("written").alias("timestamp"))
+        lines = table_of(spark, rows, "value string, written long").select(
+            "value", F.timestamp_millis("written").alias("timestamp")
+        )
         return take_batch(lines, tables, f"q/{batch}", now)
 
     def there():
@@ -169,11 +201,17 @@ def test_of_too_many_processes_in_a_batch_those_with_the_most_rows_count_and_the
         return sorted((row["connection"][2:4], row["sequence"]) for row in rows)
 
     taken = takes(0, 1, 3, 2, 1)
-    assert (taken.rows, taken.quarantined, taken.repeated_rows) == ({"usage": 5}, {batch_writer.TOO_MANY_PROCESSES: 2}, 0)
+    assert (taken.rows, taken.quarantined, taken.repeated_rows) == (
+        {"usage": 5},
+        {batch_writer.TOO_MANY_PROCESSES: 2},
+        0,
+    )
     of_the_busiest = [("p1", 0), ("p1", 1), ("p1", 2), ("p2", 0), ("p2", 1)]
     assert there() == of_the_busiest
     left = [json.loads(row["line"]) for row in stored(spark, tables, "quarantine").collect()]
     assert sorted(row["connection"] for row in left) == ["1-p0-1", "1-p3-1"]
-    assert {(row["kind"], row["at"], row["api_version"], row["sequence"]) for row in left} == {("usage", at, 9, 0)}
+    assert {(row["kind"], row["at"], row["api_version"], row["sequence"]) for row in left} == {
+        ("usage", at, 9, 0)
+    }
     assert takes(1, 1, 0, 0, 1).rows == {"usage": 2}
     assert there() == sorted([*of_the_busiest, ("p0", 1), ("p3", 1)])

@@ -57,9 +57,13 @@ class Finalized:
         send()
 
 
-def test_one_that_comes_while_an_object_is_finalized_is_noted_and_not_printed(signals, done, monkeypatch):
+def test_one_that_comes_while_an_object_is_finalized_is_noted_and_not_printed(
+    signals, done, monkeypatch
+):
     printed = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: printed.append(unraisable.exc_type))
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda unraisable: printed.append(unraisable.exc_type)
+    )
     with signals.heeded():
         Finalized(ValueError())
         Finalized()

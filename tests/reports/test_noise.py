@@ -13,7 +13,15 @@ from tests.reports import noise, planted
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 NOW = datetime.fromisoformat(f"{planted.NOW}T09:00:00+00:00").astimezone(UTC)
-NUMBERS = {"Produce": 0, "Fetch": 1, "ListOffsets": 2, "OffsetCommit": 8, "OffsetFetch": 9, "JoinGroup": 11, "CreateTopics": 19}
+NUMBERS = {
+    "Produce": 0,
+    "Fetch": 1,
+    "ListOffsets": 2,
+    "OffsetCommit": 8,
+    "OffsetFetch": 9,
+    "JoinGroup": 11,
+    "CreateTopics": 19,
+}
 NUMBERS |= {"DeleteTopics": 20, "DescribeConfigs": 32}
 
 
@@ -56,14 +64,21 @@ def test_each_planted_blocker_is_found_among_noise_and_nothing_else(among_noise)
 
 def test_what_binds_and_what_is_converted_among_noise_is_what_was_planted(among_noise):
     found, _, tables = among_noise
-    assert {(row["kind"], row["name"]) for row in tables["bindings"]} == {("topic", "orders"), ("group", "billers")}
+    assert {(row["kind"], row["name"]) for row in tables["bindings"]} == {
+        ("topic", "orders"),
+        ("group", "billers"),
+    }
     converted = {(who(row), row["topic"]) for row in tables["conversions"]}
-    assert converted - set(found.converted) == {(("User:ANONYMOUS", "billing", "10.0.1.1"), "orders")}
+    assert converted - set(found.converted) == {
+        (("User:ANONYMOUS", "billing", "10.0.1.1"), "orders")
+    }
     assert set(found.converted) - converted == set()
 
 
 def test_noise_does_not_move_the_trend(among_noise):
-    assert [int(row["refused_applications"]) for row in among_noise[2]["trend"]] == [7] * 5 + [6] * 5
+    assert [int(row["refused_applications"]) for row in among_noise[2]["trend"]] == [7] * 5 + [
+        6
+    ] * 5
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +107,10 @@ def test_applications_by_chance_have_their_names_and_requests(by_chance):
 
 def test_what_binds_by_chance_is_what_plain_counting_finds(by_chance):
     found, _, tables = by_chance
-    bound = {(row["kind"], row["name"]): (int(row["old"]), int(row["new"]), int(row["bytes"])) for row in tables["bindings"]}
+    bound = {
+        (row["kind"], row["name"]): (int(row["old"]), int(row["new"]), int(row["bytes"]))
+        for row in tables["bindings"]
+    }
     assert bound == found.bound
     assert len(bound) > 50
 
@@ -101,7 +119,8 @@ def test_what_conversions_cost_by_chance_is_what_plain_counting_finds(by_chance)
     found, _, tables = by_chance
     names = ("conversions", "converted_records", "converted_bytes")
     converted = {
-        (who(row), row["topic"]): {name: int(row[name]) for name in names} | {"conversion_cpu_us": round(float(row["cpu_seconds"]) * 1e6)}
+        (who(row), row["topic"]): {name: int(row[name]) for name in names}
+        | {"conversion_cpu_us": round(float(row["cpu_seconds"]) * 1e6)}
         for row in tables["conversions"]
     }
     assert converted == {place: dict(counted) for place, counted in found.converted.items()}
@@ -109,5 +128,10 @@ def test_what_conversions_cost_by_chance_is_what_plain_counting_finds(by_chance)
 
 def test_days_by_chance_have_their_applications(by_chance):
     found, _, tables = by_chance
-    days = {row["date"]: (int(row["applications"]), int(row["refused_applications"])) for row in tables["trend"]}
-    assert days == {day: (len(seen), len(found.old_by_day[day])) for day, seen in found.seen.items()}
+    days = {
+        row["date"]: (int(row["applications"]), int(row["refused_applications"]))
+        for row in tables["trend"]
+    }
+    assert days == {
+        day: (len(seen), len(found.old_by_day[day])) for day, seen in found.seen.items()
+    }

@@ -33,7 +33,9 @@ def plans(spark, tmp_path_factory):
         # The rest is of tables with these columns, so that each plan has its own joins alone.
         did = spark.read.schema(summed.schema).parquet(str(tmp_path_factory.mktemp("did")))
         whose = StructType([did.schema[name] for name in ("principal", "client_id", "address")])
-        named = spark.read.schema(StructType([*whose, *[StructField(name, StringType()) for name in NAMED]]))
+        named = spark.read.schema(
+            StructType([*whose, *[StructField(name, StringType()) for name in NAMED]])
+        )
         named = named.parquet(str(tmp_path_factory.mktemp("named")))
         states = named.withColumnRenamed("library", "state")
         found = readiness.findings(did, activity.bare_tokens(did), facts.target("kafka-4.0"))
@@ -42,7 +44,9 @@ def plans(spark, tmp_path_factory):
             "limits": of(found),
             "libraries": of(client_history.distribution(did, named)),
             "states": of(costs.bindings(did, states)),
-            "verdicts": of(identity._concluded(named.withColumnRenamed("library", "doing"), identity._known())),
+            "verdicts": of(
+                identity._concluded(named.withColumnRenamed("library", "doing"), identity._known())
+            ),
             "days": of(trend.trend(did, found.select("date", *whose.names, "requests", "bytes"))),
         }
     finally:
@@ -53,7 +57,10 @@ def joins(plan):
     return re.findall(r"\b(\w+Join|BroadcastNestedLoopJoin|CartesianProduct)\b", "\n".join(plan))
 
 
-@pytest.mark.parametrize(("name", "number"), [("limits", 1), ("libraries", 1), ("states", 1), ("verdicts", 1), ("days", 2)])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("limits", 1), ("libraries", 1), ("states", 1), ("verdicts", 1), ("days", 2)],
+)
 def test_what_is_small_is_broadcast_whatever_its_size_is_thought_to_be(plans, name, number):
     """The days are joined with what the limits have found."""
     assert joins(plans[name]) == ["BroadcastHashJoin"] * number

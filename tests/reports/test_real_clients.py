@@ -18,7 +18,15 @@ from reports.analysis.facts import DEFAULT_TARGET
 from tests.legacy_clients.applications import COMPANY, Reads, Writes
 from tests.legacy_clients.brokers import are_required
 from tests.legacy_clients.clients import table
-from tests.legacy_clients.test_traffic_log import API_VERSIONS, FETCH, KNOWN, METADATA, NEVER, PRODUCE, Speaks
+from tests.legacy_clients.test_traffic_log import (
+    API_VERSIONS,
+    FETCH,
+    KNOWN,
+    METADATA,
+    NEVER,
+    PRODUCE,
+    Speaks,
+)
 from tests.reports.browser import CUT, MEDIA, SCREEN
 
 pytestmark = [pytest.mark.spark, pytest.mark.peer, pytest.mark.timeout(1800)]
@@ -101,7 +109,11 @@ def report(request, ran):
         from reports.run import Order
         from reports.run import run as reported
 
-        reported(request.getfixturevalue("spark"), Order(ran[1] / "log", out, facts.target(request.param)), datetime.now(UTC))
+        reported(
+            request.getfixturevalue("spark"),
+            Order(ran[1] / "log", out, facts.target(request.param)),
+            datetime.now(UTC),
+        )
     summary = json.loads((out / "summary.json").read_text())
     assert summary["target"] == request.param
     tables = {}
@@ -126,7 +138,10 @@ def company(ran):
 
 def refused(target, company):
     """By application, what the target refuses of it."""
-    each = {name: always | (only_first if target == "kafka-4.0" else set()) for name, (always, only_first) in REFUSED.items()}
+    each = {
+        name: always | (only_first if target == "kafka-4.0" else set())
+        for name, (always, only_first) in REFUSED.items()
+    }
     return {name: what for name, what in each.items() if name in company}
 
 
@@ -140,7 +155,10 @@ def by_application(rows):
 def test_the_demo_says_whose_turn_it_is_and_ends_with_the_answer_and_where_the_page_is(demo, ran):
     done, folder = demo
     told = done.stderr.splitlines()
-    turns = [f"[{number:2}/{len(COMPANY)}] {who.client_id} ({who.row.library} {who.row.version})" for number, who in enumerate(COMPANY, 1)]
+    turns = [
+        f"[{number:2}/{len(COMPANY)}] {who.client_id} ({who.row.library} {who.row.version})"
+        for number, who in enumerate(COMPANY, 1)
+    ]
     assert told[0].startswith(f"the log and the report go to {folder}; ")
     assert told[1 : len(COMPANY) + 2] == [*turns, f"{len(ran[0])} applications ran"]
     assert all(line.isprintable() for line in told)
@@ -161,7 +179,10 @@ def test_the_applications_are_those_that_ran(report, company):
 
 def test_each_has_the_topics_and_groups_that_it_used(report, company):
     rows = by_application(report[1]["clients"])
-    found = {name: (set(json.loads(row["topics"])), set(json.loads(row["groups"]))) for name, row in rows.items()}
+    found = {
+        name: (set(json.loads(row["topics"])), set(json.loads(row["groups"])))
+        for name, row in rows.items()
+    }
     assert found == {name: (who.topics, who.groups) for name, who in company.items()}
 
 
@@ -169,10 +190,16 @@ def test_each_sent_the_versions_that_its_library_speaks(report, company):
     found = defaultdict(dict)
     for row in report[1]["matrix"]:
         found[row["client_id"]][row["api_key"]] = int(row["highest"])
-    seen = {name: Speaks(*(found[name].get(key, NEVER) for key in (PRODUCE, FETCH, METADATA, API_VERSIONS))) for name in company}
+    seen = {
+        name: Speaks(
+            *(found[name].get(key, NEVER) for key in (PRODUCE, FETCH, METADATA, API_VERSIONS))
+        )
+        for name in company
+    }
     assert seen == {
         name: SPEAKS[who.client]._replace(
-            **({} if who.is_producer else {"produce": NEVER}), **({} if who.is_consumer else {"fetch": NEVER})
+            **({} if who.is_producer else {"produce": NEVER}),
+            **({} if who.is_consumer else {"fetch": NEVER}),
         )
         for name, who in company.items()
     }
@@ -185,7 +212,9 @@ def test_those_are_refused_that_kafka_4_would_refuse_and_for_that(report, compan
         found[row["client_id"]].add(row["what"])
     wanted = refused(target, company)
     assert found == wanted
-    assert {name for name, row in by_application(tables["clients"]).items() if row["state"] == "refused"} == set(wanted)
+    assert {
+        name for name, row in by_application(tables["clients"]).items() if row["state"] == "refused"
+    } == set(wanted)
     assert (summary["ready"], summary["applications"]["refused"]) == (not wanted, len(wanted))
 
 
@@ -197,8 +226,14 @@ def test_bound_are_the_topics_and_groups_that_old_and_new_share(report, company)
         for kind, names in (("topic", who.topics), ("group", who.groups)):
             for name in names:
                 users[kind, name].add(who.client_id)
-    shared = {place: (len(who & set(old)), len(who - set(old))) for place, who in users.items() if who & set(old) and who - set(old)}
-    assert {(row["kind"], row["name"]): (int(row["old"]), int(row["new"])) for row in tables["bindings"]} == shared
+    shared = {
+        place: (len(who & set(old)), len(who - set(old)))
+        for place, who in users.items()
+        if who & set(old) and who - set(old)
+    }
+    assert {
+        (row["kind"], row["name"]): (int(row["old"]), int(row["new"])) for row in tables["bindings"]
+    } == shared
 
 
 def test_conversions_are_those_of_readers_of_another_format(report, company):
@@ -212,12 +247,18 @@ def test_conversions_are_those_of_readers_of_another_format(report, company):
     for who in company.values():
         for deed in who.deeds:
             knows = who.row.reads
-            if isinstance(deed, Reads) and any(one < knows if knows == 2 else one > knows for one in formats[deed.topic]):
+            if isinstance(deed, Reads) and any(
+                one < knows if knows == 2 else one > knows for one in formats[deed.topic]
+            ):
                 wanted[who.client_id, deed.topic] = deed.records
     found = {(row["client_id"], row["topic"]): row for row in report[1]["conversions"]}
     assert set(found) == set(wanted)
     # A fetch converts what it gets, which may be more than is then read.
-    assert [place for place, records in wanted.items() if int(found[place]["converted_records"]) < records] == []
+    assert [
+        place
+        for place, records in wanted.items()
+        if int(found[place]["converted_records"]) < records
+    ] == []
     assert {row["produces_converted"] for row in found.values()} == {"0"}
     assert report[2]["conversions"]["cpu_seconds"] > 0
 
@@ -230,16 +271,25 @@ def test_a_library_that_is_told_is_the_true_one_and_its_range_has_its_version(re
         if who.client in NAMED:
             assert float(row["confidence"]) == 1
         told = (row["library"], row["version_low"], row["version_high"])
-        if row["library"] and not (row["library"] == LIBRARIES.get(client.library, client.library) and is_within(client, *told[1:])):
+        if row["library"] and not (
+            row["library"] == LIBRARIES.get(client.library, client.library)
+            and is_within(client, *told[1:])
+        ):
             wrong[name] = told
     assert wrong == {}
-    assert {who.client for name, who in company.items() if rows[name]["library"]} >= NAMED & {who.client for who in company.values()}
+    assert {who.client for name, who in company.items() if rows[name]["library"]} >= NAMED & {
+        who.client for who in company.values()
+    }
 
 
 def test_each_is_told_as_the_library_and_in_the_state_that_it_is(report, company):
     rows = by_application(report[1]["clients"])
     found = {name: (row["library"], row["state"]) for name, row in rows.items()}
-    assert {name: told for name, told in found.items() if told[0] != TOLD[name][0] or told[1] not in TOLD[name][1]} == {}
+    assert {
+        name: told
+        for name, told in found.items()
+        if told[0] != TOLD[name][0] or told[1] not in TOLD[name][1]
+    } == {}
     assert set(TOLD) >= set(company)
 
 
@@ -247,13 +297,19 @@ def test_what_is_not_told_apart_is_told_what_of_each_library_it_needs(report, co
     """The client is kafka-node, which is no way out."""
     if "door-sensors" in company:
         needs = by_application(report[1]["clients"])["door-sensors"]["needs"]
-        assert needs.startswith("java 2.1.0 or librdkafka 1.8.2 or kafkajs 1.15.0 or sarama 1.41.0 or kafka-python 2.0.2 or ")
-        assert needs.endswith("with its protocol setting left out, where it has one; no version of kafka-node is served")
+        assert needs.startswith(
+            "java 2.1.0 or librdkafka 1.8.2 or kafkajs 1.15.0 or sarama 1.41.0 or kafka-python 2.0.2 or "
+        )
+        assert needs.endswith(
+            "with its protocol setting left out, where it has one; no version of kafka-node is served"
+        )
 
 
 def is_within(client, low, high):
     """kcat's own version is not that of the library in it, which differs with the system."""
-    return client.library == "kcat" or numbers(low) <= numbers(client.version) <= numbers(high or "9999")
+    return client.library == "kcat" or numbers(low) <= numbers(client.version) <= numbers(
+        high or "9999"
+    )
 
 
 def numbers(version):
@@ -262,18 +318,33 @@ def numbers(version):
 
 def test_nothing_of_the_log_is_missing(report):
     log = report[2]["log"]
-    assert (log["damaged"], log["quarantined"], log["lines_missing"], log["never_logged_in"]) == ([], {}, 0, 0)
+    assert (log["damaged"], log["quarantined"], log["lines_missing"], log["never_logged_in"]) == (
+        [],
+        {},
+        0,
+        0,
+    )
 
 
 def test_the_page_asks_for_nothing_and_nothing_of_it_is_cut_off(medium, chromium):
     kind, page = medium
     assert (chromium.requested, chromium.said) == ([page.as_uri()], [])
-    assert chromium.evaluate("document.scrollingElement.scrollWidth <= innerWidth && innerWidth") == MEDIA[kind]
+    assert (
+        chromium.evaluate("document.scrollingElement.scrollWidth <= innerWidth && innerWidth")
+        == MEDIA[kind]
+    )
     assert chromium.evaluate(CUT) == []
 
 
-def test_the_page_names_each_application_that_it_would_refuse_and_why(report, company, ran, chromium):
+def test_the_page_names_each_application_that_it_would_refuse_and_why(
+    report, company, ran, chromium
+):
     chromium.open(ran[1] / "report" / "report.html", SCREEN)
     shown = chromium.evaluate("document.body.textContent")
-    missing = [word for name, whats in refused(report[0], company).items() for word in (name, *whats) if word not in shown]
+    missing = [
+        word
+        for name, whats in refused(report[0], company).items()
+        for word in (name, *whats)
+        if word not in shown
+    ]
     assert missing == []

@@ -39,7 +39,9 @@ def table(out, name):
 
 def test_each_application_is_in_the_state_that_it_was_planted_in(report):
     rows = table(report[1], "clients")
-    assert {row["client_id"]: row["state"] for row in rows} == {name: state for name, (state, _) in planted.STATES.items()}
+    assert {row["client_id"]: row["state"] for row in rows} == {
+        name: state for name, (state, _) in planted.STATES.items()
+    }
     assert len(rows) == len(planted.STATES)
 
 
@@ -53,7 +55,10 @@ def test_each_planted_blocker_is_found_and_nothing_else(report):
 def test_blockers_are_in_the_order_of_their_traffic(report):
     sizes = [row["bytes"] for row in report[2]["blockers"]]
     assert sizes == sorted(sizes, reverse=True)
-    assert (report[2]["blockers"][0]["client_id"], report[2]["blockers"][-1]["client_id"]) == ("billing", "lost-rows")
+    assert (report[2]["blockers"][0]["client_id"], report[2]["blockers"][-1]["client_id"]) == (
+        "billing",
+        "lost-rows",
+    )
 
 
 def test_bytes_are_counted_once_in_requests_and_topics(report):
@@ -61,11 +66,18 @@ def test_bytes_are_counted_once_in_requests_and_topics(report):
     days = len(planted.DAYS)
     assert int(billing["bytes_in"]) == 4 * 10 * 1024 * days
     assert int(billing["topic_bytes"]) == (90 + 300) * 1024 * days
-    assert (int(billing["requests"]), int(billing["records"]), int(billing["magic_in_0"])) == (40 * days, 150 * days, 4 * days)
+    assert (int(billing["requests"]), int(billing["records"]), int(billing["magic_in_0"])) == (
+        40 * days,
+        150 * days,
+        4 * days,
+    )
 
 
 def test_a_library_is_what_the_client_calls_itself(report):
-    named = {row["client_id"]: (row["library"], row["version_low"], row["version_high"]) for row in table(report[1], "clients")}
+    named = {
+        row["client_id"]: (row["library"], row["version_low"], row["version_high"])
+        for row in table(report[1], "clients")
+    }
     assert named["confluent"] == ("librdkafka", "2.16.1", "2.16.1")
     assert named["shop"] == ("java", "2.8.2", "2.8.2")
     assert named["franz"] == ("franz-go", "1.22.2", "1.22.2")
@@ -76,7 +88,10 @@ def test_of_a_nameless_client_the_evidence_is_what_it_sends(report):
     (row,) = [row for row in table(report[1], "clients") if row["client_id"] == "billing"]
     may_be, sends = row["evidence"].split("; ")
     assert may_be.startswith("may be ")
-    assert (sends, row["generation"]) == ("sends Produce 1, Fetch 1, Metadata 0, JoinGroup 0", "0.9")
+    assert (sends, row["generation"]) == (
+        "sends Produce 1, Fetch 1, Metadata 0, JoinGroup 0",
+        "0.9",
+    )
 
 
 def test_what_an_application_needs_is_the_lowest_supported_version(report):
@@ -90,7 +105,10 @@ def test_what_an_application_needs_is_the_lowest_supported_version(report):
 
 
 def test_topics_and_groups_that_bind_old_and_new_are_named(report):
-    assert {(row["kind"], row["name"]) for row in table(report[1], "bindings")} == {("topic", "orders"), ("group", "billers")}
+    assert {(row["kind"], row["name"]) for row in table(report[1], "bindings")} == {
+        ("topic", "orders"),
+        ("group", "billers"),
+    }
 
 
 def test_conversions_are_charged_to_who_caused_them(report):
@@ -106,7 +124,9 @@ def test_conversions_are_charged_to_who_caused_them(report):
 
 def test_the_trend_meets_zero_where_the_line_through_the_days_does(report):
     """By hand: days -10 to -1 of 7,7,7,7,7,6,6,6,6,6: slope -12.5/82.5, mean 6.5 at -5.5, so 5.667 today, and zero after 37.4 days."""
-    assert [int(row["refused_applications"]) for row in table(report[1], "trend")] == [7] * 5 + [6] * 5
+    assert [int(row["refused_applications"]) for row in table(report[1], "trend")] == [7] * 5 + [
+        6
+    ] * 5
     assert report[2]["trend"]["per_day"] == pytest.approx(-12.5 / 82.5)
     assert report[2]["trend"]["reaches_zero"] == "2026-12-28"
 
@@ -136,11 +156,21 @@ OF_SHOP = {
 
 
 @pytest.mark.parametrize("day", [planted.DAYS[0], planted.DAYS[-1]])
-@pytest.mark.parametrize(("kind", "wanted"), [(("", "", "0.9"), OF_BILLING), (("java", "2.8.2", "2.8"), OF_SHOP)])
+@pytest.mark.parametrize(
+    ("kind", "wanted"), [(("", "", "0.9"), OF_BILLING), (("java", "2.8.2", "2.8"), OF_SHOP)]
+)
 def test_libraries_are_spread_over_days_and_each_dimension_as_planted(report, day, kind, wanted):
     """Of the kinds of `billing` and `shop` there is nobody else."""
-    rows = [row for row in table(report[1], "distribution") if (row["library"], row["version"], row["generation"]) == kind]
-    found = {(row["dimension"], row["value"]): numbers(row, "applications", "requests", "bytes") for row in rows if row["date"] == day}
+    rows = [
+        row
+        for row in table(report[1], "distribution")
+        if (row["library"], row["version"], row["generation"]) == kind
+    ]
+    found = {
+        (row["dimension"], row["value"]): numbers(row, "applications", "requests", "bytes")
+        for row in rows
+        if row["date"] == day
+    }
     assert found == {place: (1, *counted) for place, counted in wanted.items()}
 
 
@@ -153,13 +183,20 @@ def test_each_application_of_a_day_is_in_each_dimension_once(report, day, count)
             applications[row["dimension"], row["value"]] += int(row["applications"])
     assert applications["principal", "User:ANONYMOUS"] == count
     assert (applications["principal", ""], applications["client_id", ""]) == (1, 1)
-    assert sum(number for (dimension, _), number in applications.items() if dimension == "client_id") == count + 1
+    assert (
+        sum(number for (dimension, _), number in applications.items() if dimension == "client_id")
+        == count + 1
+    )
 
 
 def test_batches_are_counted_by_topic_and_record_format(report):
     ways = [f"magic_{way}_{magic}" for way in ("in", "out") for magic in (0, 1, 2)]
-    found = {(row["date"], row["topic"]): numbers(row, *ways) for row in table(report[1], "formats")}
-    wanted = {(day, "orders"): (4, 0, 4, 5, 0, 0) for day in planted.DAYS} | {(day, "invoices"): (0,) * 6 for day in planted.DAYS}
+    found = {
+        (row["date"], row["topic"]): numbers(row, *ways) for row in table(report[1], "formats")
+    }
+    wanted = {(day, "orders"): (4, 0, 4, 5, 0, 0) for day in planted.DAYS} | {
+        (day, "invoices"): (0,) * 6 for day in planted.DAYS
+    }
     assert found == wanted | {(day, "events"): (0, 4, 0, 0, 0, 0) for day in planted.DAYS[:5]}
 
 
@@ -210,7 +247,16 @@ def test_the_page_names_every_application(report):
 
 def test_every_table_is_there_as_parquet_with_as_many_rows(spark, report):
     names = {path.stem for path in report[1].glob("*.csv")}
-    assert names == {"clients", "blockers", "bindings", "conversions", "distribution", "formats", "matrix", "trend"}
+    assert names == {
+        "clients",
+        "blockers",
+        "bindings",
+        "conversions",
+        "distribution",
+        "formats",
+        "matrix",
+        "trend",
+    }
     assert {name: spark.read.parquet(str(report[1] / name)).count() for name in names} == {
         name: len(table(report[1], name)) for name in names
     }
@@ -232,15 +278,25 @@ def test_another_target_makes_something_else_of_the_same_log(spark, report, targ
     did = activity.activity(usage, connections, who).persist()
     named = identify(kinds(usage, connections, who))
     found = readiness.findings(did, activity.bare_tokens(did), aim)
-    states = readiness.applications(did, named, readiness.blockers(found), aim).select("client_id", "state").collect()
+    states = (
+        readiness.applications(did, named, readiness.blockers(found), aim)
+        .select("client_id", "state")
+        .collect()
+    )
     did.unpersist()
     assert {row["client_id"]: row["state"] for row in states} == planted.STATES_FOR[target]
 
 
 def test_days_before_since_are_not_in_the_report_and_the_tables_are_enough(spark, report):
     summary = reported(spark, None, report[1], since=date(2026, 11, 16))
-    assert (summary["from"], summary["log"]["files"], summary["trend"]["days"]) == ("2026-11-16", 0, 4)
-    assert summary["log"]["never_logged_in"] == len([day for day in planted.DAYS if day >= "2026-11-16"])
+    assert (summary["from"], summary["log"]["files"], summary["trend"]["days"]) == (
+        "2026-11-16",
+        0,
+        4,
+    )
+    assert summary["log"]["never_logged_in"] == len(
+        [day for day in planted.DAYS if day >= "2026-11-16"]
+    )
     assert "nightly" not in {row["client_id"] for row in table(report[1], "clients")}
 
 
@@ -265,27 +321,62 @@ def test_whatever_clients_call_themselves_the_outputs_are_only_outputs(spark, tm
     process = Process(tmp_path / "logs")
     begin, rows = ms("2026-11-18"), []
     for name in EVIL:
-        said = {"principal": name, "software": name, "software_version": name, "peer": name or "10.0.0.1"}
-        rows += process.connection(begin, begin + 60_000, [name], [(0, 1, 1, 10, 10)], [(name, 0, 1, {"bytes_in": 5})], **said)
+        said = {
+            "principal": name,
+            "software": name,
+            "software_version": name,
+            "peer": name or "10.0.0.1",
+        }
+        rows += process.connection(
+            begin,
+            begin + 60_000,
+            [name],
+            [(0, 1, 1, 10, 10)],
+            [(name, 0, 1, {"bytes_in": 5})],
+            **said,
+        )
     # Requests that only brokers send are refused in each version.
-    rows += process.connection(begin, begin + 60_000, ["loud"], [(4, version, 1, 10, 10) for version in range(300)])
-    closing = {"listener": "PLAINTEXT", "client_ids": ["odd"], "highest": {"x": 3, "99999999999": 1, "-5": 2, "4711": 4}}
-    closing |= {"first_requests": ["x:y", "", ":", "-1:2", "99999999999:1", "3:1"], "habits": {"acks": 99, "protocols": ["=x", ""]}}
-    rows.append(process.row("connection", begin, "1-a-99", event="closed", principal="User:odd", **closing))
+    rows += process.connection(
+        begin, begin + 60_000, ["loud"], [(4, version, 1, 10, 10) for version in range(300)]
+    )
+    closing = {
+        "listener": "PLAINTEXT",
+        "client_ids": ["odd"],
+        "highest": {"x": 3, "99999999999": 1, "-5": 2, "4711": 4},
+    }
+    closing |= {
+        "first_requests": ["x:y", "", ":", "-1:2", "99999999999:1", "3:1"],
+        "habits": {"acks": 99, "protocols": ["=x", ""]},
+    }
+    rows.append(
+        process.row("connection", begin, "1-a-99", event="closed", principal="User:odd", **closing)
+    )
     process.file("2026-11-18", 12, rows)
     reported(spark, process.logs, tmp_path / "out")
     out = tmp_path / "out"
     for path in out.glob("*.csv"):
         with path.open(newline="") as file:
-            assert [cell for row in csv.reader(file) for cell in row if cell.startswith(("=", "+", "@", "\t", "\r", "\n", "＝"))] == [], (
-                path
-            )
+            assert [
+                cell
+                for row in csv.reader(file)
+                for cell in row
+                if cell.startswith(("=", "+", "@", "\t", "\r", "\n", "＝"))
+            ] == [], path
     assert {row["client_id"] for row in table(out, "clients")} == {
         f"'{name}" if name[:1] in "=+-@\n＝" and name else name for name in EVIL
     } | {"odd", "loud"}
-    assert {row["client_id"] for row in spark.read.parquet(str(out / "clients")).collect()} == {*EVIL, "odd", "loud"}
-    assert not {"<script", "<img"} & set((out / "report.html").read_text().replace(">", " ").split())
-    blockers = {row["client_id"]: row["reasons"].split(", ") for row in json.loads((out / "summary.json").read_text())["blockers"]}
+    assert {row["client_id"] for row in spark.read.parquet(str(out / "clients")).collect()} == {
+        *EVIL,
+        "odd",
+        "loud",
+    }
+    assert not {"<script", "<img"} & set(
+        (out / "report.html").read_text().replace(">", " ").split()
+    )
+    blockers = {
+        row["client_id"]: row["reasons"].split(", ")
+        for row in json.loads((out / "summary.json").read_text())["blockers"]
+    }
     assert blockers.keys() == {*EVIL, "loud"}
     assert (len(blockers["loud"]), blockers["loud"][-1]) == (51, "and 250 more")
 
@@ -293,52 +384,108 @@ def test_whatever_clients_call_themselves_the_outputs_are_only_outputs(spark, tm
 def test_a_clock_that_says_any_year_leaves_times_that_can_be(spark, tmp_path):
     process, begin, rows = Process(tmp_path / "logs"), ms("2026-11-18"), []
     for name, far in (("ahead", ms("2262-01-01")), ("beyond", 1 << 50), ("behind", 0)):
-        opened, used, closed = process.connection(begin, begin + 60_000, [name], [(0, 1, 1, 10, 10)])
-        rows += [opened | {"at": far}, used | {"at": far, "began": far}, closed | {"opened_at": far}]
+        opened, used, closed = process.connection(
+            begin, begin + 60_000, [name], [(0, 1, 1, 10, 10)]
+        )
+        rows += [
+            opened | {"at": far},
+            used | {"at": far, "began": far},
+            closed | {"opened_at": far},
+        ]
         rows.append(
             process.row(
-                "connection", far, f"1-x-{far}", event="opened", listener="P", peer=name, mechanism="GSSAPI", road="none", protocol="SASL"
+                "connection",
+                far,
+                f"1-x-{far}",
+                event="opened",
+                listener="P",
+                peer=name,
+                mechanism="GSSAPI",
+                road="none",
+                protocol="SASL",
             )
         )
     process.file("2026-11-18", 12, rows)
     summary = reported(spark, process.logs, tmp_path / "out")
     assert {row["last_refused"] for row in summary["blockers"]} == {"2026-11-18"}
     for name in ("clients", "blockers"):
-        assert {row[when][:10] for row in table(tmp_path / "out", name) for when in ("first_seen", "last_seen")} == {"2026-11-18"}, name
+        assert {
+            row[when][:10]
+            for row in table(tmp_path / "out", name)
+            for when in ("first_seen", "last_seen")
+        } == {"2026-11-18"}, name
 
 
-def test_of_as_many_libraries_as_clients_make_up_the_page_gets_the_most_numerous_and_the_others_together(spark, monkeypatch):
+def test_of_as_many_libraries_as_clients_make_up_the_page_gets_the_most_numerous_and_the_others_together(
+    spark, monkeypatch
+):
     from reports.analysis.literals import table_of
     from reports.page import page_data
 
     monkeypatch.setattr(page_data, "MOST_KINDS", 2)
     monkeypatch.setattr(page_data, "MOST_SERIES", 1)
     made_up = (
-        [("java", "3.9.1", "fine")] * 3 + [("b", "1.0", "fine"), ("b", "1.0.7", "refused")] + [(f"x{n}", None, "refused") for n in range(5)]
+        [("java", "3.9.1", "fine")] * 3
+        + [("b", "1.0", "fine"), ("b", "1.0.7", "refused")]
+        + [(f"x{n}", None, "refused") for n in range(5)]
     )
-    clients = table_of(spark, [(*row, None) for row in made_up], "library string, version_high string, state string, generation string")
-    assert page_data._kinds(clients) == [("java 3.9", {"fine": 3}), ("b 1.0", {"fine": 1, "refused": 1}), ("others", {"refused": 5})]
-    days = [("2026-11-18", "client_id", *row[:2], None, 1) for row in made_up] + [("2026-11-19", "client_id", "java", "3.9.0", None, 2)]
-    spread = table_of(spark, days, "date date, dimension string, library string, version string, generation string, applications int")
+    clients = table_of(
+        spark,
+        [(*row, None) for row in made_up],
+        "library string, version_high string, state string, generation string",
+    )
+    assert page_data._kinds(clients) == [
+        ("java 3.9", {"fine": 3}),
+        ("b 1.0", {"fine": 1, "refused": 1}),
+        ("others", {"refused": 5}),
+    ]
+    days = [("2026-11-18", "client_id", *row[:2], None, 1) for row in made_up] + [
+        ("2026-11-19", "client_id", "java", "3.9.0", None, 2)
+    ]
+    spread = table_of(
+        spark,
+        days,
+        "date date, dimension string, library string, version string, generation string, applications int",
+    )
     one, other = date(2026, 11, 18), date(2026, 11, 19)
-    assert page_data._kinds_by_day(spread) == [("java 3.9", {one: 3, other: 2}), ("others", {one: 7})]
-    assert page_data._most(clients.groupBy("library", "state").count().withColumnRenamed("library", "kind"), "state", 1).count() == 3
+    assert page_data._kinds_by_day(spread) == [
+        ("java 3.9", {one: 3, other: 2}),
+        ("others", {one: 7}),
+    ]
+    assert (
+        page_data._most(
+            clients.groupBy("library", "state").count().withColumnRenamed("library", "kind"),
+            "state",
+            1,
+        ).count()
+        == 3
+    )
 
 
-def test_where_there_are_too_many_kinds_of_clients_it_says_of_how_many_the_library_was_not_looked_for(spark, tmp_path, monkeypatch):
+def test_where_there_are_too_many_kinds_of_clients_it_says_of_how_many_the_library_was_not_looked_for(
+    spark, tmp_path, monkeypatch
+):
     from reports.analysis import identity
 
     monkeypatch.setattr(identity, "MOST_DOINGS", 1)
     process, begin, rows = Process(tmp_path / "logs"), ms("2026-11-18"), []
-    sent = {"first": (planted.PRODUCE, 3), "second": (planted.PRODUCE, 3), "other": (planted.FETCH, 5)}
+    sent = {
+        "first": (planted.PRODUCE, 3),
+        "second": (planted.PRODUCE, 3),
+        "other": (planted.FETCH, 5),
+    }
     for name, pair in sent.items():
         rows += process.connection(begin, begin + 60_000, [name], planted.requests(pair))
     named = {"software": "apache-kafka-java", "software_version": "3.9.1"}
-    rows += process.connection(begin, begin + 60_000, ["named"], planted.requests((planted.FETCH, 12)), **named)
+    rows += process.connection(
+        begin, begin + 60_000, ["named"], planted.requests((planted.FETCH, 12)), **named
+    )
     process.file("2026-11-18", 12, rows)
     assert reported(spark, process.logs, tmp_path / "out")["log"]["library_not_looked_for"] == 1
     evidence = {row["client_id"]: row["evidence"] for row in table(tmp_path / "out", "clients")}
-    assert {name for name, told in evidence.items() if told.startswith(identity.LEFT_OUT)} == {"other"}
+    assert {name for name, told in evidence.items() if told.startswith(identity.LEFT_OUT)} == {
+        "other"
+    }
     assert evidence["named"].startswith("calls itself apache-kafka-java 3.9.1")
 
 
@@ -357,11 +504,21 @@ def test_a_log_that_cannot_be_used_is_no_report_and_it_says_why(spark, tmp_path)
 
     process = Process(tmp_path / "logs")
     process.file("2026-11-18", 12, [b"no row", b"nor this"])
-    with pytest.raises(TablesError, match=r"there is nothing of a traffic log in \S+: 2 lines went into quarantine, first for this: \w+"):
+    with pytest.raises(
+        TablesError,
+        match=r"there is nothing of a traffic log in \S+: 2 lines went into quarantine, first for this: \w+",
+    ):
         reported(spark, process.logs, tmp_path / "out")
-    path = process.file("2026-11-18", 13, [process.row("usage", ms("2026-11-18"), "1-a-1", api_key=3, api_version=9, requests=1)])
+    path = process.file(
+        "2026-11-18",
+        13,
+        [process.row("usage", ms("2026-11-18"), "1-a-1", api_key=3, api_version=9, requests=1)],
+    )
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(TablesError, match=r"there is nothing of a traffic log in \S+: 1 file cannot be used, first date=\S+: \w+"):
+    with pytest.raises(
+        TablesError,
+        match=r"there is nothing of a traffic log in \S+: 1 file cannot be used, first date=\S+: \w+",
+    ):
         reported(spark, process.logs, tmp_path / "out")
 
 
@@ -371,10 +528,15 @@ def test_a_log_of_probes_and_of_log_ins_that_failed_is_no_report(spark, tmp_path
     process, begin = Process(tmp_path / "logs"), ms("2026-11-18")
     rows = process.connection(begin, begin + 1000, principal=None)
     failed = {"principal": None, "protocol": "SASL_PLAINTEXT", "mechanism": "PLAIN"}
-    rows += process.connection(begin, begin + 1000, ["wrong-password"], planted.requests((planted.HANDSHAKE, 1)), **failed)
+    rows += process.connection(
+        begin, begin + 1000, ["wrong-password"], planted.requests((planted.HANDSHAKE, 1)), **failed
+    )
     # Idle: it logged in, and that was all.
     rows += process.connection(begin, begin + 1000, protocol="SASL_PLAINTEXT", mechanism="PLAIN")
     process.file("2026-11-18", 12, rows)
-    with pytest.raises(TablesError, match=r"there is no application in \S+ since 2026-10-21: whoever connected asked for nothing"):
+    with pytest.raises(
+        TablesError,
+        match=r"there is no application in \S+ since 2026-10-21: whoever connected asked for nothing",
+    ):
         reported(spark, process.logs, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"tables"}

@@ -22,7 +22,12 @@ DAY = planted.DAYS[-1]
 KIB = 1024
 #: By client id, who hides behind it: a recorded client and what its traffic is, in KiB.
 BEHIND = {
-    "rdkafka": {"confluent-0.11.6": 100, "confluent-1.0.0": 200, "confluent-1.7.0": 300, "confluent-2.16.1": 400},
+    "rdkafka": {
+        "confluent-0.11.6": 100,
+        "confluent-1.0.0": 200,
+        "confluent-1.7.0": 300,
+        "confluent-2.16.1": 400,
+    },
     "sarama": {"sarama-1.10.0": 200, "sarama-1.61.1": 200},
     "alone": {"confluent-1.0.0": 10},
 }
@@ -42,19 +47,35 @@ def write(logs):
     for client_id, behind in BEHIND.items():
         for name, kib in behind.items():
             row = clients[name]
-            main = max(row["first"], key=lambda first: (any(one.startswith("11:") for one in first), len(first)))
+            main = max(
+                row["first"],
+                key=lambda first: (any(one.startswith("11:") for one in first), len(first)),
+            )
             seen = {request for first in row["first"] for request in first}
-            later = [f"{key}:{version}" for key, versions in row["requests"].items() for version in versions]
-            said = {key: row[key] for key in ("software", "software_version", "api_versions") if key in row}
+            later = [
+                f"{key}:{version}"
+                for key, versions in row["requests"].items()
+                for version in versions
+            ]
+            said = {
+                key: row[key]
+                for key in ("software", "software_version", "api_versions")
+                if key in row
+            }
             habits = {key: values[0] for key, values in row["habits"].items()}
             for first in row["first"]:
-                sent = sorted({*first, *([one for one in later if one not in seen] if first is main else [])})
+                sent = sorted(
+                    {*first, *([one for one in later if one not in seen] if first is main else [])}
+                )
                 pairs = [tuple(map(int, one.split(":"))) for one in sent]
                 requests = [
-                    (key, version, 1, kib * KIB if first is main and place == 0 else 0, 0) for place, (key, version) in enumerate(pairs)
+                    (key, version, 1, kib * KIB if first is main and place == 0 else 0, 0)
+                    for place, (key, version) in enumerate(pairs)
                 ]
                 its = habits if first is main else {}
-                rows += process.connection(begin, end, [client_id], requests, first_requests=first, habits=its, **said)
+                rows += process.connection(
+                    begin, end, [client_id], requests, first_requests=first, habits=its, **said
+                )
     process.file(DAY, 12, rows)
 
 
@@ -89,7 +110,9 @@ def versions(one):
 
 
 @pytest.mark.parametrize("client_id", BEHIND)
-def test_a_row_names_each_library_and_range_behind_it_with_its_share_of_the_traffic(report, client_id):
+def test_a_row_names_each_library_and_range_behind_it_with_its_share_of_the_traffic(
+    report, client_id
+):
     clients = recorded()
     left = libraries(report[0][client_id])
     total = sum(BEHIND[client_id].values())
@@ -98,7 +121,8 @@ def test_a_row_names_each_library_and_range_behind_it_with_its_share_of_the_traf
         found = [
             one
             for one in left
-            if (one["library"], one["share"]) == (row["library"], round(kib / total, 4)) and is_within(one, row["version"])
+            if (one["library"], one["share"]) == (row["library"], round(kib / total, 4))
+            and is_within(one, row["version"])
         ]
         assert found, (name, left)
         left.remove(found[0])
@@ -116,8 +140,14 @@ def test_the_lowest_version_is_that_of_the_row_and_the_worst_state_too(report):
 
 
 def test_each_is_told_by_what_distinguishes_it(report):
-    *nameless, older, newer = sorted(libraries(report[0]["rdkafka"]), key=lambda one: (one["confidence"], numbers(one["version_low"])))
-    assert [one["difference"].startswith("sends ") and "(others: " in one["difference"] for one in nameless] == [True, True]
+    *nameless, older, newer = sorted(
+        libraries(report[0]["rdkafka"]),
+        key=lambda one: (one["confidence"], numbers(one["version_low"])),
+    )
+    assert [
+        one["difference"].startswith("sends ") and "(others: " in one["difference"]
+        for one in nameless
+    ] == [True, True]
     assert [one["evidence"].split("; ")[0] for one in (older, newer)] == [
         f"calls itself {software(name)}" for name in ("confluent-1.7.0", "confluent-2.16.1")
     ]
@@ -138,7 +168,9 @@ def test_the_summary_lists_the_libraries_of_each_that_is_refused(report):
     assert blockers.keys() >= {"rdkafka"}
     for client_id, blocker in blockers.items():
         told = [(one["library"], one["version_low"], one["share"]) for one in blocker["libraries"]]
-        assert told == [(one["library"], one["version_low"], one["share"]) for one in libraries(rows[client_id])]
+        assert told == [
+            (one["library"], one["version_low"], one["share"]) for one in libraries(rows[client_id])
+        ]
 
 
 def test_the_page_lists_them_in_the_row_of_the_application(report):
@@ -160,7 +192,9 @@ def real(spark, tmp_path_factory):
     """By client id, the clients that ran and the row of clients.csv."""
     folder = tmp_path_factory.mktemp("shared-by-real-clients")
     company = [
-        Application(client_id, name, (Writes("events", 50), Reads("events", f"group-of-{name}", 50)))
+        Application(
+            client_id, name, (Writes("events", 50), Reads("events", f"group-of-{name}", 50))
+        )
         for client_id, names in REAL.items()
         for name in names
     ]
@@ -170,10 +204,18 @@ def real(spark, tmp_path_factory):
     from reports.run import Order
     from reports.run import run as made
 
-    made(spark, Order(folder / "logs", folder / "out", facts.target("kafka-4.x")), datetime.now(UTC))
+    made(
+        spark, Order(folder / "logs", folder / "out", facts.target("kafka-4.x")), datetime.now(UTC)
+    )
     with (folder / "out" / "clients.csv").open(newline="") as file:
         rows = {row["client_id"]: row for row in csv.DictReader(file)}
-    return {client_id: ([who.client for who in ran.applications if who.client_id == client_id], rows.get(client_id)) for client_id in REAL}
+    return {
+        client_id: (
+            [who.client for who in ran.applications if who.client_id == client_id],
+            rows.get(client_id),
+        )
+        for client_id in REAL
+    }
 
 
 @pytest.mark.peer
@@ -186,7 +228,11 @@ def test_each_real_client_behind_one_address_is_named_and_no_other(real, client_
     left = libraries(application)
     for name in names:
         row = recorded()[name]
-        found = [one for one in left if one["library"] == row["library"] and is_within(one, row["version"])]
+        found = [
+            one
+            for one in left
+            if one["library"] == row["library"] and is_within(one, row["version"])
+        ]
         assert found, (name, left)
         left.remove(found[0])
     assert left == []

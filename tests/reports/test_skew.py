@@ -77,7 +77,9 @@ def reported(spark, tmp_path_factory):
         with set_to(spark, settings):
             summary = run(spark, order, NOW)
         ways.append(({path.stem: rows_of(path) for path in order.out.glob("*.csv")}, summary))
-    return Reported(stored(spark, order.tables, "usage"), stored(spark, order.tables, "connection"), ways)
+    return Reported(
+        stored(spark, order.tables, "usage"), stored(spark, order.tables, "connection"), ways
+    )
 
 
 def rows_of(path):
@@ -99,8 +101,14 @@ def test_nearly_all_of_the_log_is_what_it_is_skewed_by(reported):
     assert most(connections, "peer") == (skewed.MACHINE[2], pytest.approx(0.75, abs=0.1))
     for name in ("principal", "client_id", "topic", "group"):
         assert most(usage, name) == (None, pytest.approx(0.8, abs=0.2))
-    assert most([row for row in usage if row["topic"]], "topic") == ("orders", pytest.approx(1, abs=0.1))
-    assert most([row for row in usage if row["group"]], "group") == ("billers", pytest.approx(1, abs=0.1))
+    assert most([row for row in usage if row["topic"]], "topic") == (
+        "orders",
+        pytest.approx(1, abs=0.1),
+    )
+    assert most([row for row in usage if row["group"]], "group") == (
+        "billers",
+        pytest.approx(1, abs=0.1),
+    )
 
 
 def most(rows, name):
@@ -120,13 +128,19 @@ def test_a_skewed_log_gives_the_same_report_however_it_is_split(reported):
 
 def as_told(summary):
     """Without its time; sums of fractions may differ in the last of their sixteen digits by the order in which they are made."""
-    return json.loads(json.dumps(summary | {"made_at": None}), parse_float=lambda text: round(float(text), 9))
+    return json.loads(
+        json.dumps(summary | {"made_at": None}), parse_float=lambda text: round(float(text), 9)
+    )
 
 
-def test_in_a_skewed_log_each_application_has_its_state_and_the_hot_ones_all_that_is_theirs(reported):
+def test_in_a_skewed_log_each_application_has_its_state_and_the_hot_ones_all_that_is_theirs(
+    reported,
+):
     states = {name or "10.0.1.3": state for name, (state, _) in planted.STATES.items()}
     states |= {address: wanted["state"] for (_, _, address), wanted in skewed.HOT.items()}
-    assert {row["client_id"] or row["address"]: row["state"] for row in reported.tables["clients"]} == states
+    assert {
+        row["client_id"] or row["address"]: row["state"] for row in reported.tables["clients"]
+    } == states
     rows = {who(row): row for row in reported.tables["clients"]}
     for hot, wanted in skewed.HOT.items():
         assert {name: rows[hot][name] for name in wanted} == wanted
@@ -135,7 +149,9 @@ def test_in_a_skewed_log_each_application_has_its_state_and_the_hot_ones_all_tha
     assert reported.summary["log"]["lines_missing"] == 2 * len(planted.DAYS)
 
 
-def test_in_a_skewed_log_the_others_have_the_blockers_and_costs_that_they_were_planted_with(reported):
+def test_in_a_skewed_log_the_others_have_the_blockers_and_costs_that_they_were_planted_with(
+    reported,
+):
     blockers = defaultdict(set)
     for row in reported.tables["blockers"]:
         blockers[row["client_id"] or row["address"]].add(row["what"])
@@ -143,12 +159,18 @@ def test_in_a_skewed_log_the_others_have_the_blockers_and_costs_that_they_were_p
     assert blockers == wanted | {skewed.MACHINE[2]: {"Fetch 3"}}
     (cost,) = reported.tables["conversions"]
     assert (cost["client_id"], cost["topic"], cost["cpu_seconds"]) == ("billing", "orders", "5.0")
-    bound = {(row["kind"], row["name"], int(row["old"]), int(row["new"]), int(row["bytes"])) for row in reported.tables["bindings"]}
+    bound = {
+        (row["kind"], row["name"], int(row["old"]), int(row["new"]), int(row["bytes"]))
+        for row in reported.tables["bindings"]
+    }
     assert bound == skewed.BOUND
 
 
 def test_in_a_skewed_log_the_trend_moves_by_one_application_for_each_that_is_hot(reported):
-    assert [(int(row["applications"]), int(row["refused_applications"])) for row in reported.tables["trend"]] == skewed.DAYS
+    assert [
+        (int(row["applications"]), int(row["refused_applications"]))
+        for row in reported.tables["trend"]
+    ] == skewed.DAYS
 
 
 def below(node):
@@ -220,24 +242,39 @@ def test_of_a_connection_with_nearly_all_of_the_log_only_its_sums_are_shuffled(i
     assert len(rows) not in [count for counts in shuffled.values() for count in counts]
 
 
-def test_what_is_left_of_a_connection_with_thousands_of_topics_is_split_where_it_is_joined(spark, reported):
+def test_what_is_left_of_a_connection_with_thousands_of_topics_is_split_where_it_is_joined(
+    spark, reported
+):
     from pyspark.sql import functions as F
 
-    topics = spark.range(3000).select(F.concat(F.lit("topic-"), F.col("id").cast("string")).alias("topic"))
-    row = reported.usage.filter("connection = '2-hot-1' and topic is not null").limit(1).drop("topic")
+    topics = spark.range(3000).select(
+        F.concat(F.lit("topic-"), F.col("id").cast("string")).alias("topic")
+    )
+    row = (
+        reported.usage.filter("connection = '2-hot-1' and topic is not null").limit(1).drop("topic")
+    )
     usage = reported.usage.unionByName(row.crossJoin(F.broadcast(topics)))
     plan, rows = executed(spark, usage, reported.connections, IN_MANY)
     of_usage, _ = of_kind(plan, "SortMergeJoinExec", "ShuffledHashJoinExec")
     assert of_usage.isSkewJoin()
-    whole, same = executed(spark, usage, reported.connections, IN_MANY | {"spark.sql.adaptive.skewJoin.enabled": "false"})
-    assert not any(join.isSkewJoin() for join in of_kind(whole, "SortMergeJoinExec", "ShuffledHashJoinExec"))
+    whole, same = executed(
+        spark,
+        usage,
+        reported.connections,
+        IN_MANY | {"spark.sql.adaptive.skewJoin.enabled": "false"},
+    )
+    assert not any(
+        join.isSkewJoin() for join in of_kind(whole, "SortMergeJoinExec", "ShuffledHashJoinExec")
+    )
     assert rows == same
     assert len(rows) > 3000
 
 
 def test_connections_that_are_few_are_broadcast(spark, in_many, reported):
     plan, rows = executed(spark, reported.usage, reported.connections, ALL_IN_ONE)
-    assert [kind(join) for join in nodes(plan) if kind(join).endswith("JoinExec")] == ["BroadcastHashJoinExec"] * 2
+    assert [kind(join) for join in nodes(plan) if kind(join).endswith("JoinExec")] == [
+        "BroadcastHashJoinExec"
+    ] * 2
     assert rows == in_many[1]
 
 
@@ -252,7 +289,16 @@ def test_each_table_sums_up_what_it_reads_before_it_shuffles_it(spark, tmp_path)
     """So an application, a topic or a null that has nearly everything is a row from each task. What connections say of themselves is a few rows each, which
     go to where the connection is. Of plans as they begin, where nothing is known to be small.
     """
-    from reports.analysis import activity, behaviour, client_history, costs, facts, identity, readiness, trend
+    from reports.analysis import (
+        activity,
+        behaviour,
+        client_history,
+        costs,
+        facts,
+        identity,
+        readiness,
+        trend,
+    )
     from reports.ingest import schema
 
     with set_to(spark, IN_MANY):
@@ -262,7 +308,9 @@ def test_each_table_sums_up_what_it_reads_before_it_shuffles_it(spark, tmp_path)
         did = spark.read.schema(summed.schema).parquet(str(tmp_path))
         named = identity.identify(behaviour.kinds(log, log, connections))
         found = readiness.findings(did, activity.bare_tokens(did), facts.target("kafka-4.0"))
-        applications = readiness.applications(did, named, readiness.blockers(found), facts.target("kafka-4.0"))
+        applications = readiness.applications(
+            did, named, readiness.blockers(found), facts.target("kafka-4.0")
+        )
         tables = {
             "activity": summed, "applications": applications, "distribution": client_history.distribution(did, applications), "matrix": client_history.matrix(did),
             "blockers": readiness.blockers(found), "bindings": costs.bindings(did, applications), "conversions": costs.conversions(did),
@@ -271,10 +319,16 @@ def test_each_table_sums_up_what_it_reads_before_it_shuffles_it(spark, tmp_path)
         for name, rows in tables.items():
             shuffles = of_kind(rows._jdf.queryExecution().executedPlan(), "ShuffleExchangeExec")
             assert shuffles, name
-            assert [str(one) for one in shuffles if parted_by(one) != ("connection",) and not is_summed_up(one.child())] == [], name
+            assert [
+                str(one)
+                for one in shuffles
+                if parted_by(one) != ("connection",) and not is_summed_up(one.child())
+            ] == [], name
 
 
-def test_of_two_names_of_a_library_that_were_last_used_in_the_same_minute_it_is_one_whichever_row_comes_first(spark):
+def test_of_two_names_of_a_library_that_were_last_used_in_the_same_minute_it_is_one_whichever_row_comes_first(
+    spark,
+):
     from reports.analysis import identity
 
     rows = ["('sarama', '1.29.1')", "('apache-kafka-java', '3.9.1')", "('Java', '3.9.1')"]
@@ -285,6 +339,13 @@ def test_of_two_names_of_a_library_that_were_last_used_in_the_same_minute_it_is_
             "array(named_struct('api_key', 0, 'api_version', 9)) sent, * "
             f"FROM VALUES {', '.join(order)} AS t(software, software_version)"
         )
-        found.append({tuple(row) for row in identity._named(kinds).select("library", "version_low", "evidence").collect()})
+        found.append(
+            {
+                tuple(row)
+                for row in identity._named(kinds)
+                .select("library", "version_low", "evidence")
+                .collect()
+            }
+        )
     assert found[0] == found[1]
     assert ("sarama", "1.29.1", "calls itself sarama 1.29.1") in found[0]

@@ -39,7 +39,9 @@ def test_what_piles_up_costs_one_wake_up() -> None:
     assert len(reactor.asked) == 1
 
 
-def test_a_receiver_that_raises_does_not_keep_the_others_from_theirs(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_receiver_that_raises_does_not_keep_the_others_from_theirs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     reactor, ran = StillReactor(), []
     wake = Wake(reactor)
     wake.post(lambda: 1 // 0)
@@ -71,7 +73,10 @@ async def test_an_idle_reader_keeps_nothing_of_its_last_call() -> None:
 @ensureDeferred
 async def test_a_reader_gives_back_what_the_call_gave_or_raised() -> None:
     readers = Readers(Wake(reactor), threads=2, waiting=10)
-    assert await readers.run(lambda: threading.current_thread().name) != threading.current_thread().name
+    assert (
+        await readers.run(lambda: threading.current_thread().name)
+        != threading.current_thread().name
+    )
     with pytest.raises(ZeroDivisionError):
         await readers.run(lambda: 1 // 0)
     await readers.stop(lambda: None)
@@ -151,7 +156,9 @@ async def test_a_cancelled_read_that_has_not_begun_is_not_begun() -> None:
 def test_who_waits_until_things_are_made_hears_of_all_that_are_meant_whatever_becomes_of_them():
     things, made = OnceEach(), {key: Deferred() for key in ("a1", "a2", "b1")}
     for key, one in made.items():
-        Deferred.fromCoroutine(things.get(key, lambda one=one: one)).addErrback(lambda failure: failure.trap(ValueError))
+        Deferred.fromCoroutine(things.get(key, lambda one=one: one)).addErrback(
+            lambda failure: failure.trap(ValueError)
+        )
     settled = things.settled(lambda key: key[0] == "a")
     made["a1"].callback("one")
     assert not settled.called

@@ -77,7 +77,9 @@ def test_a_cleared_run_is_not_harmed_by_what_still_stands_in_the_queue() -> None
     adds=st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 1, 300, 2500])), max_size=60),
     limit=st.sampled_from([0, 700, 3000, 9000]),
 )
-def test_what_is_held_is_an_unbroken_run_to_the_end_within_the_limit(adds: list[tuple[int, int]], limit: int) -> None:
+def test_what_is_held_is_an_unbroken_run_to_the_end_within_the_limit(
+    adds: list[tuple[int, int]], limit: int
+) -> None:
     tail, runs, ends = Tail(limit), [Run() for _ in range(4)], [0] * 4
     for which, size in adds:
         tail.add(runs[which], sized(ends[which], size))

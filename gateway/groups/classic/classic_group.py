@@ -31,7 +31,11 @@ class Group(Generations):
     def restored(cls, group_id: str, row: GroupRow, settings: Settings, now: float) -> Self:
         """As it was stored; its members have a session from now on to be heard of."""
         group = cls(group_id, settings, row.changed_at)
-        group.generation, group.protocol_type, group.protocol = row.generation, row.protocol_type, row.protocol
+        group.generation, group.protocol_type, group.protocol = (
+            row.generation,
+            row.protocol_type,
+            row.protocol,
+        )
         for one in row.members:
             deadline = now + one.session_timeout_ms
             member = Member(
@@ -82,7 +86,9 @@ class Group(Generations):
         except KafkaError as refusal:
             self._effects.append(Answer(handle, Synced(refusal.code)))
 
-    def heartbeat(self, member_id: str, generation: int, instance_id: str | None, now: float) -> None:
+    def heartbeat(
+        self, member_id: str, generation: int, instance_id: str | None, now: float
+    ) -> None:
         """Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS."""
         member = self._known(member_id, instance_id)
         self._check_generation(generation)
@@ -99,7 +105,9 @@ class Group(Generations):
             member_id = self.roster.id_of(instance_id) or ""
         self._remove(self._known(member_id, instance_id), _because("left", reason), now)
 
-    def check_commit(self, member_id: str, generation: int, instance_id: str | None, now: float) -> None:
+    def check_commit(
+        self, member_id: str, generation: int, instance_id: str | None, now: float
+    ) -> None:
         """Whether this member may commit offsets; to do so is a sign of life. Raises KafkaError (GroupCoordinator.validateOffsetCommit)."""
         if generation < 0 and self.state is GroupState.EMPTY:
             return
@@ -167,7 +175,9 @@ class Group(Generations):
 
     def expire(self, now: float) -> None:
         """Remove whose time is up, go on with a rebalance that has waited long enough, and set `due` anew."""
-        for member_id in [member_id for member_id, deadline in self.pending.items() if deadline <= now]:
+        for member_id in [
+            member_id for member_id, deadline in self.pending.items() if deadline <= now
+        ]:
             self._expect_no_more(member_id)
         for member in [member for member in self.roster if self._is_overdue(member, now)]:
             # To remove one may end the wait of the others.
@@ -185,10 +195,16 @@ class Group(Generations):
         """Whether its time can run out: one that waits for the others is heard of by its connection, but a newcomer's first wait has its limit."""
         if member.is_new:
             return True
-        return not self._parked.joins_of(member.member_id) and not self._parked.syncs_of(member.member_id)
+        return not self._parked.joins_of(member.member_id) and not self._parked.syncs_of(
+            member.member_id
+        )
 
     def _is_overdue(self, member: Member, now: float) -> bool:
-        return member.deadline <= now and self.roster.get(member.member_id) is member and self._is_awaited(member)
+        return (
+            member.deadline <= now
+            and self.roster.get(member.member_id) is member
+            and self._is_awaited(member)
+        )
 
     def _next_due(self) -> float:
         times = [member.deadline for member in self.roster if self._is_awaited(member)]
@@ -205,7 +221,9 @@ class Group(Generations):
             member = self.roster.get(member_id)
             if member is not None:
                 self.roster.remove(member)
-                self._effects.append(Note("member removed", "did not ask for its assignment", member_id))
+                self._effects.append(
+                    Note("member removed", "did not ask for its assignment", member_id)
+                )
         self._prepare("members did not ask for their assignments", now)
 
     # Joining
@@ -257,7 +275,11 @@ class Group(Generations):
         if self.state is GroupState.EMPTY:
             is_fit = is_fit and bool(joining.protocol_type)
         else:
-            is_fit = is_fit and joining.protocol_type == self.protocol_type and self.roster.all_speak_one_of(joining.protocols)
+            is_fit = (
+                is_fit
+                and joining.protocol_type == self.protocol_type
+                and self.roster.all_speak_one_of(joining.protocols)
+            )
         if not is_fit:
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
@@ -302,7 +324,9 @@ class Group(Generations):
         self._parked.park_join(member.member_id, handle)
         self._rebalance(_because("a member joins again", joining.reason), now, member.member_id)
 
-    def _replace(self, member: Member, joining: Joining, new_id: str, handle: Handle, now: float) -> None:
+    def _replace(
+        self, member: Member, joining: Joining, new_id: str, handle: Handle, now: float
+    ) -> None:
         """A static member is back under a new id, and whoever used the old one is fenced (GroupCoordinator.updateStaticMemberAndRebalance)."""
         old_id, old_leader = member.member_id, self.roster.leader
         self._parked.answer_join(old_id, Joined(ErrorCode.FENCED_INSTANCE_ID, old_id))
@@ -328,7 +352,10 @@ class Group(Generations):
     def _sync(self, syncing: Syncing, handle: Handle, now: float) -> None:
         member = self._known(syncing.member_id, syncing.instance_id)
         self._check_generation(syncing.generation)
-        if syncing.protocol_type not in (None, self.protocol_type) or syncing.protocol not in (None, self.protocol):
+        if syncing.protocol_type not in (None, self.protocol_type) or syncing.protocol not in (
+            None,
+            self.protocol,
+        ):
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if self.state is GroupState.PREPARING_REBALANCE:
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS)
@@ -354,7 +381,11 @@ class Group(Generations):
 
     def _known(self, member_id: str, instance_id: str | None) -> Member:
         """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where somebody else is that static member now."""
-        if instance_id is not None and (current := self.roster.id_of(instance_id)) is not None and current != member_id:
+        if (
+            instance_id is not None
+            and (current := self.roster.id_of(instance_id)) is not None
+            and current != member_id
+        ):
             raise KafkaError(ErrorCode.FENCED_INSTANCE_ID)
         member = self.roster.get(member_id)
         if member is None or (instance_id is not None and member.instance_id != instance_id):

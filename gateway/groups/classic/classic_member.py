@@ -124,5 +124,13 @@ class Member:
     @property
     def size(self) -> int:
         """What it takes in memory, roughly, in bytes."""
-        told = _MEMBER_BYTES + len(self.member_id) + len(self.client_id) + len(self.instance_id or "") + len(self.assignment)
-        return told + sum(len(name) + len(metadata) + WORD_BYTES for name, metadata in self.protocols)
+        told = (
+            _MEMBER_BYTES
+            + len(self.member_id)
+            + len(self.client_id)
+            + len(self.instance_id or "")
+            + len(self.assignment)
+        )
+        return told + sum(
+            len(name) + len(metadata) + WORD_BYTES for name, metadata in self.protocols
+        )

@@ -74,7 +74,10 @@ class Roster:
         self.size -= member.size
         member.protocols = joining.protocols
         self._speakers.update(name for name, _ in joining.protocols)
-        member.session_timeout_ms, member.rebalance_timeout_ms = joining.session_timeout_ms, joining.rebalance_timeout_ms
+        member.session_timeout_ms, member.rebalance_timeout_ms = (
+            joining.session_timeout_ms,
+            joining.rebalance_timeout_ms,
+        )
         member.client_id, member.client_host = joining.client_id, joining.client_host
         self.size += member.size
 

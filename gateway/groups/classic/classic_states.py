@@ -24,8 +24,16 @@ class GroupState(Enum):
 MOVES: Mapping[GroupState, Set[GroupState]] = {
     # state                           may become
     GroupState.EMPTY: {GroupState.PREPARING_REBALANCE, GroupState.DEAD},
-    GroupState.PREPARING_REBALANCE: {GroupState.COMPLETING_REBALANCE, GroupState.EMPTY, GroupState.DEAD},
-    GroupState.COMPLETING_REBALANCE: {GroupState.STABLE, GroupState.PREPARING_REBALANCE, GroupState.DEAD},
+    GroupState.PREPARING_REBALANCE: {
+        GroupState.COMPLETING_REBALANCE,
+        GroupState.EMPTY,
+        GroupState.DEAD,
+    },
+    GroupState.COMPLETING_REBALANCE: {
+        GroupState.STABLE,
+        GroupState.PREPARING_REBALANCE,
+        GroupState.DEAD,
+    },
     GroupState.STABLE: {GroupState.PREPARING_REBALANCE, GroupState.DEAD},
     GroupState.DEAD: set(),
 }

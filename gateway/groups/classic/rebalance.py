@@ -24,7 +24,9 @@ _PENDING_BYTES = 300
 #: A wait that is begun anew until somebody comes must not spin, whatever the members allow.
 _SHORTEST_WAIT_MS = 1000
 
-_MAY_REBALANCE = frozenset(state for state, moves in MOVES.items() if GroupState.PREPARING_REBALANCE in moves)
+_MAY_REBALANCE = frozenset(
+    state for state, moves in MOVES.items() if GroupState.PREPARING_REBALANCE in moves
+)
 
 
 class Generations:
@@ -62,7 +64,12 @@ class Generations:
     @property
     def size(self) -> int:
         """What it takes in memory, roughly, in bytes."""
-        return _GROUP_BYTES + self.roster.size + len(self.pending) * _PENDING_BYTES + self._pending_chars
+        return (
+            _GROUP_BYTES
+            + self.roster.size
+            + len(self.pending) * _PENDING_BYTES
+            + self._pending_chars
+        )
 
     @property
     def subscribed(self) -> frozenset[str] | None:
@@ -71,7 +78,11 @@ class Generations:
         protocol = self.protocol
         if self.protocol_type != CONSUMER:
             return None
-        return frozenset() if protocol is None else subscribed_topics(member.metadata(protocol) for member in self.roster)
+        return (
+            frozenset()
+            if protocol is None
+            else subscribed_topics(member.metadata(protocol) for member in self.roster)
+        )
 
     @property
     def heads(self) -> int:
@@ -140,12 +151,19 @@ class Generations:
     def _complete(self, now: float) -> None:
         """Begin the next generation with those who have joined (GroupCoordinator.onCompleteJoin). A static member keeps its place until its
         session ends, as it may be restarting."""
-        for member in [member for member in self.roster if not self._has_joined(member) and member.instance_id is None]:
+        for member in [
+            member
+            for member in self.roster
+            if not self._has_joined(member) and member.instance_id is None
+        ]:
             self.roster.remove(member)
             self._effects.append(Note("member removed", "did not join again", member.member_id))
         if len(self.roster) and not self._elect_leader():
             # Only static members are left, and none of them is there: until one comes or their sessions end.
-            self._rebalance_ends, self._patience = now + max(self.roster.rebalance_timeout_ms, _SHORTEST_WAIT_MS), None
+            self._rebalance_ends, self._patience = (
+                now + max(self.roster.rebalance_timeout_ms, _SHORTEST_WAIT_MS),
+                None,
+            )
             self._wake_by(self._rebalance_ends)
             return
         self.generation += 1
@@ -166,7 +184,9 @@ class Generations:
     def _elect_leader(self) -> bool:
         """Whether somebody has joined who can lead; whoever leads goes on to do so."""
         if self.roster.leader is None or not self._parked.joins_of(self.roster.leader):
-            joined = next((member.member_id for member in self.roster if self._has_joined(member)), None)
+            joined = next(
+                (member.member_id for member in self.roster if self._has_joined(member)), None
+            )
             if joined is None:
                 return False
             self.roster.leader = joined
@@ -190,9 +210,19 @@ class Generations:
         leader, protocol = self.roster.leader or "", self.protocol or ""
         fellows: tuple[Fellow, ...] = ()
         if leader == member.member_id:
-            fellows = tuple(Fellow(one.member_id, one.instance_id, one.metadata(protocol)) for one in self.roster)
+            fellows = tuple(
+                Fellow(one.member_id, one.instance_id, one.metadata(protocol))
+                for one in self.roster
+            )
         return Joined(
-            ErrorCode.NONE, member.member_id, self.generation, self.protocol_type, self.protocol, leader, fellows, skips_assignment
+            ErrorCode.NONE,
+            member.member_id,
+            self.generation,
+            self.protocol_type,
+            self.protocol,
+            leader,
+            fellows,
+            skips_assignment,
         )
 
     # Its assignment
@@ -217,7 +247,9 @@ class Generations:
     def save_failed(self, save: Save, now: float) -> None:
         """It could not be stored: those who wait for it are told to try again."""
         if save.answer is not None:
-            self._effects.append(Answer(save.answer.handle, Joined(ErrorCode.COORDINATOR_NOT_AVAILABLE, "")))
+            self._effects.append(
+                Answer(save.answer.handle, Joined(ErrorCode.COORDINATOR_NOT_AVAILABLE, ""))
+            )
         if self._is_proposed(save):
             self._drop_assignment(ErrorCode.COORDINATOR_NOT_AVAILABLE, now)
             self._prepare("the assignment could not be stored", now)
@@ -259,7 +291,14 @@ class Generations:
             )
             for member in self.roster
         )
-        return GroupRow(self.generation, self.protocol_type, self.protocol, self.roster.leader, int(self.changed_at), members)
+        return GroupRow(
+            self.generation,
+            self.protocol_type,
+            self.protocol,
+            self.roster.leader,
+            int(self.changed_at),
+            members,
+        )
 
     # Time
 

@@ -82,7 +82,12 @@ def assignment_bytes(partitions: Named, metadata: bytes) -> bytes:
     parts = [metadata[: _INT16.size], _INT32.pack(len(partitions))]
     for topic, indexes in sorted(partitions.items()):
         name = topic.encode()
-        parts += [_INT16.pack(len(name)), name, _INT32.pack(len(indexes)), *(_INT32.pack(index) for index in sorted(indexes))]
+        parts += [
+            _INT16.pack(len(name)),
+            name,
+            _INT32.pack(len(indexes)),
+            *(_INT32.pack(index) for index in sorted(indexes)),
+        ]
     return b"".join((*parts, _INT32.pack(-1)))
 
 

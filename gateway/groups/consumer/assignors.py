@@ -33,7 +33,9 @@ class Subscriber:
     owned: Mapping[TopicId, frozenset[int]]
 
 
-def assign_range(members: Mapping[str, Subscriber], partitions: Mapping[TopicId, int]) -> dict[str, Partitions]:
+def assign_range(
+    members: Mapping[str, Subscriber], partitions: Mapping[TopicId, int]
+) -> dict[str, Partitions]:
     """Of each topic, consecutive partitions to each subscriber, the first ones one more where they do not divide (Kafka's RangeAssignor).
 
     Members that subscribe to the same topics get the same partitions of all topics that have equally many, so that these can be joined.
@@ -51,7 +53,9 @@ def assign_range(members: Mapping[str, Subscriber], partitions: Mapping[TopicId,
     return assigned
 
 
-def assign_uniform(members: Mapping[str, Subscriber], partitions: Mapping[TopicId, int]) -> dict[str, Partitions]:
+def assign_uniform(
+    members: Mapping[str, Subscriber], partitions: Mapping[TopicId, int]
+) -> dict[str, Partitions]:
     """Equally many partitions to each as far as can be, and what is owned stays where that allows it (Kafka's UniformAssignor).
 
     No subscriber of a topic has two partitions fewer than one who could give it a partition of this topic. Where all subscribe to the same, no two
@@ -61,14 +65,22 @@ def assign_uniform(members: Mapping[str, Subscriber], partitions: Mapping[TopicI
     order = _in_order(members)
     load = [0] * len(order)
     there = {
-        topic_id: _Topic(topic_id, partitions[topic_id], who, load) for topic_id, who in _subscribers(members, order, partitions).items()
+        topic_id: _Topic(topic_id, partitions[topic_id], who, load)
+        for topic_id, who in _subscribers(members, order, partitions).items()
     }
     for place, member_id in enumerate(order):
         member = members[member_id]
         for topic_id in member.owned.keys() & member.topics & there.keys():
             there[topic_id].keep(place, member.owned[topic_id])
     # Those with the least choice come first: many partitions to a subscriber, then few subscribers.
-    topics = sorted(there.values(), key=lambda topic: (-len(topic.owners) / len(topic.subscribers), len(topic.subscribers), topic.topic_id))
+    topics = sorted(
+        there.values(),
+        key=lambda topic: (
+            -len(topic.owners) / len(topic.subscribers),
+            len(topic.subscribers),
+            topic.topic_id,
+        ),
+    )
     if members and all(len(topic.subscribers) == len(members) for topic in topics):
         _give_up_excess(topics, load)
     for topic in topics:
@@ -82,7 +94,9 @@ def assign_uniform(members: Mapping[str, Subscriber], partitions: Mapping[TopicI
 
 
 #: By the name that clients ask for. The first one is taken where they ask for none, as in Kafka.
-ASSIGNORS: Mapping[str, Callable[[Mapping[str, Subscriber], Mapping[TopicId, int]], dict[str, Partitions]]] = {
+ASSIGNORS: Mapping[
+    str, Callable[[Mapping[str, Subscriber], Mapping[TopicId, int]], dict[str, Partitions]]
+] = {
     "uniform": assign_uniform,
     "range": assign_range,
 }
@@ -90,7 +104,14 @@ ASSIGNORS: Mapping[str, Callable[[Mapping[str, Subscriber], Mapping[TopicId, int
 
 def _in_order(members: Mapping[str, Subscriber]) -> list[str]:
     """Static members first, by instance id: it stays when they start anew, their member id does not."""
-    return sorted(members, key=lambda member_id: ((one := members[member_id].instance_id) is None, one or "", member_id))
+    return sorted(
+        members,
+        key=lambda member_id: (
+            (one := members[member_id].instance_id) is None,
+            one or "",
+            member_id,
+        ),
+    )
 
 
 def _subscribers(
@@ -99,7 +120,11 @@ def _subscribers(
     """Of each topic that is there, in order of their ids: its subscribers' places in `order`, ascending."""
     if len({member.topics for member in members.values()}) == 1:
         everybody = range(len(order))
-        return {topic_id: everybody for topic_id in sorted(members[order[0]].topics) if partitions.get(topic_id)}
+        return {
+            topic_id: everybody
+            for topic_id in sorted(members[order[0]].topics)
+            if partitions.get(topic_id)
+        }
     found: dict[TopicId, list[int]] = defaultdict(list)
     for place, member_id in enumerate(order):
         for topic_id in members[member_id].topics:
@@ -112,7 +137,9 @@ class _Topic:
 
     __slots__ = ("load", "owners", "subscribers", "topic_id")
 
-    def __init__(self, topic_id: TopicId, partitions: int, subscribers: Sequence[int], load: list[int]) -> None:
+    def __init__(
+        self, topic_id: TopicId, partitions: int, subscribers: Sequence[int], load: list[int]
+    ) -> None:
         self.topic_id = topic_id
         self.subscribers = subscribers
         self.owners = [_NOBODY] * partitions
@@ -181,7 +208,10 @@ class _Topic:
 
     def _takers(self, most: int) -> list[tuple[int, int, int]]:
         """A heap of (load, partitions of this topic taken, member) of the `most` who have least: so many partitions reach nobody else."""
-        return [(self.load[member], 0, member) for member in nsmallest(most, self.subscribers, key=self.load.__getitem__)]
+        return [
+            (self.load[member], 0, member)
+            for member in nsmallest(most, self.subscribers, key=self.load.__getitem__)
+        ]
 
 
 def _give_up_excess(topics: Sequence[_Topic], load: Sequence[int]) -> None:

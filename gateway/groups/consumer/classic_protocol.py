@@ -10,7 +10,13 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
-from gateway.groups.classic.subscription import CONSUMER, Named, Subscription, assignment_bytes, subscription_of
+from gateway.groups.classic.subscription import (
+    CONSUMER,
+    Named,
+    Subscription,
+    assignment_bytes,
+    subscription_of,
+)
 from gateway.groups.consumer.consumer_member import ClassicWords, ConsumerMember, Partitions
 from gateway.groups.consumer.consumer_states import MemberState
 from gateway.groups.consumer.group_epochs import NEVER
@@ -42,20 +48,30 @@ class ClassicMembers(Membership):
             self._effects.append(Answer(handle, Synced(refusal.code)))
         self._ledger.flush()
 
-    def heartbeat(self, member_id: str, generation: int, instance_id: str | None, now: float) -> None:
+    def heartbeat(
+        self, member_id: str, generation: int, instance_id: str | None, now: float
+    ) -> None:
         """Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS."""
         member = self._classic(member_id, instance_id, generation)
         self._hear_of(member, now)
-        may_step = member.state is MemberState.UNREVOKED or (member.state is MemberState.UNRELEASED and self._can_be_given_more(member))
+        may_step = member.state is MemberState.UNREVOKED or (
+            member.state is MemberState.UNRELEASED and self._can_be_given_more(member)
+        )
         if member.epoch < self.target_epoch or may_step:
             self._expect_join(member, now)
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS)
 
     def leave(self, member_id: str, instance_id: str | None, reason: str, now: float) -> None:
         """A member leaves or is removed, a static one perhaps by its instance id alone. Raises KafkaError: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID."""
-        if not member_id and instance_id is not None and (static := self.roster.static(instance_id)) is not None:
+        if (
+            not member_id
+            and instance_id is not None
+            and (static := self.roster.static(instance_id)) is not None
+        ):
             member_id = static.member_id
-        self._remove([self._known(member_id, instance_id)], f"left: {reason}" if reason else "left", now)
+        self._remove(
+            [self._known(member_id, instance_id)], f"left: {reason}" if reason else "left", now
+        )
         self._ledger.flush()
 
     def let_go(self, member_id: str, handle: Handle, now: float) -> None:
@@ -72,7 +88,11 @@ class ClassicMembers(Membership):
         subscription = _subscription(joining)
         before, replaced = self._joining_member(joining, new_id)
         after = _told(before, joining, subscription)
-        if replaced is not None and replaced.classic is None and self._may_become_classic([replaced]):
+        if (
+            replaced is not None
+            and replaced.classic is None
+            and self._may_become_classic([replaced])
+        ):
             self._become_classic([replaced], after, handle, now)
             return None
         owned = self._by_id(subscription.owned)
@@ -80,7 +100,9 @@ class ClassicMembers(Membership):
         deadlines = self._of(after)
         deadlines.join, deadlines.sync = NEVER, now + after.rebalance_timeout_ms
         self._wake_by(deadlines.sync)
-        return Joined(ErrorCode.NONE, after.member_id, after.epoch, CONSUMER, joining.protocols[0][0])
+        return Joined(
+            ErrorCode.NONE, after.member_id, after.epoch, CONSUMER, joining.protocols[0][0]
+        )
 
     def _check_classic(self, joining: Joining) -> None:
         if self._settings.group_consumer_migration_policy == "disabled":
@@ -91,18 +113,30 @@ class ClassicMembers(Membership):
         if not is_fit or not self.roster.all_classic_speak_one_of(names):
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
-    def _joining_member(self, joining: Joining, new_id: str) -> tuple[ConsumerMember, ConsumerMember | None]:
+    def _joining_member(
+        self, joining: Joining, new_id: str
+    ) -> tuple[ConsumerMember, ConsumerMember | None]:
         """The member as it was, and the static one whose place it takes."""
         member_id, instance_id = joining.member_id, joining.instance_id
         if instance_id is None:
-            return self.roster.get(member_id or new_id) or ConsumerMember(0, member_id or new_id), None
+            return self.roster.get(member_id or new_id) or ConsumerMember(
+                0, member_id or new_id
+            ), None
         static = self.roster.static(instance_id)
         if member_id:
             return self._known(member_id, instance_id), None
-        return (ConsumerMember(0, new_id), None) if static is None else (self._successor_of(static, new_id), static)
+        return (
+            (ConsumerMember(0, new_id), None)
+            if static is None
+            else (self._successor_of(static, new_id), static)
+        )
 
     def _by_id(self, named: Named) -> Partitions:
-        return {topic: partitions for name, partitions in named.items() if partitions and (topic := self._topology.id_of(name)) is not None}
+        return {
+            topic: partitions
+            for name, partitions in named.items()
+            if partitions and (topic := self._topology.id_of(name)) is not None
+        }
 
     # What comes after
 
@@ -116,8 +150,16 @@ class ClassicMembers(Membership):
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS)
         self._of(member).sync = NEVER
         self._hear_of(member, now)
-        partitions = {name: frozenset(member.assigned[topic]) for topic, name in known(member.assigned, member.topics, self._topology)}
-        return Synced(ErrorCode.NONE, syncing.protocol_type, syncing.protocol, assignment_bytes(partitions, metadata))
+        partitions = {
+            name: frozenset(member.assigned[topic])
+            for topic, name in known(member.assigned, member.topics, self._topology)
+        }
+        return Synced(
+            ErrorCode.NONE,
+            syncing.protocol_type,
+            syncing.protocol,
+            assignment_bytes(partitions, metadata),
+        )
 
     def _classic(self, member_id: str, instance_id: str | None, generation: int) -> ConsumerMember:
         """Raises KafkaError: UNKNOWN_MEMBER_ID, also for a member that speaks the new protocol, FENCED_INSTANCE_ID, ILLEGAL_GENERATION."""

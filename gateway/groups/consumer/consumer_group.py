@@ -41,11 +41,18 @@ class ConsumerGroup(ClassicMembers):
     protocol_type = CONSUMER
 
     @classmethod
-    def restored(cls, group_id: str, stored: StoredGroup, topology: Topology, settings: Settings, now: float) -> Self:
+    def restored(
+        cls, group_id: str, stored: StoredGroup, topology: Topology, settings: Settings, now: float
+    ) -> Self:
         """As it was stored; its members have a session from now on to be heard of. Raises ValueError where it contradicts itself."""
         group = cls(group_id, topology, settings, stored.row.changed_at)
         row = stored.row
-        group.epoch, group.target_epoch, group._next_number, group._seen = row.epoch, row.target_epoch, row.next_number, row.seen
+        group.epoch, group.target_epoch, group._next_number, group._seen = (
+            row.epoch,
+            row.target_epoch,
+            row.next_number,
+            row.seen,
+        )
         for regex, topics in row.resolved.items():
             group._resolve(regex, topics)
         for member in stored.members:
@@ -98,7 +105,11 @@ class ConsumerGroup(ClassicMembers):
     def beat(self, beat: Beat, handle: Handle, now: float) -> bool:
         """`handle` is answered with `Beaten`: at once, or when what has changed is stored. Whether it was not refused."""
         try:
-            beaten = self._leave(beat, now) if beat.epoch in (LEAVES, GOES_AWAY) else self._beat(beat, now)
+            beaten = (
+                self._leave(beat, now)
+                if beat.epoch in (LEAVES, GOES_AWAY)
+                else self._beat(beat, now)
+            )
         except KafkaError as refusal:
             self._effects.append(Answer(handle, Beaten(refusal.code, refusal.message)))
             return False
@@ -118,7 +129,13 @@ class ConsumerGroup(ClassicMembers):
             deadlines = self._of(after)
             deadlines.join = deadlines.sync = NEVER
         is_told = beat.is_full or after.assigned != before.assigned
-        return Beaten(ErrorCode.NONE, None, after.member_id, after.epoch, _partitions(after.assigned) if is_told else None)
+        return Beaten(
+            ErrorCode.NONE,
+            None,
+            after.member_id,
+            after.epoch,
+            _partitions(after.assigned) if is_told else None,
+        )
 
     def _beating_member(self, beat: Beat) -> tuple[ConsumerMember, ConsumerMember | None]:
         """The member as it was, and the static one whose place it takes. Raises KafkaError."""
@@ -132,7 +149,8 @@ class ConsumerGroup(ClassicMembers):
         elif joins and static is not None:
             if static.classic is None and static.state is not MemberState.AWAY:
                 raise KafkaError(
-                    ErrorCode.UNRELEASED_INSTANCE_ID, f"The static member {beat.instance_id} is still there as {static.member_id}."
+                    ErrorCode.UNRELEASED_INSTANCE_ID,
+                    f"The static member {beat.instance_id} is still there as {static.member_id}.",
                 )
             return self._successor_of(static, beat.member_id), static
         member = self._known(beat.member_id, beat.instance_id)
@@ -143,7 +161,9 @@ class ConsumerGroup(ClassicMembers):
         member = self._known(beat.member_id, beat.instance_id)
         if beat.epoch == GOES_AWAY:
             # What it commits as its successor counts from the first epoch on.
-            assigned = {topic: dict.fromkeys(held, JOINS) for topic, held in member.assigned.items()}
+            assigned = {
+                topic: dict.fromkeys(held, JOINS) for topic, held in member.assigned.items()
+            }
             self._put(moved(member, MemberState.AWAY, GOES_AWAY, assigned, {}))
             self._of(member).revoke = NEVER
         else:
@@ -167,7 +187,9 @@ class ConsumerGroup(ClassicMembers):
             raise KafkaError(stale)
 
         def fence(topic: TopicId, partition: int) -> ErrorCode:
-            since = member.assigned.get(topic, {}).get(partition, member.revoking.get(topic, {}).get(partition))
+            since = member.assigned.get(topic, {}).get(
+                partition, member.revoking.get(topic, {}).get(partition)
+            )
             return ErrorCode.NONE if since is not None and epoch >= since else stale
 
         return fence
@@ -228,8 +250,12 @@ def _told(before: ConsumerMember, beat: Beat) -> ConsumerMember:
         rack_id=beat.rack_id or before.rack_id,
         client_id=beat.client_id,
         client_host=beat.client_host,
-        rebalance_timeout_ms=before.rebalance_timeout_ms if beat.rebalance_timeout_ms is None else beat.rebalance_timeout_ms,
-        topics=before.topics if beat.topics is None or beat.topics == before.topics else beat.topics,
+        rebalance_timeout_ms=before.rebalance_timeout_ms
+        if beat.rebalance_timeout_ms is None
+        else beat.rebalance_timeout_ms,
+        topics=before.topics
+        if beat.topics is None or beat.topics == before.topics
+        else beat.topics,
         regex=before.regex if beat.regex is None else beat.regex,
         assignor=beat.assignor or before.assignor,
         classic=None,
@@ -240,13 +266,19 @@ def _check_epoch(member: ConsumerMember, beat: Beat) -> None:
     """Raises KafkaError(FENCED_MEMBER_EPOCH). The epoch before is good enough for a member that has nothing but what it was given: its answer was lost."""
     if beat.epoch in (JOINS, member.epoch):
         return
-    if beat.epoch != member.previous_epoch or beat.epoch > member.epoch or not _has_only(beat.owned, member.assigned):
+    if (
+        beat.epoch != member.previous_epoch
+        or beat.epoch > member.epoch
+        or not _has_only(beat.owned, member.assigned)
+    ):
         words = f"The member is in epoch {member.epoch}, not {beat.epoch}; it must give up its partitions and join again."
         raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, words)
 
 
 def _has_only(owned: Partitions | None, assigned: Held) -> bool:
-    return owned is not None and all(partitions <= assigned.get(topic, {}).keys() for topic, partitions in owned.items())
+    return owned is not None and all(
+        partitions <= assigned.get(topic, {}).keys() for topic, partitions in owned.items()
+    )
 
 
 def _partitions(held: Held) -> Partitions:

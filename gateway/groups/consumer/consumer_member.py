@@ -43,12 +43,19 @@ class Beat:
     def is_full(self) -> bool:
         """Whether it says everything, as a member does that has lost an answer."""
         says_subscription = self.topics is not None or self.regex is not None
-        return self.epoch == JOINS or (self.rebalance_timeout_ms is not None and says_subscription and self.owned is not None)
+        return self.epoch == JOINS or (
+            self.rebalance_timeout_ms is not None and says_subscription and self.owned is not None
+        )
 
     @property
     def told(self) -> int:
         """How much it says, in characters."""
-        words = sum(map(len, self.topics or ())) + len(self.regex or "") + len(self.rack_id or "") + len(self.assignor or "")
+        words = (
+            sum(map(len, self.topics or ()))
+            + len(self.regex or "")
+            + len(self.rack_id or "")
+            + len(self.assignor or "")
+        )
         return words + len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
 
     @property
@@ -107,10 +114,19 @@ class ConsumerMember(msgspec.Struct, frozen=True, array_like=True):
     @property
     def size(self) -> int:
         """What it takes in memory, roughly, in bytes."""
-        told = sum(map(len, self.topics)) + len(self.regex) + len(self.rack_id or "") + len(self.assignor or "")
+        told = (
+            sum(map(len, self.topics))
+            + len(self.regex)
+            + len(self.rack_id or "")
+            + len(self.assignor or "")
+        )
         told += len(self.topics) * WORD_BYTES
         told += len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
         if self.classic is not None:
-            told += sum(len(name) + len(metadata) + WORD_BYTES for name, metadata in self.classic.protocols)
-        partitions = sum(map(len, (*self.assigned.values(), *self.revoking.values(), *self.target.values())))
+            told += sum(
+                len(name) + len(metadata) + WORD_BYTES for name, metadata in self.classic.protocols
+            )
+        partitions = sum(
+            map(len, (*self.assigned.values(), *self.revoking.values(), *self.target.values()))
+        )
         return _MEMBER_BYTES + told + partitions * _PARTITION_BYTES

@@ -70,10 +70,16 @@ class ConsumerRoster:
                 owners = self._owners.setdefault(topic, {})
                 for index in partitions:
                     if owners.setdefault(index, member.member_id) != member.member_id:
-                        raise ValueError(f"partition {index} of {topic.hex()} would have two owners")
+                        raise ValueError(
+                            f"partition {index} of {topic.hex()} would have two owners"
+                        )
 
     def _give_back(self, before: ConsumerMember | None, after: ConsumerMember | None) -> None:
-        if before is None or (after is not None and before.assigned is after.assigned and before.revoking is after.revoking):
+        if before is None or (
+            after is not None
+            and before.assigned is after.assigned
+            and before.revoking is after.revoking
+        ):
             return
         for held in (before.assigned, before.revoking):
             for topic, partitions in held.items():
@@ -118,7 +124,9 @@ class ConsumerRoster:
     def others_are_classic(self, leaving: Iterable[ConsumerMember]) -> bool:
         """Whether, without these, all members that are left speak the classic protocol, if any are."""
         gone = list(leaving)
-        return self.classic - sum(one.classic is not None for one in gone) == len(self._members) - len(gone)
+        return self.classic - sum(one.classic is not None for one in gone) == len(
+            self._members
+        ) - len(gone)
 
 
 def _words(member: ConsumerMember) -> tuple[object, ...]:

@@ -135,7 +135,14 @@ class Epochs:
         return self._next_number - 1
 
     def _row(self) -> ConsumerGroupRow:
-        return ConsumerGroupRow(self.epoch, self.target_epoch, self._next_number, self._seen, int(self.changed_at), dict(self._resolved))
+        return ConsumerGroupRow(
+            self.epoch,
+            self.target_epoch,
+            self._next_number,
+            self._seen,
+            int(self.changed_at),
+            dict(self._resolved),
+        )
 
     # The group's epoch
 
@@ -211,19 +218,32 @@ class Epochs:
             subscription = (member.topics, member.regex)
             if subscription not in topics:
                 topics[subscription] = self._topics_of(member)
-            members[member.member_id] = Subscriber(member.instance_id, topics[subscription], member.target)
+            members[member.member_id] = Subscriber(
+                member.instance_id, topics[subscription], member.target
+            )
         partitions = _counts(topics.values(), self._topology)
-        cost = len(members) * TARGET_US_PER_MEMBER + sum(partitions.values()) * TARGET_US_PER_PARTITION
+        cost = (
+            len(members) * TARGET_US_PER_MEMBER + sum(partitions.values()) * TARGET_US_PER_PARTITION
+        )
         self._target_ms = cost * TARGET_SHARE // 1000
         return ASSIGNORS[self.assignor](members, partitions)
 
     # A member's way to its target
 
-    def _reconcile(self, member: ConsumerMember, owned: Partitions | None, now: float, *, subscribes_anew: bool) -> ConsumerMember:
+    def _reconcile(
+        self, member: ConsumerMember, owned: Partitions | None, now: float, *, subscribes_anew: bool
+    ) -> ConsumerMember:
         if member.has_arrived(self.target_epoch) and not subscribes_anew:
             return member
         is_free = partial(self.roster.is_free, member_id=member.member_id)
-        after = reconcile(member, self.target_epoch, self._topics_of(member), owned, is_free, subscribes_anew=subscribes_anew)
+        after = reconcile(
+            member,
+            self.target_epoch,
+            self._topics_of(member),
+            owned,
+            is_free,
+            subscribes_anew=subscribes_anew,
+        )
         if after == member:
             return member
         self._put(after)
@@ -241,7 +261,11 @@ class Epochs:
 
     def _hear_of(self, member: ConsumerMember, now: float) -> None:
         classic = member.classic
-        session = self._settings.group_consumer_session_timeout_ms if classic is None else classic.session_timeout_ms
+        session = (
+            self._settings.group_consumer_session_timeout_ms
+            if classic is None
+            else classic.session_timeout_ms
+        )
         self._of(member).session = now + session
         self._wake_by(now + session)
 
@@ -251,4 +275,6 @@ class Epochs:
 
 def _counts(subscriptions: Iterable[Set[TopicId]], topology: Topology) -> dict[TopicId, int]:
     """How many partitions each of these topics has."""
-    return {topic: topology.partitions(topic) for topic in frozenset[TopicId]().union(*subscriptions)}
+    return {
+        topic: topology.partitions(topic) for topic in frozenset[TopicId]().union(*subscriptions)
+    }

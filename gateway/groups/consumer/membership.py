@@ -27,16 +27,26 @@ class Membership(Epochs):
         """Raises KafkaError(GROUP_MAX_SIZE_REACHED)."""
         if member_id not in self.roster and len(self.roster) >= self._settings.group_max_size:
             most = self._settings.group_max_size
-            raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"The group has {most} members, and group_max_size allows no more.")
+            raise KafkaError(
+                ErrorCode.GROUP_MAX_SIZE_REACHED,
+                f"The group has {most} members, and group_max_size allows no more.",
+            )
 
     def _check_growth(self, before: ConsumerMember | None, after: ConsumerMember) -> None:
         """Raises KafkaError(GROUP_MAX_SIZE_REACHED) where a member says more than there is room for."""
-        if before is not None and (after.topics, after.regex, after.classic) == (before.topics, before.regex, before.classic):
+        if before is not None and (after.topics, after.regex, after.classic) == (
+            before.topics,
+            before.regex,
+            before.classic,
+        ):
             return
         grows = after.size - (0 if before is None else before.size)
         if grows > 0 and self.size + grows > self._settings.max_bytes_per_group:
             most = self._settings.max_bytes_per_group
-            raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"The group says as much as max_bytes_per_group={most} allows.")
+            raise KafkaError(
+                ErrorCode.GROUP_MAX_SIZE_REACHED,
+                f"The group says as much as max_bytes_per_group={most} allows.",
+            )
 
     def _known(self, member_id: str, instance_id: str | None) -> ConsumerMember:
         """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where somebody else is that static member now."""
@@ -45,20 +55,40 @@ class Membership(Epochs):
         else:
             member = self.roster.static(instance_id)
             if member is not None and member.member_id != member_id:
-                raise KafkaError(ErrorCode.FENCED_INSTANCE_ID, f"The static member {instance_id} is {member.member_id} now.")
+                raise KafkaError(
+                    ErrorCode.FENCED_INSTANCE_ID,
+                    f"The static member {instance_id} is {member.member_id} now.",
+                )
         if member is None:
-            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"{member_id} is no member of the group {self.group_id}.")
+            raise KafkaError(
+                ErrorCode.UNKNOWN_MEMBER_ID,
+                f"{member_id} is no member of the group {self.group_id}.",
+            )
         return member
 
     def _successor_of(self, static: ConsumerMember, member_id: str) -> ConsumerMember:
         """A static member under its next id: with all that it had, and nothing that it must still give back, as its client has begun anew."""
-        return replace(static, member_id=member_id, epoch=JOINS, previous_epoch=JOINS, state=MemberState.STABLE, revoking={})
+        return replace(
+            static,
+            member_id=member_id,
+            epoch=JOINS,
+            previous_epoch=JOINS,
+            state=MemberState.STABLE,
+            revoking={},
+        )
 
     def _step(
-        self, before: ConsumerMember, after: ConsumerMember, replaced: ConsumerMember | None, owned: Partitions | None, now: float
+        self,
+        before: ConsumerMember,
+        after: ConsumerMember,
+        replaced: ConsumerMember | None,
+        owned: Partitions | None,
+        now: float,
     ) -> ConsumerMember:
         """A member has been heard of: take its words, see whether the group must move, and take its next step."""
-        self._check_growth(self.roster.get(after.member_id) if replaced is None else replaced, after)
+        self._check_growth(
+            self.roster.get(after.member_id) if replaced is None else replaced, after
+        )
         is_new = after.member_id not in self.roster
         if replaced is not None:
             self._drop(replaced)
@@ -71,7 +101,12 @@ class Membership(Epochs):
         if is_new or replaced is not None or after != before:
             self._put(after)
         if is_new:
-            self._effects.append(Note("member came" if replaced is None else "static member came back", member_id=after.member_id))
+            self._effects.append(
+                Note(
+                    "member came" if replaced is None else "static member came back",
+                    member_id=after.member_id,
+                )
+            )
         subscribes_anew = (after.topics, after.regex) != (before.topics, before.regex)
         has_other_topics = self._look_at_topics(after.regex, now)
         if subscribes_anew:
@@ -79,7 +114,9 @@ class Membership(Epochs):
         if subscribes_anew or has_other_topics or not self.epoch:
             self._bump("a subscription" if subscribes_anew else "its topics", after.member_id)
         self._make_target(now)
-        after = self._reconcile(self.roster.get(after.member_id) or after, owned, now, subscribes_anew=subscribes_anew)
+        after = self._reconcile(
+            self.roster.get(after.member_id) or after, owned, now, subscribes_anew=subscribes_anew
+        )
         self._hear_of(after, now)
         return after
 
@@ -113,23 +150,38 @@ class Membership(Epochs):
 
     def _may_become_classic(self, leaving: Sequence[ConsumerMember]) -> bool:
         """Whether, without these, no member of the new protocol is left, and a classic group may be made of the others (KIP-848's downgrade)."""
-        is_allowed = self._settings.group_consumer_migration_policy in ("bidirectional", "downgrade")
+        is_allowed = self._settings.group_consumer_migration_policy in (
+            "bidirectional",
+            "downgrade",
+        )
         return is_allowed and self.roster.others_are_classic(leaving)
 
-    def _become_classic(self, leaving: Sequence[ConsumerMember], joining: ConsumerMember | None, handle: Handle | None, now: float) -> None:
+    def _become_classic(
+        self,
+        leaving: Sequence[ConsumerMember],
+        joining: ConsumerMember | None,
+        handle: Handle | None,
+        now: float,
+    ) -> None:
         """`joining` takes the place of the one that leaves, and `handle` is answered by the classic group."""
         gone = {member.member_id for member in leaving}
         left = [member for member in self.roster if member.member_id not in gone]
-        have_arrived = self.epoch == self.target_epoch and all(member.has_arrived(self.epoch) for member in left)
+        have_arrived = self.epoch == self.target_epoch and all(
+            member.has_arrived(self.epoch) for member in left
+        )
         is_settled = have_arrived and joining is not None and joining.topics == leaving[0].topics
         stale = self.stored_keys()
         self.retire()
         members = left if joining is None else [*left, joining]
-        group = self.successor = as_classic(self.group_id, self.epoch, members, self._topology, self._settings, now)
+        group = self.successor = as_classic(
+            self.group_id, self.epoch, members, self._topology, self._settings, now
+        )
         answer = None
         if joining is not None and handle is not None and joining.classic is not None:
             name = joining.classic.protocols[0][0]
-            answer = Answer(handle, Joined(ErrorCode.NONE, joining.member_id, self.epoch, CONSUMER, name))
+            answer = Answer(
+                handle, Joined(ErrorCode.NONE, joining.member_id, self.epoch, CONSUMER, name)
+            )
         group.inherit(stale)
         group.store(answer)
         self._effects.append(Note("group is a classic one now"))

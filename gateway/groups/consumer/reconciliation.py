@@ -18,7 +18,13 @@ _NONE: frozenset[int] = frozenset()
 
 
 def reconcile(
-    member: ConsumerMember, goal: int, topics: Set[TopicId], owned: Partitions | None, is_free: IsFree, *, subscribes_anew: bool = False
+    member: ConsumerMember,
+    goal: int,
+    topics: Set[TopicId],
+    owned: Partitions | None,
+    is_free: IsFree,
+    *,
+    subscribes_anew: bool = False,
 ) -> ConsumerMember:
     """The member after one step, or itself where there is none to take. `goal` is the epoch of its target, `topics` what it subscribes to now,
     `owned` what it says it has, None where it says nothing; `subscribes_anew` where its subscription has just changed."""
@@ -29,14 +35,29 @@ def reconcile(
     return _step(member, goal, topics, owned, is_free)
 
 
-def moved(member: ConsumerMember, state: MemberState, epoch: int, assigned: Held, revoking: Held) -> ConsumerMember:
+def moved(
+    member: ConsumerMember, state: MemberState, epoch: int, assigned: Held, revoking: Held
+) -> ConsumerMember:
     """The one way from a state to another. Raises RuntimeError for an impossible one."""
     if state is not member.state and state not in MOVES[member.state]:
         raise RuntimeError(f"a member that is {member.state.name} cannot become {state.name}")
-    return replace(member, state=state, epoch=epoch, previous_epoch=member.epoch, assigned=assigned, revoking=revoking)
+    return replace(
+        member,
+        state=state,
+        epoch=epoch,
+        previous_epoch=member.epoch,
+        assigned=assigned,
+        revoking=revoking,
+    )
 
 
-def _step(member: ConsumerMember, goal: int, topics: Set[TopicId], owned: Partitions | None, is_free: IsFree) -> ConsumerMember:
+def _step(
+    member: ConsumerMember,
+    goal: int,
+    topics: Set[TopicId],
+    owned: Partitions | None,
+    is_free: IsFree,
+) -> ConsumerMember:
     kept: dict[TopicId, Mapping[int, int]] = {}
     revoking: dict[TopicId, Mapping[int, int]] = {}
     given: dict[TopicId, dict[int, int]] = {}
@@ -55,11 +76,18 @@ def _step(member: ConsumerMember, goal: int, topics: Set[TopicId], owned: Partit
     if revoking and _has_any(owned, revoking):
         # It stays in its epoch, and is given nothing, until it has given those back.
         return moved(member, MemberState.UNREVOKED, member.epoch, kept, revoking)
-    assigned = {topic: {**kept.get(topic, _NOTHING), **given.get(topic, _NOTHING)} for topic in {*kept, *given}}
-    return moved(member, MemberState.UNRELEASED if waits else MemberState.STABLE, goal, assigned, {})
+    assigned = {
+        topic: {**kept.get(topic, _NOTHING), **given.get(topic, _NOTHING)}
+        for topic in {*kept, *given}
+    }
+    return moved(
+        member, MemberState.UNRELEASED if waits else MemberState.STABLE, goal, assigned, {}
+    )
 
 
-def _give_up_topics(member: ConsumerMember, topics: Set[TopicId], owned: Partitions | None) -> ConsumerMember:
+def _give_up_topics(
+    member: ConsumerMember, topics: Set[TopicId], owned: Partitions | None
+) -> ConsumerMember:
     """Ask it to give back what it no longer subscribes to, before there is a new target."""
     gone = [topic for topic in member.assigned if topic not in topics]
     if not gone:
@@ -77,4 +105,6 @@ def _has_any(owned: Partitions | None, held: Held) -> bool:
     """Whether the member still has any of these; one that does not say what it has may have them all."""
     if owned is None:
         return True
-    return any(not owned.get(topic, _NONE).isdisjoint(partitions) for topic, partitions in held.items())
+    return any(
+        not owned.get(topic, _NONE).isdisjoint(partitions) for topic, partitions in held.items()
+    )

@@ -38,7 +38,12 @@ class Expressions:
 
     __slots__ = ("_cpu_time", "_known", "_max_bytes", "_now", "_refilled_at", "_reserve")
 
-    def __init__(self, max_bytes: int, cpu_time: Callable[[], float] = time.thread_time, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        cpu_time: Callable[[], float] = time.thread_time,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`max_bytes` is how long one may be; `cpu_time()` says how long this thread has worked and `now()` what time it is, in seconds."""
         self._max_bytes = max_bytes
         self._cpu_time = cpu_time
@@ -67,7 +72,10 @@ class Expressions:
         self._reserve = min(self._reserve + (now - self._refilled_at) * SHARE, RESERVE)
         self._refilled_at = now
         if self._reserve <= 0:
-            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "Too many new regular expressions that take long; try again later.")
+            raise KafkaError(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                "Too many new regular expressions that take long; try again later.",
+            )
         began = self._cpu_time()
         try:
             made = _Expression(text, self._max_bytes)
@@ -120,4 +128,7 @@ def _compile(text: str, max_bytes: int) -> Any:
 
 def _invalid(text: str, reason: str) -> KafkaError:
     """In Kafka's words, but for the reason."""
-    return KafkaError(ErrorCode.INVALID_REGULAR_EXPRESSION, f"SubscribedTopicRegex `{text}` is not a valid regular expression: {reason}.")
+    return KafkaError(
+        ErrorCode.INVALID_REGULAR_EXPRESSION,
+        f"SubscribedTopicRegex `{text}` is not a valid regular expression: {reason}.",
+    )

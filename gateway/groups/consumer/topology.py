@@ -60,7 +60,10 @@ class TopicView:
 
     def matching(self, regex: str) -> frozenset[str]:
         if self._names_at != self._topics.version:
-            self._names, self._names_at = frozenset(live.name for live in self._topics), self._topics.version
+            self._names, self._names_at = (
+                frozenset(live.name for live in self._topics),
+                self._topics.version,
+            )
         return self._expressions.matching(regex, self._names)
 
 
@@ -83,7 +86,9 @@ def canonical(name: str, topology: Topology) -> str:
     return (None if topic is None else topology.name_of(topic)) or name
 
 
-def known(topics: Iterable[TopicId], asked: Iterable[str], topology: Topology) -> Iterator[tuple[TopicId, str]]:
+def known(
+    topics: Iterable[TopicId], asked: Iterable[str], topology: Topology
+) -> Iterator[tuple[TopicId, str]]:
     """Those that are still there, by the names that they were asked for by where they were: a client knows no others."""
     names = {topology.id_of(name): name for name in asked}
     for topic in topics:

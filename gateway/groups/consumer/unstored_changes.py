@@ -21,7 +21,9 @@ Row = ConsumerMember | ConsumerGroupRow | None
 class Ledger:
     """`row` makes the group's own row, of the key `row_key`, as it is at that moment."""
 
-    def __init__(self, effects: list[Effect], row_key: bytes, row: Callable[[], ConsumerGroupRow]) -> None:
+    def __init__(
+        self, effects: list[Effect], row_key: bytes, row: Callable[[], ConsumerGroupRow]
+    ) -> None:
         self._effects = effects
         self._row_key = row_key
         self._row = row
@@ -73,7 +75,9 @@ class Ledger:
         """All who wait are told to ask again; the rows go with the next write."""
         self._writing = None
         self._unsaved = {**write.rows, **self._unsaved}
-        self._effects.extend(refused(answer, ErrorCode.COORDINATOR_NOT_AVAILABLE) for answer in write.answers)
+        self._effects.extend(
+            refused(answer, ErrorCode.COORDINATOR_NOT_AVAILABLE) for answer in write.answers
+        )
         self.refuse_all(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def refuse_all(self, code: ErrorCode) -> None:

@@ -14,7 +14,14 @@ from typing import Any
 
 from gateway import logs
 from gateway.coroutines import Clock, unbroken_within
-from gateway.groups.offsets.offset_rows import Committed, Place, committed_of, key_of, place_of, value_of
+from gateway.groups.offsets.offset_rows import (
+    Committed,
+    Place,
+    committed_of,
+    key_of,
+    place_of,
+    value_of,
+)
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
@@ -76,7 +83,11 @@ class CommittedOffsets:
             try:
                 place, committed = place_of(key), committed_of(value)
             except ValueError as failure:
-                _log.error("committed offset unreadable: its group begins as if it were not there", key=key.hex(), reason=str(failure))
+                _log.error(
+                    "committed offset unreadable: its group begins as if it were not there",
+                    key=key.hex(),
+                    reason=str(failure),
+                )
                 continue
             if self._topics.get(place.topic_id) is None:
                 if not self._topics_may_come_back:
@@ -88,7 +99,9 @@ class CommittedOffsets:
 
     async def forget_orphans(self, before: int) -> None:
         """Forget what was committed before that time (ms) for topics that were not there at the start and never came back."""
-        self._missing = {topic_id for topic_id in self._missing if self._topics.get(topic_id) is None}
+        self._missing = {
+            topic_id for topic_id in self._missing if self._topics.get(topic_id) is None
+        }
         if not self._missing:
             return
         places = [
@@ -136,20 +149,30 @@ class CommittedOffsets:
     def by_topic(self, group_id: str) -> Iterator[tuple[str, bytes, dict[int, Committed]]]:
         """The same topic after topic: name, id and offsets in order, as they are when the topic's turn comes. The group may commit meanwhile."""
         topics = self._groups.get(group_id, {}).items()
-        found = [(live.name, topic_id, rows) for topic_id, rows in topics if (live := self._topics.get(topic_id)) is not None]
+        found = [
+            (live.name, topic_id, rows)
+            for topic_id, rows in topics
+            if (live := self._topics.get(topic_id)) is not None
+        ]
         for name, topic_id, rows in sorted(found, key=itemgetter(0)):
             if rows:
                 yield name, topic_id, dict(sorted(rows.items()))
 
     async def commit(
-        self, group_id: str, rows: Mapping[tuple[str, int], Committed], pause: Callable[[], Awaitable[None]] | None = None
+        self,
+        group_id: str,
+        rows: Mapping[tuple[str, int], Committed],
+        pause: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Set these offsets, all or none; durable when it returns. `pause` lets others have their turn, where there are many.
 
         Raises KafkaError: INVALID_GROUP_ID, UNKNOWN_TOPIC_OR_PARTITION, INVALID_COMMIT_OFFSET_SIZE beyond the limits, COORDINATOR_NOT_AVAILABLE
         where the store fails, or takes too long: then it may be stored all the same.
         """
-        placed = {self._place(group_id, topic, partition): committed for (topic, partition), committed in rows.items()}
+        placed = {
+            self._place(group_id, topic, partition): committed
+            for (topic, partition), committed in rows.items()
+        }
         if pause is not None:
             await pause()
         grows = self._check(group_id, placed)
@@ -167,7 +190,10 @@ class CommittedOffsets:
         """How many bytes they add at the most."""
         settings = self._settings
         if len(group_id.encode()) > settings.group_id_max_bytes:
-            raise KafkaError(ErrorCode.INVALID_GROUP_ID, f"the group's name has more than group_id_max_bytes={settings.group_id_max_bytes}")
+            raise KafkaError(
+                ErrorCode.INVALID_GROUP_ID,
+                f"the group's name has more than group_id_max_bytes={settings.group_id_max_bytes}",
+            )
         known = self._groups.get(group_id, {})
         added = grown = 0
         for place, committed in placed.items():
@@ -175,12 +201,17 @@ class CommittedOffsets:
             added += before is None
             grown += _growth(before, committed)
         if added and sum(map(len, known.values())) + added > settings.max_offsets_per_group:
-            raise self._no_room(group_id, f"more offsets than max_offsets_per_group={settings.max_offsets_per_group}")
+            raise self._no_room(
+                group_id,
+                f"more offsets than max_offsets_per_group={settings.max_offsets_per_group}",
+            )
         if added and not known:
             grown += getsizeof(group_id)
         if grown > 0 and self._bytes + self._coming + grown > settings.committed_offsets_max_bytes:
             limit = settings.committed_offsets_max_bytes
-            raise self._no_room(group_id, f"all offsets together take committed_offsets_max_bytes={limit}")
+            raise self._no_room(
+                group_id, f"all offsets together take committed_offsets_max_bytes={limit}"
+            )
         return max(grown, 0)
 
     def _no_room(self, group_id: str, reason: str) -> KafkaError:
@@ -194,7 +225,9 @@ class CommittedOffsets:
         self._coming += grows
         self._committing[group_id] = self._committing.get(group_id, 0) + 1
         try:
-            await self._put({key_of(place): value_of(committed) for place, committed in placed.items()})
+            await self._put(
+                {key_of(place): value_of(committed) for place, committed in placed.items()}
+            )
         finally:
             self._coming -= grows
             under_way = self._committing.pop(group_id) - 1
@@ -213,12 +246,16 @@ class CommittedOffsets:
                 orphans.append(place)
         await self._clear([key_of(place) for place in orphans])
 
-    async def delete(self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None) -> None:
+    async def delete(
+        self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None
+    ) -> None:
         """Forget these offsets of a group, or all of them; durable when it returns. Those that are not there are no error.
 
         Raises KafkaError: COORDINATOR_NOT_AVAILABLE where the store fails.
         """
-        places = self._all_of(group_id) if partitions is None else self._those_of(group_id, partitions)
+        places = (
+            self._all_of(group_id) if partitions is None else self._those_of(group_id, partitions)
+        )
         if places:
             await self._wait_for(self._delete(places))
 
@@ -227,10 +264,17 @@ class CommittedOffsets:
             await unbroken_within(self._clock, self._longest, work)
         except TimeoutError:
             # As Kafka answers when its offsets topic takes longer than offsets.commit.timeout.ms (CoordinatorOperationExceptionHelper).
-            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the store takes longer than offsets_commit_timeout_ms") from None
+            raise KafkaError(
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                "the store takes longer than offsets_commit_timeout_ms",
+            ) from None
 
     def _all_of(self, group_id: str) -> list[Place]:
-        return [Place(group_id, topic_id, partition) for topic_id, rows in self._groups.get(group_id, {}).items() for partition in rows]
+        return [
+            Place(group_id, topic_id, partition)
+            for topic_id, rows in self._groups.get(group_id, {}).items()
+            for partition in rows
+        ]
 
     def _those_of(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> list[Place]:
         known = self._groups.get(group_id, {})
@@ -264,7 +308,11 @@ class CommittedOffsets:
                 await self._table.put(dict.fromkeys(orphans))
         except StorageError as failure:
             # Their topic's id never comes again, and the next start deletes them.
-            _log.warning("offsets of a deleted topic are still stored", rows=len(orphans), reason=str(failure))
+            _log.warning(
+                "offsets of a deleted topic are still stored",
+                rows=len(orphans),
+                reason=str(failure),
+            )
 
     async def _put(self, rows: Mapping[bytes, bytes | None]) -> None:
         try:

@@ -45,7 +45,9 @@ class Memberships(Protocol):
 class Expiry:
     """`retention_ms` is for all groups; `clock` gives the reactor its turns."""
 
-    def __init__(self, offsets: CommittedOffsets, groups: Memberships, retention_ms: int, clock: Clock) -> None:
+    def __init__(
+        self, offsets: CommittedOffsets, groups: Memberships, retention_ms: int, clock: Clock
+    ) -> None:
         self._offsets = offsets
         self._groups = groups
         self._retention_ms = retention_ms
@@ -83,23 +85,36 @@ class Expiry:
         if self._offsets.is_committing(group_id):
             # Its offsets are about to be newer than they look.
             return
-        kept = frozenset[str]() if self._groups.is_empty(group_id) else self._groups.subscribed(group_id)
+        kept = (
+            frozenset[str]()
+            if self._groups.is_empty(group_id)
+            else self._groups.subscribed(group_id)
+        )
         if kept is None:
             return
         emptied_at = self._groups.emptied_at(group_id)
         for place, committed in offsets.items():
             since = committed.committed_at if emptied_at is None else emptied_at
-            end = since + self._retention_ms if committed.expires_at is None else committed.expires_at
+            end = (
+                since + self._retention_ms if committed.expires_at is None else committed.expires_at
+            )
             if place[0] not in kept and now >= end:
                 yield place
 
     async def _delete(self, due: Mapping[str, list[tuple[str, int]]]) -> int:
         """How many offsets are gone."""
         deleted = 0
-        outcomes = await gather([self._offsets.delete(group_id, expired) for group_id, expired in due.items()])
+        outcomes = await gather(
+            [self._offsets.delete(group_id, expired) for group_id, expired in due.items()]
+        )
         for (group_id, expired), outcome in zip(due.items(), outcomes, strict=True):
             if isinstance(outcome, KafkaError):
-                _log.warning("expired offsets not deleted", group=group_id, offsets=len(expired), reason=str(outcome))
+                _log.warning(
+                    "expired offsets not deleted",
+                    group=group_id,
+                    offsets=len(expired),
+                    reason=str(outcome),
+                )
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:

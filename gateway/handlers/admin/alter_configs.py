@@ -45,7 +45,9 @@ async def alter_configs(request: Any, caller: Caller) -> Any:
     """Replace all overrides of a resource: those that are not named are gone."""
 
     def change(resource: Any) -> Change:
-        _check_keys(resource.configs, [config.name for config in resource.configs if config.value is None])
+        _check_keys(
+            resource.configs, [config.name for config in resource.configs if config.value is None]
+        )
         return lambda _: {config.name: config.value for config in resource.configs}
 
     return await _alter(request, caller, change, AlterConfigsResponse)
@@ -57,11 +59,19 @@ async def incremental_alter_configs(request: Any, caller: Caller) -> Any:
     settings = caller.broker.settings
 
     def change(resource: Any) -> Change:
-        missing = [config.name for config in resource.configs if config.value is None and config.config_operation != Operation.DELETE]
+        missing = [
+            config.name
+            for config in resource.configs
+            if config.value is None and config.config_operation != Operation.DELETE
+        ]
         _check_keys(resource.configs, missing)
         of_broker = resource.resource_type == ResourceType.BROKER
         of_group = resource.resource_type == ResourceType.GROUP
-        items = _no_items if of_group else partial(_items_of_broker if of_broker else _items_of_topic, settings=settings)
+        items = (
+            _no_items
+            if of_group
+            else partial(_items_of_broker if of_broker else _items_of_topic, settings=settings)
+        )
         return lambda overrides: _apply(overrides, resource.configs, items)
 
     return await _alter(request, caller, change, IncrementalAlterConfigsResponse)
@@ -71,13 +81,19 @@ def _check_keys(configs: Iterable[Any], nulls: list[str]) -> None:
     if any(count > 1 for count in Counter(config.name for config in configs).values()):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
     if nulls:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}"
+        )
 
 
-async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change], response: Any) -> Any:
+async def _alter(
+    request: Any, caller: Caller, change_of: Callable[[Any], Change], response: Any
+) -> Any:
     """The response, with one row for each resource of the request, in its order."""
     turns = Turns(caller.broker.clock)
-    counts = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
+    counts = Counter(
+        (resource.resource_type, resource.resource_name) for resource in request.resources
+    )
 
     async def alter_one(resource: Any) -> None:
         check_changes(len(request.resources))
@@ -90,10 +106,14 @@ async def _alter(request: Any, caller: Caller, change_of: Callable[[Any], Change
             name = resource.resource_name and str(int(resource.resource_name))
             await caller.broker.configs.alter(name, change, validate_only=request.validate_only)
         elif resource.resource_type == ResourceType.GROUP:
-            await caller.broker.group_configs.alter(resource.resource_name, change, validate_only=request.validate_only)
+            await caller.broker.group_configs.alter(
+                resource.resource_name, change, validate_only=request.validate_only
+            )
             caller.broker.groups.reconfigure(resource.resource_name)
         else:
-            await _alter_topic(resource.resource_name, change, caller, validate_only=request.validate_only)
+            await _alter_topic(
+                resource.resource_name, change, caller, validate_only=request.validate_only
+            )
 
     rows = []
     outcomes = await turns.gather(alter_one(resource) for resource in request.resources)
@@ -125,18 +145,30 @@ def _check_resource(kind: int, name: str, caller: Caller) -> None:
         caller.broker.groups.check_active(name)
         return
     if kind == ResourceType.CLIENT_METRICS:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "The gateway collects no client metrics (KIP-714).")
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, "The gateway collects no client metrics (KIP-714)."
+        )
     if kind not in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {kind}")
     if name:
         if not broker_id_is_number(name):
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}")
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"Node id must be an integer, but it is: {name}"
+            )
         node_id = caller.broker.settings.node_id
         if int(name) != node_id:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {node_id}, but received {name}")
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"Unexpected broker id, expected {node_id}, but received {name}",
+            )
     if kind == ResourceType.BROKER_LOGGER:
-        what = "The log levels of this broker (log_level, log_levels) cannot be altered while it runs"
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{what}: set them in its file, environment or flags, and restart it.")
+        what = (
+            "The log levels of this broker (log_level, log_levels) cannot be altered while it runs"
+        )
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"{what}: set them in its file, environment or flags, and restart it.",
+        )
 
 
 async def _alter_topic(name: str, change: Change, caller: Caller, *, validate_only: bool) -> None:
@@ -153,7 +185,9 @@ async def _alter_topic(name: str, change: Change, caller: Caller, *, validate_on
         checked(Topic(name, b"", 1))
         if topics.internal(name) is not None:
             topics.require(name)
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+        raise KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist."
+        )
     if validate_only:
         checked(live.topic)
     else:
@@ -175,11 +209,16 @@ def _apply(overrides: Mapping[str, str], configs: Iterable[Any], items: Items) -
     return changed
 
 
-def _join(name: str, operation: Operation, value: str, overrides: Mapping[str, str], items: Items) -> str:
+def _join(
+    name: str, operation: Operation, value: str, overrides: Mapping[str, str], items: Items
+) -> str:
     """A list with items put to it or taken from it; where the resource has none of its own, it begins with the default's."""
     known = items(name, overrides)
     if known is None:
-        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Can't {operation.name} to key {name} because its type is not LIST.")
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"Can't {operation.name} to key {name} because its type is not LIST.",
+        )
     joined: dict[str, None] = dict.fromkeys(item for item in known if item)
     for item in value.split(","):
         if operation is Operation.APPEND:
@@ -189,17 +228,25 @@ def _join(name: str, operation: Operation, value: str, overrides: Mapping[str, s
     return show(list(joined))
 
 
-def _items_of_topic(name: str, overrides: Mapping[str, str], *, settings: Settings) -> Iterable[str] | None:
+def _items_of_topic(
+    name: str, overrides: Mapping[str, str], *, settings: Settings
+) -> Iterable[str] | None:
     if name not in DEFINITIONS or DEFINITIONS[name].definition.type is not ConfigType.LIST:
         return None
     items: list[str] = value_of(name, overrides, settings)
     return items
 
 
-def _items_of_broker(name: str, overrides: Mapping[str, str], *, settings: Settings) -> Iterable[str] | None:
+def _items_of_broker(
+    name: str, overrides: Mapping[str, str], *, settings: Settings
+) -> Iterable[str] | None:
     if name not in DYNAMIC or DYNAMIC[name][0].type is not ConfigType.LIST:
         return None
-    items: list[str] = DYNAMIC[name][0].read(overrides[name]) if name in overrides else list(getattr(settings, DYNAMIC[name][1]))
+    items: list[str] = (
+        DYNAMIC[name][0].read(overrides[name])
+        if name in overrides
+        else list(getattr(settings, DYNAMIC[name][1]))
+    )
     return items
 
 

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kafka.protocol.admin.topics import CreatePartitionsResponse, CreateTopicsResponse, DeleteTopicsResponse
+from kafka.protocol.admin.topics import (
+    CreatePartitionsResponse,
+    CreateTopicsResponse,
+    DeleteTopicsResponse,
+)
 
 from gateway.configs.broker_configs import BrokerConfigs
 from gateway.configs.entries import topic_entries
@@ -60,14 +64,22 @@ async def create_topics(request: Any, caller: Caller) -> Any:
         plans.append(_plan(topic, caller, len(counts)))
         await turns.take(WORK_ROWS)
     _limit(plans, settings.max_partitions_per_topic)
-    outcomes = plans if request.validate_only else await turns.gather(_create(plan, topics) for plan in plans)
+    outcomes = (
+        plans
+        if request.validate_only
+        else await turns.gather(_create(plan, topics) for plan in plans)
+    )
     rows = []
     for topic, outcome in zip(asked, outcomes, strict=True):
         rows.append(_created(topic.name, outcome, caller))
         await turns.take(WORK_ROWS)
     for name, count in counts.items():
         if count > 1:
-            rows.append(_created(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."), caller))
+            rows.append(
+                _created(
+                    name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."), caller
+                )
+            )
             await turns.take()
     return await in_bytes(CreateTopicsResponse(topics=rows), turns, caller)
 
@@ -82,7 +94,10 @@ def _plan(asked: Any, caller: Caller, count: int) -> _Plan | KafkaError:
         caller.broker.topics.check_new(asked.name)
         nulls = [config.name for config in asked.configs if config.value is None]
         if nulls:
-            raise KafkaError(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {','.join(nulls)}")
+            raise KafkaError(
+                ErrorCode.INVALID_CONFIG,
+                f"Null value not supported for topic configs: {','.join(nulls)}",
+            )
         configs = {config.name: config.value for config in asked.configs}
         check(configs, settings)
         partitions = _assigned(asked, caller) if asked.assignments else _counted(asked, settings)
@@ -107,17 +122,29 @@ def _check_assigned(assignments: Sequence[Any], settings: Settings) -> None:
 
 def _counted(asked: Any, settings: Settings) -> int:
     if asked.replication_factor < -1 or asked.replication_factor == 0:
-        raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0, or -1 to use the default value.")
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        )
     if asked.num_partitions < -1 or asked.num_partitions == 0:
-        raise KafkaError(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            "Number of partitions was set to an invalid non-positive value.",
+        )
     return settings.num_partitions if asked.num_partitions == -1 else int(asked.num_partitions)
 
 
 def _assigned(asked: Any, caller: Caller) -> int:
     """The number of partitions in a manual assignment."""
-    for value, what in ((asked.replication_factor, "replication factor"), (asked.num_partitions, "numPartitions")):
+    for value, what in (
+        (asked.replication_factor, "replication factor"),
+        (asked.num_partitions, "numPartitions"),
+    ):
         if value != -1:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"A manual partition assignment was specified, but {what} was not set to -1.")
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"A manual partition assignment was specified, but {what} was not set to -1.",
+            )
     seen: set[int] = set()
     for assignment in asked.assignments:
         if assignment.partition_index in seen:
@@ -128,7 +155,10 @@ def _assigned(asked: Any, caller: Caller) -> int:
         seen.add(assignment.partition_index)
     check_replicas([assignment.broker_ids for assignment in asked.assignments], caller)
     if seen != set(range(len(seen))):
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence")
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            "partitions should be a consecutive 0-based integer sequence",
+        )
     return len(seen)
 
 
@@ -136,7 +166,10 @@ def _limit(plans: list[_Plan | KafkaError], most: int) -> None:
     """All or nothing: a request that would make too many partitions makes none (Kafka's MAX_RECORDS_PER_USER_OP)."""
     total = sum(plan.partitions for plan in plans if isinstance(plan, _Plan))
     if total > most:
-        excess = KafkaError(ErrorCode.POLICY_VIOLATION, f"{total} partitions in one request are more than max_partitions_per_topic={most}")
+        excess = KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            f"{total} partitions in one request are more than max_partitions_per_topic={most}",
+        )
         plans[:] = [excess if isinstance(plan, _Plan) else plan for plan in plans]
 
 
@@ -159,7 +192,11 @@ def _created(name: str, outcome: LiveTopic | _Plan | BaseException, caller: Call
     if isinstance(outcome, BaseException):
         raise outcome
     if isinstance(outcome, LiveTopic):
-        topic_id, partitions, configs = outcome.topic.topic_id, outcome.topic.partitions, outcome.topic.configs
+        topic_id, partitions, configs = (
+            outcome.topic.topic_id,
+            outcome.topic.partitions,
+            outcome.topic.configs,
+        )
     else:
         topic_id, partitions, configs = _NO_ID, outcome.partitions, outcome.configs
     return _Created(
@@ -176,7 +213,11 @@ def _created(name: str, outcome: LiveTopic | _Plan | BaseException, caller: Call
 def _config_rows(overrides: Mapping[str, str], configs: BrokerConfigs) -> list[Any]:
     return [
         _Created.CreatableTopicConfigs(
-            name=entry.name, value=entry.value, read_only=entry.is_read_only, config_source=entry.source, is_sensitive=False
+            name=entry.name,
+            value=entry.value,
+            read_only=entry.is_read_only,
+            config_source=entry.source,
+            is_sensitive=False,
         )
         for entry in topic_entries(overrides, configs)
     ]
@@ -186,13 +227,18 @@ def _config_rows(overrides: Mapping[str, str], configs: BrokerConfigs) -> list[A
 async def delete_topics(request: Any, caller: Caller) -> Any:
     """Delete topics and all their records. v5 has messages, v6 names them by id as well (KIP-516). As in ControllerApis.deleteTopics."""
     topics = caller.broker.topics
-    asked = [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [(name, _NO_ID) for name in request.topic_names]
+    asked = [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [
+        (name, _NO_ID) for name in request.topic_names
+    ]
     found: dict[str, tuple[str, LiveTopic]] = {}
     rows = []
     turns = Turns(caller.broker.clock)
     # Those by id first: of a topic that is named both ways, the name is refused.
     counts = Counter(asked).items()
-    by_id, by_name = [one for one in counts if one[0][0] is None], [one for one in counts if one[0][0] is not None]
+    by_id, by_name = (
+        [one for one in counts if one[0][0] is None],
+        [one for one in counts if one[0][0] is not None],
+    )
     for (name, topic_id), count in (*by_id, *by_name):
         await turns.take()
         try:
@@ -201,7 +247,10 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
             if live.name in found:
                 # Which of the two was meant? Neither is deleted.
                 topic_id = found.pop(live.name)[1].topic.topic_id
-                raise KafkaError(ErrorCode.INVALID_REQUEST, "The provided topic name maps to an ID that was already supplied.")
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST,
+                    "The provided topic name maps to an ID that was already supplied.",
+                )
             found[live.name] = name or live.name, live
         except KafkaError as failure:
             rows.append(_deleted(name, topic_id, failure))
@@ -223,7 +272,9 @@ def _find(name: str | None, topic_id: bytes, count: int, topics: Topics) -> Live
     if by_id and topic_id == _NO_ID:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")
     if not by_id and topic_id != _NO_ID:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id.")
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, "You may not specify both topic name and topic id."
+        )
     if count > 1:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate topic {'id' if by_id else 'name'}.")
     return topics.require(topic_id if by_id else name or "")
@@ -234,7 +285,12 @@ def _deleted(name: str | None, topic_id: bytes, outcome: BaseException | None) -
         return _Deleted(name=name, topic_id=uuid_of(topic_id), error_code=0, error_message=None)
     if not isinstance(outcome, KafkaError):
         raise outcome
-    return _Deleted(name=name, topic_id=uuid_of(topic_id), error_code=outcome.code, error_message=outcome.message)
+    return _Deleted(
+        name=name,
+        topic_id=uuid_of(topic_id),
+        error_code=outcome.code,
+        error_message=outcome.message,
+    )
 
 
 @serves(ApiKey.CREATE_PARTITIONS, 0, 3)
@@ -243,14 +299,18 @@ async def create_partitions(request: Any, caller: Caller) -> Any:
     counts = Counter(topic.name for topic in request.topics)
     asked = [topic for topic in request.topics if counts[topic.name] == 1]
     turns = Turns(caller.broker.clock)
-    outcomes = await turns.gather(_extend(topic, caller, len(counts), validate_only=request.validate_only) for topic in asked)
+    outcomes = await turns.gather(
+        _extend(topic, caller, len(counts), validate_only=request.validate_only) for topic in asked
+    )
     rows = []
     for topic, outcome in zip(asked, outcomes, strict=True):
         rows.append(_extended(topic.name, outcome))
         await turns.take()
     for name, count in counts.items():
         if count > 1:
-            rows.append(_extended(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")))
+            rows.append(
+                _extended(name, KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
+            )
             await turns.take()
     return await in_bytes(CreatePartitionsResponse(results=rows), turns, caller)
 
@@ -272,14 +332,19 @@ async def _extend(asked: Any, caller: Caller, changes: int, *, validate_only: bo
 
 def _check_increase(asked: Any, topic: Topic, most: int, caller: Caller) -> None:
     if asked.count == topic.partitions:
-        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {topic.partitions} partition(s).")
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS, f"Topic already has {topic.partitions} partition(s)."
+        )
     if asked.count < topic.partitions:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
             f"The topic {topic.name} currently has {topic.partitions} partition(s); {asked.count} would not be an increase.",
         )
     if asked.count > most:
-        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"{asked.count} partitions are more than max_partitions_per_topic={most}")
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"{asked.count} partitions are more than max_partitions_per_topic={most}",
+        )
     if asked.assignments is None:
         return
     additional = asked.count - topic.partitions

@@ -26,18 +26,30 @@ async def delete_records(request: Any, caller: Caller) -> Any:
     """Move the start of partitions up (KIP-107). Of a partition that is named twice, the last offset counts."""
     asked: dict[str, dict[int, int]] = {}
     for topic in request.topics:
-        asked.setdefault(topic.name, {}).update({row.partition_index: row.offset for row in topic.partitions})
+        asked.setdefault(topic.name, {}).update(
+            {row.partition_index: row.offset for row in topic.partitions}
+        )
     topics = []
     turns = Turns(caller.broker.clock)
     for name, offsets in asked.items():
         rows = []
         for index, offset in offsets.items():
             try:
-                rows.append(_Partition(partition_index=index, low_watermark=await _delete(name, index, offset, caller), error_code=0))
+                rows.append(
+                    _Partition(
+                        partition_index=index,
+                        low_watermark=await _delete(name, index, offset, caller),
+                        error_code=0,
+                    )
+                )
             except KafkaError as failure:
-                rows.append(_Partition(partition_index=index, low_watermark=-1, error_code=failure.code))
+                rows.append(
+                    _Partition(partition_index=index, low_watermark=-1, error_code=failure.code)
+                )
             await turns.take(OPENING_ROWS)
-        caller.traffic.touched(ApiKey.DELETE_RECORDS, caller.api_version, name, [row.error_code for row in rows])
+        caller.traffic.touched(
+            ApiKey.DELETE_RECORDS, caller.api_version, name, [row.error_code for row in rows]
+        )
         topics.append(_Topic(name=name, partitions=rows))
     return await in_bytes(DeleteRecordsResponse(topics=topics), turns, caller)
 

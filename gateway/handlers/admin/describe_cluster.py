@@ -38,7 +38,9 @@ async def describe_cluster(request: Any, caller: Caller) -> Any:
             )
             for node in cluster.nodes(caller.listener)
         ],
-        authorized_operations=CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED,
+        authorized_operations=CLUSTER_OPERATIONS
+        if request.include_cluster_authorized_operations
+        else NOT_ASKED,
     )
 
 
@@ -105,7 +107,14 @@ async def _sizes(asked: list[Any] | None, caller: Caller, turns: Turns) -> list[
             size = await _size(name, index, caller)
             if size is not None:
                 row = _LogDirTopic.DescribeLogDirsPartition
-                rows.append(row(partition_index=index, partition_size=size, offset_lag=0, is_future_key=False))
+                rows.append(
+                    row(
+                        partition_index=index,
+                        partition_size=size,
+                        offset_lag=0,
+                        is_future_key=False,
+                    )
+                )
         if rows:
             topics.append(_LogDirTopic(name=name, partitions=rows))
     return topics
@@ -115,7 +124,11 @@ async def _size(name: str, index: int, caller: Caller) -> int | None:
     """The bytes of a partition, UNKNOWN_SIZE where nobody knows; None where it is not there, or not here."""
     broker = caller.broker
     live = broker.topics.get(name)
-    if live is None or not 0 <= index < live.topic.partitions or broker.cluster.leader_of(live.name, index) != broker.cluster.node_id:
+    if (
+        live is None
+        or not 0 <= index < live.topic.partitions
+        or broker.cluster.leader_of(live.name, index) != broker.cluster.node_id
+    ):
         return None
     partition = live.partitions.get(index)
     if partition is None and broker.store.retains_by_itself:
@@ -123,7 +136,9 @@ async def _size(name: str, index: int, caller: Caller) -> int | None:
         return UNKNOWN_SIZE
     try:
         # Straight from the store: nobody needs to know the producers of a partition to know its size.
-        return (partition.log if partition is not None else await broker.store.log(live.name, index)).size
+        return (
+            partition.log if partition is not None else await broker.store.log(live.name, index)
+        ).size
     except StorageError:
         return None
 
@@ -151,12 +166,19 @@ async def describe_producers(request: Any, caller: Caller) -> Any:
 async def _producers(name: str, index: int, caller: Caller, turns: Turns) -> Any:
     if caller.broker.topics.has_internal(name, index):
         # kafka-transactions.sh asks for those of every partition.
-        return _Partition(partition_index=index, error_code=0, error_message=None, active_producers=[])
+        return _Partition(
+            partition_index=index, error_code=0, error_message=None, active_producers=[]
+        )
     try:
         caller.broker.topics.names.canonical(name)
         partition = await caller.broker.topics.partition(name, index)
     except KafkaError as failure:
-        return _Partition(partition_index=index, error_code=failure.code, error_message=failure.message, active_producers=[])
+        return _Partition(
+            partition_index=index,
+            error_code=failure.code,
+            error_message=failure.message,
+            active_producers=[],
+        )
     rows = []
     for producer_id, producer in list(partition.producers):
         await turns.take()
@@ -171,4 +193,6 @@ async def _producers(name: str, index: int, caller: Caller, turns: Turns) -> Any
                 current_txn_start_offset=-1,
             )
         )
-    return _Partition(partition_index=index, error_code=0, error_message=None, active_producers=rows)
+    return _Partition(
+        partition_index=index, error_code=0, error_message=None, active_producers=rows
+    )

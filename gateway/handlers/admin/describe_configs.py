@@ -8,7 +8,15 @@ from typing import Any
 
 from kafka.protocol.admin.configs import DescribeConfigsResponse, ListConfigResourcesResponse
 
-from gateway.configs.entries import ConfigEntry, ConfigSource, Synonym, all_brokers_entries, broker_entries, group_entries, topic_entries
+from gateway.configs.entries import (
+    ConfigEntry,
+    ConfigSource,
+    Synonym,
+    all_brokers_entries,
+    broker_entries,
+    group_entries,
+    topic_entries,
+)
 from gateway.configs.value_types import ConfigType
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
@@ -42,11 +50,25 @@ async def describe_configs(request: Any, caller: Caller) -> Any:
         try:
             entries = _entries(kind, name, caller)
             rows = [_row(entry, request) for entry in entries if keys is None or entry.name in keys]
-            results.append(_Result(error_code=0, error_message="", resource_type=kind, resource_name=name, configs=rows))
+            results.append(
+                _Result(
+                    error_code=0,
+                    error_message="",
+                    resource_type=kind,
+                    resource_name=name,
+                    configs=rows,
+                )
+            )
             await turns.take(len(rows))
         except KafkaError as failure:
             results.append(
-                _Result(error_code=failure.code, error_message=failure.message, resource_type=kind, resource_name=name, configs=[])
+                _Result(
+                    error_code=failure.code,
+                    error_message=failure.message,
+                    resource_type=kind,
+                    resource_name=name,
+                    configs=[],
+                )
             )
         await turns.take()
     return await in_bytes(DescribeConfigsResponse(results=results), turns, caller)
@@ -71,7 +93,9 @@ def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
     if kind == ResourceType.TOPIC:
         caller.broker.topics.names.canonical(name)
         topics = caller.broker.topics
-        return topic_entries((topics.internal(name) or topics.require(name)).topic.configs, caller.broker.configs)
+        return topic_entries(
+            (topics.internal(name) or topics.require(name)).topic.configs, caller.broker.configs
+        )
     if kind == ResourceType.BROKER:
         configs = caller.broker.configs
         if not name:
@@ -95,10 +119,15 @@ def _entries(kind: int, name: str, caller: Caller) -> Iterable[ConfigEntry]:
 
 def _check_broker(name: str, settings: Settings, otherwise: str) -> None:
     if not broker_id_is_number(name):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}")
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}"
+        )
     if int(name) != settings.node_id:
         comma = " " + otherwise if otherwise else " "
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {settings.node_id}{comma}but received {name}")
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Unexpected broker id, expected {settings.node_id}{comma}but received {name}",
+        )
 
 
 def broker_id_is_number(name: str) -> bool:
@@ -112,7 +141,9 @@ def _loggers(settings: Settings) -> Iterable[ConfigEntry]:
     for name, level in sorted(levels.items()):
         synonym = Synonym(name, level.upper(), ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG)
         documentation = "The least that this part logs; set by log_level and log_levels."
-        yield ConfigEntry(name, level.upper(), ConfigType.STRING, documentation, (synonym,), is_read_only=True)
+        yield ConfigEntry(
+            name, level.upper(), ConfigType.STRING, documentation, (synonym,), is_read_only=True
+        )
 
 
 def _row(entry: ConfigEntry, request: Any) -> Any:
@@ -124,14 +155,23 @@ def _row(entry: ConfigEntry, request: Any) -> Any:
         is_default=entry.source is ConfigSource.DEFAULT_CONFIG,
         config_source=entry.source,
         is_sensitive=False,
-        synonyms=[_Row.DescribeConfigsSynonym(name=one.name, value=one.value, source=one.source) for one in synonyms],
+        synonyms=[
+            _Row.DescribeConfigsSynonym(name=one.name, value=one.value, source=one.source)
+            for one in synonyms
+        ],
         config_type=entry.type,
         documentation=entry.documentation if request.include_documentation else None,
     )
 
 
 #: Resources with configs that ListConfigResources names. Groups and client metrics are listed once they have some.
-_LISTED = (ResourceType.TOPIC, ResourceType.BROKER, ResourceType.BROKER_LOGGER, ResourceType.CLIENT_METRICS, ResourceType.GROUP)
+_LISTED = (
+    ResourceType.TOPIC,
+    ResourceType.BROKER,
+    ResourceType.BROKER_LOGGER,
+    ResourceType.CLIENT_METRICS,
+    ResourceType.GROUP,
+)
 
 FIRST_WITH_TYPES = 1
 
@@ -139,16 +179,26 @@ FIRST_WITH_TYPES = 1
 @serves(ApiKey.LIST_CONFIG_RESOURCES, 0, 1)
 async def list_config_resources(request: Any, caller: Caller) -> Any:
     """Names of resources that have configs. v0 lists client metrics only (KIP-714), v1 any types, by default all (KIP-1142)."""
-    asked = set(request.resource_types) or set(_LISTED) if caller.api_version >= FIRST_WITH_TYPES else {ResourceType.CLIENT_METRICS}
+    asked = (
+        set(request.resource_types) or set(_LISTED)
+        if caller.api_version >= FIRST_WITH_TYPES
+        else {ResourceType.CLIENT_METRICS}
+    )
     if not asked <= set(_LISTED):
-        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, config_resources=[])
+        return ListConfigResourcesResponse(
+            error_code=ErrorCode.UNSUPPORTED_VERSION, config_resources=[]
+        )
     turns = Turns(caller.broker.clock)
     rows = []
     for kind in sorted(asked):
         for name in list(_names(ResourceType(kind), caller)):
-            rows.append(ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind))
+            rows.append(
+                ListConfigResourcesResponse.ConfigResource(resource_name=name, resource_type=kind)
+            )
             await turns.take()
-    return await in_bytes(ListConfigResourcesResponse(error_code=ErrorCode.NONE, config_resources=rows), turns, caller)
+    return await in_bytes(
+        ListConfigResourcesResponse(error_code=ErrorCode.NONE, config_resources=rows), turns, caller
+    )
 
 
 def _names(kind: ResourceType, caller: Caller) -> Iterable[str]:

@@ -11,7 +11,11 @@ from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.large_requests import Turns, in_bytes
 from gateway.protocol.routes import serves
-from gateway.protocol.wire.admin_messages import AddRaftVoterResponse, RemoveRaftVoterResponse, UnregisterBrokerResponse
+from gateway.protocol.wire.admin_messages import (
+    AddRaftVoterResponse,
+    RemoveRaftVoterResponse,
+    UnregisterBrokerResponse,
+)
 from gateway.protocol.wire.api_keys import ApiKey
 
 NO_QUORUM = "This cluster has no metadata quorum: its metadata is in its store."
@@ -24,7 +28,9 @@ FIRST_WITHOUT_RESULTS = 2
 @serves(ApiKey.DESCRIBE_QUORUM, 0, 2)
 async def describe_quorum(request: Any, caller: Caller) -> Any:
     """UNSUPPORTED_VERSION, which is what clients report for a cluster without KRaft (KIP-595). v2 has a message."""
-    return DescribeQuorumResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=NO_QUORUM, topics=[], nodes=[])
+    return DescribeQuorumResponse(
+        error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=NO_QUORUM, topics=[], nodes=[]
+    )
 
 
 @serves(ApiKey.UPDATE_FEATURES, 0, 2)
@@ -34,15 +40,29 @@ async def update_features(request: Any, caller: Caller) -> Any:
         if not request.feature_updates:
             return UpdateFeaturesResponse(error_code=ErrorCode.NONE, error_message=None)
         why = _unknown_feature(request.feature_updates[0], caller)
-        message = f"The update failed for all features since the following feature had an error: {why}"
-        return UpdateFeaturesResponse(error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=message)
+        message = (
+            f"The update failed for all features since the following feature had an error: {why}"
+        )
+        return UpdateFeaturesResponse(
+            error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=message
+        )
     turns = Turns(caller.broker.clock)
     rows = []
     for update in request.feature_updates:
         why = _unknown_feature(update, caller)
-        rows.append(_Feature(feature=update.feature, error_code=ErrorCode.INVALID_UPDATE_VERSION, error_message=why))
+        rows.append(
+            _Feature(
+                feature=update.feature,
+                error_code=ErrorCode.INVALID_UPDATE_VERSION,
+                error_message=why,
+            )
+        )
         await turns.take()
-    return await in_bytes(UpdateFeaturesResponse(error_code=ErrorCode.NONE, error_message=None, results=rows), turns, caller)
+    return await in_bytes(
+        UpdateFeaturesResponse(error_code=ErrorCode.NONE, error_message=None, results=rows),
+        turns,
+        caller,
+    )
 
 
 def _unknown_feature(update: Any, caller: Caller) -> str:
@@ -57,10 +77,14 @@ def _unknown_feature(update: Any, caller: Caller) -> str:
 async def unregister_broker(request: Any, caller: Caller) -> Any:
     """A gateway leaves the cluster when it stops, so nothing is left to unregister."""
     if request.broker_id in {node.node_id for node in caller.broker.cluster.nodes(caller.listener)}:
-        message = f"Broker ID {request.broker_id} is alive: it leaves the cluster when it is stopped"
+        message = (
+            f"Broker ID {request.broker_id} is alive: it leaves the cluster when it is stopped"
+        )
         return UnregisterBrokerResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=message)
     message = f"Broker ID {request.broker_id} is not currently registered"
-    return UnregisterBrokerResponse(error_code=ErrorCode.BROKER_ID_NOT_REGISTERED, error_message=message)
+    return UnregisterBrokerResponse(
+        error_code=ErrorCode.BROKER_ID_NOT_REGISTERED, error_message=message
+    )
 
 
 @serves(ApiKey.ADD_RAFT_VOTER, 0, 1)

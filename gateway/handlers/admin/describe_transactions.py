@@ -50,7 +50,9 @@ async def list_transactions(request: Any, caller: Caller) -> Any:
     """An empty list (KIP-664). v1 filters by duration (KIP-994), v2 by a pattern (KIP-1152). Filters by states that Kafka does
     not know are named in the reply."""
     unknown = [state for state in dict.fromkeys(request.state_filters) if state not in STATES]
-    return ListTransactionsResponse(error_code=ErrorCode.NONE, unknown_state_filters=unknown, transaction_states=[])
+    return ListTransactionsResponse(
+        error_code=ErrorCode.NONE, unknown_state_filters=unknown, transaction_states=[]
+    )
 
 
 @serves(ApiKey.WRITE_TXN_MARKERS, 0, 2)
@@ -65,7 +67,9 @@ async def write_txn_markers(request: Any, caller: Caller) -> Any:
             rows = []
             for index in topic.partition_indexes:
                 row = _Topic.WritableTxnMarkerPartitionResult
-                rows.append(row(partition_index=index, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
+                rows.append(
+                    row(partition_index=index, error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+                )
                 await turns.take()
             topics.append(_Topic(name=topic.name, partitions=rows))
             await turns.take()

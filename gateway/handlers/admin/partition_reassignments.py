@@ -33,7 +33,9 @@ async def elect_leaders(request: Any, caller: Caller) -> Any:
     """Every leader is the preferred one and alive. v1 adds the type of election (KIP-460). Null topics mean all partitions, and
     of those only the ones that needed an election are listed, as in Kafka."""
     if request.election_type not in ELECTION_TYPES:
-        return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST, replica_election_results=[])
+        return ElectLeadersResponse(
+            error_code=ErrorCode.INVALID_REQUEST, replica_election_results=[]
+        )
     turns = Turns(caller.broker.clock)
     topics = []
     for topic in request.topic_partitions or ():
@@ -41,11 +43,19 @@ async def elect_leaders(request: Any, caller: Caller) -> Any:
         rows = []
         for index in topic.partitions:
             failure = _not_elected(topic.topic, index, count)
-            rows.append(_Elected.PartitionResult(partition_id=index, error_code=failure.code, error_message=failure.message))
+            rows.append(
+                _Elected.PartitionResult(
+                    partition_id=index, error_code=failure.code, error_message=failure.message
+                )
+            )
             await turns.take()
         topics.append(_Elected(topic=topic.topic, partition_result=rows))
         await turns.take()
-    return await in_bytes(ElectLeadersResponse(error_code=ErrorCode.NONE, replica_election_results=topics), turns, caller)
+    return await in_bytes(
+        ElectLeadersResponse(error_code=ErrorCode.NONE, replica_election_results=topics),
+        turns,
+        caller,
+    )
 
 
 def _partitions(topic: str, caller: Caller) -> int | None:
@@ -58,7 +68,9 @@ def _not_elected(topic: str, index: int, count: int | None) -> KafkaError:
     if count is None:
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {topic}")
     if not 0 <= index < count:
-        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{index}")
+        return KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {topic}-{index}"
+        )
     return KafkaError(ErrorCode.ELECTION_NOT_NEEDED)
 
 
@@ -78,7 +90,13 @@ async def alter_partition_reassignments(request: Any, caller: Caller) -> Any:
             except KafkaError as failure:
                 code, message = failure.code, failure.message
             row = _Reassigned.ReassignablePartitionResponse
-            rows.append(row(partition_index=partition.partition_index, error_code=code, error_message=message))
+            rows.append(
+                row(
+                    partition_index=partition.partition_index,
+                    error_code=code,
+                    error_message=message,
+                )
+            )
             await turns.take(1 + len(partition.replicas or ()))
         topics.append(_Reassigned(name=topic.name, partitions=rows))
         await turns.take()
@@ -93,9 +111,14 @@ async def alter_partition_reassignments(request: Any, caller: Caller) -> Any:
 
 def _check_reassignment(topic: str, partition: Any, count: int | None, caller: Caller) -> None:
     if count is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {topic}.")
+        raise KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {topic}."
+        )
     if not 0 <= partition.partition_index < count:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find partition {topic}:{partition.partition_index}.")
+        raise KafkaError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            f"Unable to find partition {topic}:{partition.partition_index}.",
+        )
     if partition.replicas is None:
         # The request cancels a reassignment.
         raise KafkaError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS)
@@ -124,13 +147,17 @@ def check_replicas(assignments: Sequence[Collection[int]], caller: Caller) -> No
 
 
 def _misassigned(why: str) -> KafkaError:
-    return KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {why}")
+    return KafkaError(
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {why}"
+    )
 
 
 @serves(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 0)
 async def list_partition_reassignments(request: Any, caller: Caller) -> Any:
     """None is ever in progress. Kafka does not report topics that do not exist either."""
-    return ListPartitionReassignmentsResponse(error_code=ErrorCode.NONE, error_message=None, topics=[])
+    return ListPartitionReassignmentsResponse(
+        error_code=ErrorCode.NONE, error_message=None, topics=[]
+    )
 
 
 @serves(ApiKey.ALTER_REPLICA_LOG_DIRS, 0, 2)
@@ -152,7 +179,9 @@ async def alter_replica_log_dirs(request: Any, caller: Caller) -> Any:
     for name, rows in results.items():
         moved = []
         for index, code in rows.items():
-            moved.append(_Moved.AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code))
+            moved.append(
+                _Moved.AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code)
+            )
             await turns.take()
         topics.append(_Moved(topic_name=name, partitions=moved))
         await turns.take()
@@ -162,4 +191,8 @@ async def alter_replica_log_dirs(request: Any, caller: Caller) -> Any:
 def _not_moved(is_here: bool, index: int, count: int | None) -> ErrorCode:
     if not is_here:
         return ErrorCode.LOG_DIR_NOT_FOUND
-    return ErrorCode.NONE if count is not None and 0 <= index < count else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return (
+        ErrorCode.NONE
+        if count is not None and 0 <= index < count
+        else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    )

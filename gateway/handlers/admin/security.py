@@ -7,8 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from kafka.protocol.admin.acl import CreateAclsResponse, DeleteAclsResponse, DescribeAclsResponse
-from kafka.protocol.admin.client_quotas import AlterClientQuotasResponse, DescribeClientQuotasResponse
-from kafka.protocol.admin.users import AlterUserScramCredentialsResponse, DescribeUserScramCredentialsResponse
+from kafka.protocol.admin.client_quotas import (
+    AlterClientQuotasResponse,
+    DescribeClientQuotasResponse,
+)
+from kafka.protocol.admin.users import (
+    AlterUserScramCredentialsResponse,
+    DescribeUserScramCredentialsResponse,
+)
 
 from auth.mechanism import ANONYMOUS
 from gateway.protocol.caller import Caller
@@ -38,7 +44,9 @@ _Quota = AlterClientQuotasResponse.EntryData
 async def describe_acls(request: Any, caller: Caller) -> Any:
     """SECURITY_DISABLED, as AclApis without an authorizer."""
     message = "No Authorizer is configured on the broker"
-    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=message, resources=[])
+    return DescribeAclsResponse(
+        error_code=ErrorCode.SECURITY_DISABLED, error_message=message, resources=[]
+    )
 
 
 @serves(ApiKey.CREATE_ACLS, 0, 3)
@@ -47,7 +55,11 @@ async def create_acls(request: Any, caller: Caller) -> Any:
     turns = Turns(caller.broker.clock)
     rows = []
     for _ in request.creations:
-        rows.append(CreateAclsResponse.AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER))
+        rows.append(
+            CreateAclsResponse.AclCreationResult(
+                error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER
+            )
+        )
         await turns.take()
     return await in_bytes(CreateAclsResponse(results=rows), turns, caller)
 
@@ -59,7 +71,13 @@ async def delete_acls(request: Any, caller: Caller) -> Any:
     rows = []
     for _ in request.filters:
         row = DeleteAclsResponse.DeleteAclsFilterResult
-        rows.append(row(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER, matching_acls=[]))
+        rows.append(
+            row(
+                error_code=ErrorCode.SECURITY_DISABLED,
+                error_message=NO_AUTHORIZER,
+                matching_acls=[],
+            )
+        )
         await turns.take()
     return await in_bytes(DeleteAclsResponse(filter_results=rows), turns, caller)
 
@@ -67,7 +85,11 @@ async def delete_acls(request: Any, caller: Caller) -> Any:
 def _no_tokens(caller: Caller) -> ErrorCode:
     """Clients that have not logged in may not ask for tokens at all (KafkaApis.allowTokenRequests)."""
     is_anonymous = caller.principal == ANONYMOUS
-    return ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED if is_anonymous else ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED
+    return (
+        ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+        if is_anonymous
+        else ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED
+    )
 
 
 @serves(ApiKey.CREATE_DELEGATION_TOKEN, 0, 3)
@@ -116,10 +138,17 @@ async def describe_user_scram_credentials(request: Any, caller: Caller) -> Any:
             code = ErrorCode.DUPLICATE_RESOURCE
             message = f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"
         else:
-            code, message = ErrorCode.RESOURCE_NOT_FOUND, f"Attempt to describe a user credential that does not exist: {name}"
-        rows.append(_Described(user=name, error_code=code, error_message=message, credential_infos=[]))
+            code, message = (
+                ErrorCode.RESOURCE_NOT_FOUND,
+                f"Attempt to describe a user credential that does not exist: {name}",
+            )
+        rows.append(
+            _Described(user=name, error_code=code, error_message=message, credential_infos=[])
+        )
         await turns.take()
-    reply = DescribeUserScramCredentialsResponse(error_code=ErrorCode.NONE, error_message=None, results=rows)
+    reply = DescribeUserScramCredentialsResponse(
+        error_code=ErrorCode.NONE, error_message=None, results=rows
+    )
     return await in_bytes(reply, turns, caller)
 
 
@@ -131,11 +160,20 @@ async def alter_user_scram_credentials(request: Any, caller: Caller) -> Any:
     rows = []
     for name, count in _counted(user.name for user in (*request.deletions, *request.upsertions)):
         if count > 1:
-            code, message = ErrorCode.DUPLICATE_RESOURCE, "A user credential cannot be altered twice in the same request"
+            code, message = (
+                ErrorCode.DUPLICATE_RESOURCE,
+                "A user credential cannot be altered twice in the same request",
+            )
         elif name in added:
-            code, message = ErrorCode.UNSUPPORTED_SASL_MECHANISM, "SCRAM is not served: users are in users_file"
+            code, message = (
+                ErrorCode.UNSUPPORTED_SASL_MECHANISM,
+                "SCRAM is not served: users are in users_file",
+            )
         else:
-            code, message = ErrorCode.RESOURCE_NOT_FOUND, "Attempt to delete a user credential that does not exist"
+            code, message = (
+                ErrorCode.RESOURCE_NOT_FOUND,
+                "Attempt to delete a user credential that does not exist",
+            )
         rows.append(_Altered(user=name, error_code=code, error_message=message))
         await turns.take()
     return await in_bytes(AlterUserScramCredentialsResponse(results=rows), turns, caller)
@@ -165,12 +203,18 @@ def _wrong_filter(components: Iterable[Any]) -> tuple[ErrorCode, str | None]:
         if kind not in QUOTA_ENTITIES:
             return ErrorCode.UNSUPPORTED_VERSION, f"Unsupported entity type {kind[:100]}"
         if kind in seen:
-            return ErrorCode.INVALID_REQUEST, f"Entity type {kind} cannot appear more than once in the filter"
+            return (
+                ErrorCode.INVALID_REQUEST,
+                f"Entity type {kind} cannot appear more than once in the filter",
+            )
         seen.add(kind)
         if not EXACT <= component.match_type <= ANY:
             return ErrorCode.INVALID_REQUEST, f"Unknown match type {component.match_type}"
         if (component.match is None) is (component.match_type == EXACT):
-            return ErrorCode.INVALID_REQUEST, f"Match type {component.match_type} and the name to match do not go together"
+            return (
+                ErrorCode.INVALID_REQUEST,
+                f"Match type {component.match_type} and the name to match do not go together",
+            )
     return ErrorCode.NONE, None
 
 
@@ -182,8 +226,16 @@ async def alter_client_quotas(request: Any, caller: Caller) -> Any:
     for entry in request.entries:
         entity = []
         for part in entry.entity:
-            entity.append(_Quota.EntityData(entity_type=part.entity_type, entity_name=part.entity_name))
+            entity.append(
+                _Quota.EntityData(entity_type=part.entity_type, entity_name=part.entity_name)
+            )
             await turns.take()
-        rows.append(_Quota(error_code=ErrorCode.INVALID_REQUEST, error_message="Client quotas are not served", entity=entity))
+        rows.append(
+            _Quota(
+                error_code=ErrorCode.INVALID_REQUEST,
+                error_message="Client quotas are not served",
+                entity=entity,
+            )
+        )
         await turns.take()
     return await in_bytes(AlterClientQuotasResponse(entries=rows), turns, caller)

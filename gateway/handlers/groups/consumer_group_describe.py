@@ -38,7 +38,9 @@ async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
-        return ConsumerGroupDescribeResponse(groups=[_refused(group_id, refusal) for group_id in dict.fromkeys(request.group_ids)])
+        return ConsumerGroupDescribeResponse(
+            groups=[_refused(group_id, refusal) for group_id in dict.fromkeys(request.group_ids)]
+        )
     for group_id in dict.fromkeys(request.group_ids):
         try:
             row = _described(_consumer_group(group_id, caller), caller)
@@ -52,7 +54,12 @@ async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
 
 
 def _refused(group_id: str, failure: KafkaError) -> Any:
-    return _Described(error_code=failure.code, error_message=failure.message, group_id=group_id, authorized_operations=NOT_ASKED)
+    return _Described(
+        error_code=failure.code,
+        error_message=failure.message,
+        group_id=group_id,
+        authorized_operations=NOT_ASKED,
+    )
 
 
 def _consumer_group(group_id: str, caller: Caller) -> ConsumerGroup:
@@ -62,7 +69,10 @@ def _consumer_group(group_id: str, caller: Caller) -> ConsumerGroup:
     if isinstance(group, ConsumerGroup):
         return group
     is_there = group is not None or caller.broker.offsets.has(group_id)
-    raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} {'is not a consumer group' if is_there else 'not found'}.")
+    raise KafkaError(
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        f"Group {group_id} {'is not a consumer group' if is_there else 'not found'}.",
+    )
 
 
 def _described(group: ConsumerGroup, caller: Caller) -> Any:
@@ -105,5 +115,9 @@ def _assignment(partitions: Mapping[TopicId, Iterable[int]], caller: Caller) -> 
     for topic_id, indexes in partitions.items():
         live = caller.broker.topics.get(topic_id)
         if live is not None:
-            rows.append(_Assignment.TopicPartitions(topic_id=uuid_of(topic_id), topic_name=live.name, partitions=sorted(indexes)))
+            rows.append(
+                _Assignment.TopicPartitions(
+                    topic_id=uuid_of(topic_id), topic_name=live.name, partitions=sorted(indexes)
+                )
+            )
     return _Assignment(topic_partitions=sorted(rows, key=lambda row: str(row.topic_name)))

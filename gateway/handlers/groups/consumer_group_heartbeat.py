@@ -45,7 +45,9 @@ async def beat(request: Any, caller: Caller, *, makes_its_id: bool) -> Any:
         request.instance_id,
         request.rack_id,
         None if request.rebalance_timeout_ms == _UNCHANGED else request.rebalance_timeout_ms,
-        None if request.subscribed_topic_names is None else frozenset(request.subscribed_topic_names),
+        None
+        if request.subscribed_topic_names is None
+        else frozenset(request.subscribed_topic_names),
         request.subscribed_topic_regex,
         request.server_assignor,
         owned,
@@ -58,7 +60,11 @@ async def beat(request: Any, caller: Caller, *, makes_its_id: bool) -> Any:
 def _check(request: Any, *, makes_its_id: bool) -> None:
     """Raises KafkaError: INVALID_REQUEST for what contradicts itself, UNSUPPORTED_ASSIGNOR (GroupCoordinatorService, Kafka 4.3)."""
     epoch = request.member_epoch
-    names = {"GroupId": request.group_id, "InstanceId": request.instance_id, "RackId": request.rack_id}
+    names = {
+        "GroupId": request.group_id,
+        "InstanceId": request.instance_id,
+        "RackId": request.rack_id,
+    }
     if makes_its_id or epoch > JOINS or epoch == LEAVES:
         names["MemberId"] = request.member_id
     for name, value in names.items():
@@ -77,7 +83,8 @@ def _check(request: Any, *, makes_its_id: bool) -> None:
         raise _invalid("There is no such MemberEpoch.")
     if request.server_assignor is not None and request.server_assignor not in ASSIGNORS:
         raise KafkaError(
-            ErrorCode.UNSUPPORTED_ASSIGNOR, f"There is no ServerAssignor {request.server_assignor}; there are {', '.join(ASSIGNORS)}."
+            ErrorCode.UNSUPPORTED_ASSIGNOR,
+            f"There is no ServerAssignor {request.server_assignor}; there are {', '.join(ASSIGNORS)}.",
         )
 
 
@@ -98,7 +105,10 @@ def _reply(beaten: Beaten, group_id: str, caller: Caller) -> Any:
     assignment = None
     if beaten.assignment is not None:
         row = _Assignment.TopicPartitions
-        rows = [row(topic_id=uuid_of(topic), partitions=sorted(indexes)) for topic, indexes in sorted(beaten.assignment.items())]
+        rows = [
+            row(topic_id=uuid_of(topic), partitions=sorted(indexes))
+            for topic, indexes in sorted(beaten.assignment.items())
+        ]
         assignment = _Assignment(topic_partitions=rows)
     return ConsumerGroupHeartbeatResponse(
         throttle_time_ms=0,
@@ -106,6 +116,8 @@ def _reply(beaten: Beaten, group_id: str, caller: Caller) -> Any:
         error_message=beaten.message,
         member_id=beaten.member_id if is_taken else None,
         member_epoch=beaten.epoch,
-        heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms if is_taken and beaten.epoch >= JOINS else 0,
+        heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms
+        if is_taken and beaten.epoch >= JOINS
+        else 0,
         assignment=assignment,
     )

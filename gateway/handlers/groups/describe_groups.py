@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kafka.protocol.admin.groups import DeleteGroupsResponse, DescribeGroupsResponse, ListGroupsResponse
+from kafka.protocol.admin.groups import (
+    DeleteGroupsResponse,
+    DescribeGroupsResponse,
+    ListGroupsResponse,
+)
 
 from gateway.groups.classic.classic_group import Group
 from gateway.groups.classic.classic_member import Member
@@ -39,7 +43,14 @@ async def list_groups(request: Any, caller: Caller) -> Any:
     turns = Turns(caller.broker.clock)
     for group_id, protocol_type, state, kind in _all_groups(caller):
         if (not states or state.lower() in states) and (not types or kind in types):
-            rows.append(_Listed(group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=kind))
+            rows.append(
+                _Listed(
+                    group_id=group_id,
+                    protocol_type=protocol_type,
+                    group_state=state,
+                    group_type=kind,
+                )
+            )
         await turns.take()
     return await in_bytes(ListGroupsResponse(error_code=ErrorCode.NONE, groups=rows), turns, caller)
 
@@ -75,7 +86,9 @@ async def describe(request: Any, caller: Caller, missing: Callable[[str], Any]) 
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
-        return DescribeGroupsResponse(groups=[_refused(group_id, refusal) for group_id in dict.fromkeys(request.groups)])
+        return DescribeGroupsResponse(
+            groups=[_refused(group_id, refusal) for group_id in dict.fromkeys(request.groups)]
+        )
     for group_id in dict.fromkeys(request.groups):
         group = caller.broker.groups.get(group_id)
         if isinstance(group, Group):
@@ -112,7 +125,12 @@ def _refused(group_id: str, refusal: KafkaError) -> Any:
 
 def _empty(group_id: str) -> Any:
     return _Described(
-        error_code=ErrorCode.NONE, group_id=group_id, group_state=GroupState.EMPTY.value, protocol_type="", protocol_data="", members=[]
+        error_code=ErrorCode.NONE,
+        group_id=group_id,
+        group_state=GroupState.EMPTY.value,
+        protocol_type="",
+        protocol_data="",
+        members=[],
     )
 
 
@@ -147,13 +165,21 @@ async def delete_groups(request: Any, caller: Caller) -> Any:
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
-        return DeleteGroupsResponse(results=[_Deleted(group_id=group_id, error_code=refusal.code) for group_id in names])
+        return DeleteGroupsResponse(
+            results=[_Deleted(group_id=group_id, error_code=refusal.code) for group_id in names]
+        )
     rows: list[Any] = []
     turns = Turns(caller.broker.clock)
-    for group_id, outcome in zip(names, await turns.gather(_delete(group_id, caller) for group_id in names), strict=True):
+    for group_id, outcome in zip(
+        names, await turns.gather(_delete(group_id, caller) for group_id in names), strict=True
+    ):
         if outcome is not None and not isinstance(outcome, KafkaError):
             raise outcome
-        rows.append(_Deleted(group_id=group_id, error_code=ErrorCode.NONE if outcome is None else outcome.code))
+        rows.append(
+            _Deleted(
+                group_id=group_id, error_code=ErrorCode.NONE if outcome is None else outcome.code
+            )
+        )
         await turns.take()
     return await in_bytes(DeleteGroupsResponse(results=rows), turns, caller)
 

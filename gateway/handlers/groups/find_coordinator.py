@@ -36,11 +36,20 @@ async def find_coordinator(request: Any, caller: Caller) -> Any:
     if request.key_type not in (GROUP, TRANSACTION):
         code, message, node_id, host, port = ErrorCode.INVALID_REQUEST, _NO_COORDINATOR, -1, "", -1
     if caller.api_version < FIRST_WITH_MANY_KEYS:
-        return FindCoordinatorResponse(error_code=code, error_message=message, node_id=node_id, host=host, port=port)
+        return FindCoordinatorResponse(
+            error_code=code, error_message=message, node_id=node_id, host=host, port=port
+        )
     rows, turns = [], Turns(caller.broker.clock)
     for key in keys:
         rows.append(
-            FindCoordinatorResponse.Coordinator(key=key, node_id=node_id, host=host, port=port, error_code=code, error_message=message)
+            FindCoordinatorResponse.Coordinator(
+                key=key,
+                node_id=node_id,
+                host=host,
+                port=port,
+                error_code=code,
+                error_message=message,
+            )
         )
         await turns.take()
     return await in_bytes(FindCoordinatorResponse(coordinators=rows), turns, caller)

@@ -29,10 +29,19 @@ _Left = LeaveGroupResponse.MemberResponse
 @serves(ApiKey.JOIN_GROUP, 9, 9)
 async def join_group(request: Any, caller: Caller) -> Any:
     """Become a member, or stay one, and be told the generation; the leader also who is in it. Older versions are in `old_groups`."""
-    return await join(request, caller, request.rebalance_timeout_ms, is_told_first=True, may_skip_assignment=True)
+    return await join(
+        request, caller, request.rebalance_timeout_ms, is_told_first=True, may_skip_assignment=True
+    )
 
 
-async def join(request: Any, caller: Caller, rebalance_timeout_ms: int, *, is_told_first: bool, may_skip_assignment: bool) -> Any:
+async def join(
+    request: Any,
+    caller: Caller,
+    rebalance_timeout_ms: int,
+    *,
+    is_told_first: bool,
+    may_skip_assignment: bool,
+) -> Any:
     """The reply to a JoinGroup; `is_told_first` and `may_skip_assignment` as in `Joining`."""
     if len(request.protocols) > MAX_PROTOCOLS:
         return JoinGroupResponse(
@@ -67,11 +76,18 @@ async def join(request: Any, caller: Caller, rebalance_timeout_ms: int, *, is_to
         error_code=joined.code,
         generation_id=joined.generation,
         protocol_type=joined.protocol_type,
-        protocol_name=joined.protocol if caller.api_version >= _NAMES_NO_PROTOCOL else joined.protocol or "",
+        protocol_name=joined.protocol
+        if caller.api_version >= _NAMES_NO_PROTOCOL
+        else joined.protocol or "",
         leader=joined.leader,
         skip_assignment=joined.skips_assignment,
         member_id=joined.member_id,
-        members=[_Fellow(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.metadata) for one in joined.fellows],
+        members=[
+            _Fellow(
+                member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.metadata
+            )
+            for one in joined.fellows
+        ],
     )
 
 
@@ -116,7 +132,10 @@ async def sync_group_of_any_protocol(request: Any, caller: Caller) -> Any:
     else:
         synced = await caller.broker.groups.sync(request.group_id, syncing)
     return SyncGroupResponse(
-        error_code=synced.code, protocol_type=synced.protocol_type, protocol_name=synced.protocol, assignment=synced.assignment
+        error_code=synced.code,
+        protocol_type=synced.protocol_type,
+        protocol_name=synced.protocol,
+        assignment=synced.assignment,
     )
 
 
@@ -127,7 +146,9 @@ async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatRespo
     caller.traffic.for_group(request.group_id)
     try:
         await caller.broker.confirm_coordinator()
-        caller.broker.groups.heartbeat(request.group_id, request.member_id, request.generation_id, request.group_instance_id)
+        caller.broker.groups.heartbeat(
+            request.group_id, request.member_id, request.generation_id, request.group_instance_id
+        )
     except KafkaError as failure:
         code = failure.code
     return HeartbeatResponse(code)
@@ -145,13 +166,25 @@ async def leave_group(request: Any, caller: Caller) -> Any:
     rows = []
     turns = Turns(caller.broker.clock)
     for member in request.members:
-        code = leave(request.group_id, member.member_id, member.group_instance_id, member.reason, caller)
-        rows.append(_Left(member_id=member.member_id, group_instance_id=member.group_instance_id, error_code=code))
+        code = leave(
+            request.group_id, member.member_id, member.group_instance_id, member.reason, caller
+        )
+        rows.append(
+            _Left(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                error_code=code,
+            )
+        )
         await turns.take()
-    return await in_bytes(LeaveGroupResponse(error_code=ErrorCode.NONE, members=rows), turns, caller)
+    return await in_bytes(
+        LeaveGroupResponse(error_code=ErrorCode.NONE, members=rows), turns, caller
+    )
 
 
-def leave(group_id: str, member_id: str, instance_id: str | None, reason: str | None, caller: Caller) -> ErrorCode:
+def leave(
+    group_id: str, member_id: str, instance_id: str | None, reason: str | None, caller: Caller
+) -> ErrorCode:
     """What comes of one member's leaving."""
     try:
         caller.broker.groups.leave(group_id, member_id, instance_id, reason or "")

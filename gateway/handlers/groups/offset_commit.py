@@ -55,7 +55,9 @@ async def offset_commit(request: OffsetCommitRequest, caller: Caller) -> OffsetC
     return await commit(request, caller, lambda _: (now, None))
 
 
-async def commit(request: OffsetCommitRequest, caller: Caller, times: Times) -> OffsetCommitResponse:
+async def commit(
+    request: OffsetCommitRequest, caller: Caller, times: Times
+) -> OffsetCommitResponse:
     """The reply: what is wrong with a partition is said there, what is wrong with the group or the member at each partition that is right."""
     caller.traffic.for_group(request.group_id)
     codes: dict[str | bytes, dict[int, ErrorCode]] = {}
@@ -85,9 +87,13 @@ async def commit(request: OffsetCommitRequest, caller: Caller, times: Times) -> 
                 codes[key][index] = code
         await turns.take()
     for key, told in codes.items():
-        caller.traffic.touched(ApiKey.OFFSET_COMMIT, caller.api_version, key, told.values(), request.group_id)
+        caller.traffic.touched(
+            ApiKey.OFFSET_COMMIT, caller.api_version, key, told.values(), request.group_id
+        )
         await turns.take()
-    reply: OffsetCommitResponse = await in_bytes(OffsetCommitResponse(codes), turns, caller, _write_commit)
+    reply: OffsetCommitResponse = await in_bytes(
+        OffsetCommitResponse(codes), turns, caller, _write_commit
+    )
     return reply
 
 
@@ -109,7 +115,11 @@ def _require(topic: str | bytes, partition: int, caller: Caller) -> LiveTopic:
 
 
 async def _commit_known(
-    request: OffsetCommitRequest, known: dict[tuple[str, int], CommittedPartition], caller: Caller, times: Times, turns: Turns
+    request: OffsetCommitRequest,
+    known: dict[tuple[str, int], CommittedPartition],
+    caller: Caller,
+    times: Times,
+    turns: Turns,
 ) -> dict[tuple[str, int], ErrorCode]:
     """What became of each of these partitions, which are there."""
     if not known:
@@ -121,19 +131,31 @@ async def _commit_known(
     try:
         await broker.confirm_coordinator()
         fence = broker.groups.check_commit(
-            request.group_id, request.member_id, request.generation_id_or_member_epoch, request.group_instance_id, caller.api_version
+            request.group_id,
+            request.member_id,
+            request.generation_id_or_member_epoch,
+            request.group_instance_id,
+            caller.api_version,
         )
         rows = {}
         for (name, index), asked in known.items():
             row = _row(asked, times)
-            code = ErrorCode.NONE if fence is None else fence(broker.topics.require(name).topic.topic_id, index)
+            code = (
+                ErrorCode.NONE
+                if fence is None
+                else fence(broker.topics.require(name).topic.topic_id, index)
+            )
             if len(row.metadata) > broker.settings.offset_metadata_max_bytes:
                 code = ErrorCode.OFFSET_METADATA_TOO_LARGE
             codes[name, index] = code
             if code is ErrorCode.NONE:
                 rows[name, index] = row
             await turns.take()
-        await broker.offsets.commit(request.group_id, rows, partial(turns.take, TURN_ROWS) if len(rows) > TURN_ROWS else None)
+        await broker.offsets.commit(
+            request.group_id,
+            rows,
+            partial(turns.take, TURN_ROWS) if len(rows) > TURN_ROWS else None,
+        )
     except KafkaError as failure:
         return dict.fromkeys(known, failure.code)
     return codes
@@ -141,7 +163,13 @@ async def _commit_known(
 
 def _row(asked: CommittedPartition, times: Times) -> Committed:
     committed_at, expires_at = times(asked)
-    return Committed(asked.committed_offset, asked.committed_leader_epoch, asked.committed_metadata or "", committed_at, expires_at)
+    return Committed(
+        asked.committed_offset,
+        asked.committed_leader_epoch,
+        asked.committed_metadata or "",
+        committed_at,
+        expires_at,
+    )
 
 
 @serves(ApiKey.OFFSET_FETCH, 1, 7)
@@ -162,7 +190,10 @@ async def offset_fetch_of_groups(request: Any, caller: Caller) -> Any:
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
-        refused = [_FetchedGroup(group_id=asked.group_id, topics=[], error_code=refusal.code) for asked in request.groups]
+        refused = [
+            _FetchedGroup(group_id=asked.group_id, topics=[], error_code=refusal.code)
+            for asked in request.groups
+        ]
         return OffsetFetchResponse(groups=refused)
     counts = Counter(asked.group_id for asked in request.groups)
     if len(counts) == 1:
@@ -206,12 +237,16 @@ def standing(group_id: str, asked: Iterable[Any] | None, caller: Caller) -> Iter
     for topic in asked:
         key = _key_of(topic, caller)
         caller.traffic.touched(ApiKey.OFFSET_FETCH, caller.api_version, key, group=group_id)
-        partitions = [index for index in dict.fromkeys(topic.partition_indexes) if (key, index) not in seen]
+        partitions = [
+            index for index in dict.fromkeys(topic.partition_indexes) if (key, index) not in seen
+        ]
         seen.update((key, index) for index in partitions)
         live = topics.get(key)
         if live is not None:
             get = partial(offsets.get, group_id, live.name)
-            yield Standing(key if isinstance(key, str) else live.name, live.topic.topic_id, partitions, get)
+            yield Standing(
+                key if isinstance(key, str) else live.name, live.topic.topic_id, partitions, get
+            )
         elif isinstance(key, bytes):
             yield Standing("", key, partitions, _nothing, ErrorCode.UNKNOWN_TOPIC_ID)
         else:
@@ -226,14 +261,19 @@ async def fetched_by_name(found: Iterable[Standing], caller: Caller) -> Any:
     """The reply of the versions for one group."""
     turns = Turns(caller.broker.clock)
     topics = await _fetched_in_turns(_FetchedTopic, found, turns)
-    return await in_bytes(OffsetFetchResponse(topics=topics, error_code=ErrorCode.NONE), turns, caller)
+    return await in_bytes(
+        OffsetFetchResponse(topics=topics, error_code=ErrorCode.NONE), turns, caller
+    )
 
 
 async def refused_by_name(request: Any, caller: Caller, refusal: KafkaError) -> Any:
     """The reply of the versions for one group to a group that is not answered for: up to v1 each partition has the error code."""
     if caller.api_version >= _WITH_ERROR:
         return OffsetFetchResponse(topics=[], error_code=refusal.code)
-    found = (Standing(topic.name, _NO_ID, dict.fromkeys(topic.partition_indexes), _nothing, refusal.code) for topic in request.topics)
+    found = (
+        Standing(topic.name, _NO_ID, dict.fromkeys(topic.partition_indexes), _nothing, refusal.code)
+        for topic in request.topics
+    )
     return await fetched_by_name(found, caller)
 
 
@@ -246,7 +286,11 @@ async def _fetched_in_turns(kind: Any, found: Iterable[Standing], turns: Turns) 
 
 
 async def _fetched(kind: Any, found: Standing, turns: Turns) -> Any:
-    make = kind.OffsetFetchResponsePartition if kind is _FetchedTopic else kind.OffsetFetchResponsePartitions
+    make = (
+        kind.OffsetFetchResponsePartition
+        if kind is _FetchedTopic
+        else kind.OffsetFetchResponsePartitions
+    )
     rows: list[Any] = []
     for index in found.partitions:
         committed = found.get(index) or NOTHING
@@ -275,25 +319,38 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
         await caller.broker.confirm_coordinator()
         read = _topics_read(request.group_id, caller)
         for topic in request.topics:
-            codes.setdefault(topic.name, {}).update((asked.partition_index, ErrorCode.NONE) for asked in topic.partitions)
+            codes.setdefault(topic.name, {}).update(
+                (asked.partition_index, ErrorCode.NONE) for asked in topic.partitions
+            )
         for name, told in codes.items():
             for index in told:
                 told[index] = _deletion(name, index, read, caller)
                 await turns.take()
-        gone = [(name, index) for name, told in codes.items() for index, code in told.items() if code is ErrorCode.NONE]
+        gone = [
+            (name, index)
+            for name, told in codes.items()
+            for index, code in told.items()
+            if code is ErrorCode.NONE
+        ]
         await caller.broker.offsets.delete(request.group_id, gone)
     except KafkaError as failure:
         return OffsetDeleteResponse(error_code=failure.code, topics=[])
     topics = []
     for name, told in codes.items():
-        caller.traffic.touched(ApiKey.OFFSET_DELETE, caller.api_version, name, told.values(), request.group_id)
+        caller.traffic.touched(
+            ApiKey.OFFSET_DELETE, caller.api_version, name, told.values(), request.group_id
+        )
         rows = []
         for index, code in told.items():
-            rows.append(_DeletedTopic.OffsetDeleteResponsePartition(partition_index=index, error_code=code))
+            rows.append(
+                _DeletedTopic.OffsetDeleteResponsePartition(partition_index=index, error_code=code)
+            )
             await turns.take()
         topics.append(_DeletedTopic(name=name, partitions=rows))
         await turns.take()
-    return await in_bytes(OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics), turns, caller)
+    return await in_bytes(
+        OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics), turns, caller
+    )
 
 
 def _topics_read(group_id: str, caller: Caller) -> frozenset[str]:

@@ -18,20 +18,30 @@ from gateway.protocol.wire.api_keys import ApiKey
 @serves(ApiKey.JOIN_GROUP, 0, 0)
 async def join_group_with_one_timeout(request: Any, caller: Caller) -> Any:
     """Kafka 0.9 and 0.10.0, kafka-python 1, Sarama, kafka-node: a rebalance waits as long as a session lasts."""
-    return await join(request, caller, request.session_timeout_ms, is_told_first=False, may_skip_assignment=False)
+    return await join(
+        request, caller, request.session_timeout_ms, is_told_first=False, may_skip_assignment=False
+    )
 
 
 @serves(ApiKey.JOIN_GROUP, 1, 3)
 async def join_group_in_one_step(request: Any, caller: Caller) -> Any:
     """Kafka 0.10.1 to 2.1: a newcomer learns its id with its first generation."""
-    return await join(request, caller, request.rebalance_timeout_ms, is_told_first=False, may_skip_assignment=False)
+    return await join(
+        request,
+        caller,
+        request.rebalance_timeout_ms,
+        is_told_first=False,
+        may_skip_assignment=False,
+    )
 
 
 @serves(ApiKey.JOIN_GROUP, 4, 8)
 async def join_group_in_two_steps(request: Any, caller: Caller) -> Any:
     """Kafka 2.2 to 3.1: a newcomer is told its id first (KIP-394). v5 static members (KIP-345), v7 protocol type (KIP-559), v8 reasons
     (KIP-800). A leader that comes back takes itself for a follower."""
-    return await join(request, caller, request.rebalance_timeout_ms, is_told_first=True, may_skip_assignment=False)
+    return await join(
+        request, caller, request.rebalance_timeout_ms, is_told_first=True, may_skip_assignment=False
+    )
 
 
 @serves(ApiKey.LEAVE_GROUP, 0, 2)
@@ -42,13 +52,17 @@ async def leave_group_alone(request: Any, caller: Caller) -> Any:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
         return LeaveGroupResponse(error_code=refusal.code, members=[])
-    return LeaveGroupResponse(error_code=leave(request.group_id, request.member_id, None, None, caller), members=[])
+    return LeaveGroupResponse(
+        error_code=leave(request.group_id, request.member_id, None, None, caller), members=[]
+    )
 
 
 @serves(ApiKey.DESCRIBE_GROUPS, 0, 5)
 async def describe_groups_dead_or_alive(request: Any, caller: Caller) -> Any:
     """Up to Kafka 3.9: a group that is not there is a dead one. v3 authorized operations, v4 static members."""
-    return await describe(request, caller, lambda group_id: not_found(group_id, ErrorCode.NONE, None))
+    return await describe(
+        request, caller, lambda group_id: not_found(group_id, ErrorCode.NONE, None)
+    )
 
 
 @serves(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, 0)

@@ -49,7 +49,9 @@ async def list_offsets_in_arrays(request: Any, caller: Caller) -> Any:
             rows.append(await _look_up(topic.name, asked, caller))
             await turns.take(OPENING_ROWS)
         caller.traffic.touched(ApiKey.LIST_OFFSETS, 0, topic.name, [row.error_code for row in rows])
-        topics.append(ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=rows))
+        topics.append(
+            ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=rows)
+        )
         await turns.take()
     return await in_bytes(ListOffsetsResponse(topics=topics), turns, caller)
 
@@ -58,8 +60,12 @@ async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
     row = ListOffsetsResponse.ListOffsetsTopicResponse.ListOffsetsPartitionResponse
     try:
         if caller.broker.topics.has_internal(topic, asked.partition_index):
-            offsets = offsets_before(asked.timestamp, asked.max_num_offsets, start=0, end=0, last_before=0)
-            return row(partition_index=asked.partition_index, error_code=0, old_style_offsets=offsets)
+            offsets = offsets_before(
+                asked.timestamp, asked.max_num_offsets, start=0, end=0, last_before=0
+            )
+            return row(
+                partition_index=asked.partition_index, error_code=0, old_style_offsets=offsets
+            )
         partition = await caller.broker.topics.partition(topic, asked.partition_index)
         last_before = None
         if asked.timestamp >= 0:
@@ -73,7 +79,9 @@ async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
             last_before=last_before,
         )
     except KafkaError as failure:
-        return row(partition_index=asked.partition_index, error_code=failure.code, old_style_offsets=[])
+        return row(
+            partition_index=asked.partition_index, error_code=failure.code, old_style_offsets=[]
+        )
     return row(partition_index=asked.partition_index, error_code=0, old_style_offsets=offsets)
 
 
@@ -88,7 +96,9 @@ async def offset_commit_to_zookeeper(request: Any, caller: Caller) -> Any:
 async def offset_commit_with_timestamps(request: Any, caller: Caller) -> Any:
     """Kafka 0.8.2, kafka-python 1.0 to 1.3: each partition says when it was committed."""
     now = caller.broker.now()
-    return await commit(request, caller, lambda asked: (committed_at(asked.commit_timestamp, now), None))
+    return await commit(
+        request, caller, lambda asked: (committed_at(asked.commit_timestamp, now), None)
+    )
 
 
 @serves(ApiKey.OFFSET_COMMIT, 2, 4)

@@ -31,4 +31,9 @@ if os.environ.get("KOPGATE_PURE_PYTHON", "") in ("", "0"):
     else:
         if getattr(_plain, "INTERFACE", 1) == _INTERFACE:
             KERNEL = "cython"
-            batch, header, reply, request = _plain.batch, _plain.header, _plain.reply, _plain.request
+            batch, header, reply, request = (
+                _plain.batch,
+                _plain.header,
+                _plain.reply,
+                _plain.request,
+            )

@@ -12,7 +12,15 @@ from struct import Struct
 import msgspec
 
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.wire.primitives import INT32, MAX_ELEMENTS, read_count, read_string, skip_tags, string, uvarint
+from gateway.protocol.wire.primitives import (
+    INT32,
+    MAX_ELEMENTS,
+    read_count,
+    read_string,
+    skip_tags,
+    string,
+    uvarint,
+)
 from storage.log import Buffer
 
 FIRST_FLEXIBLE = 12
@@ -114,7 +122,17 @@ def read_fetch(frame: bytearray, position: int, version: int) -> FetchRequest:
     if version >= 11:
         rack_id, position = read_string(frame, position, compact=compact)
     return FetchRequest(
-        version, replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, topics, forgotten, rack_id or ""
+        version,
+        replica_id,
+        max_wait_ms,
+        min_bytes,
+        max_bytes,
+        isolation_level,
+        session_id,
+        session_epoch,
+        topics,
+        forgotten,
+        rack_id or "",
     )
 
 
@@ -126,7 +144,9 @@ def _read_topics(frame: bytearray, position: int, version: int) -> tuple[list[Fe
     topics = []
     for _ in range(count):
         topic, position = _read_topic(frame, position, version)
-        partition_count, position = read_count(frame, position, compact=compact, smallest=layout.size, most=left)
+        partition_count, position = read_count(
+            frame, position, compact=compact, smallest=layout.size, most=left
+        )
         left -= partition_count
         partitions = []
         for _ in range(partition_count):
@@ -135,7 +155,9 @@ def _read_topics(frame: bytearray, position: int, version: int) -> tuple[list[Fe
             if compact:
                 position = skip_tags(frame, position)
             if version >= 12:
-                partitions.append(FetchPartition(fields[0], fields[2], fields[5], fields[1], fields[3]))
+                partitions.append(
+                    FetchPartition(fields[0], fields[2], fields[5], fields[1], fields[3])
+                )
             elif version >= 9:
                 partitions.append(FetchPartition(fields[0], fields[2], fields[4], fields[1]))
             else:
@@ -146,7 +168,9 @@ def _read_topics(frame: bytearray, position: int, version: int) -> tuple[list[Fe
     return topics, position
 
 
-def _read_forgotten(frame: bytearray, position: int, version: int) -> tuple[list[tuple[str | bytes, Sequence[int]]], int]:
+def _read_forgotten(
+    frame: bytearray, position: int, version: int
+) -> tuple[list[tuple[str | bytes, Sequence[int]]], int]:
     compact = version >= FIRST_FLEXIBLE
     count, position = read_count(frame, position, compact=compact, smallest=3)
     left = MAX_ELEMENTS - count
@@ -155,7 +179,9 @@ def _read_forgotten(frame: bytearray, position: int, version: int) -> tuple[list
         topic, position = _read_topic(frame, position, version)
         indexes, position = read_count(frame, position, compact=compact, smallest=4, most=left)
         left -= indexes
-        forgotten.append((topic, [INT32.unpack_from(frame, position + 4 * i)[0] for i in range(indexes)]))
+        forgotten.append(
+            (topic, [INT32.unpack_from(frame, position + 4 * i)[0] for i in range(indexes)])
+        )
         position += 4 * indexes
         if compact:
             position = skip_tags(frame, position)
@@ -206,7 +232,9 @@ def write_fetch_response(response: FetchResponse, version: int) -> list[Buffer]:
     return buffers
 
 
-def _write_partition(buffers: list[Buffer], glue: bytearray, partition: PartitionFetched, version: int) -> bytearray:
+def _write_partition(
+    buffers: list[Buffer], glue: bytearray, partition: PartitionFetched, version: int
+) -> bytearray:
     compact = version >= FIRST_FLEXIBLE
     glue += _HEAD.pack(partition.index, partition.error_code, partition.high_watermark)
     if version >= 5:
@@ -229,7 +257,9 @@ def _write_partition(buffers: list[Buffer], glue: bytearray, partition: Partitio
     return glue
 
 
-def _write_aborted(glue: bytearray, aborted: Sequence[tuple[int, int]] | None, compact: bool) -> None:
+def _write_aborted(
+    glue: bytearray, aborted: Sequence[tuple[int, int]] | None, compact: bool
+) -> None:
     if aborted is None:
         glue += b"\0" if compact else b"\xff\xff\xff\xff"
         return

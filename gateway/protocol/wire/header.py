@@ -29,7 +29,9 @@ class RequestHeader(msgspec.Struct, frozen=True, gc=False):
     body: int
 
 
-def read_header(frame: bytes | bytearray, first_flexible_version: Mapping[int, int]) -> RequestHeader:
+def read_header(
+    frame: bytes | bytearray, first_flexible_version: Mapping[int, int]
+) -> RequestHeader:
     """Read the header at the start of `frame`; `first_flexible_version` is by api key. Raises Refused where it is cut short or no UTF-8."""
     found: RequestHeader | None = compiled.header(frame, first_flexible_version, RequestHeader)
     if found is not None:

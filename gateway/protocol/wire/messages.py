@@ -9,7 +9,16 @@ import struct
 import uuid
 from typing import Any
 
-from kafka.protocol.admin import acl, client_quotas, cluster, configs, groups, topics, transactions, users
+from kafka.protocol.admin import (
+    acl,
+    client_quotas,
+    cluster,
+    configs,
+    groups,
+    topics,
+    transactions,
+    users,
+)
 from kafka.protocol.consumer import fetch, group, offsets
 from kafka.protocol.metadata import api_versions, find_coordinator, metadata
 from kafka.protocol.producer import produce, transaction
@@ -85,7 +94,8 @@ _NEVER = 1 << 15
 
 #: By api key, the first version whose request and response headers and bodies are flexible (KIP-482).
 FIRST_FLEXIBLE_VERSION: dict[int, int] = {
-    int(key): first if (first := request._flexible_versions[0]) >= 0 else _NEVER for key, request in REQUESTS.items()
+    int(key): first if (first := request._flexible_versions[0]) >= 0 else _NEVER
+    for key, request in REQUESTS.items()
 }
 
 

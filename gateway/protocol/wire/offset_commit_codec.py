@@ -98,10 +98,14 @@ def read_offset_commit(frame: bytearray, position: int, version: int) -> OffsetC
         topics.append(CommittedTopic(topic, partitions))
     if compact:
         skip_tags(frame, position)
-    return OffsetCommitRequest(group_id, topics, generation, member_id, group_instance_id, retention)
+    return OffsetCommitRequest(
+        group_id, topics, generation, member_id, group_instance_id, retention
+    )
 
 
-def _read_partitions(frame: Bytes, position: int, version: int, most: int) -> tuple[list[CommittedPartition], int]:
+def _read_partitions(
+    frame: Bytes, position: int, version: int, most: int
+) -> tuple[list[CommittedPartition], int]:
     compact = version >= FIRST_FLEXIBLE
     count, position = read_count(frame, position, compact=compact, smallest=14, most=most)
     partitions = []

@@ -101,7 +101,9 @@ def string(text: str, *, compact: bool) -> bytes:
     return INT16.pack(len(raw)) + raw
 
 
-def read_count(source: Bytes, position: int, *, compact: bool, smallest: int, most: int = MAX_ELEMENTS) -> tuple[int, int]:
+def read_count(
+    source: Bytes, position: int, *, compact: bool, smallest: int, most: int = MAX_ELEMENTS
+) -> tuple[int, int]:
     """(number of elements of an array that may not be null, position after it). `smallest` is the fewest bytes that one element takes: a count
     that cannot fit in the rest of the message, or is above `most`, is refused before anyone loops over it."""
     if compact:

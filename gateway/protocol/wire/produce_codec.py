@@ -13,7 +13,16 @@ import msgspec
 
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire import compiled
-from gateway.protocol.wire.primitives import INT16, INT32, read_count, read_string, read_uvarint, skip_tags, string, uvarint
+from gateway.protocol.wire.primitives import (
+    INT16,
+    INT32,
+    read_count,
+    read_string,
+    read_uvarint,
+    skip_tags,
+    string,
+    uvarint,
+)
 
 FIRST_FLEXIBLE = 9
 FIRST_WITH_TOPIC_IDS = 13
@@ -85,7 +94,9 @@ MAX_PARTITIONS = 10_000
 
 def read_produce(frame: bytearray, position: int, version: int) -> ProduceRequest:
     """Read the request whose body begins at `position`. Raises ValueError, IndexError or struct.error on bytes that make no sense."""
-    found: ProduceRequest | None = compiled.request(frame, position, version, ProduceRequest, TopicRecords, PartitionRecords)
+    found: ProduceRequest | None = compiled.request(
+        frame, position, version, ProduceRequest, TopicRecords, PartitionRecords
+    )
     if found is not None:
         return found
     compact = version >= FIRST_FLEXIBLE
@@ -93,7 +104,9 @@ def read_produce(frame: bytearray, position: int, version: int) -> ProduceReques
     if version >= 3:
         transactional_id, position = read_string(frame, position, compact=compact)
     acks, timeout_ms = _ACKS_TIMEOUT.unpack_from(frame, position)
-    count, position = read_count(frame, position + 6, compact=compact, smallest=3, most=MAX_PARTITIONS)
+    count, position = read_count(
+        frame, position + 6, compact=compact, smallest=3, most=MAX_PARTITIONS
+    )
     left = MAX_PARTITIONS - count
     view = memoryview(frame)
     topics = []
@@ -114,7 +127,9 @@ def read_produce(frame: bytearray, position: int, version: int) -> ProduceReques
     return ProduceRequest(version, transactional_id, acks, timeout_ms, topics)
 
 
-def _read_partitions(view: memoryview, frame: bytearray, position: int, compact: bool, most: int) -> tuple[list[PartitionRecords], int]:
+def _read_partitions(
+    view: memoryview, frame: bytearray, position: int, compact: bool, most: int
+) -> tuple[list[PartitionRecords], int]:
     count, position = read_count(frame, position, compact=compact, smallest=5, most=most)
     partitions = []
     for _ in range(count):

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gateway.protocol.wire.primitives import INT16, INT32, MAX_ELEMENTS, MAX_STRING_BYTES, MAX_TAGS, read_uvarint
+from gateway.protocol.wire.primitives import (
+    INT16,
+    INT32,
+    MAX_ELEMENTS,
+    MAX_STRING_BYTES,
+    MAX_TAGS,
+    read_uvarint,
+)
 
 #: What the decoder may copy for tagged fields in one message. Real clients send none that it does not know.
 MAX_COPIED_BYTES = 64 << 20
@@ -84,7 +91,11 @@ def _step_of(field: Any, version: int, compact: bool) -> Step:
     if field.is_array():
         size = _fixed_size(field.array_of)
         # Of an array of texts no item may be null; the codec repeats the array's own definition for them.
-        item = _text(field.name, compact, False, is_long=field.array_of.type_str != "string") if size is None else _skip(size)
+        item = (
+            _text(field.name, compact, False, is_long=field.array_of.type_str != "string")
+            if size is None
+            else _skip(size)
+        )
         return _array(field.name, [item], compact, may_be_null)
     if field.is_struct():
         return _struct(_steps_of(field, version, compact), may_be_null)

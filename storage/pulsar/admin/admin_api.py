@@ -59,13 +59,25 @@ class Unauthenticated(Forbidden):
     """401 from the door: the broker does not know who this is."""
 
 
-_ERRORS: Mapping[int, type[AdminFailed]] = {401: Unauthenticated, 403: Forbidden, 404: Missing, 409: Conflict, 412: Unmet}
+_ERRORS: Mapping[int, type[AdminFailed]] = {
+    401: Unauthenticated,
+    403: Forbidden,
+    404: Missing,
+    409: Conflict,
+    412: Unmet,
+}
 _MAY_NOT = "Unauthorized to validate"
 """Begins the reason of a broker that knows who asks and lets him not, be the status 401 or 403."""
 
 _REMEDIES: tuple[tuple[type[AdminFailed], str], ...] = (
-    (Unauthenticated, "the token is missing, wrong or expired, or the broker wants a client certificate"),
-    (Forbidden, "the role of this gateway may not do that; a superuser or the tenant's administrator can grant it"),
+    (
+        Unauthenticated,
+        "the token is missing, wrong or expired, or the broker wants a client certificate",
+    ),
+    (
+        Forbidden,
+        "the role of this gateway may not do that; a superuser or the tenant's administrator can grant it",
+    ),
 )
 
 
@@ -153,7 +165,14 @@ class Admin:
         last: LastMessageId = await self.get(f"{path_of(topic)}/lastMessageId", LastMessageId)
         return last
 
-    async def call(self, method: str, path: str, body: Any = None, content_type: str = "application/json", kind: Any = Any) -> Any:
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        content_type: str = "application/json",
+        kind: Any = Any,
+    ) -> Any:
         """What one call answers, as `kind`."""
         status, answer, _ = await self._exchanged(method, path, body, content_type)
         return self._understood(method, path, status, answer, kind)
@@ -183,7 +202,9 @@ class Admin:
     ) -> tuple[int, bytes, Headers]:
         """Status, body and headers; waits for its turn first. The deadline counts from there."""
         if len(self._turns.waiting) >= self._settings.calls_waiting:
-            raise StorageFailed(f"{self._settings.calls_waiting} calls of Pulsar's admin API wait already (calls_waiting): try again later")
+            raise StorageFailed(
+                f"{self._settings.calls_waiting} calls of Pulsar's admin API wait already (calls_waiting): try again later"
+            )
         await self._turns.acquire()
         try:
             sent = None if body is None else msgspec.json.encode(body)
@@ -203,9 +224,15 @@ class Admin:
             try:
                 return msgspec.json.decode(answer, type=kind) if answer else None
             except msgspec.DecodeError as error:
-                raise StorageFailed(f"{method} {path}: the answer of {self._url} is not that of Pulsar's admin API: {error}") from None
+                raise StorageFailed(
+                    f"{method} {path}: the answer of {self._url} is not that of Pulsar's admin API: {error}"
+                ) from None
         reason = _reason(answer)
-        failure = Forbidden if reason.startswith(_MAY_NOT) else _ERRORS.get(status, Troubled if status >= SERVER_ERROR else AdminFailed)
+        failure = (
+            Forbidden
+            if reason.startswith(_MAY_NOT)
+            else _ERRORS.get(status, Troubled if status >= SERVER_ERROR else AdminFailed)
+        )
         remedy = next((f" ({told})" for one, told in _REMEDIES if issubclass(failure, one)), "")
         raise failure(f"{method} {path} at {self._url}: {status} {reason}{remedy}", status, reason)
 

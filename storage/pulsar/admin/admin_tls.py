@@ -12,7 +12,12 @@ from OpenSSL.SSL import VERIFY_FAIL_IF_NO_PEER_CERT, VERIFY_PEER
 from service_identity import CertificateError, VerificationError
 from service_identity.hazmat import DNS_ID, DNSPattern, verify_service_identity
 from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
-from twisted.internet.ssl import Certificate, PrivateCertificate, optionsForClientTLS, trustRootFromCertificates
+from twisted.internet.ssl import (
+    Certificate,
+    PrivateCertificate,
+    optionsForClientTLS,
+    trustRootFromCertificates,
+)
 from twisted.python.failure import Failure
 from twisted.web.iweb import IPolicyForHTTPS
 from zope.interface.declarations import classImplements
@@ -42,11 +47,15 @@ class Trust:
     def _options(self) -> dict[str, Any]:
         try:
             files = [path for path in (self._trust, self._certificate, self._key) if path]
-            stamps = tuple((status.st_mtime_ns, status.st_ino) for status in (path.stat() for path in files))
+            stamps = tuple(
+                (status.st_mtime_ns, status.st_ino) for status in (path.stat() for path in files)
+            )
             if self._made is None or self._made[0] != stamps:
                 self._made = stamps, self._read()
         except OSError as error:
-            raise StorageFailed(f"TLS to Pulsar's admin API: {error.filename} cannot be read: {error.strerror}") from None
+            raise StorageFailed(
+                f"TLS to Pulsar's admin API: {error.filename} cannot be read: {error.strerror}"
+            ) from None
         return self._made[1]
 
     def _read(self) -> dict[str, Any]:
@@ -55,7 +64,9 @@ class Trust:
             options["trustRoot"] = trustRootFromCertificates(certificates(self._trust))
         if self._certificate and self._key:
             options["clientCertificate"] = _with_key(self._certificate, self._key)
-            options["extraCertificateOptions"] = {"extraCertChain": [one.original for one in certificates(self._certificate)[1:]]}
+            options["extraCertificateOptions"] = {
+                "extraCertChain": [one.original for one in certificates(self._certificate)[1:]]
+            }
         return options
 
 
@@ -83,7 +94,13 @@ class Checked:
                 return bool(is_good)
             if is_for(certificate.to_cryptography(), self._host):
                 return True
-            protocol.failVerification(Failure(StorageFailed(f"the certificate shown there is not for {self._host} (subjectAltName)")))
+            protocol.failVerification(
+                Failure(
+                    StorageFailed(
+                        f"the certificate shown there is not for {self._host} (subjectAltName)"
+                    )
+                )
+            )
             return False
 
         connection.set_verify(VERIFY_PEER | VERIFY_FAIL_IF_NO_PEER_CERT, check)
@@ -97,7 +114,12 @@ def is_for(certificate: x509.Certificate, host: str) -> bool:
     """Whether the certificate names that host or address. Names that are none, such as an address among the host names, name nobody."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, ValueError):
+    except (
+        x509.ExtensionNotFound,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+        ValueError,
+    ):
         return False
     try:
         return ipaddress.ip_address(host) in names.get_values_for_type(x509.IPAddress)
@@ -123,18 +145,24 @@ def certificates(path: Path) -> list[Certificate]:
     except Exception:  # noqa: BLE001 - OpenSSL's own error, without words
         found = []
     if not found:
-        raise StorageFailed(f"TLS to Pulsar's admin API: {path} holds no certificate in PEM that can be read")
+        raise StorageFailed(
+            f"TLS to Pulsar's admin API: {path} holds no certificate in PEM that can be read"
+        )
     return found
 
 
 def _with_key(certificate: Path, key: Path) -> PrivateCertificate:
     written = key.read_bytes()
     # Before it is tried: OpenSSL would ask the terminal for the password.
-    refused = StorageFailed(f"TLS to Pulsar's admin API: {key} is not the key of {certificate}, in PEM and without a password")
+    refused = StorageFailed(
+        f"TLS to Pulsar's admin API: {key} is not the key of {certificate}, in PEM and without a password"
+    )
     if b"ENCRYPTED" in written:
         raise refused
     try:
-        own: PrivateCertificate = PrivateCertificate.loadPEM(written + b"\n" + certificate.read_bytes())
+        own: PrivateCertificate = PrivateCertificate.loadPEM(
+            written + b"\n" + certificate.read_bytes()
+        )
     except Exception:  # noqa: BLE001 - OpenSSL's own errors, without words
         raise refused from None
     return own

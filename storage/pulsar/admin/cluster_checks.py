@@ -53,7 +53,12 @@ async def prepare(settings: PulsarSettings, admin: Admin, session: Session) -> N
 
 async def check(settings: PulsarSettings, admin: Admin, session: Session) -> list[Problem]:
     """Everything that is missing. Where nobody can be reached, or a namespace is missing, nothing that follows from it is listed."""
-    both = gatherResults([Deferred.fromCoroutine(_reach_admin(settings, admin)), Deferred.fromCoroutine(_reach_brokers(settings, session))])
+    both = gatherResults(
+        [
+            Deferred.fromCoroutine(_reach_admin(settings, admin)),
+            Deferred.fromCoroutine(_reach_brokers(settings, session)),
+        ]
+    )
     problems = [problem for problem in await both if problem]
     if problems:
         return problems
@@ -64,25 +69,31 @@ async def _reach_admin(settings: PulsarSettings, admin: Admin) -> Problem | None
     try:
         await admin.get("/clusters", list[str])
     except Unauthenticated as failure:
-        remedy = (
-            "see that pulsar_token_file holds a token that `pulsar tokens validate` accepts, or pulsar_tls_certificate_file a certificate"
-        )
+        remedy = "see that pulsar_token_file holds a token that `pulsar tokens validate` accepts, or pulsar_tls_certificate_file a certificate"
         return Problem(
-            True, f"the admin API at {settings.admin_url} does not accept who this gateway says that it is ({failure.reason})", remedy
+            True,
+            f"the admin API at {settings.admin_url} does not accept who this gateway says that it is ({failure.reason})",
+            remedy,
         )
     except AdminFailed:
         return None
     except StorageFailed as failure:
-        remedy = "set pulsar_admin to the brokers' webServicePort, http://HOST:8080 or https://HOST:8443"
+        remedy = (
+            "set pulsar_admin to the brokers' webServicePort, http://HOST:8080 or https://HOST:8443"
+        )
         return Problem(True, str(failure), remedy, may_pass=isinstance(failure, NotReady))
     return None
 
 
 async def _reach_brokers(settings: PulsarSettings, session: Session) -> Problem | None:
-    reason = await session.run(lambda: why_not(settings.service_url, settings.operation_timeout_seconds))
+    reason = await session.run(
+        lambda: why_not(settings.service_url, settings.operation_timeout_seconds)
+    )
     if reason is None:
         return None
-    remedy = "set store to the brokers' brokerServicePort, pulsar://HOST:6650 or pulsar+ssl://HOST:6651"
+    remedy = (
+        "set store to the brokers' brokerServicePort, pulsar://HOST:6650 or pulsar+ssl://HOST:6651"
+    )
     return Problem(True, f"no broker at {settings.service_url} takes connections: {reason}", remedy)
 
 
@@ -113,7 +124,11 @@ class Checks:
             self._judge(namespace, rules, is_own=namespace in own)
         if self._unknown:
             text = f"could not be checked, since only superusers may read the brokers' configuration: {'; '.join(self._unknown)}"
-            self._add(False, text, "set these policies of the namespaces, or ask a superuser what the brokers' defaults are")
+            self._add(
+                False,
+                text,
+                "set these policies of the namespaces, or ask a superuser what the brokers' defaults are",
+            )
         return self._found
 
     def _add(self, stops: bool, text: str, remedy: str) -> None:
@@ -124,17 +139,31 @@ class Checks:
         try:
             await self._admin.get(f"/persistent/{quote(namespace)}", Any)
         except Forbidden as failure:
-            self._add(True, f"the topics of {namespace} may not be listed ({failure.reason})", self._remedies.grant(namespace))
+            self._add(
+                True,
+                f"the topics of {namespace} may not be listed ({failure.reason})",
+                self._remedies.grant(namespace),
+            )
         except Missing:
             tenant = namespace.partition("/")[0]
             try:
                 await self._admin.get(f"/namespaces/{quote(tenant)}", Any)
             except Missing:
-                self._add(True, f"there is no tenant {tenant}", self._remedies.make_tenant(namespace))
+                self._add(
+                    True, f"there is no tenant {tenant}", self._remedies.make_tenant(namespace)
+                )
             except Forbidden:
-                self._add(True, f"there is no namespace {namespace}", self._remedies.make_namespace(namespace))
+                self._add(
+                    True,
+                    f"there is no namespace {namespace}",
+                    self._remedies.make_namespace(namespace),
+                )
             else:
-                self._add(True, f"there is no namespace {namespace}", self._remedies.make_namespace(namespace))
+                self._add(
+                    True,
+                    f"there is no namespace {namespace}",
+                    self._remedies.make_namespace(namespace),
+                )
         else:
             return True
         return False
@@ -142,7 +171,11 @@ class Checks:
     async def _try_out(self, namespace: str, rules: Rules) -> Rules:
         """Use the namespace as the gateway will; the rules, and what was seen of those that this role may not read."""
         metadata = f"{self._settings.metadata_tenant}/{self._settings.metadata_namespace}"
-        sizes = {LARGE: self._settings.message_max_bytes} if namespace in Names(self._settings).namespaces else {}
+        sizes = (
+            {LARGE: self._settings.message_max_bytes}
+            if namespace in Names(self._settings).namespaces
+            else {}
+        )
         if namespace == metadata:
             sizes[ROWS] = self._settings.table_burst_bytes
         findings = await probe(self._admin, self._session, namespace, sizes)
@@ -158,14 +191,23 @@ class Checks:
         """How large a message may be, where only a superuser could read it."""
         largest = findings.taken_bytes + MESSAGE_OVERHEAD
         is_all = not findings.refused.keys() & {LARGE, ROWS}
-        self._session.message_bytes = max(largest, self._session.message_bytes) if is_all else largest
+        self._session.message_bytes = (
+            max(largest, self._session.message_bytes) if is_all else largest
+        )
 
     def _refused(self, namespace: str, what: str, failure: StorageError, is_needed: bool) -> None:
         reason = failure.reason if isinstance(failure, AdminFailed) else str(failure)
         if isinstance(failure, NotReady):
             stops = what in ("produce", "consume") or (is_needed and what == "make topics")
             text = f"nobody can {what} in {namespace} now: {reason}"
-            self._found.append(Problem(stops, text, "see what the logs of the brokers and the bookies say", may_pass=True))
+            self._found.append(
+                Problem(
+                    stops,
+                    text,
+                    "see what the logs of the brokers and the bookies say",
+                    may_pass=True,
+                )
+            )
         elif what in ("produce", "consume"):
             remedy = self._remedies.grant(namespace)
             if isinstance(failure.__cause__, pulsar.Timeout):
@@ -177,26 +219,44 @@ class Checks:
         elif what == LARGE:
             limit = self._settings.message_max_bytes
             text = f"batches of up to message_max_bytes={limit} are let in, and the brokers refuse the largest of them: {reason}"
-            self._add(False, text, f"set message_max_bytes to less, or {self._remedies.take_messages(limit + MESSAGE_OVERHEAD)}")
+            self._add(
+                False,
+                text,
+                f"set message_max_bytes to less, or {self._remedies.take_messages(limit + MESSAGE_OVERHEAD)}",
+            )
         elif what == ROWS:
             limit = self._settings.table_burst_bytes
             text = f"the gateway's tables store up to {limit} bytes in one message, and the brokers refuse that: {reason}"
             self._add(True, text, self._remedies.take_messages(limit + MESSAGE_OVERHEAD))
-        elif what == "set policies of topics" and isinstance(failure, AdminFailed) and failure.status == 405:
+        elif (
+            what == "set policies of topics"
+            and isinstance(failure, AdminFailed)
+            and failure.status == 405
+        ):
             if namespace in Names(self._settings).namespaces:
                 text = f"topics of {namespace} cannot have policies of their own ({reason}): retention.ms and retention.bytes free no space in Pulsar"
-                self._add(False, text, "set topicLevelPoliciesEnabled=true and systemTopicEnabled=true in the brokers' configuration")
+                self._add(
+                    False,
+                    text,
+                    "set topicLevelPoliciesEnabled=true and systemTopicEnabled=true in the brokers' configuration",
+                )
         else:
             # Without tables there are no groups; without topics of its own the gateway serves those that others made.
             stops = is_needed and what == "make topics"
-            self._add(stops, f"the gateway may not {what} in {namespace}: {reason}", self._remedies.administer(namespace))
+            self._add(
+                stops,
+                f"the gateway may not {what} in {namespace}: {reason}",
+                self._remedies.administer(namespace),
+            )
 
     def _not_numbered(self) -> None:
         stops = self._settings.entry_format == "pulsar"
         text = "the brokers do not number their entries, so topics of the entry format `pulsar` cannot be served"
         interceptor = "org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor"
         self._add(
-            stops, text, f"set brokerEntryMetadataInterceptors={interceptor} in the brokers' configuration, where that format is wanted"
+            stops,
+            text,
+            f"set brokerEntryMetadataInterceptors={interceptor} in the brokers' configuration, where that format is wanted",
         )
 
     def _judge_retention(self, namespace: str, retention: Retention | None, is_own: bool) -> None:

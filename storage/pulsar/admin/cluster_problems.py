@@ -38,7 +38,12 @@ def role_of(settings: PulsarSettings) -> str:
     """The role that the token is for, which is no secret; ROLE where that cannot be seen."""
     try:
         payload = Token(settings.token_file).read().split(".")[1] if settings.token_file else ""
-        return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=Claims).sub or "ROLE"
+        return (
+            msgspec.json.decode(
+                base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=Claims
+            ).sub
+            or "ROLE"
+        )
     except (StorageFailed, IndexError, binascii.Error, ValueError, msgspec.DecodeError):
         return "ROLE"
 
@@ -51,24 +56,37 @@ class Remedies:
         self._role = role_of(settings)
 
     def _or_setup(self, namespace: str, command: str) -> str:
-        return f"`{command}`, or start the gateway with --pulsar-setup" if namespace in self._own else f"`{command}`"
+        return (
+            f"`{command}`, or start the gateway with --pulsar-setup"
+            if namespace in self._own
+            else f"`{command}`"
+        )
 
     def make_tenant(self, namespace: str) -> str:
         tenant = namespace.partition("/")[0]
-        return self._or_setup(namespace, f"pulsar-admin tenants create {tenant} && pulsar-admin namespaces create {namespace}")
+        return self._or_setup(
+            namespace,
+            f"pulsar-admin tenants create {tenant} && pulsar-admin namespaces create {namespace}",
+        )
 
     def make_namespace(self, namespace: str) -> str:
         return self._or_setup(namespace, f"pulsar-admin namespaces create {namespace}")
 
     def retain(self, namespace: str) -> str:
-        return self._or_setup(namespace, f"pulsar-admin namespaces set-retention {namespace} --time -1 --size -1")
+        return self._or_setup(
+            namespace, f"pulsar-admin namespaces set-retention {namespace} --time -1 --size -1"
+        )
 
     def make_no_topics(self, namespace: str) -> str:
-        return self._or_setup(namespace, f"pulsar-admin namespaces set-auto-topic-creation {namespace} --disable")
+        return self._or_setup(
+            namespace, f"pulsar-admin namespaces set-auto-topic-creation {namespace} --disable"
+        )
 
     def delete_no_topics(self, namespace: str) -> str:
         modes = "--disable-delete-while-inactive --max-inactive-duration 60s --delete-mode delete_when_no_subscriptions"
-        return self._or_setup(namespace, f"pulsar-admin namespaces set-inactive-topic-policies {namespace} {modes}")
+        return self._or_setup(
+            namespace, f"pulsar-admin namespaces set-inactive-topic-policies {namespace} {modes}"
+        )
 
     def grant(self, namespace: str) -> str:
         return f"`pulsar-admin namespaces grant-permission {namespace} --role {self._role} --actions produce,consume`"

@@ -41,8 +41,17 @@ async def _make(admin: Admin, namespace: str) -> list[str]:
     try:
         there = await admin.get(f"/namespaces/{quote(tenant)}", list[str])
     except Missing:
-        clusters = [cluster for cluster in await admin.get("/clusters", list[str]) if cluster != "global"]
-        said.append(await _put(admin, f"/tenants/{quote(tenant)}", f"tenant {tenant}", {"allowedClusters": clusters}))
+        clusters = [
+            cluster for cluster in await admin.get("/clusters", list[str]) if cluster != "global"
+        ]
+        said.append(
+            await _put(
+                admin,
+                f"/tenants/{quote(tenant)}",
+                f"tenant {tenant}",
+                {"allowedClusters": clusters},
+            )
+        )
     except Forbidden:
         pass  # a role that may not list them may still make them
     if namespace not in there:
@@ -72,13 +81,24 @@ async def _rule(settings: PulsarSettings, admin: Admin, namespace: str, rules: R
     if is_served and (rules.retention is None or not keeps(rules.retention, wanted)):
         # By time alone: a size below the backlog quota would be refused.
         minutes = wanted.retentionTimeInMinutes
-        what = f"retention of {namespace}: {'for ever' if minutes == EVER else f'{minutes} minutes'}"
+        what = (
+            f"retention of {namespace}: {'for ever' if minutes == EVER else f'{minutes} minutes'}"
+        )
         said.append(await _post(admin, f"{path}/retention", Retention(minutes, EVER), what))
     if rules.makes_topics is not False:
-        said.append(await _post(admin, f"{path}/autoTopicCreation", AutoTopicCreation(False), f"no topics made unasked in {namespace}"))
+        said.append(
+            await _post(
+                admin,
+                f"{path}/autoTopicCreation",
+                AutoTopicCreation(False),
+                f"no topics made unasked in {namespace}",
+            )
+        )
     if rules.deletes_topics is not False:
         what = f"no topics deleted for being idle in {namespace}"
-        said.append(await _post(admin, f"{path}/inactiveTopicPolicies", InactiveTopics(False), what))
+        said.append(
+            await _post(admin, f"{path}/inactiveTopicPolicies", InactiveTopics(False), what)
+        )
     return said
 
 

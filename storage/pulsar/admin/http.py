@@ -38,14 +38,18 @@ class Exchange:
         self._pool = HTTPConnectionPool(reactor)
         self._pool.maxPersistentPerHost = settings.admin_connections
         self._pool.cachedConnectionTimeout = IDLE_SECONDS
-        self._agent: Any = Agent(reactor, Trust(settings), settings.admin_timeout_seconds, pool=self._pool)
+        self._agent: Any = Agent(
+            reactor, Trust(settings), settings.admin_timeout_seconds, pool=self._pool
+        )
 
     async def close(self) -> None:
         """Closes the connections that are kept."""
         closing: Any = self._pool.closeCachedConnections()
         await closing
 
-    async def send(self, method: str, url: str, body: bytes | None, content_type: str) -> tuple[int, bytes, Headers]:
+    async def send(
+        self, method: str, url: str, body: bytes | None, content_type: str
+    ) -> tuple[int, bytes, Headers]:
         """Status, body and headers of the answer. Raises StorageFailed where there is none, or one that is too large."""
         sent = None if body is None else Whole(body)
         for _ in range(REDIRECTS + 1):
@@ -92,7 +96,9 @@ class Exchange:
         except Exception as error:  # noqa: BLE001 - whatever the network, TLS or a name server came up with
             if any(reason.check(CancelledError) for reason in getattr(error, "reasons", ())):
                 raise CancelledError from None
-            raise StorageFailed(f"Pulsar's admin API at {_origin(url)} cannot be reached: {_told(error)}") from None
+            raise StorageFailed(
+                f"Pulsar's admin API at {_origin(url)} cannot be reached: {_told(error)}"
+            ) from None
 
 
 class Whole:
@@ -130,7 +136,11 @@ class Received(Protocol):
         self._body += data
         if len(self._body) > self._limit:
             self._hang_up()
-            self.told.errback(StorageFailed(f"an answer of Pulsar's admin API has more than {self._limit} bytes (admin_answer_bytes)"))
+            self.told.errback(
+                StorageFailed(
+                    f"an answer of Pulsar's admin API has more than {self._limit} bytes (admin_answer_bytes)"
+                )
+            )
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         body, self._body = self._body, None
@@ -139,7 +149,9 @@ class Received(Protocol):
         if reason.check(ResponseDone):
             self.told.callback(bytes(body))
         else:
-            self.told.errback(StorageFailed("the connection to Pulsar's admin API was lost within an answer"))
+            self.told.errback(
+                StorageFailed("the connection to Pulsar's admin API was lost within an answer")
+            )
 
     def _hang_up(self) -> None:
         self._body = None
@@ -156,7 +168,11 @@ def _read(response: Any, limit: int) -> Deferred[bytes]:
 
 def _hosts_of(urls: str) -> list[str]:
     """The hosts of URLs, in lower case. As in Pulsar's service URLs, later ones may lack the scheme."""
-    hosts = (urlsplit(f"//{url.partition('://')[2] or url}").hostname for url in re.split("[,;]", urls) if url)
+    hosts = (
+        urlsplit(f"//{url.partition('://')[2] or url}").hostname
+        for url in re.split("[,;]", urls)
+        if url
+    )
     return [host for host in hosts if host]
 
 

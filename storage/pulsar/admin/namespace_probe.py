@@ -47,7 +47,9 @@ class Findings:
     """The largest payload that was taken, or where one was refused nearly the largest that would be."""
 
 
-async def probe(admin: Admin, session: Session, namespace: str, sizes: Mapping[str, int]) -> Findings:
+async def probe(
+    admin: Admin, session: Session, namespace: str, sizes: Mapping[str, int]
+) -> Findings:
     """Raises StorageFailed where the admin API does not answer. `sizes`: how large the payloads are that are sent, and what each is called in `refused`."""
     findings = Findings()
     topic = f"{PREFIX}{namespace}/{CHECK}{_MADE}-{_PROCESS}"
@@ -82,9 +84,15 @@ async def _delete(admin: Admin, topic: str, findings: Findings) -> None:
 async def _delete_left(admin: Admin, namespace: str) -> None:
     """What processes have left that ended while brokers were in trouble; not what another gateway may be trying out now."""
     with suppress(StorageFailed):
-        for topic in await admin.get(f"/persistent/{quote(namespace)}/partitioned", list[str]) or ():
+        for topic in (
+            await admin.get(f"/persistent/{quote(namespace)}/partitioned", list[str]) or ()
+        ):
             made, _, _ = topic.rpartition("/")[2].removeprefix(CHECK).partition("-")
-            if topic.startswith(f"{PREFIX}{namespace}/{CHECK}") and made.isdecimal() and int(made) < time.time() - LEFT_SECONDS:
+            if (
+                topic.startswith(f"{PREFIX}{namespace}/{CHECK}")
+                and made.isdecimal()
+                and int(made) < time.time() - LEFT_SECONDS
+            ):
                 await admin.delete(f"{path_of(topic)}/partitions?force=true")
 
 
@@ -92,7 +100,9 @@ async def _ask(admin: Admin, topic: str, findings: Findings) -> None:
     path = path_of(topic)
     try:
         findings.retention = await admin.get(f"{path}/retention?applied=true", Retention | None)
-        inactive: InactiveTopics | None = await admin.get(f"{path}/inactiveTopicPolicies?applied=true", InactiveTopics | None)
+        inactive: InactiveTopics | None = await admin.get(
+            f"{path}/inactiveTopicPolicies?applied=true", InactiveTopics | None
+        )
         findings.deletes_topics = inactive.deleteWhileInactive if inactive else None
     except AdminFailed:
         pass  # without topic policies the brokers do not tell this way

@@ -27,11 +27,15 @@ class Token:
             if known is None or known[0] != stamp:
                 known = self._known = stamp, self._path.read_text("ascii").strip()
         except OSError as error:
-            raise StorageFailed(f"the token for Pulsar cannot be read from {self._path}: {error.strerror}") from None
+            raise StorageFailed(
+                f"the token for Pulsar cannot be read from {self._path}: {error.strerror}"
+            ) from None
         except UnicodeDecodeError:
             known = None
         if known is None or not known[1] or not known[1].isprintable() or " " in known[1]:
-            raise StorageFailed(f"{self._path} holds no token: it must be one line, as `pulsar tokens create` prints it")
+            raise StorageFailed(
+                f"{self._path} holds no token: it must be one line, as `pulsar tokens create` prints it"
+            )
         self._last = known[1]
         return self._last
 

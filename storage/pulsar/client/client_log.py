@@ -26,7 +26,12 @@ PIPE_BYTES = 1 << 20
 LINES_PER_MINUTE = 60
 """A lost broker makes each producer and reader complain at each attempt to come back; the first few say it all."""
 
-LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
+LEVELS = {
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "ERROR": logging.ERROR,
+}
 
 
 class Sieve:
@@ -53,7 +58,11 @@ class Sieve:
         # 2026-01-31 12:00:00.000 WARN  [140000000000000] ClientConnection:1234 | what happened
         head, _, text = line.partition(" | ")
         words = head.split()
-        logger.log(LEVELS.get(words[2], logging.WARNING) if len(words) > 2 else logging.WARNING, "%s", text or head)
+        logger.log(
+            LEVELS.get(words[2], logging.WARNING) if len(words) > 2 else logging.WARNING,
+            "%s",
+            text or head,
+        )
 
 
 def follow(descriptor: int, clock: Callable[[], float]) -> None:
@@ -68,9 +77,15 @@ def follow(descriptor: int, clock: Callable[[], float]) -> None:
 def client_logger() -> pulsar.FileLogger:
     """The one log of the process, made when it is first asked for. Warnings and errors; all there is where the logger "pulsar" shows debug lines."""
     reading, writing = os.pipe()
-    with contextlib.suppress(AttributeError, OSError):  # not on every system, and not beyond what it allows
+    with contextlib.suppress(
+        AttributeError, OSError
+    ):  # not on every system, and not beyond what it allows
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    threading.Thread(target=follow, args=(reading, time.monotonic), name="pulsar-log", daemon=True).start()
-    level = pulsar.LoggerLevel.Debug if logger.isEnabledFor(logging.DEBUG) else pulsar.LoggerLevel.Warn
+    threading.Thread(
+        target=follow, args=(reading, time.monotonic), name="pulsar-log", daemon=True
+    ).start()
+    level = (
+        pulsar.LoggerLevel.Debug if logger.isEnabledFor(logging.DEBUG) else pulsar.LoggerLevel.Warn
+    )
     # `writing` stays open for as long as the process lives: each client opens it once more by this name.
     return pulsar.FileLogger(level, f"/dev/fd/{writing}")

@@ -63,10 +63,27 @@ class End(msgspec.Struct, frozen=True, gc=False):
 class Sent:
     """One message on its way: what it holds, what the partition's end is behind it, who waits for it, and the broker's answer."""
 
-    __slots__ = ("end", "entries", "header", "is_settled", "leader", "payload", "position", "properties", "result", "told")
+    __slots__ = (
+        "end",
+        "entries",
+        "header",
+        "is_settled",
+        "leader",
+        "payload",
+        "position",
+        "properties",
+        "result",
+        "told",
+    )
 
     def __init__(
-        self, header: Header, entries: list[Entry], payload: bytes, properties: dict[str, str], end: End, told: Deferred[None]
+        self,
+        header: Header,
+        entries: list[Entry],
+        payload: bytes,
+        properties: dict[str, str],
+        end: End,
+        told: Deferred[None],
     ) -> None:
         self.header = header
         self.entries = entries
@@ -214,4 +231,6 @@ def ending(name: str) -> StorageError:
         return LogClosed("the topic was terminated in Pulsar: it takes no messages any more")
     if name == "ProducerFenced":
         return Taken("another process has taken the right to write to this partition")
-    return Fenced(f"a message was not acknowledged by Pulsar ({name}); whether it was stored is unknown")
+    return Fenced(
+        f"a message was not acknowledged by Pulsar ({name}); whether it was stored is unknown"
+    )

@@ -25,7 +25,10 @@ class Standstills:
     """Those that were longer than `seconds`."""
 
     def __init__(
-        self, reactor: Reactor, seconds: float = STILL_SECONDS, now: Callable[[], float] = lambda: time.clock_gettime(_CLOCK)
+        self,
+        reactor: Reactor,
+        seconds: float = STILL_SECONDS,
+        now: Callable[[], float] = lambda: time.clock_gettime(_CLOCK),
     ) -> None:
         self._reactor = reactor
         self._seconds = seconds

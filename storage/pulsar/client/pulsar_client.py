@@ -12,7 +12,16 @@ import pulsar
 from twisted.internet.defer import Deferred
 
 from storage.bridge import Reactor, Readers, Wake
-from storage.log import EntryTooLarge, Fenced, LogClosed, NotAllowed, NotReady, StorageError, StorageFailed, UnknownTopic
+from storage.log import (
+    EntryTooLarge,
+    Fenced,
+    LogClosed,
+    NotAllowed,
+    NotReady,
+    StorageError,
+    StorageFailed,
+    UnknownTopic,
+)
 from storage.pulsar.admin.token_file import Token
 from storage.pulsar.client.client_log import client_logger
 from storage.pulsar.settings import PulsarSettings
@@ -24,15 +33,33 @@ log = logging.getLogger(__name__)
 MEANINGS: dict[type[Exception], tuple[type[StorageError], str]] = {
     pulsar.ProducerFenced: (Fenced, "another producer has taken the topic"),
     pulsar.TopicNotFound: (UnknownTopic, "there is no such topic in Pulsar"),
-    pulsar.TopicTerminated: (LogClosed, "the topic was terminated in Pulsar: it takes no messages any more"),
+    pulsar.TopicTerminated: (
+        LogClosed,
+        "the topic was terminated in Pulsar: it takes no messages any more",
+    ),
     pulsar.MessageTooBig: (EntryTooLarge, "more than a broker takes in one message"),
-    pulsar.BrokerPersistenceError: (NotReady, "the broker cannot store anything now; its log, or the bookies', says why"),
-    pulsar.BrokerMetadataError: (NotReady, "the broker does not reach its metadata store now; its log says why"),
+    pulsar.BrokerPersistenceError: (
+        NotReady,
+        "the broker cannot store anything now; its log, or the bookies', says why",
+    ),
+    pulsar.BrokerMetadataError: (
+        NotReady,
+        "the broker does not reach its metadata store now; its log says why",
+    ),
     pulsar.ServiceUnitNotReady: (NotReady, "the topic is moving from one broker to another"),
-    pulsar.AuthorizationError: (NotAllowed, "the role of this gateway may not do that; grant it produce and consume there"),
-    pulsar.AuthenticationError: (StorageFailed, "the broker does not accept who this gateway says that it is"),
+    pulsar.AuthorizationError: (
+        NotAllowed,
+        "the role of this gateway may not do that; grant it produce and consume there",
+    ),
+    pulsar.AuthenticationError: (
+        StorageFailed,
+        "the broker does not accept who this gateway says that it is",
+    ),
     # What a broker makes of a token that is missing, bad or too old, too: it says nothing at all.
-    pulsar.Timeout: (StorageFailed, "no answer in time; the cluster cannot be reached, or it does not accept the token"),
+    pulsar.Timeout: (
+        StorageFailed,
+        "no answer in time; the cluster cannot be reached, or it does not accept the token",
+    ),
 }
 
 
@@ -50,7 +77,9 @@ def identity(settings: PulsarSettings) -> pulsar.Authentication | None:
     if settings.token_file:
         return pulsar.AuthenticationToken(Token(settings.token_file))
     if settings.tls_certificate_file and settings.tls_key_file:
-        return pulsar.AuthenticationTLS(str(settings.tls_certificate_file), str(settings.tls_key_file))
+        return pulsar.AuthenticationTLS(
+            str(settings.tls_certificate_file), str(settings.tls_key_file)
+        )
     return None
 
 
@@ -67,7 +96,9 @@ def connect(settings: PulsarSettings) -> pulsar.Client:
         stats_interval_in_seconds=0,
         tls_trust_certs_file_path=str(trusted) if trusted else None,
         tls_validate_hostname=True,
-        tls_certificate_file_path=str(settings.tls_certificate_file) if settings.tls_certificate_file else None,
+        tls_certificate_file_path=str(settings.tls_certificate_file)
+        if settings.tls_certificate_file
+        else None,
         tls_private_key_file_path=str(settings.tls_key_file) if settings.tls_key_file else None,
         logger=client_logger(),
     )
@@ -136,7 +167,9 @@ class Session:
             initial_sequence_id=None if name else 1,
             access_mode=access,
             send_timeout_millis=max(1, round(self.settings.send_timeout_seconds * 1000)),
-            max_pending_messages=self.settings.queue_operations if pending_messages is None else pending_messages,
+            max_pending_messages=self.settings.queue_operations
+            if pending_messages is None
+            else pending_messages,
             batching_enabled=batching,
             batching_max_messages=batch_messages,
             batching_max_allowed_size_in_bytes=batch_bytes,
@@ -145,7 +178,13 @@ class Session:
         )
 
     def reader(
-        self, topic: str, start: Any, *, compacted: bool = False, queue: int | None = None, listener: Listener | None = None
+        self,
+        topic: str,
+        start: Any,
+        *,
+        compacted: bool = False,
+        queue: int | None = None,
+        listener: Listener | None = None,
     ) -> pulsar.Reader:
         """A reader of `topic` whose first message is the one at `start` (a message id), that included. Blocks: to be called within `run`.
 
@@ -167,7 +206,10 @@ class Session:
             return
         self._client = self._threads = None
         if not await self._within(client.close):
-            log.warning("Pulsar's client did not close within %s s; it is cut off", self.settings.close_timeout_seconds)
+            log.warning(
+                "Pulsar's client did not close within %s s; it is cut off",
+                self.settings.close_timeout_seconds,
+            )
             await self._within(client.shutdown)
         # Its threads end when what they wait for does; with the client gone that is soon, and nobody needs to wait for it.
         threads.stop(lambda: None)

@@ -69,7 +69,12 @@ class ReaderCache:
     def _back(self, reader: OpenReader, told: Deferred[T], result: Any) -> None:
         self._lent.discard(reader)
         self._kept[reader] = None
-        if isinstance(result, Failure) or self._is_closed or reader.source.is_closed or not reader.is_worth_keeping():
+        if (
+            isinstance(result, Failure)
+            or self._is_closed
+            or reader.source.is_closed
+            or not reader.is_worth_keeping()
+        ):
             self._close(reader)
         self._make_room()
         told.callback(result)
@@ -88,5 +93,9 @@ class ReaderCache:
             return
         self._closing.add(closing)
         # Too many calls wait already: it is closed with its last reference.
-        closing.addErrback(lambda failure: log.warning("a reader of %s is not closed: %s", reader.source.topic, failure.value))
+        closing.addErrback(
+            lambda failure: log.warning(
+                "a reader of %s is not closed: %s", reader.source.topic, failure.value
+            )
+        )
         closing.addBoth(lambda _: self._closing.discard(closing))

@@ -63,13 +63,17 @@ class Source:
         """How many messages a reader fetches ahead, by the size of those that were met."""
         if not self._message_bytes:
             return self.settings.reader_queue_messages
-        return max(1, min(QUEUE_MESSAGES, int(self.settings.reader_queue_bytes / self._message_bytes)))
+        return max(
+            1, min(QUEUE_MESSAGES, int(self.settings.reader_queue_bytes / self._message_bytes))
+        )
 
     def met(self, messages: list[Stored]) -> None:
         """These were delivered."""
         if messages:
             average = sum(len(one.payload) for one in messages) / len(messages) + 1
-            self._message_bytes += (average - self._message_bytes) / (4 if self._message_bytes else 1)
+            self._message_bytes += (average - self._message_bytes) / (
+                4 if self._message_bytes else 1
+            )
 
     def is_void(self, header: Header) -> bool:
         """Whether a leader wrote this that had been replaced: the next one had begun at its offset or before. Nothing of it was acknowledged."""
@@ -89,7 +93,9 @@ class Source:
             if not self.has_met_foreign:
                 self.has_met_foreign = True
                 log.warning(
-                    "%s holds messages that kopgate did not write, the first at %s; they are passed over", self.topic, message.message_id()
+                    "%s holds messages that kopgate did not write, the first at %s; they are passed over",
+                    self.topic,
+                    message.message_id(),
                 )
             return None
         return None if self.is_void(header) else header
@@ -135,10 +141,16 @@ def close(reader: Any) -> None:
         log.warning("a reader of %s did not close: %s", reader.topic(), type(error).__name__)
 
 
-def look(source: Source, start: Position, last: Position, *, for_last: bool = False) -> Stored | None:
+def look(
+    source: Source, start: Position, last: Position, *, for_last: bool = False
+) -> Stored | None:
     """The first message of the store's (or the last one) from `start` up to and including `last`, those that only mark an offset too."""
     found: tuple[Header, Position, Any] | None = None
-    reader = source.session.reader(source.topic, place_of(start), queue=source.queue if for_last or source.has_met_foreign else 1)
+    reader = source.session.reader(
+        source.topic,
+        place_of(start),
+        queue=source.queue if for_last or source.has_met_foreign else 1,
+    )
     try:
         for message in source.messages(reader, source.deadline()):
             position = position_of(message)
@@ -183,7 +195,9 @@ class OpenReader:
         """Messages came; a reader that has none may stand where none will ever come."""
         return self._passed > 0
 
-    def read(self, offset: int, end: int, max_bytes: int, max_messages: int = _AFTER_ALL) -> list[Stored]:
+    def read(
+        self, offset: int, end: int, max_bytes: int, max_messages: int = _AFTER_ALL
+    ) -> list[Stored]:
         """As `PartitionReader.read`. Whoever gets an exception closes the reader."""
         found: list[Stored] = []
         room = max_bytes
@@ -246,5 +260,7 @@ class OpenReader:
             self._reader = None
         if self._reader is None:
             self._queue = queue
-            self._reader = self.source.session.reader(self.source.topic, place_of(self._start), queue=queue)
+            self._reader = self.source.session.reader(
+                self.source.topic, place_of(self._start), queue=queue
+            )
         return self._reader

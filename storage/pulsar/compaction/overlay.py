@@ -53,7 +53,9 @@ class Overlay:
             room = max_bytes - sum(len(entry.payload) for entry in found)
         return found
 
-    async def _between(self, patches: Patches, offset: int, end: int, max_bytes: int) -> tuple[list[Entry], int]:
+    async def _between(
+        self, patches: Patches, offset: int, end: int, max_bytes: int
+    ) -> tuple[list[Entry], int]:
         """Entries of the topic that no patch hides, up to the next patch, and the offset up to which all of them are here.
 
         It is read past the patch's beginning, so that it is certain that nothing is left before it.
@@ -81,14 +83,18 @@ class Overlay:
 
     async def _at_time(self, start: int, end: int, freed: int, timestamp: int) -> Entry | None:
         for patch in self.patches.chain(start, freed):
-            if patch.newest >= timestamp and (found := await self._first_since(max(start, patch.first), patch.last + 1, timestamp)):
+            if patch.newest >= timestamp and (
+                found := await self._first_since(max(start, patch.first), patch.last + 1, timestamp)
+            ):
                 return found
             start = patch.last + 1
         found = await self._plain.at_time(start, end, timestamp)
         if found is None or not self.patches:
             return found
         hiding = self.patches.at(found.base_offset)
-        return await self._first_since(max(start, hiding.first if hiding else found.base_offset), end, timestamp)
+        return await self._first_since(
+            max(start, hiding.first if hiding else found.base_offset), end, timestamp
+        )
 
     async def _first_since(self, offset: int, end: int, timestamp: int) -> Entry | None:
         """The first from `offset` on with such a time, by a look at every entry."""
@@ -116,7 +122,11 @@ class Overlay:
         newest = await self._plain.latest(start, end)
         if newest and self.patches.within(newest.base_offset, newest.last_offset):
             return await self._newest(start, end, best)
-        return newest if newest and newest.max_timestamp > (best.max_timestamp if best else -1) else best
+        return (
+            newest
+            if newest and newest.max_timestamp > (best.max_timestamp if best else -1)
+            else best
+        )
 
     async def _newest(self, offset: int, end: int, best: Entry | None) -> Entry | None:
         """The first from `offset` on with the greatest time, by a look at every entry; `best` where none is later."""
@@ -139,7 +149,11 @@ class Overlay:
             before = region[0].before - saved
             for patch in region:
                 if patch.last >= offset:
-                    return before + sum(len(entry.payload) for entry in await self.shown(patch) if entry.last_offset < offset)
+                    return before + sum(
+                        len(entry.payload)
+                        for entry in await self.shown(patch)
+                        if entry.last_offset < offset
+                    )
                 before += patch.size
         return await self._plain.bytes_before(offset, end, end_bytes) - saved
 

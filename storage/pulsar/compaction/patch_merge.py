@@ -24,7 +24,14 @@ CROWDED = 4
 class Gathering:
     """For one log; each step within `Partition.turn`."""
 
-    def __init__(self, plain: Entries, overlay: Overlay, replacing: Replacing, partition: Partition, settings: PulsarSettings) -> None:
+    def __init__(
+        self,
+        plain: Entries,
+        overlay: Overlay,
+        replacing: Replacing,
+        partition: Partition,
+        settings: PulsarSettings,
+    ) -> None:
         self._plain = plain
         self._overlay = overlay
         self._replacing = replacing
@@ -61,7 +68,9 @@ class Gathering:
         stop = min(target, following.first) if following else target
         entries = await self._plain.read(covered, end, PIECE_BYTES)
         if not entries:
-            raise StorageFailed(f"nothing was found from offset {covered} on, though there must be something")
+            raise StorageFailed(
+                f"nothing was found from offset {covered} on, though there must be something"
+            )
         shown = [entry for entry in entries if entry.base_offset < stop]
         first = min(covered, shown[0].base_offset) if shown else covered
         last = shown[-1].last_offset if len(shown) == len(entries) else stop - 1
@@ -73,12 +82,17 @@ class Gathering:
     async def merge(self) -> bool:
         """Make one window of several where there are too many; whether it was done. Raises StorageFailed."""
         patches = self._partition.patches
-        if len(patches) <= FEW_WINDOWS + CROWDED * patches.size // PIECE_BYTES and not self.is_urgent:
+        if (
+            len(patches) <= FEW_WINDOWS + CROWDED * patches.size // PIECE_BYTES
+            and not self.is_urgent
+        ):
             return False
         crowd = patches.crowd(PIECE_BYTES)
         if not crowd:
             return False
         entries = [entry for patch in crowd for entry in await self._overlay.shown(patch)]
-        window = Window(crowd[0].first, crowd[-1].last, crowd[0].before, sum(patch.hidden for patch in crowd))
+        window = Window(
+            crowd[0].first, crowd[-1].last, crowd[0].before, sum(patch.hidden for patch in crowd)
+        )
         await self._replacing.show(crowd, (), window, entries)
         return True

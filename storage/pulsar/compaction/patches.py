@@ -135,7 +135,9 @@ def first_of(patch: Patch) -> int:
     return patch.first
 
 
-def trimmed(patch: Patch, first: int, last: int, sizes: Sequence[tuple[int, int]]) -> tuple[list[Patch], int]:
+def trimmed(
+    patch: Patch, first: int, last: int, sizes: Sequence[tuple[int, int]]
+) -> tuple[list[Patch], int]:
     """What is left of `patch` when the window from `first` to `last` is taken out of it, and how much it hid that nothing left of it accounts for.
 
     `sizes`: last offset and payload bytes of each entry that the patch shows. What it hid stays with the first piece that is left.

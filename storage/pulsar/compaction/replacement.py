@@ -31,7 +31,14 @@ class Window(NamedTuple):
 class Replacing:
     """For one log; one step at a time, within `Partition.turn`."""
 
-    def __init__(self, plain: Entries, overlay: Overlay, runs: Runs, partition: Partition, settings: PulsarSettings) -> None:
+    def __init__(
+        self,
+        plain: Entries,
+        overlay: Overlay,
+        runs: Runs,
+        partition: Partition,
+        settings: PulsarSettings,
+    ) -> None:
         self._plain = plain
         self._overlay = overlay
         self._runs = runs
@@ -39,7 +46,9 @@ class Replacing:
         self._settings = settings
         self._is_made = False
 
-    async def replace(self, first: int, last: int, entries: Sequence[Entry], start: int, end: int, end_bytes: int) -> None:
+    async def replace(
+        self, first: int, last: int, entries: Sequence[Entry], start: int, end: int, end_bytes: int
+    ) -> None:
         """`PartitionLog.replace` of a log that is read from `start` to `end`, with `end_bytes` in its topic. Raises StorageFailed, EntryTooLarge."""
         kept = [entry for entry in entries if entry.last_offset >= start]
         removed = await self._readable(max(first, start), first, last, end)
@@ -53,28 +62,44 @@ class Replacing:
         hidden = sum(size for base, _, size in removed if not patches.at(base))
         gone, come = patches.within(begin, stop), []
         for patch in gone:
-            sizes = [(entry.last_offset, len(entry.payload)) for entry in await self._overlay.shown(patch)]
+            sizes = [
+                (entry.last_offset, len(entry.payload))
+                for entry in await self._overlay.shown(patch)
+            ]
             pieces, rest = trimmed(patch, begin, stop, sizes)
             come += pieces
             hidden += rest
         if len(patches) + len(come) + 1 - len(gone) > self._settings.compacted_windows:
-            raise StorageFailed(f"compaction has replaced {len(patches)} pieces of this partition already (compacted_windows)")
+            raise StorageFailed(
+                f"compaction has replaced {len(patches)} pieces of this partition already (compacted_windows)"
+            )
         await self.show(gone, come, Window(begin, stop, before, hidden), kept)
 
-    async def show(self, gone: Sequence[Patch], come: Sequence[Patch], window: Window, entries: Sequence[Entry]) -> None:
+    async def show(
+        self, gone: Sequence[Patch], come: Sequence[Patch], window: Window, entries: Sequence[Entry]
+    ) -> None:
         """From one durable step on `entries` are what is in the window; beside it `come` is in place of `gone`. Raises StorageFailed, EntryTooLarge."""
         generation = self._partition.row.generation
         await self._make(generation)
-        written = await self._runs.write(self._partition.key, generation, window.first, window.last, entries)
+        written = await self._runs.write(
+            self._partition.key, generation, window.first, window.last, entries
+        )
         patch = structs.replace(written, before=window.before, hidden=window.hidden)
         await self._show(gone, [*come, patch], written=self._partition.row.written + written.size)
-        if self._partition.row.written > 2 * self._partition.patches.size + self._settings.compacted_garbage_bytes:
+        if (
+            self._partition.row.written
+            > 2 * self._partition.patches.size + self._settings.compacted_garbage_bytes
+        ):
             await self._renew()
 
-    async def _readable(self, offset: int, first: int, last: int, end: int) -> list[tuple[int, int, int]]:
+    async def _readable(
+        self, offset: int, first: int, last: int, end: int
+    ) -> list[tuple[int, int, int]]:
         """Base offset, last offset and size of each entry from `offset` on that lies wholly between `first` and `last`."""
         found: list[tuple[int, int, int]] = []
-        while offset < min(last + 1, end) and (entries := await self._overlay.read(offset, end, SCAN_BYTES)):
+        while offset < min(last + 1, end) and (
+            entries := await self._overlay.read(offset, end, SCAN_BYTES)
+        ):
             found += (
                 (entry.base_offset, entry.last_offset, len(entry.payload))
                 for entry in entries
@@ -105,9 +130,13 @@ class Replacing:
             patches = list(self._partition.patches)
             come = []
             for patch in patches:
-                written = await self._runs.write(key, old + 1, patch.first, patch.last, await self._overlay.shown(patch))
+                written = await self._runs.write(
+                    key, old + 1, patch.first, patch.last, await self._overlay.shown(patch)
+                )
                 come.append(structs.replace(written, before=patch.before, hidden=patch.hidden))
-            await self._show(patches, come, generation=old + 1, written=sum(patch.size for patch in come))
+            await self._show(
+                patches, come, generation=old + 1, written=sum(patch.size for patch in come)
+            )
             await self._runs.drop(key, old)
         except StorageError as error:
             logger.warning("what compaction left over was not cleared away: %s", error)

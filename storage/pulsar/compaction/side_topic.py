@@ -63,24 +63,44 @@ class Runs:
             raise
         except AdminFailed as error:
             log.warning(
-                "%s is kept by its subscription alone, which a time to live or a backlog quota of its namespace may move: %s", topic, error
+                "%s is kept by its subscription alone, which a time to live or a backlog quota of its namespace may move: %s",
+                topic,
+                error,
             )
 
     async def drop(self, partition: bytes, generation: int) -> None:
         """The side topic is gone, if it was there. Raises StorageFailed."""
         with suppress(Missing):
-            await self._admin.delete(f"{path_of(side_topic(self._settings, partition, generation))}?force=true")
+            await self._admin.delete(
+                f"{path_of(side_topic(self._settings, partition, generation))}?force=true"
+            )
 
-    async def write(self, partition: bytes, generation: int, first: int, last: int, entries: Sequence[Entry]) -> Patch:
+    async def write(
+        self, partition: bytes, generation: int, first: int, last: int, entries: Sequence[Entry]
+    ) -> Patch:
         """A run of `entries`, durably, as a patch of that window that hides nothing yet. Raises StorageFailed, EntryTooLarge."""
         size = sum(len(entry.payload) for entry in entries)
         if not entries:
             return Patch(first, last, 0, 0, 0, generation, newest=-1)
         token = uuid4().hex
         topic = side_topic(self._settings, partition, generation)
-        place, messages = await self._session.run(lambda: write_run(self._session, topic, token, entries))
+        place, messages = await self._session.run(
+            lambda: write_run(self._session, topic, token, entries)
+        )
         newest = max(entry.max_timestamp for entry in entries)
-        return Patch(first, last, 0, 0, size, generation, place.ledger_id(), place.entry_id(), messages, token, newest)
+        return Patch(
+            first,
+            last,
+            0,
+            0,
+            size,
+            generation,
+            place.ledger_id(),
+            place.entry_id(),
+            messages,
+            token,
+            newest,
+        )
 
     async def read(self, partition: bytes, patch: Patch) -> list[Entry]:
         """What `patch` shows. Raises StorageFailed."""
@@ -94,7 +114,11 @@ class Runs:
             topic = side_topic(self._settings, partition, patch.generation)
             entries = await self._session.run(lambda: read_run(self._session, topic, patch))
             self._keep(patch.token, entries)
-        return [entry for entry in entries if patch.first <= entry.base_offset and entry.last_offset <= patch.last]
+        return [
+            entry
+            for entry in entries
+            if patch.first <= entry.base_offset and entry.last_offset <= patch.last
+        ]
 
     def _keep(self, token: str, entries: list[Entry]) -> None:
         if token in self._kept:
@@ -121,16 +145,24 @@ def messages_of(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
         yield some
 
 
-def write_run(session: Session, topic: str, token: str, entries: Sequence[Entry]) -> tuple[Any, int]:
+def write_run(
+    session: Session, topic: str, token: str, entries: Sequence[Entry]
+) -> tuple[Any, int]:
     """The place of the run's first message, and how many it has. Blocks. One producer at a time, so that nothing comes between them."""
     producer = session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
     try:
         places = []
         for number, some in enumerate(messages_of(entries)):
             time_ = max(entry.max_timestamp for entry in some)
-            header = Header(some[0].base_offset, some[-1].last_offset, time_, 0, 0, time_, len(some))
+            header = Header(
+                some[0].base_offset, some[-1].last_offset, time_, 0, 0, time_, len(some)
+            )
             payload = bytes(some[0].payload) if len(some) == 1 else packed(some)
-            places.append(producer.send(payload, properties={**header.properties("compacted"), RUN: f"{token} {number}"}))
+            places.append(
+                producer.send(
+                    payload, properties={**header.properties("compacted"), RUN: f"{token} {number}"}
+                )
+            )
         return places[0], len(places)
     finally:
         with suppress(pulsar.PulsarException):
@@ -154,7 +186,9 @@ def read_run(session: Session, topic: str, patch: Patch) -> list[Entry]:
                 number += 1
     except pulsar.Timeout:
         seconds = session.settings.read_timeout_seconds
-        raise StorageFailed(f"{topic}: {number} of {patch.messages} messages that compaction wrote came within {seconds:g} s") from None
+        raise StorageFailed(
+            f"{topic}: {number} of {patch.messages} messages that compaction wrote came within {seconds:g} s"
+        ) from None
     finally:
         reader.close()
     return found

@@ -62,12 +62,16 @@ class Freeing:
         if not self._partition.patches and start <= self._partition.row.freed:
             return
         await self._merge()
-        target = await self._in_turn(lambda start, end: self._gathering.target(start, end.offset, end.bytes))
+        target = await self._in_turn(
+            lambda start, end: self._gathering.target(start, end.offset, end.bytes)
+        )
         keep = await self._first_needed(target, end)
         can_trim = keep is not None and await self._trimming.can_trim(self._topic, keep.position)
         if not can_trim and not self._gathering.is_urgent:
             return
-        while await self._in_turn(lambda start, end: self._gathering.adopt(start, target, end.offset, end.bytes)):
+        while await self._in_turn(
+            lambda start, end: self._gathering.adopt(start, target, end.offset, end.bytes)
+        ):
             pass
         await self._merge()
         if keep and can_trim and await self._in_turn(lambda start, end: self._note(start, keep)):

@@ -21,7 +21,14 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from storage.log import StorageFailed
-from storage.pulsar.admin.admin_api import Admin, AdminFailed, Conflict, Forbidden, InternalStats, Missing
+from storage.pulsar.admin.admin_api import (
+    Admin,
+    AdminFailed,
+    Conflict,
+    Forbidden,
+    InternalStats,
+    Missing,
+)
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.table_upkeep import EARLIEST, NO_QUOTA, QUOTAS
@@ -42,7 +49,9 @@ log = logging.getLogger(__name__)
 class Lowering:
     """Of topics in one cluster. Everything raises StorageFailed where a broker does not answer or does not do it."""
 
-    def __init__(self, admin: Admin, pause: Callable[[float], Awaitable[None]], settings: PulsarSettings) -> None:
+    def __init__(
+        self, admin: Admin, pause: Callable[[float], Awaitable[None]], settings: PulsarSettings
+    ) -> None:
         self._admin = admin
         self._pause = pause
         self._settings = settings
@@ -69,7 +78,11 @@ class Lowering:
         self._raised.pop(found.full_name, None)
         if found.is_lowered:
             return found
-        policies = [] if await self._admin.get(f"{found.path}/{TIME_TO_LIVE}") is not None else [TIME_TO_LIVE]
+        policies = (
+            []
+            if await self._admin.get(f"{found.path}/{TIME_TO_LIVE}") is not None
+            else [TIME_TO_LIVE]
+        )
         quotas = await self._admin.get(f"{found.path}/backlogQuotaMap") or {}
         policies += [kind for kind in QUOTAS if kind not in quotas]
         lowered = " ".join([LOWERED, *policies])
@@ -82,7 +95,9 @@ class Lowering:
             if policy == TIME_TO_LIVE:
                 await self._admin.post(f"{found.path}/{TIME_TO_LIVE}?messageTTL=0")
             else:
-                await self._admin.post(f"{found.path}/backlogQuota?backlogQuotaType={policy}", NO_QUOTA)
+                await self._admin.post(
+                    f"{found.path}/backlogQuota?backlogQuotaType={policy}", NO_QUOTA
+                )
         with suppress(Conflict):
             await self._admin.put(f"{found.path}/subscription/{CURSOR}", EARLIEST)
 
@@ -97,16 +112,22 @@ class Lowering:
         with suppress(Conflict):
             await self._admin.put(subscription, EARLIEST)
         at = {"ledgerId": keep.ledger_id, "entryId": keep.entry_id} if keep else EARLIEST
-        await self._admin.post(f"{subscription}/resetcursor", {**at, "partitionIndex": -1, "batchIndex": -1})
+        await self._admin.post(
+            f"{subscription}/resetcursor", {**at, "partitionIndex": -1, "batchIndex": -1}
+        )
         stats = await self._admin.internal_stats(topic)
         first = min((ledger.ledger_id for ledger in stats.ledgers), default=0)
         if not marked(stats, CURSOR) < (keep or Position(first, 0)):
-            raise AdminFailed(f"{topic}: the subscription {CURSOR} does not stand where it was put", 0, "")
+            raise AdminFailed(
+                f"{topic}: the subscription {CURSOR} does not stand where it was put", 0, ""
+            )
 
     def check_time(self, since: float) -> None:
         """Raises StorageFailed where so much time has passed since then that the subscription may be gone."""
         if now() - since > self._settings.lowered_seconds:
-            raise StorageFailed(f"it took longer than {self._settings.lowered_seconds:g} s to lower a retention, so it was given up")
+            raise StorageFailed(
+                f"it took longer than {self._settings.lowered_seconds:g} s to lower a retention, so it was given up"
+            )
 
     async def trim(self, topic: str, keep: Position, since: float) -> None:
         """Let Pulsar delete what it may."""
@@ -143,7 +164,11 @@ class Lowering:
         with suppress(Missing):
             await self._admin.delete(f"{found.path}/subscription/{CURSOR}")
         for policy in _policies(found):
-            name = TIME_TO_LIVE if policy == TIME_TO_LIVE else f"backlogQuota?backlogQuotaType={policy}"
+            name = (
+                TIME_TO_LIVE
+                if policy == TIME_TO_LIVE
+                else f"backlogQuota?backlogQuotaType={policy}"
+            )
             await self._admin.delete(f"{found.path}/{name}")
         self.forget(found)
         return True
@@ -151,14 +176,20 @@ class Lowering:
 
 def has_whole_ledgers(stats: InternalStats, keep: Position) -> bool:
     """Whether a ledger lies before `keep` and before what every subscription waits for."""
-    others = [marked(stats, name) for name in stats.cursors if name != CURSOR and not name.startswith(_READER)]
+    others = [
+        marked(stats, name)
+        for name in stats.cursors
+        if name != CURSOR and not name.startswith(_READER)
+    ]
     return any(ledger.ledger_id < min([keep, *others]).ledger_id for ledger in stats.ledgers)
 
 
 def marked(stats: InternalStats, subscription: str) -> Position:
     """What the subscription has acknowledged up to; behind everything where it is not there."""
     cursor = stats.cursors.get(subscription)
-    ledger, _, entry = cursor["markDeletePosition"].partition(":") if cursor else (str(1 << 63), "", "0")
+    ledger, _, entry = (
+        cursor["markDeletePosition"].partition(":") if cursor else (str(1 << 63), "", "0")
+    )
     return Position(int(ledger), int(entry))
 
 

@@ -11,7 +11,15 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from storage.log import Entry, EntryTooLarge, Fenced, LogClosed, OffsetOutOfRange, StorageError, StorageFailed
+from storage.log import (
+    Entry,
+    EntryTooLarge,
+    Fenced,
+    LogClosed,
+    OffsetOutOfRange,
+    StorageError,
+    StorageFailed,
+)
 from storage.pulsar.client.exclusive_producer import End, Leader, Room, Sent
 from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.log.entry_messages import Header, packed
@@ -45,7 +53,11 @@ class Appending:
     """`on_stored` is told of each burst of acknowledged messages, and `on_end` once why nothing can be appended any more and what failed by it."""
 
     def __init__(
-        self, opened: Opened, room: Room, on_stored: Callable[[list[Sent]], None], on_end: Callable[[StorageError, list[Sent]], None]
+        self,
+        opened: Opened,
+        room: Room,
+        on_stored: Callable[[list[Sent]], None],
+        on_end: Callable[[StorageError, list[Sent]], None],
     ) -> None:
         self._opened = opened
         self._partition = opened.partition
@@ -53,7 +65,9 @@ class Appending:
         self._room = room
         self._on_stored = on_stored
         self._on_end = on_end
-        self._leader = Leader(opened.session, opened.producer, room, self._acknowledged, self._ended)
+        self._leader = Leader(
+            opened.session, opened.producer, room, self._acknowledged, self._ended
+        )
         self.next = self._passed = opened.end
         self.over: StorageError | None = None
         self.has_begun = False
@@ -82,7 +96,11 @@ class Appending:
     def epochs(self, end_offset: int, start_offset: int) -> Epochs:
         """Those that are durable, and this one from where it will begin."""
         epochs = self._partition.row.epochs
-        return epochs if self.has_begun else with_epoch(epochs, self._opened.leader_epoch, end_offset, start_offset)
+        return (
+            epochs
+            if self.has_begun
+            else with_epoch(epochs, self._opened.leader_epoch, end_offset, start_offset)
+        )
 
     async def idle(self) -> None:
         """Returns when nothing that was appended waits any more, whatever became of it."""
@@ -104,7 +122,9 @@ class Appending:
         kept: list[Entry] = []
         for entry in entries:
             if entry.base_offset != expected or entry.last_offset < expected:
-                raise OffsetOutOfRange(f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}")
+                raise OffsetOutOfRange(
+                    f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}"
+                )
             payload = bytes(entry.payload)  # the same object where it is of that kind already
             kept.append(Entry(expected, entry.last_offset, entry.max_timestamp, payload))
             expected = entry.last_offset + 1
@@ -114,10 +134,20 @@ class Appending:
             payload = packed(kept)
         largest = self._opened.session.message_bytes - MESSAGE_OVERHEAD
         if len(payload) > largest:
-            raise EntryTooLarge(f"{len(payload)} bytes are more than a message of Pulsar holds, {largest} (maxMessageSize of the brokers)")
+            raise EntryTooLarge(
+                f"{len(payload)} bytes are more than a message of Pulsar holds, {largest} (maxMessageSize of the brokers)"
+            )
         end = End(expected, before.bytes + size, max(time, before.greatest_timestamp))
         epoch = self._opened.leader_epoch
-        header = Header(before.offset, expected - 1, time, before.bytes, epoch, end.greatest_timestamp, len(kept))
+        header = Header(
+            before.offset,
+            expected - 1,
+            time,
+            before.bytes,
+            epoch,
+            end.greatest_timestamp,
+            len(kept),
+        )
         return Sent(header, kept, payload, header.properties(self._opened.entry_format), end, told)
 
     def _send(self, sent: Sent) -> None:
@@ -128,7 +158,9 @@ class Appending:
         else:
             self._pass_on(sent)
         # In good time, so that nobody waits for it but the first.
-        if self._noting is None and (self._held or not self._is_given(sent.end.offset + self._settings.reserve_offsets // 2)):
+        if self._noting is None and (
+            self._held or not self._is_given(sent.end.offset + self._settings.reserve_offsets // 2)
+        ):
             self._note(self._reserve())
 
     def _is_given(self, offset: int) -> bool:
@@ -144,7 +176,9 @@ class Appending:
                 self._noting = None
             if isinstance(result, Failure):
                 # A bug; nothing may wait for ever because of it.
-                logger.error("noting offsets of %s failed: %s", self._opened.topic, result.getTraceback())
+                logger.error(
+                    "noting offsets of %s failed: %s", self._opened.topic, result.getTraceback()
+                )
                 self.end(Fenced(f"noting offsets failed: {result.value}"))
             # What came while those that failed were told has waited for a turn of its own.
             if self._held and not self.over and self._noting is None:
@@ -161,9 +195,15 @@ class Appending:
         """No offset is given out before it is noted that it may have been, nor in an epoch that is not noted."""
         while not self.over:
             row = self._partition.row
-            reserved = row.reserved if self._is_empty else self.next.offset + self._settings.reserve_offsets
+            reserved = (
+                row.reserved
+                if self._is_empty
+                else self.next.offset + self._settings.reserve_offsets
+            )
             try:
-                await self._partition.change(reserved=reserved, epochs=self.epochs(self._passed.offset, row.start_offset))
+                await self._partition.change(
+                    reserved=reserved, epochs=self.epochs(self._passed.offset, row.start_offset)
+                )
             except StorageError as failure:
                 if not self.over:
                     self._refuse_held(failure)
@@ -186,7 +226,9 @@ class Appending:
         """The partition has its first messages. What is reserved is noted only now: a process that is killed before leaves no offset out."""
         while self._unconfirmed and not self.over:
             try:
-                await self._partition.change(reserved=self.next.offset + self._settings.reserve_offsets)
+                await self._partition.change(
+                    reserved=self.next.offset + self._settings.reserve_offsets
+                )
             except StorageError as failure:
                 self.end(Fenced(f"it was not noted which offsets were given out: {failure}"))
                 return

@@ -51,7 +51,9 @@ class Entries:
         stored = await self._messages.latest(start, end)
         if stored is None:
             return None
-        newest = max(entries_of(stored.header, stored.payload), key=lambda entry: entry.max_timestamp)
+        newest = max(
+            entries_of(stored.header, stored.payload), key=lambda entry: entry.max_timestamp
+        )
         if newest.last_offset >= start:
             return newest
         # It went with the beginning of its message: only a look at every entry tells which is the newest of the rest.
@@ -93,7 +95,10 @@ class Entries:
             some = await self._messages.read(middle, end, 1)
             if not some:
                 end = middle
-            elif some[0].header.bytes_before + payload_bytes(some[0].header, some[0].payload) > position:
+            elif (
+                some[0].header.bytes_before + payload_bytes(some[0].header, some[0].payload)
+                > position
+            ):
                 found = some[0]
                 end = min(middle, found.header.base_offset)
             else:

@@ -52,7 +52,9 @@ class Formats:
     trimming: Trimming
     batch_format: BatchFormat | None
 
-    async def open(self, topic: str, entry_format: str, partition: Partition, when_over: WhenOver) -> PulsarPartitionLog:
+    async def open(
+        self, topic: str, entry_format: str, partition: Partition, when_over: WhenOver
+    ) -> PulsarPartitionLog:
         """The log of the topic of that full name, in that format from here on. Raises UnknownTopic, LogClosed, StorageFailed."""
         await self._switch(topic, entry_format, partition)
         stretches = partition.row.stretches or (Stretch(0),)
@@ -61,12 +63,17 @@ class Formats:
             return await self._open(topic, entry_format, partition, stretch, when_over)
         last = await Finder(self.admin, topic).last()
         ends = [one.first_offset for one in stretches[1:]]
-        pasts = [self._past(topic, one, end, last or START, partition) for one, end in zip(stretches[:-1], ends, strict=True)]
+        pasts = [
+            self._past(topic, one, end, last or START, partition)
+            for one, end in zip(stretches[:-1], ends, strict=True)
+        ]
         made: list[PulsarPartitionLog] = []
 
         def over(current: PulsarPartitionLog, error: StorageError) -> None:
             for past in pasts:
-                Deferred.fromCoroutine(past.close()).addErrback(lambda failure: log.debug("closing readers: %s", failure.value))
+                Deferred.fromCoroutine(past.close()).addErrback(
+                    lambda failure: log.debug("closing readers: %s", failure.value)
+                )
             when_over(made[0] if made else current, error)
 
         current = await self._open(topic, entry_format, partition, stretch, over)
@@ -74,13 +81,35 @@ class Formats:
         made.append(HistoryLog(pasts, current, min(start, current.end_offset)))
         return made[0]
 
-    async def _open(self, topic: str, entry_format: str, partition: Partition, stretch: Stretch, when_over: WhenOver) -> PulsarPartitionLog:
+    async def _open(
+        self,
+        topic: str,
+        entry_format: str,
+        partition: Partition,
+        stretch: Stretch,
+        when_over: WhenOver,
+    ) -> PulsarPartitionLog:
         if stretch.is_native:
             return await open_log(
-                self.session, self.admin, topic, self._batches(topic), partition, self.tail, self.room, when_over, stretch
+                self.session,
+                self.admin,
+                topic,
+                self._batches(topic),
+                partition,
+                self.tail,
+                self.room,
+                when_over,
+                stretch,
             )
         opened = await take(self.session, self.admin, self.cache, topic, entry_format, partition)
-        log = PulsarLog(_behind(opened, stretch.first_offset), self.room, self.tail, self.runs, self.trimming, when_over)
+        log = PulsarLog(
+            _behind(opened, stretch.first_offset),
+            self.room,
+            self.tail,
+            self.runs,
+            self.trimming,
+            when_over,
+        )
         try:
             await log.see_trimmed()
         except BaseException:
@@ -88,11 +117,21 @@ class Formats:
             raise
         return log
 
-    def _past(self, topic: str, stretch: Stretch, end_offset: int, last: Position, partition: Partition) -> Past:
+    def _past(
+        self, topic: str, stretch: Stretch, end_offset: int, last: Position, partition: Partition
+    ) -> Past:
         if stretch.base is None:
-            return KafkaPast(stretch, end_offset, self._reader(topic, partition), partition, self.runs)
+            return KafkaPast(
+                stretch, end_offset, self._reader(topic, partition), partition, self.runs
+            )
         epochs = partition.row.epochs
-        stored = NativeStored(self.session, Finder(self.admin, topic), self._batches(topic), stretch.base, epochs[-1][0] if epochs else 0)
+        stored = NativeStored(
+            self.session,
+            Finder(self.admin, topic),
+            self._batches(topic),
+            stretch.base,
+            epochs[-1][0] if epochs else 0,
+        )
         stored.last = last
         return NativePast(stretch, end_offset, stored)
 
@@ -119,7 +158,9 @@ class Formats:
         else:
             await self._to_kafka(topic, partition, stretches)
 
-    async def _to_native(self, topic: str, partition: Partition, stretches: tuple[Stretch, ...]) -> None:
+    async def _to_native(
+        self, topic: str, partition: Partition, stretches: tuple[Stretch, ...]
+    ) -> None:
         """Native offsets begin where Kafka's end. A topic that has only ever had native messages has them all."""
         reader = self._reader(topic, partition)
         try:
@@ -133,17 +174,30 @@ class Formats:
         opened = await take(self.session, self.admin, self.cache, topic, NATIVE, partition)
         try:
             end = opened.end
-            header = Header(end.offset, end.offset - 1, -1, end.bytes, opened.leader_epoch, end.greatest_timestamp)
+            header = Header(
+                end.offset,
+                end.offset - 1,
+                -1,
+                end.bytes,
+                opened.leader_epoch,
+                end.greatest_timestamp,
+            )
             index = await self._mark(topic, opened.producer, header)
         finally:
             await self._let_go(opened.producer)
             await opened.reader.close()
-        await partition.change(stretches=(*stretches, Stretch(end.offset, end.offset - index - 1)), reserved=end.offset)
+        await partition.change(
+            stretches=(*stretches, Stretch(end.offset, end.offset - index - 1)), reserved=end.offset
+        )
 
-    async def _to_kafka(self, topic: str, partition: Partition, stretches: tuple[Stretch, ...]) -> None:
+    async def _to_kafka(
+        self, topic: str, partition: Partition, stretches: tuple[Stretch, ...]
+    ) -> None:
         """Batches begin where native offsets end, behind a message that says so: who looks for the last batch need not pass over all of them."""
         base = stretches[-1].base or 0
-        producer = await self.session.run(partial(self.session.producer, topic, pulsar.ProducerAccessMode.ExclusiveWithFencing))
+        producer = await self.session.run(
+            partial(self.session.producer, topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
+        )
         try:
             finder = Finder(self.admin, topic)
             last = await finder.last()
@@ -155,14 +209,18 @@ class Formats:
                 greatest = (await finder.peek(last)).publish_time + CLOCKS_APART_MS
             _, size = await finder.sizes()
             epoch = await leader_epoch(self.admin, topic)
-            await self._mark(topic, producer, Header(end_offset, end_offset - 1, -1, size, epoch, greatest))
+            await self._mark(
+                topic, producer, Header(end_offset, end_offset - 1, -1, size, epoch, greatest)
+            )
         finally:
             await self._let_go(producer)
         await partition.change(stretches=(*stretches, Stretch(end_offset)), reserved=end_offset)
 
     async def _mark(self, topic: str, producer: pulsar.Producer, header: Header) -> int:
         """Send a message without records that says where the next begins; its index."""
-        message_id = await self.session.run(lambda: producer.send(b"", properties=header.properties("mixed_kafka")))
+        message_id = await self.session.run(
+            lambda: producer.send(b"", properties=header.properties("mixed_kafka"))
+        )
         return await Finder(self.admin, topic).index_of(place_of(message_id.serialize()).position)
 
     async def _let_go(self, producer: pulsar.Producer) -> None:

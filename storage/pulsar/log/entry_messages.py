@@ -30,7 +30,9 @@ _PLACE = struct.Struct(">qqqI")
 """Where a message holds several entries: base offset, last offset, greatest timestamp and bytes of each, before the payloads."""
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=VERSION, forbid_unknown_fields=True):
+class Header(
+    msgspec.Struct, frozen=True, array_like=True, gc=False, tag=VERSION, forbid_unknown_fields=True
+):
     """`bytes_before`: the payload bytes of all messages that the partition ever had before this one. `leader_epoch`: of the writer.
 
     One that takes no offset (`last_offset < base_offset`) only marks where the next begins. `greatest_timestamp` is the greatest
@@ -64,12 +66,20 @@ def header_of(properties: Mapping[str, str]) -> Header | None:
         header = _decode(text)
     except (msgspec.DecodeError, UnicodeError):
         return None
-    return header if header.base_offset <= header.last_offset + 1 and header.max_timestamp <= header.greatest_timestamp else None
+    return (
+        header
+        if header.base_offset <= header.last_offset + 1
+        and header.max_timestamp <= header.greatest_timestamp
+        else None
+    )
 
 
 def packed(entries: Sequence[Entry]) -> bytes:
     """The payload of one message with several entries. Kafka's batches come alone: only what must be stored together is packed so."""
-    places = [_PLACE.pack(one.base_offset, one.last_offset, one.max_timestamp, len(one.payload)) for one in entries]
+    places = [
+        _PLACE.pack(one.base_offset, one.last_offset, one.max_timestamp, len(one.payload))
+        for one in entries
+    ]
     return b"".join([*places, *(one.payload for one in entries)])
 
 
@@ -81,7 +91,11 @@ def entries_of(header: Header, payload: bytes) -> list[Entry]:
         for base, last, time, size in _PLACE.iter_unpack(payload[:begin]):
             found.append(Entry(base, last, time, payload[begin : begin + size]))
             begin += size
-        if begin == len(payload) and found[0].base_offset == header.base_offset and found[-1].last_offset == header.last_offset:
+        if (
+            begin == len(payload)
+            and found[0].base_offset == header.base_offset
+            and found[-1].last_offset == header.last_offset
+        ):
             return found
     return [Entry(header.base_offset, header.last_offset, header.max_timestamp, payload)]
 

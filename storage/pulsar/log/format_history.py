@@ -30,7 +30,9 @@ class PulsarPartitionLog(PartitionLog, Protocol):
 class HistoryLog:
     """A `PartitionLog`. `current` begins where the last of `pasts` ends; `start_offset` is the first that is still there of all of them."""
 
-    def __init__(self, pasts: Sequence[Past], current: PulsarPartitionLog, start_offset: int) -> None:
+    def __init__(
+        self, pasts: Sequence[Past], current: PulsarPartitionLog, start_offset: int
+    ) -> None:
         self.topic = current.topic
         self.partition = current.partition
         self._pasts = pasts
@@ -45,7 +47,11 @@ class HistoryLog:
 
     @property
     def start_offset(self) -> int:
-        return max(self._start_offset, self._current.start_offset) if self._start_offset >= self._current_offset else self._start_offset
+        return (
+            max(self._start_offset, self._current.start_offset)
+            if self._start_offset >= self._current_offset
+            else self._start_offset
+        )
 
     @property
     def end_offset(self) -> int:
@@ -72,7 +78,9 @@ class HistoryLog:
         # Raises what a log that is over raises.
         self._current.read_resident(self.end_offset, 0)
         if offset < self._start_offset:
-            raise OffsetOutOfRange(f"offset {offset} is not within {self._start_offset} to {self.end_offset}")
+            raise OffsetOutOfRange(
+                f"offset {offset} is not within {self._start_offset} to {self.end_offset}"
+            )
         return None
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry]:
@@ -90,16 +98,24 @@ class HistoryLog:
     async def entry_for_time(self, timestamp: int) -> Entry | None:
         start = self._start_offset
         for past in self._pasts:
-            if start < past.end_offset and (found := await past.at_time(max(start, past.first_offset), timestamp)):
+            if start < past.end_offset and (
+                found := await past.at_time(max(start, past.first_offset), timestamp)
+            ):
                 return found
         return await self._current.entry_for_time(timestamp)
 
     async def latest_by_time(self) -> Entry | None:
         start = self._start_offset
-        found = [await past.latest(max(start, past.first_offset)) for past in self._pasts if start < past.end_offset]
+        found = [
+            await past.latest(max(start, past.first_offset))
+            for past in self._pasts
+            if start < past.end_offset
+        ]
         found.append(await self._current.latest_by_time())
         # The first of those that bear it.
-        return max((entry for entry in found if entry), key=lambda entry: entry.max_timestamp, default=None)
+        return max(
+            (entry for entry in found if entry), key=lambda entry: entry.max_timestamp, default=None
+        )
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
         return self._current.end_offset_for_epoch(leader_epoch)
@@ -134,7 +150,9 @@ class HistoryLog:
         return False
 
     async def replace(self, first: int, last: int, entries: Sequence[Entry]) -> None:
-        raise StorageFailed("a partition that was written in several entry formats is not compacted")
+        raise StorageFailed(
+            "a partition that was written in several entry formats is not compacted"
+        )
 
     async def reclaim(self) -> None:
         """Nothing is replaced here."""

@@ -42,7 +42,14 @@ class Past(Protocol):
 class KafkaPast:
     """Of Kafka's batches, as compaction left them."""
 
-    def __init__(self, stretch: Stretch, end_offset: int, reader: PartitionReader, partition: Partition, runs: Runs) -> None:
+    def __init__(
+        self,
+        stretch: Stretch,
+        end_offset: int,
+        reader: PartitionReader,
+        partition: Partition,
+        runs: Runs,
+    ) -> None:
         self.first_offset = stretch.first_offset
         self.end_offset = end_offset
         self._reader = reader
@@ -61,7 +68,11 @@ class KafkaPast:
         if found:
             return found
         offset = self._partition.patches.covered(offset)
-        if offset >= self.end_offset or await self._reader.scan(offset, self.end_offset, lambda stored: True, 1) >= self.end_offset:
+        if (
+            offset >= self.end_offset
+            or await self._reader.scan(offset, self.end_offset, lambda stored: True, 1)
+            >= self.end_offset
+        ):
             return None
         return []
 
@@ -92,7 +103,11 @@ class NativePast:
         return offset if offset < self.end_offset else None
 
     async def read(self, offset: int, max_bytes: int) -> list[Entry] | None:
-        return [entry for entry in await self._stored.read(offset, max_bytes) if entry.base_offset < self.end_offset] or None
+        return [
+            entry
+            for entry in await self._stored.read(offset, max_bytes)
+            if entry.base_offset < self.end_offset
+        ] or None
 
     async def at_time(self, offset: int, timestamp: int) -> Entry | None:
         published = await self._stored.offset_published(timestamp)

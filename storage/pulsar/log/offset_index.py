@@ -89,12 +89,19 @@ class OffsetIndex:
     def appended(self, header: Header, position: Position) -> None:
         """The message is the newest of the partition, and acknowledged."""
         base, time = header.base_offset, header.max_timestamp
-        if base == self._known_to and self._bytes and 0 <= header.bytes_before - self._bytes[-1] < self._spacing:
+        if (
+            base == self._known_to
+            and self._bytes
+            and 0 <= header.bytes_before - self._bytes[-1] < self._spacing
+        ):
             # As below, for the most: one more of a stretch that is known to its end.
             if time > self._greatest[-1]:
                 self._greatest[-1] = time
             self._known_to = header.last_offset + 1
-        elif not self._insert(header, position, is_wanted=base > self._known_to) and base == self._known_to:
+        elif (
+            not self._insert(header, position, is_wanted=base > self._known_to)
+            and base == self._known_to
+        ):
             self._greatest[-1] = max(self._greatest[-1], time)
             self._known_to = header.last_offset + 1
 
@@ -115,7 +122,9 @@ class OffsetIndex:
         index = bisect_right(self._offsets, offset) - 1
         while 0 <= index < len(self._offsets) and self._greatest[index] < timestamp:
             index += 1
-            offset = self._offsets[index] if index < len(self._offsets) else max(offset, self._known_to)
+            offset = (
+                self._offsets[index] if index < len(self._offsets) else max(offset, self._known_to)
+            )
         return offset
 
     def forget_before(self, offset: int) -> None:
@@ -149,7 +158,9 @@ class OffsetIndex:
         """Mark this message unless it is or others are near; whether it was."""
         offset = header.base_offset
         index = bisect_left(self._offsets, offset)
-        if header.last_offset < offset or (index < len(self._offsets) and self._offsets[index] == offset):
+        if header.last_offset < offset or (
+            index < len(self._offsets) and self._offsets[index] == offset
+        ):
             return False
         if not is_wanted and not self._has_room(index, header.bytes_before):
             return False
@@ -162,7 +173,9 @@ class OffsetIndex:
             # What a stretch did not exceed as a whole, its parts do not exceed.
             greatest = self._greatest[index - 1] if index else UNKNOWN
         for column, value in zip(
-            self._columns(), (offset, *position, header.bytes_before, header.greatest_timestamp, greatest), strict=True
+            self._columns(),
+            (offset, *position, header.bytes_before, header.greatest_timestamp, greatest),
+            strict=True,
         ):
             column.insert(index, value)
         if len(self._offsets) > self._limit:
@@ -171,7 +184,9 @@ class OffsetIndex:
 
     def _has_room(self, index: int, bytes_before: int) -> bool:
         is_far = index == 0 or bytes_before - self._bytes[index - 1] >= self._spacing
-        return is_far and (index == len(self._bytes) or self._bytes[index] - bytes_before >= self._spacing)
+        return is_far and (
+            index == len(self._bytes) or self._bytes[index] - bytes_before >= self._spacing
+        )
 
     def _thin(self) -> None:
         """Every second mark goes; its stretch becomes part of the one before it."""

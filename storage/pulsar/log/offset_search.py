@@ -101,7 +101,9 @@ class Seeker:
         least = max(0, begin - self._source.settings.foreign_messages)
         while upper > least:
             lower = max(least, upper - span)
-            found = await self._look(ledgers.position(lower), ledgers.position(upper - 1), for_last=True)
+            found = await self._look(
+                ledgers.position(lower), ledgers.position(upper - 1), for_last=True
+            )
             if found:
                 return found
             upper, span = lower, min(8 * span, STRIDE)
@@ -109,7 +111,9 @@ class Seeker:
             raise self._hidden(begin - upper, "last")
         return None
 
-    async def narrowed(self, low: Mark, high: Position, high_bytes: int, is_before: Callable[[Header], bool]) -> Position:
+    async def narrowed(
+        self, low: Mark, high: Position, high_bytes: int, is_before: Callable[[Header], bool]
+    ) -> Position:
         """A place at or behind `low`, shortly before the first message for which `is_before` does not hold; that one is at `high` or before it.
 
         `is_before` holds at `low`, and for no message that comes after one for which it does not, but for what was sent twice.
@@ -122,16 +126,24 @@ class Seeker:
             ledgers = await self._ledgers()
         begin, end = ledgers.number(low.position), ledgers.number(high)
         position, low_bytes = low.position, low.bytes_before
-        while end - begin > 1 and (end - begin > NEAR_MESSAGES or high_bytes - low_bytes > NEAR_BYTES):
+        while end - begin > 1 and (
+            end - begin > NEAR_MESSAGES or high_bytes - low_bytes > NEAR_BYTES
+        ):
             middle = (begin + end) // 2
-            found = await self._look(ledgers.position(middle), ledgers.position(min(middle + STRIDE, end) - 1))
+            found = await self._look(
+                ledgers.position(middle), ledgers.position(min(middle + STRIDE, end) - 1)
+            )
             if found is None:
                 # Others wrote there. Wherever the reading begins, it comes by.
                 end = middle
                 continue
             self._index.found(found.header, found.position)
             if is_before(found.header):
-                begin, position, low_bytes = max(middle, ledgers.number(found.position)), found.position, found.header.bytes_before
+                begin, position, low_bytes = (
+                    max(middle, ledgers.number(found.position)),
+                    found.position,
+                    found.header.bytes_before,
+                )
             else:
                 end, high_bytes = middle, found.header.bytes_before
         return position
@@ -144,5 +156,7 @@ class Seeker:
     async def _ledgers(self) -> Ledgers:
         return Ledgers.of(await self._admin.internal_stats(self._source.topic))
 
-    def _look(self, start: Position, last: Position, *, for_last: bool = False) -> Awaitable[Stored | None]:
+    def _look(
+        self, start: Position, last: Position, *, for_last: bool = False
+    ) -> Awaitable[Stored | None]:
         return self._source.session.run(partial(look, self._source, start, last, for_last=for_last))

@@ -27,7 +27,13 @@ class PulsarLog:
     """A `PartitionLog`. `when_over` is called once, with the reason, when nothing can be done with it any more."""
 
     def __init__(
-        self, opened: Opened, room: Room, tail: Tail, runs: Runs, trimming: Trimming, when_over: Callable[[PulsarLog, StorageError], None]
+        self,
+        opened: Opened,
+        room: Room,
+        tail: Tail,
+        runs: Runs,
+        trimming: Trimming,
+        when_over: Callable[[PulsarLog, StorageError], None],
     ) -> None:
         self.topic = opened.topic
         self.leader_epoch = opened.leader_epoch
@@ -38,7 +44,9 @@ class PulsarLog:
         settings = opened.session.settings
         self._replacing = Replacing(plain, self._entries, runs, opened.partition, settings)
         gathering = Gathering(plain, self._entries, self._replacing, opened.partition, settings)
-        self._freeing = Freeing(opened.topic, opened.reader, gathering, opened.partition, trimming, self._bounds)
+        self._freeing = Freeing(
+            opened.topic, opened.reader, gathering, opened.partition, trimming, self._bounds
+        )
         self._appending = Appending(opened, room, self._stored, self._ended)
         self._end = opened.end
         self._start_offset, self._start_bytes = opened.start
@@ -77,7 +85,9 @@ class PulsarLog:
         """First what has changed, then the watchers, then whoever waits: they see the whole burst."""
         for sent in messages:
             self._end = sent.end
-            self._reader.note(sent.header, Position(sent.position.ledger_id(), sent.position.entry_id()))
+            self._reader.note(
+                sent.header, Position(sent.position.ledger_id(), sent.position.entry_id())
+            )
             for entry in sent.entries:
                 self._tail.add(self._run, entry)
         self._tell_watchers()
@@ -106,7 +116,9 @@ class PulsarLog:
             return resident
         entries = await self._entries.read(offset, self._end.offset, max_bytes)
         self._check_open()
-        if not entries or (entries[0].base_offset > offset and not self.partition.patches.at(offset)):
+        if not entries or (
+            entries[0].base_offset > offset and not self.partition.patches.at(offset)
+        ):
             await self.see_trimmed()
         # Deleted meanwhile, perhaps half of what was read.
         self._check_offset(offset)
@@ -129,7 +141,11 @@ class PulsarLog:
                 return entry
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        return end_of_epoch(self._appending.epochs(self._end.offset, self._start_offset), leader_epoch, self._end.offset)
+        return end_of_epoch(
+            self._appending.epochs(self._end.offset, self._start_offset),
+            leader_epoch,
+            self._end.offset,
+        )
 
     async def delete_before(self, offset: int) -> int:
         self._check_open()
@@ -150,8 +166,12 @@ class PulsarLog:
         before = await self._entries.bytes_before(offset, self._end.offset, self._end.bytes)
         self._check_open()
         gone, come = partition.patches.cut(offset)
-        before += sum(patch.hidden - patch.size for patch in gone) - sum(patch.hidden - patch.size for patch in come)
-        rows: dict[bytes, bytes | None] = dict.fromkeys(patch_row(partition.key, patch)[0] for patch in gone)
+        before += sum(patch.hidden - patch.size for patch in gone) - sum(
+            patch.hidden - patch.size for patch in come
+        )
+        rows: dict[bytes, bytes | None] = dict.fromkeys(
+            patch_row(partition.key, patch)[0] for patch in gone
+        )
         rows.update(patch_row(partition.key, patch) for patch in come)
         await partition.change(rows, start_offset=offset, start_bytes=before)
         partition.patches = partition.patches.changed(gone, come)
@@ -182,7 +202,11 @@ class PulsarLog:
         if front and since is not None and front.max_timestamp < since:
             kept.append(await self._entries.at_time(start, end.offset, since))
         if front and at_most_bytes is not None and self.size - len(front.payload) >= at_most_bytes:
-            kept.append(await self._entries.behind_bytes(start, end.offset, end.bytes - self.partition.patches.savings - at_most_bytes))
+            kept.append(
+                await self._entries.behind_bytes(
+                    start, end.offset, end.bytes - self.partition.patches.savings - at_most_bytes
+                )
+            )
         return max((entry.base_offset if entry else end.offset for entry in kept), default=start)
 
     async def _front_entry(self) -> Entry | None:
@@ -221,12 +245,16 @@ class PulsarLog:
         expected = first
         for entry in entries:
             if not expected <= entry.base_offset <= entry.last_offset <= last:
-                raise ValueError(f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}")
+                raise ValueError(
+                    f"the replacement {entry.base_offset}-{entry.last_offset} is not in order within {first}-{last}"
+                )
             expected = entry.last_offset + 1
         await self.partition.turn.acquire()
         try:
             self._check_open()
-            await self._replacing.replace(first, last, entries, self._start_offset, self._end.offset, self._end.bytes)
+            await self._replacing.replace(
+                first, last, entries, self._start_offset, self._end.offset, self._end.bytes
+            )
             self._forget_run()
             self._front = None
         finally:
@@ -247,7 +275,9 @@ class PulsarLog:
 
     def shut(self) -> Deferred[None]:
         """Refuse everything from now on: the topic is gone or the store is closed. Fires when the producer is gone."""
-        return self._appending.end(LogClosed("the log is closed: its topic was deleted or the store was closed"))
+        return self._appending.end(
+            LogClosed("the log is closed: its topic was deleted or the store was closed")
+        )
 
     async def position_of(self, offset: int) -> Position | None:
         """Where in Pulsar's topic the message with `offset` is."""
@@ -282,4 +312,6 @@ class PulsarLog:
 
     def _check_offset(self, offset: int) -> None:
         if not self._start_offset <= offset <= self._end.offset:
-            raise OffsetOutOfRange(f"offset {offset} is not within {self._start_offset} to {self._end.offset}")
+            raise OffsetOutOfRange(
+                f"offset {offset} is not within {self._start_offset} to {self._end.offset}"
+            )

@@ -22,9 +22,18 @@ EPOCH = "pulsar.topic.epoch"
 """The property of a topic that counts how often the right to write to it was taken."""
 
 
-async def take(session: Session, admin: Admin, cache: ReaderCache, topic: str, entry_format: str, partition: Partition) -> Opened:
+async def take(
+    session: Session,
+    admin: Admin,
+    cache: ReaderCache,
+    topic: str,
+    entry_format: str,
+    partition: Partition,
+) -> Opened:
     """Fence whoever wrote to `topic`, a partition's full name, and look at what is there. Raises UnknownTopic, LogClosed, StorageFailed."""
-    producer = await session.run(lambda: session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing))
+    producer = await session.run(
+        lambda: session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
+    )
     reader = PartitionReader(session, admin, cache, topic, session.settings)
     try:
         epoch = await leader_epoch(admin, topic)
@@ -49,7 +58,18 @@ async def take(session: Session, admin: Admin, cache: ReaderCache, topic: str, e
             )
         for one in with_epoch(row.epochs, epoch, end.offset, start[0]):
             reader.began(*one)
-        return Opened(session, topic, entry_format, producer, epoch, partition, reader, start, end, last is None)
+        return Opened(
+            session,
+            topic,
+            entry_format,
+            producer,
+            epoch,
+            partition,
+            reader,
+            start,
+            end,
+            last is None,
+        )
     except BaseException:
         release(session, producer)
         await reader.close()

@@ -29,7 +29,14 @@ PIECE_MESSAGES = 500
 class PartitionReader:
     """The messages of `topic`, the full name of a partition's topic. Raises StorageFailed and what `Session.run` does."""
 
-    def __init__(self, session: Session, admin: Admin, cache: ReaderCache, topic: str, settings: PulsarSettings) -> None:
+    def __init__(
+        self,
+        session: Session,
+        admin: Admin,
+        cache: ReaderCache,
+        topic: str,
+        settings: PulsarSettings,
+    ) -> None:
         self._settings = settings
         self._cache = cache
         self._source = Source(session, topic)
@@ -113,7 +120,9 @@ class PartitionReader:
     async def at_time(self, timestamp: int, start_offset: int, end_offset: int) -> Stored | None:
         """The first message from `start_offset` on (one that straddles it, too) and before `end_offset` whose `max_timestamp` is at least `timestamp`."""
         found = await self._crossing(timestamp, end_offset)
-        if found is None or (found.header.last_offset >= start_offset and found.header.max_timestamp >= timestamp):
+        if found is None or (
+            found.header.last_offset >= start_offset and found.header.max_timestamp >= timestamp
+        ):
             return found
         # The time was reached by a message that is gone; later ones may be older than it.
         reaching: list[Stored] = []
@@ -132,7 +141,11 @@ class PartitionReader:
         if newest is None or newest.greatest_timestamp < 0:
             return None
         found = await self._crossing(newest.greatest_timestamp, end_offset)
-        if found and found.header.last_offset >= start_offset and found.header.max_timestamp == newest.greatest_timestamp:
+        if (
+            found
+            and found.header.last_offset >= start_offset
+            and found.header.max_timestamp == newest.greatest_timestamp
+        ):
             return found
         best: list[Stored] = []
 
@@ -141,7 +154,12 @@ class PartitionReader:
                 best[:] = [stored]
             return False
 
-        await self._scan_all(start_offset, end_offset, visit, lambda: best[-1].header.max_timestamp + 1 if best else 0)
+        await self._scan_all(
+            start_offset,
+            end_offset,
+            visit,
+            lambda: best[-1].header.max_timestamp + 1 if best else 0,
+        )
         return best[0] if best else None
 
     async def at_byte(self, number: int, start_offset: int, end_offset: int) -> Stored | None:
@@ -151,7 +169,9 @@ class PartitionReader:
             (self._index.before_byte(number), self._index.behind_byte(number)),
             end_offset,
             lambda one: one.bytes_before <= number,
-            lambda stored: stored.header.bytes_before + payload_bytes(stored.header, stored.payload) > number,
+            lambda stored: (
+                stored.header.bytes_before + payload_bytes(stored.header, stored.payload) > number
+            ),
         )
         if found and found.header.last_offset < start_offset:
             found = next(iter(await self.read(start_offset, end_offset, 0)), None)
@@ -170,17 +190,23 @@ class PartitionReader:
         """Its readers are closed, those at work when they are done."""
         self._cache.forget(self._source)
 
-    async def _read(self, offset: int, end: int, max_bytes: int, max_messages: int = 1 << 63) -> tuple[list[Stored], bool]:
+    async def _read(
+        self, offset: int, end: int, max_bytes: int, max_messages: int = 1 << 63
+    ) -> tuple[list[Stored], bool]:
         """Messages, and whether there were no more in the topic."""
         if offset >= end:
             return [], False
         reader = self._cache.take(self._source, offset)
         if reader:
-            found = await self._cache.use(reader, partial(reader.read, offset, end, max_bytes, max_messages))
+            found = await self._cache.use(
+                reader, partial(reader.read, offset, end, max_bytes, max_messages)
+            )
         if reader is None or (not found and reader.is_dry):
             # One that was kept and has nothing may stand at the end of a ledger that is gone.
             reader = OpenReader(self._source, await self._place(offset))
-            found = await self._cache.use(reader, partial(reader.read, offset, end, max_bytes, max_messages))
+            found = await self._cache.use(
+                reader, partial(reader.read, offset, end, max_bytes, max_messages)
+            )
         if found:
             self._index.found(found[0].header, found[0].position)
         return found, reader.is_dry
@@ -193,11 +219,16 @@ class PartitionReader:
         high = self._index.above(offset) or await self._known_newest()
         if high is None or high.offset <= offset:
             return max(low.position, high.position) if high else low.position
-        return await self._seeker.narrowed(low, high.position, high.bytes_before, lambda header: header.base_offset <= offset)
+        return await self._seeker.narrowed(
+            low, high.position, high.bytes_before, lambda header: header.base_offset <= offset
+        )
 
     async def _crossing(self, timestamp: int, end: int) -> Stored | None:
         """The first message before `end`, of those that are there, up to which the partition had a time of at least `timestamp`."""
-        low, high = self._index.before_time(timestamp), self._index.at_time(timestamp) or await self._known_newest()
+        low, high = (
+            self._index.before_time(timestamp),
+            self._index.at_time(timestamp) or await self._known_newest(),
+        )
         if high is None or high.greatest_timestamp < timestamp:
             return None
         return await self._search(
@@ -208,23 +239,37 @@ class PartitionReader:
         )
 
     async def _search(
-        self, around: tuple[Mark | None, Mark | None], end: int, is_before: Callable[[Header | Mark], bool], is_it: Callable[[Stored], bool]
+        self,
+        around: tuple[Mark | None, Mark | None],
+        end: int,
+        is_before: Callable[[Header | Mark], bool],
+        is_it: Callable[[Stored], bool],
     ) -> Stored | None:
         """The first message before `end` that `is_it`. `is_before` as `Seeker.narrowed` has it: so from the beginning up to that message or the one before it."""
         low, high = around[0] or await self._known_first(), around[1] or await self._known_newest()
         if low is None or high is None:
             return None
-        place = await self._seeker.narrowed(low, high.position, high.bytes_before, is_before) if is_before(low) else low.position
+        place = (
+            await self._seeker.narrowed(low, high.position, high.bytes_before, is_before)
+            if is_before(low)
+            else low.position
+        )
         reader = OpenReader(self._source, place)
-        found = await self._cache.use(reader, partial(reader.read, 0, end, PIECE_BYTES, PIECE_MESSAGES))
+        found = await self._cache.use(
+            reader, partial(reader.read, 0, end, PIECE_BYTES, PIECE_MESSAGES)
+        )
         while found:
             for stored in found:
                 if is_it(stored):
                     return stored
-            found, _ = await self._read(found[-1].header.last_offset + 1, end, PIECE_BYTES, PIECE_MESSAGES)
+            found, _ = await self._read(
+                found[-1].header.last_offset + 1, end, PIECE_BYTES, PIECE_MESSAGES
+            )
         return None
 
-    async def _scan_all(self, start: int, end: int, visit: Callable[[Stored], bool], since: Callable[[], int]) -> None:
+    async def _scan_all(
+        self, start: int, end: int, visit: Callable[[Stored], bool], since: Callable[[], int]
+    ) -> None:
         while start < end:
             reached = await self.scan(start, end, visit, 1 << 63, since=since)
             if reached == start:

@@ -89,7 +89,9 @@ class Partition:
     `turn` is held by whoever reads, thinks and then changes; a single change takes its own turn.
     """
 
-    def __init__(self, table: StateTable, key: bytes, row: PartitionRow, patches: Patches | None = None) -> None:
+    def __init__(
+        self, table: StateTable, key: bytes, row: PartitionRow, patches: Patches | None = None
+    ) -> None:
         self._table = table
         self.key = key
         self.row = row

@@ -86,7 +86,11 @@ class Finder:
         return peeked.index
 
     async def first(
-        self, entries: Entries, is_reached: Callable[[Peeked], bool], begin: int = 0, end: int | None = None
+        self,
+        entries: Entries,
+        is_reached: Callable[[Peeked], bool],
+        begin: int = 0,
+        end: int | None = None,
     ) -> tuple[Position, Peeked] | None:
         """The first entry from number `begin` to before `end` for which `is_reached`, which holds for all behind it, too; None where it holds for none.
 

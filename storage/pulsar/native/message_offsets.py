@@ -42,7 +42,12 @@ def place_of(message_id: bytes) -> Place:
         raise StorageFailed("pulsar-client gave a message id that names no entry")
     count, index = fields.get(_BATCH_SIZE, 0), fields.get(_BATCH_INDEX, 0)
     first = place_of(first_chunk).position if isinstance(first_chunk, bytes) else None
-    if not isinstance(count, int) or not isinstance(index, int) or count <= 1 or not 0 <= index < count:
+    if (
+        not isinstance(count, int)
+        or not isinstance(index, int)
+        or count <= 1
+        or not 0 <= index < count
+    ):
         return Place(Position(ledger, entry), 0, 1, first)
     return Place(Position(ledger, entry), index, count, first)
 
@@ -59,7 +64,11 @@ class Places:
         """Raises StorageFailed."""
         number = message_id.batch_index()
         last = self._last
-        if number > 0 and number < last.messages and last.position == (message_id.ledger_id(), message_id.entry_id()):
+        if (
+            number > 0
+            and number < last.messages
+            and last.position == (message_id.ledger_id(), message_id.entry_id())
+        ):
             place = last._replace(number=number)
         else:
             place = place_of(message_id.serialize())
@@ -110,12 +119,16 @@ class Gathering:
             return None
         if place.position != self._position:
             if self._found:
-                raise StorageFailed(f"of the messages of entry {self._position} only {len(self._found)} came")
+                raise StorageFailed(
+                    f"of the messages of entry {self._position} only {len(self._found)} came"
+                )
             self._position = place.position
         if place.number < len(self._found):
             return None
         if place.number > len(self._found):
-            raise StorageFailed(f"a message of entry {place.position} came before the {place.number - len(self._found)} in front of it")
+            raise StorageFailed(
+                f"a message of entry {place.position} came before the {place.number - len(self._found)} in front of it"
+            )
         self._found.append(message())
         if not place.is_last:
             return None

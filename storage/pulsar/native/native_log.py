@@ -34,7 +34,9 @@ class Youngest:
         self._entry: Entry | None = None
         self._reached = 0
 
-    async def find(self, start_offset: int, scan: Callable[[int, Callable[[Entry], bool]], Awaitable[object]]) -> Entry | None:
+    async def find(
+        self, start_offset: int, scan: Callable[[int, Callable[[Entry], bool]], Awaitable[object]]
+    ) -> Entry | None:
         """`scan` shows entries from an offset on."""
         if self._entry is None or self._entry.last_offset < start_offset:
             self._entry, self._reached = None, start_offset
@@ -62,7 +64,13 @@ class Opened:
 class NativeLog:
     """Made by `native_opening.open_log`. Nobody is kept from writing: there is one leader epoch, the last that the partition had before."""
 
-    def __init__(self, opened: Opened, partition: Partition, entries: Tail, when_over: Callable[[NativeLog, StorageError], None]) -> None:
+    def __init__(
+        self,
+        opened: Opened,
+        partition: Partition,
+        entries: Tail,
+        when_over: Callable[[NativeLog, StorageError], None],
+    ) -> None:
         self._stored = stored = opened.stored
         self.topic = stored.finder.topic
         self.partition = partition
@@ -105,10 +113,14 @@ class NativeLog:
             sender = self._writable()
             for entry in entries:
                 if entry.base_offset != expected or entry.last_offset < expected:
-                    raise OffsetOutOfRange(f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}")
+                    raise OffsetOutOfRange(
+                        f"an append must go on at offset {expected}, not at {entry.base_offset} to {entry.last_offset}"
+                    )
                 expected = entry.last_offset + 1
             if len(entries) != 1:
-                raise StorageFailed("a batch at a time is appended to a topic in the format `pulsar`")
+                raise StorageFailed(
+                    "a batch at a time is appended to a topic in the format `pulsar`"
+                )
             (entry,) = entries
             appending = Appending(entry.payload, entry.last_offset - entry.base_offset + 1)
             sender.send(appending)
@@ -128,7 +140,11 @@ class NativeLog:
     def _take(self, position: Position, entry: Entry) -> None:
         if entry.base_offset < self._end_offset:
             # Whatever it is that has happened to this topic: no offset may be used twice.
-            self.end(Fenced(f"an entry has offset {entry.base_offset}, and the partition ended at {self._end_offset}"))
+            self.end(
+                Fenced(
+                    f"an entry has offset {entry.base_offset}, and the partition ended at {self._end_offset}"
+                )
+            )
             return
         self._stored.last = position
         self._entries.add(self._run, entry)
@@ -156,7 +172,9 @@ class NativeLog:
         if self._failure is not None:
             raise self._failure
         if not self._start_offset <= offset <= self._end_offset:
-            raise OffsetOutOfRange(f"offset {offset} is not within {self._start_offset} to {self._end_offset}")
+            raise OffsetOutOfRange(
+                f"offset {offset} is not within {self._start_offset} to {self._end_offset}"
+            )
 
     async def _see_trimmed(self) -> None:
         """Take notice of what Pulsar's own retention has deleted from the front."""
@@ -169,7 +187,11 @@ class NativeLog:
     async def entry_for_time(self, timestamp: int) -> Entry | None:
         """`PartitionLog.entry_for_time`, of records that were not written more than an hour before their own time."""
         offset = await self._stored.offset_published(timestamp)
-        return None if offset is None else await self._scan(offset, lambda entry: entry.max_timestamp >= timestamp)
+        return (
+            None
+            if offset is None
+            else await self._scan(offset, lambda entry: entry.max_timestamp >= timestamp)
+        )
 
     async def latest_by_time(self) -> Entry | None:
         """`PartitionLog.latest_by_time`."""

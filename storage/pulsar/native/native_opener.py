@@ -36,10 +36,20 @@ async def open_log(
     """
     await partition.letting_go
     epochs = partition.row.epochs
-    stored = NativeStored(session, Finder(admin, topic), batch_format, stretch.base or 0, leader_epoch=epochs[-1][0] if epochs else 0)
-    log = NativeLog(await _found(stored, partition, stretch.first_offset), partition, entries, when_over)
+    stored = NativeStored(
+        session,
+        Finder(admin, topic),
+        batch_format,
+        stretch.base or 0,
+        leader_epoch=epochs[-1][0] if epochs else 0,
+    )
+    log = NativeLog(
+        await _found(stored, partition, stretch.first_offset), partition, entries, when_over
+    )
     producer = await open_producer(session, topic)
-    log.sender = NativeSender(session, producer, batch_format, room, log.arrivals.acknowledged, log.end)
+    log.sender = NativeSender(
+        session, producer, batch_format, room, log.arrivals.acknowledged, log.end
+    )
 
     def lost(error: StorageError) -> None:
         log.end(Fenced(f"what was written to the topic cannot be followed: {error}"))

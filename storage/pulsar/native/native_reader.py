@@ -48,14 +48,23 @@ def fields_of_message(message: pulsar.Message) -> Fields:
         properties = raw.properties()
     except UnicodeDecodeError:
         properties = None
-    return Fields(content, partition_key, ordering_key, properties, raw.event_timestamp(), raw.publish_timestamp())
+    return Fields(
+        content,
+        partition_key,
+        ordering_key,
+        properties,
+        raw.event_timestamp(),
+        raw.publish_timestamp(),
+    )
 
 
 def pack(batch_format: BatchFormat, place: Place, messages: Sequence[Fields]) -> Gathered:
     """The messages of one entry as a batch."""
     found = [record_of(message) for message in messages]
     batch = RecordBatch([record for record, _ in found], found[0][1])
-    return Gathered(place, batch_format.pack(batch), max(record.timestamp for record in batch.records))
+    return Gathered(
+        place, batch_format.pack(batch), max(record.timestamp for record in batch.records)
+    )
 
 
 def before(position: Position) -> pulsar.MessageId:
@@ -66,7 +75,14 @@ def before(position: Position) -> pulsar.MessageId:
 class NativeReader:
     """Reads a topic's entries from `position` on. All of it blocks, for one thread at a time."""
 
-    def __init__(self, session: Session, topic: str, batch_format: BatchFormat, position: Position, queue: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        topic: str,
+        batch_format: BatchFormat,
+        position: Position,
+        queue: int,
+    ) -> None:
         self._session = session
         self._topic = topic
         self._format = batch_format
@@ -82,7 +98,9 @@ class NativeReader:
         What goes beyond `max_bytes` is given all the same: it is not read again.
         """
         if self._reader is None:
-            self._reader = self._session.reader(self._topic, before(self._position), queue=self._queue)
+            self._reader = self._session.reader(
+                self._topic, before(self._position), queue=self._queue
+            )
         found: list[Gathered] = []
         was_quiet = False
         while max_bytes > 0 and self._gathering.done < last:

@@ -112,16 +112,22 @@ class NativeSender:
         """Behind all that was sent before. Raises EntryTooLarge, and StorageFailed where too much is in flight."""
         limit = self._session.settings.queue_operations
         if appending.records > limit:
-            raise EntryTooLarge(f"{appending.records} records in one batch, and at most {limit} may be in flight (queue_operations)")
+            raise EntryTooLarge(
+                f"{appending.records} records in one batch, and at most {limit} may be in flight (queue_operations)"
+            )
         if self._records + appending.records > limit:
-            raise StorageFailed(f"{self._records} records wait for Pulsar already (queue_operations={limit}): try again later")
+            raise StorageFailed(
+                f"{self._records} records wait for Pulsar already (queue_operations={limit}): try again later"
+            )
         self._room.take(appending.cost)
         self._records += appending.records
         self._in_flight.append(appending)
         self._queue.append(appending)
         if not self._is_at_work:
             self._is_at_work = True
-            self._session.run(self._work).addErrback(lambda failure: self.end(Fenced(f"a batch was not sent: {failure.value}")))
+            self._session.run(self._work).addErrback(
+                lambda failure: self.end(Fenced(f"a batch was not sent: {failure.value}"))
+            )
 
     def _work(self) -> None:
         """In a thread, and in one at a time: what is queued is sent in its order."""
@@ -136,15 +142,26 @@ class NativeSender:
     def _worked(self) -> None:
         self._is_at_work = bool(self._queue)
         if self._is_at_work:
-            self._session.run(self._work).addErrback(lambda failure: self.end(Fenced(f"a batch was not sent: {failure.value}")))
+            self._session.run(self._work).addErrback(
+                lambda failure: self.end(Fenced(f"a batch was not sent: {failure.value}"))
+            )
 
     def _hand_over(self, appending: Appending) -> None:
         try:
             batch = self._format.unpack(appending.payload)
         except ValueError as error:
-            self._session.wake.post(partial(self._answered, appending, Unreadable(f"the batch cannot be taken apart: {error}")))
+            self._session.wake.post(
+                partial(
+                    self._answered,
+                    appending,
+                    Unreadable(f"the batch cannot be taken apart: {error}"),
+                )
+            )
             return
-        messages = [message_of(fields_of(record, None if number else batch.sequence)) for number, record in enumerate(batch.records)]
+        messages = [
+            message_of(fields_of(record, None if number else batch.sequence))
+            for number, record in enumerate(batch.records)
+        ]
         send = self._producer._producer.send_async
         try:
             for message in messages[:-1]:
@@ -152,9 +169,13 @@ class NativeSender:
             send(messages[-1], partial(self._acknowledged, appending, len(messages)))
             self._producer._producer.flush_async(_ignore)
         except pulsar.PulsarException as error:
-            self._session.wake.post(partial(self._answered, appending, ending(type(error).__name__)))
+            self._session.wake.post(
+                partial(self._answered, appending, ending(type(error).__name__))
+            )
 
-    def _acknowledged(self, appending: Appending, records: int, result: Any, message_id: Any) -> None:
+    def _acknowledged(
+        self, appending: Appending, records: int, result: Any, message_id: Any
+    ) -> None:
         """The library's callback for the last record, in its thread. Nothing may be raised here."""
         keep_state()
         failure: StorageError | None = None

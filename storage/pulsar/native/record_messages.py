@@ -75,7 +75,11 @@ def fields_of(record: Record, sequence: ProducerSequence | None = None) -> Field
     if record.key is not None:
         text = _text(record.key)
         if text is None:
-            partition_key, ordering_key, key_mark = b64encode(record.key).decode(), record.key, BASE64
+            partition_key, ordering_key, key_mark = (
+                b64encode(record.key).decode(),
+                record.key,
+                BASE64,
+            )
         elif text:
             partition_key = text
         else:
@@ -85,7 +89,9 @@ def fields_of(record: Record, sequence: ProducerSequence | None = None) -> Field
     mark = Mark(key_mark, header_mark, 0 if timestamp == 0 else None, sequence)
     if mark != _PLAIN:
         properties[MARK] = _ENCODER.encode(mark).decode()
-    return Fields(record.value, partition_key, ordering_key, properties, max(timestamp, NO_EVENT_TIME))
+    return Fields(
+        record.value, partition_key, ordering_key, properties, max(timestamp, NO_EVENT_TIME)
+    )
 
 
 def record_of(fields: Fields) -> tuple[Record, ProducerSequence | None]:
@@ -94,13 +100,18 @@ def record_of(fields: Fields) -> tuple[Record, ProducerSequence | None]:
     mark = _mark(properties)
     headers = None if mark is None else _marked_headers(mark, properties)
     if mark is None or headers is None:
-        mark, headers = _PLAIN, tuple([(name.encode(), value.encode()) for name, value in properties.items()])
+        mark, headers = (
+            _PLAIN,
+            tuple([(name.encode(), value.encode()) for name, value in properties.items()]),
+        )
     event_time = fields.event_time if 0 < fields.event_time < _INT64 else fields.publish_time
     timestamp = mark.timestamp if mark.timestamp is not None else event_time
     return Record(_key(fields, mark), fields.content, headers, timestamp), mark.sequence
 
 
-def _properties(headers: tuple[tuple[bytes, bytes | None], ...]) -> tuple[dict[str, str], _Headers | None]:
+def _properties(
+    headers: tuple[tuple[bytes, bytes | None], ...],
+) -> tuple[dict[str, str], _Headers | None]:
     """The properties that stand for the headers, and what of the mark is needed to have them back."""
     if not headers:
         return {}, None
@@ -117,9 +128,13 @@ def _properties(headers: tuple[tuple[bytes, bytes | None], ...]) -> tuple[dict[s
         value_text = None if value is None else _text(value)
         if is_shown:
             properties[name_text] = (_base64(value) or "") if value_text is None else value_text
-        exact.append([name_text] if is_shown and value_text is not None else [name_text, _base64(value)])
+        exact.append(
+            [name_text] if is_shown and value_text is not None else [name_text, _base64(value)]
+        )
     # Strings compare as their UTF-8 does, and clients hand properties out in the order of that.
-    is_plain = all(len(one) == 1 for one in exact) and all(str(a[0]) < str(b[0]) for a, b in pairwise(exact))
+    is_plain = all(len(one) == 1 for one in exact) and all(
+        str(a[0]) < str(b[0]) for a, b in pairwise(exact)
+    )
     return properties, None if is_plain else exact
 
 
@@ -132,7 +147,11 @@ def _mark(properties: Mapping[str, str]) -> Mark | None:
     except (msgspec.DecodeError, UnicodeEncodeError):
         return None
     sequence = mark.sequence
-    is_sound = mark.key in (None, EMPTY, BASE64) and mark.timestamp in (None, 0) and (sequence is None or _is_sound(sequence))
+    is_sound = (
+        mark.key in (None, EMPTY, BASE64)
+        and mark.timestamp in (None, 0)
+        and (sequence is None or _is_sound(sequence))
+    )
     return mark if is_sound else None
 
 
@@ -141,16 +160,28 @@ def _is_sound(sequence: ProducerSequence) -> bool:
     return 0 <= producer_id < _INT64 and 0 <= epoch < _INT16 and 0 <= base < _INT32
 
 
-def _marked_headers(mark: Mark, properties: Mapping[str, str]) -> tuple[tuple[bytes, bytes | None], ...] | None:
+def _marked_headers(
+    mark: Mark, properties: Mapping[str, str]
+) -> tuple[tuple[bytes, bytes | None], ...] | None:
     """None where the mark is not one of ours."""
     if mark.headers is None:
-        return tuple([(name.encode(), value.encode()) for name, value in properties.items() if name != MARK])
+        return tuple(
+            [(name.encode(), value.encode()) for name, value in properties.items() if name != MARK]
+        )
     headers: list[tuple[bytes, bytes | None]] = []
     try:
         for first, *rest in mark.headers:
             name = str(first)
-            value = properties[name].encode() if not rest else None if rest[0] is None else b64decode(str(rest[0]), validate=True)
-            headers.append((b64decode(name, validate=True) if len(rest) > 1 else name.encode(), value))
+            value = (
+                properties[name].encode()
+                if not rest
+                else None
+                if rest[0] is None
+                else b64decode(str(rest[0]), validate=True)
+            )
+            headers.append(
+                (b64decode(name, validate=True) if len(rest) > 1 else name.encode(), value)
+            )
     except (KeyError, ValueError):
         return None
     return tuple(headers)

@@ -46,7 +46,14 @@ class Cursor:
 class NativeStored:
     """`base` is the offset of the message with index 0. `last` is the last entry that is known, and grows with the tail."""
 
-    def __init__(self, session: Session, finder: Finder, batch_format: BatchFormat, base: int, leader_epoch: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        finder: Finder,
+        batch_format: BatchFormat,
+        base: int,
+        leader_epoch: int,
+    ) -> None:
         self.session = session
         self.finder = finder
         self.batch_format = batch_format
@@ -108,7 +115,9 @@ class NativeStored:
     async def offset_published(self, timestamp: int) -> int | None:
         """The offset from which on there may be records as young as `timestamp`; None where there are none."""
         entries = await self.finder.entries()
-        found = await self.finder.first(entries, lambda one: one.publish_time >= timestamp - CLOCKS_APART_MS)
+        found = await self.finder.first(
+            entries, lambda one: one.publish_time >= timestamp - CLOCKS_APART_MS
+        )
         return None if found is None else self._first_offset(found[1])
 
     async def first_offset(self) -> int | None:
@@ -158,8 +167,12 @@ class NativeStored:
         if found is None:
             return None
         fewest, most = READ_AHEAD_MESSAGES
-        queue = min(max(self.session.settings.reader_queue_bytes // self.average_bytes, fewest), most)
-        return Cursor(NativeReader(self.session, self.finder.topic, self.batch_format, found[0], queue))
+        queue = min(
+            max(self.session.settings.reader_queue_bytes // self.average_bytes, fewest), most
+        )
+        return Cursor(
+            NativeReader(self.session, self.finder.topic, self.batch_format, found[0], queue)
+        )
 
     async def _find(self, offset: int) -> tuple[Position, Peeked] | None:
         entries = await self.finder.entries()

@@ -118,12 +118,18 @@ class Arrivals:
             except Missing:
                 raise
             except StorageFailed as error:
-                logger.warning("%s: an entry's index is asked for again: %s", self._stored.finder.topic, error)
+                logger.warning(
+                    "%s: an entry's index is asked for again: %s", self._stored.finder.topic, error
+                )
                 await self._stored.session.pause(PEEK_AGAIN_SECONDS)
         return await self._stored.number(self._counter, gathered)
 
     def _failed(self, failure: Any) -> None:
         error = failure.value
         if not isinstance(error, StorageError):
-            logger.error("entries of %s could not be taken in, which is a bug", self._stored.finder.topic, exc_info=error)
+            logger.error(
+                "entries of %s could not be taken in, which is a bug",
+                self._stored.finder.topic,
+                exc_info=error,
+            )
         self._on_failure(Fenced(f"what was written to the topic cannot be followed: {error}"))

@@ -29,7 +29,9 @@ class Gate:
     def enter(self, size: int) -> bool:
         """False when closed. What is larger than the limit enters alone."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_open or not self._held or self._held + size <= self._limit)
+            self._changed.wait_for(
+                lambda: not self._is_open or not self._held or self._held + size <= self._limit
+            )
             self._held += size
             return self._is_open
 
@@ -70,7 +72,9 @@ class NativeTail:
 
     async def open(self) -> None:
         start = pulsar.MessageId.earliest if self._after == START else before(self._after)
-        self._reader = await self._session.run(lambda: self._session.reader(self._topic, start, listener=self._heard))
+        self._reader = await self._session.run(
+            lambda: self._session.reader(self._topic, start, listener=self._heard)
+        )
 
     def _heard(self, reader: Any, message: pulsar.Message) -> None:
         """In the library's thread. Nothing may be raised here."""
@@ -84,7 +88,11 @@ class NativeTail:
             gathered = pack(self._format, place, entry)
         except Exception as error:  # noqa: BLE001 - whatever it is, this log can go on no more
             self._is_over = True
-            failure = error if isinstance(error, StorageError) else StorageFailed(f"an entry could not be read: {error!r}")
+            failure = (
+                error
+                if isinstance(error, StorageError)
+                else StorageFailed(f"an entry could not be read: {error!r}")
+            )
             self._session.wake.post(partial(self._on_failure, failure))
             return
         if self._gate.enter(len(gathered.payload)):

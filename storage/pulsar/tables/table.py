@@ -20,7 +20,9 @@ from storage.pulsar.tables.table_writer import TableWriter, refused
 class PulsarTable:
     """A `StateTable`. To be opened before it is used, and closed before the session is."""
 
-    def __init__(self, session: Session, admin: Admin, settings: PulsarSettings, reactor: Reactor, name: str) -> None:
+    def __init__(
+        self, session: Session, admin: Admin, settings: PulsarSettings, reactor: Reactor, name: str
+    ) -> None:
         self._session = session
         self._admin = admin
         self._settings = settings

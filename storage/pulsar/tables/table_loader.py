@@ -62,14 +62,18 @@ async def load(session: Session, admin: Admin, topic: str, end: bytes) -> dict[b
         rows = await session.run(lambda: read_rows(session, topic, end))
         if (await space_of(admin, topic)).state == before:
             return rows
-    raise StorageFailed(f"{topic} was compacted, or moved, {ATTEMPTS} times while it was read: try again later")
+    raise StorageFailed(
+        f"{topic} was compacted, or moved, {ATTEMPTS} times while it was read: try again later"
+    )
 
 
 def read_rows(session: Session, topic: str, end: bytes) -> dict[bytes, bytes]:
     """As `load`, whatever is compacted meanwhile; blocks."""
     settings = session.settings
     timeout = max(1, round(settings.operation_timeout_seconds * 1000))
-    reader = session.reader(topic, pulsar.MessageId.earliest, compacted=True, queue=settings.table_reader_messages)
+    reader = session.reader(
+        topic, pulsar.MessageId.earliest, compacted=True, queue=settings.table_reader_messages
+    )
     rows: dict[bytes, bytes] = {}
     foreign = 0
     try:
@@ -93,5 +97,7 @@ def read_rows(session: Session, topic: str, end: bytes) -> dict[bytes, bytes]:
     finally:
         reader.close()
     if foreign:
-        log.warning("%s has %d messages that are no rows of a table; they are left out", topic, foreign)
+        log.warning(
+            "%s has %d messages that are no rows of a table; they are left out", topic, foreign
+        )
     return rows

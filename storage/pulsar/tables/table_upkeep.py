@@ -61,13 +61,19 @@ async def forget_the_old(admin: Admin, topic: str) -> None:
         if await admin.get(f"{path}/retention") != NO_RETENTION:
             await admin.post(f"{path}/retention", NO_RETENTION)
     except AdminFailed as error:
-        log.warning("the space of %s is freed only as far as the retention of its namespace allows: %s", topic, error)
+        log.warning(
+            "the space of %s is freed only as far as the retention of its namespace allows: %s",
+            topic,
+            error,
+        )
 
 
 class Upkeep:
     """Of one table's topic."""
 
-    def __init__(self, admin: Admin, settings: PulsarSettings, reactor: Reactor, topic: str) -> None:
+    def __init__(
+        self, admin: Admin, settings: PulsarSettings, reactor: Reactor, topic: str
+    ) -> None:
         self._admin = admin
         self._settings = settings
         self._reactor = reactor

@@ -52,7 +52,14 @@ class Put:
 class TableWriter:
     """`written` is called with the bytes of each burst that was stored."""
 
-    def __init__(self, session: Session, settings: PulsarSettings, reactor: Reactor, topic: str, written: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        settings: PulsarSettings,
+        reactor: Reactor,
+        topic: str,
+        written: Callable[[int], None],
+    ) -> None:
         self._session = session
         self._settings = settings
         self._reactor = reactor
@@ -103,9 +110,14 @@ class TableWriter:
             return refused(self._ended)
         if not messages:
             return succeed(None)
-        if len(self._waiting) >= self._settings.queue_operations or self._waiting_bytes + size > self._settings.table_queue_bytes:
+        if (
+            len(self._waiting) >= self._settings.queue_operations
+            or self._waiting_bytes + size > self._settings.table_queue_bytes
+        ):
             return refused(
-                lambda: StorageFailed(f"{len(self._waiting)} puts ({self._waiting_bytes} bytes) wait for Pulsar already: try again later")
+                lambda: StorageFailed(
+                    f"{len(self._waiting)} puts ({self._waiting_bytes} bytes) wait for Pulsar already: try again later"
+                )
             )
         put = Put(messages, size)
         self._waiting.append(put)
@@ -122,8 +134,15 @@ class TableWriter:
             try:
                 await self._idle.addTimeout(self._settings.close_timeout_seconds, self._reactor)  # type: ignore[arg-type]
             except TimeoutError:
-                log.warning("%s: Pulsar did not acknowledge what was written last; whether it is stored is unknown", self._topic)
-                self._finish(lambda: StorageFailed("the store was closed before Pulsar answered; whether it is stored is unknown"))
+                log.warning(
+                    "%s: Pulsar did not acknowledge what was written last; whether it is stored is unknown",
+                    self._topic,
+                )
+                self._finish(
+                    lambda: StorageFailed(
+                        "the store was closed before Pulsar answered; whether it is stored is unknown"
+                    )
+                )
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.stop(lambda: None)
@@ -136,7 +155,9 @@ class TableWriter:
         """Send the next burst: as many whole puts as fit. Of rows that several of them set, the last is sent alone: they are one step anyway."""
         size = 0
         messages: dict[str, bytes] = {}
-        while self._waiting and (not size or size + self._waiting[0].size <= self._settings.table_burst_bytes):
+        while self._waiting and (
+            not size or size + self._waiting[0].size <= self._settings.table_burst_bytes
+        ):
             put = self._waiting.popleft()
             size += put.size
             messages.update(put.rows)
@@ -163,10 +184,14 @@ class TableWriter:
     def _check_published(self, before: int, last: int) -> None:
         """That with a burst `last` has become the sequence id of its last row. Raises StorageFailed."""
         if last == before:
-            raise StorageFailed("the client library gave the rows up before it sent them; is a backlog quota exceeded?")
+            raise StorageFailed(
+                "the client library gave the rows up before it sent them; is a backlog quota exceeded?"
+            )
         if last != self._given:
             given, self._given = self._given, last
-            raise StorageFailed(f"the client library sent other rows than it was given: its last number is {last}, not {given}")
+            raise StorageFailed(
+                f"the client library sent other rows than it was given: its last number is {last}, not {given}"
+            )
 
     def _stored(self, size: int) -> None:
         self._written(size)
@@ -178,7 +203,9 @@ class TableWriter:
     def _failed(self, failure: Any) -> None:
         if not isinstance(failure.value, (pulsar.PulsarException, StorageError)):
             log.error(
-                "writing to %s failed, which is a bug", self._topic, exc_info=(failure.type, failure.value, failure.getTracebackObject())
+                "writing to %s failed, which is a bug",
+                self._topic,
+                exc_info=(failure.type, failure.value, failure.getTracebackObject()),
             )
         error = translated(failure.value)
         if isinstance(error, Fenced) or isinstance(failure.value, pulsar.AlreadyClosed):

@@ -49,7 +49,11 @@ class CursorMirror:
     """`place(topic, partition, offset)` finds the entry; None where the partition is not open here or the offset not there."""
 
     def __init__(
-        self, calls: Calls, place: Callable[[str, int, int], Awaitable[Place | None]], reactor: Reactor, settings: PulsarSettings
+        self,
+        calls: Calls,
+        place: Callable[[str, int, int], Awaitable[Place | None]],
+        reactor: Reactor,
+        settings: PulsarSettings,
     ) -> None:
         self._calls = calls
         self._place = place
@@ -89,7 +93,9 @@ class CursorMirror:
 
     def _begin(self) -> None:
         self._timer = None
-        Deferred.fromCoroutine(self._round()).addErrback(lambda failure: log.error("cursors could not be moved: %s", failure.value))
+        Deferred.fromCoroutine(self._round()).addErrback(
+            lambda failure: log.error("cursors could not be moved: %s", failure.value)
+        )
 
     async def _round(self) -> None:
         try:
@@ -117,7 +123,12 @@ class CursorMirror:
             if place is None:
                 return
             subscription = f"{place.path}/subscription/{quote(group, safe='')}"
-            at = {"ledgerId": place.ledger_id, "entryId": place.entry_id, "partitionIndex": -1, "batchIndex": -1}
+            at = {
+                "ledgerId": place.ledger_id,
+                "entryId": place.entry_id,
+                "partitionIndex": -1,
+                "batchIndex": -1,
+            }
             if not await self._is_ours(key, subscription, at):
                 return
             try:
@@ -127,7 +138,13 @@ class CursorMirror:
                 self._made.pop(key, None)
         except StorageError as failure:
             self._failed += 1
-            log.debug("the cursor of group %s in %s-%d was not moved: %s", group, topic, partition, failure)
+            log.debug(
+                "the cursor of group %s in %s-%d was not moved: %s",
+                group,
+                topic,
+                partition,
+                failure,
+            )
 
     async def _is_ours(self, key: Commit, subscription: str, at: dict[str, int]) -> bool:
         known = self._made.get(key)
@@ -141,7 +158,12 @@ class CursorMirror:
             is_ours = isinstance(properties, dict) and OURS in properties
             if not is_ours:
                 group, topic, partition = key
-                log.warning("subscription %s of %s-%d is not a Kafka group's: it is left alone", group, topic, partition)
+                log.warning(
+                    "subscription %s of %s-%d is not a Kafka group's: it is left alone",
+                    group,
+                    topic,
+                    partition,
+                )
         if len(self._made) >= self._settings.mirror_waiting:
             # It is only a memory of what can be asked again.
             self._made.clear()

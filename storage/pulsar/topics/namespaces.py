@@ -46,7 +46,10 @@ def path_of_namespace(namespace: str) -> str:
 
 def own_namespaces(settings: PulsarSettings) -> tuple[str, ...]:
     """Those that the gateway needs; they may be one."""
-    own = (f"{settings.tenant}/{settings.namespace}", f"{settings.metadata_tenant}/{settings.metadata_namespace}")
+    own = (
+        f"{settings.tenant}/{settings.namespace}",
+        f"{settings.metadata_tenant}/{settings.metadata_namespace}",
+    )
     return tuple(dict.fromkeys(own))
 
 
@@ -82,8 +85,12 @@ async def rules_of(admin: Admin, namespace: str, runtime: Runtime | None) -> Rul
     path = path_of_namespace(namespace)
     try:
         retention: Retention | None = await admin.get(f"{path}/retention", Retention | None)
-        creation: AutoTopicCreation | None = await admin.get(f"{path}/autoTopicCreation", AutoTopicCreation | None)
-        inactive: InactiveTopics | None = await admin.get(f"{path}/inactiveTopicPolicies", InactiveTopics | None)
+        creation: AutoTopicCreation | None = await admin.get(
+            f"{path}/autoTopicCreation", AutoTopicCreation | None
+        )
+        inactive: InactiveTopics | None = await admin.get(
+            f"{path}/inactiveTopicPolicies", InactiveTopics | None
+        )
     except Forbidden:
         # What the brokers do by default says nothing as long as the namespace may say otherwise.
         return Rules()
@@ -97,10 +104,16 @@ async def rules_of(admin: Admin, namespace: str, runtime: Runtime | None) -> Rul
 
 def _defaults(runtime: Runtime) -> Rules:
     try:
-        retention = Retention(int(runtime["defaultRetentionTimeInMinutes"]), int(runtime["defaultRetentionSizeInMB"]))
+        retention = Retention(
+            int(runtime["defaultRetentionTimeInMinutes"]), int(runtime["defaultRetentionSizeInMB"])
+        )
     except (LookupError, TypeError, ValueError):
         retention = None
-    return Rules(retention, _flag(runtime.get("allowAutoTopicCreation")), _flag(runtime.get("brokerDeleteInactiveTopicsEnabled")))
+    return Rules(
+        retention,
+        _flag(runtime.get("allowAutoTopicCreation")),
+        _flag(runtime.get("brokerDeleteInactiveTopicsEnabled")),
+    )
 
 
 def _flag(text: object) -> bool | None:

@@ -31,7 +31,9 @@ _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,9})", re.DOTALL)
 
 def path_of(full_name: str) -> str:
     """Where the admin API has the topic of that full name: `persistent://a/b/t` -> `/persistent/a/b/t`."""
-    return "/persistent/" + "/".join(quote(part, safe="") for part in full_name.removeprefix(PREFIX).split("/", 2))
+    return "/persistent/" + "/".join(
+        quote(part, safe="") for part in full_name.removeprefix(PREFIX).split("/", 2)
+    )
 
 
 def partition_name(full_name: str, partition: int) -> str:
@@ -66,12 +68,18 @@ class Names:
         if len(parts) == 1 and not long:
             parts = [*self._default.split("/"), name]
         if len(parts) != 3:
-            raise ValueError(f"{name!r} is no topic: write NAME, TENANT/NAMESPACE/NAME or {PREFIX}TENANT/NAMESPACE/NAME")
+            raise ValueError(
+                f"{name!r} is no topic: write NAME, TENANT/NAMESPACE/NAME or {PREFIX}TENANT/NAMESPACE/NAME"
+            )
         namespace, local = "/".join(parts[:2]), parts[2]
         if namespace not in self.namespaces:
-            raise ValueError(f"{name!r}: topics of {namespace} are not served here; allowed_namespaces says which are")
+            raise ValueError(
+                f"{name!r}: topics of {namespace} are not served here; allowed_namespaces says which are"
+            )
         if not local or not local.isprintable() or local in (".", "..") or len(local) > LONGEST:
-            raise ValueError(f"{name!r} is no topic: a name has 1 to {LONGEST} printable characters and is neither '.' nor '..'")
+            raise ValueError(
+                f"{name!r} is no topic: a name has 1 to {LONGEST} printable characters and is neither '.' nor '..'"
+            )
         if is_hidden(local):
             raise ValueError(f"{name!r} is a name of Pulsar's or this gateway's own topics")
         return f"{PREFIX}{namespace}/{local}"

@@ -17,7 +17,13 @@ log = logging.getLogger(__name__)
 class Refresher:
     """Calls `look` every `seconds`, counted from the end of the one before; `what` it looks at is for the log."""
 
-    def __init__(self, look: Callable[[], Coroutine[Any, Any, None]], what: str, seconds: float, reactor: Reactor) -> None:
+    def __init__(
+        self,
+        look: Callable[[], Coroutine[Any, Any, None]],
+        what: str,
+        seconds: float,
+        reactor: Reactor,
+    ) -> None:
         self._look = look
         self._what = what
         self._seconds = seconds
@@ -57,7 +63,11 @@ class Refresher:
         except StorageError as failure:
             if not self._is_failing:
                 self._is_failing = True
-                log.error("%s cannot be refreshed; what was known last is used until that works again: %s", self._what, failure)
+                log.error(
+                    "%s cannot be refreshed; what was known last is used until that works again: %s",
+                    self._what,
+                    failure,
+                )
         except Exception:
             log.exception("refreshing %s", self._what)
         else:

@@ -34,7 +34,9 @@ class TopicCatalogue:
         self._changes = Changes(settings, admin, self._listing, self._lowering)
         self._admin = admin
         self._view = View()
-        self._refresher = Refresher(self.refresh, "the list of topics", settings.refresh_seconds, reactor)
+        self._refresher = Refresher(
+            self.refresh, "the list of topics", settings.refresh_seconds, reactor
+        )
         self._in_one_round = settings.refresh_topics
         self._to_look_at: list[str] = []
         self._late: set[str] = set()
@@ -69,7 +71,9 @@ class TopicCatalogue:
         found = self._view.known(name)
         if not 0 <= partition < found.topic.partitions:
             raise UnknownTopic(f"{name} has no partition {partition}")
-        return partition_name(found.full_name, partition) if found.is_partitioned else found.full_name
+        return (
+            partition_name(found.full_name, partition) if found.is_partitioned else found.full_name
+        )
 
     def entry_format(self, name: str) -> str | None:
         """The property `entry.format` of the topic; None where it has none: somebody else made it. Raises UnknownTopic."""
@@ -142,7 +146,9 @@ class TopicCatalogue:
             log.warning("the space of %s that compaction could free stays taken: %s", name, refusal)
         return not refusal
 
-    async def trim(self, topic: str, keep: Position, confirm: Callable[[], Awaitable[None]]) -> None:
+    async def trim(
+        self, topic: str, keep: Position, confirm: Callable[[], Awaitable[None]]
+    ) -> None:
         """`Trimming.trim`. Nobody alters the topic meanwhile. `confirm` raises Fenced where another process may have the store."""
         found = self._holder(topic)
         if found is None:
@@ -173,14 +179,23 @@ class TopicCatalogue:
                 return found
         return None
 
-    async def _look_round(self, names: Callable[[Mapping[str, Found]], Awaitable[Mapping[str, tuple[str, bool]]]]) -> list[str]:
+    async def _look_round(
+        self, names: Callable[[Mapping[str, Found]], Awaitable[Mapping[str, tuple[str, bool]]]]
+    ) -> list[str]:
         """Every topic by name, as `names` lists them, new ones and those whose turn it is in full; the names of what changed."""
         self._view.begin_look()
         known = self._view.found
         listed = await names(known)
         self._to_look_at = self._to_look_at or list(known)
-        due, self._to_look_at = self._to_look_at[: self._in_one_round], self._to_look_at[self._in_one_round :]
-        new = [name for name, (_, is_partitioned) in listed.items() if name not in known or known[name].is_partitioned != is_partitioned]
+        due, self._to_look_at = (
+            self._to_look_at[: self._in_one_round],
+            self._to_look_at[self._in_one_round :],
+        )
+        new = [
+            name
+            for name, (_, is_partitioned) in listed.items()
+            if name not in known or known[name].is_partitioned != is_partitioned
+        ]
         wanted = {name: listed[name] for name in [*due, *new] if name in listed}
         gone = dict.fromkeys(name for name in known if name not in listed)
         return self._view.take({**await self._listing.look_at_all(wanted), **gone})
@@ -198,19 +213,31 @@ class TopicCatalogue:
 
     def _check_new(self, topic: Topic) -> str:
         """The full name. Raises ValueError."""
-        if len(topic.topic_id) != 16 or topic.partitions < 1 or self.canonical(topic.name) != topic.name:
-            raise ValueError(f"topic {topic.name}: an id has 16 bytes, the name is the canonical one, and there is at least one partition")
+        if (
+            len(topic.topic_id) != 16
+            or topic.partitions < 1
+            or self.canonical(topic.name) != topic.name
+        ):
+            raise ValueError(
+                f"topic {topic.name}: an id has 16 bytes, the name is the canonical one, and there is at least one partition"
+            )
         if "-partition-" in topic.name:
-            raise ValueError(f"topic {topic.name}: Pulsar makes no partitioned topic with '-partition-' in its name")
+            raise ValueError(
+                f"topic {topic.name}: Pulsar makes no partitioned topic with '-partition-' in its name"
+            )
         return self.names.full_name(topic.name)
 
     def _check_altered(self, topic: Topic) -> Found:
         """What is known of it. Raises UnknownTopic, ValueError."""
         known = self._view.known(topic.name)
         if topic.topic_id != known.topic.topic_id or topic.partitions < known.topic.partitions:
-            raise ValueError(f"topic {topic.name} keeps its id and its {known.topic.partitions} partitions")
+            raise ValueError(
+                f"topic {topic.name} keeps its id and its {known.topic.partitions} partitions"
+            )
         if topic.partitions > 1 and not known.is_partitioned:
-            raise ValueError(f"topic {topic.name} is not partitioned in Pulsar, and no topic becomes so: it stays at one partition")
+            raise ValueError(
+                f"topic {topic.name} is not partitioned in Pulsar, and no topic becomes so: it stays at one partition"
+            )
         return known
 
     async def _retain_soon(self, name: str) -> None:

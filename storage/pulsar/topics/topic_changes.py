@@ -8,13 +8,33 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
-from storage.pulsar.admin.admin_api import PARTITIONED, Admin, AdminFailed, Conflict, Missing, Troubled
+from storage.pulsar.admin.admin_api import (
+    PARTITIONED,
+    Admin,
+    AdminFailed,
+    Conflict,
+    Missing,
+    Troubled,
+)
 from storage.pulsar.compaction.trim import Lowering
 from storage.pulsar.log.entry_messages import ENTRY_FORMAT
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
-from storage.pulsar.topics.retention_policies import NOTHING, Policies, Retention, cleanup_of, retention_of
-from storage.pulsar.topics.topic_listing import CONFIG, NATIVE, RETENTION, Found, Listing, properties_of
+from storage.pulsar.topics.retention_policies import (
+    NOTHING,
+    Policies,
+    Retention,
+    cleanup_of,
+    retention_of,
+)
+from storage.pulsar.topics.topic_listing import (
+    CONFIG,
+    NATIVE,
+    RETENTION,
+    Found,
+    Listing,
+    properties_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +47,9 @@ RETENTION_CONFIGS = ("cleanup.policy", "retention.ms", "retention.bytes")
 class Changes:
     """Each raises StorageFailed where Pulsar does not do it or does not say whether it has."""
 
-    def __init__(self, settings: PulsarSettings, admin: Admin, listing: Listing, lowering: Lowering) -> None:
+    def __init__(
+        self, settings: PulsarSettings, admin: Admin, listing: Listing, lowering: Lowering
+    ) -> None:
         self._settings = settings
         self._admin = admin
         self._listing = listing
@@ -84,12 +106,18 @@ class Changes:
 
     def _entry_format(self, configs: Mapping[str, str], now: Found) -> str | None:
         """A topic that never had the config keeps the format that it was made with, whatever the default is by now."""
-        default = self._settings.entry_format if ENTRY_FORMAT in now.topic.configs else now.entry_format
+        default = (
+            self._settings.entry_format if ENTRY_FORMAT in now.topic.configs else now.entry_format
+        )
         return configs.get(ENTRY_FORMAT, default)
 
     async def _set(self, now: Found, configs: Mapping[str, str], entry_format: str | None) -> None:
         """The new ones first: whoever looks in between sees too many configs, not too few."""
-        new = {CONFIG + name: value for name, value in configs.items() if now.topic.configs.get(name) != value}
+        new = {
+            CONFIG + name: value
+            for name, value in configs.items()
+            if now.topic.configs.get(name) != value
+        }
         if entry_format is not None and entry_format != now.entry_format:
             new[ENTRY_FORMAT] = entry_format
         if new:
@@ -104,12 +132,16 @@ class Changes:
     async def delete(self, found: Found) -> None:
         """With it go its policies and every subscription, whoever reads there."""
         try:
-            await self._admin.delete(f"{found.path}{'/partitions' if found.is_partitioned else ''}?force=true")
+            await self._admin.delete(
+                f"{found.path}{'/partitions' if found.is_partitioned else ''}?force=true"
+            )
         except Missing:
             log.info("somebody else has deleted %s already", found.topic.name)
         except StorageFailed as failure:
             try:
-                seen = await self._listing.look(found.topic.name, found.full_name, found.is_partitioned)
+                seen = await self._listing.look(
+                    found.topic.name, found.full_name, found.is_partitioned
+                )
             except StorageFailed:
                 raise failure from None
             if seen is not None:
@@ -122,9 +154,16 @@ class Changes:
         wanted = retention_of(found.topic.configs, self._settings)
         if found.is_lowered:
             return wanted
-        if found.entry_format is None and not any(name in found.topic.configs for name in RETENTION_CONFIGS):
+        if found.entry_format is None and not any(
+            name in found.topic.configs for name in RETENTION_CONFIGS
+        ):
             return None
-        return None if found.retention == self._told(found) or self._policies.is_refused(found.full_name, wanted) else wanted
+        return (
+            None
+            if found.retention == self._told(found)
+            or self._policies.is_refused(found.full_name, wanted)
+            else wanted
+        )
 
     async def retain(self, found: Found) -> Found:
         """Give Pulsar the retention that is due. One that it does not take is logged and let be."""
@@ -142,12 +181,18 @@ class Changes:
         """What the topic's property says when Pulsar has the policies that its configs ask for."""
         wanted = str(retention_of(found.topic.configs, self._settings))
         is_native = found.entry_format == NATIVE
-        return f"{wanted} {COMPACTED}" if is_native and "compact" in cleanup_of(found.topic.configs, self._settings) else wanted
+        return (
+            f"{wanted} {COMPACTED}"
+            if is_native and "compact" in cleanup_of(found.topic.configs, self._settings)
+            else wanted
+        )
 
     async def _compact(self, found: Found) -> None:
         """Let Pulsar compact what native clients share: those of them that ask for it see the last message of each key."""
         if self._told(found).endswith(COMPACTED):
-            await self._admin.post(f"{found.path}/compactionThreshold", self._settings.native_compaction_bytes)
+            await self._admin.post(
+                f"{found.path}/compactionThreshold", self._settings.native_compaction_bytes
+            )
         elif (found.retention or "").endswith(COMPACTED):
             await self._admin.delete(f"{found.path}/compactionThreshold")
 

@@ -74,11 +74,19 @@ def properties_of(topic: Topic, entry_format: str) -> dict[str, str]:
     }
 
 
-def found(name: str, full_name: str, partitions: int, is_partitioned: bool, properties: Mapping[str, str]) -> Found:
+def found(
+    name: str, full_name: str, partitions: int, is_partitioned: bool, properties: Mapping[str, str]
+) -> Found:
     """The topic with these properties, whoever made it."""
-    configs = {key.removeprefix(CONFIG): value for key, value in properties.items() if key.startswith(CONFIG)}
+    configs = {
+        key.removeprefix(CONFIG): value
+        for key, value in properties.items()
+        if key.startswith(CONFIG)
+    }
     topic = Topic(name, _id(properties.get(TOPIC_ID), full_name), partitions, configs)
-    return Found(topic, full_name, is_partitioned, properties.get(ENTRY_FORMAT), properties.get(RETENTION))
+    return Found(
+        topic, full_name, is_partitioned, properties.get(ENTRY_FORMAT), properties.get(RETENTION)
+    )
 
 
 def _id(text: str | None, full_name: str) -> bytes:
@@ -117,7 +125,9 @@ class Listing:
                 ) from None
         return listed
 
-    async def _names_in(self, namespace: str, known: Mapping[str, Found]) -> dict[str, tuple[str, bool]]:
+    async def _names_in(
+        self, namespace: str, known: Mapping[str, Found]
+    ) -> dict[str, tuple[str, bool]]:
         canonical = {one.full_name: name for name, one in known.items()}
         # In this order: a topic that is made in between is seen without its partitions, not the partitions without their topic.
         single = await self._list(namespace, "")
@@ -125,7 +135,9 @@ class Listing:
         listed: dict[str, tuple[str, bool]] = {}
         for full_name in [*partitioned, *single]:
             of = partition_of(full_name) if full_name not in partitioned else None
-            if of and (of[0] in partitioned or known_partitioned(known.get(canonical.get(of[0], "")))):
+            if of and (
+                of[0] in partitioned or known_partitioned(known.get(canonical.get(of[0], "")))
+            ):
                 continue
             name = canonical.get(full_name) or self._names.listed(full_name)
             if name is not None:
@@ -147,7 +159,13 @@ class Listing:
             except AdminFailed as failure:
                 self._tell(namespace, "its topics are taken to be as they were", failure)
                 there = f"{PREFIX}{namespace}/"
-                listed.update({name: (one.full_name, one.is_partitioned) for name, one in known.items() if one.full_name.startswith(there)})
+                listed.update(
+                    {
+                        name: (one.full_name, one.is_partitioned)
+                        for name, one in known.items()
+                        if one.full_name.startswith(there)
+                    }
+                )
             else:
                 if self._lost.pop(namespace, None):
                     log.warning("namespace %s can be listed again", namespace)
@@ -165,11 +183,15 @@ class Listing:
         """The topic as it is now; None where it is gone. Without partitions (False) saves a call where that is known."""
         try:
             if is_partitioned:
-                metadata: PartitionedMetadata = await self._admin.get(f"{path_of(full_name)}/partitions", PartitionedMetadata)
+                metadata: PartitionedMetadata = await self._admin.get(
+                    f"{path_of(full_name)}/partitions", PartitionedMetadata
+                )
                 if metadata.deleted:
                     return None
                 if metadata.partitions > 0:
-                    return found(name, full_name, metadata.partitions, True, metadata.properties or {})
+                    return found(
+                        name, full_name, metadata.partitions, True, metadata.properties or {}
+                    )
             return found(name, full_name, 1, False, await self._admin.properties(full_name))
         except Missing:
             return None
@@ -204,7 +226,10 @@ async def each(items: Iterable[T], call: Callable[[T], Awaitable[None]], at_a_ti
         while queue:
             await call(queue.popleft())
 
-    working = gatherResults([Deferred.fromCoroutine(work()) for _ in range(min(at_a_time, len(queue)))], consumeErrors=True)
+    working = gatherResults(
+        [Deferred.fromCoroutine(work()) for _ in range(min(at_a_time, len(queue)))],
+        consumeErrors=True,
+    )
     try:
         await working
     except FirstError as first:

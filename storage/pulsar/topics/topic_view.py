@@ -58,7 +58,11 @@ class View:
 
     def take(self, seen: Mapping[str, Found | None]) -> list[str]:
         """What a look has seen (None: a topic is gone) is known now, but for what was changed here since it began; the names that are new or differ."""
-        differing = [name for name, found in seen.items() if name not in self._touched and found != self.found.get(name)]
+        differing = [
+            name
+            for name, found in seen.items()
+            if name not in self._touched and found != self.found.get(name)
+        ]
         for name in differing:
             found = seen[name]
             if found is None:

@@ -19,7 +19,11 @@ Row = Mapping[str, Any]
 
 def rows() -> list[Row]:
     """All lines of the recordings, as they are."""
-    return [json.loads(line) for path in (OBSERVED, UNSEEN) for line in path.read_text("utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for path in (OBSERVED, UNSEEN)
+        for line in path.read_text("utf-8").splitlines()
+    ]
 
 
 def connections_of(row: Row) -> list[Doing]:
@@ -35,10 +39,16 @@ def connections_of(row: Row) -> list[Doing]:
         key = int(name)
         for version in versions:
             if not any(version in sent.get(key, ()) for _, sent in ways):
-                of_it = [sent for _, sent in ways if key in sent] or [max(ways, key=lambda way: len(way[0]))[1]]
+                of_it = [sent for _, sent in ways if key in sent] or [
+                    max(ways, key=lambda way: len(way[0]))[1]
+                ]
                 of_it[0][key].add(version)
     return [
-        Doing({key: frozenset(versions) for key, versions in sent.items()}, frozenset([opening(first)]), is_whole=False)
+        Doing(
+            {key: frozenset(versions) for key, versions in sent.items()},
+            frozenset([opening(first)]),
+            is_whole=False,
+        )
         for first, sent in ways
     ]
 
@@ -48,13 +58,19 @@ def told_apart(row: Row) -> tuple[list[Doing], list[Named]]:
     connections = connections_of(row)
     if not row.get("software"):
         return connections, []
-    named = [one for one in connections if max(one.requests.get(API_VERSIONS, {-1})) >= NAMES_ITSELF]
+    named = [
+        one for one in connections if max(one.requests.get(API_VERSIONS, {-1})) >= NAMES_ITSELF
+    ]
     requests: dict[int, frozenset[int]] = {}
     for one in named:
         for key, versions in one.requests.items():
             requests[key] = requests.get(key, frozenset()) | versions
-    return [one for one in connections if one not in named], [Named(row["library"], row["version"], requests)]
+    return [one for one in connections if one not in named], [
+        Named(row["library"], row["version"], requests)
+    ]
 
 
 def client_ids(row: Row) -> list[str]:
-    return [name.replace("{n}", "1").replace("{group}", "billing") for name in row.get("client_ids", ())]
+    return [
+        name.replace("{n}", "1").replace("{group}", "billing") for name in row.get("client_ids", ())
+    ]

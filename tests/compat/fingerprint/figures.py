@@ -10,7 +10,10 @@ from statistics import median
 from tests.compat.fingerprint.judging import Judged, Round, rounds, share, strangers
 
 PAGE = Path(__file__).parents[3] / "docs" / "reports.md"
-BEGIN, END = "<!-- figures: python -m tests.compat.fingerprint.figures -->\n", "<!-- end of figures -->\n"
+BEGIN, END = (
+    "<!-- figures: python -m tests.compat.fingerprint.figures -->\n",
+    "<!-- end of figures -->\n",
+)
 AIMED_AT = 0.90
 """The share of nameless runs of which the library is to be right."""
 DECIDES = 0.9
@@ -21,7 +24,14 @@ DATED = 0.5
 
 def as_markdown() -> str:
     _, applications, *_ = rounds()
-    parts = (_rounds(), _missed(), _libraries(applications), _undated(applications), _alike(applications), _strangers())
+    parts = (
+        _rounds(),
+        _missed(),
+        _libraries(applications),
+        _undated(applications),
+        _alike(applications),
+        _strangers(),
+    )
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
@@ -29,7 +39,10 @@ def _rounds() -> Iterator[str]:
     yield "| | nameless runs | library right | another one named | none named | true version in the range, of those named | releases in the range (median) | library right, counted with those that say their name |"
     yield "|---|---|---|---|---|---|---|---|"
     for one in rounds():
-        none, all_ = 1 - one.right - one.wrong, share(one.judged, lambda judged: judged.is_right_library)
+        none, all_ = (
+            1 - one.right - one.wrong,
+            share(one.judged, lambda judged: judged.is_right_library),
+        )
         shares = f"{one.right:.1%} | {one.wrong:.1%} | {abs(none):.1%} | {one.ranges:.1%}"
         yield f"| {one.title} | {len(one.nameless)} | {shares} | {one.width:g} | {all_:.1%} of {len(one.judged)} |"
 
@@ -70,7 +83,11 @@ def _width(right: list[Judged]) -> float:
 def undated(one: Round) -> dict[str, list[Judged]]:
     """By library, the runs of which it is right, of libraries of which the range says next to nothing."""
     right = by_library(run for run in one.nameless if run.is_right_library)
-    return {library: runs for library, runs in right.items() if _width(runs) > DATED * len(runs[0].releases)}
+    return {
+        library: runs
+        for library, runs in right.items()
+        if _width(runs) > DATED * len(runs[0].releases)
+    }
 
 
 def _undated(one: Round) -> Iterator[str]:
@@ -82,7 +99,9 @@ def alike(one: Round) -> dict[tuple[str, str], list[Judged]]:
     pairs: dict[tuple[str, str], list[Judged]] = {}
     for run in _unnamed(one):
         for other in {*run.verdict.candidates} - {run.run.library}:
-            pairs.setdefault((min(other, run.run.library), max(other, run.run.library)), []).append(run)
+            pairs.setdefault((min(other, run.run.library), max(other, run.run.library)), []).append(
+                run
+            )
     return dict(sorted(pairs.items(), key=lambda pair: (-len(pair[1]), pair[0])))
 
 
@@ -98,10 +117,18 @@ def _alike(one: Round) -> Iterator[str]:
     for pair, runs in alike(one).items():
         yield f"| {', '.join(pair)} | {len(runs)} | {', '.join(sorted({run.run.scenario for run in runs}))} |"
     yield ""
-    alone = Counter(run.run.library for run in _unnamed(one) if not {*run.verdict.candidates} - {run.run.library})
+    alone = Counter(
+        run.run.library
+        for run in _unnamed(one)
+        if not {*run.verdict.candidates} - {run.run.library}
+    )
     yield "Not named although no other that is known comes near: " + _counted(alone) + "."
     yield ""
-    wrong = Counter(f"{run.run.library} for {run.verdict.library}" for run in one.nameless if run.is_wrong_library)
+    wrong = Counter(
+        f"{run.run.library} for {run.verdict.library}"
+        for run in one.nameless
+        if run.is_wrong_library
+    )
     yield "Taken for another: " + _counted(wrong) + "."
 
 

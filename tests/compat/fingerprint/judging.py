@@ -36,12 +36,19 @@ class Judged:
         """Of one for which a library is named: its true version is not excluded."""
         low, high = self.verdict.version_low, self.verdict.version_high
         true = numbers(self.run.version)
-        return self.is_right_library and (low is None or numbers(low) <= true) and (high is None or true <= numbers(high))
+        return (
+            self.is_right_library
+            and (low is None or numbers(low) <= true)
+            and (high is None or true <= numbers(high))
+        )
 
     @property
     def width(self) -> int:
         """How many releases it may be, of one of which the library is right."""
-        low, high = self.verdict.version_low or self.releases[0], self.verdict.version_high or self.releases[-1]
+        low, high = (
+            self.verdict.version_low or self.releases[0],
+            self.verdict.version_high or self.releases[-1],
+        )
         return self.releases.index(high) - self.releases.index(low) + 1
 
     def __str__(self) -> str:
@@ -91,9 +98,18 @@ def rounds() -> tuple[Round, Round, Round, Round]:
     table = table_of(known)
     return (
         Round("each version held out", tuple(each_held_out(known))),
-        Round("each version held out, client ids of applications", tuple(each_held_out(known, own_ids=False))),
-        Round("versions never recorded, some under foreign names and settings", tuple(unseen(table, others))),
-        Round("versions never recorded, client ids of applications", tuple(unseen(table, others, own_ids=False))),
+        Round(
+            "each version held out, client ids of applications",
+            tuple(each_held_out(known, own_ids=False)),
+        ),
+        Round(
+            "versions never recorded, some under foreign names and settings",
+            tuple(unseen(table, others)),
+        ),
+        Round(
+            "versions never recorded, client ids of applications",
+            tuple(unseen(table, others, own_ids=False)),
+        ),
     )
 
 
@@ -102,7 +118,10 @@ def strangers() -> tuple[Judged, ...]:
     """Nameless runs under client ids of applications, each judged by a table in which its library is not: whatever is named is wrong."""
     runs = runs_in()
     nameless = [run for run in runs if run.software is None]
-    tables = {library: table_of(run for run in runs if run.library != library) for library in {run.library for run in runs}}
+    tables = {
+        library: table_of(run for run in runs if run.library != library)
+        for library in {run.library for run in runs}
+    }
     return tuple(_judged(run, tables[run.library], own_ids=False) for run in nameless)
 
 
@@ -123,9 +142,18 @@ def unseen(table: Table, runs: Iterable[Run], own_ids: bool = True) -> Iterator[
 
 def _judged(run: Run, table: Table, own_ids: bool) -> Judged:
     """What says its name is not asked what it does."""
-    releases = next((library.releases for library in table.libraries if library.name == run.library), (run.version,))
+    releases = next(
+        (library.releases for library in table.libraries if library.name == run.library),
+        (run.version,),
+    )
     if run.software is not None:
-        return Judged(run, Verdict(run.library, (run.library,), run.version, run.version, 1.0, ("calls itself so",)), releases)
+        return Judged(
+            run,
+            Verdict(
+                run.library, (run.library,), run.version, run.version, 1.0, ("calls itself so",)
+            ),
+            releases,
+        )
     named_like = table.named_like(run.client_ids) if own_ids else None
     return Judged(run, identify(replace(run.doing, named_like=named_like), table), releases)
 

@@ -14,7 +14,11 @@ RIGHT_RANGE = 0.95
 """Of those of which a library is named."""
 MOST_WRONG = 0.01
 """Of those that do not say their name, called what they are not."""
-LEFT_OUT = {("aiokafka-0.14.0", "beginning"), ("aiokafka-0.14.0", "consume"), ("kcat-1.7.1-as-0.9", "beginning")}
+LEFT_OUT = {
+    ("aiokafka-0.14.0", "beginning"),
+    ("aiokafka-0.14.0", "consume"),
+    ("kcat-1.7.1-as-0.9", "beginning"),
+}
 """Runs of which what they are is not even among what they may be, where the table has no newer version, or none that does without a group, and they go by an application's name."""
 WIDEST = 16
 """Releases in a range, in the middle of all ranges."""
@@ -39,13 +43,19 @@ def test_a_range_is_narrow_but_of_libraries_that_cannot_be_dated(one):
 
 @each_round
 def test_where_no_library_is_named_the_true_one_is_one_of_those_that_it_may_be(one):
-    left_out = [each for each in one.nameless if each.verdict.library is None and each.run.library not in each.verdict.candidates]
+    left_out = [
+        each
+        for each in one.nameless
+        if each.verdict.library is None and each.run.library not in each.verdict.candidates
+    ]
     assert {(each.run.client, each.run.scenario) for each in left_out} <= LEFT_OUT
 
 
 def test_what_the_page_says_of_how_well_it_goes_is_what_was_judged():
     _, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    assert rest.partition(END)[0] == as_markdown(), "run `python -m tests.compat.fingerprint.figures`"
+    assert rest.partition(END)[0] == as_markdown(), (
+        "run `python -m tests.compat.fingerprint.figures`"
+    )
 
 
 def test_what_is_for_judging_alone_is_not_in_the_table():
@@ -66,13 +76,17 @@ def test_of_a_library_that_is_in_no_recording_most_is_left_open():
     """
     told = strangers()
     assert share(told, lambda one: one.is_wrong_library) <= 0.31, "\n".join(map(str, told))
-    assert share(told, lambda one: one.is_wrong_library and one.verdict.confidence >= 0.9) <= 0.15, "\n".join(map(str, told))
+    assert (
+        share(told, lambda one: one.is_wrong_library and one.verdict.confidence >= 0.9) <= 0.15
+    ), "\n".join(map(str, told))
 
 
 def test_recorded_versions_are_releases():
     table = table_of(runs_in())
     for library in table.libraries:
-        assert [numbers(version) for version in library.releases] == sorted({numbers(version) for version in library.releases})
+        assert [numbers(version) for version in library.releases] == sorted(
+            {numbers(version) for version in library.releases}
+        )
         assert {profile.version for profile in library.profiles} <= set(library.releases)
 
 

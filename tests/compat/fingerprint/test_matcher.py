@@ -11,16 +11,34 @@ from compat.fingerprint.table import Library, Profile, Table
 PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
 
 
-def doing(produce=None, fetch=None, metadata=None, asks=None, openings=(), habits=None, named_like=None):
+def doing(
+    produce=None, fetch=None, metadata=None, asks=None, openings=(), habits=None, named_like=None
+):
     sent = {PRODUCE: produce, FETCH: fetch, METADATA: metadata, API_VERSIONS: asks}
-    requests = {key: frozenset([version] if isinstance(version, int) else version) for key, version in sent.items() if version is not None}
-    return Doing(requests, frozenset(openings), {name: frozenset(values) for name, values in (habits or {}).items()}, named_like)
+    requests = {
+        key: frozenset([version] if isinstance(version, int) else version)
+        for key, version in sent.items()
+        if version is not None
+    }
+    return Doing(
+        requests,
+        frozenset(openings),
+        {name: frozenset(values) for name, values in (habits or {}).items()},
+        named_like,
+    )
 
 
 def library(name, line, may_be="never", configured=(), releases=()):
     profiles = tuple(Profile(version, did) for version, did in line.items())
     all_ = tuple(dict.fromkeys([*releases, *line])) if not releases else tuple(releases)
-    return Library(name, may_be, (f"{name}-.*",), all_, profiles, tuple(Profile(version, did) for version, did in configured))
+    return Library(
+        name,
+        may_be,
+        (f"{name}-.*",),
+        all_,
+        profiles,
+        tuple(Profile(version, did) for version, did in configured),
+    )
 
 
 RELEASES = ("1.0", "1.1", "1.2", "2.0", "2.1", "3.0", "3.1")
@@ -37,7 +55,10 @@ ELK = library(
 )
 OWL = library(
     "owl",
-    {"1.0": doing(0, 0, 0, habits=HASTY, openings=[(3, 10, 1)]), "2.0": doing(2, 3, (0, 1), 0, habits=HASTY, openings=[(18, 3, 10)])},
+    {
+        "1.0": doing(0, 0, 0, habits=HASTY, openings=[(3, 10, 1)]),
+        "2.0": doing(2, 3, (0, 1), 0, habits=HASTY, openings=[(18, 3, 10)]),
+    },
     may_be="unasked",
     configured=[("2.0", doing(1, 1, 0, habits=HASTY, openings=[(3, 10, 1)]))],
     releases=("1.0", "1.5", "2.0", "2.5"),
@@ -83,20 +104,44 @@ def test_alike_requests_are_told_apart_by_habits_and_without_them_not():
     assert identify(doing(0, 0, 0, habits=HASTY), TABLE).library == "owl"
     assert identify(doing(0, 0, 0, habits=PATIENT), TABLE).library == "elk"
     found = identify(doing(0, 0, 0), TABLE)
-    assert (found.library, found.version_low, found.version_high, found.confidence) == (None, None, None, 0.0)
+    assert (found.library, found.version_low, found.version_high, found.confidence) == (
+        None,
+        None,
+        None,
+        0.0,
+    )
     assert set(found.candidates) == {"elk", "owl"}
     assert found.evidence == ("may be elk or owl",)
 
 
 @pytest.mark.parametrize(("wait", "opening"), [("900", (18, 3)), ("5000", (3, 0)), ("900", (3, 0))])
-def test_what_goes_together_in_a_recorded_version_outweighs_what_does_only_in_different_ones(wait, opening):
+def test_what_goes_together_in_a_recorded_version_outweighs_what_does_only_in_different_ones(
+    wait, opening
+):
     old, new = {"fetch_max_wait_ms": ["900"]}, {"fetch_max_wait_ms": ["5000"]}
     middle = doing(3, 4, 2, 0, habits=new, openings=[(18, 3)])
     latest = doing(7, 10, 7, 2, habits=new, openings=[(18, 3)])
-    fox = library("fox", {"1.0": doing(0, 0, 0, habits=old, openings=[(3, 0)]), "2.0": middle, "3.0": latest})
-    hare = library("hare", {"3.0": doing(7, 10, 7, 2, habits={"fetch_max_wait_ms": ["900", "5000"]}, openings=[(3, 0), (18, 3)])})
+    fox = library(
+        "fox", {"1.0": doing(0, 0, 0, habits=old, openings=[(3, 0)]), "2.0": middle, "3.0": latest}
+    )
+    hare = library(
+        "hare",
+        {
+            "3.0": doing(
+                7,
+                10,
+                7,
+                2,
+                habits={"fetch_max_wait_ms": ["900", "5000"]},
+                openings=[(3, 0), (18, 3)],
+            )
+        },
+    )
     seen = {"fetch_max_wait_ms": [wait]}
-    assert identify(doing(7, 10, 7, 2, habits=seen, openings=[opening]), Table((fox, hare))).library == "hare"
+    assert (
+        identify(doing(7, 10, 7, 2, habits=seen, openings=[opening]), Table((fox, hare))).library
+        == "hare"
+    )
     alike = identify(latest, Table((fox, hare)))
     assert (alike.library, alike.evidence) == (None, ("may be fox or hare",))
 
@@ -105,7 +150,9 @@ def test_a_librarys_own_client_id_outweighs_a_habit():
     assert identify(doing(0, 0, 0, habits=HASTY, named_like="elk"), TABLE).library == "elk"
 
 
-@pytest.mark.parametrize("found", [identify(doing(3, 0, 7, 2), TABLE), identify(doing(0, 12, 0, 0), TABLE)])
+@pytest.mark.parametrize(
+    "found", [identify(doing(3, 0, 7, 2), TABLE), identify(doing(0, 12, 0, 0), TABLE)]
+)
 def test_what_no_library_does_is_none(found):
     assert (found.library, found.confidence) == (None, 0.0)
 

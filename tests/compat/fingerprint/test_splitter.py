@@ -32,12 +32,19 @@ def name_of(row):
 def connection(**sent):
     """With `produce=2` or `metadata=(0, 1)`."""
     keys = {"produce": PRODUCE, "fetch": FETCH, "metadata": METADATA, "asks": API_VERSIONS}
-    requests = {keys[name]: frozenset([versions] if isinstance(versions, int) else versions) for name, versions in sent.items()}
+    requests = {
+        keys[name]: frozenset([versions] if isinstance(versions, int) else versions)
+        for name, versions in sent.items()
+    }
     return Doing(requests, is_whole=False)
 
 
 def highest(row):
-    return {int(key): max(versions) for key, versions in row["requests"].items() if int(key) not in NOT_COMPARED}
+    return {
+        int(key): max(versions)
+        for key, versions in row["requests"].items()
+        if int(key) not in NOT_COMPARED
+    }
 
 
 def differ(one, other):
@@ -46,12 +53,16 @@ def differ(one, other):
     return any(first[key] != second[key] for key in first.keys() & second.keys())
 
 
-@pytest.mark.parametrize("has_own_ids", [True, False], ids=["own client ids", "client ids of applications"])
+@pytest.mark.parametrize(
+    "has_own_ids", [True, False], ids=["own client ids", "client ids of applications"]
+)
 def test_the_connections_of_one_recorded_client_are_of_one_client(splitter, has_own_ids):
     split = {}
     for row in ROWS:
         connections, named = told_apart(row)
-        clients = splitter.split(connections, named, TABLE.named_like(client_ids(row)) if has_own_ids else None)
+        clients = splitter.split(
+            connections, named, TABLE.named_like(client_ids(row)) if has_own_ids else None
+        )
         if len(clients) != 1:
             split[name_of(row)] = clients
     assert split == {}
@@ -62,7 +73,9 @@ def test_a_client_of_a_version_that_was_never_recorded_is_one_client():
     runs = runs_in()
     split = {}
     for library, version in chosen:
-        splitter = Splitter(table_of(run for run in runs if (run.library, run.version) != (library, version)))
+        splitter = Splitter(
+            table_of(run for run in runs if (run.library, run.version) != (library, version))
+        )
         for row in NAMELESS:
             if (row["library"], row["version"]) == (library, version):
                 clients = splitter.split(connections_of(row), named_like=library)
@@ -74,12 +87,16 @@ def test_a_client_of_a_version_that_was_never_recorded_is_one_client():
 PAIRS = [
     (one, other)
     for one, other in itertools.combinations([row for row in NAMELESS if "pinned" not in row], 2)
-    if one["library"] == other["library"] and one["scenario"] == other["scenario"] and one["scenario"] in ("produce", "group")
+    if one["library"] == other["library"]
+    and one["scenario"] == other["scenario"]
+    and one["scenario"] in ("produce", "group")
 ]
 
 
 @pytest.mark.parametrize("library", ["librdkafka", "java", "kafkajs", "sarama"])
-def test_two_versions_under_the_own_client_id_of_a_library_are_two_clients_and_each_range_has_its_version(splitter, library):
+def test_two_versions_under_the_own_client_id_of_a_library_are_two_clients_and_each_range_has_its_version(
+    splitter, library
+):
     """Connections that both make alike may be counted for either."""
     pairs = [pair for pair in PAIRS if pair[0]["library"] == library and differ(*pair)]
     assert len(pairs) > 3
@@ -87,17 +104,32 @@ def test_two_versions_under_the_own_client_id_of_a_library_are_two_clients_and_e
     for one, other in Random(3).sample(pairs, min(15, len(pairs))):
         connections = [*connections_of(one), *connections_of(other)]
         clients = splitter.split(connections, named_like=library)
-        found = sorted(range_of([connections[index] for index in client.connections], library) for client in clients)
+        found = sorted(
+            range_of([connections[index] for index in client.connections], library)
+            for client in clients
+        )
         wanted = sorted(numbers(row["version"]) for row in (one, other))
-        is_right = len(found) == 2 and all(low <= version <= high for (low, high), version in zip(found, wanted, strict=True))
+        is_right = len(found) == 2 and all(
+            low <= version <= high for (low, high), version in zip(found, wanted, strict=True)
+        )
         if not is_right:
             wrong[name_of(one), name_of(other)] = found
     assert wrong == {}
 
 
 def range_of(connections, library):
-    requests = {key: frozenset().union(*(one.requests.get(key, ()) for one in connections)) for one in connections for key in one.requests}
-    verdict = identify(replace(Doing(requests, frozenset().union(*(one.openings for one in connections))), named_like=library), TABLE)
+    requests = {
+        key: frozenset().union(*(one.requests.get(key, ()) for one in connections))
+        for one in connections
+        for key in one.requests
+    }
+    verdict = identify(
+        replace(
+            Doing(requests, frozenset().union(*(one.openings for one in connections))),
+            named_like=library,
+        ),
+        TABLE,
+    )
     assert verdict.library == library
     return numbers(verdict.version_low), numbers(verdict.version_high or "9999")
 
@@ -107,9 +139,13 @@ def test_two_clients_that_send_the_same_are_one(splitter):
     assert splitter.split([same, same], named_like="librdkafka") == [Client(None, (0, 1))]
 
 
-def test_a_connection_without_a_name_is_of_the_client_that_sends_its_name_on_others_where_its_version_does_the_same(splitter):
+def test_a_connection_without_a_name_is_of_the_client_that_sends_its_name_on_others_where_its_version_does_the_same(
+    splitter,
+):
     """franz-go asks for ApiVersions on its first connection to a broker alone."""
-    row = next(row for row in ROWS if row["client"] == "franz-go-1.14.0" and row["scenario"] == "group")
+    row = next(
+        row for row in ROWS if row["client"] == "franz-go-1.14.0" and row["scenario"] == "group"
+    )
     connections, named = told_apart(row)
     assert connections
     older = connection(fetch=4, metadata=1)
@@ -123,9 +159,14 @@ def test_clients_that_send_different_names_are_never_one(splitter):
     assert splitter.split([], names, "librdkafka") == [Client(0, ()), Client(1, ())]
 
 
-def test_of_a_library_that_is_in_no_table_connections_are_of_one_client_unless_the_same_request_has_two_versions(splitter):
+def test_of_a_library_that_is_in_no_table_connections_are_of_one_client_unless_the_same_request_has_two_versions(
+    splitter,
+):
     strange = [connection(produce=90), connection(fetch=90, metadata=80), connection(metadata=80)]
     assert len(splitter.split(strange)) == 1
     assert len(splitter.split([*strange, connection(produce=95)])) == 2
     named = [Named("strange", None, {METADATA: frozenset([80])})]
-    assert splitter.split([connection(metadata=80), connection(metadata=95)], named) == [Client(0, (0,)), Client(None, (1,))]
+    assert splitter.split([connection(metadata=80), connection(metadata=95)], named) == [
+        Client(0, (0,)),
+        Client(None, (1,)),
+    ]

@@ -45,7 +45,9 @@ def test_none_are_given_where_none_are_asked_for(count):
     st.integers(0, 50),
     st.one_of(st.none(), st.integers(0, 50)),
 )
-def test_offsets_come_newest_first_without_repetition_and_lie_in_the_log(timestamp, count, start, length, last_before):
+def test_offsets_come_newest_first_without_repetition_and_lie_in_the_log(
+    timestamp, count, start, length, last_before
+):
     end = start + length
     last = None if last_before is None else min(start + last_before, end)
     found = offsets_before(timestamp, count, start=start, end=end, last_before=last)

@@ -33,14 +33,29 @@ def field(content: bytes | None) -> bytes:
 
 
 def message(
-    offset: int, key: bytes | None, value: bytes | None, *, magic: int = 1, timestamp: int = -1, attributes: int = 0, crc: int | None = None
+    offset: int,
+    key: bytes | None,
+    value: bytes | None,
+    *,
+    magic: int = 1,
+    timestamp: int = -1,
+    attributes: int = 0,
+    crc: int | None = None,
 ) -> bytes:
-    body = bytes((magic, attributes)) + (pack(">q", timestamp) if magic else b"") + field(key) + field(value)
+    body = (
+        bytes((magic, attributes))
+        + (pack(">q", timestamp) if magic else b"")
+        + field(key)
+        + field(value)
+    )
     return pack(">qiI", offset, len(body) + 4, zlib.crc32(body) if crc is None else crc) + body
 
 
 def message_set(samples: Sequence[Sample], *, magic: int, attributes: int = 0) -> bytes:
-    return b"".join(message(s.offset, s.key, s.value, magic=magic, timestamp=s.timestamp, attributes=attributes) for s in samples)
+    return b"".join(
+        message(s.offset, s.key, s.value, magic=magic, timestamp=s.timestamp, attributes=attributes)
+        for s in samples
+    )
 
 
 def wrapper(
@@ -63,7 +78,14 @@ def wrapper(
     offset = samples[-1].offset if offset is None else offset
     timestamp = max(s.timestamp for s in samples) if timestamp is None else timestamp
     attributes = codec | (8 if append_time else 0)
-    return message(offset, None, compress(codec, inner, magic=magic), magic=magic, timestamp=timestamp, attributes=attributes)
+    return message(
+        offset,
+        None,
+        compress(codec, inner, magic=magic),
+        magic=magic,
+        timestamp=timestamp,
+        attributes=attributes,
+    )
 
 
 def varint(value: int) -> bytes:
@@ -88,7 +110,9 @@ def record(sample: Sample, base_offset: int, base_timestamp: int) -> bytes:
         + var_field(sample.key)
         + var_field(sample.value)
     )
-    body += varint(len(sample.headers)) + b"".join(var_field(name) + var_field(value) for name, value in sample.headers)
+    body += varint(len(sample.headers)) + b"".join(
+        var_field(name) + var_field(value) for name, value in sample.headers
+    )
     return varint(len(body)) + body
 
 
@@ -106,15 +130,30 @@ def batch(
 ) -> bytes:
     """A magic-2 batch. `content` replaces the encoded records before compression."""
     base_offset = (samples[0].offset if samples else 0) if base_offset is None else base_offset
-    last_offset = (samples[-1].offset if samples else base_offset) if last_offset is None else last_offset
+    last_offset = (
+        (samples[-1].offset if samples else base_offset) if last_offset is None else last_offset
+    )
     base_timestamp = samples[0].timestamp if samples else -1
-    max_timestamp = append_time if append_time is not None else max((s.timestamp for s in samples), default=-1)
+    max_timestamp = (
+        append_time if append_time is not None else max((s.timestamp for s in samples), default=-1)
+    )
     if content is None:
         content = b"".join(record(s, base_offset, base_timestamp) for s in samples)
     content = compress(codec, content, magic=2)
     attributes |= codec | (0 if append_time is None else 8)
     count = len(samples) if count is None else count
-    tail = pack(">hiqqqhii", attributes, last_offset - base_offset, base_timestamp, max_timestamp, *producer, count) + content
+    tail = (
+        pack(
+            ">hiqqqhii",
+            attributes,
+            last_offset - base_offset,
+            base_timestamp,
+            max_timestamp,
+            *producer,
+            count,
+        )
+        + content
+    )
     return pack(">qiiBI", base_offset, len(tail) + 9, 0, 2, crc32c.crc32c(tail)) + tail
 
 
@@ -139,6 +178,8 @@ def lz4_frame(content: bytes, *, historic: bool = False) -> bytes:
         plain = content[start : start + 65536]
         block = lz4.block.compress(plain, store_size=False)
         out += (
-            (len(block).to_bytes(4, "little"), block) if len(block) < len(plain) else ((len(plain) | 1 << 31).to_bytes(4, "little"), plain)
+            (len(block).to_bytes(4, "little"), block)
+            if len(block) < len(plain)
+            else ((len(plain) | 1 << 31).to_bytes(4, "little"), plain)
         )
     return b"".join((*out, b"\0\0\0\0"))

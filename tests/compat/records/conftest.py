@@ -8,7 +8,16 @@ import pytest
 
 from compat.records import loops
 
-LOOPS = ("scan", "plain_run", "cut", "stamp", "down_batch", "down_all", "down_messages", "up_messages")
+LOOPS = (
+    "scan",
+    "plain_run",
+    "cut",
+    "stamp",
+    "down_batch",
+    "down_all",
+    "down_messages",
+    "up_messages",
+)
 
 
 @pytest.fixture(params=("_pure", "_kernel"), autouse=True)
@@ -16,7 +25,9 @@ def implementation(request, monkeypatch):
     try:
         module = importlib.import_module(f"compat.records.{request.param}")
     except ImportError as error:
-        pytest.skip(f"the kernel is not compiled (pip install -e . or python setup.py build_ext --inplace): {error}")
+        pytest.skip(
+            f"the kernel is not compiled (pip install -e . or python setup.py build_ext --inplace): {error}"
+        )
     for name in LOOPS:
         monkeypatch.setattr(loops, name, getattr(module, name))
     return module

@@ -5,7 +5,9 @@ from __future__ import annotations
 import aiokafka.record.memory_records
 import kafka.record.memory_records
 
-Found = tuple[int, int | None, int | None, bytes | None, bytes | None, tuple[tuple[bytes, bytes | None], ...]]
+Found = tuple[
+    int, int | None, int | None, bytes | None, bytes | None, tuple[tuple[bytes, bytes | None], ...]
+]
 """(offset, timestamp, timestamp type, key, value, headers)"""
 
 
@@ -36,5 +38,14 @@ def read_with_aiokafka(payload: bytes) -> list[Found]:
 
 
 def _found(record: object) -> Found:
-    headers = tuple((name.encode() if isinstance(name, str) else name, value) for name, value in record.headers)
-    return (record.offset, record.timestamp, record.timestamp_type, record.key, record.value, headers)
+    headers = tuple(
+        (name.encode() if isinstance(name, str) else name, value) for name, value in record.headers
+    )
+    return (
+        record.offset,
+        record.timestamp,
+        record.timestamp_type,
+        record.key,
+        record.value,
+        headers,
+    )

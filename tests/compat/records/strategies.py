@@ -7,12 +7,24 @@ from hypothesis import strategies as st
 
 from tests.compat.records.building import Sample
 
-prop = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+prop = settings(
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 """The fixture only swaps the implementation, which holds for all examples alike."""
 
-contents = st.none() | st.binary(max_size=40) | st.binary(min_size=1, max_size=3).map(lambda part: part * 700)
-timestamps = st.integers(min_value=-1, max_value=2**42) | st.integers(min_value=1_700_000_000_000, max_value=1_700_000_000_100)
-headers = st.lists(st.tuples(st.text(max_size=3).map(str.encode), st.none() | st.binary(max_size=5)), max_size=3).map(tuple)
+contents = (
+    st.none()
+    | st.binary(max_size=40)
+    | st.binary(min_size=1, max_size=3).map(lambda part: part * 700)
+)
+timestamps = st.integers(min_value=-1, max_value=2**42) | st.integers(
+    min_value=1_700_000_000_000, max_value=1_700_000_000_100
+)
+headers = st.lists(
+    st.tuples(st.text(max_size=3).map(str.encode), st.none() | st.binary(max_size=5)), max_size=3
+).map(tuple)
 codecs = st.integers(min_value=0, max_value=4)
 legacy_codecs = st.integers(min_value=0, max_value=3)
 magics = st.integers(min_value=0, max_value=1)
@@ -24,6 +36,8 @@ def samples(draw, *, with_gaps: bool = True, max_size: int = 12) -> list[Sample]
     offset = draw(st.integers(min_value=0, max_value=2**40))
     found = []
     for _ in range(draw(st.integers(min_value=1, max_value=max_size))):
-        found.append(Sample(offset, draw(timestamps), draw(contents), draw(contents), draw(headers)))
+        found.append(
+            Sample(offset, draw(timestamps), draw(contents), draw(contents), draw(headers))
+        )
         offset += draw(st.integers(min_value=1, max_value=5)) if with_gaps else 1
     return found

@@ -8,7 +8,16 @@ import lz4.frame
 import pytest
 import xxhash
 import zstandard
-from aiokafka.codec import gzip_decode, gzip_encode, lz4_decode, lz4_encode, snappy_decode, snappy_encode, zstd_decode, zstd_encode
+from aiokafka.codec import (
+    gzip_decode,
+    gzip_encode,
+    lz4_decode,
+    lz4_encode,
+    snappy_decode,
+    snappy_encode,
+    zstd_decode,
+    zstd_encode,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +33,9 @@ PEER = {
     Codec.LZ4: (lz4_encode, lz4_decode),
     Codec.ZSTD: (zstd_encode, zstd_decode),
 }
-contents = st.binary(max_size=300) | st.binary(min_size=1, max_size=4).map(lambda part: part * 30_000)
+contents = st.binary(max_size=300) | st.binary(min_size=1, max_size=4).map(
+    lambda part: part * 30_000
+)
 
 
 @prop
@@ -73,11 +84,18 @@ def test_raw_snappy_is_read_too():
 def test_a_snappy_stream_of_very_many_blocks_is_refused():
     block = bytes(cramjam.snappy.compress_raw(b"x"))
     with pytest.raises(CorruptRecords):
-        decompress(Codec.SNAPPY, b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1" + (pack(">i", len(block)) + block) * 100_001, 1_000_000)
+        decompress(
+            Codec.SNAPPY,
+            b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1" + (pack(">i", len(block)) + block) * 100_001,
+            1_000_000,
+        )
 
 
 def test_all_members_of_a_gzip_stream_are_read_and_what_follows_is_ignored():
-    assert decompress(Codec.GZIP, gzip.compress(b"one ") + gzip.compress(b"two") + b"\0\0", 100) == b"one two"
+    assert (
+        decompress(Codec.GZIP, gzip.compress(b"one ") + gzip.compress(b"two") + b"\0\0", 100)
+        == b"one two"
+    )
 
 
 def test_a_gzip_stream_of_very_many_members_is_refused():
@@ -88,7 +106,10 @@ def test_a_gzip_stream_of_very_many_members_is_refused():
 @pytest.mark.parametrize("limit", [100, 10_000_000])
 @pytest.mark.parametrize("has_size", [False, True])
 def test_bytes_behind_the_end_of_an_lz4_frame_are_ignored(limit, has_size):
-    assert decompress(Codec.LZ4, lz4.frame.compress(b"one", store_size=has_size) + b"junk", limit) == b"one"
+    assert (
+        decompress(Codec.LZ4, lz4.frame.compress(b"one", store_size=has_size) + b"junk", limit)
+        == b"one"
+    )
 
 
 @pytest.mark.parametrize("limit", [100, 10_000_000])
@@ -119,9 +140,19 @@ def test_a_lying_lz4_content_size_reserves_no_memory():
         pytest.param(Codec.GZIP, b"", id="gzip of nothing"),
         pytest.param(Codec.SNAPPY, b"", id="snappy of nothing"),
         pytest.param(Codec.SNAPPY, b"\x82SNAPPY\x00\0\0", id="xerial header cut short"),
-        pytest.param(Codec.SNAPPY, b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1\0\0", id="xerial length cut short"),
-        pytest.param(Codec.SNAPPY, b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1" + pack(">i", 50) + b"abc", id="xerial block cut short"),
-        pytest.param(Codec.SNAPPY, b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1" + pack(">i", -1), id="xerial block of negative length"),
+        pytest.param(
+            Codec.SNAPPY, b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1\0\0", id="xerial length cut short"
+        ),
+        pytest.param(
+            Codec.SNAPPY,
+            b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1" + pack(">i", 50) + b"abc",
+            id="xerial block cut short",
+        ),
+        pytest.param(
+            Codec.SNAPPY,
+            b"\x82SNAPPY\x00\0\0\0\1\0\0\0\1" + pack(">i", -1),
+            id="xerial block of negative length",
+        ),
         pytest.param(Codec.SNAPPY, b"\xff\xff\xff\xff\x0f" + b"a" * 20, id="snappy claims 4 GiB"),
         pytest.param(Codec.LZ4, b"", id="lz4 of nothing"),
         pytest.param(Codec.LZ4, lz4.frame.compress(b"abc" * 100)[:-4], id="lz4 without end mark"),

@@ -42,22 +42,40 @@ def expected(found, magic, append_time=None):
 
 
 def test_an_uncompressed_batch_becomes_one_message_a_record():
-    assert down_convert(batch([A, B]), 1) == message(7, b"k", b"first", timestamp=1000) + message(9, None, None, timestamp=990)
-    assert down_convert(batch([A, B]), 0) == message(7, b"k", b"first", magic=0) + message(9, None, None, magic=0)
+    assert down_convert(batch([A, B]), 1) == message(7, b"k", b"first", timestamp=1000) + message(
+        9, None, None, timestamp=990
+    )
+    assert down_convert(batch([A, B]), 0) == message(7, b"k", b"first", magic=0) + message(
+        9, None, None, magic=0
+    )
 
 
 def test_a_compressed_batch_becomes_a_wrapper_with_relative_inner_offsets_in_magic_1():
     converted = down_convert(batch([A, B], codec=GZIP), 1)
-    offset, size, crc, magic, attributes, timestamp, key, value = unpack_from(">qiIBBqii", converted)
-    assert (offset, size, magic, attributes, timestamp, key, value) == (9, len(converted) - 12, 1, GZIP, 1000, -1, len(converted) - 34)
+    offset, size, crc, magic, attributes, timestamp, key, value = unpack_from(
+        ">qiIBBqii", converted
+    )
+    assert (offset, size, magic, attributes, timestamp, key, value) == (
+        9,
+        len(converted) - 12,
+        1,
+        GZIP,
+        1000,
+        -1,
+        len(converted) - 34,
+    )
     assert crc == zlib.crc32(converted[16:])
-    assert gzip.decompress(converted[34:]) == message(0, b"k", b"first", timestamp=1000) + message(2, None, None, timestamp=990)
+    assert gzip.decompress(converted[34:]) == message(0, b"k", b"first", timestamp=1000) + message(
+        2, None, None, timestamp=990
+    )
 
 
 def test_a_compressed_batch_becomes_a_wrapper_with_absolute_inner_offsets_in_magic_0():
     converted = down_convert(batch([A, B], codec=GZIP), 0)
     assert unpack_from(">q", converted) == (9,)
-    assert gzip.decompress(converted[26:]) == message(7, b"k", b"first", magic=0) + message(9, None, None, magic=0)
+    assert gzip.decompress(converted[26:]) == message(7, b"k", b"first", magic=0) + message(
+        9, None, None, magic=0
+    )
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -89,7 +107,10 @@ def test_log_append_time_is_every_records_timestamp_and_type(codec):
 @pytest.mark.parametrize("codec", [NONE, GZIP])
 def test_a_control_batch_is_nothing(magic, codec):
     marker = Sample(3, 1000, b"\0\0\0\1", b"\0\0\0\0\0\0")
-    assert down_convert(batch([marker], codec=codec, attributes=0x30, producer=(4, 0, -1)), magic) == b""
+    assert (
+        down_convert(batch([marker], codec=codec, attributes=0x30, producer=(4, 0, -1)), magic)
+        == b""
+    )
 
 
 def test_a_batch_that_compaction_emptied_is_nothing():
@@ -108,7 +129,9 @@ def test_what_is_old_enough_stays_as_it_is(stored, magic):
 
 
 def test_magic_1_loses_its_timestamps_in_magic_0():
-    assert down_convert(message_set([A, B], magic=1, attributes=8), 0) == message_set([A, B], magic=0)
+    assert down_convert(message_set([A, B], magic=1, attributes=8), 0) == message_set(
+        [A, B], magic=0
+    )
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
@@ -120,7 +143,11 @@ def test_a_magic_1_wrapper_becomes_a_magic_0_wrapper_of_the_same_codec(codec):
 
 def test_wrappers_and_plain_messages_of_one_set_stay_in_order():
     plain, later = Sample(3, 1, b"p", b"q"), Sample(12, 2, None, b"z")
-    stored = message_set([plain], magic=1) + wrapper([A, B], GZIP, magic=1) + message_set([later], magic=1)
+    stored = (
+        message_set([plain], magic=1)
+        + wrapper([A, B], GZIP, magic=1)
+        + message_set([later], magic=1)
+    )
     assert read_with_kafka_python(down_convert(stored, 0)) == expected([plain, A, B, later], 0)
 
 
@@ -130,7 +157,10 @@ def test_peers_read_the_same_records_from_a_converted_batch(found, codec, magic,
     converted = down_convert(batch(found, codec=codec, append_time=append_time), magic)
     assert read_with_kafka_python(converted) == expected(found, magic, append_time)
     if not (magic == 0 and codec == LZ4):
-        unknown = [one if one[1] != -1 else (one[0], None, None, *one[3:]) for one in expected(found, magic, append_time)]
+        unknown = [
+            one if one[1] != -1 else (one[0], None, None, *one[3:])
+            for one in expected(found, magic, append_time)
+        ]
         assert read_with_aiokafka(converted) == unknown
 
 
@@ -178,16 +208,35 @@ def with_content(content, count=1, **fields):
         pytest.param(with_content(record(A, 7, 1000)[:-1]), id="record cut short"),
         pytest.param(with_content(varint(-5) + b"\0" * 20), id="negative record length"),
         pytest.param(with_content(b"\xff\xff\xff\xff\xff\xff\xff"), id="endless varint"),
-        pytest.param(with_content(varint(2**31 - 1) + b"\0" * 20), id="record length beyond the end"),
-        pytest.param(with_content(varint(6) + b"\0\0\0" + varint(50) + b"\0\0"), id="key beyond the record"),
-        pytest.param(with_content(varint(6) + b"\0\0\0" + varint(-2) + b"\0\0"), id="key length -2"),
-        pytest.param(with_content(varint(6) + b"\0\0\0" + varint(-1) * 2 + varint(1)), id="missing header"),
-        pytest.param(with_content(varint(6) + b"\0\0\0" + varint(-1) * 2 + varint(-1)), id="negative header count"),
-        pytest.param(with_content(varint(7) + b"\0\0\0" + varint(-1) * 2 + b"\0\0"), id="bytes left in the record"),
+        pytest.param(
+            with_content(varint(2**31 - 1) + b"\0" * 20), id="record length beyond the end"
+        ),
+        pytest.param(
+            with_content(varint(6) + b"\0\0\0" + varint(50) + b"\0\0"), id="key beyond the record"
+        ),
+        pytest.param(
+            with_content(varint(6) + b"\0\0\0" + varint(-2) + b"\0\0"), id="key length -2"
+        ),
+        pytest.param(
+            with_content(varint(6) + b"\0\0\0" + varint(-1) * 2 + varint(1)), id="missing header"
+        ),
+        pytest.param(
+            with_content(varint(6) + b"\0\0\0" + varint(-1) * 2 + varint(-1)),
+            id="negative header count",
+        ),
+        pytest.param(
+            with_content(varint(7) + b"\0\0\0" + varint(-1) * 2 + b"\0\0"),
+            id="bytes left in the record",
+        ),
         pytest.param(with_content(record(A, 7, 1000) * 2, count=2), id="offset repeated"),
         pytest.param(with_content(record(A, 0, 1000)), id="offset beyond the last"),
         pytest.param(with_content(record(A, 8, 1000)), id="offset below the first"),
-        pytest.param(with_content(varint(15) + b"\0" + varint(2**63 - 1) + varint(0) + varint(-1) * 2 + b"\0"), id="timestamp past 2^63"),
+        pytest.param(
+            with_content(
+                varint(15) + b"\0" + varint(2**63 - 1) + varint(0) + varint(-1) * 2 + b"\0"
+            ),
+            id="timestamp past 2^63",
+        ),
         pytest.param(batch([A], base_offset=-1), id="negative base offset"),
         pytest.param(b"\0" * 16 + b"\x03" + b"\0" * 80, id="unknown magic"),
     ],

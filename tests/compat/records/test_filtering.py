@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compat.records import RecordsError, empty_batch, filter_records, keys, newest, records
-from tests.compat.records.building import GZIP, LZ4, NONE, Sample, batch, message, message_set, wrapper
+from tests.compat.records.building import (
+    GZIP,
+    LZ4,
+    NONE,
+    Sample,
+    batch,
+    message,
+    message_set,
+    wrapper,
+)
 from tests.compat.records.peers import read_with_aiokafka, read_with_kafka_python
 from tests.compat.records.strategies import codecs, legacy_codecs, magics, prop, samples
 
@@ -22,7 +31,11 @@ def only(*offsets):
 
 def test_the_filter_sees_offset_key_and_whether_it_is_a_tombstone():
     seen = []
-    for payload in (batch([A, B, C]), message_set([A, B, C], magic=1), wrapper([A, B, C], GZIP, magic=1)):
+    for payload in (
+        batch([A, B, C]),
+        message_set([A, B, C], magic=1),
+        wrapper([A, B, C], GZIP, magic=1),
+    ):
         filter_records(payload, lambda *record: seen.append(record) or True)
     assert seen == [(7, b"a", False), (9, b"b", True), (10, None, False)] * 3
 
@@ -38,23 +51,38 @@ def test_a_batch_keeps_its_offset_range_and_its_producer(codec):
 
 def test_the_greatest_timestamp_is_that_of_what_is_left():
     assert unpack_from(">q", filter_records(batch([A, B, C]), only(10)), 35) == (980,)
-    assert unpack_from(">q", filter_records(batch([A, B, C], append_time=5000), only(10)), 35) == (5000,)
+    assert unpack_from(">q", filter_records(batch([A, B, C], append_time=5000), only(10)), 35) == (
+        5000,
+    )
 
 
 def test_a_magic_1_wrapper_counts_from_the_first_record_left():
     filtered = filter_records(wrapper([A, B, C], GZIP, magic=1), only(9, 10))
     assert unpack_from(">q", filtered) == (10,)
-    assert gzip.decompress(filtered[34:]) == message(0, b"b", None, timestamp=990) + message(1, None, b"third", timestamp=980)
+    assert gzip.decompress(filtered[34:]) == message(0, b"b", None, timestamp=990) + message(
+        1, None, b"third", timestamp=980
+    )
 
 
 def test_wrappers_that_nothing_is_left_of_vanish():
-    payload = message_set([Sample(3, 1, b"p", b"q")], magic=1) + wrapper([A, B], GZIP, magic=1) + message_set([C], magic=1)
-    assert filter_records(payload, only(3, 10)) == message_set([Sample(3, 1, b"p", b"q"), C], magic=1)
+    payload = (
+        message_set([Sample(3, 1, b"p", b"q")], magic=1)
+        + wrapper([A, B], GZIP, magic=1)
+        + message_set([C], magic=1)
+    )
+    assert filter_records(payload, only(3, 10)) == message_set(
+        [Sample(3, 1, b"p", b"q"), C], magic=1
+    )
 
 
 @pytest.mark.parametrize(
     "payload",
-    [batch([A, B]), batch([A, B], codec=GZIP), message_set([A, B], magic=0), wrapper([A, B], GZIP, magic=0)],
+    [
+        batch([A, B]),
+        batch([A, B], codec=GZIP),
+        message_set([A, B], magic=0),
+        wrapper([A, B], GZIP, magic=0),
+    ],
     ids=["batch", "gzip batch", "messages", "gzip wrapper"],
 )
 def test_all_or_nothing_changes_nothing_or_leaves_nothing(payload):
@@ -63,47 +91,79 @@ def test_all_or_nothing_changes_nothing_or_leaves_nothing(payload):
 
 
 def test_a_control_batch_stays():
-    marker = batch([Sample(3, 1000, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(4, 0, -1))
+    marker = batch(
+        [Sample(3, 1000, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(4, 0, -1)
+    )
     assert filter_records(marker, lambda *_: False) == marker
 
 
 @prop
 @given(samples(), codecs, st.data())
 def test_peers_read_what_is_left_of_a_batch(found, codec, data):
-    left = data.draw(st.lists(st.sampled_from(found), unique=True, min_size=1).map(lambda some: sorted(some, key=lambda s: s.offset)))
+    left = data.draw(
+        st.lists(st.sampled_from(found), unique=True, min_size=1).map(
+            lambda some: sorted(some, key=lambda s: s.offset)
+        )
+    )
     filtered = filter_records(batch(found, codec=codec), only(*(s.offset for s in left)))
     for read in (read_with_kafka_python, read_with_aiokafka):
-        assert [(one[0], one[1], one[3], one[4]) for one in read(filtered)] == [(s.offset, s.timestamp, s.key, s.value) for s in left]
+        assert [(one[0], one[1], one[3], one[4]) for one in read(filtered)] == [
+            (s.offset, s.timestamp, s.key, s.value) for s in left
+        ]
     assert [r.headers for r in records(filtered)] == [s.headers for s in left]
 
 
 @prop
 @given(samples(), magics, legacy_codecs, st.data())
 def test_peers_read_what_is_left_of_a_message_set(found, magic, codec, data):
-    left = data.draw(st.lists(st.sampled_from(found), unique=True, min_size=1).map(lambda some: sorted(some, key=lambda s: s.offset)))
+    left = data.draw(
+        st.lists(st.sampled_from(found), unique=True, min_size=1).map(
+            lambda some: sorted(some, key=lambda s: s.offset)
+        )
+    )
     payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
     filtered = filter_records(payload, only(*(s.offset for s in left)))
     # aiokafka does not read the lz4 frames of magic 0.
-    for read in (read_with_kafka_python, *([] if (magic, codec) == (0, LZ4) else [read_with_aiokafka])):
-        assert [(one[0], one[3], one[4]) for one in read(filtered)] == [(s.offset, s.key, s.value) for s in left]
+    for read in (
+        read_with_kafka_python,
+        *([] if (magic, codec) == (0, LZ4) else [read_with_aiokafka]),
+    ):
+        assert [(one[0], one[3], one[4]) for one in read(filtered)] == [
+            (s.offset, s.key, s.value) for s in left
+        ]
 
 
 @prop
 @given(samples(), codecs, st.booleans())
 def test_the_keys_of_a_batch_are_those_that_peers_read(found, codec, is_append_time):
     payload = batch(found, codec=codec, append_time=5000 if is_append_time else None)
-    assert list(keys(payload)) == [(one[0], one[3], one[4] is None) for one in read_with_kafka_python(payload)]
+    assert list(keys(payload)) == [
+        (one[0], one[3], one[4] is None) for one in read_with_kafka_python(payload)
+    ]
 
 
 @prop
 @given(samples(), magics, legacy_codecs)
 def test_the_keys_of_a_message_set_are_those_that_peers_read(found, magic, codec):
     payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
-    assert list(keys(payload)) == [(one[0], one[3], one[4] is None) for one in read_with_kafka_python(payload)]
+    assert list(keys(payload)) == [
+        (one[0], one[3], one[4] is None) for one in read_with_kafka_python(payload)
+    ]
 
 
 def test_markers_are_no_keys():
-    assert list(keys(batch([Sample(3, 1000, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(4, 0, -1)))) == []
+    assert (
+        list(
+            keys(
+                batch(
+                    [Sample(3, 1000, b"\0\0\0\1", b"\0\0\0\0\0\0")],
+                    attributes=0x30,
+                    producer=(4, 0, -1),
+                )
+            )
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
@@ -112,7 +172,9 @@ def test_an_emptied_batch_keeps_offsets_producer_and_greatest_timestamp(codec):
     emptied = empty_batch(batch([A, B, C], codec=codec, producer=(5, 1, 20), attributes=0x10))
     assert len(emptied) == 61
     base_offset, size, _, magic = unpack_from(">qiib", emptied)
-    attributes, last_delta, base_time, max_time, producer, epoch, sequence, count = unpack_from(">hiqqqhii", emptied, 21)
+    attributes, last_delta, base_time, max_time, producer, epoch, sequence, count = unpack_from(
+        ">hiqqqhii", emptied, 21
+    )
     assert (base_offset, size, magic, last_delta, count) == (7, 49, 2, 3, 0)
     assert (attributes, base_time, max_time) == (0x10, -1, 1000)
     assert (producer, epoch, sequence) == (5, 1, 20)

@@ -4,5 +4,7 @@ from tests.fuzz.records import main
 
 
 def test_two_seconds_of_mutated_sets_find_nothing(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["records", "--plain", "--seconds", "2", "--target", "entrances"])
+    monkeypatch.setattr(
+        "sys.argv", ["records", "--plain", "--seconds", "2", "--target", "entrances"]
+    )
     assert main() == 0

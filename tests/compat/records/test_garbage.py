@@ -27,7 +27,16 @@ from tests.compat.records.building import Sample, batch, message_set, wrapper
 from tests.compat.records.strategies import prop
 
 LIMIT = 100_000
-FOUND = [Sample(n, 1000 - n, b"k" * (n % 3) or None, b"value" * n if n % 4 else None, ((b"h", b"v"),) * (n % 2)) for n in range(6)]
+FOUND = [
+    Sample(
+        n,
+        1000 - n,
+        b"k" * (n % 3) or None,
+        b"value" * n if n % 4 else None,
+        ((b"h", b"v"),) * (n % 2),
+    )
+    for n in range(6)
+]
 VALID = [
     *(batch(FOUND, codec=codec) for codec in range(5)),
     *(message_set(FOUND, magic=magic) for magic in (0, 1)),
@@ -46,10 +55,16 @@ ENTRANCES = {
     "down_convert_0": lambda payload: down_convert(payload, 0, max_decompressed_bytes=LIMIT),
     "down_convert_1": lambda payload: down_convert(payload, 1, max_decompressed_bytes=LIMIT),
     "up_convert": lambda payload: up_convert(payload, max_decompressed_bytes=LIMIT),
-    "up_convert_at": lambda payload: up_convert(payload, base_offset=9, max_decompressed_bytes=LIMIT),
+    "up_convert_at": lambda payload: up_convert(
+        payload, base_offset=9, max_decompressed_bytes=LIMIT
+    ),
     "records": lambda payload: list(records(payload, max_decompressed_bytes=LIMIT)),
-    "first_at_or_after": lambda payload: first_at_or_after(payload, 2**62, max_decompressed_bytes=LIMIT),
-    "filter_records": lambda payload: filter_records(payload, lambda offset, *_: offset % 2 == 0, max_decompressed_bytes=LIMIT),
+    "first_at_or_after": lambda payload: first_at_or_after(
+        payload, 2**62, max_decompressed_bytes=LIMIT
+    ),
+    "filter_records": lambda payload: filter_records(
+        payload, lambda offset, *_: offset % 2 == 0, max_decompressed_bytes=LIMIT
+    ),
     "keys": lambda payload: list(keys(payload, max_decompressed_bytes=LIMIT)),
     "newest": newest,
     "empty_batch": empty_batch,

@@ -30,4 +30,6 @@ def test_a_batch_that_is_not_whole_is_refused(at):
 
 def test_what_unpacks_to_more_than_the_limit_is_refused():
     with pytest.raises(RecordsError):
-        gzip_for_zstd(batch([Sample(0, 0, b"", b"0" * 100_000)], codec=ZSTD), max_decompressed_bytes=1000)
+        gzip_for_zstd(
+            batch([Sample(0, 0, b"", b"0" * 100_000)], codec=ZSTD), max_decompressed_bytes=1000
+        )

@@ -55,7 +55,12 @@ def loose_messages(draw) -> bytes:
     for number in range(draw(st.integers(0, 4))):
         magic = draw(st.sampled_from((0, 1, 1, 1, 2)))
         attributes = draw(st.sampled_from((0, 0, 0, 1, 4, 7, 8, 9, 0xF0)))
-        body = bytes((magic, attributes)) + (pack(">q", draw(times)) if magic else b"") + draw(fields()) + draw(fields())
+        body = (
+            bytes((magic, attributes))
+            + (pack(">q", draw(times)) if magic else b"")
+            + draw(fields())
+            + draw(fields())
+        )
         size = draw(st.just(len(body) + 4) | edges) if draw(st.booleans()) else len(body) + 4
         crc = zlib.crc32(body) if draw(st.integers(0, 9)) else 1
         found.append(pack(">qiI", draw(st.just(number) | offsets), size, crc) + body)
@@ -63,7 +68,9 @@ def loose_messages(draw) -> bytes:
     return whole[: draw(st.integers(0, len(whole)))] if draw(st.integers(0, 5)) == 0 else whole
 
 
-wide = st.sampled_from((-(2**63), -(2**31) - 1, -(2**31), -2, -1, 0, 1, 5, 2**31 - 1, 2**31, 2**63 - 1))
+wide = st.sampled_from(
+    (-(2**63), -(2**31) - 1, -(2**31), -2, -1, 0, 1, 5, 2**31 - 1, 2**31, 2**63 - 1)
+)
 
 
 @st.composite
@@ -72,13 +79,29 @@ def loose_records(draw) -> tuple[bytes, int]:
     found = []
     count = draw(st.integers(0, 4))
     for number in range(count):
-        body = bytes(1) + varint(draw(st.integers(0, 9) | wide)) + varint(draw(st.just(number) | wide))
+        body = (
+            bytes(1) + varint(draw(st.integers(0, 9) | wide)) + varint(draw(st.just(number) | wide))
+        )
         for _ in range(2):
             content = draw(st.none() | st.binary(max_size=10))
             size = -1 if content is None else len(content)
-            body += varint(draw(st.just(size)) if draw(st.integers(0, 5)) else draw(wide)) + (content or b"")
+            body += varint(draw(st.just(size)) if draw(st.integers(0, 5)) else draw(wide)) + (
+                content or b""
+            )
         body += draw(
-            st.sampled_from((b"\0", b"\0", b"\0", b"\2\2a\1", b"\2\2a\2b", b"\1", b"\4\2a\1", b"\2\1\1", b"\xff\xff\xff\xff\xff\xff"))
+            st.sampled_from(
+                (
+                    b"\0",
+                    b"\0",
+                    b"\0",
+                    b"\2\2a\1",
+                    b"\2\2a\2b",
+                    b"\1",
+                    b"\4\2a\1",
+                    b"\2\1\1",
+                    b"\xff\xff\xff\xff\xff\xff",
+                )
+            )
         )
         found.append(varint(len(body) if draw(st.integers(0, 9)) else draw(wide)) + body)
     whole = b"".join(found)
@@ -87,7 +110,11 @@ def loose_records(draw) -> tuple[bytes, int]:
     return whole, count
 
 
-anything = loose_messages() | st.binary(max_size=80) | samples().map(lambda found: message_set(found, magic=1))
+anything = (
+    loose_messages()
+    | st.binary(max_size=80)
+    | samples().map(lambda found: message_set(found, magic=1))
+)
 
 
 @prop
@@ -137,9 +164,21 @@ def test_up_messages_agrees(messages, magic, shift, base_offset, base_timestamp,
     st.integers(0, 1),
     st.booleans(),
 )
-def test_down_batch_agrees(found, more, base_offset, last_delta, base_timestamp, append_time, magic, is_relative):
+def test_down_batch_agrees(
+    found, more, base_offset, last_delta, base_timestamp, append_time, magic, is_relative
+):
     records, count = found
-    agree("down_batch", records, max(count + more, 0), base_offset, last_delta, base_timestamp, append_time, magic, is_relative)
+    agree(
+        "down_batch",
+        records,
+        max(count + more, 0),
+        base_offset,
+        last_delta,
+        base_timestamp,
+        append_time,
+        magic,
+        is_relative,
+    )
 
 
 @prop
@@ -153,7 +192,17 @@ def test_down_batch_agrees_on_garbage(records, count):
 def test_down_batch_agrees_on_valid_records(found, magic, is_relative):
     base = found[0]
     records = b"".join(record(one, base.offset, base.timestamp) for one in found)
-    agree("down_batch", records, len(found), base.offset, found[-1].offset - base.offset, base.timestamp, None, magic, is_relative)
+    agree(
+        "down_batch",
+        records,
+        len(found),
+        base.offset,
+        found[-1].offset - base.offset,
+        base.timestamp,
+        None,
+        magic,
+        is_relative,
+    )
 
 
 @pytest.mark.parametrize("size", [*range(130), 1000, 4095, 65_537])
@@ -173,7 +222,9 @@ def test_many_records_are_converted_alike_without_the_gil():
 @pytest.mark.parametrize("name", ["scan", "plain_run", "cut", "down_messages"])
 def test_no_buffer_stays_exported(name):
     """A bytearray that is still exported cannot be resized."""
-    arguments = {"scan": (-1, False), "plain_run": (0,), "cut": (0, 10), "down_messages": (0,)}[name]
+    arguments = {"scan": (-1, False), "plain_run": (0,), "cut": (0, 10), "down_messages": (0,)}[
+        name
+    ]
     for content in (message_set([Sample(0, 0, b"k", b"v")], magic=1), b"junk" * 10):
         buffer = bytearray(content)
         outcome(lambda *rest, buffer=buffer: getattr(kernel, name)(buffer, *rest), *arguments)

@@ -11,7 +11,13 @@ TELLS = "from compat.records import KERNEL, KERNEL_REASON; print(KERNEL, KERNEL_
 
 
 def told(before="", **environment):
-    done = subprocess.run([sys.executable, "-c", f"{before}\n{TELLS}"], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{before}\n{TELLS}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+    )
     return done.stdout.strip()
 
 
@@ -25,9 +31,13 @@ def test_the_plain_ones_can_be_asked_for():
 
 
 def test_without_a_kernel_the_plain_ones_are_taken_and_the_reason_is_told():
-    assert told("import sys; sys.modules['compat.records._kernel'] = None").startswith("python the compiled kernel is missing")
+    assert told("import sys; sys.modules['compat.records._kernel'] = None").startswith(
+        "python the compiled kernel is missing"
+    )
 
 
 def test_a_kernel_left_over_from_another_version_is_not_taken():
     left_over = "import sys, types; sys.modules['compat.records._kernel'] = types.ModuleType('compat.records._kernel')"
-    assert told(left_over).startswith("python the compiled kernel is not of this version: install again")
+    assert told(left_over).startswith(
+        "python the compiled kernel is not of this version: install again"
+    )

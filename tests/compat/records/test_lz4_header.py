@@ -24,11 +24,20 @@ def test_a_header_is_read_with_either_checksum_and_repaired():
 
 def test_the_historic_checksum_is_written_and_recognised():
     assert with_historic_checksum(lz4_frame(b"x")) == lz4_frame(b"x", historic=True)
-    assert [has_historic_checksum(lz4_frame(b"x", historic=historic)) for historic in (False, True)] == [False, True]
+    assert [
+        has_historic_checksum(lz4_frame(b"x", historic=historic)) for historic in (False, True)
+    ] == [False, True]
 
 
 @pytest.mark.parametrize(
-    "frame", [b"", b"\x04\x22\x4d\x18\x60\x40", b"PK\x03\x04\x60\x40\x82", b"\x04\x22\x4d\x18\x20\x40\x82", b"\x04\x22\x4d\x18\x68\x40\x82"]
+    "frame",
+    [
+        b"",
+        b"\x04\x22\x4d\x18\x60\x40",
+        b"PK\x03\x04\x60\x40\x82",
+        b"\x04\x22\x4d\x18\x20\x40\x82",
+        b"\x04\x22\x4d\x18\x68\x40\x82",
+    ],
 )
 def test_what_is_no_frame_is_refused(frame):
     with pytest.raises(CorruptRecords):

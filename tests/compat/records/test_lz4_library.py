@@ -17,16 +17,22 @@ def test_its_functions_are_those_of_the_library_that_the_package_names():
     assert found is not None
     library = ctypes.CDLL(lz4_library.block._block.__file__)
     assert library.LZ4_versionNumber() == lz4.library_version_number()
-    unpack = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int)(found.unpack)
+    unpack = ctypes.CFUNCTYPE(
+        ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int
+    )(found.unpack)
     into = ctypes.create_string_buffer(10)
     # Five literals, by the block format's specification.
     assert unpack(b"\x50hello", into, 6, 10) == 5
     assert into.value == b"hello"
 
 
-@pytest.mark.parametrize("file", [lz4_library.__file__, "/nowhere.so"], ids=["no library", "no file"])
+@pytest.mark.parametrize(
+    "file", [lz4_library.__file__, "/nowhere.so"], ids=["no library", "no file"]
+)
 def test_where_they_are_hidden_nothing_is_found(monkeypatch, file):
-    monkeypatch.setattr(lz4_library, "block", SimpleNamespace(_block=SimpleNamespace(__file__=file)))
+    monkeypatch.setattr(
+        lz4_library, "block", SimpleNamespace(_block=SimpleNamespace(__file__=file))
+    )
     assert lz4_library.find() is None
 
 

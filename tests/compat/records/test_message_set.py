@@ -62,7 +62,12 @@ def test_magic_0_has_no_timestamps():
 def test_a_compressed_set_is_described_by_its_inner_records():
     payload = wrapper([A, Sample(1, 2000, b"j", None)], SNAPPY, magic=1, timestamp=5)
     found = check(payload)
-    assert (found.magic, found.count, found.max_timestamp, found.codec) == (1, 2, 2000, Codec.SNAPPY)
+    assert (found.magic, found.count, found.max_timestamp, found.codec) == (
+        1,
+        2,
+        2000,
+        Codec.SNAPPY,
+    )
     assert (found.largest, found.has_null_key, found.repack) == (len(payload), False, False)
 
 
@@ -75,7 +80,9 @@ def test_an_empty_set_has_no_records():
 def test_plain_messages_are_stamped_in_place(magic):
     buffer = bytearray(message_set([A, B], magic=magic))
     assert stamp_message_set(buffer, check(buffer), 70, None) is buffer
-    assert buffer == message_set([Sample(70, 1000, b"k", b"first"), Sample(71, 990, None, None)], magic=magic)
+    assert buffer == message_set(
+        [Sample(70, 1000, b"k", b"first"), Sample(71, 990, None, None)], magic=magic
+    )
 
 
 def test_a_right_magic_1_wrapper_is_stamped_in_place_with_the_last_offset():
@@ -86,7 +93,9 @@ def test_a_right_magic_1_wrapper_is_stamped_in_place_with_the_last_offset():
 
 
 def test_a_wrapper_gets_the_greatest_timestamp_of_its_records():
-    assert stamp(wrapper([A, B], GZIP, magic=1, timestamp=-1), 0) == wrapper([A, B], GZIP, magic=1, timestamp=1000)
+    assert stamp(wrapper([A, B], GZIP, magic=1, timestamp=-1), 0) == wrapper(
+        [A, B], GZIP, magic=1, timestamp=1000
+    )
 
 
 def test_zero_inner_offsets_as_sarama_writes_them_become_relative():
@@ -94,7 +103,9 @@ def test_zero_inner_offsets_as_sarama_writes_them_become_relative():
     assert check(payload).repack
     stamped = stamp(payload, 70)
     assert unpack_from(">q", stamped) == (72,)
-    assert gzip.decompress(stamped[34:]) == message_set([A, B, Sample(2, 1000, b"k", b"first")], magic=1)
+    assert gzip.decompress(stamped[34:]) == message_set(
+        [A, B, Sample(2, 1000, b"k", b"first")], magic=1
+    )
 
 
 def test_a_magic_0_wrapper_is_repacked_with_absolute_inner_offsets():
@@ -102,7 +113,9 @@ def test_a_magic_0_wrapper_is_repacked_with_absolute_inner_offsets():
     assert check(payload).repack
     stamped = stamp(payload, 70)
     assert unpack_from(">q", stamped) == (71,)
-    assert gzip.decompress(stamped[26:]) == message_set([Sample(70, -1, b"k", b"first"), Sample(71, -1, None, None)], magic=0)
+    assert gzip.decompress(stamped[26:]) == message_set(
+        [Sample(70, -1, b"k", b"first"), Sample(71, -1, None, None)], magic=0
+    )
 
 
 def test_several_wrappers_and_plain_messages_take_consecutive_offsets():
@@ -113,7 +126,13 @@ def test_several_wrappers_and_plain_messages_take_consecutive_offsets():
         + wrapper([A], LZ4, magic=1)
     )
     assert check(payload).count == 5
-    assert [one[0] for one in read_with_kafka_python(stamp(payload, 100))] == [100, 101, 102, 103, 104]
+    assert [one[0] for one in read_with_kafka_python(stamp(payload, 100))] == [
+        100,
+        101,
+        102,
+        103,
+        104,
+    ]
 
 
 @pytest.mark.parametrize("codec", [NONE, GZIP])
@@ -129,9 +148,13 @@ def test_log_append_time_means_nothing_to_magic_0():
 
 @pytest.mark.parametrize(("magic", "written"), [(0, LZ4_HISTORIC), (1, LZ4_RIGHT)])
 @pytest.mark.parametrize("sent", [False, True], ids=["right", "historic"])
-def test_either_lz4_header_checksum_is_taken_and_the_right_one_for_the_format_is_stored(magic, written, sent):
+def test_either_lz4_header_checksum_is_taken_and_the_right_one_for_the_format_is_stored(
+    magic, written, sent
+):
     inner = message_set([A, B], magic=magic)
-    payload = message(1, None, lz4_frame(inner, historic=sent), magic=magic, timestamp=1000, attributes=LZ4)
+    payload = message(
+        1, None, lz4_frame(inner, historic=sent), magic=magic, timestamp=1000, attributes=LZ4
+    )
     stamped = stamp(payload, 0)
     assert stamped[32 + 8 * magic] == written
     assert [one[3:5] for one in read_with_kafka_python(stamped)] == [(b"k", b"first"), (None, None)]
@@ -146,7 +169,9 @@ def test_another_lz4_header_checksum_is_refused():
 
 def test_lz4_blocks_that_depend_on_each_other_are_refused():
     frame = bytearray(lz4_frame(message_set([A], magic=1)))
-    frame[4:7] = b"\x40\x40\xc0"  # block independence off, and the checksum for that (reference library)
+    frame[4:7] = (
+        b"\x40\x40\xc0"  # block independence off, and the checksum for that (reference library)
+    )
     with pytest.raises(InvalidRecords):
         check(message(0, None, bytes(frame), attributes=LZ4))
 
@@ -172,18 +197,32 @@ PLAIN = message(0, b"k", b"v")
         pytest.param(with_size(PLAIN, -1), CorruptRecords, id="negative size"),
         pytest.param(with_size(PLAIN, 21), CorruptRecords, id="size below the overhead"),
         pytest.param(with_size(PLAIN, 2**31 - 1), CorruptRecords, id="huge size"),
-        pytest.param(b"\0" * 8 + pack(">i", 30) + pack(">I", zlib.crc32(b"\x01" * 26)) + b"\x01" * 26, CorruptRecords, id="key too long"),
-        pytest.param(message(0, b"k", b"v") + message(0, b"k", b"v", magic=0), InvalidRecords, id="mixed formats"),
+        pytest.param(
+            b"\0" * 8 + pack(">i", 30) + pack(">I", zlib.crc32(b"\x01" * 26)) + b"\x01" * 26,
+            CorruptRecords,
+            id="key too long",
+        ),
+        pytest.param(
+            message(0, b"k", b"v") + message(0, b"k", b"v", magic=0),
+            InvalidRecords,
+            id="mixed formats",
+        ),
         pytest.param(message(0, b"k", b"v", magic=2), InvalidRecords, id="magic 2"),
         pytest.param(message(0, b"k", b"v", attributes=4), UnsupportedCodec, id="zstd"),
         pytest.param(message(0, b"k", b"v", attributes=7), UnsupportedCodec, id="codec 7"),
         pytest.param(message(0, b"k", b"v", attributes=8), InvalidTimestamp, id="LogAppendTime"),
-        pytest.param(message(0, None, None, attributes=GZIP), InvalidRecords, id="wrapper without value"),
-        pytest.param(message(0, None, b"junk", attributes=GZIP), CorruptRecords, id="wrapper of junk"),
+        pytest.param(
+            message(0, None, None, attributes=GZIP), InvalidRecords, id="wrapper without value"
+        ),
+        pytest.param(
+            message(0, None, b"junk", attributes=GZIP), CorruptRecords, id="wrapper of junk"
+        ),
         pytest.param(inner_of(b""), InvalidRecords, id="empty wrapper"),
         pytest.param(inner_of(PLAIN[:-1]), CorruptRecords, id="inner cut short"),
         pytest.param(inner_of(message(0, b"k", b"v", crc=1)), CorruptRecords, id="inner CRC"),
-        pytest.param(inner_of(message(0, b"k", b"v", magic=0)), InvalidRecords, id="inner format differs"),
+        pytest.param(
+            inner_of(message(0, b"k", b"v", magic=0)), InvalidRecords, id="inner format differs"
+        ),
         pytest.param(inner_of(inner_of(PLAIN)), InvalidRecords, id="nested"),
     ],
 )
@@ -223,12 +262,16 @@ def test_sets_of_kafka_pythons_producer_are_taken(magic, codec):
     for offset in range(20):
         builder.append(offset, 5000 + offset, b"key", b"value" * offset)
     found = read_with_kafka_python(stamp(bytes(builder.build()), 300))
-    assert [(one[0], one[1], one[4]) for one in found] == [(300 + n, 5000 + n if magic else None, b"value" * n) for n in range(20)]
+    assert [(one[0], one[1], one[4]) for one in found] == [
+        (300 + n, 5000 + n if magic else None, b"value" * n) for n in range(20)
+    ]
 
 
 @prop
 @given(samples(), magics, legacy_codecs, st.integers(0, 2**62), st.none() | st.integers(0, 2**42))
-def test_a_stamped_set_holds_the_same_records_at_consecutive_offsets(found, magic, codec, base_offset, append_time):
+def test_a_stamped_set_holds_the_same_records_at_consecutive_offsets(
+    found, magic, codec, base_offset, append_time
+):
     payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
     read = read_with_kafka_python(stamp(payload, base_offset, append_time))
     if magic == 0:
@@ -237,7 +280,10 @@ def test_a_stamped_set_holds_the_same_records_at_consecutive_offsets(found, magi
         times = [(append_time, 1) for _ in found]
     else:
         times = [(s.timestamp, 0) for s in found]
-    assert read == [(base_offset + n, *time, s.key, s.value, ()) for n, (s, time) in enumerate(zip(found, times, strict=True))]
+    assert read == [
+        (base_offset + n, *time, s.key, s.value, ())
+        for n, (s, time) in enumerate(zip(found, times, strict=True))
+    ]
 
 
 @pytest.mark.parametrize("log_append_time", [None, 5])

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
-from compat.records import CorruptRecords, RecordsError, check_message_set, has_old_lz4, records, stamp_message_set, with_right_lz4
+from compat.records import (
+    CorruptRecords,
+    RecordsError,
+    check_message_set,
+    has_old_lz4,
+    records,
+    stamp_message_set,
+    with_right_lz4,
+)
 from compat.records.layout import Codec
 from compat.records.wrappers import value_at, wrap
 
@@ -21,7 +29,13 @@ def a_set(codec=0, count=3):
     for number in range(count):
         builder.append(number, timestamp=None, key=b"k", value=b"v%d" % number * 100)
     inner = bytes(builder.build())
-    return inner if not codec else wrap(Codec(codec), inner, magic=0, offset=count - 1, timestamp=-1, is_append_time=False)
+    return (
+        inner
+        if not codec
+        else wrap(
+            Codec(codec), inner, magic=0, offset=count - 1, timestamp=-1, is_append_time=False
+        )
+    )
 
 
 def frame_of(payload):
@@ -37,7 +51,9 @@ def test_the_frame_can_be_read_by_a_reader_that_checks_it_as_specified():
 
 def test_the_records_and_the_crc_still_hold():
     repaired = with_right_lz4(a_set(Codec.LZ4))
-    assert check_message_set(memoryview(bytearray(repaired)), max_decompressed_bytes=LIMIT).count == 3
+    assert (
+        check_message_set(memoryview(bytearray(repaired)), max_decompressed_bytes=LIMIT).count == 3
+    )
     assert list(records(repaired)) == list(records(a_set()))
 
 
@@ -47,14 +63,19 @@ def test_every_message_of_the_set_is_put_right():
     assert both == with_right_lz4(one) * 2
 
 
-@pytest.mark.parametrize(("codec", "expected"), [(0, False), (Codec.GZIP, False), (Codec.SNAPPY, False), (Codec.LZ4, True)])
+@pytest.mark.parametrize(
+    ("codec", "expected"),
+    [(0, False), (Codec.GZIP, False), (Codec.SNAPPY, False), (Codec.LZ4, True)],
+)
 def test_only_lz4_of_format_0_is_in_question(codec, expected):
     assert has_old_lz4(a_set(codec)) is expected
 
 
 def test_what_was_stamped_for_storage_is_in_question():
     raw = bytearray(a_set(Codec.LZ4))
-    stamped = stamp_message_set(raw, check_message_set(memoryview(raw), max_decompressed_bytes=LIMIT), 7, None)
+    stamped = stamp_message_set(
+        raw, check_message_set(memoryview(raw), max_decompressed_bytes=LIMIT), 7, None
+    )
     assert has_old_lz4(stamped)
 
 

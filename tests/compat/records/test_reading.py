@@ -18,12 +18,20 @@ def test_a_batch_yields_everything():
 
 
 def test_log_append_time_is_each_records_own():
-    assert [(r.timestamp, r.timestamp_type) for r in records(batch([A, B], append_time=5))] == [(5, 1), (5, 1)]
-    assert [(r.timestamp, r.timestamp_type) for r in records(wrapper([A, B], GZIP, magic=1, timestamp=5, append_time=True))] == [
+    assert [(r.timestamp, r.timestamp_type) for r in records(batch([A, B], append_time=5))] == [
         (5, 1),
         (5, 1),
     ]
-    assert [(r.timestamp, r.timestamp_type) for r in records(message_set([A, B], magic=1, attributes=8))] == [(1000, 1), (990, 1)]
+    assert [
+        (r.timestamp, r.timestamp_type)
+        for r in records(wrapper([A, B], GZIP, magic=1, timestamp=5, append_time=True))
+    ] == [
+        (5, 1),
+        (5, 1),
+    ]
+    assert [
+        (r.timestamp, r.timestamp_type) for r in records(message_set([A, B], magic=1, attributes=8))
+    ] == [(1000, 1), (990, 1)]
 
 
 def test_magic_0_has_neither_timestamp_nor_type():
@@ -31,15 +39,18 @@ def test_magic_0_has_neither_timestamp_nor_type():
 
 
 def test_a_wrapper_offset_of_zero_leaves_inner_offsets_as_they_are():
-    assert [r.offset for r in records(wrapper([A, B], GZIP, magic=1, offset=0, inner_offsets=[0, 1]))] == [0, 1]
+    assert [
+        r.offset for r in records(wrapper([A, B], GZIP, magic=1, offset=0, inner_offsets=[0, 1]))
+    ] == [0, 1]
 
 
 @prop
 @given(samples(), codecs)
 def test_batches_read_back(found, codec):
-    assert [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in records(batch(found, codec=codec))] == [
-        (s.offset, s.timestamp, s.key, s.value, s.headers) for s in found
-    ]
+    assert [
+        (r.offset, r.timestamp, r.key, r.value, r.headers)
+        for r in records(batch(found, codec=codec))
+    ] == [(s.offset, s.timestamp, s.key, s.value, s.headers) for s in found]
 
 
 @prop
@@ -54,7 +65,12 @@ def test_message_sets_read_back(found, magic, codec):
 @prop
 @given(samples(), st.integers(0, 3), st.integers(-1, 2**42))
 def test_the_first_record_at_or_after_a_time_is_found(found, shape, timestamp):
-    payload = [batch(found), batch(found, codec=GZIP), message_set(found, magic=1), wrapper(found, GZIP, magic=1)][shape]
+    payload = [
+        batch(found),
+        batch(found, codec=GZIP),
+        message_set(found, magic=1),
+        wrapper(found, GZIP, magic=1),
+    ][shape]
     expected = next(((s.offset, s.timestamp) for s in found if s.timestamp >= timestamp), None)
     assert first_at_or_after(payload, timestamp) == expected
 
@@ -71,12 +87,16 @@ def test_a_cut_starts_at_the_message_with_the_offset_and_fits_or_is_one_message(
     max_bytes = data.draw(st.integers(0, len(payload) + 10))
     rest = [s for s in found if s.offset >= offset]
     part = bytes(cut(payload, offset, max_bytes))
-    taken = [s for s in rest if payload and s.offset <= (list(records(part))[-1].offset if part else -1)]
+    taken = [
+        s for s in rest if payload and s.offset <= (list(records(part))[-1].offset if part else -1)
+    ]
     assert part == message_set(taken, magic=magic)
     assert bool(taken) == bool(rest)
     assert len(part) <= max_bytes or len(taken) == 1
     if len(taken) < len(rest):
-        assert len(part) + len(message_set(rest[len(taken) : len(taken) + 1], magic=magic)) > max_bytes
+        assert (
+            len(part) + len(message_set(rest[len(taken) : len(taken) + 1], magic=magic)) > max_bytes
+        )
 
 
 def test_a_wrapper_is_cut_whole():
@@ -99,4 +119,6 @@ def test_nothing_is_cut_from_nothing():
 
 
 def test_header_names_need_not_be_utf_8():
-    assert next(records(batch([Sample(0, 0, None, None, ((b"\xff", b""),))]))).headers == ((b"\xff", b""),)
+    assert next(records(batch([Sample(0, 0, None, None, ((b"\xff", b""),))]))).headers == (
+        (b"\xff", b""),
+    )

@@ -26,8 +26,15 @@ def test_magic_0_has_no_timestamp():
 
 
 def test_a_base_offset_numbers_the_records_whatever_they_bear():
-    payload = wrapper([A, B, A], GZIP, magic=1, inner_offsets=[0, 0, 0], offset=0) + message_set([B], magic=1)
-    assert [one[0] for one in read_with_kafka_python(up_convert(payload, base_offset=50))] == [50, 51, 52, 53]
+    payload = wrapper([A, B, A], GZIP, magic=1, inner_offsets=[0, 0, 0], offset=0) + message_set(
+        [B], magic=1
+    )
+    assert [one[0] for one in read_with_kafka_python(up_convert(payload, base_offset=50))] == [
+        50,
+        51,
+        52,
+        53,
+    ]
 
 
 def test_log_append_time_replaces_all_timestamps():
@@ -38,8 +45,15 @@ def test_log_append_time_replaces_all_timestamps():
 @pytest.mark.parametrize("codec", [NONE, GZIP])
 def test_a_stored_log_append_time_stays(codec):
     stamped = [Sample(s.offset, 5000, s.key, s.value) for s in (A, B)]
-    payload = wrapper([A, B], codec, magic=1, timestamp=5000, append_time=True) if codec else message_set(stamped, magic=1, attributes=8)
-    assert [one[1:3] for one in read_with_kafka_python(up_convert(payload))] == [(5000, 1), (5000, 1)]
+    payload = (
+        wrapper([A, B], codec, magic=1, timestamp=5000, append_time=True)
+        if codec
+        else message_set(stamped, magic=1, attributes=8)
+    )
+    assert [one[1:3] for one in read_with_kafka_python(up_convert(payload))] == [
+        (5000, 1),
+        (5000, 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -49,9 +63,19 @@ def test_a_stored_log_append_time_stays(codec):
         pytest.param(batch([A]), InvalidRecords, id="a batch"),
         pytest.param(message_set([A], magic=1)[:-1], CorruptRecords, id="cut short"),
         pytest.param(message_set([B, A], magic=1), CorruptRecords, id="descending offsets"),
-        pytest.param(message_set([A, Sample(2**32, 0, None, None)], magic=1), CorruptRecords, id="offsets too far apart"),
-        pytest.param(message_set([B], magic=1) + wrapper([A], GZIP, magic=1), CorruptRecords, id="descending over segments"),
-        pytest.param(message_set([Sample(-4, 0, None, None)], magic=1), CorruptRecords, id="negative offset"),
+        pytest.param(
+            message_set([A, Sample(2**32, 0, None, None)], magic=1),
+            CorruptRecords,
+            id="offsets too far apart",
+        ),
+        pytest.param(
+            message_set([B], magic=1) + wrapper([A], GZIP, magic=1),
+            CorruptRecords,
+            id="descending over segments",
+        ),
+        pytest.param(
+            message_set([Sample(-4, 0, None, None)], magic=1), CorruptRecords, id="negative offset"
+        ),
     ],
 )
 def test_what_makes_no_batch_is_refused(payload, error):
@@ -61,7 +85,10 @@ def test_what_makes_no_batch_is_refused(payload, error):
 
 def test_a_bomb_is_refused():
     with pytest.raises(RecordsTooLarge):
-        up_convert(wrapper([Sample(0, 0, None, b"\0" * 1_000_000)], LZ4, magic=1), max_decompressed_bytes=100_000)
+        up_convert(
+            wrapper([Sample(0, 0, None, b"\0" * 1_000_000)], LZ4, magic=1),
+            max_decompressed_bytes=100_000,
+        )
 
 
 @prop
@@ -70,6 +97,9 @@ def test_peers_read_the_same_records_from_the_batch(found, magic, codec, base_of
     payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
     converted = up_convert(payload, base_offset=base_offset)
     offsets = [s.offset if base_offset is None else base_offset + n for n, s in enumerate(found)]
-    expected = [(offset, s.timestamp if magic else -1, 0, s.key, s.value, ()) for offset, s in zip(offsets, found, strict=True)]
+    expected = [
+        (offset, s.timestamp if magic else -1, 0, s.key, s.value, ())
+        for offset, s in zip(offsets, found, strict=True)
+    ]
     assert read_with_kafka_python(converted) == expected
     assert read_with_aiokafka(converted) == expected

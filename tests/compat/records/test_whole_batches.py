@@ -13,7 +13,19 @@ from hypothesis import strategies as st
 
 from compat.records import RecordsError, down_convert, down_convert_all, records
 from compat.records.down import by_itself
-from tests.compat.records.building import GZIP, LZ4, LZ4_HISTORIC, NONE, SNAPPY, ZSTD, Sample, batch, lz4_frame, message_set, record
+from tests.compat.records.building import (
+    GZIP,
+    LZ4,
+    LZ4_HISTORIC,
+    NONE,
+    SNAPPY,
+    ZSTD,
+    Sample,
+    batch,
+    lz4_frame,
+    message_set,
+    record,
+)
 from tests.compat.records.strategies import prop, samples
 
 kernel = pytest.importorskip("compat.records._kernel", reason="the kernel is not compiled")
@@ -38,9 +50,14 @@ def raw(found: list[Sample]) -> bytes:
     return b"".join(record(one, found[0].offset, found[0].timestamp) for one in found)
 
 
-def some(count: int, size: int, *, seed: int = 1, letters: bytes = bytes(range(256))) -> list[Sample]:
+def some(
+    count: int, size: int, *, seed: int = 1, letters: bytes = bytes(range(256))
+) -> list[Sample]:
     chance = random.Random(seed)
-    return [Sample(n, 1000 + n, b"k%d" % n, bytes(chance.choices(letters, k=size))) for n in range(count)]
+    return [
+        Sample(n, 1000 + n, b"k%d" % n, bytes(chance.choices(letters, k=size)))
+        for n in range(count)
+    ]
 
 
 def made(payload: bytes, magic: int = 1, limit: int = LIMIT) -> bytes | None:
@@ -54,7 +71,9 @@ def inner(message: bytes) -> bytes:
 
 
 @prop
-@given(samples(), st.sampled_from((NONE, LZ4)), st.integers(0, 1), st.none() | st.integers(0, 2**42))
+@given(
+    samples(), st.sampled_from((NONE, LZ4)), st.integers(0, 1), st.none() | st.integers(0, 2**42)
+)
 def test_it_makes_what_the_ordinary_road_makes(found, codec, magic, append_time):
     payload = batch(found, codec=codec, append_time=append_time)
     ours, ordinary = made(payload, magic), by_itself(payload, magic, LIMIT)
@@ -64,7 +83,10 @@ def test_it_makes_what_the_ordinary_road_makes(found, codec, magic, append_time)
         assert ours == ordinary
     else:
         # The offset of the last message, then all but size and checksum up to the value's length.
-        assert (ours[:8], ours[16 : 22 + 8 * magic]) == (ordinary[:8], ordinary[16 : 22 + 8 * magic])
+        assert (ours[:8], ours[16 : 22 + 8 * magic]) == (
+            ordinary[:8],
+            ordinary[16 : 22 + 8 * magic],
+        )
 
 
 @pytest.mark.parametrize("letters", [b"ab", bytes(range(256))], ids=["shrinks", "does not shrink"])
@@ -74,19 +96,29 @@ def test_content_of_any_size_comes_out_whole(letters, count, size, magic):
     found = some(count, size, letters=letters)
     payload = batch(found, codec=LZ4)
     ours = made(payload, magic)
-    assert [(one.offset, one.key, one.value) for one in records(ours)] == [(one.offset, one.key, one.value) for one in found]
+    assert [(one.offset, one.key, one.value) for one in records(ours)] == [
+        (one.offset, one.key, one.value) for one in found
+    ]
     assert len(ours) < 1.02 * len(by_itself(payload, magic, LIMIT)) + 10
 
 
 @pytest.mark.parametrize(("magic", "checksum"), [(0, LZ4_HISTORIC), (1, 0x82)])
 def test_each_format_gets_the_header_checksum_that_its_consumers_verify(magic, checksum):
     frame_at = 26 + 8 * magic
-    assert made(batch(some(3, 100), codec=LZ4), magic)[frame_at : frame_at + 7] == bytes.fromhex("04224d186040") + bytes((checksum,))
+    assert made(batch(some(3, 100), codec=LZ4), magic)[frame_at : frame_at + 7] == bytes.fromhex(
+        "04224d186040"
+    ) + bytes((checksum,))
 
 
 def test_small_records_that_did_not_shrink_are_packed_again_for_what_the_conversion_adds_does():
     found = some(200, 12)
-    payload = framed(found, b"\x04\x22\x4d\x18\x60\x40\x82" + (len(raw(found)) | 1 << 31).to_bytes(4, "little") + raw(found) + bytes(4))
+    payload = framed(
+        found,
+        b"\x04\x22\x4d\x18\x60\x40\x82"
+        + (len(raw(found)) | 1 << 31).to_bytes(4, "little")
+        + raw(found)
+        + bytes(4),
+    )
     ours = made(payload)
     assert len(ours) < len(inner(ours)) * 0.8
 
@@ -95,14 +127,24 @@ def test_small_records_that_did_not_shrink_are_packed_again_for_what_the_convers
 def test_frames_of_every_block_size_are_taken(size):
     found = some(100, 1024, letters=b"abcdefgh")
     frame = lz4.frame.compress(raw(found), block_size=size, block_linked=False, store_size=False)
-    assert [one.value for one in records(made(framed(found, frame)))] == [one.value for one in found]
+    assert [one.value for one in records(made(framed(found, frame)))] == [
+        one.value for one in found
+    ]
 
 
 ODD_FRAMES = {
-    "content size": lambda content: lz4.frame.compress(content, block_linked=False, store_size=True),
-    "content checksum": lambda content: lz4.frame.compress(content, block_linked=False, store_size=False, content_checksum=True),
-    "block checksums": lambda content: lz4.frame.compress(content, block_linked=False, store_size=False, block_checksum=True),
-    "linked blocks": lambda content: lz4.frame.compress(content, block_size=4, block_linked=True, store_size=False),
+    "content size": lambda content: lz4.frame.compress(
+        content, block_linked=False, store_size=True
+    ),
+    "content checksum": lambda content: lz4.frame.compress(
+        content, block_linked=False, store_size=False, content_checksum=True
+    ),
+    "block checksums": lambda content: lz4.frame.compress(
+        content, block_linked=False, store_size=False, block_checksum=True
+    ),
+    "linked blocks": lambda content: lz4.frame.compress(
+        content, block_size=4, block_linked=True, store_size=False
+    ),
     "historic checksum": lambda content: lz4_frame(content, historic=True),
 }
 
@@ -140,7 +182,11 @@ def test_other_codecs_are_left_to_the_ordinary_road(codec):
         pytest.param(framed(some(3, 10), lz4_frame(raw(some(3, 10)))[:-4]), id="no end mark"),
         pytest.param(framed(some(3, 10), lz4_frame(raw(some(3, 10)))[:-6]), id="half a block"),
         pytest.param(
-            framed(some(3, 10), lz4_frame(raw(some(3, 10)))[:7] + b"\x05\0\0\0\xff\xff\xff\xff\xff\0\0\0\0"), id="a block of nonsense"
+            framed(
+                some(3, 10),
+                lz4_frame(raw(some(3, 10)))[:7] + b"\x05\0\0\0\xff\xff\xff\xff\xff\0\0\0\0",
+            ),
+            id="a block of nonsense",
         ),
         pytest.param(message_set(some(3, 10), magic=1), id="a message set"),
     ],
@@ -164,7 +210,10 @@ def test_a_bomb_is_left_alone():
 
 
 def test_many_units_come_back_in_their_order_each_by_its_own_road():
-    units = [batch(some(15, 1024, seed=n), codec=codec) for n, codec in enumerate((NONE, LZ4, GZIP, LZ4, NONE) * 20)]
+    units = [
+        batch(some(15, 1024, seed=n), codec=codec)
+        for n, codec in enumerate((NONE, LZ4, GZIP, LZ4, NONE) * 20)
+    ]
     units.insert(7, b"junk")
     units.insert(30, message_set(some(2, 10), magic=0))
     outcomes = down_convert_all(units, 1)

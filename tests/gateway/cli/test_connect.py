@@ -12,7 +12,11 @@ import time
 import click
 import pytest
 from click.testing import CliRunner
-from kafka.errors import KafkaConnectionError, SaslAuthenticationFailedError, UnknownTopicOrPartitionError
+from kafka.errors import (
+    KafkaConnectionError,
+    SaslAuthenticationFailedError,
+    UnknownTopicOrPartitionError,
+)
 from twisted.internet import task
 
 from gateway.cli.connect import REFUSED_SECONDS, Reasons, Server, connected, describe, server_of
@@ -29,7 +33,9 @@ def listing(*arguments):
 
 
 @pytest.mark.parametrize(
-    ("text", "address"), [("h:1", ("h", 1)), ("[::1]:9092", ("::1", 9092)), ("a:1,b:2", ("a", 1))], ids=["host", "IPv6", "list"]
+    ("text", "address"),
+    [("h:1", ("h", 1)), ("[::1]:9092", ("::1", 9092)), ("a:1,b:2", ("a", 1))],
+    ids=["host", "IPv6", "list"],
 )
 def test_a_bootstrap_server_is_read(text, address):
     server = server_of(text, None, None, False, None, 1.0)
@@ -67,7 +73,10 @@ def closed_port():
 
 def test_nobody_there_is_told_at_once(closed_port):
     result = listing("--bootstrap-server", f"127.0.0.1:{closed_port}", "--timeout", "60")
-    assert (result.exit_code, result.stderr) == (1, f"Error: 127.0.0.1:{closed_port}: cannot connect: Connection refused\n")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"Error: 127.0.0.1:{closed_port}: cannot connect: Connection refused\n",
+    )
 
 
 def answering(answer):
@@ -91,7 +100,9 @@ def answering(answer):
     return server
 
 
-@pytest.mark.parametrize("command", [("topics", "list"), ("groups", "list")], ids=["topics", "groups"])
+@pytest.mark.parametrize(
+    "command", [("topics", "list"), ("groups", "list")], ids=["topics", "groups"]
+)
 @pytest.mark.parametrize(
     ("answer", "arguments", "complaint"),
     [
@@ -101,11 +112,21 @@ def answering(answer):
     ],
     ids=["hang-up", "TLS alert", "no TLS"],
 )
-def test_a_server_of_another_kind_is_told_as_such_long_before_the_timeout(command, answer, arguments, complaint):
+def test_a_server_of_another_kind_is_told_as_such_long_before_the_timeout(
+    command, answer, arguments, complaint
+):
     with answering(answer) as server:
         began = time.monotonic()
         result = CliRunner().invoke(
-            main, [*command, "--bootstrap-server", f"127.0.0.1:{server.getsockname()[1]}", "--timeout", TIMEOUT, *arguments]
+            main,
+            [
+                *command,
+                "--bootstrap-server",
+                f"127.0.0.1:{server.getsockname()[1]}",
+                "--timeout",
+                TIMEOUT,
+                *arguments,
+            ],
         )
         server.shutdown(socket.SHUT_RDWR)
     assert time.monotonic() - began < LONG_BEFORE
@@ -120,7 +141,9 @@ def test_an_authority_that_cannot_be_read_is_named(tmp_path, text):
     if text:
         path.write_text(text)
     with answering(b"") as server:
-        result = listing("--bootstrap-server", f"127.0.0.1:{server.getsockname()[1]}", "--tls-ca", str(path))
+        result = listing(
+            "--bootstrap-server", f"127.0.0.1:{server.getsockname()[1]}", "--tls-ca", str(path)
+        )
         server.shutdown(socket.SHUT_RDWR)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"Error: {path}: ")
@@ -143,7 +166,13 @@ def test_a_certificate_that_nobody_vouches_for_is_told(tmp_path):
                     connection.close()
 
         threading.Thread(target=serve, daemon=True).start()
-        result = listing("--bootstrap-server", f"127.0.0.1:{plain.getsockname()[1]}", "--timeout", TIMEOUT, "--tls")
+        result = listing(
+            "--bootstrap-server",
+            f"127.0.0.1:{plain.getsockname()[1]}",
+            "--timeout",
+            TIMEOUT,
+            "--tls",
+        )
         plain.shutdown(socket.SHUT_RDWR)
     assert result.exit_code == 1
     assert "name its authority with --tls-ca" in result.stderr
@@ -152,7 +181,10 @@ def test_a_certificate_that_nobody_vouches_for_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (SaslAuthenticationFailedError("SaslAuthenticationFailedError: Invalid user"), "Invalid user"),
+        (
+            SaslAuthenticationFailedError("SaslAuthenticationFailedError: Invalid user"),
+            "Invalid user",
+        ),
         (UnknownTopicOrPartitionError("no such topic"), "no such topic"),
         (UnknownTopicOrPartitionError(), UnknownTopicOrPartitionError.description),
     ],
@@ -168,7 +200,11 @@ def test_a_connection_that_cannot_be_made_raises_only_click_s_error(closed_port)
 
 
 def attempt_fails(reasons, reason):
-    reasons.emit(logging.makeLogRecord({"msg": f"Bootstrap attempt to 0 failed: {reason} (backoff 0.05 secs)"}))
+    reasons.emit(
+        logging.makeLogRecord(
+            {"msg": f"Bootstrap attempt to 0 failed: {reason} (backoff 0.05 secs)"}
+        )
+    )
 
 
 def test_a_server_that_refuses_is_tried_again_for_a_short_time():

@@ -24,7 +24,10 @@ def test_groups_come_in_the_order_asked_for_and_members_in_that_of_their_names(s
     server.group("b", member("z"), member("y"))
     server.group("a")
     found, missing = find_groups(server, ["b", "a"])
-    assert [(group.group_id, group.state, group.coordinator) for group in found] == [("b", "Stable", NODE), ("a", "Empty", NODE)]
+    assert [(group.group_id, group.state, group.coordinator) for group in found] == [
+        ("b", "Stable", NODE),
+        ("a", "Empty", NODE),
+    ]
     assert [one.client_id for one in found[0].members] == ["y", "z"]
     assert missing == []
 
@@ -33,7 +36,10 @@ def test_groups_come_in_the_order_asked_for_and_members_in_that_of_their_names(s
 def test_a_group_that_is_not_there_is_missing_in_every_version(server, is_version_6):
     server.is_version_6 = is_version_6
     found, missing = find_groups(server, ["never"])
-    assert (found, [(row["name"], row["error_code"]) for row in missing]) == ([], [("never", NOT_FOUND)])
+    assert (found, [(row["name"], row["error_code"]) for row in missing]) == (
+        [],
+        [("never", NOT_FOUND)],
+    )
 
 
 def test_a_coordinator_that_loads_is_asked_again_and_one_that_refuses_is_not(server, monkeypatch):
@@ -48,22 +54,38 @@ def test_a_coordinator_that_loads_is_asked_again_and_one_that_refuses_is_not(ser
         return row
 
     server._described = refusing
-    assert find_groups(server, ["a"]) == ([], [{"name": "a", "error_code": DENIED, "error_message": None}])
+    assert find_groups(server, ["a"]) == (
+        [],
+        [{"name": "a", "error_code": DENIED, "error_message": None}],
+    )
     assert for_code(LOADING).retriable
     assert answers == []
 
 
 def test_a_consumer_group_is_found_with_what_its_members_have_and_shall_have(server):
     server.group("a", member("x"))
-    server.consumer_group("c", consumer("y", {"t": [0]}, {"t": [0, 1]}), consumer("x", {"u": [2]}, {}, instance_id="x-static"), epoch=7)
+    server.consumer_group(
+        "c",
+        consumer("y", {"t": [0]}, {"t": [0, 1]}),
+        consumer("x", {"u": [2]}, {}, instance_id="x-static"),
+        epoch=7,
+    )
     found, missing = find_groups(server, ["c", "a"])
     assert [(group.group_id, group.type, group.assignor, group.epoch) for group in found] == [
         ("c", "consumer", "uniform", 7),
         ("a", "classic", "range", None),
     ]
     first, second = found[0].members
-    assert (first.client_id, first.instance_id, first.partitions, first.target) == ("x", "x-static", (TopicPartition("u", 2),), ())
-    assert (second.partitions, second.target) == ((TopicPartition("t", 0),), (TopicPartition("t", 0), TopicPartition("t", 1)))
+    assert (first.client_id, first.instance_id, first.partitions, first.target) == (
+        "x",
+        "x-static",
+        (TopicPartition("u", 2),),
+        (),
+    )
+    assert (second.partitions, second.target) == (
+        (TopicPartition("t", 0),),
+        (TopicPartition("t", 0), TopicPartition("t", 1)),
+    )
     assert missing == []
 
 
@@ -87,12 +109,18 @@ def test_a_server_without_consumer_groups_is_asked_in_vain(server, answer):
 
 def test_a_consumer_group_that_may_not_be_seen_is_told(server, monkeypatch):
     server.consumer_group("c", error_code=DENIED)
-    assert find_groups(server, ["c"]) == ([], [{"name": "c", "error_code": DENIED, "error_message": None}])
+    assert find_groups(server, ["c"]) == (
+        [],
+        [{"name": "c", "error_code": DENIED, "error_message": None}],
+    )
 
 
 def test_an_assignment_is_read_in_any_version():
     of_version_3 = b"\x00\x03" + assigned(t=[0, 1])[2:]
-    assert assignment_of("consumer", of_version_3) == (TopicPartition("t", 0), TopicPartition("t", 1))
+    assert assignment_of("consumer", of_version_3) == (
+        TopicPartition("t", 0),
+        TopicPartition("t", 1),
+    )
 
 
 @pytest.mark.parametrize(

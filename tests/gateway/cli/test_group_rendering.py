@@ -14,7 +14,12 @@ from tests.fakes.groups import Groups, consumer
 def server():
     server = Groups()
     server.topic("t", (0, 10), (5, 20))
-    server.consumer_group("c", consumer("x", {"t": [0, 1]}, {"t": [0]}, epoch=6), consumer("y", {}, {"t": [1]}), state="Reconciling")
+    server.consumer_group(
+        "c",
+        consumer("x", {"t": [0, 1]}, {"t": [0]}, epoch=6),
+        consumer("y", {}, {"t": [1]}),
+        state="Reconciling",
+    )
     return server
 
 
@@ -38,13 +43,20 @@ def test_what_is_on_its_way_is_seen_beside_what_members_have(server):
 
 def test_programs_are_told_epochs_and_targets(server):
     said = group_rendering.as_json(*group_and_positions(server))
-    assert (said["type"], said["state"], said["assignor"], said["epoch"]) == ("consumer", "Reconciling", "uniform", 7)
+    assert (said["type"], said["state"], said["assignor"], said["epoch"]) == (
+        "consumer",
+        "Reconciling",
+        "uniform",
+        7,
+    )
     assert [(one["member"], one["epoch"], one["target"]) for one in said["members"]] == [
         ("x-1", 6, [{"topic": "t", "partition": 0}]),
         ("y-1", 7, [{"topic": "t", "partition": 1}]),
     ]
 
 
-@pytest.mark.parametrize(("number", "words"), [(0, "no members"), (1, "1 member"), (2, "2 members")])
+@pytest.mark.parametrize(
+    ("number", "words"), [(0, "no members"), (1, "1 member"), (2, "2 members")]
+)
 def test_a_number_is_counted_in_words_that_fit(number, words):
     assert group_rendering.counted(number, "member") == words

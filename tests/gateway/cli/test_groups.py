@@ -35,13 +35,19 @@ def kopgate(*arguments, answer=None):
 
 
 def offsets(server, name):
-    return {(partition.topic, partition.partition): row.offset for partition, row in server.commits[name].items()}
+    return {
+        (partition.topic, partition.partition): row.offset
+        for partition, row in server.commits[name].items()
+    }
 
 
 def test_groups_are_listed_in_order_with_what_the_server_tells(server):
     server.group("a", member("x"))
     server.group("b", protocol_type="")
-    assert kopgate("list").stdout == "GROUP  STATE   TYPE     PROTOCOL\na      Stable  classic  consumer\nb      Empty   classic  -\n"
+    assert (
+        kopgate("list").stdout
+        == "GROUP  STATE   TYPE     PROTOCOL\na      Stable  classic  consumer\nb      Empty   classic  -\n"
+    )
     assert json.loads(kopgate("list", "--json").stdout) == [
         {"group": "a", "state": "Stable", "type": "classic", "protocol_type": "consumer"},
         {"group": "b", "state": "Empty", "type": "classic", "protocol_type": None},
@@ -52,7 +58,9 @@ def test_groups_are_listed_by_state_in_any_case(server):
     server.group("a", member("x"))
     server.group("b")
     server.group("c", member("x"), state="PreparingRebalance")
-    assert [row["group"] for row in json.loads(kopgate("list", "--json", "--state", "empty").stdout)] == ["b"]
+    assert [
+        row["group"] for row in json.loads(kopgate("list", "--json", "--state", "empty").stdout)
+    ] == ["b"]
     both = kopgate("list", "--json", "--state", "Stable", "--state", "PreparingRebalance")
     assert [row["group"] for row in json.loads(both.stdout)] == ["a", "c"]
     assert kopgate("list", "--state", "sleepy").exit_code == 2
@@ -65,7 +73,9 @@ def test_a_server_that_knows_no_states_is_asked_without(server, monkeypatch):
         return [{"group_id": "a", "protocol_type": "consumer"}]
 
     monkeypatch.setattr(server, "list_groups", list_groups)
-    assert kopgate("list", "--state", "Empty").stderr.endswith("too old to tell states (Kafka before 2.6); leave --state out\n")
+    assert kopgate("list", "--state", "Empty").stderr.endswith(
+        "too old to tell states (Kafka before 2.6); leave --state out\n"
+    )
     assert kopgate("list").stdout == "GROUP  STATE  TYPE  PROTOCOL\na      -      -     consumer\n"
 
 
@@ -130,7 +140,9 @@ def test_json_describes_partitions_and_members(server):
             "epoch": None,
             "coordinator": 1,
             "lag": 6,
-            "partitions": [{"topic": "t", "partition": 0, "committed": 4, "end": 10, "lag": 6, "member": "x-1"}],
+            "partitions": [
+                {"topic": "t", "partition": 0, "committed": 4, "end": 10, "lag": 6, "member": "x-1"}
+            ],
             "members": [
                 {
                     "member": "x-1",
@@ -181,7 +193,9 @@ def test_deleting_what_is_not_there_is_a_failure_unless_it_may_be(server):
 
 
 def test_an_error_that_nobody_knows_is_still_one(server, monkeypatch):
-    monkeypatch.setattr(server, "delete_groups", lambda names: dict.fromkeys(names, for_code(9999).__name__))
+    monkeypatch.setattr(
+        server, "delete_groups", lambda names: dict.fromkeys(names, for_code(9999).__name__)
+    )
     result = kopgate("delete", "a", "--yes")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("Error: a: ")
@@ -191,7 +205,10 @@ def test_a_reset_is_only_shown_until_it_is_to_be_executed(server):
     server.group("a", commits={("t", 0): 7})
     shown = kopgate("reset-offsets", "a", "--to-offset", "8", "--topic", "t")
     rows = "  TOPIC  PARTITION  OLD  NEW  DIFFERENCE  NOTE\n  t      0          7    8    +1\n  t      1          -    8    -\n"
-    assert shown.stdout == f"a: these offsets would be committed; nothing is changed without --execute\n{rows}"
+    assert (
+        shown.stdout
+        == f"a: these offsets would be committed; nothing is changed without --execute\n{rows}"
+    )
     assert offsets(server, "a") == {("t", 0): 7}
     done = kopgate("reset-offsets", "a", "--to-offset", "8", "--topic", "t", "--execute")
     assert (done.stdout, done.exit_code) == (f"a: these offsets are committed\n{rows}", 0)
@@ -212,7 +229,15 @@ def test_json_tells_old_new_difference_and_what_came_otherwise(server):
         "group": "a",
         "executed": False,
         "partitions": [
-            {"topic": "t", "partition": 1, "old": 7, "new": 20, "difference": 13, "note": "107 is beyond the end", "error": None}
+            {
+                "topic": "t",
+                "partition": 1,
+                "old": 7,
+                "new": 20,
+                "difference": 13,
+                "note": "107 is beyond the end",
+                "error": None,
+            }
         ],
     }
 
@@ -245,14 +270,19 @@ def test_a_consumer_that_joins_before_the_commit_keeps_its_offsets(server, monke
 
 
 def test_a_group_that_is_not_there_yet_is_given_a_place_to_begin(server):
-    assert kopgate("reset-offsets", "new", "--to-latest", "--topic", "t:1", "--execute").exit_code == 0
+    assert (
+        kopgate("reset-offsets", "new", "--to-latest", "--topic", "t:1", "--execute").exit_code == 0
+    )
     assert offsets(server, "new") == {("t", 1): 20}
 
 
 def test_a_group_without_commits_has_no_topics_to_reset(server):
     server.group("a")
     result = kopgate("reset-offsets", "a", "--to-earliest", "--all-topics")
-    assert (result.stderr, result.exit_code) == ("Error: a: it has committed nothing; name topics with --topic\n", 1)
+    assert (result.stderr, result.exit_code) == (
+        "Error: a: it has committed nothing; name topics with --topic\n",
+        1,
+    )
 
 
 def test_a_name_that_is_empty_makes_no_group(server):
@@ -262,6 +292,12 @@ def test_a_name_that_is_empty_makes_no_group(server):
 
 def test_one_partition_in_the_way_stops_all_of_them(server):
     server.group("a", commits={("t", 0): 7})
-    result = kopgate("reset-offsets", "a", "--to-earliest", "--topic", "t", "--topic", "never", "--execute")
-    assert (result.stdout, result.stderr, result.exit_code) == ("", "Error: never: there is no such topic\n", 1)
+    result = kopgate(
+        "reset-offsets", "a", "--to-earliest", "--topic", "t", "--topic", "never", "--execute"
+    )
+    assert (result.stdout, result.stderr, result.exit_code) == (
+        "",
+        "Error: never: there is no such topic\n",
+        1,
+    )
     assert offsets(server, "a") == {("t", 0): 7}

@@ -32,7 +32,10 @@ def test_a_group_is_in_every_partition_that_is_committed_or_assigned(server):
     found, _ = find_groups(server, ["a"])
     owner = found[0].members[0]
     assert positions(server, found) == {
-        "a": [Position(TopicPartition("t", 0), 4, 10, None), Position(TopicPartition("t", 1), None, 20, owner)]
+        "a": [
+            Position(TopicPartition("t", 0), 4, 10, None),
+            Position(TopicPartition("t", 1), None, 20, owner),
+        ]
     }
 
 
@@ -40,7 +43,10 @@ def test_a_partition_that_is_gone_or_has_no_leader_has_no_end(server):
     server.leaderless = {TopicPartition("t", 1)}
     server.group("a", commits={("t", 1): 4, ("gone", 0): 5})
     rows = positions(server, find_groups(server, ["a"])[0])["a"]
-    assert [(row.partition.topic, row.end, row.lag) for row in rows] == [("gone", None, None), ("t", None, None)]
+    assert [(row.partition.topic, row.end, row.lag) for row in rows] == [
+        ("gone", None, None),
+        ("t", None, None),
+    ]
 
 
 def test_no_groups_are_nowhere(server):
@@ -48,5 +54,8 @@ def test_no_groups_are_nowhere(server):
 
 
 def test_a_commit_beyond_the_end_is_a_negative_lag_and_makes_up_for_nothing():
-    rows = [Position(TopicPartition("t", 0), 12, 10, None), Position(TopicPartition("t", 1), 1, 10, None)]
+    rows = [
+        Position(TopicPartition("t", 0), 12, 10, None),
+        Position(TopicPartition("t", 1), 1, 10, None),
+    ]
     assert ([row.lag for row in rows], total(rows)) == ([-2, 9], 9)

@@ -81,7 +81,11 @@ def test_serve_turns_flags_of_pulsar_into_settings(served):
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     assert kopgate("serve", *words, "--pulsar-setup", "--pulsar-takeover").exit_code == 0
     (settings,) = served
-    assert (str(settings.store), settings.pulsar_admin, settings.entry_format) == ("pulsar://a:1,b:2", "http://a:8080", "kafka")
+    assert (str(settings.store), settings.pulsar_admin, settings.entry_format) == (
+        "pulsar://a:1,b:2",
+        "http://a:8080",
+        "kafka",
+    )
     assert (settings.pulsar_token_file, settings.pulsar_tls_trust_file) == (Path("t"), Path("ca"))
     assert (settings.pulsar_setup, settings.pulsar_takeover) == (True, True)
 
@@ -89,7 +93,9 @@ def test_serve_turns_flags_of_pulsar_into_settings(served):
 def test_a_wrong_address_of_pulsar_is_told_by_its_flag(served):
     done = kopgate("serve", "--store", "pulsar://a:1", "--pulsar-admin", "a:8080")
     assert done.exit_code == 2
-    assert done.stderr.startswith("kopgate: --pulsar-admin: the admin API of Pulsar has an address like http://HOST:8080")
+    assert done.stderr.startswith(
+        "kopgate: --pulsar-admin: the admin API of Pulsar has an address like http://HOST:8080"
+    )
 
 
 def test_serve_without_anything_serves_the_defaults(served):
@@ -110,7 +116,17 @@ def test_flags_win_over_the_environment_and_that_over_the_file(served, tmp_path,
 def test_each_wrong_setting_has_one_line_and_the_exit_code_is_2(served, tmp_path):
     file = tmp_path / "kopgate.toml"
     file.write_text("nod_id = 1")
-    result = kopgate("serve", "--config", str(file), "--node-id", "x", "--listener", "here", "--set", "log_format=xml")
+    result = kopgate(
+        "serve",
+        "--config",
+        str(file),
+        "--node-id",
+        "x",
+        "--listener",
+        "here",
+        "--set",
+        "log_format=xml",
+    )
     assert result.exit_code == 2
     assert [line.split(": ")[:2] for line in result.stderr.splitlines()] == [
         ["kopgate", "--node-id"],
@@ -148,7 +164,9 @@ def test_a_fault_that_nobody_foresaw_is_one_line_of_the_log(monkeypatch):
 def test_the_reactors_timers_do_not_follow_the_wall_clock(monkeypatch):
     clocks = []
     monkeypatch.setattr(reactor, "seconds", reactor.seconds)
-    monkeypatch.setattr(server, "run", lambda settings, its_reactor: clocks.append(its_reactor.seconds) or 0)
+    monkeypatch.setattr(
+        server, "run", lambda settings, its_reactor: clocks.append(its_reactor.seconds) or 0
+    )
     monkeypatch.setattr(globalLogBeginner, "beginLoggingTo", lambda *_, **__: None)
     main._run(Settings())
     assert clocks == [time.monotonic]
@@ -164,7 +182,17 @@ def test_the_version_is_that_of_the_package():
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["serve"], ["topics"], ["topics", "create"], ["groups"], ["groups", "reset-offsets"], ["users"], ["users", "add"], ["settings"]],
+    [
+        [],
+        ["serve"],
+        ["topics"],
+        ["topics", "create"],
+        ["groups"],
+        ["groups", "reset-offsets"],
+        ["users"],
+        ["users", "add"],
+        ["settings"],
+    ],
     ids=" ".join,
 )
 def test_every_command_explains_itself(command):
@@ -186,10 +214,15 @@ def test_a_gateway_says_when_it_is_ready_and_leaves_with_0_on_sigterm(tmp_path):
         "--node-id",
         "3",
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )
     try:
         line = process.stdout.readline()
-        assert re.fullmatch(rf"ready listeners=PLAINTEXT://127\.0\.0\.1:\d+ store=lmdb:{re.escape(str(tmp_path / 'data'))} node=3\n", line)
+        assert re.fullmatch(
+            rf"ready listeners=PLAINTEXT://127\.0\.0\.1:\d+ store=lmdb:{re.escape(str(tmp_path / 'data'))} node=3\n",
+            line,
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(STOP_SECONDS) == 0
     finally:
@@ -199,11 +232,11 @@ def test_a_gateway_says_when_it_is_ready_and_leaves_with_0_on_sigterm(tmp_path):
 
 @pytest.mark.parametrize(("hard", "warns"), [(2000, False), (600, True)])
 def test_a_gateway_takes_the_open_files_that_its_connections_need(tmp_path, hard, warns):
-    serve = (
-        f"{sys.executable} -m gateway serve --listener PLAINTEXT://127.0.0.1:0 --store lmdb:{tmp_path / 'data'} --set max_connections=700"
-    )
+    serve = f"{sys.executable} -m gateway serve --listener PLAINTEXT://127.0.0.1:0 --store lmdb:{tmp_path / 'data'} --set max_connections=700"
     limited = ["bash", "-c", f"ulimit -Sn 128 && ulimit -Hn {hard} && exec {serve}"]
-    process = subprocess.Popen(limited, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        limited, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
+    )
     try:
         assert process.stdout.readline().startswith("ready ")
         limits = (Path("/proc") / str(process.pid) / "limits").read_text()
@@ -216,6 +249,11 @@ def test_a_gateway_takes_the_open_files_that_its_connections_need(tmp_path, hard
 
 
 def test_a_wrong_setting_stops_the_process_with_2_and_no_traceback():
-    result = subprocess.run([sys.executable, "-m", "gateway", "serve", "--node-id", "x"], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-m", "gateway", "serve", "--node-id", "x"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "kopgate: --node-id: input should be a valid integer, not 'x'\n"

@@ -42,7 +42,9 @@ def test_an_error_that_is_allowed_is_no_failure(capsys):
 
 
 def test_an_error_without_words_is_told_in_those_of_its_code():
-    assert complaints([row("a"), row("b", UNKNOWN)]) == ["b: This request is for a topic or partition that does not exist on this broker."]
+    assert complaints([row("a"), row("b", UNKNOWN)]) == [
+        "b: This request is for a topic or partition that does not exist on this broker."
+    ]
 
 
 def test_no_complaint_is_no_failure(capsys):

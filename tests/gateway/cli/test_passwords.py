@@ -38,7 +38,16 @@ def test_without_a_terminal_nobody_is_asked(monkeypatch):
 
 def test_at_a_terminal_it_is_asked_for_twice_and_not_shown(tmp_path):
     terminal, end = pty.openpty()
-    command = [sys.executable, "-m", "gateway", "users", "add", "alice", "--file", str(tmp_path / "users")]
+    command = [
+        sys.executable,
+        "-m",
+        "gateway",
+        "users",
+        "add",
+        "alice",
+        "--file",
+        str(tmp_path / "users"),
+    ]
     process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, start_new_session=True)
     os.close(end)
     seen = b""

@@ -10,7 +10,13 @@ import pytest
 from gateway.cli.progress import Progress
 from tests.gateway.cli.screen import drained, lines_of, terminal
 
-STEPS = (("starting Spark", 0.0), ("files", 0.25), ("files", 0.5), ("readiness", 0.7), ("done", 1.0))
+STEPS = (
+    ("starting Spark", 0.0),
+    ("files", 0.25),
+    ("files", 0.5),
+    ("readiness", 0.7),
+    ("done", 1.0),
+)
 
 
 def shown(columns, *said):
@@ -44,11 +50,21 @@ def test_it_ends_as_one_whole_line_however_narrow_the_terminal_is(columns, line)
 
 def test_it_moves_on():
     _, written = shown(40)
-    assert [part for part in ("0%", "25%", "50%", "70%", "100%") if f"{part}  " in written] == ["0%", "25%", "50%", "70%", "100%"]
+    assert [part for part in ("0%", "25%", "50%", "70%", "100%") if f"{part}  " in written] == [
+        "0%",
+        "25%",
+        "50%",
+        "70%",
+        "100%",
+    ]
 
 
 def test_what_is_said_meanwhile_stands_above_it():
-    assert shown(40, "spark: ERROR one", "two")[0] == ["spark: ERROR one", "two", "[##########################] 100%  done"]
+    assert shown(40, "spark: ERROR one", "two")[0] == [
+        "spark: ERROR one",
+        "two",
+        "[##########################] 100%  done",
+    ]
 
 
 def test_in_a_log_it_is_a_line_a_step_without_any_control_character():
@@ -60,8 +76,12 @@ def test_in_a_log_it_is_a_line_a_step_without_any_control_character():
     assert file.getvalue() == "starting Spark\nfiles\nreadiness\ndone\na word\n"
 
 
-@pytest.mark.parametrize(("columns", "line"), [(40, "[2/2] shop (kafka-clients 4.4.0)"), (12, "[2/2] shop")])
-def test_where_nobody_knows_how_long_it_takes_there_is_one_line_of_what_is_being_done(columns, line):
+@pytest.mark.parametrize(
+    ("columns", "line"), [(40, "[2/2] shop (kafka-clients 4.4.0)"), (12, "[2/2] shop")]
+)
+def test_where_nobody_knows_how_long_it_takes_there_is_one_line_of_what_is_being_done(
+    columns, line
+):
     ours, theirs = terminal(columns)
     with os.fdopen(theirs, "w") as file, Progress(file) as progress:
         progress.now("[1/2] a-longer-name (kafka-clients 0.8.2.2)")

@@ -47,7 +47,9 @@ def report(tmp_path, *more):
     logs = tmp_path / "logs"
     logs.mkdir(exist_ok=True)
     (logs / "0-a-0.jsonl").touch()
-    return CliRunner().invoke(main, ["report", "--logs", str(logs), "--out", str(tmp_path / "out"), *more])
+    return CliRunner().invoke(
+        main, ["report", "--logs", str(logs), "--out", str(tmp_path / "out"), *more]
+    )
 
 
 def test_the_answer_is_five_lines_and_the_exit_code(jobs, tmp_path):
@@ -70,7 +72,11 @@ def test_what_is_not_in_the_answer_is_said_on_stderr(jobs, tmp_path):
 def test_what_did_not_work_is_one_line_and_exit_code_1(jobs, tmp_path):
     jobs.error = TablesError("there is no room left")
     done = report(tmp_path)
-    assert (done.exit_code, done.stdout, done.stderr.splitlines()[-1]) == (1, "", "Error: there is no room left")
+    assert (done.exit_code, done.stdout, done.stderr.splitlines()[-1]) == (
+        1,
+        "",
+        "Error: there is no room left",
+    )
 
 
 #: The command in a process of its own, with jobs that answer at once.
@@ -89,10 +95,19 @@ def test_where_stdout_takes_no_answer_it_says_so_and_where_it_is(tmp_path):
     (tmp_path / "logs" / "0-a-0.jsonl").touch()
     words = ["report", "--logs", str(tmp_path / "logs"), "--out", str(tmp_path / "out")]
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", WITHOUT_SPARK, *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_SPARK, *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last == f"Error: the answer cannot be written to stdout: No space left on device; it is in {words[-1]}/summary.json"
+    assert (
+        last
+        == f"Error: the answer cannot be written to stdout: No space left on device; it is in {words[-1]}/summary.json"
+    )
 
 
 def test_stopped_by_ctrl_c_it_says_so_and_what_becomes_of_its_work(jobs, tmp_path):
@@ -115,7 +130,13 @@ def test_since_is_a_day_or_a_number_of_days(jobs, tmp_path):
     "more",
     [
         *(["--since", "soon"], ["--target", "kafka-5"], ["--logs", "/nowhere/at/all"]),
-        *(["--master", "localhost"], ["--master", "local[0]"], ["--master", "spark://host"], ["--memory", "2"], ["--memory", "much"]),
+        *(
+            ["--master", "localhost"],
+            ["--master", "local[0]"],
+            ["--master", "spark://host"],
+            ["--memory", "2"],
+            ["--memory", "much"],
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(jobs, tmp_path, more):
@@ -127,8 +148,18 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(jobs, tmp_path, m
 @pytest.mark.parametrize(
     "more",
     [
-        *(["--master", "local"], ["--master", "local[4]"], ["--master", "local[*, 3]"], ["--master", "spark://10.0.0.1:7077"]),
-        *(["--master", "spark://a:7077,b:7077"], ["--master", "yarn"], ["--memory", "512m"], ["--memory", "4G"]),
+        *(
+            ["--master", "local"],
+            ["--master", "local[4]"],
+            ["--master", "local[*, 3]"],
+            ["--master", "spark://10.0.0.1:7077"],
+        ),
+        *(
+            ["--master", "spark://a:7077,b:7077"],
+            ["--master", "yarn"],
+            ["--memory", "512m"],
+            ["--memory", "4G"],
+        ),
     ],
 )
 def test_what_spark_takes_is_passed_on(jobs, tmp_path, more):
@@ -138,7 +169,10 @@ def test_what_spark_takes_is_passed_on(jobs, tmp_path, more):
 def test_without_pyspark_it_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     done = report(tmp_path)
-    assert (done.exit_code, done.stderr) == (1, "Error: reports need PySpark, which is not installed: pip install 'kopgate[report]'\n")
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "Error: reports need PySpark, which is not installed: pip install 'kopgate[report]'\n",
+    )
 
 
 def test_without_java_it_says_so(jobs, tmp_path, monkeypatch):

@@ -57,7 +57,10 @@ def test_a_scope_is_a_topic_or_some_of_its_partitions(text, scope):
 
 
 def test_topics_may_be_given_again():
-    assert read("--to-latest", "--topic", "a", "--topic", "b:1")[0] == (Target(Kind.LATEST), [Scope("a"), Scope("b", (1,))])
+    assert read("--to-latest", "--topic", "a", "--topic", "b:1")[0] == (
+        Target(Kind.LATEST),
+        [Scope("a"), Scope("b", (1,))],
+    )
 
 
 @pytest.mark.parametrize(

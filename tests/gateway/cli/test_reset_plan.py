@@ -54,7 +54,9 @@ def test_a_topic_is_all_its_partitions_and_each_has_its_own_range(server):
 
 
 def test_a_partition_named_twice_is_changed_once(server):
-    assert plan(server, EARLIEST, [Scope("t", (1, 1)), Scope("t", (1,))], {}) == [Change(T1, None, 5)]
+    assert plan(server, EARLIEST, [Scope("t", (1, 1)), Scope("t", (1,))], {}) == [
+        Change(T1, None, 5)
+    ]
 
 
 def test_without_a_scope_it_is_where_the_group_has_committed(server):
@@ -64,11 +66,18 @@ def test_without_a_scope_it_is_where_the_group_has_committed(server):
 def test_a_time_is_looked_up_in_each_partition(server):
     server.times = {T0: {1000: 3}}
     changes = plan(server, Target(Kind.DATETIME, 1000), [Scope("t")], {})
-    assert [(change.new, change.note) for change in changes] == [(3, None), (20, "no record is so late: the end")]
+    assert [(change.new, change.note) for change in changes] == [
+        (3, None),
+        (20, "no record is so late: the end"),
+    ]
 
 
 def test_the_difference_is_what_it_moves_by():
-    assert [Change(T0, 7, 5).difference, Change(T0, None, 5).difference, Change(T0, 7, None).difference] == [-2, None, None]
+    assert [
+        Change(T0, 7, 5).difference,
+        Change(T0, None, 5).difference,
+        Change(T0, 7, None).difference,
+    ] == [-2, None, None]
 
 
 def test_the_commit_in_a_partition_that_is_gone_is_left_alone(server):
@@ -82,8 +91,18 @@ def test_the_commit_in_a_partition_that_is_gone_is_left_alone(server):
 @pytest.mark.parametrize(
     ("target", "scopes", "reasons"),
     [
-        (EARLIEST, [Scope("never"), Scope("t", (0, 2))], ["never: there is no such topic", "t: there is no partition 2, it has 0 to 1"]),
-        (Target(Kind.SHIFT, 1), [Scope("t")], ["t-1: nothing is committed there that could be shifted; leave it out, or name an offset"]),
+        (
+            EARLIEST,
+            [Scope("never"), Scope("t", (0, 2))],
+            ["never: there is no such topic", "t: there is no partition 2, it has 0 to 1"],
+        ),
+        (
+            Target(Kind.SHIFT, 1),
+            [Scope("t")],
+            [
+                "t-1: nothing is committed there that could be shifted; leave it out, or name an offset"
+            ],
+        ),
     ],
     ids=["unknown", "no commit"],
 )

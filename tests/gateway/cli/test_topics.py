@@ -24,17 +24,38 @@ class Server:
 
     def describe_topics(self, names=None):
         # Kafka answers in no order.
-        return [self._described(name) for name in reversed(list(self.topics) if names is None else names)]
+        return [
+            self._described(name)
+            for name in reversed(list(self.topics) if names is None else names)
+        ]
 
     def _described(self, name):
         if name not in self.topics:
-            return {"error_code": UNKNOWN, "name": name, "topic_id": None, "is_internal": False, "partitions": []}
+            return {
+                "error_code": UNKNOWN,
+                "name": name,
+                "topic_id": None,
+                "is_internal": False,
+                "partitions": [],
+            }
         partitions = [
-            {"error_code": 0, "partition_index": i, "leader_id": 1, "replica_nodes": [1, 2], "isr_nodes": [1]}
+            {
+                "error_code": 0,
+                "partition_index": i,
+                "leader_id": 1,
+                "replica_nodes": [1, 2],
+                "isr_nodes": [1],
+            }
             for i in range(self.topics[name]["partitions"])
         ]
         topic_id = "00000000-0000-0000-0000-000000000001"
-        return {"error_code": 0, "name": name, "topic_id": topic_id, "is_internal": name.startswith("__"), "partitions": partitions[::-1]}
+        return {
+            "error_code": 0,
+            "name": name,
+            "topic_id": topic_id,
+            "is_internal": name.startswith("__"),
+            "partitions": partitions[::-1],
+        }
 
     def create_topics(self, wanted, raise_errors, validate_only):
         assert raise_errors is False
@@ -44,7 +65,11 @@ class Server:
         if " " in name:
             return {"name": name, "error_code": INVALID, "error_message": "Topic name is invalid"}
         if name in self.topics:
-            return {"name": name, "error_code": EXISTS, "error_message": f"Topic '{name}' already exists."}
+            return {
+                "name": name,
+                "error_code": EXISTS,
+                "error_message": f"Topic '{name}' already exists.",
+            }
         if not validate_only:
             self.topics[name] = {
                 "partitions": max(how["num_partitions"], 1),
@@ -57,14 +82,24 @@ class Server:
         return {"topic": {resource.name: self._configs(resource.name) for resource in resources}}
 
     def _configs(self, name):
-        sources = {**dict.fromkeys(self.topics[name]["configs"], "DYNAMIC_TOPIC_CONFIG"), "segment.bytes": "STATIC_BROKER_CONFIG"}
-        return {key: {"value": self.topics[name]["configs"].get(key, "1"), "config_source": source} for key, source in sources.items()}
+        sources = {
+            **dict.fromkeys(self.topics[name]["configs"], "DYNAMIC_TOPIC_CONFIG"),
+            "segment.bytes": "STATIC_BROKER_CONFIG",
+        }
+        return {
+            key: {"value": self.topics[name]["configs"].get(key, "1"), "config_source": source}
+            for key, source in sources.items()
+        }
 
     def alter_configs(self, resources, raise_on_unknown):
         (resource,) = resources
         for key, (op, value) in resource.configs.items():
             if key == "nope":
-                return {"topic": {resource.name: "[Error 40] InvalidConfigurationError: Unknown topic config name: nope"}}
+                return {
+                    "topic": {
+                        resource.name: "[Error 40] InvalidConfigurationError: Unknown topic config name: nope"
+                    }
+                }
             if op.name == "DELETE":
                 self.topics[resource.name]["configs"].pop(key, None)
             else:
@@ -74,13 +109,26 @@ class Server:
     def create_partitions(self, wanted, raise_errors):
         ((name, count),) = wanted.items()
         if count <= self.topics[name]["partitions"]:
-            return SimpleNamespace(results=[SimpleNamespace(name=name, error_code=INVALID_PARTITIONS, error_message="not an increase")])
+            return SimpleNamespace(
+                results=[
+                    SimpleNamespace(
+                        name=name, error_code=INVALID_PARTITIONS, error_message="not an increase"
+                    )
+                ]
+            )
         self.topics[name]["partitions"] = count
-        return SimpleNamespace(results=[SimpleNamespace(name=name, error_code=0, error_message=None)])
+        return SimpleNamespace(
+            results=[SimpleNamespace(name=name, error_code=0, error_message=None)]
+        )
 
     def delete_topics(self, names, raise_errors):
         codes = {name: 0 if self.topics.pop(name, None) else UNKNOWN for name in names}
-        return {"topics": [{"name": name, "error_code": code, "error_message": None} for name, code in codes.items()]}
+        return {
+            "topics": [
+                {"name": name, "error_code": code, "error_message": None}
+                for name, code in codes.items()
+            ]
+        }
 
 
 @pytest.fixture
@@ -101,10 +149,24 @@ def kopgate(*arguments, answer=None):
 
 def test_topics_are_created_with_what_was_asked(server):
     result = kopgate(
-        "create", "b", "a", "--partitions", "3", "--replication-factor", "2", "--config", "retention.ms=5", "--config", "k=a=b"
+        "create",
+        "b",
+        "a",
+        "--partitions",
+        "3",
+        "--replication-factor",
+        "2",
+        "--config",
+        "retention.ms=5",
+        "--config",
+        "k=a=b",
     )
     assert (result.stdout, result.exit_code) == ("a created\nb created\n", 0)
-    assert server.topics["a"] == {"partitions": 3, "configs": {"retention.ms": "5", "k": "a=b"}, "replicas": 2}
+    assert server.topics["a"] == {
+        "partitions": 3,
+        "configs": {"retention.ms": "5", "k": "a=b"},
+        "replicas": 2,
+    }
 
 
 def test_what_is_left_out_is_left_to_the_server(server):
@@ -114,7 +176,11 @@ def test_what_is_left_out_is_left_to_the_server(server):
 
 def test_one_topic_that_fails_is_told_and_the_others_are_made(server):
     result = kopgate("create", "a", "not good")
-    assert (result.stdout, result.stderr, result.exit_code) == ("a created\n", "Error: not good: Topic name is invalid\n", 1)
+    assert (result.stdout, result.stderr, result.exit_code) == (
+        "a created\n",
+        "Error: not good: Topic name is invalid\n",
+        1,
+    )
 
 
 def test_a_topic_that_is_there_is_a_failure_unless_it_may_be(server):
@@ -132,7 +198,11 @@ def test_validating_makes_nothing(server):
 def test_topics_are_listed_in_order_without_the_internal_ones(server):
     kopgate("create", "b", "__offsets", "a", "--partitions", "2")
     assert kopgate("list").stdout == "TOPIC  PARTITIONS\na      2\nb      2\n"
-    assert [row["name"] for row in json.loads(kopgate("list", "--internal", "--json").stdout)] == ["__offsets", "a", "b"]
+    assert [row["name"] for row in json.loads(kopgate("list", "--internal", "--json").stdout)] == [
+        "__offsets",
+        "a",
+        "b",
+    ]
 
 
 def test_no_topics_are_an_empty_list(server):
@@ -175,9 +245,21 @@ def test_an_unknown_topic_is_told_and_the_others_are_described(server):
 
 def test_altering_sets_unsets_and_grows(server):
     kopgate("create", "a", "--config", "retention.ms=5")
-    result = kopgate("alter", "a", "--config", "cleanup.policy=compact", "--unset", "retention.ms", "--partitions", "4")
+    result = kopgate(
+        "alter",
+        "a",
+        "--config",
+        "cleanup.policy=compact",
+        "--unset",
+        "retention.ms",
+        "--partitions",
+        "4",
+    )
     assert (result.stdout, result.exit_code) == ("a changed\n", 0)
-    assert (server.topics["a"]["partitions"], server.topics["a"]["configs"]) == (4, {"cleanup.policy": "compact"})
+    assert (server.topics["a"]["partitions"], server.topics["a"]["configs"]) == (
+        4,
+        {"cleanup.policy": "compact"},
+    )
 
 
 @pytest.mark.parametrize(

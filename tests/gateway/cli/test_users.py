@@ -20,7 +20,9 @@ def path(tmp_path):
 @pytest.fixture
 def kopgate(path):
     def run(command, *arguments, password="s3cret\n"):
-        return CliRunner().invoke(main, ["users", command, *arguments, "--file", str(path)], input=password)
+        return CliRunner().invoke(
+            main, ["users", command, *arguments, "--file", str(path)], input=password
+        )
 
     return run
 

@@ -24,7 +24,9 @@ def test_the_names_are_those_of_kafka_3_9_in_their_order_and_one_of_our_own() ->
 
 
 def test_a_config_that_means_something_here_says_what() -> None:
-    assert {name for name, one in DEFINITIONS.items() if one.definition.documentation != NO_EFFECT} == {
+    assert {
+        name for name, one in DEFINITIONS.items() if one.definition.documentation != NO_EFFECT
+    } == {
         "cleanup.policy",
         "compression.type",
         "delete.retention.ms",
@@ -48,7 +50,9 @@ def test_every_default_passes_its_own_check() -> None:
 
 def test_without_overrides_a_topic_is_as_the_settings_say() -> None:
     # Kafka's defaults: a week, no limit of bytes, 1 MiB and 12 bytes.
-    assert effective({}, SETTINGS) == TopicConfig(7 * 24 * 3_600_000, None, 1_048_588, False, True, True, False)
+    assert effective({}, SETTINGS) == TopicConfig(
+        7 * 24 * 3_600_000, None, 1_048_588, False, True, True, False
+    )
     settings = Settings(
         log_retention_ms=-1,
         log_retention_bytes=500,
@@ -80,13 +84,18 @@ def test_a_topic_without_cleanup_keeps_everything() -> None:
 
 
 def test_an_override_that_a_store_of_another_version_left_counts_for_nothing() -> None:
-    assert effective({"retention.ms": "a fortnight", "unheard.of": "1"}, SETTINGS) == effective({}, SETTINGS)
+    assert effective({"retention.ms": "a fortnight", "unheard.of": "1"}, SETTINGS) == effective(
+        {}, SETTINGS
+    )
 
 
 # As Kafka 3.9.2 said it.
 def test_what_kafka_refuses_is_refused_in_its_words() -> None:
     assert complaint(no_such="1") == "Unknown topic config name: no.such"
-    assert complaint(retention_ms="x") == "Invalid value x for configuration retention.ms: Not a number of type LONG"
+    assert (
+        complaint(retention_ms="x")
+        == "Invalid value x for configuration retention.ms: Not a number of type LONG"
+    )
     assert (
         complaint(min_compaction_lag_ms="5", max_compaction_lag_ms="3")
         == "conflict topic config setting min.compaction.lag.ms (5) > max.compaction.lag.ms (3)"
@@ -109,13 +118,21 @@ def test_every_store_keeps_one_format_or_all_and_only_one_in_pulsar_keeps_pulsar
     for entry_format, keeps_one in (("mixed_kafka", False), ("kafka", True)):
         check({"entry.format": entry_format}, SETTINGS)
         assert effective({"entry.format": entry_format}, SETTINGS).keeps_one_format is keeps_one
-    assert complaint(entry_format="pulsar").startswith("entry.format=pulsar needs a store in Apache Pulsar, and this one is lmdb:./data;")
-    assert complaint(entry_format="json").endswith("String must be one of: mixed_kafka, kafka, pulsar")
-    in_pulsar = Settings(store=parse_store("pulsar://localhost:6650"), pulsar_admin="http://localhost:8080")
+    assert complaint(entry_format="pulsar").startswith(
+        "entry.format=pulsar needs a store in Apache Pulsar, and this one is lmdb:./data;"
+    )
+    assert complaint(entry_format="json").endswith(
+        "String must be one of: mixed_kafka, kafka, pulsar"
+    )
+    in_pulsar = Settings(
+        store=parse_store("pulsar://localhost:6650"), pulsar_admin="http://localhost:8080"
+    )
     check({"entry.format": "pulsar"}, in_pulsar)
     assert not effective({"entry.format": "pulsar"}, in_pulsar).keeps_one_format
 
 
 def test_the_setting_is_the_format_of_topics_without_one() -> None:
     assert effective({}, Settings(entry_format="kafka")).keeps_one_format
-    assert not effective({"entry.format": "mixed_kafka"}, Settings(entry_format="kafka")).keeps_one_format
+    assert not effective(
+        {"entry.format": "mixed_kafka"}, Settings(entry_format="kafka")
+    ).keeps_one_format

@@ -63,14 +63,24 @@ def test_a_value_is_shown_in_one_form(kind: ConfigType, text: str, shown: str) -
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        *((ConfigType.INT, text) for text in ("", "x", "1_0", "٣", "1.0", "2147483648", "-2147483649", "0x10", "9" * 400)),
+        *(
+            (ConfigType.INT, text)
+            for text in ("", "x", "1_0", "٣", "1.0", "2147483648", "-2147483649", "0x10", "9" * 400)
+        ),
         *((ConfigType.LONG, text) for text in ("9223372036854775808", "1e3", "--1")),
-        *((ConfigType.DOUBLE, text) for text in ("", "x", "1_0", "nan", "infinity", ".", "1e", "9" * 400)),
+        *(
+            (ConfigType.DOUBLE, text)
+            for text in ("", "x", "1_0", "nan", "infinity", ".", "1e", "9" * 400)
+        ),
         *((ConfigType.BOOLEAN, text) for text in ("", "yes", "1", "true false")),
     ],
 )
 def test_a_value_of_another_type_is_refused(kind: ConfigType, text: str) -> None:
-    why = "Expected value to be either true or false" if kind is ConfigType.BOOLEAN else f"Not a number of type {kind.name}"
+    why = (
+        "Expected value to be either true or false"
+        if kind is ConfigType.BOOLEAN
+        else f"Not a number of type {kind.name}"
+    )
     assert refusal(kind, text) == f"Invalid value {text[:200]} for configuration some.config: {why}"
 
 
@@ -78,8 +88,18 @@ def test_a_value_of_another_type_is_refused(kind: ConfigType, text: str) -> None
 @pytest.mark.parametrize(
     ("kind", "rule", "text", "complaint"),
     [
-        (ConfigType.LONG, between(-1, None), "-2", "Invalid value -2 for configuration some.config: Value must be at least -1"),
-        (ConfigType.DOUBLE, between(0, 1), "2", "Invalid value 2.0 for configuration some.config: Value must be no more than 1"),
+        (
+            ConfigType.LONG,
+            between(-1, None),
+            "-2",
+            "Invalid value -2 for configuration some.config: Value must be at least -1",
+        ),
+        (
+            ConfigType.DOUBLE,
+            between(0, 1),
+            "2",
+            "Invalid value 2.0 for configuration some.config: Value must be no more than 1",
+        ),
         (
             ConfigType.LIST,
             one_of("compact", "delete"),
@@ -107,7 +127,9 @@ def test_a_value_of_another_type_is_refused(kind: ConfigType, text: str) -> None
         ),
     ],
 )
-def test_a_value_that_a_rule_does_not_pass_is_refused_in_kafka_s_words(kind: ConfigType, rule: Rule, text: str, complaint: str) -> None:
+def test_a_value_that_a_rule_does_not_pass_is_refused_in_kafka_s_words(
+    kind: ConfigType, rule: Rule, text: str, complaint: str
+) -> None:
     assert refusal(kind, text, rule) == complaint
 
 
@@ -118,7 +140,11 @@ def test_a_value_that_a_rule_does_not_pass_is_refused_in_kafka_s_words(kind: Con
         (ConfigType.INT, level_of_gzip, ["-1", "1", "9"]),
         (ConfigType.LIST, one_of("compact", "delete"), ["", "delete", "delete,compact"]),
         (ConfigType.LIST, replicas_to_throttle("x"), ["", "*", "0:1,2:3"]),
-        (ConfigType.STRING, version_of_kafka, ["0.8.2", "0.10.2", "0.11.0-IV2", "2.8", "2.8.1", "3.0-IV1", "3.9-IV0"]),
+        (
+            ConfigType.STRING,
+            version_of_kafka,
+            ["0.8.2", "0.10.2", "0.11.0-IV2", "2.8", "2.8.1", "3.0-IV1", "3.9-IV0"],
+        ),
     ],
 )
 def test_what_a_rule_allows_passes(kind: ConfigType, rule: Rule, texts: list[Any]) -> None:
@@ -136,8 +162,15 @@ def test_a_shown_double_reads_as_the_same_number(value: float) -> None:
     assert one.read(one.show(format(value, ".17g"))) == float(format(value, ".17g"))
 
 
-@given(st.sampled_from([ConfigType.BOOLEAN, ConfigType.INT, ConfigType.LONG, ConfigType.DOUBLE, ConfigType.LIST]), st.text(max_size=60))
-def test_any_text_is_read_or_refused_and_what_is_shown_stays_as_it_is(kind: ConfigType, text: str) -> None:
+@given(
+    st.sampled_from(
+        [ConfigType.BOOLEAN, ConfigType.INT, ConfigType.LONG, ConfigType.DOUBLE, ConfigType.LIST]
+    ),
+    st.text(max_size=60),
+)
+def test_any_text_is_read_or_refused_and_what_is_shown_stays_as_it_is(
+    kind: ConfigType, text: str
+) -> None:
     one = definition(kind)
     try:
         shown = one.show(text)

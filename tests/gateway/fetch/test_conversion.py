@@ -49,7 +49,9 @@ def as_stored(payload: bytes) -> Entry:
 def test_a_batch_becomes_messages_of_the_consumers_format(one, magic):
     (converted,) = ended(one.convert(SOURCE, [stored(7)], magic))
     assert converted[16] == magic
-    assert [(found[0], found[3]) for found in read_with_kafka_python(bytes(converted))] == [(7 + n, b"k%d" % n) for n in range(3)]
+    assert [(found[0], found[3]) for found in read_with_kafka_python(bytes(converted))] == [
+        (7 + n, b"k%d" % n) for n in range(3)
+    ]
 
 
 def test_what_is_old_enough_is_handed_back_itself(one, threads):
@@ -60,7 +62,9 @@ def test_what_is_old_enough_is_handed_back_itself(one, threads):
 
 
 def test_a_control_batch_is_nothing_and_costs_nothing(one, threads):
-    control = building.batch([Sample(0, TIME, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(1, 0, -1))
+    control = building.batch(
+        [Sample(0, TIME, b"\0\0\0\1", b"\0\0\0\0\0\0")], attributes=0x30, producer=(1, 0, -1)
+    )
     assert read_batch(control).is_control
     assert ended(one.convert(SOURCE, [as_stored(control)], 0)) == [b""]
     assert threads.calls == 0
@@ -90,10 +94,18 @@ def test_what_has_nothing_to_convert_is_kept_as_well(one, threads):
 
 @pytest.mark.parametrize(
     ("topic", "partition", "base_offset", "records", "magic"),
-    [(b"u" * 16, 0, 0, 3, 1), (b"t" * 16, 1, 0, 3, 1), (b"t" * 16, 0, 9, 3, 1), (b"t" * 16, 0, 0, 4, 1), (b"t" * 16, 0, 0, 3, 0)],
+    [
+        (b"u" * 16, 0, 0, 3, 1),
+        (b"t" * 16, 1, 0, 3, 1),
+        (b"t" * 16, 0, 9, 3, 1),
+        (b"t" * 16, 0, 0, 4, 1),
+        (b"t" * 16, 0, 0, 3, 0),
+    ],
     ids=["topic", "partition", "offset", "size", "format"],
 )
-def test_another_entry_or_format_is_not_mistaken_for_it(one, topic, partition, base_offset, records, magic):
+def test_another_entry_or_format_is_not_mistaken_for_it(
+    one, topic, partition, base_offset, records, magic
+):
     ended(one.convert(SOURCE, [stored()], 1))
     ended(one.convert(Source("t", topic, partition), [stored(base_offset, records)], magic))
     assert one.conversions == 2
@@ -103,11 +115,15 @@ def test_another_entry_or_format_is_not_mistaken_for_it(one, topic, partition, b
     "make",
     [
         lambda value: building.batch([Sample(0, TIME, b"k", value)]),
-        lambda value: building.message_set([Sample(0, TIME, b"first", b"same"), Sample(1, TIME, b"k", value)], magic=1),
+        lambda value: building.message_set(
+            [Sample(0, TIME, b"first", b"same"), Sample(1, TIME, b"k", value)], magic=1
+        ),
     ],
     ids=["batch", "message set"],
 )
-def test_an_entry_that_compaction_gave_other_content_of_the_same_size_is_not_mistaken_for_it(one, make):
+def test_an_entry_that_compaction_gave_other_content_of_the_same_size_is_not_mistaken_for_it(
+    one, make
+):
     for value in (b"before", b"behind"):
         (converted,) = ended(one.convert(SOURCE, [as_stored(make(value))], 0))
         assert read_with_kafka_python(bytes(converted))[-1][4] == value
@@ -200,7 +216,11 @@ def test_without_memory_an_entry_is_not_passed_over_but_asked_for_again(threads,
     failures = [NoMemory("no memory to decompress gzip")]
 
     def run_for(owner, function, *arguments):
-        return threads.run(lambda: ([failures.pop()], 0)) if failures else threads.run(function, *arguments)
+        return (
+            threads.run(lambda: ([failures.pop()], 0))
+            if failures
+            else threads.run(function, *arguments)
+        )
 
     one = Converter(run_for, cache_bytes=1 << 20, max_decompressed_bytes=1 << 20)
     with caplog.at_level(logging.WARNING):
@@ -295,6 +315,14 @@ def test_a_job_that_nobody_waits_for_is_dropped(one, threads):
 
 
 def test_units_that_may_unpack_to_much_are_converted_one_by_one():
-    compressed = [bytes(building.batch([Sample(0, TIME, None, b"v")], codec=codec)) for codec in (building.GZIP, building.ZSTD)]
+    compressed = [
+        bytes(building.batch([Sample(0, TIME, None, b"v")], codec=codec))
+        for codec in (building.GZIP, building.ZSTD)
+    ]
     small = [stored().payload] * 3
-    assert [len(units) for units in conversion._calls([*small, *compressed, *small], 1 << 30)] == [3, 1, 1, 3]
+    assert [len(units) for units in conversion._calls([*small, *compressed, *small], 1 << 30)] == [
+        3,
+        1,
+        1,
+        3,
+    ]

@@ -18,7 +18,18 @@ from storage.log import Entry
 from tests.compat.records import building
 from tests.compat.records.building import GZIP, LZ4, NONE, SNAPPY, ZSTD, Sample
 from tests.fakes.broker import House, ended, open_house
-from tests.gateway.handlers.consuming import LARGE, Consumed, ask, at, consume, control_batch, entry, payload, request, rows
+from tests.gateway.handlers.consuming import (
+    LARGE,
+    Consumed,
+    ask,
+    at,
+    consume,
+    control_batch,
+    entry,
+    payload,
+    request,
+    rows,
+)
 
 
 @pytest.fixture
@@ -37,22 +48,38 @@ async def append(log: Any, entries: Sequence[Entry]) -> None:
 
 
 def samples(base_offset: int, count: int, size: int = 20) -> list[Sample]:
-    return [Sample(base_offset + n, 5, b"k%d" % (base_offset + n), b"v" * size) for n in range(count)]
+    return [
+        Sample(base_offset + n, 5, b"k%d" % (base_offset + n), b"v" * size) for n in range(count)
+    ]
 
 
 def messages(base_offset: int, count: int, magic: int, size: int = 20) -> Entry:
-    return entry(base_offset, base_offset + count - 1, building.message_set(samples(base_offset, count, size), magic=magic))
+    return entry(
+        base_offset,
+        base_offset + count - 1,
+        building.message_set(samples(base_offset, count, size), magic=magic),
+    )
 
 
 def wrapped(base_offset: int, count: int, magic: int, codec: int = GZIP) -> Entry:
-    return entry(base_offset, base_offset + count - 1, building.wrapper(samples(base_offset, count), codec, magic=magic))
+    return entry(
+        base_offset,
+        base_offset + count - 1,
+        building.wrapper(samples(base_offset, count), codec, magic=magic),
+    )
 
 
 def batched(base_offset: int, count: int, size: int = 20, codec: int = NONE) -> Entry:
-    return entry(base_offset, base_offset + count - 1, building.batch(samples(base_offset, count, size), codec=codec))
+    return entry(
+        base_offset,
+        base_offset + count - 1,
+        building.batch(samples(base_offset, count, size), codec=codec),
+    )
 
 
-def fetch(house: House, version: int, *partitions: FetchPartition, max_bytes: int = LARGE) -> list[Any]:
+def fetch(
+    house: House, version: int, *partitions: FetchPartition, max_bytes: int = LARGE
+) -> list[Any]:
     """The rows in the order answered."""
     response = ask(house, request(version, partitions, max_bytes=max_bytes)).result
     return list(rows(response).values())
@@ -76,7 +103,9 @@ NEW, OLD, OLDER = 12, 3, 1
 def test_a_consumer_of_today_gets_the_bytes_as_they_are_stored(house, version):
     stored = [batched(0, 2), batched(2, 3, codec=GZIP), batched(5, 3)]
     put(house, *stored)
-    assert [bytes(piece) for piece in fetch_one(house, version, 0).records] == [bytes(one.payload) for one in stored]
+    assert [bytes(piece) for piece in fetch_one(house, version, 0).records] == [
+        bytes(one.payload) for one in stored
+    ]
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
@@ -92,11 +121,18 @@ def test_a_damaged_set_of_an_older_format_is_served_as_it_is(house):
     damaged[40:44] = b"oops"
     stored = [messages(0, 3, 0), entry(3, 5, bytes(damaged)), batched(6, 2)]
     put(house, *stored)
-    assert [bytes(piece) for piece in fetch_one(house, NEW, 3).records] == [bytes(one.payload) for one in stored[1:]]
+    assert [bytes(piece) for piece in fetch_one(house, NEW, 3).records] == [
+        bytes(one.payload) for one in stored[1:]
+    ]
 
 
-@pytest.mark.parametrize(("version", "magics"), [(0, {0}), (1, {0}), (2, {0, 1}), (3, {0, 1}), (4, {2}), (9, {2}), (10, {2}), (18, {2})])
-def test_a_consumer_gets_no_format_newer_than_its_own_and_whoever_knows_format_2_nothing_else(house, version, magics):
+@pytest.mark.parametrize(
+    ("version", "magics"),
+    [(0, {0}), (1, {0}), (2, {0, 1}), (3, {0, 1}), (4, {2}), (9, {2}), (10, {2}), (18, {2})],
+)
+def test_a_consumer_gets_no_format_newer_than_its_own_and_whoever_knows_format_2_nothing_else(
+    house, version, magics
+):
     put(house, messages(0, 1, 0), messages(1, 1, 1), batched(2, 1))
     row = fetch_one(house, version, 0)
     assert {piece[16] for piece in row.records} == magics
@@ -107,7 +143,12 @@ def test_the_row_tells_where_the_log_begins_and_ends(house):
     put(house, batched(0, 3), batched(3, 4))
     ended(house.partition().log.delete_before(3))
     row = fetch_one(house, NEW, 5)
-    assert (row.error_code, row.high_watermark, row.last_stable_offset, row.log_start_offset) == (0, 7, 7, 3)
+    assert (row.error_code, row.high_watermark, row.last_stable_offset, row.log_start_offset) == (
+        0,
+        7,
+        7,
+        3,
+    )
     assert offsets(row, 5) == [5, 6]
 
 
@@ -122,7 +163,12 @@ def test_an_offset_outside_the_log_is_out_of_range(house, offset):
     put(house, batched(0, 3), batched(3, 4))
     ended(house.partition().log.delete_before(3))
     row = fetch_one(house, NEW, offset)
-    assert (row.error_code, row.high_watermark, row.log_start_offset, list(row.records)) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1, -1, [])
+    assert (row.error_code, row.high_watermark, row.log_start_offset, list(row.records)) == (
+        ErrorCode.OFFSET_OUT_OF_RANGE,
+        -1,
+        -1,
+        [],
+    )
 
 
 @pytest.mark.parametrize(("version", "topic", "code"), [
@@ -137,7 +183,11 @@ def test_a_topic_that_is_not_there_is_unknown(house, version, topic, code):
 def test_a_partition_that_is_not_there_is_unknown_and_the_others_are_served(house):
     put(house, batched(0, 1))
     first, second = fetch(house, NEW, at(0, index=7), at(0))
-    assert (first.error_code, second.error_code, offsets(second)) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0, [0])
+    assert (first.error_code, second.error_code, offsets(second)) == (
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        0,
+        [0],
+    )
 
 
 def test_topics_are_found_by_id(house):
@@ -195,7 +245,9 @@ def test_as_many_whole_batches_are_given_as_fit(house):
     stored = [batched(0, 3), batched(3, 3), batched(6, 3)]
     put(house, *stored)
     both = sizes(*stored[:2])
-    assert [len(fetch_one(house, NEW, 0, limit).records) for limit in (both - 1, both, both + 1)] == [1, 2, 2]
+    assert [
+        len(fetch_one(house, NEW, 0, limit).records) for limit in (both - 1, both, both + 1)
+    ] == [1, 2, 2]
 
 
 @pytest.mark.parametrize("limit", [-1, 0, 1])
@@ -219,7 +271,9 @@ def test_the_requests_own_limit_holds_over_all_partitions(house):
     for index in range(4):
         ended(append(house.partition("wide", index).log, [batched(0, 3)]))
     limit = 2 * sizes(batched(0, 3)) + 1
-    response = ask(house, request(NEW, [at(0, n) for n in range(4)], topic="wide", max_bytes=limit)).result
+    response = ask(
+        house, request(NEW, [at(0, n) for n in range(4)], topic="wide", max_bytes=limit)
+    ).result
     assert [len(row.records) for row in rows(response).values()] == [1, 1, 0, 0]
 
 
@@ -230,7 +284,9 @@ def test_the_gateways_own_limit_holds_whatever_is_asked():
     assert len(fetch_one(house, NEW, 0).records) == 1
 
 
-@pytest.mark.parametrize(("version", "expected"), [(0, [[0], [0]]), (1, [[0], [0]]), (2, [[0], [0]]), (3, [[0], []])])
+@pytest.mark.parametrize(
+    ("version", "expected"), [(0, [[0], [0]]), (1, [[0], [0]]), (2, [[0], [0]]), (3, [[0], []])]
+)
 def test_very_old_consumers_get_one_message_of_each_partition_for_nothing_tells_them_that_they_may_be_left_without(
     house, version, expected
 ):
@@ -276,13 +332,17 @@ def test_old_consumers_never_see_control_batches(house, version):
     assert offsets(fetch_one(house, version, 1, 1), 1) == [2]
 
 
-def test_an_old_consumer_behind_which_there_are_only_control_batches_gets_nothing_and_no_error(house):
+def test_an_old_consumer_behind_which_there_are_only_control_batches_gets_nothing_and_no_error(
+    house,
+):
     put(house, batched(0, 1), control_batch(1))
     row = fetch_one(house, OLDER, 1)
     assert (row.error_code, list(row.records), row.high_watermark) == (0, [], 2)
 
 
-def test_an_old_consumer_gets_over_more_control_batches_than_one_request_looks_at(house, monkeypatch):
+def test_an_old_consumer_gets_over_more_control_batches_than_one_request_looks_at(
+    house, monkeypatch
+):
     monkeypatch.setattr(fetch_reader, "MAX_EMPTY_READS", 2)
     monkeypatch.setattr(fetch_reader, "EMPTY_READ_BYTES", 300)
     put(house, *[control_batch(n) for n in range(50)], batched(50, 1))
@@ -296,13 +356,17 @@ def test_control_batches_passed_over_once_are_not_read_again(house, monkeypatch)
     reads = []
     log = house.partition().log
     real = log.read_resident
-    monkeypatch.setattr(log, "read_resident", lambda offset, size: reads.append(offset) or real(offset, size))
+    monkeypatch.setattr(
+        log, "read_resident", lambda offset, size: reads.append(offset) or real(offset, size)
+    )
     assert list(fetch_one(house, OLDER, 0).records) == []
     assert [offset for offset in reads if offset < 50] == []
 
 
 @pytest.mark.parametrize("version", [0, 2, 3])
-def test_where_down_conversion_is_forbidden_newer_records_are_an_unsupported_version(house, version):
+def test_where_down_conversion_is_forbidden_newer_records_are_an_unsupported_version(
+    house, version
+):
     house.topic("modern", message_downconversion_enable="false")
     log = house.partition("modern").log
     ended(append(log, [messages(0, 1, 0), batched(1, 1)]))
@@ -325,12 +389,18 @@ def test_where_conversion_is_forbidden_zstd_needs_fetch_10(house):
     good = rows(ask(house, request(9, [at(0)], topic="modern")).result)["modern", 0]
     bad = rows(ask(house, request(9, [at(3)], topic="modern")).result)["modern", 0]
     assert (offsets(good), bad.error_code) == ([0, 1, 2], ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
-    assert rows(ask(house, request(10, [at(3)], topic="modern")).result)["modern", 0].error_code == 0
+    assert (
+        rows(ask(house, request(10, [at(3)], topic="modern")).result)["modern", 0].error_code == 0
+    )
 
 
 def unreadable(first, count=3, **more):
     """What is stored of a batch whose header and checksum are right, and whose records are not."""
-    return entry(first, first + count - 1, building.batch(samples(first, count), content=b"nonsense", count=count, **more))
+    return entry(
+        first,
+        first + count - 1,
+        building.batch(samples(first, count), content=b"nonsense", count=count, **more),
+    )
 
 
 @pytest.mark.parametrize("version", [OLD, OLDER])
@@ -348,7 +418,9 @@ def test_a_consumer_of_today_gets_an_unreadable_batch_as_it_is_stored(house):
     assert list(fetch_one(house, NEW, 0).records) == [stored.payload]
 
 
-def test_an_old_consumer_behind_which_there_is_only_an_unreadable_batch_gets_nothing_and_no_error_until_more_comes(house):
+def test_an_old_consumer_behind_which_there_is_only_an_unreadable_batch_gets_nothing_and_no_error_until_more_comes(
+    house,
+):
     put(house, batched(0, 1), unreadable(1))
     row = fetch_one(house, OLDER, 1)
     assert (row.error_code, list(row.records), row.high_watermark) == (0, [], 4)
@@ -385,7 +457,14 @@ def logs(draw: st.DrawFn) -> list[tuple[Entry, list[Sample]]]:
         offset, found = base, []
         for gap in gaps:
             offset += gap
-            found.append(Sample(offset, 5, draw(st.sampled_from([None, b"", b"key"])), b"." * draw(st.integers(0, 60))))
+            found.append(
+                Sample(
+                    offset,
+                    5,
+                    draw(st.sampled_from([None, b"", b"key"])),
+                    b"." * draw(st.integers(0, 60)),
+                )
+            )
             offset += 1
         last = offset - 1 + draw(st.integers(0, 2))
         codec = draw(CODECS)
@@ -393,14 +472,20 @@ def logs(draw: st.DrawFn) -> list[tuple[Entry, list[Sample]]]:
             made.append((control_batch(base), []))
             last = base
         elif kind == "empty":
-            made.append((entry(base, last, building.batch([], base_offset=base, last_offset=last)), []))
+            made.append(
+                (entry(base, last, building.batch([], base_offset=base, last_offset=last)), [])
+            )
         elif kind == "v2":
             raw = building.batch(found, codec=codec, base_offset=base, last_offset=last)
             made.append((entry(base, last, raw), found))
         else:
             magic = int(kind[1])
             last = found[-1].offset
-            raw = building.wrapper(found, codec, magic=magic) if codec else building.message_set(found, magic=magic)
+            raw = (
+                building.wrapper(found, codec, magic=magic)
+                if codec
+                else building.message_set(found, magic=magic)
+            )
             made.append((entry(base, last, raw), found))
         base = last + 1
     return made
@@ -408,7 +493,9 @@ def logs(draw: st.DrawFn) -> list[tuple[Entry, list[Sample]]]:
 
 @settings(max_examples=150, deadline=None)
 @given(logs(), st.sampled_from([0, 1, 2, 3, 4, 9, 12]), st.data())
-def test_every_record_arrives_once_and_in_order_at_every_consumer_that_keeps_fetching(log, version, data):
+def test_every_record_arrives_once_and_in_order_at_every_consumer_that_keeps_fetching(
+    log, version, data
+):
     house = open_house()
     house.topic()
     put(house, *[one for one, _ in log])
@@ -416,7 +503,9 @@ def test_every_record_arrives_once_and_in_order_at_every_consumer_that_keeps_fet
     offset, received = 0, []
     end = house.partition().log.end_offset
     while True:
-        limits = data.draw(st.tuples(st.integers(1, 400), st.integers(1, 400)), label="partition and request bytes")
+        limits = data.draw(
+            st.tuples(st.integers(1, 400), st.integers(1, 400)), label="partition and request bytes"
+        )
         (row,) = fetch(house, version, at(offset, max_bytes=limits[0]), max_bytes=limits[1])
         assert row.error_code == 0
         raw = payload(row)

@@ -34,7 +34,9 @@ def watchers(house: House, index: int = 0) -> int:
     return len(house.partition("orders", index).log._watchers)
 
 
-@pytest.mark.parametrize(("epoch", "following"), [(0, 1), (1, 2), (2147483646, 2147483647), (2147483647, 1)])
+@pytest.mark.parametrize(
+    ("epoch", "following"), [(0, 1), (1, 2), (2147483646, 2147483647), (2147483647, 1)]
+)
 def test_epochs_go_up_and_never_come_back_to_zero(epoch, following):
     assert next_epoch(epoch) == following
 
@@ -168,7 +170,9 @@ def following(kept: FetchSessions, count: int, now: int = 0) -> Round:
 
 
 def test_all_sessions_together_have_a_limit_of_partitions():
-    kept = FetchSessions(10, iter(range(1, 100)).__next__, max_partitions=8, max_partitions_in_all=10)
+    kept = FetchSessions(
+        10, iter(range(1, 100)).__next__, max_partitions=8, max_partitions_in_all=10
+    )
     first, second = following(kept, 6), following(kept, 6)
     assert kept.has_room(first, 0)
     assert not kept.has_room(second, 0)

@@ -49,23 +49,40 @@ class Told:
     def beat(self, member_id: str, epoch: int = 0, **words: Any) -> Beaten | None:
         """One heartbeat: a newcomer says everything, others only what is given. None while its answer waits."""
         if epoch == 0:
-            words = {"rebalance_timeout_ms": REBALANCE, "topics": frozenset({"a"}), "owned": {}, **words}
+            words = {
+                "rebalance_timeout_ms": REBALANCE,
+                "topics": frozenset({"a"}),
+                "owned": {},
+                **words,
+            }
         self.count += 1
         self.group.beat(Beat(member_id, epoch, **words), self.count, self.now)
         self.act()
         return self.answers.get(self.count)
 
-    def join(self, member_id: str, metadata: bytes, *, protocol: str = "range", **words: Any) -> Joined | None:
+    def join(
+        self, member_id: str, metadata: bytes, *, protocol: str = "range", **words: Any
+    ) -> Joined | None:
         self.count += 1
         fields = {"instance_id": None, "is_told_first": False, **words}
         joining = Joining(
-            member_id, fields["instance_id"], "c", "/h", "consumer", ((protocol, metadata),), SESSION, REBALANCE, fields["is_told_first"]
+            member_id,
+            fields["instance_id"],
+            "c",
+            "/h",
+            "consumer",
+            ((protocol, metadata),),
+            SESSION,
+            REBALANCE,
+            fields["is_told_first"],
         )
         self.group.join(joining, member_id or f"new-{self.count}", self.count, self.now)
         self.act()
         return self.answers.get(self.count)
 
-    def sync(self, member_id: str, generation: int, instance_id: str | None = None) -> Synced | None:
+    def sync(
+        self, member_id: str, generation: int, instance_id: str | None = None
+    ) -> Synced | None:
         self.count += 1
         self.group.sync(Syncing(member_id, instance_id, generation), self.count, self.now)
         self.act()
@@ -84,6 +101,8 @@ def of(*indexes: int) -> dict[bytes, frozenset[int]]:
 
 def metadata_of(owned: set[int]) -> bytes:
     """A subscription to the topic, v1: version, topics, no notes, and what its member has, which is laid out as an assignment is."""
-    head = b"\0\1" + b"\0\0\0\1" + len(TOPIC).to_bytes(2, "big") + TOPIC.encode() + b"\xff\xff\xff\xff"
+    head = (
+        b"\0\1" + b"\0\0\0\1" + len(TOPIC).to_bytes(2, "big") + TOPIC.encode() + b"\xff\xff\xff\xff"
+    )
     said = assignment_bytes({TOPIC: frozenset(owned)} if owned else {}, b"\0\1")
     return head + said[2:-4]

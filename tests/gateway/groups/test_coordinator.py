@@ -23,17 +23,33 @@ def house() -> House:
     return open_house()
 
 
-def joining(member_id: str = "", instance: str | None = None, *, first: bool = False, metadata: bytes = b"m") -> Joining:
-    return Joining(member_id, instance, "c", "/h", "consumer", (("range", metadata),), SESSION * 1000, 60_000, first)
+def joining(
+    member_id: str = "", instance: str | None = None, *, first: bool = False, metadata: bytes = b"m"
+) -> Joining:
+    return Joining(
+        member_id,
+        instance,
+        "c",
+        "/h",
+        "consumer",
+        (("range", metadata),),
+        SESSION * 1000,
+        60_000,
+        first,
+    )
 
 
-def join(house: House, member_id: str = "", instance: str | None = None, group: str = "g", **fields: Any) -> Started:
+def join(
+    house: House, member_id: str = "", instance: str | None = None, group: str = "g", **fields: Any
+) -> Started:
     return Started(house.broker.groups.join(group, joining(member_id, instance, **fields)))
 
 
 def sync(house: House, member_id: str, generation: int, **assignments: bytes) -> Started:
     words = tuple((name.replace("_", "-"), word) for name, word in assignments.items())
-    return Started(house.broker.groups.sync("g", Syncing(member_id, None, generation, assignments=words)))
+    return Started(
+        house.broker.groups.sync("g", Syncing(member_id, None, generation, assignments=words))
+    )
 
 
 def alone(house: House, instance: str | None = None) -> Joined:
@@ -41,7 +57,12 @@ def alone(house: House, instance: str | None = None) -> Joined:
     waiting = join(house, instance=instance)
     house.clock.advance(INITIAL_DELAY)
     member = waiting.result
-    assert sync(house, member.member_id, 1, **{member.member_id.replace("-", "_"): b"mine"}).result.code is ErrorCode.NONE
+    assert (
+        sync(
+            house, member.member_id, 1, **{member.member_id.replace("-", "_"): b"mine"}
+        ).result.code
+        is ErrorCode.NONE
+    )
     return member
 
 
@@ -95,7 +116,10 @@ def test_a_store_that_fails_makes_the_members_join_again(house):
     waiting = join(house)
     house.clock.advance(INITIAL_DELAY)
     house.store.refuse_writes = True
-    assert sync(house, waiting.result.member_id, 1, c_id_1=b"mine").result.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert (
+        sync(house, waiting.result.member_id, 1, c_id_1=b"mine").result.code
+        is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    )
     assert state(house) is GroupState.PREPARING_REBALANCE
     house.store.refuse_writes = False
     assert join(house, "c-id-1").result.generation == 2
@@ -196,7 +220,10 @@ def test_a_join_whose_connection_goes_waits_no_longer(house):
     waiting = join(house, first=True)
     known = join(house, waiting.result.member_id)
     known.cancel()
-    assert [member.member_id for member in house.broker.groups.get("g").roster] == ["c-id-1", "c-id-2"]
+    assert [member.member_id for member in house.broker.groups.get("g").roster] == [
+        "c-id-1",
+        "c-id-2",
+    ]
     # It knows its id and could still come; its session says how long.
     leader = join(house, "c-id-1")
     assert not leader.is_done
@@ -231,7 +258,11 @@ def test_an_answer_may_bring_the_next_request_at_once(house):
     async def member() -> bytes:
         joined = await house.broker.groups.join("g", joining())
         words = tuple((fellow.member_id, fellow.member_id.encode()) for fellow in joined.fellows)
-        return (await house.broker.groups.sync("g", Syncing(joined.member_id, None, joined.generation, assignments=words))).assignment
+        return (
+            await house.broker.groups.sync(
+                "g", Syncing(joined.member_id, None, joined.generation, assignments=words)
+            )
+        ).assignment
 
     members = [Started(member()) for _ in range(4)]
     house.clock.advance(INITIAL_DELAY)
@@ -262,7 +293,10 @@ def test_a_group_that_nobody_came_to_be_in_is_not_kept(house):
 def test_ten_thousand_joins_without_a_sync_stay_within_the_limit():
     house = open_house(group_max_pending_members=1_000)
     codes = [join(house, first=True).result.code for _ in range(10_000)]
-    assert codes == [ErrorCode.MEMBER_ID_REQUIRED] * 1_000 + [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 9_000
+    assert (
+        codes
+        == [ErrorCode.MEMBER_ID_REQUIRED] * 1_000 + [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 9_000
+    )
     house.clock.advance(SESSION)
     assert list(house.broker.groups) == []
 
@@ -319,7 +353,10 @@ def test_a_static_member_that_comes_back_all_the_time_does_not_heap_up_what_is_s
 def test_all_groups_together_are_bounded(caplog):
     house = open_house(max_group_bytes=1 << 20)
     groups = 0
-    while join(house, group=f"g{groups}", metadata=bytes(100_000)).failure is None and house.broker.groups.get(f"g{groups}") is not None:
+    while (
+        join(house, group=f"g{groups}", metadata=bytes(100_000)).failure is None
+        and house.broker.groups.get(f"g{groups}") is not None
+    ):
         groups += 1
     assert groups == 10
     for _ in range(100):
@@ -441,8 +478,14 @@ def test_only_members_of_this_generation_commit(house):
     assert code(member, 1) is ErrorCode.REBALANCE_IN_PROGRESS
     sync(house, member, 1)
     assert (code(member, 1), code(member, 1, "one")) == (ErrorCode.NONE, ErrorCode.NONE)
-    assert (code(member, 0), code(member, -1)) == (ErrorCode.ILLEGAL_GENERATION, ErrorCode.ILLEGAL_GENERATION)
-    assert (code("other", 1), code("other", 1, "one")) == (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID)
+    assert (code(member, 0), code(member, -1)) == (
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.ILLEGAL_GENERATION,
+    )
+    assert (code("other", 1), code("other", 1, "one")) == (
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.FENCED_INSTANCE_ID,
+    )
     groups.leave("g", "", "one", "")
     assert (code("", -1), code(member, 1)) == (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID)
 

@@ -17,7 +17,9 @@ from tests.gateway.groups.consuming import START
 A = id_of("a")
 
 
-def start(found: dict[bytes, bytes], *, refuses: bool = False) -> tuple[list[tuple[str, str]], set[bytes]]:
+def start(
+    found: dict[bytes, bytes], *, refuses: bool = False
+) -> tuple[list[tuple[str, str]], set[bytes]]:
     """The groups and their kinds, and the keys that are left in the store."""
     store = MemoryStore()
     ended(store.open())
@@ -29,17 +31,25 @@ def start(found: dict[bytes, bytes], *, refuses: bool = False) -> tuple[list[tup
     ended(put())
     store.refuse_writes = refuses
     groups = ended(load(table, FakeTopology(), Settings(), START, lambda _: Settings()))
-    return sorted((group.group_id, group.kind) for group in groups), set(store.medium.tables["groups"])
+    return sorted((group.group_id, group.kind) for group in groups), set(
+        store.medium.tables["groups"]
+    )
 
 
 def consumer_group(group_id: str, *members: ConsumerMember) -> dict[bytes, bytes]:
     row = ConsumerGroupRow(3, 3, 9, b"", START)
     found = {consumer_rows.key_of(group_id, ITSELF): consumer_rows.value_of(row)}
-    return found | {consumer_rows.key_of(group_id, one.number): consumer_rows.value_of(one) for one in members}
+    return found | {
+        consumer_rows.key_of(group_id, one.number): consumer_rows.value_of(one) for one in members
+    }
 
 
 def classic_group(group_id: str) -> dict[bytes, bytes]:
-    return {classic_rows.key_of(group_id): classic_rows.value_of(GroupRow(3, "consumer", None, None, START))}
+    return {
+        classic_rows.key_of(group_id): classic_rows.value_of(
+            GroupRow(3, "consumer", None, None, START)
+        )
+    }
 
 
 def test_groups_of_both_kinds_go_on():
@@ -48,16 +58,24 @@ def test_groups_of_both_kinds_go_on():
 
 
 def test_a_consumer_group_that_contradicts_itself_begins_anew_and_its_rows_go():
-    twice = [ConsumerMember(number, f"m{number}", epoch=3, assigned={A: {0: 3}}) for number in (1, 2)]
+    twice = [
+        ConsumerMember(number, f"m{number}", epoch=3, assigned={A: {0: 3}}) for number in (1, 2)
+    ]
     namesakes = [ConsumerMember(number, f"m{number}", "i") for number in (1, 2)]
     fine = consumer_group("fine")
     headless = {consumer_rows.key_of("headless", 1): consumer_rows.value_of(ConsumerMember(1, "m"))}
-    found = fine | consumer_group("twice", *twice) | consumer_group("namesakes", *namesakes) | headless
+    found = (
+        fine | consumer_group("twice", *twice) | consumer_group("namesakes", *namesakes) | headless
+    )
     assert start(found) == ([("fine", "consumer")], set(fine))
 
 
 def test_rows_of_other_groups_do_not_suffer_from_one_that_nobody_can_read():
-    found = classic_group("c") | {b"\xfe": b"?", b"\xff\xff": b"?", consumer_rows.key_of("x", ITSELF): b"?"}
+    found = classic_group("c") | {
+        b"\xfe": b"?",
+        b"\xff\xff": b"?",
+        consumer_rows.key_of("x", ITSELF): b"?",
+    }
     assert start(found)[0] == [("c", "classic")]
 
 

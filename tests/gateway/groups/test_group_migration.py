@@ -31,7 +31,12 @@ def joined(*owned: set[int]) -> Group:
     group = Group("g", Settings(group_initial_rebalance_delay_ms=0), START)
     for number, indexes in enumerate(owned):
         words = (("sticky", metadata_of(indexes)),)
-        group.join(Joining("", f"i{number}", "c", "/h", "consumer", words, 30_000, 60_000), f"m{number}", number, START)
+        group.join(
+            Joining("", f"i{number}", "c", "/h", "consumer", words, 30_000, 60_000),
+            f"m{number}",
+            number,
+            START,
+        )
     for _ in range(2):
         group.expire(START)
     assert group.state is GroupState.COMPLETING_REBALANCE
@@ -59,8 +64,14 @@ def test_members_of_a_stable_group_have_what_it_assigned(topology):
     group = joined({0, 1, 2, 3}, set())
     assign(group, to(0, 1), to(2, 3))
     stored = as_consumer(group, topology)
-    assert [dict(member.assigned) for member in stored.members] == [{T: {0: 1, 1: 1}}, {T: {2: 1, 3: 1}}]
-    assert [dict(member.target) for member in stored.members] == [{T: frozenset({0, 1})}, {T: frozenset({2, 3})}]
+    assert [dict(member.assigned) for member in stored.members] == [
+        {T: {0: 1, 1: 1}},
+        {T: {2: 1, 3: 1}},
+    ]
+    assert [dict(member.target) for member in stored.members] == [
+        {T: frozenset({0, 1})},
+        {T: frozenset({2, 3})},
+    ]
     assert {member.epoch for member in stored.members} == {stored.row.epoch} == {1}
 
 
@@ -79,7 +90,9 @@ def test_a_topic_that_has_gone_is_nobodys(topology):
     assert as_consumer(group, topology).members[0].assigned == {}
 
 
-@pytest.mark.parametrize("assignments", [(to(0), to(0, 1)), (to(0)[:-4] + b"\0\0\0\1x", to(1)), (b"?", to(1))])
+@pytest.mark.parametrize(
+    "assignments", [(to(0), to(0, 1)), (to(0)[:-4] + b"\0\0\0\1x", to(1)), (b"?", to(1))]
+)
 def test_what_a_consumer_group_could_not_keep_stays_in_a_classic_one(topology, assignments):
     group = joined(set(), set())
     assign(group, *assignments)
@@ -96,12 +109,33 @@ def test_a_group_larger_than_a_consumer_group_may_be_stays_a_classic_one():
 def test_members_of_a_classic_group_have_what_their_targets_gave_them(topology):
     words = ClassicWords(30_000, (("sticky", metadata_of(set())), ("range", metadata_of(set()))))
     members = [
-        ConsumerMember(1, "a", "i", None, "c", "/h", 60_000, classic=words, epoch=7, target={T: frozenset({0, 3})}),
-        ConsumerMember(2, "b", classic=ClassicWords(30_000, (("range", metadata_of(set())),)), epoch=6),
+        ConsumerMember(
+            1,
+            "a",
+            "i",
+            None,
+            "c",
+            "/h",
+            60_000,
+            classic=words,
+            epoch=7,
+            target={T: frozenset({0, 3})},
+        ),
+        ConsumerMember(
+            2, "b", classic=ClassicWords(30_000, (("range", metadata_of(set())),)), epoch=6
+        ),
     ]
     group = as_classic("g", 7, members, topology, Settings(), START)
-    assert (group.state, group.generation, group.protocol, group.roster.leader) == (GroupState.STABLE, 7, "range", "a")
-    assert [assignment_of(member.assignment)[0] for member in group.roster] == [{TOPIC: frozenset({0, 3})}, {}]
+    assert (group.state, group.generation, group.protocol, group.roster.leader) == (
+        GroupState.STABLE,
+        7,
+        "range",
+        "a",
+    )
+    assert [assignment_of(member.assignment)[0] for member in group.roster] == [
+        {TOPIC: frozenset({0, 3})},
+        {},
+    ]
     assert group.subscribed == frozenset({TOPIC})
 
 
@@ -116,7 +150,9 @@ def test_a_group_of_one_static_member_is_a_classic_one_when_that_comes_back_so(e
     group = told.group.successor
     assert group is not None
     assert group.state is GroupState.STABLE
-    assert [assignment_of(member.assignment)[0] for member in group.roster] == [{TOPIC: frozenset({0, 1})}]
+    assert [assignment_of(member.assignment)[0] for member in group.roster] == [
+        {TOPIC: frozenset({0, 1})}
+    ]
 
 
 def test_members_that_name_too_much_to_be_looked_at_in_one_go_stay_in_their_group(topology):

@@ -88,14 +88,25 @@ class Client:
         if not self.is_classic:
             topic = self.house.broker.topics.get(TOPIC).topic.topic_id
             owned = {topic: frozenset(self.reads)} if self.reads else {}
-            beat = Beat(self.member_id, self.epoch, None, None, 60_000, frozenset({TOPIC}), owned=owned)
+            beat = Beat(
+                self.member_id, self.epoch, None, None, 60_000, frozenset({TOPIC}), owned=owned
+            )
             self.waiting = Started(groups.beat("g", beat))
         elif self.must_join:
             if not self.is_stepwise:
                 self.reads.clear()
             protocol = "stepwise" if self.is_stepwise else "at once"
             words = ((protocol, metadata_of(self.reads)),)
-            joining = Joining(self.member_id if self.epoch else "", None, self.member_id, "/h", "consumer", words, SESSION, 60_000)
+            joining = Joining(
+                self.member_id if self.epoch else "",
+                None,
+                self.member_id,
+                "/h",
+                "consumer",
+                words,
+                SESSION,
+                60_000,
+            )
             self.waiting = Started(groups.join("g", joining))
         else:
             try:
@@ -118,27 +129,57 @@ class Client:
             self.must_join = self.is_stepwise and bool(self.reads - told)
             self.reads = told
         else:
-            self.member_id, self.epoch, self.must_join, self.is_syncing = reply.member_id, reply.generation, False, True
-            words = tuple(self._assigns(reply.fellows).items()) if reply.leader == self.member_id else ()
-            self.waiting = Started(self.house.broker.groups.sync("g", Syncing(self.member_id, None, self.epoch, assignments=words)))
+            self.member_id, self.epoch, self.must_join, self.is_syncing = (
+                reply.member_id,
+                reply.generation,
+                False,
+                True,
+            )
+            words = (
+                tuple(self._assigns(reply.fellows).items())
+                if reply.leader == self.member_id
+                else ()
+            )
+            self.waiting = Started(
+                self.house.broker.groups.sync(
+                    "g", Syncing(self.member_id, None, self.epoch, assignments=words)
+                )
+            )
 
     def _is_refused(self, code: ErrorCode) -> None:
         self.must_join = True
-        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.GROUP_ID_NOT_FOUND):
+        if code in (
+            ErrorCode.UNKNOWN_MEMBER_ID,
+            ErrorCode.ILLEGAL_GENERATION,
+            ErrorCode.FENCED_MEMBER_EPOCH,
+            ErrorCode.GROUP_ID_NOT_FOUND,
+        ):
             self.reads.clear()
             self.epoch = 0
 
     def _assigns(self, fellows: Any) -> dict[str, bytes]:
         """As a leader does; one that goes step by step gives nobody what another one still has."""
-        owned = {one.member_id: subscription_of(one.metadata).owned.get(TOPIC, frozenset()) for one in fellows}
+        owned = {
+            one.member_id: subscription_of(one.metadata).owned.get(TOPIC, frozenset())
+            for one in fellows
+        }
         topic = TOPIC.encode()
-        members = {name: Subscriber(None, frozenset({topic}), {topic: indexes}) for name, indexes in owned.items()}
-        given = {name: set(rows.get(topic, ())) for name, rows in assign_uniform(members, {topic: PARTITIONS}).items()}
+        members = {
+            name: Subscriber(None, frozenset({topic}), {topic: indexes})
+            for name, indexes in owned.items()
+        }
+        given = {
+            name: set(rows.get(topic, ()))
+            for name, rows in assign_uniform(members, {topic: PARTITIONS}).items()
+        }
         for name, indexes in given.items():
             for other, has in owned.items():
                 if other != name:
                     indexes -= has
-        return {name: assignment_bytes({TOPIC: frozenset(indexes)} if indexes else {}, b"\0\1") for name, indexes in given.items()}
+        return {
+            name: assignment_bytes({TOPIC: frozenset(indexes)} if indexes else {}, b"\0\1")
+            for name, indexes in given.items()
+        }
 
 
 class ConversionModel(RuleBasedStateMachine):
@@ -226,7 +267,9 @@ class ConversionModel(RuleBasedStateMachine):
         read = [index for client in self.clients for index in client.reads]
         assert sorted(read) == list(range(PARTITIONS)), "(2)"
         group = self.house.broker.groups.get("g")
-        assert group.kind == ("classic" if all(client.is_classic for client in self.clients) else "consumer"), "(3)"
+        assert group.kind == (
+            "classic" if all(client.is_classic for client in self.clients) else "consumer"
+        ), "(3)"
         assert not any(client.waiting for client in self.clients), "(4)"
         assert len(group.roster) == len(self.clients)
 

@@ -29,7 +29,9 @@ def asked(house: House, request: Any, version: int) -> Started:
 def response_class(request: Any) -> Any:
     """The codec's class of the reply to such a request."""
     kind = type(request)
-    return getattr(importlib.import_module(kind.__module__), kind.__name__.removesuffix("Request") + "Response")
+    return getattr(
+        importlib.import_module(kind.__module__), kind.__name__.removesuffix("Request") + "Response"
+    )
 
 
 def answer(request: Any, body: bytes, version: int) -> Any:

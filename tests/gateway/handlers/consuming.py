@@ -41,7 +41,9 @@ def request(
 ) -> FetchRequest:
     topics = [FetchTopic(topic, partitions)] if partitions else []
     gone = [(topic, forgotten)] if forgotten else []
-    return FetchRequest(version, -1, max_wait_ms, min_bytes, max_bytes, isolation_level, *session, topics, gone)
+    return FetchRequest(
+        version, -1, max_wait_ms, min_bytes, max_bytes, isolation_level, *session, topics, gone
+    )
 
 
 def ask(house: House, asked: FetchRequest) -> Started:

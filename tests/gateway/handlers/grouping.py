@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kafka.protocol.consumer.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+from kafka.protocol.consumer.group import (
+    HeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    SyncGroupRequest,
+)
 from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
 from tests.fakes.broker import House
@@ -15,33 +20,73 @@ INITIAL_DELAY = 3
 
 
 def subscription(*topics: str) -> bytes:
-    return bytes(ConsumerProtocolSubscription(version=0, topics=list(topics), user_data=b"").encode(version=0))
-
-
-def join_request(
-    member_id: str = "", *, group: str = "g", instance: str | None = None, metadata: bytes | None = None, **fields: Any
-) -> Any:
-    protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=subscription("orders") if metadata is None else metadata)
-    values: dict[str, Any] = {"session_timeout_ms": 10_000, "rebalance_timeout_ms": 60_000, "protocol_type": "consumer"}
-    return JoinGroupRequest(
-        group_id=group, member_id=member_id, group_instance_id=instance, **{"protocols": [protocol], "reason": None} | values | fields
+    return bytes(
+        ConsumerProtocolSubscription(version=0, topics=list(topics), user_data=b"").encode(
+            version=0
+        )
     )
 
 
-def sync_request(member_id: str, generation: int, assignments: dict[str, bytes] | None = None, **fields: Any) -> Any:
-    rows = [SyncGroupRequest.SyncGroupRequestAssignment(member_id=name, assignment=word) for name, word in (assignments or {}).items()]
-    values = {"group_id": "g", "group_instance_id": None, "protocol_type": "consumer", "protocol_name": "range"} | fields
-    return SyncGroupRequest(member_id=member_id, generation_id=generation, assignments=rows, **values)
+def join_request(
+    member_id: str = "",
+    *,
+    group: str = "g",
+    instance: str | None = None,
+    metadata: bytes | None = None,
+    **fields: Any,
+) -> Any:
+    protocol = JoinGroupRequest.JoinGroupRequestProtocol(
+        name="range", metadata=subscription("orders") if metadata is None else metadata
+    )
+    values: dict[str, Any] = {
+        "session_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 60_000,
+        "protocol_type": "consumer",
+    }
+    return JoinGroupRequest(
+        group_id=group,
+        member_id=member_id,
+        group_instance_id=instance,
+        **{"protocols": [protocol], "reason": None} | values | fields,
+    )
 
 
-def heartbeat(house: House, member_id: str, generation: int, version: int = 4, instance: str | None = None) -> int:
-    request = HeartbeatRequest(group_id="g", generation_id=generation, member_id=member_id, group_instance_id=instance)
+def sync_request(
+    member_id: str, generation: int, assignments: dict[str, bytes] | None = None, **fields: Any
+) -> Any:
+    rows = [
+        SyncGroupRequest.SyncGroupRequestAssignment(member_id=name, assignment=word)
+        for name, word in (assignments or {}).items()
+    ]
+    values = {
+        "group_id": "g",
+        "group_instance_id": None,
+        "protocol_type": "consumer",
+        "protocol_name": "range",
+    } | fields
+    return SyncGroupRequest(
+        member_id=member_id, generation_id=generation, assignments=rows, **values
+    )
+
+
+def heartbeat(
+    house: House, member_id: str, generation: int, version: int = 4, instance: str | None = None
+) -> int:
+    request = HeartbeatRequest(
+        group_id="g", generation_id=generation, member_id=member_id, group_instance_id=instance
+    )
     return int(ask(house, request, version).error_code)
 
 
 def leave(house: House, *members: tuple[str, str | None], version: int = 5) -> list[int]:
-    rows = [LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=instance, reason="done") for name, instance in members]
-    return [row.error_code for row in ask(house, LeaveGroupRequest(group_id="g", members=rows), version).members]
+    rows = [
+        LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=instance, reason="done")
+        for name, instance in members
+    ]
+    return [
+        row.error_code
+        for row in ask(house, LeaveGroupRequest(group_id="g", members=rows), version).members
+    ]
 
 
 def joined(house: House, version: int = 9, **fields: Any) -> Any:
@@ -60,7 +105,13 @@ def joined(house: House, version: int = 9, **fields: Any) -> Any:
 def stable(house: House, version: int = 9, **fields: Any) -> Any:
     """A group of one member, which has its assignment: `mine`."""
     member = joined(house, version, **fields)
-    synced = ask(house, sync_request(member.member_id, member.generation_id, {member.member_id: b"mine"}, **_instance(fields)), 5)
+    synced = ask(
+        house,
+        sync_request(
+            member.member_id, member.generation_id, {member.member_id: b"mine"}, **_instance(fields)
+        ),
+        5,
+    )
     assert (synced.error_code, synced.assignment) == (0, b"mine")
     return member
 

@@ -22,7 +22,19 @@ ASKED = sorted(ROUTES)
 
 #: Words that mean something, among any others, so that requests get past the first check.
 WORDS = st.sampled_from(
-    ["orders", "or.ders", "or_ders", "", "0", "1", "-1", "retention.ms", "cleanup.policy", "compact,delete", "min.cleanable.dirty.ratio"]
+    [
+        "orders",
+        "or.ders",
+        "or_ders",
+        "",
+        "0",
+        "1",
+        "-1",
+        "retention.ms",
+        "cleanup.policy",
+        "compact,delete",
+        "min.cleanable.dirty.ratio",
+    ]
 )
 LONGEST_WAIT = INT32_MAX / 1000 + 1
 SMALL = st.integers(-7, 12)
@@ -32,7 +44,11 @@ def values(field: Any, version: int) -> st.SearchStrategy[Any]:
     """What a field of a message may hold; null, too, where it may be null."""
     versions = field._nullable_versions
     strategy = _values(field, version)
-    return st.none() | strategy if versions is not None and versions[0] <= version <= versions[1] else strategy
+    return (
+        st.none() | strategy
+        if versions is not None and versions[0] <= version <= versions[1]
+        else strategy
+    )
 
 
 def _values(field: Any, version: int) -> st.SearchStrategy[Any]:
@@ -46,13 +62,18 @@ def _values(field: Any, version: int) -> st.SearchStrategy[Any]:
 
 
 def structs(struct: Any, make: Any, version: int) -> st.SearchStrategy[Any]:
-    return st.builds(make, **{field.name: values(field, version) for field in struct.untagged_fields(version)})
+    return st.builds(
+        make, **{field.name: values(field, version) for field in struct.untagged_fields(version)}
+    )
 
 
 _PLAIN: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "bytes": st.binary(max_size=20),
-    "records": st.sampled_from([bytes(batch(2)), bytes(old_set(2, magic=0)), bytes(old_set(2, magic=1, codec=1))]) | st.binary(max_size=80),
+    "records": st.sampled_from(
+        [bytes(batch(2)), bytes(old_set(2, magic=0)), bytes(old_set(2, magic=1, codec=1))]
+    )
+    | st.binary(max_size=80),
     "int8": SMALL | int8s,
     "int16": SMALL | int16s,
     "int32": SMALL | int32s,
@@ -65,12 +86,20 @@ _PLAIN: dict[str, st.SearchStrategy[Any]] = {
 
 
 def a_house() -> House:
-    house = open_house(max_partitions_per_topic=20, group_min_session_timeout_ms=0, group_max_session_timeout_ms=INT32_MAX)
+    house = open_house(
+        max_partitions_per_topic=20,
+        group_min_session_timeout_ms=0,
+        group_max_session_timeout_ms=INT32_MAX,
+    )
     house.topic("orders", 2, cleanup_policy="compact,delete")
     return house
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(asked=st.sampled_from(ASKED), data=st.data())
 def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject) -> None:
     key, version = asked
@@ -108,7 +137,10 @@ def test_any_value_of_any_config_is_taken_or_refused(text: str) -> None:
     assert len(names) == 37
     for name in names:
         config = resource.AlterableConfig(name=name, config_operation=0, value=text)
-        request = kind(resources=[resource(resource_type=2, resource_name="orders", configs=[config])], validate_only=False)
+        request = kind(
+            resources=[resource(resource_type=2, resource_name="orders", configs=[config])],
+            validate_only=False,
+        )
         assert ask(house, request, 1).responses[0].error_code in (0, 40)
         # What was taken can be shown, and the topic works on.
         assert len(_configs(house)) == 37
@@ -116,5 +148,7 @@ def test_any_value_of_any_config_is_taken_or_refused(text: str) -> None:
 
 def _configs(house: House) -> Any:
     kind = REQUESTS[ApiKey.DESCRIBE_CONFIGS]
-    resource = kind.DescribeConfigsResource(resource_type=2, resource_name="orders", configuration_keys=None)
+    resource = kind.DescribeConfigsResource(
+        resource_type=2, resource_name="orders", configuration_keys=None
+    )
     return ask(house, kind(resources=[resource]), 1).results[0].configs

@@ -19,7 +19,9 @@ def house() -> House:
     return house
 
 
-def describe(house: House, *names: str, limit: int = 100, cursor: tuple[str, int] | None = None) -> Any:
+def describe(
+    house: House, *names: str, limit: int = 100, cursor: tuple[str, int] | None = None
+) -> Any:
     kind = DescribeTopicPartitionsRequest
     at = None if cursor is None else kind.Cursor(topic_name=cursor[0], partition_index=cursor[1])
     topics = [kind.TopicRequest(name=name) for name in names]
@@ -69,7 +71,11 @@ def test_no_page_has_more_than_the_limit_however_many_are_asked_for(house: House
 # As Kafka 3.9.2 answered.
 def test_topics_that_are_not_there_are_errors_of_theirs(house: House) -> None:
     reply = describe(house, "never", "a", "x y", "a")
-    assert [(topic.name, topic.error_code) for topic in reply.topics] == [("a", 0), ("never", 3), ("x y", 17)]
+    assert [(topic.name, topic.error_code) for topic in reply.topics] == [
+        ("a", 0),
+        ("never", 3),
+        ("x y", 17),
+    ]
 
 
 def test_a_cursor_past_the_end_of_its_topic_tells_no_partition(house: House) -> None:
@@ -81,7 +87,9 @@ def test_a_cursor_on_a_topic_that_is_gone_goes_on_with_the_next(house: House) ->
 
 
 @pytest.mark.parametrize("cursor", [("a", -2), ("z", 0), ("b", 0)])
-def test_a_cursor_that_is_none_of_what_is_asked_for_is_refused(house: House, cursor: tuple[str, int]) -> None:
+def test_a_cursor_that_is_none_of_what_is_asked_for_is_refused(
+    house: House, cursor: tuple[str, int]
+) -> None:
     reply = describe(house, "a", cursor=cursor)
     assert [(topic.name, topic.error_code) for topic in reply.topics] == [("a", 42)]
 
@@ -91,7 +99,12 @@ def test_a_partition_is_led_and_held_by_the_gateway() -> None:
     house.topic("a")
     topic = describe(house, "a").topics[0]
     (row,) = topic.partitions
-    assert (row.leader_id, row.leader_epoch, list(row.replica_nodes), list(row.isr_nodes)) == (4, 0, [4], [4])
+    assert (row.leader_id, row.leader_epoch, list(row.replica_nodes), list(row.isr_nodes)) == (
+        4,
+        0,
+        [4],
+        [4],
+    )
     assert topic.topic_id.bytes == house.broker.topics.require("a").topic.topic_id
     # 0b110111111000: read, write, create, delete, alter, describe, describe and alter configs, as Kafka 3.9.2 without an authorizer.
     assert topic.topic_authorized_operations == 3576

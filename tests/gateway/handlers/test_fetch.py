@@ -13,7 +13,17 @@ from gateway.protocol.wire.fetch_codec import FetchPartition
 from storage.log import StorageFailed
 from tests.compat.records.building import GZIP, Sample, batch
 from tests.fakes.broker import House, Started, ended, open_house
-from tests.gateway.handlers.consuming import ask, at, batch_entry, consume, entry, payload, request, rows, wire
+from tests.gateway.handlers.consuming import (
+    ask,
+    at,
+    batch_entry,
+    consume,
+    entry,
+    payload,
+    request,
+    rows,
+    wire,
+)
 
 NEW = 12
 WAIT = 500
@@ -63,7 +73,9 @@ def test_an_answer_with_enough_bytes_does_not_wait(house):
     assert nothing_left(house)
 
 
-@pytest.mark.parametrize("more", [{"max_wait_ms": 0}, {"min_bytes": 0, "max_wait_ms": WAIT}], ids=["no wait", "no bytes"])
+@pytest.mark.parametrize(
+    "more", [{"max_wait_ms": 0}, {"min_bytes": 0, "max_wait_ms": WAIT}], ids=["no wait", "no bytes"]
+)
 def test_who_wants_no_wait_has_none(house, more):
     assert ask(house, request(NEW, [at(0)], **more)).is_done
 
@@ -145,7 +157,9 @@ def test_what_comes_while_another_partition_is_read_is_not_slept_through(house, 
         return await real(offset, max_bytes)
 
     size = len(batch_entry(0, 1).payload)
-    monkeypatch.setattr(log, "read_resident", lambda offset, max_bytes: None if offset < log.end_offset else [])
+    monkeypatch.setattr(
+        log, "read_resident", lambda offset, max_bytes: None if offset < log.end_offset else []
+    )
     monkeypatch.setattr(log, "read", slow)
     house.threads.hold()
     polling = poll(house, at(0, 0), at(0, 1), min_bytes=2 * size)
@@ -199,7 +213,9 @@ def test_a_diverging_log_is_told_at_once(house):
 
 
 @pytest.mark.parametrize("version", [1, 3])
-def test_an_old_consumer_waits_at_a_batch_that_cannot_be_read_until_something_follows(house, version):
+def test_an_old_consumer_waits_at_a_batch_that_cannot_be_read_until_something_follows(
+    house, version
+):
     log = house.partition("orders").log
     broken = entry(0, 2, batch([Sample(n, 5, b"k", b"v") for n in range(3)], content=b"nonsense"))
 
@@ -262,8 +278,12 @@ def test_a_failing_store_is_told_in_the_row(house, monkeypatch):
 
 
 @pytest.mark.parametrize("version", range(19))
-def test_every_version_has_an_answer_that_can_be_written_and_no_set_of_length_minus_one(house, version):
-    topic: str | bytes = house.broker.topics.require("orders").topic.topic_id if version >= 13 else "orders"
+def test_every_version_has_an_answer_that_can_be_written_and_no_set_of_length_minus_one(
+    house, version
+):
+    topic: str | bytes = (
+        house.broker.topics.require("orders").topic.topic_id if version >= 13 else "orders"
+    )
     put(house)
     response = ask(house, request(version, [at(0, 0), at(0, 1), at(99, 2)], topic=topic)).result
     raw = wire(response, version)
@@ -279,7 +299,9 @@ def test_every_version_has_an_answer_that_can_be_written_and_no_set_of_length_mi
 class Consumer:
     """A client in a session: it names its partitions once, then only what changes (Java's FetchSessionHandler)."""
 
-    def __init__(self, house: House, *partitions: Any, version: int = NEW, topic: str | bytes = "orders") -> None:
+    def __init__(
+        self, house: House, *partitions: Any, version: int = NEW, topic: str | bytes = "orders"
+    ) -> None:
         self.house = house
         self.version = version
         self.topic = topic
@@ -288,7 +310,9 @@ class Consumer:
         self.id = self.first.session_id
 
     def start(self, *changed: Any, **more: Any) -> Started:
-        asked = request(self.version, changed, topic=self.topic, session=(self.id, self.epoch), **more)
+        asked = request(
+            self.version, changed, topic=self.topic, session=(self.id, self.epoch), **more
+        )
         self.epoch += 1
         return ask(self.house, asked)
 
@@ -323,7 +347,9 @@ def test_only_partitions_with_news_are_told(house):
 def test_what_was_not_fetched_on_is_served_again(house):
     put(house, 0)
     consumer = Consumer(house, at(0, 0))
-    assert payload(rows(consumer.fetch())["orders", 0]) == payload(rows(consumer.first)["orders", 0])
+    assert payload(rows(consumer.fetch())["orders", 0]) == payload(
+        rows(consumer.first)["orders", 0]
+    )
 
 
 def test_a_new_high_watermark_is_news_without_records(house):
@@ -332,7 +358,10 @@ def test_a_new_high_watermark_is_news_without_records(house):
     put(house, 1)
     put(house, 2)
     told = rows(consumer.fetch(max_bytes=1))
-    assert [(index, row.high_watermark, len(row.records)) for (_, index), row in told.items()] == [(1, 1, 1), (2, 1, 0)]
+    assert [(index, row.high_watermark, len(row.records)) for (_, index), row in told.items()] == [
+        (1, 1, 1),
+        (2, 1, 0),
+    ]
 
 
 def test_a_new_start_of_the_log_is_news(house):
@@ -364,7 +393,9 @@ def test_news_that_came_with_a_wait_is_told_at_its_end(house):
 
 def test_an_error_is_told_in_every_round_until_it_is_gone(house):
     consumer = Consumer(house, at(5, 0))
-    assert [rows(consumer.fetch())["orders", 0].error_code for _ in range(2)] == [ErrorCode.OFFSET_OUT_OF_RANGE] * 2
+    assert [rows(consumer.fetch())["orders", 0].error_code for _ in range(2)] == [
+        ErrorCode.OFFSET_OUT_OF_RANGE
+    ] * 2
     assert rows(consumer.fetch(at(0, 0)))["orders", 0].error_code == 0
     assert indexes(consumer.fetch()) == []
 
@@ -402,15 +433,25 @@ def test_a_session_waits_as_any_poll_does(house):
 
 
 def test_an_unknown_session_is_told_so(house):
-    assert ask(house, request(NEW, session=(77, 1))).result.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-    assert ask(house, request(NEW, session=(0, 1))).result.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    assert (
+        ask(house, request(NEW, session=(77, 1))).result.error_code
+        == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    )
+    assert (
+        ask(house, request(NEW, session=(0, 1))).result.error_code
+        == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    )
 
 
 @pytest.mark.parametrize("epoch", [2, 3, 77])
 def test_a_round_out_of_step_is_told_so_and_the_session_goes_on(house, epoch):
     consumer = Consumer(house, at(0, 0))
     answer = ask(house, request(NEW, session=(consumer.id, epoch))).result
-    assert (answer.error_code, answer.session_id, list(answer.topics)) == (ErrorCode.INVALID_FETCH_SESSION_EPOCH, 0, [])
+    assert (answer.error_code, answer.session_id, list(answer.topics)) == (
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        0,
+        [],
+    )
     assert consumer.fetch().error_code == 0
 
 
@@ -496,7 +537,9 @@ def test_a_session_closed_while_it_reads_leaves_nothing_behind(house):
     for index in range(2):
 
         async def append(index: int = index) -> None:
-            await house.partition("orders", index).log.append([entry(0, 0, batch([Sample(0, 5, b"k", b"v")], codec=GZIP))])
+            await house.partition("orders", index).log.append(
+                [entry(0, 0, batch([Sample(0, 5, b"k", b"v")], codec=GZIP))]
+            )
 
         ended(append())
     house.threads.hold()
@@ -554,7 +597,9 @@ def test_of_many_partitions_only_the_one_that_changed_is_read(house):
     assert indexes(polling.result) == [378]
 
 
-@pytest.mark.parametrize(("version", "told"), [(5, ErrorCode.NOT_LEADER_OR_FOLLOWER), (6, ErrorCode.KAFKA_STORAGE_ERROR)])
+@pytest.mark.parametrize(
+    ("version", "told"), [(5, ErrorCode.NOT_LEADER_OR_FOLLOWER), (6, ErrorCode.KAFKA_STORAGE_ERROR)]
+)
 def test_a_store_that_fails_is_told_as_something_that_the_consumer_retries(house, version, told):
     """By FetchResponse of Kafka 1.0 to 3.9: with version 5 and older KafkaStorageException is not sure to be known."""
     house.store.refuse_logs = StorageFailed("unreachable")
@@ -575,6 +620,9 @@ def test_a_partition_that_does_not_exist_is_kept_in_no_session(house):
     assert (consumer.id, len(sessions), sessions.partitions) == (0, 0, 0)
     consumer = Consumer(house, at(0, 0))
     assert (len(sessions), sessions.partitions) == (1, 1)
-    assert rows(consumer.fetch(at(0, 7)))["orders", 7].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert (
+        rows(consumer.fetch(at(0, 7)))["orders", 7].error_code
+        == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    )
     assert (len(sessions), sessions.partitions) == (0, 0)
     assert consumer.fetch().error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND

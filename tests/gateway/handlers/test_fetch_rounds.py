@@ -52,7 +52,9 @@ class Session(RuleBasedStateMachine):
         log = self.log(index)
 
         async def cut() -> None:
-            await log.delete_before(log.start_offset + int((log.end_offset - log.start_offset) * part))
+            await log.delete_before(
+                log.start_offset + int((log.end_offset - log.start_offset) * part)
+            )
 
         ended(cut())
         self._collect()
@@ -78,12 +80,24 @@ class Session(RuleBasedStateMachine):
     @precondition(lambda self: self.polling is None)
     @rule(limit=LIMIT, min_bytes=st.sampled_from([0, 1, 300]), waits=st.booleans())
     def fetch(self, limit: int, min_bytes: int, waits: bool) -> None:
-        changed = [at(offset, index) for index, offset in self.positions.items() if self.sent.get(index) != offset]
+        changed = [
+            at(offset, index)
+            for index, offset in self.positions.items()
+            if self.sent.get(index) != offset
+        ]
         forgotten = [index for index in self.sent if index not in self.positions]
         self.sent = dict(self.positions)
         self.asked = dict(self.positions)
         wait = WAIT_MS if waits else 0
-        asked = request(12, changed, max_bytes=limit, min_bytes=min_bytes, max_wait_ms=wait, session=self.session, forgotten=forgotten)
+        asked = request(
+            12,
+            changed,
+            max_bytes=limit,
+            min_bytes=min_bytes,
+            max_wait_ms=wait,
+            session=self.session,
+            forgotten=forgotten,
+        )
         self.polling = ask(self.house, asked)
         self._collect()
 
@@ -130,7 +144,9 @@ class Session(RuleBasedStateMachine):
                 self.sent.pop(index, None)
             elif not row.error_code and self.positions.get(index) == self.asked[index]:
                 got = consume(payload(row), self.asked[index])
-                assert [offset for offset, _, _ in got.records] == list(range(self.asked[index], got.next_offset))
+                assert [offset for offset, _, _ in got.records] == list(
+                    range(self.asked[index], got.next_offset)
+                )
                 self.positions[index] = got.next_offset
 
     @precondition(lambda self: self.polling is None)
@@ -138,7 +154,12 @@ class Session(RuleBasedStateMachine):
     def catch_up(self, limit: int) -> None:
         """However small the answers, the end is reached, and then all is still."""
         for _ in range(400):
-            if all(offset == self.log(index).end_offset for index, offset in self.positions.items()) and self.sent == self.positions:
+            if (
+                all(
+                    offset == self.log(index).end_offset for index, offset in self.positions.items()
+                )
+                and self.sent == self.positions
+            ):
                 break
             self.fetch(limit, 0, False)
         assert {index: self.log(index).end_offset for index in self.positions} == self.positions

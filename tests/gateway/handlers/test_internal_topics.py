@@ -36,10 +36,18 @@ def house() -> House:
     return house
 
 
-def metadata(house: House, *names: str, version: int = 12, may_create: bool = False) -> dict[str, Any]:
+def metadata(
+    house: House, *names: str, version: int = 12, may_create: bool = False
+) -> dict[str, Any]:
     """All topics where none is named."""
-    topics = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=None) for name in names] or (None if version else [])
-    request = MetadataRequest(topics=topics, allow_auto_topic_creation=may_create, include_topic_authorized_operations=False)
+    topics = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=None) for name in names] or (
+        None if version else []
+    )
+    request = MetadataRequest(
+        topics=topics,
+        allow_auto_topic_creation=may_create,
+        include_topic_authorized_operations=False,
+    )
     return {topic.name: topic for topic in ask(house, request, version).topics}
 
 
@@ -49,7 +57,9 @@ def use(house: House) -> None:
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_the_topic_of_committed_offsets_is_listed_once_a_coordinator_was_asked_for(house: House, version: int) -> None:
+def test_the_topic_of_committed_offsets_is_listed_once_a_coordinator_was_asked_for(
+    house: House, version: int
+) -> None:
     assert set(metadata(house, version=version)) == {"orders"}
     use(house)
     listed = metadata(house, version=version)
@@ -58,7 +68,10 @@ def test_the_topic_of_committed_offsets_is_listed_once_a_coordinator_was_asked_f
     if version >= 1:
         assert [topic.is_internal for topic in listed.values()] == [False, True]
     if version >= 10:
-        assert listed[CONSUMER_OFFSETS].topic_id == metadata(house, CONSUMER_OFFSETS)[CONSUMER_OFFSETS].topic_id
+        assert (
+            listed[CONSUMER_OFFSETS].topic_id
+            == metadata(house, CONSUMER_OFFSETS)[CONSUMER_OFFSETS].topic_id
+        )
 
 
 def test_a_lookup_for_transactions_lists_nothing(house: House) -> None:
@@ -66,9 +79,16 @@ def test_a_lookup_for_transactions_lists_nothing(house: House) -> None:
     assert set(metadata(house)) == {"orders"}
 
 
-@pytest.mark.parametrize(("may_create", "code"), [(False, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (True, 0)])
-def test_a_lookup_by_name_lists_it_where_it_may_create_topics(house: House, may_create: bool, code: int) -> None:
-    assert metadata(house, CONSUMER_OFFSETS, may_create=may_create)[CONSUMER_OFFSETS].error_code == code
+@pytest.mark.parametrize(
+    ("may_create", "code"), [(False, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (True, 0)]
+)
+def test_a_lookup_by_name_lists_it_where_it_may_create_topics(
+    house: House, may_create: bool, code: int
+) -> None:
+    assert (
+        metadata(house, CONSUMER_OFFSETS, may_create=may_create)[CONSUMER_OFFSETS].error_code
+        == code
+    )
     assert [live.name for live in house.broker.topics] == ["orders"]
 
 
@@ -84,8 +104,14 @@ def test_its_partitions_are_described_in_pages(house: House) -> None:
 
 def test_its_configs_are_those_that_kafka_gives_it(house: House) -> None:
     use(house)
-    (result,) = describe(house, (TOPIC, CONSUMER_OFFSETS, ["cleanup.policy", "segment.bytes", "compression.type"]))
-    assert values(result) == {"cleanup.policy": "compact", "segment.bytes": "104857600", "compression.type": "producer"}
+    (result,) = describe(
+        house, (TOPIC, CONSUMER_OFFSETS, ["cleanup.policy", "segment.bytes", "compression.type"])
+    )
+    assert values(result) == {
+        "cleanup.policy": "compact",
+        "segment.bytes": "104857600",
+        "compression.type": "producer",
+    }
 
 
 @pytest.mark.parametrize("version", [1, 12, 17])
@@ -93,7 +119,9 @@ def test_it_is_not_read(house: House, version: int) -> None:
     use(house)
     topic_id = house.broker.topics.internal(CONSUMER_OFFSETS).topic.topic_id
     topic = CONSUMER_OFFSETS if version < 13 else topic_id
-    fetched = consuming.rows(consuming.ask(house, consuming.request(version, [consuming.at(0)], topic=topic)).result)
+    fetched = consuming.rows(
+        consuming.ask(house, consuming.request(version, [consuming.at(0)], topic=topic)).result
+    )
     assert fetched[topic, 0].error_code == REFUSED
     assert commit(house, (CONSUMER_OFFSETS, 0, 1), version=8) == [REFUSED]
 
@@ -102,7 +130,12 @@ def test_it_is_not_read(house: House, version: int) -> None:
 def test_its_offsets_are_those_of_an_empty_log(house: House, version: int) -> None:
     """As for a client that may describe a topic and not read it: aiokafka repeats ListOffsets for ever after this error, but not Fetch."""
     use(house)
-    wanted = [(CONSUMER_OFFSETS, 0, LATEST), (CONSUMER_OFFSETS, 49, EARLIEST), (CONSUMER_OFFSETS, 1, 1000), (CONSUMER_OFFSETS, 50, LATEST)]
+    wanted = [
+        (CONSUMER_OFFSETS, 0, LATEST),
+        (CONSUMER_OFFSETS, 49, EARLIEST),
+        (CONSUMER_OFFSETS, 1, 1000),
+        (CONSUMER_OFFSETS, 50, LATEST),
+    ]
     found = [(row.error_code, row.offset) for row in list_offsets(house, *wanted, version=version)]
     assert found[:3] == [(0, 0), (0, 0), (0, -1)]
     assert found[3][0] != 0
@@ -115,7 +148,9 @@ def test_its_offsets_are_those_of_an_empty_log_in_version_0(house: House) -> Non
 
 
 def test_it_is_neither_made_nor_altered_nor_deleted(house: House) -> None:
-    new = CreateTopicsRequest.CreatableTopic(name=CONSUMER_OFFSETS, num_partitions=1, replication_factor=1, assignments=[], configs=[])
+    new = CreateTopicsRequest.CreatableTopic(
+        name=CONSUMER_OFFSETS, num_partitions=1, replication_factor=1, assignments=[], configs=[]
+    )
     request = CreateTopicsRequest(topics=[new], timeout_ms=0, validate_only=False)
     (created,) = ask(house, request, 7).topics
     assert created.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
@@ -123,9 +158,15 @@ def test_it_is_neither_made_nor_altered_nor_deleted(house: House) -> None:
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
     config = resource.AlterableConfig(name="segment.bytes", config_operation=0, value="1000")
     wanted = resource(resource_type=TOPIC, resource_name=CONSUMER_OFFSETS, configs=[config])
-    (altered,) = ask(house, IncrementalAlterConfigsRequest(resources=[wanted], validate_only=False), 1).responses
-    more = CreatePartitionsRequest.CreatePartitionsTopic(name=CONSUMER_OFFSETS, count=60, assignments=None)
-    (extended,) = ask(house, CreatePartitionsRequest(topics=[more], timeout_ms=0, validate_only=False), 3).results
+    (altered,) = ask(
+        house, IncrementalAlterConfigsRequest(resources=[wanted], validate_only=False), 1
+    ).responses
+    more = CreatePartitionsRequest.CreatePartitionsTopic(
+        name=CONSUMER_OFFSETS, count=60, assignments=None
+    )
+    (extended,) = ask(
+        house, CreatePartitionsRequest(topics=[more], timeout_ms=0, validate_only=False), 3
+    ).results
     gone = DeleteTopicsRequest.DeleteTopicState(name=CONSUMER_OFFSETS, topic_id=None)
     (deleted,) = ask(house, DeleteTopicsRequest(topics=[gone], timeout_ms=0), 6).responses
     assert [row.error_code for row in (altered, extended, deleted)] == [REFUSED] * 3
@@ -141,5 +182,7 @@ def test_one_that_is_stored_is_a_topic_like_others() -> None:
     house = open_house(medium)
     use(house)
     listed = metadata(house)
-    assert [(name, len(topic.partitions), topic.is_internal) for name, topic in listed.items()] == [(CONSUMER_OFFSETS, 2, True)]
+    assert [(name, len(topic.partitions), topic.is_internal) for name, topic in listed.items()] == [
+        (CONSUMER_OFFSETS, 2, True)
+    ]
     assert [row.error_code for row in list_offsets(house, (CONSUMER_OFFSETS, 0, LATEST))] == [0]

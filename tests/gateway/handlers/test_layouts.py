@@ -37,20 +37,26 @@ def house() -> House:
 def answer(house: House, key: ApiKey, version: int, request: bytes) -> bytes:
     route = ROUTES[key, version]
     assert not route.has_tagged_header
-    reply = ended(route.handler(route.decode(bytearray(request), 0, version), house.caller(version)))
+    reply = ended(
+        route.handler(route.decode(bytearray(request), 0, version), house.caller(version))
+    )
     return b"".join(map(bytes, route.encode(reply, version)))
 
 
 # Name, partitions, replication factor, assignments (partition, brokers), configs (name, value).
 NEW = text("new") + pack(">ih", 3, 1) + array() + array(text("retention.ms") + text("7"))
-ASSIGNED = text("assigned") + pack(">ih", -1, -1) + array(pack(">i", 0) + array(pack(">i", 0))) + array()
+ASSIGNED = (
+    text("assigned") + pack(">ih", -1, -1) + array(pack(">i", 0) + array(pack(">i", 0))) + array()
+)
 BAD = text("bad") + pack(">ih", 0, 1) + array() + array()
 WHY = "Number of partitions was set to an invalid non-positive value."
 
 
 def test_create_topics_0(house: House) -> None:
     request = array(NEW, ASSIGNED, BAD) + pack(">i", 1000)
-    expected = array(text("new") + pack(">h", 0), text("assigned") + pack(">h", 0), text("bad") + pack(">h", 37))
+    expected = array(
+        text("new") + pack(">h", 0), text("assigned") + pack(">h", 0), text("bad") + pack(">h", 37)
+    )
     assert answer(house, ApiKey.CREATE_TOPICS, 0, request) == expected
     made = house.broker.topics.require("new").topic
     assert (made.partitions, dict(made.configs)) == (3, {"retention.ms": "7"})
@@ -58,7 +64,9 @@ def test_create_topics_0(house: House) -> None:
 
 def test_create_topics_1_validates_only_and_says_why(house: House) -> None:
     request = array(NEW, BAD) + pack(">i?", 1000, True)
-    expected = array(text("new") + pack(">h", 0) + text(None), text("bad") + pack(">h", 37) + text(WHY))
+    expected = array(
+        text("new") + pack(">h", 0) + text(None), text("bad") + pack(">h", 37) + text(WHY)
+    )
     assert answer(house, ApiKey.CREATE_TOPICS, 1, request) == expected
     assert house.broker.topics.get("new") is None
 
@@ -81,31 +89,56 @@ def test_describe_configs_0_has_is_default_in_place_of_sources(house: House) -> 
         + pack(">b", 2)
         + text("orders")
         # Name, value, read-only, is it the default, sensitive.
-        + array(text("preallocate") + text("false") + b"\0\1\0", text("retention.ms") + text("5") + b"\0\0\0")
+        + array(
+            text("preallocate") + text("false") + b"\0\1\0",
+            text("retention.ms") + text("5") + b"\0\0\0",
+        )
     )
-    assert answer(house, ApiKey.DESCRIBE_CONFIGS, 0, array(pack(">b", 2) + text("orders") + keys)) == pack(">i", 0) + expected
+    assert (
+        answer(house, ApiKey.DESCRIBE_CONFIGS, 0, array(pack(">b", 2) + text("orders") + keys))
+        == pack(">i", 0) + expected
+    )
 
 
 def test_describe_configs_1_has_sources_and_synonyms(house: House) -> None:
-    request = array(pack(">b", 2) + text("orders") + array(text("retention.ms"), text("retention.bytes"))) + b"\1"
+    request = (
+        array(pack(">b", 2) + text("orders") + array(text("retention.ms"), text("retention.bytes")))
+        + b"\1"
+    )
     # Source 1 is the topic, 5 the default.
-    unlimited = text("retention.bytes") + text("-1") + b"\0\5\0" + array(text("log.retention.bytes") + text("-1") + b"\5")
-    limited = text("retention.ms") + text("5") + b"\0\1\0" + array(text("retention.ms") + text("5") + b"\1")
-    expected = pack(">i", 0) + array(pack(">h", 0) + text("") + pack(">b", 2) + text("orders") + array(unlimited, limited))
+    unlimited = (
+        text("retention.bytes")
+        + text("-1")
+        + b"\0\5\0"
+        + array(text("log.retention.bytes") + text("-1") + b"\5")
+    )
+    limited = (
+        text("retention.ms")
+        + text("5")
+        + b"\0\1\0"
+        + array(text("retention.ms") + text("5") + b"\1")
+    )
+    expected = pack(">i", 0) + array(
+        pack(">h", 0) + text("") + pack(">b", 2) + text("orders") + array(unlimited, limited)
+    )
     assert answer(house, ApiKey.DESCRIBE_CONFIGS, 1, request) == expected
 
 
 def test_describe_log_dirs_0(house: House) -> None:
     request = array(text("orders") + array(pack(">i", 0)))
     partition = pack(">iqqb", 0, len(b"some records"), 0, 0)
-    expected = pack(">i", 0) + array(pack(">h", 0) + text("memory") + array(text("orders") + array(partition)))
+    expected = pack(">i", 0) + array(
+        pack(">h", 0) + text("memory") + array(text("orders") + array(partition))
+    )
     assert answer(house, ApiKey.DESCRIBE_LOG_DIRS, 0, request) == expected
 
 
 def test_list_offsets_0_answers_in_arrays(house: House) -> None:
     # Replica; topic, partition, time, how many.
     request = pack(">i", -1) + array(text("orders") + array(pack(">iqi", 0, -1, 2)))
-    expected = array(text("orders") + array(pack(">ih", 0, 0) + array(pack(">q", 2), pack(">q", 0))))
+    expected = array(
+        text("orders") + array(pack(">ih", 0, 0) + array(pack(">q", 2), pack(">q", 0)))
+    )
     assert answer(house, ApiKey.LIST_OFFSETS, 0, request) == expected
 
 
@@ -118,7 +151,9 @@ def test_offset_for_leader_epoch_0_and_1(house: House, version: int, epoch: byte
 
 def test_metadata_0(house: House) -> None:
     broker = pack(">i", 0) + text("127.0.0.1") + pack(">i", 9092)
-    partitions = [pack(">hii", 0, index, 0) + array(pack(">i", 0)) + array(pack(">i", 0)) for index in (0, 1)]
+    partitions = [
+        pack(">hii", 0, index, 0) + array(pack(">i", 0)) + array(pack(">i", 0)) for index in (0, 1)
+    ]
     expected = array(broker) + array(pack(">h", 0) + text("orders") + array(*partitions))
     assert answer(house, ApiKey.METADATA, 0, array()) == expected
 
@@ -140,7 +175,15 @@ def test_offset_commit_1_has_a_member_and_a_timestamp_a_partition(house: House) 
 
 
 def test_offset_fetch_0(house: House) -> None:
-    answer(house, ApiKey.OFFSET_COMMIT, 0, text("g") + array(text("orders") + array(pack(">iq", 1, 7) + text("mine"))))
+    answer(
+        house,
+        ApiKey.OFFSET_COMMIT,
+        0,
+        text("g") + array(text("orders") + array(pack(">iq", 1, 7) + text("mine"))),
+    )
     request = text("g") + array(text("orders") + array(pack(">i", 0), pack(">i", 1)))
-    rows = array(pack(">iq", 0, -1) + text("") + pack(">h", 3), pack(">iq", 1, 7) + text("mine") + pack(">h", 0))
+    rows = array(
+        pack(">iq", 0, -1) + text("") + pack(">h", 3),
+        pack(">iq", 1, 7) + text("mine") + pack(">h", 0),
+    )
     assert answer(house, ApiKey.OFFSET_FETCH, 0, request) == array(text("orders") + rows)

@@ -19,14 +19,18 @@ from tests.fakes.connection import events
 from tests.gateway.handlers.asking import ask, asked
 from tests.gateway.sets import old_set
 
-LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(-1, -7, -1)
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(
+    -1, -7, -1
+)
 
 Topic = ListOffsetsRequest.ListOffsetsTopic
 
 
 def append(house: House, *timestamps: int, index: int = 0) -> None:
     """One batch with a record at each of these times."""
-    builder = kafka.record.default_records.DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1 << 20)
+    builder = kafka.record.default_records.DefaultRecordBatchBuilder(
+        2, 0, False, -1, -1, -1, 1 << 20
+    )
     for offset, timestamp in enumerate(timestamps):
         builder.append(offset, timestamp, b"k", b"v", [])
     records = memoryview(bytearray(builder.build()))
@@ -43,17 +47,28 @@ def house() -> House:
     return house
 
 
-def list_offsets(house: House, *wanted: tuple[str, int, int], version: int = 11, epoch: int = -1) -> list[Any]:
+def list_offsets(
+    house: House, *wanted: tuple[str, int, int], version: int = 11, epoch: int = -1
+) -> list[Any]:
     topics = [
         Topic(
             name=name,
             partitions=[
-                Topic.ListOffsetsPartition(partition_index=index, timestamp=timestamp, current_leader_epoch=epoch, max_num_offsets=1)
+                Topic.ListOffsetsPartition(
+                    partition_index=index,
+                    timestamp=timestamp,
+                    current_leader_epoch=epoch,
+                    max_num_offsets=1,
+                )
             ],
         )
         for name, index, timestamp in wanted
     ]
-    reply = ask(house, ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=topics, timeout_ms=1000), version)
+    reply = ask(
+        house,
+        ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=topics, timeout_ms=1000),
+        version,
+    )
     return [row for topic in reply.topics for row in topic.partitions]
 
 
@@ -72,9 +87,20 @@ def test_every_version_knows_the_ends(house: House, version: int) -> None:
 
 @pytest.mark.parametrize(
     ("timestamp", "offset", "at"),
-    [(0, 0, 100), (100, 0, 100), (101, 1, 300), (300, 1, 300), (301, 3, 400), (400, 3, 400), (401, -1, -1), (1 << 62, -1, -1)],
+    [
+        (0, 0, 100),
+        (100, 0, 100),
+        (101, 1, 300),
+        (300, 1, 300),
+        (301, 3, 400),
+        (400, 3, 400),
+        (401, -1, -1),
+        (1 << 62, -1, -1),
+    ],
 )
-def test_a_time_finds_the_first_record_that_is_not_older(house: House, timestamp: int, offset: int, at: int) -> None:
+def test_a_time_finds_the_first_record_that_is_not_older(
+    house: House, timestamp: int, offset: int, at: int
+) -> None:
     assert found(house, timestamp) == (offset, at)
 
 
@@ -98,25 +124,45 @@ def test_without_tiers_the_local_log_is_all_there_is(house: House) -> None:
 # Versions as in Kafka's KafkaApis.handleListOffsetRequestV1AndAbove.
 @pytest.mark.parametrize(
     ("timestamp", "version"),
-    [(MAX_TIMESTAMP, 6), (EARLIEST_LOCAL, 7), (LATEST_TIERED, 8), (EARLIEST_PENDING_UPLOAD, 10), (-7, 11), (-100, 11)],
+    [
+        (MAX_TIMESTAMP, 6),
+        (EARLIEST_LOCAL, 7),
+        (LATEST_TIERED, 8),
+        (EARLIEST_PENDING_UPLOAD, 10),
+        (-7, 11),
+        (-100, 11),
+    ],
 )
-def test_a_name_that_the_version_does_not_have_is_refused(house: House, timestamp: int, version: int) -> None:
+def test_a_name_that_the_version_does_not_have_is_refused(
+    house: House, timestamp: int, version: int
+) -> None:
     (row,) = list_offsets(house, ("orders", 0, timestamp), version=version)
     assert (row.error_code, row.offset, row.timestamp) == (ErrorCode.UNSUPPORTED_VERSION, -1, -1)
 
 
 def test_a_partition_that_is_asked_for_twice_is_refused(house: House) -> None:
-    rows = list_offsets(house, ("orders", 0, LATEST), ("orders", 1, LATEST), ("orders", 0, EARLIEST))
+    rows = list_offsets(
+        house, ("orders", 0, LATEST), ("orders", 1, LATEST), ("orders", 0, EARLIEST)
+    )
     assert [row.error_code for row in rows] == [42, 0, 42]
 
 
 def test_partitions_that_are_not_there_are_unknown(house: House) -> None:
-    assert [row.error_code for row in list_offsets(house, ("never", 0, LATEST), ("orders", 2, LATEST), ("orders", -1, LATEST))] == [3, 3, 3]
+    assert [
+        row.error_code
+        for row in list_offsets(
+            house, ("never", 0, LATEST), ("orders", 2, LATEST), ("orders", -1, LATEST)
+        )
+    ] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(("epoch", "code"), [(-1, 0), (0, 0), (1, ErrorCode.UNKNOWN_LEADER_EPOCH)])
-def test_the_client_s_leader_epoch_must_be_the_current_one(house: House, epoch: int, code: int) -> None:
-    assert [row.error_code for row in list_offsets(house, ("orders", 0, LATEST), epoch=epoch)] == [code]
+def test_the_client_s_leader_epoch_must_be_the_current_one(
+    house: House, epoch: int, code: int
+) -> None:
+    assert [row.error_code for row in list_offsets(house, ("orders", 0, LATEST), epoch=epoch)] == [
+        code
+    ]
 
 
 def test_a_record_below_the_start_of_the_log_is_not_found(house: House) -> None:
@@ -136,7 +182,11 @@ def test_where_all_that_is_left_is_older_there_is_none(house: House) -> None:
 def test_records_of_format_0_count_as_written_when_they_came(house: House) -> None:
     records = old_set(3, magic=0)
     partition = house.partition("orders", 1)
-    ended(partition.append_message_set(records, check_message_set(records, max_decompressed_bytes=1 << 20), NOW))
+    ended(
+        partition.append_message_set(
+            records, check_message_set(records, max_decompressed_bytes=1 << 20), NOW
+        )
+    )
     assert found(house, 0, index=1) == found(house, NOW, index=1) == (0, NOW)
     assert found(house, NOW + 1, index=1) == (-1, -1)
     assert found(house, LATEST, index=1) == (3, -1)
@@ -147,7 +197,9 @@ def test_records_of_format_0_count_as_written_when_they_came(house: House) -> No
 # Batches whose header and checksum hold and whose records nobody can read (decision 009).
 
 
-def append_unreadable(house: House, *timestamps: int, codec: int = 0, content: bytes = b"nonsense") -> None:
+def append_unreadable(
+    house: House, *timestamps: int, codec: int = 0, content: bytes = b"nonsense"
+) -> None:
     """A batch in partition 0 whose header speaks of a record at each of these times."""
     samples = [Sample(offset, timestamp, b"k", b"v") for offset, timestamp in enumerate(timestamps)]
     records = memoryview(bytearray(building.batch(samples, codec=codec, content=content)))
@@ -155,7 +207,9 @@ def append_unreadable(house: House, *timestamps: int, codec: int = 0, content: b
 
 
 @pytest.mark.parametrize("codec", [building.NONE, building.GZIP, building.ZSTD])
-def test_a_time_within_what_cannot_be_read_finds_its_begin_so_that_nothing_is_missed(house: House, codec: int) -> None:
+def test_a_time_within_what_cannot_be_read_finds_its_begin_so_that_nothing_is_missed(
+    house: House, codec: int
+) -> None:
     append_unreadable(house, 500, 600, codec=codec)
     append(house, 700)
     assert found(house, 450) == found(house, 600) == (5, 600)
@@ -175,10 +229,16 @@ def test_of_what_cannot_be_read_the_part_that_was_deleted_is_not_found(house: Ho
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_an_old_client_that_asks_by_time_gets_past_what_cannot_be_read(house: House, version: int) -> None:
+def test_an_old_client_that_asks_by_time_gets_past_what_cannot_be_read(
+    house: House, version: int
+) -> None:
     append_unreadable(house, 500, 600)
     asked = Topic.ListOffsetsPartition(partition_index=0, timestamp=450, max_num_offsets=1)
-    reply = ask(house, ListOffsetsRequest(replica_id=-1, topics=[Topic(name="orders", partitions=[asked])]), version)
+    reply = ask(
+        house,
+        ListOffsetsRequest(replica_id=-1, topics=[Topic(name="orders", partitions=[asked])]),
+        version,
+    )
     (row,) = reply.topics[0].partitions
     assert (row.error_code, row.old_style_offsets[0] if version == 0 else row.offset) == (0, 5)
 
@@ -190,13 +250,20 @@ def test_a_bomb_is_found_by_its_begin_and_not_unpacked() -> None:
     assert found(house, 450) == (0, 500)
 
 
-def test_what_cannot_be_read_is_in_the_log_once(house: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_read_is_in_the_log_once(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
     append_unreadable(house, 500, 600)
     for timestamp in (450, 450, MAX_TIMESTAMP):
         found(house, timestamp)
     ((event, fields),) = events(caplog)
     assert event.startswith("records cannot be read")
-    assert (fields["topic"], fields["partition"], fields["first_offset"], fields["last_offset"]) == ("orders", 0, 5, 6)
+    assert (
+        fields["topic"],
+        fields["partition"],
+        fields["first_offset"],
+        fields["last_offset"],
+    ) == ("orders", 0, 5, 6)
 
 
 def test_without_memory_to_look_into_it_a_batch_is_asked_for_again(house: House) -> None:
@@ -209,23 +276,40 @@ def test_without_memory_to_look_into_it_a_batch_is_asked_for_again(house: House)
 
 
 def test_version_0_answers_in_an_array(house: House) -> None:
-    partitions = [Topic.ListOffsetsPartition(partition_index=0, timestamp=timestamp, max_num_offsets=5) for timestamp in (LATEST, EARLIEST)]
-    reply = ask(house, ListOffsetsRequest(replica_id=-1, topics=[Topic(name="orders", partitions=partitions)]), 0)
+    partitions = [
+        Topic.ListOffsetsPartition(partition_index=0, timestamp=timestamp, max_num_offsets=5)
+        for timestamp in (LATEST, EARLIEST)
+    ]
+    reply = ask(
+        house,
+        ListOffsetsRequest(replica_id=-1, topics=[Topic(name="orders", partitions=partitions)]),
+        0,
+    )
     assert [next(iter(row.old_style_offsets)) for row in reply.topics[0].partitions] == [5, 0]
 
 
-def epochs(house: House, *wanted: tuple[str, int, int], version: int = 4, current: int = -1) -> list[tuple[int, int, int]]:
+def epochs(
+    house: House, *wanted: tuple[str, int, int], version: int = 4, current: int = -1
+) -> list[tuple[int, int, int]]:
     """(error code, epoch, end offset)"""
     topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
     topics = [
         topic(
             topic=name,
-            partitions=[topic.OffsetForLeaderPartition(partition=index, leader_epoch=epoch, current_leader_epoch=current)],
+            partitions=[
+                topic.OffsetForLeaderPartition(
+                    partition=index, leader_epoch=epoch, current_leader_epoch=current
+                )
+            ],
         )
         for name, index, epoch in wanted
     ]
     reply = ask(house, OffsetForLeaderEpochRequest(replica_id=-1, topics=topics), version)
-    return [(row.error_code, row.leader_epoch, row.end_offset) for one in reply.topics for row in one.partitions]
+    return [
+        (row.error_code, row.leader_epoch, row.end_offset)
+        for one in reply.topics
+        for row in one.partitions
+    ]
 
 
 @pytest.mark.parametrize("version", range(5))
@@ -242,8 +326,12 @@ def test_epochs_of_no_partition_and_of_a_leader_to_come_are_errors(house: House)
     assert epochs(house, ("orders", 0, 0), current=3) == [(ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)]
 
 
-@pytest.mark.parametrize(("version", "told"), [(2, ErrorCode.NOT_LEADER_OR_FOLLOWER), (3, ErrorCode.KAFKA_STORAGE_ERROR)])
-def test_a_store_that_fails_is_told_as_something_that_the_consumer_retries(house: House, version: int, told: ErrorCode) -> None:
+@pytest.mark.parametrize(
+    ("version", "told"), [(2, ErrorCode.NOT_LEADER_OR_FOLLOWER), (3, ErrorCode.KAFKA_STORAGE_ERROR)]
+)
+def test_a_store_that_fails_is_told_as_something_that_the_consumer_retries(
+    house: House, version: int, told: ErrorCode
+) -> None:
     house.store.refuse_logs = StorageFailed("unreachable")
     (row,) = list_offsets(house, ("orders", 1, LATEST), version=version)
     assert row.error_code == told
@@ -254,9 +342,15 @@ def test_partitions_that_are_not_open_open_together() -> None:
     house.topic("orders", 2)
     house.store.slow_logs = Deferred()
     wanted = [Topic(name="orders", partitions=[_latest(0), _latest(1)])]
-    asking = asked(house, ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=wanted, timeout_ms=1000), 4)
+    asking = asked(
+        house,
+        ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=wanted, timeout_ms=1000),
+        4,
+    )
     assert (asking.is_done, house.store.logs_asked) == (False, 2)
 
 
 def _latest(index: int) -> Any:
-    return Topic.ListOffsetsPartition(partition_index=index, timestamp=LATEST, current_leader_epoch=-1)
+    return Topic.ListOffsetsPartition(
+        partition_index=index, timestamp=LATEST, current_leader_epoch=-1
+    )

@@ -25,7 +25,11 @@ def house() -> House:
 def request(*wanted: str | uuid.UUID | Any, **flags: bool) -> Any:
     """Topics by name, by id, or as they are given."""
     topics = [
-        Named(name=one, topic_id=None) if isinstance(one, str) else Named(name=None, topic_id=one) if isinstance(one, uuid.UUID) else one
+        Named(name=one, topic_id=None)
+        if isinstance(one, str)
+        else Named(name=None, topic_id=one)
+        if isinstance(one, uuid.UUID)
+        else one
         for one in wanted
     ]
     return MetadataRequest(topics=topics, **flags)
@@ -54,7 +58,10 @@ def test_every_version_names_brokers_topics_and_leaders(version: int) -> None:
     reply = ask(house, request("orders"), version)
     assert [(one.node_id, one.host, one.port) for one in reply.brokers] == [(3, "127.0.0.1", 9092)]
     assert codes(reply) == [("orders", 0)]
-    rows = [(row.partition_index, row.leader_id, list(row.replica_nodes), list(row.isr_nodes)) for row in reply.topics[0].partitions]
+    rows = [
+        (row.partition_index, row.leader_id, list(row.replica_nodes), list(row.isr_nodes))
+        for row in reply.topics[0].partitions
+    ]
     assert rows == [(0, 3, [3], [3]), (1, 3, [3], [3])]
 
 
@@ -85,15 +92,21 @@ def test_a_missing_topic_is_made_before_the_answer(version: int) -> None:
 
 
 def test_nothing_is_made_where_the_settings_or_the_client_forbid_it(house: House) -> None:
-    assert codes(ask(open_house(auto_create_topics_enable=False), request("orders"), 9)) == [("orders", 3)]
-    assert codes(ask(house, request("orders", allow_auto_topic_creation=False), 9)) == [("orders", 3)]
+    assert codes(ask(open_house(auto_create_topics_enable=False), request("orders"), 9)) == [
+        ("orders", 3)
+    ]
+    assert codes(ask(house, request("orders", allow_auto_topic_creation=False), 9)) == [
+        ("orders", 3)
+    ]
     assert names(house) == set()
 
 
 # As Kafka 3.9.2 answered, whether it may create or not.
 @pytest.mark.parametrize("may_create", [True, False])
 @pytest.mark.parametrize("name", ["", "x y", ".", "..", "q" * 250])
-def test_a_name_that_no_topic_can_have_is_invalid(house: House, name: str, may_create: bool) -> None:
+def test_a_name_that_no_topic_can_have_is_invalid(
+    house: House, name: str, may_create: bool
+) -> None:
     assert codes(ask(house, request(name, allow_auto_topic_creation=may_create), 9)) == [(name, 17)]
 
 
@@ -113,13 +126,20 @@ def test_the_topic_of_the_traffic_log_is_not_made_and_is_not_internal(house: Hou
 def test_a_topic_that_cannot_be_stored_is_an_error_of_its_own(house: House) -> None:
     house.topic("orders")
     house.store.refuse_writes = True
-    assert codes(ask(house, request("orders", "bills"), 9)) == [("orders", 0), ("bills", ErrorCode.LEADER_NOT_AVAILABLE)]
+    assert codes(ask(house, request("orders", "bills"), 9)) == [
+        ("orders", 0),
+        ("bills", ErrorCode.LEADER_NOT_AVAILABLE),
+    ]
 
 
 def test_one_request_makes_as_many_topics_as_the_limit_and_the_next_one_the_others() -> None:
     house = open_house(max_partitions_per_topic=4, num_partitions=2)
     wanted = request("a", "b", "c")
-    assert codes(ask(house, wanted, 9)) == [("a", 0), ("b", 0), ("c", ErrorCode.LEADER_NOT_AVAILABLE)]
+    assert codes(ask(house, wanted, 9)) == [
+        ("a", 0),
+        ("b", 0),
+        ("c", ErrorCode.LEADER_NOT_AVAILABLE),
+    ]
     assert codes(ask(house, wanted, 9)) == [("a", 0), ("b", 0), ("c", 0)]
 
 
@@ -128,7 +148,9 @@ def test_two_who_ask_for_the_same_missing_topic_both_get_it(house: House) -> Non
     wanted = request("orders")
     first, second = asked(house, wanted, 9), asked(house, wanted, 9)
     house.store.release()
-    assert [codes(answer(wanted, one.result, 9)) for one in (first, second)] == [[("orders", 0)]] * 2
+    assert [codes(answer(wanted, one.result, 9)) for one in (first, second)] == [
+        [("orders", 0)]
+    ] * 2
 
 
 @pytest.mark.parametrize("version", [12, 13])
@@ -141,13 +163,19 @@ def test_a_topic_is_found_by_its_id(house: House, version: int) -> None:
 def test_an_unknown_id_is_told_with_the_id_and_without_a_name(house: House) -> None:
     unknown = uuid.uuid4()
     (topic,) = ask(house, request(unknown), 12).topics
-    assert (topic.name, topic.topic_id, topic.error_code) == (None, unknown, ErrorCode.UNKNOWN_TOPIC_ID)
+    assert (topic.name, topic.topic_id, topic.error_code) == (
+        None,
+        unknown,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    )
 
 
 def test_of_a_name_and_an_id_the_id_counts(house: House) -> None:
     house.topic("orders")
     unknown = uuid.uuid4()
-    assert codes(ask(house, request(Named(name="orders", topic_id=unknown)), 12)) == [(None, ErrorCode.UNKNOWN_TOPIC_ID)]
+    assert codes(ask(house, request(Named(name="orders", topic_id=unknown)), 12)) == [
+        (None, ErrorCode.UNKNOWN_TOPIC_ID)
+    ]
 
 
 def test_neither_name_nor_id_is_no_request(house: House) -> None:
@@ -163,7 +191,15 @@ def test_below_version_12_nothing_is_found_by_its_id(house: House, version: int)
 
 def test_what_one_may_do_is_told_when_asked_for(house: House) -> None:
     house.topic("orders")
-    reply = ask(house, request("orders", include_topic_authorized_operations=True, include_cluster_authorized_operations=True), 9)
+    reply = ask(
+        house,
+        request(
+            "orders",
+            include_topic_authorized_operations=True,
+            include_cluster_authorized_operations=True,
+        ),
+        9,
+    )
     # As Kafka 3.9.2 without an authorizer.
     assert set(reply.topics[0].authorized_operations) == {3, 4, 5, 6, 7, 8, 10, 11}
     assert set(reply.authorized_operations) == {5, 7, 8, 9, 10, 11, 12}
@@ -210,8 +246,13 @@ def test_a_kept_reply_goes_with_any_change_of_topics(house: House, change: str) 
     else:
         ended(house.broker.topics.alter(live, lambda topic: replace(topic, partitions=2)))
     after = ask(house, everything(), 9)
-    rows = [{topic.name: len(topic.partitions) for topic in reply.topics} for reply in (before, after)]
-    assert rows == [{"orders": 1}, {"create": {"orders": 1, "bills": 1}, "delete": {}, "extend": {"orders": 2}}[change]]
+    rows = [
+        {topic.name: len(topic.partitions) for topic in reply.topics} for reply in (before, after)
+    ]
+    assert rows == [
+        {"orders": 1},
+        {"create": {"orders": 1, "bills": 1}, "delete": {}, "extend": {"orders": 2}}[change],
+    ]
 
 
 def test_a_reply_with_an_error_is_not_kept(house: House) -> None:

@@ -13,7 +13,11 @@ from kafka.protocol.admin.topics import (
     DeleteTopicsRequest,
     DescribeTopicPartitionsRequest,
 )
-from kafka.protocol.consumer.group import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
+from kafka.protocol.consumer.group import (
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+)
 from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
@@ -39,8 +43,13 @@ def house() -> House:
 def metadata(house: House, *names: str, version: int = 12) -> list[tuple[str, int, int]]:
     """Name, error code and partitions."""
     topics = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=None) for name in names]
-    request = MetadataRequest(topics=topics, allow_auto_topic_creation=True, include_topic_authorized_operations=False)
-    return [(topic.name, topic.error_code, len(topic.partitions)) for topic in ask(house, request, version).topics]
+    request = MetadataRequest(
+        topics=topics, allow_auto_topic_creation=True, include_topic_authorized_operations=False
+    )
+    return [
+        (topic.name, topic.error_code, len(topic.partitions))
+        for topic in ask(house, request, version).topics
+    ]
 
 
 def test_metadata_makes_a_topic_once_and_tells_it_by_the_names_asked_for(house):
@@ -62,8 +71,12 @@ def test_metadata_makes_no_internal_topic_by_another_name(house):
 
 
 def create(house: House, name: str) -> tuple[str, int]:
-    topic = CreateTopicsRequest.CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[])
-    (row,) = ask(house, CreateTopicsRequest(topics=[topic], timeout_ms=0, validate_only=False), 7).topics
+    topic = CreateTopicsRequest.CreatableTopic(
+        name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]
+    )
+    (row,) = ask(
+        house, CreateTopicsRequest(topics=[topic], timeout_ms=0, validate_only=False), 7
+    ).topics
     return row.name, row.error_code
 
 
@@ -88,15 +101,22 @@ def test_a_topic_that_is_to_be_deleted_by_two_names_stays(house):
 
 def test_records_of_either_name_are_in_one_partition(house):
     house.topic("orders")
-    offsets = [produce(house, 11, (0, batch()), topic=name)[0].base_offset for name in ("orders", LONG, "orders", LONG)]
+    offsets = [
+        produce(house, 11, (0, batch()), topic=name)[0].base_offset
+        for name in ("orders", LONG, "orders", LONG)
+    ]
     assert offsets == [0, 1, 2, 3]
 
 
 def test_offsets_are_listed_under_the_name_asked_for(house):
     house.topic("orders")
-    partition = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=-1)
+    partition = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+        partition_index=0, current_leader_epoch=-1, timestamp=-1
+    )
     request = ListOffsetsRequest(
-        replica_id=-1, isolation_level=0, topics=[ListOffsetsRequest.ListOffsetsTopic(name=LONG, partitions=[partition])]
+        replica_id=-1,
+        isolation_level=0,
+        topics=[ListOffsetsRequest.ListOffsetsTopic(name=LONG, partitions=[partition])],
     )
     (topic,) = ask(house, request, 5).topics
     assert (topic.name, topic.partitions[0].error_code, topic.partitions[0].offset) == (LONG, 0, 0)
@@ -109,21 +129,36 @@ def commit(house: House, *rows: tuple[str, int, int]) -> dict[tuple[str, int], i
             name=name,
             partitions=[
                 kind.OffsetCommitRequestPartition(
-                    partition_index=index, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=""
+                    partition_index=index,
+                    committed_offset=offset,
+                    committed_leader_epoch=-1,
+                    committed_metadata="",
                 )
             ],
         )
         for name, index, offset in rows
     ]
-    request = OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=-1, member_id="", group_instance_id=None, topics=topics)
+    request = OffsetCommitRequest(
+        group_id="g",
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        group_instance_id=None,
+        topics=topics,
+    )
     told = ask(house, request, 8).topics
-    return {(topic.name, row.partition_index): row.error_code for topic in told for row in topic.partitions}
+    return {
+        (topic.name, row.partition_index): row.error_code
+        for topic in told
+        for row in topic.partitions
+    }
 
 
 def fetch(house: House, *names: str) -> dict[str, int]:
     kind = OffsetFetchRequest.OffsetFetchRequestTopic
     topics = [kind(name=name, partition_indexes=[0]) for name in names] or None
-    told = ask(house, OffsetFetchRequest(group_id="g", topics=topics, require_stable=False), 7).topics
+    told = ask(
+        house, OffsetFetchRequest(group_id="g", topics=topics, require_stable=False), 7
+    ).topics
     return {topic.name: topic.partitions[0].committed_offset for topic in told}
 
 
@@ -156,19 +191,36 @@ def test_configs_are_described_and_altered_by_any_name(house):
     house.topic("orders")
     resource = AlterConfigsRequest.AlterConfigsResource
     config = resource.AlterableConfig(name="retention.ms", value="5")
-    altering = AlterConfigsRequest(resources=[resource(resource_type=2, resource_name=LONG, configs=[config])], validate_only=False)
+    altering = AlterConfigsRequest(
+        resources=[resource(resource_type=2, resource_name=LONG, configs=[config])],
+        validate_only=False,
+    )
     (row,) = ask(house, altering, 1).responses
     assert (row.error_code, row.resource_name) == (0, LONG)
-    asked = DescribeConfigsRequest.DescribeConfigsResource(resource_type=2, resource_name=LONG, configuration_keys=["retention.ms"])
-    (result,) = ask(house, DescribeConfigsRequest(resources=[asked], include_synonyms=False, include_documentation=False), 3).results
+    asked = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=2, resource_name=LONG, configuration_keys=["retention.ms"]
+    )
+    (result,) = ask(
+        house,
+        DescribeConfigsRequest(
+            resources=[asked], include_synonyms=False, include_documentation=False
+        ),
+        3,
+    ).results
     assert (result.resource_name, result.configs[0].value) == (LONG, "5")
 
 
 def test_partitions_are_added_and_records_deleted_by_any_name(house):
     house.topic("orders")
     topic = CreatePartitionsRequest.CreatePartitionsTopic(name=LONG, count=3, assignments=None)
-    (row,) = ask(house, CreatePartitionsRequest(topics=[topic], timeout_ms=0, validate_only=False), 3).results
-    assert (row.name, row.error_code, house.broker.topics.get("orders").topic.partitions) == (LONG, 0, 3)
+    (row,) = ask(
+        house, CreatePartitionsRequest(topics=[topic], timeout_ms=0, validate_only=False), 3
+    ).results
+    assert (row.name, row.error_code, house.broker.topics.get("orders").topic.partitions) == (
+        LONG,
+        0,
+        3,
+    )
     produce(house, 11, (0, batch()))
     kind = DeleteRecordsRequest.DeleteRecordsTopic
     topic = kind(name=LONG, partitions=[kind.DeleteRecordsPartition(partition_index=0, offset=-1)])
@@ -179,7 +231,11 @@ def test_partitions_are_added_and_records_deleted_by_any_name(house):
 def test_partitions_are_described_under_the_name_asked_for(house):
     house.topic("orders")
     asked = DescribeTopicPartitionsRequest.TopicRequest(name=LONG)
-    told = ask(house, DescribeTopicPartitionsRequest(topics=[asked], response_partition_limit=10, cursor=None), 0).topics
+    told = ask(
+        house,
+        DescribeTopicPartitionsRequest(topics=[asked], response_partition_limit=10, cursor=None),
+        0,
+    ).topics
     assert [(topic.name, topic.error_code) for topic in told] == [(LONG, 0)]
 
 
@@ -187,7 +243,11 @@ def test_groups_know_a_topic_by_each_of_its_names_and_tell_members_the_one_they_
     live = house.topic("orders")
     topology = TopicView(house.broker.topics, 100)
     topic_id = live.topic.topic_id
-    assert (topology.id_of(LONG), canonical(LONG, topology), canonical("a/b/nothing", topology)) == (topic_id, "orders", "a/b/nothing")
+    assert (
+        topology.id_of(LONG),
+        canonical(LONG, topology),
+        canonical("a/b/nothing", topology),
+    ) == (topic_id, "orders", "a/b/nothing")
     assert list(known([topic_id], [LONG], topology)) == [(topic_id, LONG)]
     assert list(known([topic_id], [], topology)) == [(topic_id, "orders")]
 
@@ -201,7 +261,9 @@ def test_a_name_of_a_topic_that_is_gone_is_nobodys(house):
     assert house.broker.topics.get(LONG) is again
 
 
-def test_an_idempotent_producer_that_uses_two_names_of_a_topic_is_told_so_and_loses_nothing_in_silence(house):
+def test_an_idempotent_producer_that_uses_two_names_of_a_topic_is_told_so_and_loses_nothing_in_silence(
+    house,
+):
     """A client counts sequences by name: the first batch by another name looks like a retry of the first by this one."""
     house.topic("orders")
     first, again = (batch(producer=(7, 0, 0)) for _ in range(2))

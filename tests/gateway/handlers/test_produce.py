@@ -18,7 +18,13 @@ from gateway.partitions.partition import Recovery
 from gateway.protocol.errors import ErrorCode, Refused
 from gateway.protocol.routes import ROUTES, Later
 from gateway.protocol.wire.api_keys import ApiKey
-from gateway.protocol.wire.produce_codec import PartitionProduced, PartitionRecords, ProduceRequest, TopicRecords, write_produce_response
+from gateway.protocol.wire.produce_codec import (
+    PartitionProduced,
+    PartitionRecords,
+    ProduceRequest,
+    TopicRecords,
+    write_produce_response,
+)
 from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC
 from tests.compat.records import building
 from tests.compat.records.building import Sample
@@ -39,7 +45,11 @@ def house() -> House:
 
 
 def request(
-    version: int, *sent: tuple[int, memoryview | None], topic: str | bytes = "orders", acks: int = -1, transactional_id: str | None = None
+    version: int,
+    *sent: tuple[int, memoryview | None],
+    topic: str | bytes = "orders",
+    acks: int = -1,
+    transactional_id: str | None = None,
 ) -> ProduceRequest:
     partitions = [PartitionRecords(index, records) for index, records in sent]
     return ProduceRequest(version, transactional_id, acks, 1000, [TopicRecords(topic, partitions)])
@@ -49,13 +59,17 @@ def start(house: House, asked: ProduceRequest) -> Started:
     """The whole of a produce: the handler, and what it leaves for later."""
 
     async def serve() -> Any:
-        reply = await ROUTES[ApiKey.PRODUCE, asked.version].handler(asked, house.caller(asked.version))
+        reply = await ROUTES[ApiKey.PRODUCE, asked.version].handler(
+            asked, house.caller(asked.version)
+        )
         return await reply.reply if isinstance(reply, Later) else reply
 
     return Started(serve())
 
 
-def produce(house: House, version: int, *sent: tuple[int, memoryview | None], **more: Any) -> list[PartitionProduced]:
+def produce(
+    house: House, version: int, *sent: tuple[int, memoryview | None], **more: Any
+) -> list[PartitionProduced]:
     ((_, rows),) = start(house, request(version, *sent, **more)).result.topics
     return list(rows)
 
@@ -71,7 +85,11 @@ def raw(text: bytes) -> memoryview:
 
 def stored(house: House, index: int = 0) -> list[Any]:
     partition = house.partition("orders", index)
-    return [found for one in ended(partition.read(0, 1 << 30)) for found in read_with_kafka_python(bytes(one.payload))]
+    return [
+        found
+        for one in ended(partition.read(0, 1 << 30))
+        for found in read_with_kafka_python(bytes(one.payload))
+    ]
 
 
 def set_for(version: int) -> memoryview:
@@ -85,7 +103,14 @@ def test_every_version_is_stored_and_told_where(house, version):
     for base_offset in (0, 2):
         response = start(house, request(version, (1, set_for(version)), topic=topic)).result
         ((named, (row,)),) = response.topics
-        assert (named, row.index, row.error_code, row.base_offset, row.log_append_time, row.log_start_offset) == (
+        assert (
+            named,
+            row.index,
+            row.error_code,
+            row.base_offset,
+            row.log_append_time,
+            row.log_start_offset,
+        ) == (
             topic,
             1,
             0,
@@ -95,7 +120,9 @@ def test_every_version_is_stored_and_told_where(house, version):
         )
         if version < 13:
             # The codec of this library ends below 13's topic ids in the reply.
-            decoded = CodecResponse.decode(write_produce_response(response, version), version=version)
+            decoded = CodecResponse.decode(
+                write_produce_response(response, version), version=version
+            )
             assert decoded.responses[0].partition_responses[0].base_offset == base_offset
     assert [found[0] for found in stored(house, 1)] == [0, 1, 2, 3]
 
@@ -114,16 +141,22 @@ def test_a_request_for_many_partitions_is_carried_out_in_turns_and_in_order(hous
     assert not started.is_done
     house.clock.advance(0)
     ((_, rows),) = started.result.topics
-    assert [(row.index, row.error_code, row.base_offset) for row in rows] == [(index, 0, 0) for index, _ in sent] + [(0, 0, 1)]
+    assert [(row.index, row.error_code, row.base_offset) for row in rows] == [
+        (index, 0, 0) for index, _ in sent
+    ] + [(0, 0, 1)]
 
 
 def test_topics_that_do_not_exist_are_looked_up_once_each(house, monkeypatch):
     looked_up = []
     open_soon = house.broker.topics.open_soon
-    monkeypatch.setattr(house.broker.topics, "open_soon", lambda *key: (looked_up.append(key), open_soon(*key)))
+    monkeypatch.setattr(
+        house.broker.topics, "open_soon", lambda *key: (looked_up.append(key), open_soon(*key))
+    )
     topics = [TopicRecords(f"t{number}", [PartitionRecords(0, batch(1))]) for number in range(150)]
     reply = start(house, ProduceRequest(NEW, None, -1, 1000, topics)).result
-    assert {row.error_code for _, rows in reply.topics for row in rows} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert {row.error_code for _, rows in reply.topics for row in rows} == {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    }
     assert sorted(looked_up) == sorted((f"t{number}", 0) for number in range(150))
 
 
@@ -197,14 +230,20 @@ def test_a_topic_that_is_not_there_is_unknown_and_not_made(house, version, topic
 @pytest.mark.parametrize("version", [0, NEW])
 def test_what_the_gateway_writes_itself_no_client_writes(house, version):
     house.topic(TRAFFIC)
-    assert code(house, version, set_for(version), topic=TRAFFIC) == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert (
+        code(house, version, set_for(version), topic=TRAFFIC) == ErrorCode.INVALID_TOPIC_EXCEPTION
+    )
     assert house.partition(TRAFFIC).log.end_offset == 0
 
 
 @pytest.mark.parametrize("version", [0, NEW, 13])
 def test_nothing_is_written_to_an_internal_topic(house, version):
     house.broker.topics.use_internal(CONSUMER_OFFSETS)
-    topic = CONSUMER_OFFSETS if version < 13 else house.broker.topics.internal(CONSUMER_OFFSETS).topic.topic_id
+    topic = (
+        CONSUMER_OFFSETS
+        if version < 13
+        else house.broker.topics.internal(CONSUMER_OFFSETS).topic.topic_id
+    )
     assert code(house, version, set_for(version), topic=topic) == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
@@ -255,16 +294,25 @@ def test_old_producers_hear_of_no_error_that_is_younger_than_they_are(house):
 
 
 def test_an_unknown_codec_in_an_old_set_says_so(house):
-    assert code(house, 2, raw(building.message(0, None, b"v", magic=1, attributes=5))) == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    assert (
+        code(house, 2, raw(building.message(0, None, b"v", magic=1, attributes=5)))
+        == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    )
 
 
 def test_an_old_producer_may_not_say_log_append_time(house):
-    assert code(house, 2, raw(building.message(0, None, b"v", magic=1, attributes=8))) == ErrorCode.INVALID_TIMESTAMP
+    assert (
+        code(house, 2, raw(building.message(0, None, b"v", magic=1, attributes=8)))
+        == ErrorCode.INVALID_TIMESTAMP
+    )
 
 
 def test_a_transaction_is_refused(house):
     assert code(house, NEW, batch(1), transactional_id="tx") == ErrorCode.INVALID_TXN_STATE
-    assert code(house, NEW, batch(1, producer=(1, 0, 0), is_transactional=True)) == ErrorCode.INVALID_TXN_STATE
+    assert (
+        code(house, NEW, batch(1, producer=(1, 0, 0), is_transactional=True))
+        == ErrorCode.INVALID_TXN_STATE
+    )
 
 
 @pytest.mark.parametrize(("producer", "expected"), [
@@ -281,7 +329,10 @@ def test_an_epoch_that_is_past_is_told(house):
 
 
 def test_a_retry_is_told_the_first_offset(house):
-    offsets = [produce(house, NEW, (0, batch(2, producer=(7, 0, sequence))))[0].base_offset for sequence in (0, 2, 0, 2)]
+    offsets = [
+        produce(house, NEW, (0, batch(2, producer=(7, 0, sequence))))[0].base_offset
+        for sequence in (0, 2, 0, 2)
+    ]
     assert offsets == [0, 2, 0, 2]
 
 
@@ -302,7 +353,9 @@ def test_the_leader_gives_the_inner_offsets_that_sarama_leaves_at_zero(house):
     """kop#1992."""
     samples = [Sample(n, 5, b"k%d" % n, b"v") for n in range(4)]
     for version, magic in ((1, 0), (2, 1)):
-        records = raw(building.wrapper(samples, building.GZIP, magic=magic, inner_offsets=[0] * 4, offset=0))
+        records = raw(
+            building.wrapper(samples, building.GZIP, magic=magic, inner_offsets=[0] * 4, offset=0)
+        )
         assert code(house, version, records) == 0
     assert [found[0] for found in stored(house)] == list(range(8))
 
@@ -324,7 +377,9 @@ def test_a_small_set_that_unpacks_to_a_large_one_is_checked_on_a_thread(house):
 def test_a_bomb_is_too_large():
     house = open_house(max_decompressed_bytes=1 << 20)
     house.topic("orders")
-    bomb = building.message(0, None, zlib.compress(bytes(64 << 20), wbits=31), magic=1, attributes=1)
+    bomb = building.message(
+        0, None, zlib.compress(bytes(64 << 20), wbits=31), magic=1, attributes=1
+    )
     assert code(house, 2, raw(bomb)) == ErrorCode.MESSAGE_TOO_LARGE
 
 
@@ -338,17 +393,28 @@ class Connection(Client):
         super().__init__()
         self.dispatch._broker = house.broker
 
-    def produces(self, topic: str, index: int, records: memoryview, version: int, correlation_id: int) -> None:
+    def produces(
+        self, topic: str, index: int, records: memoryview, version: int, correlation_id: int
+    ) -> None:
         named = CodecRequest.TopicProduceData
-        data = named(name=topic, partition_data=[named.PartitionProduceData(index=index, records=bytes(records))])
-        asked = CodecRequest(version=version, transactional_id=None, acks=-1, timeout_ms=1000, topic_data=[data])
-        self.says(pack(">hhih", 0, version, correlation_id, -1) + bytes(asked.encode(version=version)))
+        data = named(
+            name=topic,
+            partition_data=[named.PartitionProduceData(index=index, records=bytes(records))],
+        )
+        asked = CodecRequest(
+            version=version, transactional_id=None, acks=-1, timeout_ms=1000, topic_data=[data]
+        )
+        self.says(
+            pack(">hhih", 0, version, correlation_id, -1) + bytes(asked.encode(version=version))
+        )
 
     def answered(self) -> list[int]:
         return [int.from_bytes(reply[:4], "big") for reply in self.hears()]
 
 
-def test_produces_of_one_connection_keep_their_order_while_the_partition_is_opened(house, monkeypatch):
+def test_produces_of_one_connection_keep_their_order_while_the_partition_is_opened(
+    house, monkeypatch
+):
     """The first waits for the opening, the second for a check on a thread, the third for nothing: they are stored one, two, three."""
     real = house.store.log
 
@@ -400,22 +466,37 @@ def test_what_was_queued_is_stored_although_its_connection_has_gone(house):
 def test_each_producer_gets_an_id_of_its_own_at_epoch_zero(house):
     for version in range(6):
         answer = ask(
-            house, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1), version
+            house,
+            InitProducerIdRequest(
+                transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1
+            ),
+            version,
         )
         assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, version, 0)
 
 
 def test_who_has_an_id_already_gets_another_one_without_transactions(house):
     """TransactionCoordinator.handleInitProducerId: without a transactional id, always a new one."""
-    answer = ask(house, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1, producer_id=77, producer_epoch=3), 4)
+    answer = ask(
+        house,
+        InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=1, producer_id=77, producer_epoch=3
+        ),
+        4,
+    )
     assert (answer.producer_id, answer.producer_epoch) == (0, 0)
 
 
 @pytest.mark.parametrize("version", range(7))
 def test_a_transactional_id_is_refused_with_one_line_that_says_why(house, caplog, version):
-    asked = InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1)
+    asked = InitProducerIdRequest(
+        transactional_id="tx", transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1
+    )
     answer = ask(house, asked, version)
-    assert (answer.error_code, answer.producer_id) == (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)
+    assert (answer.error_code, answer.producer_id) == (
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        -1,
+    )
     ((event, fields),) = events(caplog)
     assert event == "transactional producer refused"
     assert (fields["transactional_id"], fields["reason"]) == ("tx", "transactions are not served")
@@ -423,21 +504,33 @@ def test_a_transactional_id_is_refused_with_one_line_that_says_why(house, caplog
 
 def test_an_id_that_cannot_be_reserved_is_a_storage_error(house):
     house.store.refuse_writes = True
-    answer = ask(house, InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1), 4)
+    answer = ask(
+        house,
+        InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1
+        ),
+        4,
+    )
     assert (answer.error_code, answer.producer_id) == (ErrorCode.KAFKA_STORAGE_ERROR, -1)
 
 
 # What takes too long, and what fails
 
 
-def waiting(house: House, *sent: tuple[int, memoryview | None], **more: Any) -> tuple[Started, Later[Any]]:
+def waiting(
+    house: House, *sent: tuple[int, memoryview | None], **more: Any
+) -> tuple[Started, Later[Any]]:
     """A produce that waits for the store, and what it leaves for later."""
-    reply = Started(ROUTES[ApiKey.PRODUCE, NEW].handler(request(NEW, *sent, **more), house.caller(NEW))).result
+    reply = Started(
+        ROUTES[ApiKey.PRODUCE, NEW].handler(request(NEW, *sent, **more), house.caller(NEW))
+    ).result
     return Started(reply.reply), reply
 
 
 @pytest.mark.parametrize("acks", [-1, 1])
-def test_records_that_are_not_stored_in_time_are_told_so_and_are_stored_all_the_same(house: House, acks: int) -> None:
+def test_records_that_are_not_stored_in_time_are_told_so_and_are_stored_all_the_same(
+    house: House, acks: int
+) -> None:
     house.store.hold()
     under_way, reply = waiting(house, (0, batch()), acks=acks)
     assert (reply.seconds, reply.late is not None) == (1.0, True)
@@ -456,19 +549,31 @@ def test_of_several_partitions_those_that_are_stored_in_time_are_told_as_such(ho
     house.store._queue.popleft().told.callback(None)
     assert reply.late is not None
     ((_, told),) = reply.late().topics
-    assert [row.error_code for row in told] == [0, ErrorCode.INVALID_RECORD, ErrorCode.REQUEST_TIMED_OUT]
+    assert [row.error_code for row in told] == [
+        0,
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.REQUEST_TIMED_OUT,
+    ]
 
 
-def test_who_wants_no_answer_or_names_no_time_waits_for_nothing_or_for_the_end(house: House) -> None:
+def test_who_wants_no_answer_or_names_no_time_waits_for_nothing_or_for_the_end(
+    house: House,
+) -> None:
     _, quiet = waiting(house, (0, batch()), acks=0)
-    asked = ProduceRequest(NEW, None, -1, 0, [TopicRecords("orders", [PartitionRecords(0, batch())])])
+    asked = ProduceRequest(
+        NEW, None, -1, 0, [TopicRecords("orders", [PartitionRecords(0, batch())])]
+    )
     patient = Started(ROUTES[ApiKey.PRODUCE, NEW].handler(asked, house.caller(NEW))).result
     assert (quiet.seconds, patient.seconds) == (None, None)
     assert Started(patient.reply).result.topics
 
 
-@pytest.mark.parametrize(("version", "told"), [(3, ErrorCode.NOT_LEADER_OR_FOLLOWER), (4, ErrorCode.KAFKA_STORAGE_ERROR)])
-def test_a_store_that_fails_is_told_as_something_that_the_client_retries(house: House, version: int, told: ErrorCode) -> None:
+@pytest.mark.parametrize(
+    ("version", "told"), [(3, ErrorCode.NOT_LEADER_OR_FOLLOWER), (4, ErrorCode.KAFKA_STORAGE_ERROR)]
+)
+def test_a_store_that_fails_is_told_as_something_that_the_client_retries(
+    house: House, version: int, told: ErrorCode
+) -> None:
     """By ProduceResponse of Kafka 1.0 to 3.9: with version 3 and older KafkaStorageException is not sure to be known."""
     house.store.refuse_writes = True
     assert code(house, version, batch()) == told
@@ -485,7 +590,11 @@ def test_partitions_that_are_not_open_open_together(house: House) -> None:
 
 def test_a_producer_id_that_is_not_there_in_time_is_asked_for_again(house: House) -> None:
     house.store.hold()
-    asking = Started(ROUTES[ApiKey.INIT_PRODUCER_ID, 4].handler(InitProducerIdRequest(transactional_id=None), house.caller(4)))
+    asking = Started(
+        ROUTES[ApiKey.INIT_PRODUCER_ID, 4].handler(
+            InitProducerIdRequest(transactional_id=None), house.caller(4)
+        )
+    )
     house.clock.advance(5)
     assert asking.result.error_code == ErrorCode.REQUEST_TIMED_OUT
 

@@ -11,7 +11,13 @@ from gateway import handlers as handlers  # importing them routes them
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.routes import ROUTES, Later
 from gateway.protocol.wire.api_keys import ApiKey
-from gateway.protocol.wire.produce_codec import PartitionProduced, PartitionRecords, ProduceRequest, RecordError, TopicRecords
+from gateway.protocol.wire.produce_codec import (
+    PartitionProduced,
+    PartitionRecords,
+    ProduceRequest,
+    RecordError,
+    TopicRecords,
+)
 from tests.fakes.broker import House, ended, open_house
 from tests.gateway.partitions.compacted import FORMATS, put, table
 from tests.gateway.sets import Pair, batch, old_set
@@ -25,7 +31,9 @@ def house() -> House:
 
 
 def produced(house: House, version: int, records: memoryview) -> PartitionProduced:
-    asked = ProduceRequest(version, None, -1, 1000, [TopicRecords("orders", [PartitionRecords(0, records)])])
+    asked = ProduceRequest(
+        version, None, -1, 1000, [TopicRecords("orders", [PartitionRecords(0, records)])]
+    )
     (((_, (row,)),),) = (ended(answer(house, asked)).topics,)
     return row
 
@@ -39,7 +47,9 @@ WITHOUT_KEY: list[Pair] = [(b"a", b"1"), (None, b"2")]
 
 
 def message(partition: int = 0) -> str:
-    return f"Compacted topic cannot accept message without key in topic partition orders-{partition}"
+    return (
+        f"Compacted topic cannot accept message without key in topic partition orders-{partition}"
+    )
 
 
 @pytest.mark.parametrize("codec", [0, 1, 4])
@@ -71,7 +81,11 @@ def test_one_reply_names_a_limited_number_of_records(house, monkeypatch):
     asked = ProduceRequest(11, None, -1, 1000, [TopicRecords("other", sent)])
     (((_, rows),),) = (ended(answer(house, asked)).topics,)
     assert [row.error_code for row in rows] == [ErrorCode.INVALID_RECORD] * 3
-    assert [[one.batch_index for one in row.record_errors] for row in rows] == [[0, 1, 2], [0, 1], []]
+    assert [[one.batch_index for one in row.record_errors] for row in rows] == [
+        [0, 1, 2],
+        [0, 1],
+        [],
+    ]
     assert ["due to 3 record errors" in row.error_message for row in rows] == [True] * 3
 
 
@@ -83,7 +97,10 @@ def test_a_message_set_with_a_message_without_a_key_is_refused(house, written):
     assert (row.error_code, house.partition().log.end_offset) == (ErrorCode.CORRUPT_MESSAGE, 0)
 
 
-@pytest.mark.parametrize("records", [batch([(b"", b"1")]), batch([(b"a", None)], codec=2), batch([(b"k", b"v" * 70_000)], codec=1)])
+@pytest.mark.parametrize(
+    "records",
+    [batch([(b"", b"1")]), batch([(b"a", None)], codec=2), batch([(b"k", b"v" * 70_000)], codec=1)],
+)
 def test_a_batch_with_keys_is_taken(house, records):
     assert produced(house, 11, records).error_code == 0
 

@@ -13,7 +13,13 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from gateway.net.connection import LEAVING_SECONDS, LOGIN_FRAME_SECONDS, STALLED_SECONDS, KafkaConnection, overdue
+from gateway.net.connection import (
+    LEAVING_SECONDS,
+    LOGIN_FRAME_SECONDS,
+    STALLED_SECONDS,
+    KafkaConnection,
+    overdue,
+)
 from gateway.net.flow_control import TURN_SECONDS, Budget, LoginBudget
 from gateway.net.transport import GOODBYE_SECONDS, Connection
 from gateway.protocol.routes import ROUTES, Later, Route
@@ -95,7 +101,9 @@ def waiting(monkeypatch):
         return Later(finish())
 
     for key, handler in [(ApiKey.METADATA, poll), (ApiKey.PRODUCE, append)]:
-        monkeypatch.setitem(ROUTES, (key, 0), Route(key, handler, lambda *_: None, lambda reply, _: [reply], False))
+        monkeypatch.setitem(
+            ROUTES, (key, 0), Route(key, handler, lambda *_: None, lambda reply, _: [reply], False)
+        )
     return answer
 
 
@@ -130,14 +138,22 @@ def test_an_oversized_frame_is_refused_in_one_line(caplog):
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_frames_are_small_until_the_log_in_is_done_and_large_after_it(version):
-    door = Door([Scripted("PLAIN", {TOKEN: b""})], sasl_server_max_receive_size=1024, socket_request_max_bytes=2 << 20)
+    door = Door(
+        [Scripted("PLAIN", {TOKEN: b""})],
+        sasl_server_max_receive_size=1024,
+        socket_request_max_bytes=2 << 20,
+    )
     early = door.lets_in()
     says(early, struct.pack(">i", 1025))
     assert early.transport.is_aborted
     checked = Deferred()
     door.mechanisms["PLAIN"].answers[TOKEN] = checked
     connection = door.lets_in()
-    token = bare(ApiKey.SASL_AUTHENTICATE, 0, struct.pack(">i", len(TOKEN)) + TOKEN) if version else TOKEN
+    token = (
+        bare(ApiKey.SASL_AUTHENTICATE, 0, struct.pack(">i", len(TOKEN)) + TOKEN)
+        if version
+        else TOKEN
+    )
     says(connection, framed(handshake("PLAIN", version)) + framed(token))
     assert not connection.session.is_ready
     checked.callback(b"")
@@ -155,7 +171,11 @@ def test_bytes_before_a_log_in_do_not_count_with_those_of_others(version):
     connection.connectionLost()
     assert (door.budget.used, door.login_budget.used) == (0, 0)
     connection = door.lets_in()
-    token = bare(ApiKey.SASL_AUTHENTICATE, 0, struct.pack(">i", len(TOKEN)) + TOKEN) if version else TOKEN
+    token = (
+        bare(ApiKey.SASL_AUTHENTICATE, 0, struct.pack(">i", len(TOKEN)) + TOKEN)
+        if version
+        else TOKEN
+    )
     says(connection, framed(handshake("PLAIN", version)) + framed(token)[:-1])
     assert door.login_budget.used == len(framed(token)) - 1
     says(connection, framed(token)[-1:] + struct.pack(">i", 1000) + bytes(100))
@@ -434,7 +454,10 @@ def watched(told, *mechanisms, **settings):
     return door, door.lets_in()
 
 
-@pytest.mark.parametrize(("loss", "reason"), [(ConnectionDone(), "client"), (ConnectionLost(), "error:lost"), (SSL.Error([]), "error:tls")])
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [(ConnectionDone(), "client"), (ConnectionLost(), "error:lost"), (SSL.Error([]), "error:tls")],
+)
 def test_the_traffic_log_is_told_how_a_connection_was_lost(told, loss, reason):
     _, connection = watched(told)
     connection.connectionLost(Failure(loss))
@@ -452,7 +475,9 @@ def test_the_traffic_log_is_told_of_the_time_that_is_up(told):
         door.sweeps(seconds)
         assert told.reasons == [reason]
     told.reasons.clear()
-    door, _ = watched(told, Scripted("PLAIN", {TOKEN: b""}), connection_authentication_timeout_ms=1000)
+    door, _ = watched(
+        told, Scripted("PLAIN", {TOKEN: b""}), connection_authentication_timeout_ms=1000
+    )
     door.sweeps(2)
     assert told.reasons == ["error:login-timeout"]
 
@@ -476,7 +501,9 @@ def test_the_traffic_log_is_told_of_a_peer_that_stopped_reading(told):
     assert told.reasons == ["error:stalled"]
 
 
-def test_the_traffic_log_is_told_why_a_connection_was_to_go_and_not_that_it_went_without_a_goodbye(told):
+def test_the_traffic_log_is_told_why_a_connection_was_to_go_and_not_that_it_went_without_a_goodbye(
+    told,
+):
     door, connection = watched(told, connections_max_idle_ms=1000)
     assert door.sweeps(2) == ["idle"]
     assert len(door.sweeps(LEAVING_SECONDS + 1)) == 1
@@ -491,8 +518,12 @@ def test_the_traffic_log_is_told_of_a_request_that_met_a_bug(told, waiting):
     assert told.reasons == ["error:bug"]
 
 
-@pytest.mark.parametrize(("idle_seconds", "is_quiet"), [(GOODBYE_SECONDS + 0.1, True), (GOODBYE_SECONDS - 0.1, False)])
-def test_a_connection_that_was_idle_is_closed_at_a_drain_without_waiting_for_its_peer(idle_seconds, is_quiet):
+@pytest.mark.parametrize(
+    ("idle_seconds", "is_quiet"), [(GOODBYE_SECONDS + 0.1, True), (GOODBYE_SECONDS - 0.1, False)]
+)
+def test_a_connection_that_was_idle_is_closed_at_a_drain_without_waiting_for_its_peer(
+    idle_seconds, is_quiet
+):
     door = Door()
     connection = door.lets_in()
     says(connection, framed(versions()))

@@ -19,7 +19,13 @@ class Client:
     def __init__(self, budget, *, max_bytes=16 * MIB, max_requests=100):
         self.reads = True
         self.resumes = 0
-        self.flow = Flow(budget, max_bytes=max_bytes, max_requests=max_requests, pause=self._pause, resume=self._resume)
+        self.flow = Flow(
+            budget,
+            max_bytes=max_bytes,
+            max_requests=max_requests,
+            pause=self._pause,
+            resume=self._resume,
+        )
 
     def sends(self, *requests, then=0):
         """One chunk: these requests, and `then` bytes of an unfinished frame."""
@@ -375,12 +381,16 @@ class House(RuleBasedStateMachine):
 
     @invariant()
     def what_is_counted_is_there(self):
-        assert self.budget.under_way == sum(map(sum, self.owed.values())) + sum(size for _, size in self.leaving)
+        assert self.budget.under_way == sum(map(sum, self.owed.values())) + sum(
+            size for _, size in self.leaving
+        )
         assert self.budget.unfinished == sum(frame[0] for frame in self.frames.values() if frame)
 
     @invariant()
     def the_limit_holds_but_for_a_chunk_each_and_one_frame(self):
-        assert self.budget.used <= self.LIMIT + self.LIMIT // 8 + 3 * MIB + CHUNK_BYTES * (len(self.owed) + 1)
+        assert self.budget.used <= self.LIMIT + self.LIMIT // 8 + 3 * MIB + CHUNK_BYTES * (
+            len(self.owed) + 1
+        )
 
     def teardown(self):
         """Everybody is served in the end: nobody waits for ever, and nothing is left in the books."""

@@ -30,7 +30,9 @@ def test_frames_that_come_in_one_piece_are_cut_apart(bodies):
 def test_frames_that_come_byte_by_byte_are_put_together(bodies):
     splitter = Splitter(LIMIT)
     stream = framed(*bodies)
-    assert [frame for index in range(len(stream)) for frame in splitter.feed(stream[index : index + 1])] == bodies
+    assert [
+        frame for index in range(len(stream)) for frame in splitter.feed(stream[index : index + 1])
+    ] == bodies
     assert splitter.unfinished == 0
 
 
@@ -39,7 +41,9 @@ def test_frames_are_the_same_however_the_stream_is_cut(bodies, data):
     stream = framed(*bodies)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     splitter = Splitter(LIMIT)
-    pieces = [stream[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    pieces = [
+        stream[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)
+    ]
     assert [frame for piece in pieces for frame in splitter.feed(memoryview(piece))] == bodies
 
 
@@ -54,7 +58,12 @@ def test_what_comes_after_whole_frames_waits_for_its_rest(bodies, begun):
         assert splitter.unfinished == 0
 
 
-@given(pieces=st.lists(st.binary(max_size=60) | st.integers(-3, 60).map(lambda length: struct.pack(">i", length)), max_size=12))
+@given(
+    pieces=st.lists(
+        st.binary(max_size=60) | st.integers(-3, 60).map(lambda length: struct.pack(">i", length)),
+        max_size=12,
+    )
+)
 def test_any_bytes_are_frames_or_refused_and_no_more_is_kept_than_came(pieces):
     splitter = Splitter(50)
     came = given_out = 0

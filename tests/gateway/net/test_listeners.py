@@ -42,7 +42,9 @@ def gateway(folder):
     """host:port of each listener; at the end the gateway has stopped as it should, and has not shown a password."""
     command = [sys.executable, "-m", "gateway", "serve", "--config", str(folder / "kopgate.toml")]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, text=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, text=True
+        )
     try:
         line = process.stdout.readline()
         yield dict(re.findall(r"(\w+)://(127\.0\.0\.1:\d+)", line))
@@ -56,7 +58,9 @@ def gateway(folder):
 
 
 def topics(address, *arguments, timeout="60"):
-    return CliRunner().invoke(main, ["topics", "list", "--bootstrap-server", address, "--timeout", timeout, *arguments])
+    return CliRunner().invoke(
+        main, ["topics", "list", "--bootstrap-server", address, "--timeout", timeout, *arguments]
+    )
 
 
 def options(folder, words):
@@ -68,7 +72,8 @@ TLS = ["--tls-ca", "ca.crt"]
 
 
 @pytest.mark.parametrize(
-    ("listener", "words"), [("PLAINTEXT", []), ("SASL_PLAINTEXT", LOG_IN), ("SSL", TLS), ("SASL_SSL", [*LOG_IN, *TLS])]
+    ("listener", "words"),
+    [("PLAINTEXT", []), ("SASL_PLAINTEXT", LOG_IN), ("SSL", TLS), ("SASL_SSL", [*LOG_IN, *TLS])],
 )
 def test_a_client_of_its_kind_is_served(gateway, folder, listener, words):
     assert topics(gateway[listener], *options(folder, words)).exit_code == 0

@@ -7,7 +7,10 @@ import pytest
 from gateway.net.sweep import Sweep
 
 
-@pytest.mark.parametrize(("count", "steps", "most"), [(0, 1, 0), (1, 1, 1), (9, 9, 1), (10, 10, 1), (11, 6, 2), (95, 10, 10)])
+@pytest.mark.parametrize(
+    ("count", "steps", "most"),
+    [(0, 1, 0), (1, 1, 1), (9, 9, 1), (10, 10, 1), (11, 6, 2), (95, 10, 10)],
+)
 def test_each_is_looked_at_once_a_round(count, steps, most):
     sweep = Sweep(set(range(count)), 10)
     for _ in range(3):

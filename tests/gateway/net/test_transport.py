@@ -172,7 +172,9 @@ async def test_bytes_that_arrive_reach_the_protocol_in_order(bench):
 async def test_more_than_the_socket_takes_arrives_whole_and_in_order(bench):
     client, peer = await bench.connect(receive_buffer=4096)
     sent = pattern(8 * MIB)
-    peer.transport.writeSequence([sent[: 3 * MIB], bytearray(sent[3 * MIB : 5 * MIB]), memoryview(sent)[5 * MIB :]])
+    peer.transport.writeSequence(
+        [sent[: 3 * MIB], bytearray(sent[3 * MIB : 5 * MIB]), memoryview(sent)[5 * MIB :]]
+    )
     assert await read(client, len(sent)) == sent
     await until(lambda: peer.transport.unsent_bytes == 0)
 
@@ -438,10 +440,14 @@ async def test_much_goes_both_ways_through_tls(secure):
     client, peer = await connect_tls(secure)
     sent = pattern(2 * MIB)
     for position in range(0, len(sent), 1 << 16):
-        await client.does(lambda piece=sent[position : position + (1 << 16)]: client.tls.write(piece))
+        await client.does(
+            lambda piece=sent[position : position + (1 << 16)]: client.tls.write(piece)
+        )
     await until(lambda: len(peer.got) == len(sent))
     assert peer.got == sent
-    peer.transport.writeSequence([sent[:MIB], bytearray(sent[MIB : MIB + 1000]), memoryview(sent)[MIB + 1000 :], b""])
+    peer.transport.writeSequence(
+        [sent[:MIB], bytearray(sent[MIB : MIB + 1000]), memoryview(sent)[MIB + 1000 :], b""]
+    )
     assert await client.read(len(sent)) == sent
 
 
@@ -513,7 +519,12 @@ def test_however_little_the_socket_takes_at_a_time_the_bytes_are_the_same(writes
     scripted = ScriptedSocket(takes)
     outgoing = Outgoing()
     connection = Connection(
-        scripted, Protocol(), ("192.0.2.1", 1), SimpleNamespace(outbox=outbox, outgoing=outgoing, _realPortNumber=9092), 1, clock
+        scripted,
+        Protocol(),
+        ("192.0.2.1", 1),
+        SimpleNamespace(outbox=outbox, outgoing=outgoing, _realPortNumber=9092),
+        1,
+        clock,
     )
     for buffers in writes:
         connection.writeSequence(buffers)

@@ -16,7 +16,20 @@ from tests.gateway.sets import TIME, Pair, batch, old_set
 FETCH_VERSIONS = (1, 3, 12)
 
 #: (format, codec) that kafka-python writes: none, gzip, snappy, lz4 (format 0 has its own), zstd.
-FORMATS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4))
+FORMATS = (
+    (0, 0),
+    (0, 1),
+    (0, 2),
+    (1, 0),
+    (1, 1),
+    (1, 2),
+    (1, 3),
+    (2, 0),
+    (2, 1),
+    (2, 2),
+    (2, 3),
+    (2, 4),
+)
 
 Seen = list[tuple[int, bytes | None, bytes | None]]
 
@@ -24,7 +37,14 @@ Seen = list[tuple[int, bytes | None, bytes | None]]
 def table(house: House, name: str = "orders", partitions: int = 1, **configs: str) -> Any:
     """A topic of which all but the last entry may be compacted at once, unless `configs` say otherwise."""
     return house.topic(
-        name, partitions, **{"cleanup_policy": "compact", "segment_bytes": "14", "min_cleanable_dirty_ratio": "0", **configs}
+        name,
+        partitions,
+        **{
+            "cleanup_policy": "compact",
+            "segment_bytes": "14",
+            "min_cleanable_dirty_ratio": "0",
+            **configs,
+        },
     )
 
 
@@ -41,7 +61,9 @@ def put(
     partition = house.partition(topic)
     if magic == 2:
         made = batch(records, codec=codec, producer=producer, timestamp=timestamp)
-        return int(ended(partition.append_batch(made, check_batch(made, 11), house.now())).base_offset)
+        return int(
+            ended(partition.append_batch(made, check_batch(made, 11), house.now())).base_offset
+        )
     made = old_set(records, magic=magic, codec=codec, timestamp=timestamp)
     checked = check_message_set(made, max_decompressed_bytes=1 << 20)
     return int(ended(partition.append_message_set(made, checked, house.now())).base_offset)
@@ -58,7 +80,9 @@ def compact(house: House, **limits: int) -> None:
     assert not house.bugs
 
 
-def consume(house: House, version: int = 12, offset: int = 0, max_bytes: int = consuming.LARGE) -> Seen:
+def consume(
+    house: House, version: int = 12, offset: int = 0, max_bytes: int = consuming.LARGE
+) -> Seen:
     """Everything from `offset` on, as a consumer of that Fetch version gets it, request after request."""
     found: Seen = []
     end = house.partition().log.end_offset
@@ -83,4 +107,7 @@ def values(seen: Seen) -> list[tuple[int, bytes | None]]:
 
 
 def sizes(partition: Partition) -> list[int]:
-    return [len(entry.payload) for entry in ended(partition.log.read(partition.log.start_offset, consuming.LARGE))]
+    return [
+        len(entry.payload)
+        for entry in ended(partition.log.read(partition.log.start_offset, consuming.LARGE))
+    ]

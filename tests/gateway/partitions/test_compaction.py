@@ -18,7 +18,17 @@ from tests.compat.records.building import Sample
 from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import NOW, House, Started, ended, open_house
 from tests.gateway.handlers import asking
-from tests.gateway.partitions.compacted import FETCH_VERSIONS, FORMATS, close, compact, consume, put, sizes, table, values
+from tests.gateway.partitions.compacted import (
+    FETCH_VERSIONS,
+    FORMATS,
+    close,
+    compact,
+    consume,
+    put,
+    sizes,
+    table,
+    values,
+)
 from tests.gateway.sets import batch
 
 HOUR = 3_600_000
@@ -174,7 +184,9 @@ def test_an_unreadable_memory_costs_only_another_pass(house, caplog):
     with caplog.at_level(logging.WARNING):
         compact(again)
     assert values(consume(again)) == [(3, b"3")]
-    assert [record.getMessage() for record in caplog.records] == ["unreadable note of how far compaction came"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "unreadable note of how far compaction came"
+    ]
 
 
 def test_what_is_remembered_of_a_topic_goes_with_it(house):
@@ -261,7 +273,9 @@ def test_a_batch_in_flight_does_not_cost_its_producer_the_one_before(house):
     house.threads.hold()
     going = Started(Compaction(house.broker).round())
     house.store.hold()
-    waiting = Started(house.partition().append_batch(next_batch, check_batch(next_batch, 11), house.now()))
+    waiting = Started(
+        house.partition().append_batch(next_batch, check_batch(next_batch, 11), house.now())
+    )
     house.threads.release()
     house.store.refuse_writes = True
     house.store.release()
@@ -291,7 +305,9 @@ def test_unreadable_records_stay_as_they_are_and_so_do_the_tombstones(caplog):
     assert bytes(entries[1].payload) == bytes(broken)
     assert values(consume(house, offset=3)) == [(3, None), (4, b"2")]
     assert [offset for offset, *_ in consume_only(entries[0])] == [1]
-    assert {record.getMessage() for record in caplog.records} == {"some records cannot be read and were not compacted"}
+    assert {record.getMessage() for record in caplog.records} == {
+        "some records cannot be read and were not compacted"
+    }
 
 
 def consume_only(entry: Entry) -> list[Any]:
@@ -365,7 +381,11 @@ def test_a_pass_is_broken_off_at_the_next_piece(house, end, caplog):
     if end == "stop":
         compaction.stop()
     elif end == "policy":
-        ended(house.broker.topics.alter(live, lambda topic: replace(topic, configs={"cleanup.policy": "delete"})))
+        ended(
+            house.broker.topics.alter(
+                live, lambda topic: replace(topic, configs={"cleanup.policy": "delete"})
+            )
+        )
     else:
         ended(house.broker.topics.delete(live))
     with caplog.at_level(logging.WARNING):
@@ -496,7 +516,9 @@ def test_new_records_that_are_too_few_cost_no_reading(monkeypatch):
         assert reads.of_round(compaction) == 0
 
 
-def test_a_partition_whose_only_new_records_stay_is_read_again_at_the_interval_of_retention(house, monkeypatch):
+def test_a_partition_whose_only_new_records_stay_is_read_again_at_the_interval_of_retention(
+    house, monkeypatch
+):
     put(house, (b"a", b"1"), (b"a", b"2"))
     compaction = Compaction(house.broker)
     reads = Reads(house.partition().log, monkeypatch)

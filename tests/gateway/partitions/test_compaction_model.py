@@ -15,9 +15,14 @@ from tests.gateway.sets import Pair
 
 LONG = b"a key that is longer than its hash"
 
-pairs = st.tuples(st.sampled_from((b"a", b"b", b"c", b"", LONG)), st.none() | st.binary(min_size=1, max_size=30))
+pairs = st.tuples(
+    st.sampled_from((b"a", b"b", b"c", b"", LONG)), st.none() | st.binary(min_size=1, max_size=30)
+)
 produces = st.tuples(
-    st.just("produce"), st.sampled_from(FORMATS), st.lists(pairs, min_size=1, max_size=6), st.sampled_from((None, None, 7, 8))
+    st.just("produce"),
+    st.sampled_from(FORMATS),
+    st.lists(pairs, min_size=1, max_size=6),
+    st.sampled_from((None, None, 7, 8)),
 )
 compacts = st.tuples(
     st.just("compact"),
@@ -28,7 +33,9 @@ compacts = st.tuples(
 )
 deletes = st.tuples(st.just("delete"), st.integers(0, 10))
 waits = st.tuples(st.just("wait"))
-steps = st.lists(st.one_of(produces, produces, compacts, compacts, deletes, waits), min_size=1, max_size=14)
+steps = st.lists(
+    st.one_of(produces, produces, compacts, compacts, deletes, waits), min_size=1, max_size=14
+)
 
 
 class Life:
@@ -49,7 +56,9 @@ class Life:
         house.clock.advance(before.clock.seconds())
         return house
 
-    def produce(self, written: tuple[int, int], records: list[Pair], producer_id: int | None) -> None:
+    def produce(
+        self, written: tuple[int, int], records: list[Pair], producer_id: int | None
+    ) -> None:
         producer = (-1, -1, -1)
         if producer_id is not None and written[0] == 2:
             # Accepted only where the sequence before is known: compaction must not forget it.
@@ -77,7 +86,10 @@ class Life:
         self.check_producers()
 
     def check_producers(self) -> None:
-        known = {producer_id: producer.sent[-1].last_sequence for producer_id, producer in self.house.partition().producers}
+        known = {
+            producer_id: producer.sent[-1].last_sequence
+            for producer_id, producer in self.house.partition().producers
+        }
         for producer_id, sequence in self.sequences.items():
             if producer_id in known:
                 assert known[producer_id] == sequence - 1
@@ -93,8 +105,12 @@ class Life:
         last = {key: offset for offset, (key, _) in enumerate(self.history)}
         for version in FETCH_VERSIONS:
             seen = consume(self.house, version)
-            assert all(left < right for (left, *_), (right, *_) in pairwise(seen)), "offsets do not increase"
-            assert all(self.history[offset] == (key, value) for offset, key, value in seen), "something was invented"
+            assert all(left < right for (left, *_), (right, *_) in pairwise(seen)), (
+                "offsets do not increase"
+            )
+            assert all(self.history[offset] == (key, value) for offset, key, value in seen), (
+                "something was invented"
+            )
             offsets = {offset for offset, *_ in seen}
             for offset in last.values():
                 is_tombstone = self.history[offset][1] is None
@@ -104,7 +120,9 @@ class Life:
 
 @prop
 @given(steps, st.sampled_from((0, 86_400_000)))
-def test_of_each_key_the_last_record_is_always_there_and_nothing_else_than_was_written(taken, delete_retention_ms):
+def test_of_each_key_the_last_record_is_always_there_and_nothing_else_than_was_written(
+    taken, delete_retention_ms
+):
     life = Life(delete_retention_ms)
     for name, *arguments in taken:
         getattr(life, name)(*arguments)

@@ -69,11 +69,19 @@ def test_without_retention_a_tombstone_may_go_at_once():
 
 
 def test_what_may_go_already_is_joined():
-    assert add_horizon([Horizon(3, 10), Horizon(5, 90), Horizon(6, 200)], 7, 100, 0) == [Horizon(5, 90), Horizon(6, 200), Horizon(7, 100)]
+    assert add_horizon([Horizon(3, 10), Horizon(5, 90), Horizon(6, 200)], 7, 100, 0) == [
+        Horizon(5, 90),
+        Horizon(6, 200),
+        Horizon(7, 100),
+    ]
 
 
 @prop
-@given(st.lists(st.tuples(st.integers(1, HOUR), st.sampled_from((0, 1, HOUR, 24 * HOUR))), max_size=400))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, HOUR), st.sampled_from((0, 1, HOUR, 24 * HOUR))), max_size=400
+    )
+)
 def test_there_are_never_many_and_none_lets_a_tombstone_go_early(passes):
     now, end, horizons, due = 1_700_000_000_000, 0, [], []
     for wait, retention in passes:

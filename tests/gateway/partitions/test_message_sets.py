@@ -52,23 +52,39 @@ def test_plain_messages_become_one_batch_byte_for_byte(house):
 
 def test_messages_of_format_0_have_no_timestamps(house):
     send(house, message_set([A, B], magic=0), magic=0)
-    assert read_with_kafka_python(payloads(house)[0]) == [(0, -1, 0, b"k", b"first", ()), (1, -1, 0, None, None, ())]
+    assert read_with_kafka_python(payloads(house)[0]) == [
+        (0, -1, 0, b"k", b"first", ()),
+        (1, -1, 0, None, None, ()),
+    ]
 
 
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
-def test_what_was_packed_stays_packed_with_the_same_codec_whatever_offsets_it_bore(house, magic, codec):
+def test_what_was_packed_stays_packed_with_the_same_codec_whatever_offsets_it_bore(
+    house, magic, codec
+):
     send(house, wrapper([A, B], codec, magic=magic, inner_offsets=[0, 0], offset=0), magic)
     (stored,) = payloads(house)
     assert stored[22] & 7 == codec
-    assert [(found[0], *found[3:5]) for found in read_with_aiokafka(stored)] == [(0, b"k", b"first"), (1, None, None)]
+    assert [(found[0], *found[3:5]) for found in read_with_aiokafka(stored)] == [
+        (0, b"k", b"first"),
+        (1, None, None),
+    ]
 
 
 def test_offsets_go_on_over_every_format(house):
-    offsets = [send(house, message_set([A, B], magic=1)).base_offset, send(house, wrapper([A, B], GZIP, magic=0), magic=0).base_offset]
-    offsets += [produce(house, 11, (0, new_batch(3)))[0].base_offset, send(house, message_set([A], magic=0), magic=0).base_offset]
+    offsets = [
+        send(house, message_set([A, B], magic=1)).base_offset,
+        send(house, wrapper([A, B], GZIP, magic=0), magic=0).base_offset,
+    ]
+    offsets += [
+        produce(house, 11, (0, new_batch(3)))[0].base_offset,
+        send(house, message_set([A], magic=0), magic=0).base_offset,
+    ]
     assert offsets == [0, 2, 4, 7]
-    assert [found[0] for stored in payloads(house) for found in read_with_kafka_python(stored)] == list(range(8))
+    assert [
+        found[0] for stored in payloads(house) for found in read_with_kafka_python(stored)
+    ] == list(range(8))
     assert house.partition().log.end_offset == 8
 
 
@@ -76,7 +92,10 @@ def test_the_gateways_clock_counts_where_the_topic_says_so():
     house = kept(message_timestamp_type="LogAppendTime")
     row = send(house, message_set([A, B], magic=1))
     assert row.log_append_time == NOW
-    assert [found[1:3] for found in read_with_kafka_python(payloads(house)[0])] == [(NOW, 1), (NOW, 1)]
+    assert [found[1:3] for found in read_with_kafka_python(payloads(house)[0])] == [
+        (NOW, 1),
+        (NOW, 1),
+    ]
 
 
 @pytest.mark.parametrize("codec", [None, GZIP, SNAPPY, LZ4])
@@ -88,7 +107,10 @@ def test_format_0_is_stored_in_format_2_where_the_gateways_clock_counts(codec):
     assert (row.error_code, row.base_offset, row.log_append_time) == (0, 0, NOW)
     (stored,) = payloads(house)
     assert stored[22] & 7 == (codec or 0)
-    assert read_with_aiokafka(stored) == [(0, NOW, 1, b"k", b"first", ()), (1, NOW, 1, None, None, ())]
+    assert read_with_aiokafka(stored) == [
+        (0, NOW, 1, b"k", b"first", ()),
+        (1, NOW, 1, None, None, ()),
+    ]
 
 
 def test_format_1_stays_as_it_is_where_the_gateways_clock_counts():
@@ -96,7 +118,10 @@ def test_format_1_stays_as_it_is_where_the_gateways_clock_counts():
     house.topic("orders", message_timestamp_type="LogAppendTime")
     send(house, message_set([A, B], magic=1))
     (stored,) = payloads(house)
-    assert (stored[16], [found[1:3] for found in read_with_kafka_python(stored)]) == (1, [(NOW, 1), (NOW, 1)])
+    assert (stored[16], [found[1:3] for found in read_with_kafka_python(stored)]) == (
+        1,
+        [(NOW, 1), (NOW, 1)],
+    )
 
 
 def test_an_empty_set_comes_to_nothing(house):
@@ -121,7 +146,10 @@ def test_many_messages_that_are_too_large_together_are_refused_as_kafka_refuses_
     """LogValidator looks at each message, and UnifiedLog once more at what the set was turned into (messageSizeMaybeChanged)."""
     house = kept(max_message_bytes="300")
     assert (
-        send(house, message_set([Sample(n, 1000, None, b"v" * 100) for n in range(4)], magic=1)).error_code == ErrorCode.MESSAGE_TOO_LARGE
+        send(
+            house, message_set([Sample(n, 1000, None, b"v" * 100) for n in range(4)], magic=1)
+        ).error_code
+        == ErrorCode.MESSAGE_TOO_LARGE
     )
     assert payloads(house) == []
 
@@ -141,7 +169,11 @@ def test_a_compacted_topic_takes_no_message_without_a_key():
     [
         pytest.param(old_set([(b"k", b"v" * 1000)], magic=1), 0, id="small"),
         pytest.param(old_set([(b"k", b"v" * LARGE_MESSAGE_SET)], magic=1), 2, id="large"),
-        pytest.param(old_set([(b"k", b"v" * 2 * LARGE_MESSAGE_SET)], magic=1, codec=1), 2, id="large once unpacked"),
+        pytest.param(
+            old_set([(b"k", b"v" * 2 * LARGE_MESSAGE_SET)], magic=1, codec=1),
+            2,
+            id="large once unpacked",
+        ),
     ],
 )
 def test_large_sets_are_checked_and_turned_on_a_thread(house, records, calls):
@@ -170,9 +202,17 @@ def test_what_was_stored_before_the_format_changed_stays_as_it_was_and_readable(
     assert produce(house, 2, (0, old), topic="bills")[0].error_code == 0
 
     async def alter() -> None:
-        await house.broker.topics.alter(live, lambda topic: type(topic)(topic.name, topic.topic_id, 1, {"entry.format": "kafka"}))
+        await house.broker.topics.alter(
+            live,
+            lambda topic: type(topic)(topic.name, topic.topic_id, 1, {"entry.format": "kafka"}),
+        )
 
     ended(alter())
-    assert produce(house, 2, (0, memoryview(bytearray(message_set([A], magic=1)))), topic="bills")[0].base_offset == 1
+    assert (
+        produce(house, 2, (0, memoryview(bytearray(message_set([A], magic=1)))), topic="bills")[
+            0
+        ].base_offset
+        == 1
+    )
     entries = ended(house.partition("bills").read(0, 1 << 30))
     assert [entry.payload[16] for entry in entries] == [1, 2]

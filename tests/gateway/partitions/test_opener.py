@@ -52,7 +52,9 @@ def fenced_in_flight(house: House, *sequences: int) -> list[Started]:
     return under_way
 
 
-def test_an_append_that_is_fenced_says_that_there_is_another_leader_and_the_next_one_goes_to_a_new_log(house):
+def test_an_append_that_is_fenced_says_that_there_is_another_leader_and_the_next_one_goes_to_a_new_log(
+    house,
+):
     first = house.partition()
     assert [code(one) for one in fenced_in_flight(house, 0)] == [NOT_LEADER]
     again = house.partition()
@@ -65,7 +67,10 @@ def test_a_retry_of_a_fenced_append_that_was_stored_is_not_stored_twice(house):
     house.store.stores_fenced = True
     assert [code(one) for one in fenced_in_flight(house, 0, 1)] == [NOT_LEADER, NOT_LEADER]
     again = house.partition()
-    assert [sending(again, 0).result, sending(again, 1).result] == [Appended(0, -1), Appended(1, -1)]
+    assert [sending(again, 0).result, sending(again, 1).result] == [
+        Appended(0, -1),
+        Appended(1, -1),
+    ]
     assert again.log.end_offset == 2
     assert sending(again, 2).result == Appended(2, -1)
 
@@ -120,7 +125,9 @@ def test_a_waiting_consumer_is_woken_and_answered_from_the_new_log(house):
     assert len(rows(ask(house, request(12, [at(0)])).result)["orders", 0].records) == 1
 
 
-def test_the_last_epoch_is_told_until_there_is_a_new_one_and_what_was_kept_of_it_is_not_told_again(house):
+def test_the_last_epoch_is_told_until_there_is_a_new_one_and_what_was_kept_of_it_is_not_told_again(
+    house,
+):
     topics: Topics = house.broker.topics
     live = topics.require("orders")
     house.partition()
@@ -132,7 +139,9 @@ def test_the_last_epoch_is_told_until_there_is_a_new_one_and_what_was_kept_of_it
     assert (topics.leading.epoch_of(live, 0), topics.leading.version) == (1, version + 1)
 
 
-def test_of_a_medium_that_others_may_have_led_the_epoch_is_unknown_until_a_partition_is_open(house, monkeypatch):
+def test_of_a_medium_that_others_may_have_led_the_epoch_is_unknown_until_a_partition_is_open(
+    house, monkeypatch
+):
     monkeypatch.setattr(type(house.store), "retains_by_itself", True)
     other = open_house()
     live = other.topic("orders")

@@ -13,7 +13,16 @@ from compat.records import check_message_set
 from gateway.partitions.partition import Partition, storage_error
 from gateway.partitions.record_batch import check_batch, read_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
-from storage.log import EntryTooLarge, Fenced, LogClosed, NotAllowed, OffsetOutOfRange, StorageFailed, TopicExists, UnknownTopic
+from storage.log import (
+    EntryTooLarge,
+    Fenced,
+    LogClosed,
+    NotAllowed,
+    OffsetOutOfRange,
+    StorageFailed,
+    TopicExists,
+    UnknownTopic,
+)
 from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import NOW, House, Started, ended, open_house
 from tests.gateway.sets import TIME, batch, old_set
@@ -39,7 +48,11 @@ def send(partition: Partition, records: memoryview, now: int = LATER) -> Started
 
 
 def send_old(partition: Partition, records: memoryview, now: int = LATER) -> Started:
-    return Started(partition.append_message_set(records, check_message_set(records, max_decompressed_bytes=1 << 20), now))
+    return Started(
+        partition.append_message_set(
+            records, check_message_set(records, max_decompressed_bytes=1 << 20), now
+        )
+    )
 
 
 def stored(partition: Partition) -> list[Any]:
@@ -61,7 +74,11 @@ def test_offsets_go_on_over_every_format(partition):
 
 def test_the_order_of_the_calls_is_the_order_of_the_offsets_whatever_lands_when(house, partition):
     house.store.hold()
-    waiting = [send(partition, batch(2)), send_old(partition, old_set(3, magic=1)), send(partition, batch(1))]
+    waiting = [
+        send(partition, batch(2)),
+        send_old(partition, old_set(3, magic=1)),
+        send(partition, batch(1)),
+    ]
     assert not any(one.is_done for one in waiting)
     house.store.release()
     assert [one.result.base_offset for one in waiting] == [0, 2, 5]
@@ -97,7 +114,9 @@ def test_format_0_has_no_append_time(house):
     assert send_old(house.partition("stamped"), old_set(2, magic=0)).result.log_append_time == -1
 
 
-@pytest.mark.parametrize(("records", "expected"), [(old_set(2, magic=1), TIME), (old_set(2, magic=0), LATER)])
+@pytest.mark.parametrize(
+    ("records", "expected"), [(old_set(2, magic=1), TIME), (old_set(2, magic=0), LATER)]
+)
 def test_an_entry_counts_from_its_greatest_time_or_from_when_it_came(partition, records, expected):
     send_old(partition, records)
     assert [entry.max_timestamp for entry in ended(partition.read(0, 1000))] == [expected]
@@ -165,7 +184,9 @@ def test_a_cancelled_wait_leaves_the_others_waiting(house, partition):
     assert (first.result, third.result.base_offset) == (third.result, 0)
 
 
-def test_when_one_append_fails_those_behind_it_fail_and_the_next_takes_their_offsets(house, partition):
+def test_when_one_append_fails_those_behind_it_fail_and_the_next_takes_their_offsets(
+    house, partition
+):
     send(partition, batch(2, producer=(7, 0, 0)))
     house.store.hold()
     waiting = [
@@ -177,7 +198,10 @@ def test_when_one_append_fails_those_behind_it_fail_and_the_next_takes_their_off
     house.store.release()
     assert [one.failure.code for one in waiting] == [ErrorCode.KAFKA_STORAGE_ERROR] * 3
     house.store.refuse_writes = False
-    again = [send(partition, batch(1, producer=(7, 0, sequence))).result.base_offset for sequence in (2, 3)]
+    again = [
+        send(partition, batch(1, producer=(7, 0, sequence))).result.base_offset
+        for sequence in (2, 3)
+    ]
     assert again == [2, 3]
 
 
@@ -324,7 +348,10 @@ def test_what_is_refused_in_its_turn_does_not_hold_up_the_others(house, partitio
     send(partition, batch(1, producer=(7, 3, 0)))
     house.threads.hold()
     send_on_thread(house, partition, large_set(b"a"))
-    fenced, good = send(partition, batch(1, producer=(7, 2, 0))), send(partition, batch(1, producer=(7, 3, 1)))
+    fenced, good = (
+        send(partition, batch(1, producer=(7, 2, 0))),
+        send(partition, batch(1, producer=(7, 3, 1))),
+    )
     house.threads.release()
     assert (fenced.failure.code, good.result.base_offset) == (ErrorCode.INVALID_PRODUCER_EPOCH, 9)
 
@@ -333,7 +360,11 @@ def test_a_thread_that_breaks_does_not_hold_up_the_others(house, partition):
     house.threads.hold()
     records = large_set(b"a")
     checked = check_message_set(records, max_decompressed_bytes=1 << 20)
-    broken = Started(partition.append_message_set(records, checked, LATER, lambda *_: house.threads.run(lambda: 1 // 0)))
+    broken = Started(
+        partition.append_message_set(
+            records, checked, LATER, lambda *_: house.threads.run(lambda: 1 // 0)
+        )
+    )
     good = send(partition, batch(1))
     house.threads.release()
     assert (type(broken.failure), good.result.base_offset) == (ZeroDivisionError, 0)
@@ -411,7 +442,13 @@ class Producing(RuleBasedStateMachine):
 
     def _send(self, producer: int, sequence: int, count: int) -> None:
         try:
-            self.under_way.append((producer, sequence, send(self.partition, batch(count, producer=(producer, 0, sequence)))))
+            self.under_way.append(
+                (
+                    producer,
+                    sequence,
+                    send(self.partition, batch(count, producer=(producer, 0, sequence))),
+                )
+            )
         except KafkaError:
             # Only because an earlier batch of it failed and is not sent again yet.
             assert self.unanswered[producer][0][0] != sequence
@@ -422,7 +459,9 @@ class Producing(RuleBasedStateMachine):
             if started.is_done and started.failure is None:
                 base = self.answered.setdefault((producer, sequence), started.result.base_offset)
                 assert base == started.result.base_offset
-                self.unanswered[producer] = [one for one in self.unanswered[producer] if one[0] != sequence]
+                self.unanswered[producer] = [
+                    one for one in self.unanswered[producer] if one[0] != sequence
+                ]
         self.under_way = [one for one in self.under_way if not one[2].is_done]
 
     @invariant()

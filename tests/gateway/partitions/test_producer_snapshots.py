@@ -38,7 +38,10 @@ def send(partition: Partition, records: memoryview) -> Any:
 def is_known(partition: Partition, sequence: int, base_offset: int) -> bool:
     """The batch is recognised as the one stored at `base_offset`."""
     before = partition.log.end_offset
-    return bool(send(partition, batch(1, producer=(7, 0, sequence))).base_offset == base_offset and partition.log.end_offset == before)
+    return bool(
+        send(partition, batch(1, producer=(7, 0, sequence))).base_offset == base_offset
+        and partition.log.end_offset == before
+    )
 
 
 def test_without_a_snapshot_the_log_tells_it_all(house):
@@ -153,7 +156,9 @@ def test_a_log_that_is_read_anew_is_saved_at_steps(house, monkeypatch):
     assert reads.offsets == [3]
 
 
-def test_of_a_large_log_without_a_snapshot_only_what_producers_may_be_known_from_is_read(house, monkeypatch):
+def test_of_a_large_log_without_a_snapshot_only_what_producers_may_be_known_from_is_read(
+    house, monkeypatch
+):
     filled(house, 0)
     for producer, timestamp in ((7, NOW - DAY_MS - 1), (8, NOW - DAY_MS + 1), (9, NOW)):
         send(house.partition(), batch(1, producer=(producer, 0, 5), timestamp=timestamp))
@@ -188,10 +193,14 @@ def test_what_waits_for_producers_is_told_to_come_again_at_its_time(house, monke
     again.clock.advance(again.broker.settings.partition_open_timeout_ms / 1000)
     late = Started(again.broker.topics.leading.recovered(partition))
     failures = [waiting.failure, late.failure]
-    assert [isinstance(one, KafkaError) and one.code for one in failures] == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 2
+    assert [isinstance(one, KafkaError) and one.code for one in failures] == [
+        ErrorCode.NOT_LEADER_OR_FOLLOWER
+    ] * 2
 
 
-def test_a_snapshot_taken_while_producers_are_recovered_claims_no_more_than_was_read(house, monkeypatch):
+def test_a_snapshot_taken_while_producers_are_recovered_claims_no_more_than_was_read(
+    house, monkeypatch
+):
     filled(house)
     again = reopened(house)
     Reads(again, monkeypatch).held = Deferred()

@@ -17,10 +17,18 @@ LARGEST = 2147483647
 
 
 def batch(
-    sequence: int, count: int = 1, *, producer: int = 7, epoch: int = 0, base_offset: int = 0, append_time: int | None = None
+    sequence: int,
+    count: int = 1,
+    *,
+    producer: int = 7,
+    epoch: int = 0,
+    base_offset: int = 0,
+    append_time: int | None = None,
 ) -> Batch:
     attributes, timestamp = (0, 5) if append_time is None else (0x08, append_time)
-    return Batch(base_offset, 100, 0, attributes, count - 1, timestamp, producer, epoch, sequence, count)
+    return Batch(
+        base_offset, 100, 0, attributes, count - 1, timestamp, producer, epoch, sequence, count
+    )
 
 
 class Log:
@@ -204,7 +212,9 @@ def test_when_all_batches_of_a_new_producer_fail_the_first_one_is_next():
         log.add(batch(sequence), durable=False)
     for base_offset in range(3):
         log.producers.forget(7, base_offset)
-    assert [log.refusal(batch(sequence)) for sequence in (11, 12, 13)] == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER] * 3
+    assert [log.refusal(batch(sequence)) for sequence in (11, 12, 13)] == [
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    ] * 3
     assert log.producers.check(batch(10)) is None
 
 
@@ -260,7 +270,10 @@ def test_a_replayed_batch_is_answered_with_the_append_time_it_bears():
     producers = Producers(10)
     producers.replay(batch(0, base_offset=5, append_time=777), ANY_TIME)
     producers.replay(batch(0, producer=8, base_offset=6), ANY_TIME)
-    assert [producers.check(batch(0, producer=producer)) for producer in (7, 8)] == [Sent(0, 0, 0, 5, 5, 777), Sent(0, 0, 0, 6, 6, -1)]
+    assert [producers.check(batch(0, producer=producer)) for producer in (7, 8)] == [
+        Sent(0, 0, 0, 5, 5, 777),
+        Sent(0, 0, 0, 6, 6, -1),
+    ]
 
 
 def test_a_replayed_batch_without_a_producer_is_passed_over():
@@ -283,13 +296,20 @@ class Recovery(RuleBasedStateMachine):
     def durable_end(self) -> int:
         return self.log[-1].base_offset + self.log[-1].count if self.log else 0
 
-    @rule(producer=st.integers(1, 3), epoch=st.integers(0, 2), sequence=st.sampled_from([None, 0, 1, 5, LARGEST]), count=st.integers(1, 3))
+    @rule(
+        producer=st.integers(1, 3),
+        epoch=st.integers(0, 2),
+        sequence=st.sampled_from([None, 0, 1, 5, LARGEST]),
+        count=st.integers(1, 3),
+    )
     def send(self, producer: int, epoch: int, sequence: int | None, count: int) -> None:
         """With `sequence` None, whatever is next."""
         if sequence is None:
             known = dict(self.producers).get(producer)
             last = known.sent[-1] if known else None
-            sequence = (last.last_sequence + 1) % (LARGEST + 1) if last and last.epoch == epoch else 0
+            sequence = (
+                (last.last_sequence + 1) % (LARGEST + 1) if last and last.epoch == epoch else 0
+            )
         sent = batch(sequence, count, producer=producer, epoch=epoch)
         try:
             twin = self.producers.check(sent)
@@ -297,7 +317,11 @@ class Recovery(RuleBasedStateMachine):
             return
         if twin is None:
             last_in_flight = self.in_flight[-1] if self.in_flight else None
-            end = last_in_flight.base_offset + last_in_flight.count if last_in_flight else self.durable_end
+            end = (
+                last_in_flight.base_offset + last_in_flight.count
+                if last_in_flight
+                else self.durable_end
+            )
             sent = msgspec.structs.replace(sent, base_offset=end)
             self.producers.note(sent, end, -1, self.durable_end, ANY_TIME)
             self.in_flight.append(sent)
@@ -321,7 +345,9 @@ class Recovery(RuleBasedStateMachine):
     @rule(overlap=st.integers(0, 8))
     def save(self, overlap: int) -> None:
         """The log is replayed from some batches before its end on."""
-        replay_from = self.log[-overlap].base_offset if 0 < overlap <= len(self.log) else self.durable_end
+        replay_from = (
+            self.log[-overlap].base_offset if 0 < overlap <= len(self.log) else self.durable_end
+        )
         self.saved = self.producers.snapshot(self.durable_end, replay_from)
 
     @invariant()
@@ -339,7 +365,9 @@ class Recovery(RuleBasedStateMachine):
                 assert last[-len(durable[-5:]) :] == durable[-5:]
 
     @invariant()
-    def the_last_five_durable_batches_of_a_producer_are_known_unless_a_failure_cut_them(self) -> None:
+    def the_last_five_durable_batches_of_a_producer_are_known_unless_a_failure_cut_them(
+        self,
+    ) -> None:
         for producer_id, producer in self.producers:
             mine = [stored for stored in self.log if stored.producer_id == producer_id]
             if mine:

@@ -47,8 +47,18 @@ def refused(records: memoryview, version: int = 11) -> ErrorCode:
 def test_a_batch_of_another_library_is_taken_and_read(build, codec):
     records = build(pairs(7), producer=(12, 3, 40), codec=codec)
     found = check_batch(records, 11)
-    assert (found.base_offset, found.size, found.count, found.last_offset_delta) == (0, len(records), 7, 6)
-    assert (found.producer_id, found.producer_epoch, found.base_sequence, found.last_sequence) == (12, 3, 40, 46)
+    assert (found.base_offset, found.size, found.count, found.last_offset_delta) == (
+        0,
+        len(records),
+        7,
+        6,
+    )
+    assert (found.producer_id, found.producer_epoch, found.base_sequence, found.last_sequence) == (
+        12,
+        3,
+        40,
+        46,
+    )
     assert (found.max_timestamp, found.codec) == (TIME, codec)
     assert found.has_producer
     assert not found.is_control
@@ -155,7 +165,9 @@ def test_stamping_moves_the_offsets_and_leaves_the_rest(codec):
     records = batch(5, codec=codec)
     before = read_with_kafka_python(bytes(records))
     stamp_batch(records, 1_000_000_007, 6, None)
-    assert [(found[0] - 1_000_000_007, *found[1:]) for found in read_with_kafka_python(bytes(records))] == before
+    assert [
+        (found[0] - 1_000_000_007, *found[1:]) for found in read_with_kafka_python(bytes(records))
+    ] == before
     assert (read_batch(records).base_offset, read_batch(records).leader_epoch) == (1_000_000_007, 6)
 
 
@@ -164,7 +176,9 @@ def test_log_append_time_is_every_records_time_and_the_crc_holds(read):
     records = batch(5, codec=GZIP)
     stamp_batch(records, 10, 0, TIME + 77)
     found = read(bytes(records))
-    assert [(offset, timestamp, kind) for offset, timestamp, kind, *_ in found] == [(10 + n, TIME + 77, 1) for n in range(5)]
+    assert [(offset, timestamp, kind) for offset, timestamp, kind, *_ in found] == [
+        (10 + n, TIME + 77, 1) for n in range(5)
+    ]
 
 
 def test_the_magic_of_nearly_nothing_is_none():
@@ -173,4 +187,8 @@ def test_the_magic_of_nearly_nothing_is_none():
 
 def test_the_magic_is_a_signed_byte():
     assert magic_of(bytes(16) + b"\xfe") == -2
-    assert [magic_of(records) for records in (old_set(magic=0), old_set(magic=1), batch())] == [0, 1, 2]
+    assert [magic_of(records) for records in (old_set(magic=0), old_set(magic=1), batch())] == [
+        0,
+        1,
+        2,
+    ]

@@ -16,16 +16,25 @@ FORMAT = Format2()
 
 times = st.integers(0, (1 << 62))
 values = st.none() | st.binary(max_size=300)
-record = st.builds(Record, values, values, st.lists(st.tuples(st.text(max_size=9).map(str.encode), values), max_size=3).map(tuple), times)
+record = st.builds(
+    Record,
+    values,
+    values,
+    st.lists(st.tuples(st.text(max_size=9).map(str.encode), values), max_size=3).map(tuple),
+    times,
+)
 
 
 def found(payload):
-    return [(one.key, one.value, one.headers, one.timestamp) for one in FORMAT.unpack(payload).records]
+    return [
+        (one.key, one.value, one.headers, one.timestamp) for one in FORMAT.unpack(payload).records
+    ]
 
 
 @given(
     st.lists(record, min_size=1, max_size=8),
-    st.none() | st.builds(ProducerSequence, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
+    st.none()
+    | st.builds(ProducerSequence, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
 )
 def test_records_come_back_as_they_were(some, sequence):
     payload = FORMAT.pack(RecordBatch(some, sequence))
@@ -34,7 +43,11 @@ def test_records_come_back_as_they_were(some, sequence):
 
 @pytest.mark.parametrize("read", [read_with_kafka_python, read_with_aiokafka])
 def test_other_libraries_read_what_was_put_together(read):
-    some = [Record(b"k", b"v", ((b"h", b"1"), (b"n", None)), TIME), Record(None, None, (), TIME - 5), Record(b"", b"x" * 200, (), TIME + 1)]
+    some = [
+        Record(b"k", b"v", ((b"h", b"1"), (b"n", None)), TIME),
+        Record(None, None, (), TIME - 5),
+        Record(b"", b"x" * 200, (), TIME + 1),
+    ]
     payload = FORMAT.pack(RecordBatch(some))
     FORMAT.stamp(payload, 1000, 3)
     assert read(bytes(payload)) == [
@@ -45,13 +58,26 @@ def test_other_libraries_read_what_was_put_together(read):
 
 
 def test_what_was_put_together_is_a_batch_that_a_broker_may_store():
-    checked = check_batch(memoryview(FORMAT.pack(RecordBatch([Record(None, b"v", (), TIME)] * 3, ProducerSequence(5, 1, 9)))), 9)
-    assert (checked.count, checked.max_timestamp, checked.producer_id, checked.producer_epoch, checked.base_sequence) == (3, TIME, 5, 1, 9)
+    checked = check_batch(
+        memoryview(
+            FORMAT.pack(RecordBatch([Record(None, b"v", (), TIME)] * 3, ProducerSequence(5, 1, 9)))
+        ),
+        9,
+    )
+    assert (
+        checked.count,
+        checked.max_timestamp,
+        checked.producer_id,
+        checked.producer_epoch,
+        checked.base_sequence,
+    ) == (3, TIME, 5, 1, 9)
 
 
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
 def test_a_batch_of_any_codec_is_taken_apart(codec):
-    assert FORMAT.unpack(batch([(b"k", b"v"), (None, b"w")], codec=codec, producer=(7, 2, 30))) == RecordBatch(
+    assert FORMAT.unpack(
+        batch([(b"k", b"v"), (None, b"w")], codec=codec, producer=(7, 2, 30))
+    ) == RecordBatch(
         [Record(b"k", b"v", (), TIME), Record(None, b"w", (), TIME)], ProducerSequence(7, 2, 30)
     )
 
@@ -60,9 +86,9 @@ def test_a_batch_of_any_codec_is_taken_apart(codec):
 @pytest.mark.parametrize("magic", [0, 1])
 def test_a_set_of_an_older_format_is_taken_apart(magic, codec):
     timestamp = TIME if magic else -1
-    assert FORMAT.unpack(old_set([(b"k", b"v"), (None, b"w")], magic=magic, codec=codec)) == RecordBatch(
-        [Record(b"k", b"v", (), timestamp), Record(None, b"w", (), timestamp)]
-    )
+    assert FORMAT.unpack(
+        old_set([(b"k", b"v"), (None, b"w")], magic=magic, codec=codec)
+    ) == RecordBatch([Record(b"k", b"v", (), timestamp), Record(None, b"w", (), timestamp)])
 
 
 def test_what_cannot_be_read_is_refused_with_the_reason():

@@ -80,7 +80,9 @@ def test_batches_in_flight_of_one_producer_are_told_apart(partition, log):
     for base_offset in (5, 9, 11, 30, 32):
         log.store(base_offset)
     assert [offset(one) for one in sent] == [5, 9, 11, 30, 32]
-    assert [offset(send(partition, batch(2, producer=(7, 0, 2 * number)))) for number in range(5)] == [5, 9, 11, 30, 32]
+    assert [
+        offset(send(partition, batch(2, producer=(7, 0, 2 * number)))) for number in range(5)
+    ] == [5, 9, 11, 30, 32]
 
 
 def test_a_snapshot_holds_real_offsets_only(partition, log):
@@ -136,7 +138,9 @@ def test_a_snapshot_is_replayed_from_where_the_oldest_batch_in_flight_may_lie(pa
     assert again.load(partition.snapshot()) == 11
 
 
-@pytest.mark.parametrize("failure", [Fenced("not acknowledged in time"), LogClosed("the topic was terminated")])
+@pytest.mark.parametrize(
+    "failure", [Fenced("not acknowledged in time"), LogClosed("the topic was terminated")]
+)
 def test_a_batch_whose_outcome_is_unknown_is_looked_for_in_the_log(partition, log, failure):
     """It has arrived at the tail, so the log ends behind it, and then its acknowledgement fails."""
     send(partition, batch(2, producer=(7, 0, 0)))

@@ -100,7 +100,11 @@ class Large:
 @pytest.fixture
 def behind(monkeypatch):
     handlers = Handlers()
-    for key, handler, has_tags in [(PRODUCE, handlers.produce, False), (OTHER, handlers.other, False), (TAGGED, handlers.other, True)]:
+    for key, handler, has_tags in [
+        (PRODUCE, handlers.produce, False),
+        (OTHER, handlers.other, False),
+        (TAGGED, handlers.other, True),
+    ]:
         route = Route(key, handler, read, lambda reply, version: [reply], has_tags)
         monkeypatch.setitem(ROUTES, (key, 0), route)
     return handlers
@@ -179,7 +183,9 @@ def test_produce_requests_overlap_and_are_answered_in_their_order(client, behind
     assert client.hears() == [reply(b"p1"), reply(b"p2"), reply(b"p3")]
 
 
-def test_a_produce_request_starts_only_when_the_one_before_has_put_its_appends_in_order(client, behind):
+def test_a_produce_request_starts_only_when_the_one_before_has_put_its_appends_in_order(
+    client, behind
+):
     behind.preparing[b"p1"] = Deferred()
     client.says(produce(b"p1"), produce(b"p2"))
     assert behind.started == [b"p1"]
@@ -291,7 +297,9 @@ WAIT_MS = 30_000
 
 
 def fetch(number, version=4):
-    return framed(fetching("orders", 0, version, max_wait_ms=WAIT_MS), version, correlation_id=number)
+    return framed(
+        fetching("orders", 0, version, max_wait_ms=WAIT_MS), version, correlation_id=number
+    )
 
 
 def answered(client):
@@ -436,7 +444,9 @@ def test_records_that_are_being_stored_are_stored_and_count_until_they_are(clien
     assert (client.hears(), events(caplog)) == ([], [])
 
 
-def test_an_append_that_fails_when_its_peer_is_gone_is_told_nobody_but_the_log(client, behind, caplog):
+def test_an_append_that_fails_when_its_peer_is_gone_is_told_nobody_but_the_log(
+    client, behind, caplog
+):
     refused, broken = behind.waits(b"p1"), behind.waits(b"p2")
     client.says(produce(b"p1"), produce(b"p2"))
     client.goes()
@@ -473,11 +483,21 @@ def test_a_refusal_is_one_line_and_the_end_of_the_connection(client, behind, cap
     assert client.hears() == []
     ((event, fields),) = events(caplog)
     assert event == "refused"
-    assert fields == {"peer": PEER, "listener": "SASL_PLAINTEXT", "api_key": OTHER, "version": 0, "reason": "out of order"}
+    assert fields == {
+        "peer": PEER,
+        "listener": "SASL_PLAINTEXT",
+        "api_key": OTHER,
+        "version": 0,
+        "reason": "out of order",
+    }
 
 
-@pytest.mark.parametrize("failure", [ZeroDivisionError(), KafkaError(ErrorCode.INVALID_REQUEST), KeyError("x")])
-def test_any_other_failure_is_a_bug_with_its_traceback_and_the_end_of_the_connection(client, behind, caplog, failure):
+@pytest.mark.parametrize(
+    "failure", [ZeroDivisionError(), KafkaError(ErrorCode.INVALID_REQUEST), KeyError("x")]
+)
+def test_any_other_failure_is_a_bug_with_its_traceback_and_the_end_of_the_connection(
+    client, behind, caplog, failure
+):
     behind.answers[b"m1"] = failure
     client.says(other(b"m1"), other(b"m2"))
     assert client.is_aborted
@@ -554,7 +574,9 @@ class Traffic(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.behind = Handlers()
         for key, handler in [(PRODUCE, self.behind.produce), (OTHER, self.behind.other)]:
-            self.patch.setitem(ROUTES, (key, 0), Route(key, handler, read, lambda reply, version: [reply], False))
+            self.patch.setitem(
+                ROUTES, (key, 0), Route(key, handler, read, lambda reply, version: [reply], False)
+            )
         self.budget = Budget(1 << 30, Clock())
         self.client = Client(budget=self.budget, max_requests=8)
         self.sent = []
@@ -565,16 +587,24 @@ class Traffic(RuleBasedStateMachine):
     def sends(self, kinds, waits):
         if self.is_gone or not self.client.is_read:
             return
-        bodies = [b"%s%d" % (kind.encode(), len(self.sent) + index) for index, kind in enumerate(kinds)]
+        bodies = [
+            b"%s%d" % (kind.encode(), len(self.sent) + index) for index, kind in enumerate(kinds)
+        ]
         self.sent += bodies
         if waits:
             for body in bodies:
                 self.behind.waits(body)
-        self.client.says(*[produce(body) if body.startswith(b"p") else other(body) for body in bodies])
+        self.client.says(
+            *[produce(body) if body.startswith(b"p") else other(body) for body in bodies]
+        )
 
     @rule(data=st.data(), fails=st.booleans())
     def one_ends(self, data, fails):
-        waiting = [body for body in self.behind.started if body in self.behind.answers and not self.behind.answers[body].called]
+        waiting = [
+            body
+            for body in self.behind.started
+            if body in self.behind.answers and not self.behind.answers[body].called
+        ]
         if waiting:
             body = data.draw(st.sampled_from(waiting))
             if fails and self.is_gone:
@@ -598,13 +628,21 @@ class Traffic(RuleBasedStateMachine):
 
     @invariant()
     def one_at_a_time_but_for_produce(self):
-        waiting = [body for body in self.behind.started if body in self.behind.answers and not self.behind.answers[body].called]
+        waiting = [
+            body
+            for body in self.behind.started
+            if body in self.behind.answers and not self.behind.answers[body].called
+        ]
         if not self.is_gone:
             assert len(waiting) <= 1 or all(body.startswith(b"p") for body in waiting)
 
     def teardown(self):
         self.client.dispatch.hold_writing(False)
-        while any(not answer.called for body, answer in self.behind.answers.items() if body in self.behind.started):
+        while any(
+            not answer.called
+            for body, answer in self.behind.answers.items()
+            if body in self.behind.started
+        ):
             for body, answer in list(self.behind.answers.items()):
                 if body in self.behind.started and not answer.called:
                     answer.callback(body)
@@ -627,10 +665,16 @@ def late(behind, monkeypatch, seconds=5):
         later = await behind.produce(request, caller)
         return Later(later.reply, seconds, lambda: b"late")
 
-    monkeypatch.setitem(ROUTES, (PRODUCE, 0), Route(PRODUCE, produce_within, read, lambda reply, version: [reply], False))
+    monkeypatch.setitem(
+        ROUTES,
+        (PRODUCE, 0),
+        Route(PRODUCE, produce_within, read, lambda reply, version: [reply], False),
+    )
 
 
-def test_a_reply_that_is_too_late_is_another_one_and_what_it_was_to_be_is_of_no_interest(behind, client, monkeypatch):
+def test_a_reply_that_is_too_late_is_another_one_and_what_it_was_to_be_is_of_no_interest(
+    behind, client, monkeypatch
+):
     late(behind, monkeypatch)
     stored = behind.waits(b"p1")
     client.says(produce(b"p1"), produce(b"p2"))
@@ -652,7 +696,9 @@ def test_a_reply_in_time_takes_its_deadline_back(behind, client, monkeypatch):
     assert [frame[4:] for frame in client.hears()] == [b"p1"]
 
 
-def test_what_would_be_late_for_a_peer_that_is_gone_is_given_back_when_it_is_stored(behind, client, monkeypatch):
+def test_what_would_be_late_for_a_peer_that_is_gone_is_given_back_when_it_is_stored(
+    behind, client, monkeypatch
+):
     late(behind, monkeypatch)
     stored = behind.waits(b"p1")
     client.says(produce(b"p1"))

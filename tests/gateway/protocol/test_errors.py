@@ -79,17 +79,26 @@ def test_a_failure_that_was_never_raised_is_released_as_well():
 
 def test_a_failure_without_a_message_reads_as_its_code_does():
     assert KafkaError(ErrorCode.KAFKA_STORAGE_ERROR).message == "Kafka storage error"
-    assert KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full").message == "the disk is full"
+    assert (
+        KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is full").message == "the disk is full"
+    )
 
 
 def test_what_kafka_s_tools_print_reads_as_from_kafka():
     # Errors.UNKNOWN_TOPIC_OR_PARTITION and UNKNOWN_TOPIC_ID of Kafka 3.9.2.
-    assert KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION).message == "This server does not host this topic-partition."
-    assert KafkaError(ErrorCode.UNKNOWN_TOPIC_ID).message == "This server does not host this topic ID."
+    assert (
+        KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION).message
+        == "This server does not host this topic-partition."
+    )
+    assert (
+        KafkaError(ErrorCode.UNKNOWN_TOPIC_ID).message == "This server does not host this topic ID."
+    )
 
 
 def test_a_message_that_quotes_long_names_is_cut():
-    failure = KafkaError(ErrorCode.INVALID_CONFIG, "Unknown topic config name: " + "\U0001f511" * 30_000)
+    failure = KafkaError(
+        ErrorCode.INVALID_CONFIG, "Unknown topic config name: " + "\U0001f511" * 30_000
+    )
     assert failure.message.startswith("Unknown topic config name: \U0001f511")
     assert failure.message.endswith("...")
     assert len(failure.message.encode()) <= MAX_STRING_BYTES

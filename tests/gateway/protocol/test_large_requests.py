@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import pytest
-from kafka.protocol.admin.configs import AlterConfigsRequest, DescribeConfigsRequest, IncrementalAlterConfigsRequest
-from kafka.protocol.admin.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
-from kafka.protocol.admin.topics import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
-from kafka.protocol.consumer.group import JoinGroupRequest, LeaveGroupRequest, OffsetCommitRequest, OffsetFetchRequest
+from kafka.protocol.admin.configs import (
+    AlterConfigsRequest,
+    DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
+)
+from kafka.protocol.admin.groups import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+)
+from kafka.protocol.admin.topics import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+)
+from kafka.protocol.consumer.group import (
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+)
 
 from gateway.groups.offsets.offset_rows import Committed
 from gateway.handlers.groups import join_group, offset_commit
@@ -34,10 +51,17 @@ def test_a_turn_has_so_many_rows():
 
 def test_many_rows_take_more_than_one_turn_and_all_of_them_are_told():
     house = open_house()
-    members = [LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=None, reason=None) for name in NAMES]
+    members = [
+        LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=None, reason=None)
+        for name in NAMES
+    ]
     for request, version, rows in (
         (DescribeGroupsRequest(groups=NAMES, include_authorized_operations=False), 6, "groups"),
-        (ConsumerGroupDescribeRequest(group_ids=NAMES, include_authorized_operations=False), 1, "groups"),
+        (
+            ConsumerGroupDescribeRequest(group_ids=NAMES, include_authorized_operations=False),
+            1,
+            "groups",
+        ),
         (DeleteGroupsRequest(groups_names=NAMES), 2, "results"),
         (LeaveGroupRequest(group_id="g", members=members), 5, "members"),
     ):
@@ -51,7 +75,11 @@ def test_all_that_a_group_has_committed_is_told_in_turns():
     house = open_house()
     for name in ("a", "b", "c"):
         house.topic(name, TURN_ROWS)
-    rows = {(name, index): Committed(1, -1, "", 5) for name in ("b", "c", "a") for index in reversed(range(TURN_ROWS))}
+    rows = {
+        (name, index): Committed(1, -1, "", 5)
+        for name in ("b", "c", "a")
+        for index in reversed(range(TURN_ROWS))
+    }
     ended(house.broker.offsets.commit("g", rows))
     started = asked(house, OffsetFetchRequest(group_id="g", topics=None), 5)
     assert not started.is_done
@@ -81,7 +109,9 @@ def test_calls_of_one_request_run_a_few_at_a_time():
     house, begun = open_house(), []
     pauses = pauses_of(house)
     count = 10 * WORKS_AT_ONCE + 1
-    assert ended_in_turns(house, Turns(house.clock).gather(work(n) for n in range(count))) == list(range(count))
+    assert ended_in_turns(house, Turns(house.clock).gather(work(n) for n in range(count))) == list(
+        range(count)
+    )
     assert len(pauses) == count * WORK_ROWS // TURN_ROWS
     assert begun == list(range(count))
 
@@ -109,7 +139,12 @@ def ended_in_turns(house, work):
 def altered(names, kind=IncrementalAlterConfigsRequest, **more):
     resource = kind.AlterConfigsResource
     configs = [resource.AlterableConfig(name="retention.ms", value="1", **more)]
-    return kind(resources=[resource(resource_type=2, resource_name=name, configs=configs) for name in names], validate_only=False)
+    return kind(
+        resources=[
+            resource(resource_type=2, resource_name=name, configs=configs) for name in names
+        ],
+        validate_only=False,
+    )
 
 
 #: Requests that change or describe many topics: the request, its version, the field of its reply.
@@ -119,7 +154,9 @@ ABOUT_TOPICS = {
     "create": lambda names: (
         CreateTopicsRequest(
             topics=[
-                CreateTopicsRequest.CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[])
+                CreateTopicsRequest.CreatableTopic(
+                    name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]
+                )
                 for name in names
             ],
             timeout_ms=1,
@@ -129,13 +166,21 @@ ABOUT_TOPICS = {
         "topics",
     ),
     "delete": lambda names: (
-        DeleteTopicsRequest(topics=[DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=None) for name in names], timeout_ms=1),
+        DeleteTopicsRequest(
+            topics=[
+                DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=None) for name in names
+            ],
+            timeout_ms=1,
+        ),
         6,
         "responses",
     ),
     "partitions": lambda names: (
         CreatePartitionsRequest(
-            topics=[CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=2, assignments=None) for name in names],
+            topics=[
+                CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=2, assignments=None)
+                for name in names
+            ],
             timeout_ms=1,
             validate_only=False,
         ),
@@ -145,7 +190,9 @@ ABOUT_TOPICS = {
     "describe": lambda names: (
         DescribeConfigsRequest(
             resources=[
-                DescribeConfigsRequest.DescribeConfigsResource(resource_type=2, resource_name=name, configuration_keys=None)
+                DescribeConfigsRequest.DescribeConfigsResource(
+                    resource_type=2, resource_name=name, configuration_keys=None
+                )
                 for name in names
             ],
             include_synonyms=False,
@@ -170,7 +217,9 @@ def test_others_have_their_turn_while_many_topics_are_changed_or_described(reque
     ] * len(NAMES)
 
 
-@pytest.mark.parametrize("request_of", [made for name, made in ABOUT_TOPICS.items() if name != "describe"])
+@pytest.mark.parametrize(
+    "request_of", [made for name, made in ABOUT_TOPICS.items() if name != "describe"]
+)
 def test_a_request_that_would_change_too_much_changes_nothing(request_of, monkeypatch):
     monkeypatch.setattr(turns_of_requests, "MAX_CHANGES", 2)
     house = open_house()
@@ -178,7 +227,10 @@ def test_a_request_that_would_change_too_much_changes_nothing(request_of, monkey
     reply = answer(request, asked(house, request, version).result, version)
     assert [row.error_code for row in getattr(reply, rows)] == [44] * 3
     request, version, rows = request_of(["a", "b"])
-    assert 44 not in [row.error_code for row in getattr(answer(request, asked(house, request, version).result, version), rows)]
+    assert 44 not in [
+        row.error_code
+        for row in getattr(answer(request, asked(house, request, version).result, version), rows)
+    ]
 
 
 def test_more_offsets_than_one_commit_may_have_are_all_refused(monkeypatch):
@@ -189,7 +241,12 @@ def test_more_offsets_than_one_commit_may_have_are_all_refused(monkeypatch):
     def commit(partitions):
         topic = OffsetCommitRequest.OffsetCommitRequestTopic
         rows = [
-            topic.OffsetCommitRequestPartition(partition_index=index, committed_offset=1, committed_leader_epoch=-1, committed_metadata="")
+            topic.OffsetCommitRequestPartition(
+                partition_index=index,
+                committed_offset=1,
+                committed_leader_epoch=-1,
+                committed_metadata="",
+            )
             for index in range(partitions)
         ]
         request = OffsetCommitRequest(
@@ -211,9 +268,14 @@ def test_more_protocols_than_a_member_may_offer_are_refused(monkeypatch):
     monkeypatch.setattr(join_group, "MAX_PROTOCOLS", 1)
     house = open_house()
     protocol = JoinGroupRequest.JoinGroupRequestProtocol
-    many = join_request(protocols=[protocol(name=name, metadata=b"") for name in ("range", "sticky")])
+    many = join_request(
+        protocols=[protocol(name=name, metadata=b"") for name in ("range", "sticky")]
+    )
     for version in (0, 6, 9):
-        assert answer(many, asked(house, many, version).result, version).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        assert (
+            answer(many, asked(house, many, version).result, version).error_code
+            == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        )
 
 
 def test_more_configs_of_a_topic_than_there_can_be_are_refused(monkeypatch):
@@ -221,14 +283,27 @@ def test_more_configs_of_a_topic_than_there_can_be_are_refused(monkeypatch):
     house = open_house()
     house.topic("orders")
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
-    configs = [resource.AlterableConfig(name=name, config_operation=0, value="1") for name in ("retention.ms", "retention.bytes")]
+    configs = [
+        resource.AlterableConfig(name=name, config_operation=0, value="1")
+        for name in ("retention.ms", "retention.bytes")
+    ]
     for count, code in ((2, ErrorCode.POLICY_VIOLATION), (1, 0)):
         request = IncrementalAlterConfigsRequest(
-            resources=[resource(resource_type=2, resource_name="orders", configs=configs[:count])], validate_only=False
+            resources=[resource(resource_type=2, resource_name="orders", configs=configs[:count])],
+            validate_only=False,
         )
         assert answer(request, asked(house, request, 1).result, 1).responses[0].error_code == code
         topic = CreateTopicsRequest.CreatableTopic
-        rows = [topic.CreatableTopicConfig(name=config.name, value=config.value) for config in configs[:count]]
-        made = topic(name=f"new-{count}", num_partitions=1, replication_factor=1, assignments=[], configs=rows)
+        rows = [
+            topic.CreatableTopicConfig(name=config.name, value=config.value)
+            for config in configs[:count]
+        ]
+        made = topic(
+            name=f"new-{count}",
+            num_partitions=1,
+            replication_factor=1,
+            assignments=[],
+            configs=rows,
+        )
         creation = CreateTopicsRequest(topics=[made], timeout_ms=1, validate_only=False)
         assert answer(creation, asked(house, creation, 7).result, 7).topics[0].error_code == code

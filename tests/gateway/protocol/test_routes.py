@@ -56,7 +56,13 @@ def test_a_hole_which_no_client_could_be_told_of_is_a_mistake(empty):
 
 def test_what_the_gateway_serves_has_no_holes_and_goes_no_further_than_the_codec():
     for key, (lowest, highest) in supported_versions().items():
-        assert lowest == 0 or key not in (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA, ApiKey.LIST_OFFSETS, ApiKey.API_VERSIONS)
+        assert lowest == 0 or key not in (
+            ApiKey.PRODUCE,
+            ApiKey.FETCH,
+            ApiKey.METADATA,
+            ApiKey.LIST_OFFSETS,
+            ApiKey.API_VERSIONS,
+        )
         assert highest <= REQUESTS[key].max_version
 
 

@@ -14,7 +14,15 @@ from twisted.internet.defer import Deferred
 
 from auth.mechanism import AuthenticationBusy
 from gateway.protocol.session import MOVES, Session, State
-from tests.fakes.connection import Client, Scripted, authenticate, events, handshake, request, versions
+from tests.fakes.connection import (
+    Client,
+    Scripted,
+    authenticate,
+    events,
+    handshake,
+    request,
+    versions,
+)
 
 ROADS = [0, 1]
 
@@ -46,7 +54,9 @@ def authenticate_reply(frame, version=0):
 
 def versions_reply(frame, version):
     reply = ApiVersionsResponse.decode(frame[4:], version=version)
-    return reply.error_code, {row.api_key: (row.min_version, row.max_version) for row in reply.api_keys}
+    return reply.error_code, {
+        row.api_key: (row.min_version, row.max_version) for row in reply.api_keys
+    }
 
 
 # greeting
@@ -81,7 +91,9 @@ def test_versions_of_the_future_are_answered_in_the_oldest_layout_and_may_be_ask
     assert versions_reply(client.hears()[0], 4)[0] == 0
 
 
-@pytest.mark.parametrize("early", [a_request(), authenticate(b"\0alice\0secret")], ids=["Metadata", "SaslAuthenticate"])
+@pytest.mark.parametrize(
+    "early", [a_request(), authenticate(b"\0alice\0secret")], ids=["Metadata", "SaslAuthenticate"]
+)
 def test_a_request_before_the_handshake_is_hung_up_on(early, caplog):
     client = Client([plain()])
     client.says(early)
@@ -89,11 +101,20 @@ def test_a_request_before_the_handshake_is_hung_up_on(early, caplog):
     assert client.is_aborted
     ((event, fields),) = events(caplog)
     assert event == "refused"
-    assert (fields["peer"], fields["api_key"]) == ("192.0.2.1:5000", int.from_bytes(early[:2], "big"))
+    assert (fields["peer"], fields["api_key"]) == (
+        "192.0.2.1:5000",
+        int.from_bytes(early[:2], "big"),
+    )
 
 
 @pytest.mark.parametrize(
-    "token", [b"\x60\x82\x02\x4b\x06\x09\x2a\x86\x48\x86\xf7\x12\x01\x02\x02", b"\x60\x01", b"\x60" + bytes(40), b"\x60" * 600]
+    "token",
+    [
+        b"\x60\x82\x02\x4b\x06\x09\x2a\x86\x48\x86\xf7\x12\x01\x02\x02",
+        b"\x60\x01",
+        b"\x60" + bytes(40),
+        b"\x60" * 600,
+    ],
 )
 def test_a_raw_gssapi_token_is_refused_by_name(token, caplog):
     client = Client([plain()])
@@ -139,7 +160,9 @@ def test_bare_tokens_go_to_and_fro_until_the_mechanism_is_content():
 
 
 @pytest.mark.parametrize(
-    "token", [b"", b"\x60\x01", versions(), authenticate(b"\0alice\0secret")], ids=["empty", "gssapi", "ApiVersions", "SaslAuthenticate"]
+    "token",
+    [b"", b"\x60\x01", versions(), authenticate(b"\0alice\0secret")],
+    ids=["empty", "gssapi", "ApiVersions", "SaslAuthenticate"],
 )
 def test_a_bare_token_is_opaque_to_all_but_the_mechanism(token):
     mechanism = Scripted("PLAIN", {token: b"welcome"})
@@ -176,14 +199,22 @@ def test_after_handshake_1_tokens_are_requests(version):
     assert authenticate_reply(reply, version) == (0, None, b"")
     assert client.session.is_ready
     if version >= 1:
-        assert SaslAuthenticateResponse.decode(reply[5 if version >= 2 else 4 :], version=version).session_lifetime_ms == 3_600_000
+        assert (
+            SaslAuthenticateResponse.decode(
+                reply[5 if version >= 2 else 4 :], version=version
+            ).session_lifetime_ms
+            == 3_600_000
+        )
 
 
 def test_an_exchange_may_have_several_steps():
     client = Client([in_two_steps()])
     client.says(handshake("SCRAM", 1), authenticate(b"client-first"), authenticate(b"client-final"))
     replies = client.hears()[1:]
-    assert [authenticate_reply(reply) for reply in replies] == [(0, None, b"server-first"), (0, None, b"server-final")]
+    assert [authenticate_reply(reply) for reply in replies] == [
+        (0, None, b"server-first"),
+        (0, None, b"server-final"),
+    ]
 
 
 def test_a_token_that_fails_is_told_and_hung_up_on_after_the_delay(caplog):
@@ -199,7 +230,11 @@ def test_a_token_that_fails_is_told_and_hung_up_on_after_the_delay(caplog):
     assert [event for event, _ in events(caplog)] == ["login failed"]
 
 
-@pytest.mark.parametrize("early", [versions(), handshake("PLAIN", 1), a_request()], ids=["ApiVersions", "SaslHandshake", "Metadata"])
+@pytest.mark.parametrize(
+    "early",
+    [versions(), handshake("PLAIN", 1), a_request()],
+    ids=["ApiVersions", "SaslHandshake", "Metadata"],
+)
 def test_nothing_but_tokens_is_admitted_in_an_exchange(early):
     client = Client([plain()])
     client.says(handshake("PLAIN", 1))
@@ -227,20 +262,28 @@ def test_one_set_of_mechanisms_serves_both_roads(version):
 
 @pytest.mark.parametrize("version", ROADS)
 def test_too_many_log_ins_at_a_time_are_hung_up_on_without_an_answer(version, caplog):
-    client = Client([Scripted("PLAIN", {b"token": AuthenticationBusy("too many password checks wait already")})])
+    client = Client(
+        [Scripted("PLAIN", {b"token": AuthenticationBusy("too many password checks wait already")})]
+    )
     client.says(handshake("PLAIN", version))
     client.hears()
     client.says(authenticate(b"token") if version else b"token")
     assert client.hears() == []
     assert client.is_aborted
-    assert [fields["reason"] for _, fields in events(caplog)] == ["too many password checks wait already"]
+    assert [fields["reason"] for _, fields in events(caplog)] == [
+        "too many password checks wait already"
+    ]
 
 
 @pytest.mark.parametrize("version", ROADS)
 def test_what_comes_behind_a_token_waits_for_the_log_in(version):
     checked = Deferred()
     client = Client([Scripted("PLAIN", {b"token": checked})])
-    client.says(handshake("PLAIN", version), authenticate(b"token") if version else b"token", versions(correlation_id=77))
+    client.says(
+        handshake("PLAIN", version),
+        authenticate(b"token") if version else b"token",
+        versions(correlation_id=77),
+    )
     assert len(client.hears()) == 1
     checked.callback(b"welcome")
     _, after = client.hears()
@@ -252,7 +295,9 @@ def test_a_client_that_goes_takes_its_log_in_with_it(version, caplog):
     cancelled = []
     checked = Deferred(cancelled.append)
     client = Client([Scripted("PLAIN", {b"token": checked})])
-    client.says(handshake("PLAIN", version), authenticate(b"token") if version else b"token", a_request())
+    client.says(
+        handshake("PLAIN", version), authenticate(b"token") if version else b"token", a_request()
+    )
     client.goes()
     assert cancelled == [checked]
     assert events(caplog) == []
@@ -263,7 +308,9 @@ def test_a_client_that_goes_takes_its_log_in_with_it(version, caplog):
 @pytest.mark.parametrize("version", ROADS)
 def test_a_mechanism_that_breaks_is_a_bug_and_lets_nobody_in(version, caplog):
     client = Client([Scripted("PLAIN", {b"token": ZeroDivisionError()})])
-    client.says(handshake("PLAIN", version), authenticate(b"token") if version else b"token", a_request())
+    client.says(
+        handshake("PLAIN", version), authenticate(b"token") if version else b"token", a_request()
+    )
     assert len(client.hears()) == 1
     assert client.is_aborted
     assert [event for event, _ in events(caplog)] == ["request failed"]
@@ -276,7 +323,11 @@ SENSIBLE = [
     versions(0),
     versions(3),
     *(handshake(name, version) for name in ("PLAIN", "SCRAM", "GSSAPI") for version in ROADS),
-    *(authenticate(token, version) for token in (b"client-first", b"client-final", b"\0alice\0secret") for version in (0, 2)),
+    *(
+        authenticate(token, version)
+        for token in (b"client-first", b"client-final", b"\0alice\0secret")
+        for version in (0, 2)
+    ),
     b"client-first",
     b"client-final",
     b"\0alice\0secret",
@@ -293,7 +344,10 @@ def spoiled(draw):
     return bytes(frame[: draw(st.integers(0, len(frame)))])
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=300,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(frames=st.lists(st.sampled_from(SENSIBLE) | spoiled() | st.binary(max_size=40), max_size=6))
 def test_whatever_is_said_before_the_log_in_has_one_answer_or_is_hung_up_on(caplog, frames):
     caplog.clear()

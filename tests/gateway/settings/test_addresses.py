@@ -97,7 +97,9 @@ def test_a_wrong_store_is_refused_with_the_reason(text, complaint):
         parse_store(text)
 
 
-@pytest.mark.parametrize("text", ["pulsar://h:6650", "pulsar+ssl://a.example.com:6651,[::1]:6651,10.0.0.1:1"])
+@pytest.mark.parametrize(
+    "text", ["pulsar://h:6650", "pulsar+ssl://a.example.com:6651,[::1]:6651,10.0.0.1:1"]
+)
 def test_a_store_in_pulsar_is_its_brokers(text):
     assert str(parse_store(text)) == text
     assert parse_store(text).is_pulsar
@@ -125,16 +127,35 @@ def test_an_admin_api_is_its_url_without_a_slash_at_the_end(text, url):
     assert parse_admin(text) == url
 
 
-@pytest.mark.parametrize("text", ["h:8080", "pulsar://h:8080", "http://", "http://h:99999", "http://h:8080/a?b=c", "http://h:8080 ", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "h:8080",
+        "pulsar://h:8080",
+        "http://",
+        "http://h:99999",
+        "http://h:8080/a?b=c",
+        "http://h:8080 ",
+        "",
+    ],
+)
 def test_what_is_no_admin_api_is_refused(text):
     with pytest.raises(ValueError, match="http://HOST:8080"):
         parse_admin(text)
 
 
 @pytest.mark.parametrize(
-    ("parse", "scheme"), [(parse_store, "pulsar"), (parse_store, "pulsar+ssl"), (parse_admin, "http"), (parse_admin, "pulsar")]
+    ("parse", "scheme"),
+    [
+        (parse_store, "pulsar"),
+        (parse_store, "pulsar+ssl"),
+        (parse_admin, "http"),
+        (parse_admin, "pulsar"),
+    ],
 )
-@pytest.mark.parametrize("where", ["{}@h:1", "x:{}@h:1", "h:1@{}", "h:{}", "h:1/{}:2", "h:1?token={}"])
+@pytest.mark.parametrize(
+    "where", ["{}@h:1", "x:{}@h:1", "h:1@{}", "h:{}", "h:1/{}:2", "h:1?token={}"]
+)
 def test_a_secret_that_is_put_into_an_address_is_refused_and_not_repeated(parse, where, scheme):
     with pytest.raises(ValueError) as refused:
         parse(f"{scheme}://{where.format('eyJhbGciOi')}")
@@ -142,7 +163,10 @@ def test_a_secret_that_is_put_into_an_address_is_refused_and_not_repeated(parse,
 
 
 def test_names_in_pulsar_are_single_words_and_a_namespace_is_two():
-    assert (parse_name("a-b=c:d.e_1"), parse_namespace("my-tenant/ns.1")) == ("a-b=c:d.e_1", "my-tenant/ns.1")
+    assert (parse_name("a-b=c:d.e_1"), parse_namespace("my-tenant/ns.1")) == (
+        "a-b=c:d.e_1",
+        "my-tenant/ns.1",
+    )
     for text in ("", "a/b", "a b", "ä", "*", "a\n"):
         with pytest.raises(ValueError, match="no name in Pulsar"):
             parse_name(text)
@@ -153,7 +177,15 @@ def test_names_in_pulsar_are_single_words_and_a_namespace_is_two():
 
 @pytest.mark.parametrize(
     ("protocol", "has_tls", "has_sasl"),
-    [("PLAINTEXT", False, False), ("SSL", True, False), ("SASL_PLAINTEXT", False, True), ("SASL_SSL", True, True)],
+    [
+        ("PLAINTEXT", False, False),
+        ("SSL", True, False),
+        ("SASL_PLAINTEXT", False, True),
+        ("SASL_SSL", True, True),
+    ],
 )
 def test_a_protocol_says_what_it_asks(protocol, has_tls, has_sasl):
-    assert (SecurityProtocol[protocol].has_tls, SecurityProtocol[protocol].has_sasl) == (has_tls, has_sasl)
+    assert (SecurityProtocol[protocol].has_tls, SecurityProtocol[protocol].has_sasl) == (
+        has_tls,
+        has_sasl,
+    )

@@ -100,7 +100,9 @@ def test_an_unknown_variable_is_named(monkeypatch):
     assert problems({}) == ["KOPGATE_NOD_ID: there is no such setting"]
 
 
-@pytest.mark.parametrize(("variable", "value"), [("KOPGATE_CONFIG", "/etc/kopgate.toml"), ("KOPGATE_PURE_PYTHON", "1")])
+@pytest.mark.parametrize(
+    ("variable", "value"), [("KOPGATE_CONFIG", "/etc/kopgate.toml"), ("KOPGATE_PURE_PYTHON", "1")]
+)
 def test_a_variable_that_others_read_is_no_setting(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     assert load({}) == Settings()
@@ -110,26 +112,54 @@ def test_a_variable_that_others_read_is_no_setting(monkeypatch, variable, value)
 
 
 def test_a_setting_may_have_its_name_in_kop_in_every_layer(toml, monkeypatch):
-    path = toml('kafkaBrokerId = 1\ndefaultNumPartitions = 2\nkafkaListeners = "PLAINTEXT://127.0.0.1:1,SASL_PLAINTEXT://127.0.0.1:2"')
+    path = toml(
+        'kafkaBrokerId = 1\ndefaultNumPartitions = 2\nkafkaListeners = "PLAINTEXT://127.0.0.1:1,SASL_PLAINTEXT://127.0.0.1:2"'
+    )
     monkeypatch.setenv("KOPGATE_CONNECTIONMAXIDLEMS", "5000")
     monkeypatch.setenv("KOPGATE_kafkaAdvertisedListeners", "PLAINTEXT://kafka.example.com:9092")
-    settings = load({"saslAllowedMechanisms": "PLAIN", "allowAutoTopicCreation": "false", "users_file": "u"}, path)
-    assert [str(endpoint) for endpoint in settings.listeners] == ["PLAINTEXT://127.0.0.1:1", "SASL_PLAINTEXT://127.0.0.1:2"]
-    assert [str(endpoint) for endpoint in settings.advertised] == ["PLAINTEXT://kafka.example.com:9092"]
-    assert (settings.node_id, settings.num_partitions, settings.connections_max_idle_ms) == (1, 2, 5000)
-    assert (settings.sasl_enabled_mechanisms, settings.auto_create_topics_enable) == (("PLAIN",), False)
+    settings = load(
+        {"saslAllowedMechanisms": "PLAIN", "allowAutoTopicCreation": "false", "users_file": "u"},
+        path,
+    )
+    assert [str(endpoint) for endpoint in settings.listeners] == [
+        "PLAINTEXT://127.0.0.1:1",
+        "SASL_PLAINTEXT://127.0.0.1:2",
+    ]
+    assert [str(endpoint) for endpoint in settings.advertised] == [
+        "PLAINTEXT://kafka.example.com:9092"
+    ]
+    assert (settings.node_id, settings.num_partitions, settings.connections_max_idle_ms) == (
+        1,
+        2,
+        5000,
+    )
+    assert (settings.sasl_enabled_mechanisms, settings.auto_create_topics_enable) == (
+        ("PLAIN",),
+        False,
+    )
 
 
 def test_where_topics_of_kop_are_is_said_as_it_was(toml, monkeypatch):
-    path = toml('kafkaTenant = "acme"\nkafkaNamespace = "orders"\nkafkaEnableMultiTenantMetadata = false\nentryFormat = "kafka"')
+    path = toml(
+        'kafkaTenant = "acme"\nkafkaNamespace = "orders"\nkafkaEnableMultiTenantMetadata = false\nentryFormat = "kafka"'
+    )
     monkeypatch.setenv("KOPGATE_KOPALLOWEDNAMESPACES", "acme/bills,public/default")
     settings = load({"kafkaMetadataTenant": "acme", "kafkaMetadataNamespace": "__meta"}, path)
-    assert (settings.pulsar_tenant, settings.pulsar_namespace, settings.entry_format) == ("acme", "orders", "kafka")
-    assert (settings.pulsar_metadata_tenant, settings.pulsar_metadata_namespace) == ("acme", "__meta")
+    assert (settings.pulsar_tenant, settings.pulsar_namespace, settings.entry_format) == (
+        "acme",
+        "orders",
+        "kafka",
+    )
+    assert (settings.pulsar_metadata_tenant, settings.pulsar_metadata_namespace) == (
+        "acme",
+        "__meta",
+    )
     assert settings.pulsar_allowed_namespaces == ("acme/bills", "public/default")
     # Without a log-in it changes nothing in KoP, where it is on unless it is switched off.
     assert load({"kafkaEnableMultiTenantMetadata": "true"}).pulsar_multi_tenant_metadata
-    assert problems({"kafkaEnableMultiTenantMetadata": "true", "listeners": "SASL_PLAINTEXT://127.0.0.1:9093"})[0].startswith(
+    assert problems(
+        {"kafkaEnableMultiTenantMetadata": "true", "listeners": "SASL_PLAINTEXT://127.0.0.1:9093"}
+    )[0].startswith(
         "--set kafkaEnableMultiTenantMetadata: listener SASL_PLAINTEXT asks for a log-in, and none brings a tenant yet"
     )
 
@@ -139,7 +169,11 @@ def test_layers_win_by_what_a_setting_is_and_not_by_what_it_is_called(toml, monk
     monkeypatch.setenv("KOPGATE_KAFKABROKERID", "2")
     monkeypatch.setenv("KOPGATE_NUM_PARTITIONS", "3")
     settings = load({"listeners": ["PLAINTEXT://127.0.0.1:4"]}, path)
-    assert (settings.node_id, settings.num_partitions, str(settings.listeners[0])) == (2, 3, "PLAINTEXT://127.0.0.1:4")
+    assert (settings.node_id, settings.num_partitions, str(settings.listeners[0])) == (
+        2,
+        3,
+        "PLAINTEXT://127.0.0.1:4",
+    )
 
 
 def test_a_problem_is_told_by_the_name_that_was_given(toml, monkeypatch):
@@ -162,7 +196,9 @@ def test_one_setting_by_both_names_in_one_place_is_a_mistake(toml):
 
 def test_one_setting_by_two_names_of_kop_s_in_one_place_is_a_mistake(toml):
     path = toml('allowedNamespaces = "a/b"\nkopAllowedNamespaces = "a/b"')
-    assert problems({}, path) == [f"{path}: kopAllowedNamespaces: it is pulsar_allowed_namespaces, which is given too"]
+    assert problems({}, path) == [
+        f"{path}: kopAllowedNamespaces: it is pulsar_allowed_namespaces, which is given too"
+    ]
 
 
 def test_a_setting_of_kop_s_that_means_nothing_here_is_named(toml):
@@ -186,7 +222,12 @@ def test_the_file_is_held_to_its_types(toml, value):
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("KOPGATE_NODE_ID", "one"), ("KOPGATE_NODE_ID", "1.5"), ("KOPGATE_AUTO_CREATE_TOPICS_ENABLE", "maybe"), ("KOPGATE_LOG_FORMAT", "xml")],
+    [
+        ("KOPGATE_NODE_ID", "one"),
+        ("KOPGATE_NODE_ID", "1.5"),
+        ("KOPGATE_AUTO_CREATE_TOPICS_ENABLE", "maybe"),
+        ("KOPGATE_LOG_FORMAT", "xml"),
+    ],
 )
 def test_an_ill_typed_variable_is_named_with_its_value(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
@@ -199,17 +240,26 @@ def test_each_problem_of_each_layer_has_its_own_line(toml, monkeypatch):
     path = toml('num_partitions = "three"\nlisteners = ["X"]')
     monkeypatch.setenv("KOPGATE_BOGUS", "1")
     lines = problems({"node_id": "x"}, path, {"node_id": "--node-id"})
-    assert [line.split(": ")[0] for line in lines] == ["KOPGATE_BOGUS", "--node-id", str(path), str(path)]
+    assert [line.split(": ")[0] for line in lines] == [
+        "KOPGATE_BOGUS",
+        "--node-id",
+        str(path),
+        str(path),
+    ]
     assert not any("\n" in line for line in lines)
 
 
 def test_a_problem_between_settings_is_named_by_where_the_first_one_was_given(monkeypatch):
     monkeypatch.setenv("KOPGATE_LISTENERS", "PLAINTEXT://0.0.0.0:9092")
-    assert problems({})[0].startswith("KOPGATE_LISTENERS: PLAINTEXT://0.0.0.0:9092 listens on every interface")
+    assert problems({})[0].startswith(
+        "KOPGATE_LISTENERS: PLAINTEXT://0.0.0.0:9092 listens on every interface"
+    )
 
 
 def test_a_missing_file_is_named(tmp_path):
-    assert problems({}, tmp_path / "none.toml") == [f"{tmp_path / 'none.toml'}: No such file or directory"]
+    assert problems({}, tmp_path / "none.toml") == [
+        f"{tmp_path / 'none.toml'}: No such file or directory"
+    ]
 
 
 @pytest.mark.parametrize("text", [b"node_id = ", b"node_id = 1\nnode_id = 2", b"\xff\xfe"])

@@ -85,9 +85,15 @@ def test_an_ill_typed_value_is_refused_by_name(values):
 
 
 def test_a_listener_on_every_interface_must_say_what_to_advertise():
-    assert "clients must be told where to connect" in refusal(listeners=["PLAINTEXT://0.0.0.0:9092"])
-    settings = Settings(listeners=["PLAINTEXT://0.0.0.0:9092"], advertised=["PLAINTEXT://kafka.example.com:19092"])
-    assert settings.advertised_for("PLAINTEXT") == parse_endpoint("PLAINTEXT://kafka.example.com:19092")
+    assert "clients must be told where to connect" in refusal(
+        listeners=["PLAINTEXT://0.0.0.0:9092"]
+    )
+    settings = Settings(
+        listeners=["PLAINTEXT://0.0.0.0:9092"], advertised=["PLAINTEXT://kafka.example.com:19092"]
+    )
+    assert settings.advertised_for("PLAINTEXT") == parse_endpoint(
+        "PLAINTEXT://kafka.example.com:19092"
+    )
 
 
 def test_a_listener_that_advertises_nothing_advertises_what_it_is_bound_to():
@@ -99,16 +105,28 @@ def test_every_interface_cannot_be_advertised():
 
 
 def test_a_listener_name_is_there_once():
-    assert "the name PLAINTEXT is there twice" in refusal(listeners=["PLAINTEXT://127.0.0.1:1", "PLAINTEXT://127.0.0.1:2"])
+    assert "the name PLAINTEXT is there twice" in refusal(
+        listeners=["PLAINTEXT://127.0.0.1:1", "PLAINTEXT://127.0.0.1:2"]
+    )
 
 
 def test_a_port_is_listened_on_once():
-    assert "127.0.0.1:1 is there twice" in refusal(listeners=["PLAINTEXT://127.0.0.1:1", "SSL://127.0.0.1:1"])
+    assert "127.0.0.1:1 is there twice" in refusal(
+        listeners=["PLAINTEXT://127.0.0.1:1", "SSL://127.0.0.1:1"]
+    )
 
 
 def test_two_listeners_may_both_take_any_free_port():
     values = {"A": "PLAINTEXT", "B": "PLAINTEXT"}
-    assert len(Settings(listeners=["A://127.0.0.1:0", "B://127.0.0.1:0"], listener_security_protocol_map=values).listeners) == 2
+    assert (
+        len(
+            Settings(
+                listeners=["A://127.0.0.1:0", "B://127.0.0.1:0"],
+                listener_security_protocol_map=values,
+            ).listeners
+        )
+        == 2
+    )
 
 
 def test_what_is_advertised_belongs_to_a_listener():
@@ -118,16 +136,22 @@ def test_what_is_advertised_belongs_to_a_listener():
 def test_the_four_protocols_mean_themselves_and_other_names_need_the_map():
     assert Settings().security_protocol("PLAINTEXT") is SecurityProtocol.PLAINTEXT
     assert "says nothing of INSIDE" in refusal(listeners=["INSIDE://127.0.0.1:0"])
-    settings = Settings(listeners=["INSIDE://127.0.0.1:0"], listener_security_protocol_map="INSIDE:PLAINTEXT")
+    settings = Settings(
+        listeners=["INSIDE://127.0.0.1:0"], listener_security_protocol_map="INSIDE:PLAINTEXT"
+    )
     assert settings.security_protocol("INSIDE") is SecurityProtocol.PLAINTEXT
 
 
 def test_a_map_names_listeners_that_exist():
-    assert "there is no listener OUTSIDE" in refusal(listener_security_protocol_map={"OUTSIDE": "SSL"})
+    assert "there is no listener OUTSIDE" in refusal(
+        listener_security_protocol_map={"OUTSIDE": "SSL"}
+    )
 
 
 def test_a_map_names_each_listener_once():
-    assert "each name once" in refusal(listener_security_protocol_map="PLAINTEXT:SSL,PLAINTEXT:PLAINTEXT")
+    assert "each name once" in refusal(
+        listener_security_protocol_map="PLAINTEXT:SSL,PLAINTEXT:PLAINTEXT"
+    )
 
 
 def test_a_tls_listener_needs_its_certificate_and_key():
@@ -137,7 +161,12 @@ def test_a_tls_listener_needs_its_certificate_and_key():
 
 
 def test_client_certificates_need_an_authority():
-    text = refusal(listeners=["SSL://127.0.0.1:0"], ssl_certificate_file="c", ssl_key_file="k", ssl_client_auth="required")
+    text = refusal(
+        listeners=["SSL://127.0.0.1:0"],
+        ssl_certificate_file="c",
+        ssl_key_file="k",
+        ssl_client_auth="required",
+    )
     assert "ssl_ca_file" in text
 
 
@@ -151,7 +180,10 @@ def test_a_sasl_listener_needs_users():
         ({"max_in_flight_bytes": 1 << 20}, "largest request could never be read"),
         ({"traffic_log_retention_bytes": (64 << 20) - 1}, "would leave room for no other"),
         ({"message_max_bytes": 200 << 20}, "largest batch could never be sent"),
-        ({"num_partitions": 20, "max_partitions_per_topic": 10}, "more than max_partitions_per_topic"),
+        (
+            {"num_partitions": 20, "max_partitions_per_topic": 10},
+            "more than max_partitions_per_topic",
+        ),
     ],
     ids=["in flight", "traffic log", "message", "partitions"],
 )
@@ -163,19 +195,31 @@ def test_every_problem_between_settings_is_told_at_once():
     text = refusal(listeners=["SSL://0.0.0.0:9092", "SASL_PLAINTEXT://0.0.0.0:9093"])
     assert all(
         field in text
-        for field in ("ssl_certificate_file", "ssl_key_file", "users_file", "SSL://0.0.0.0:9092", "SASL_PLAINTEXT://0.0.0.0:9093")
+        for field in (
+            "ssl_certificate_file",
+            "ssl_key_file",
+            "users_file",
+            "SSL://0.0.0.0:9092",
+            "SASL_PLAINTEXT://0.0.0.0:9093",
+        )
     )
 
 
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ({"store": "pulsar://h:6650"}, "pulsar_admin: topics of pulsar://h:6650 are made and found through the cluster's admin API"),
+        (
+            {"store": "pulsar://h:6650"},
+            "pulsar_admin: topics of pulsar://h:6650 are made and found through the cluster's admin API",
+        ),
         ({"pulsar_admin": "http://h:8080"}, "pulsar_admin: the store is lmdb:./data"),
         ({"pulsar_tls_certificate_file": "c"}, "pulsar_tls_certificate_file: pulsar_tls_key_file"),
         ({"pulsar_tls_key_file": "k"}, "pulsar_tls_key_file: pulsar_tls_certificate_file"),
         (
-            {"pulsar_multi_tenant_metadata": True, "listeners": ["SASL_PLAINTEXT://127.0.0.1:9093"]},
+            {
+                "pulsar_multi_tenant_metadata": True,
+                "listeners": ["SASL_PLAINTEXT://127.0.0.1:9093"],
+            },
             "pulsar_multi_tenant_metadata: listener SASL_PLAINTEXT asks for a log-in, and none brings a tenant yet",
         ),
         ({"pulsar_allowed_namespaces": ["public/a", "b"]}, "'b' is not TENANT/NAMESPACE"),
@@ -189,6 +233,12 @@ def test_what_is_missing_for_a_store_in_pulsar_is_said(values, complaint):
 
 def test_a_store_in_pulsar_needs_nothing_but_its_two_addresses():
     settings = Settings(store="pulsar://a:6650,b:6650", pulsar_admin="http://a:8080/")
-    assert (str(settings.store), settings.pulsar_admin) == ("pulsar://a:6650,b:6650", "http://a:8080")
+    assert (str(settings.store), settings.pulsar_admin) == (
+        "pulsar://a:6650,b:6650",
+        "http://a:8080",
+    )
     assert (settings.pulsar_tenant, settings.pulsar_namespace) == ("public", "default")
-    assert (settings.pulsar_metadata_tenant, settings.pulsar_metadata_namespace) == ("public", "__kafka")
+    assert (settings.pulsar_metadata_tenant, settings.pulsar_metadata_namespace) == (
+        "public",
+        "__kafka",
+    )

@@ -50,20 +50,36 @@ def test_a_store_in_pulsar_is_told_all_that_was_set():
             message_max_bytes=12,
         )
     )
-    assert (made.service_url, made.admin_url, made.node) == ("pulsar+ssl://a:6651,b:6651", "https://a:8443", "node 7")
+    assert (made.service_url, made.admin_url, made.node) == (
+        "pulsar+ssl://a:6651,b:6651",
+        "https://a:8443",
+        "node 7",
+    )
     assert (made.token_file, made.tls_trust_file) == (Path("t"), Path("ca"))
     assert (made.tls_certificate_file, made.tls_key_file) == (Path("c"), Path("k"))
-    assert (made.tenant, made.namespace, made.metadata_tenant, made.metadata_namespace) == ("acme", "orders", "own", "meta")
+    assert (made.tenant, made.namespace, made.metadata_tenant, made.metadata_namespace) == (
+        "acme",
+        "orders",
+        "own",
+        "meta",
+    )
     assert (made.entry_format, made.setup, made.takeover) == ("kafka", True, True)
     assert (made.send_timeout_seconds, made.operation_timeout_seconds) == (1.5, 2.5)
     assert (made.admin_timeout_seconds, made.refresh_seconds) == (3.5, 4.5)
     assert (made.tail_bytes, made.threads, made.readers, made.mirror_cursors) == (5, 6, 9, True)
-    assert (made.retention_ms, made.retention_bytes, made.cleanup_policy, made.message_max_bytes) == (10, 11, "compact,delete", 12)
+    assert (
+        made.retention_ms,
+        made.retention_bytes,
+        made.cleanup_policy,
+        made.message_max_bytes,
+    ) == (10, 11, "compact,delete", 12)
 
 
 def test_a_namespace_that_is_the_default_one_or_named_twice_is_served_once():
     """KoP's `kopAllowedNamespaces` names the default one, too."""
-    made = pulsar_settings(in_pulsar(pulsar_allowed_namespaces=["public/default", "acme/a", "acme/b", "acme/a"]))
+    made = pulsar_settings(
+        in_pulsar(pulsar_allowed_namespaces=["public/default", "acme/a", "acme/b", "acme/a"])
+    )
     assert made.allowed_namespaces == ("acme/a", "acme/b")
 
 

@@ -60,7 +60,10 @@ def test_what_is_missing_has_its_own_code_for_names_and_for_ids(house):
         topics.require("other")
     with pytest.raises(KafkaError) as by_id:
         topics.require(bytes(16))
-    assert (by_name.value.code, by_id.value.code) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+    assert (by_name.value.code, by_id.value.code) == (
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+    )
 
 
 def test_topics_are_there_after_a_restart(house):
@@ -141,7 +144,10 @@ def test_a_partition_is_opened_once_for_all_who_ask(house):
 @pytest.mark.parametrize("index", [-1, 2, 1 << 31])
 def test_a_partition_that_is_not_there_is_unknown(house, index):
     house.topic("orders", 2)
-    assert refusal(house.broker.topics.partition("orders", index)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert (
+        refusal(house.broker.topics.partition("orders", index))
+        is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    )
     assert house.broker.topics.opened("orders", index) is None
 
 
@@ -185,7 +191,9 @@ def test_a_topic_deleted_while_a_partition_opens_is_unknown(house, monkeypatch):
     assert asked.failure.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_topic_made_anew_while_a_partition_of_the_old_one_opens_is_not_taken_for_it(house, monkeypatch):
+def test_a_topic_made_anew_while_a_partition_of_the_old_one_opens_is_not_taken_for_it(
+    house, monkeypatch
+):
     old = house.topic("orders")
     SlowLogs(house, monkeypatch)
     asked = Started(house.broker.topics.partition(old.topic.topic_id, 0))
@@ -302,7 +310,14 @@ def test_what_a_change_refuses_is_told_and_changes_nothing(house):
 def test_a_change_sees_what_the_one_before_it_left(house):
     live = house.topic("orders")
     house.store.hold()
-    both = [Started(house.broker.topics.alter(live, lambda topic: replace(topic, partitions=topic.partitions + 1))) for _ in range(2)]
+    both = [
+        Started(
+            house.broker.topics.alter(
+                live, lambda topic: replace(topic, partitions=topic.partitions + 1)
+            )
+        )
+        for _ in range(2)
+    ]
     house.store.release()
     assert all(one.is_done for one in both)
     assert live.topic.partitions == 3
@@ -311,7 +326,9 @@ def test_a_change_sees_what_the_one_before_it_left(house):
 def test_changing_a_topic_that_was_deleted_is_refused(house):
     live = house.topic("orders")
     ended(house.broker.topics.delete(live))
-    assert refusal(house.broker.topics.alter(live, widened(2))) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert (
+        refusal(house.broker.topics.alter(live, widened(2))) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    )
 
 
 def test_a_change_that_cannot_be_stored_does_not_stand_in_the_way_of_the_next(house):

@@ -23,7 +23,9 @@ def refusal(name: str, *, has_namespaces: bool = True) -> str:
 
 
 def test_a_topic_of_the_default_namespace_goes_by_its_last_part():
-    assert [names().canonical(name) for name in ("orders", "public/default/orders", "sales/eu/orders")] == [
+    assert [
+        names().canonical(name) for name in ("orders", "public/default/orders", "sales/eu/orders")
+    ] == [
         "orders",
         "orders",
         "sales/eu/orders",

@@ -43,7 +43,9 @@ def test_a_topic_that_others_deleted_is_gone_and_its_consumers_are_told(house):
     house.store.outside([])
     assert (list(house.broker.topics), house.broker.topics.get(live.topic.topic_id)) == ([], None)
     assert rows(waiting.result)["orders", 0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    assert refusal(house.broker.topics.partition("orders", 0)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert (
+        refusal(house.broker.topics.partition("orders", 0)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    )
     assert refusal(house.broker.topics.delete(live)) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
@@ -53,7 +55,11 @@ def test_a_topic_that_others_deleted_and_made_again_is_another_one(house):
     house.store.outside([Topic("orders", OTHER, 1)])
     after = house.broker.topics.get("orders")
     assert (after.topic.topic_id, house.broker.topics.get(ID)) == (OTHER, None)
-    assert (before.is_gone, house.partition() is partition, partition.is_closed) == (True, False, True)
+    assert (before.is_gone, house.partition() is partition, partition.is_closed) == (
+        True,
+        False,
+        True,
+    )
 
 
 def test_what_others_altered_counts_at_once(house):
@@ -125,7 +131,11 @@ def test_what_is_left_of_a_topic_that_others_deleted_goes_after_a_while(house):
     house.store.outside([])
     assert house.store.medium.tables["offsets"]
     passed(house, 2)
-    assert (house.store.medium.tables["offsets"], house.store.medium.tables["producers"], house.bugs) == ({}, {}, [])
+    assert (
+        house.store.medium.tables["offsets"],
+        house.store.medium.tables["producers"],
+        house.bugs,
+    ) == ({}, {}, [])
     assert not house.broker.offsets.has("g")
 
 
@@ -139,7 +149,9 @@ def test_a_topic_that_was_missed_for_a_moment_loses_nothing(house):
     assert house.broker.offsets.get("g", "orders", 0).offset == 5
 
 
-def test_what_is_acknowledged_while_its_topic_is_missed_for_a_moment_is_there_afterwards(house, shared):
+def test_what_is_acknowledged_while_its_topic_is_missed_for_a_moment_is_there_afterwards(
+    house, shared
+):
     house.store.outside([Topic("orders", ID, 1)])
     commit(house)
     house.store.hold()
@@ -156,12 +168,19 @@ def test_what_is_acknowledged_while_its_topic_is_missed_goes_with_it(house):
     house.store.outside([Topic("orders", ID, 1)])
     Housekeeping(house.broker, house.background).start()
     house.store.hold()
-    commits = [Started(house.broker.offsets.commit("g", {("orders", 0): Committed(offset, -1, "", NOW)})) for offset in (8, 9)]
+    commits = [
+        Started(house.broker.offsets.commit("g", {("orders", 0): Committed(offset, -1, "", NOW)}))
+        for offset in (8, 9)
+    ]
     house.store.outside([])
     house.store.release()
     assert [one.failure for one in commits] == [None, None]
     passed(house, 2)
-    assert (house.store.medium.tables["offsets"], house.broker.offsets.has("g"), house.bugs) == ({}, False, [])
+    assert (house.store.medium.tables["offsets"], house.broker.offsets.has("g"), house.bugs) == (
+        {},
+        False,
+        [],
+    )
 
 
 def test_topics_that_come_back_while_they_are_being_forgotten_keep_their_offsets(house):
@@ -176,8 +195,15 @@ def test_topics_that_come_back_while_they_are_being_forgotten_keep_their_offsets
     passed(house, 2)
     house.store.outside(both)
     house.store.release()
-    assert {place: row.offset for place, row in house.broker.offsets.of_group("g").items()} == {("orders", 0): 5, ("bills", 0): 5}
-    assert (len(house.store.medium.tables["offsets"]), len(house.store.medium.tables["producers"]), house.bugs) == (2, 1, [])
+    assert {place: row.offset for place, row in house.broker.offsets.of_group("g").items()} == {
+        ("orders", 0): 5,
+        ("bills", 0): 5,
+    }
+    assert (
+        len(house.store.medium.tables["offsets"]),
+        len(house.store.medium.tables["producers"]),
+        house.bugs,
+    ) == (2, 1, [])
 
 
 @pytest.fixture
@@ -191,7 +217,9 @@ def restarted(house: House) -> House:
     return open_house(house.store.medium)
 
 
-def test_what_was_committed_for_a_topic_that_is_missing_at_the_start_is_there_when_it_comes_back(house, shared):
+def test_what_was_committed_for_a_topic_that_is_missing_at_the_start_is_there_when_it_comes_back(
+    house, shared
+):
     house.store.outside([Topic("orders", ID, 1)])
     commit(house)
     house.store.outside([])

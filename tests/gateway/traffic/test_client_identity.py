@@ -47,7 +47,11 @@ def test_a_client_that_says_its_name_is_greeted_under_it_when_it_asks_for_someth
     assert scene.rows("connection", event="greeted") == []
     client.says(METADATA_OF_ALL_V0, METADATA_OF_ALL_V0)
     greeted = scene.event("greeted")
-    assert (greeted["software"], greeted["software_version"], greeted["api_versions"]) == ("test", "1", 3)
+    assert (greeted["software"], greeted["software_version"], greeted["api_versions"]) == (
+        "test",
+        "1",
+        3,
+    )
     assert greeted["client_ids"] == ["test"]
     assert "api_versions_refused" not in greeted
 
@@ -55,7 +59,9 @@ def test_a_client_that_says_its_name_is_greeted_under_it_when_it_asks_for_someth
 def test_a_client_that_asks_for_no_versions_has_none():
     scene = Scene()
     scene.connects().says(METADATA_OF_ALL_V0)
-    assert {"software", "api_versions", "api_versions_refused", "client_ids"} & set(scene.event("greeted")) == set()
+    assert {"software", "api_versions", "api_versions_refused", "client_ids"} & set(
+        scene.event("greeted")
+    ) == set()
 
 
 def test_a_first_request_for_versions_that_is_too_new_is_told_beside_the_one_that_was_answered():
@@ -88,7 +94,9 @@ def test_at_the_end_the_first_requests_and_the_highest_versions_are_told():
 def test_the_last_client_id_is_in_the_rows_of_use_and_at_most_eight_in_those_of_the_connection():
     scene = Scene()
     client = scene.connects()
-    client.says(*(header(ApiKey.METADATA, 0, f"app-{number}") + b"\0\0\0\0" for number in [*range(12), 0]))
+    client.says(
+        *(header(ApiKey.METADATA, 0, f"app-{number}") + b"\0\0\0\0" for number in [*range(12), 0])
+    )
     scene.leaves(client)
     assert scene.event("closed")["client_ids"] == [f"app-{number}" for number in range(8)]
     assert scene.usage(api_key=3)["client_id"] == "app-0"
@@ -97,7 +105,9 @@ def test_the_last_client_id_is_in_the_rows_of_use_and_at_most_eight_in_those_of_
 def test_bare_tokens_and_wrapped_ones_are_two_roads():
     for version, tokens in [(0, [b"token"]), (1, [authenticate(b"token")])]:
         scene = Scene()
-        client = scene.connects([Scripted("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT")
+        client = scene.connects(
+            [Scripted("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT"
+        )
         client.says(handshake("PLAIN", version), *tokens)
         told = scene.event("authenticated")
         road = ["handshake-v0-bare", "handshake-v1"][version]
@@ -107,7 +117,9 @@ def test_bare_tokens_and_wrapped_ones_are_two_roads():
         assert scene.event("closed")["principal"] == "User:alice"
 
 
-@pytest.mark.parametrize(("version", "tokens"), [(0, [b"token"]), (1, [authenticate(b"token")])], ids=["bare", "wrapped"])
+@pytest.mark.parametrize(
+    ("version", "tokens"), [(0, [b"token"]), (1, [authenticate(b"token")])], ids=["bare", "wrapped"]
+)
 def test_an_interval_that_ends_while_a_log_in_lasts_tells_nothing_of_it_yet(version, tokens):
     """Else its rows would belong to nobody. They are told as soon as it is over: no crash loses more of them than of others."""
     scene = Scene()
@@ -144,7 +156,10 @@ def test_a_log_in_that_fails_is_the_reason_of_the_end_and_nobody_was_there():
         assert "principal" not in closed
 
 
-@pytest.mark.parametrize(("failure", "reason"), [(AuthenticationBusy("later"), "error:busy"), (ZeroDivisionError(), "error:bug")])
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [(AuthenticationBusy("later"), "error:busy"), (ZeroDivisionError(), "error:bug")],
+)
 def test_a_log_in_that_nobody_could_check_is_not_the_clients_failure(failure, reason):
     for version, tokens in [(0, [b"token"]), (1, [authenticate(b"token")])]:
         scene = Scene()
@@ -176,7 +191,11 @@ def test_a_bare_gssapi_token_without_a_handshake_is_told_by_its_mechanism_on_no_
     assert client.is_aborted
     scene.leaves(client)
     closed = scene.event("closed")
-    assert (closed["mechanism"], closed["road"], closed["reason"]) == ("GSSAPI", "none", "error:mechanism")
+    assert (closed["mechanism"], closed["road"], closed["reason"]) == (
+        "GSSAPI",
+        "none",
+        "error:mechanism",
+    )
     assert {"principal", "highest", "first_requests", "client_ids"} & set(closed) == set()
     assert closed["bytes_in"] == 604
 
@@ -187,7 +206,11 @@ def test_bytes_that_are_no_kafka_end_as_refused_and_a_request_that_is_not_served
     client.says(bare(ApiKey.FETCH, 99, b"\0"))
     scene.leaves(client)
     closed = scene.event("closed")
-    assert (closed["reason"], closed["highest"], closed["first_requests"]) == ("error:refused", {"1": 99}, ["1:99"])
+    assert (closed["reason"], closed["highest"], closed["first_requests"]) == (
+        "error:refused",
+        {"1": 99},
+        ["1:99"],
+    )
     assert scene.usage(api_key=1, api_version=99)["requests"] == 1
 
 
@@ -212,7 +235,12 @@ def test_whatever_a_client_calls_itself_stays_within_its_line_and_its_field(name
     scene.recorder.habit("protocols", [name] * 99)
     scene.leaves(client)
     closed, used = scene.event("closed"), scene.usage(api_key=9)
-    told = [closed["client_ids"][0], closed["software"], closed["software_version"], *closed["habits"]["protocols"]]
+    told = [
+        closed["client_ids"][0],
+        closed["software"],
+        closed["software_version"],
+        *closed["habits"]["protocols"],
+    ]
     told += [used["client_id"], used["topic"], used["group"]]
     assert told == [name[:512]] * (3 + 8 + 3)
     assert all(row.get("principal") == "User:ANONYMOUS" for row in scene.kept.rows)
@@ -237,7 +265,9 @@ def test_ten_thousand_names_of_one_connection_and_of_many_are_bounded():
     for number in range(10_000):
         recorder.introduced(f"library-{number}", "1")
         recorder.touched(ApiKey.OFFSET_FETCH, 1, f"t{number}", [number % 3], f"g{number}")
-    client.says(*(header(ApiKey.METADATA, 0, f"app-{number}") + b"\0\0\0\0" for number in range(100)))
+    client.says(
+        *(header(ApiKey.METADATA, 0, f"app-{number}") + b"\0\0\0\0" for number in range(100))
+    )
     scene.leaves(client)
     assert len(scene.rows("usage")) == 5 + 1 + 1
     assert scene.event("closed")["software"] == "library-0"

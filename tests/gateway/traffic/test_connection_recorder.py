@@ -37,18 +37,32 @@ def producing(version, topics, acks=-1, timeout_ms=1234):
     """`topics` by name: record sets of the partitions 0, 1 ..."""
     data = ProduceRequest.TopicProduceData
     rows = [
-        data(name=name, partition_data=[data.PartitionProduceData(index=index, records=bytes(one)) for index, one in enumerate(sets)])
+        data(
+            name=name,
+            partition_data=[
+                data.PartitionProduceData(index=index, records=bytes(one))
+                for index, one in enumerate(sets)
+            ],
+        )
         for name, sets in topics.items()
     ]
-    return ProduceRequest(version=version, transactional_id=None, acks=acks, timeout_ms=timeout_ms, topic_data=rows)
+    return ProduceRequest(
+        version=version, transactional_id=None, acks=acks, timeout_ms=timeout_ms, topic_data=rows
+    )
 
 
 def fetching(version, topic="orders", offset=0, partition=0, max_wait_ms=0):
     asked = FetchRequest.FetchTopic(
         topic=topic,
-        partitions=[FetchRequest.FetchTopic.FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)],
+        partitions=[
+            FetchRequest.FetchTopic.FetchPartition(
+                partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20
+            )
+        ],
     )
-    return FetchRequest(version=version, max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=5 << 20, topics=[asked])
+    return FetchRequest(
+        version=version, max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=5 << 20, topics=[asked]
+    )
 
 
 def test_a_produce_is_told_as_a_whole_and_by_topic(scene):
@@ -67,15 +81,22 @@ def test_a_produce_is_told_as_a_whole_and_by_topic(scene):
     assert (orders["records"], orders["bytes_in"]) == (23, len(first) + len(second))
     assert (orders["magic_in"], orders["codec_in"]) == ({"2": 2}, {"none": 1, "gzip": 1})
     assert (bills["records"], bills["bytes_in"]) == (1, len(third))
-    assert {"requests", "bytes_out", "latency_us_sum", "latency_us_buckets"} & (set(orders) | set(bills)) == set()
+    assert {"requests", "bytes_out", "latency_us_sum", "latency_us_buckets"} & (
+        set(orders) | set(bills)
+    ) == set()
     assert whole["peer"] == orders["peer"] == scene.event("opened")["peer"]
 
 
 def test_the_sets_of_old_producers_are_told_by_format_and_codec(scene):
     client = scene.connects()
-    client.says(request(producing(1, {"orders": [old_set(3, magic=0)]})), request(producing(2, {"orders": [old_set(4, magic=1, codec=2)]})))
+    client.says(
+        request(producing(1, {"orders": [old_set(3, magic=0)]})),
+        request(producing(2, {"orders": [old_set(4, magic=1, codec=2)]})),
+    )
     scene.leaves(client)
-    oldest, old = (scene.usage(api_key=0, api_version=version, topic="orders") for version in (1, 2))
+    oldest, old = (
+        scene.usage(api_key=0, api_version=version, topic="orders") for version in (1, 2)
+    )
     assert (oldest["records"], oldest["magic_in"], oldest["codec_in"]) == (3, {"0": 1}, {"none": 1})
     assert (old["records"], old["magic_in"], old["codec_in"]) == (4, {"1": 1}, {"snappy": 1})
 
@@ -86,7 +107,10 @@ def test_records_that_are_refused_are_an_error_of_their_topic_and_counted_as_not
     client = scene.connects()
     client.says(request(producing(7, {"orders": [bad], "nowhere": [batch(1)]})))
     scene.leaves(client)
-    orders, nowhere = scene.usage(api_key=0, topic="orders"), scene.usage(api_key=0, topic="nowhere")
+    orders, nowhere = (
+        scene.usage(api_key=0, topic="orders"),
+        scene.usage(api_key=0, topic="nowhere"),
+    )
     assert (orders["errors"], nowhere["errors"]) == ({"2": 1}, {str(UNKNOWN_TOPIC): 1})
     assert {"records", "bytes_in", "magic_in"} & set(orders) == set()
 
@@ -97,17 +121,28 @@ def test_a_fetch_of_what_is_stored_tells_its_records_and_no_conversion(scene):
     client.says(request(producing(7, {"orders": [stored]})), request(fetching(4)))
     scene.leaves(client)
     told = scene.usage(api_key=1, topic="orders")
-    assert (told["records"], told["bytes_out"], told["magic_out"], told["codec_out"]) == (5, len(stored), {"2": 1}, {"gzip": 1})
+    assert (told["records"], told["bytes_out"], told["magic_out"], told["codec_out"]) == (
+        5,
+        len(stored),
+        {"2": 1},
+        {"gzip": 1},
+    )
     assert {"conversions", "conversion_cpu_us", "bytes_in"} & set(told) == set()
 
 
 def test_a_fetch_by_an_old_consumer_tells_what_was_converted_for_it(scene):
     stored = batch(5)
     client = scene.connects()
-    client.says(request(producing(7, {"orders": [stored]})), request(fetching(1)), request(fetching(1)))
+    client.says(
+        request(producing(7, {"orders": [stored]})), request(fetching(1)), request(fetching(1))
+    )
     scene.leaves(client)
     told = scene.usage(api_key=1, api_version=1, topic="orders")
-    assert (told["conversions"], told["converted_records"], told["converted_bytes"]) == (2, 10, 2 * len(stored))
+    assert (told["conversions"], told["converted_records"], told["converted_bytes"]) == (
+        2,
+        10,
+        2 * len(stored),
+    )
     assert told["magic_out"] == {"0": 2}
     # How many messages are in a set of an old format is not known without reading all of it.
     assert "records" not in told
@@ -121,7 +156,11 @@ def test_records_turned_into_one_format_when_they_are_stored_are_conversions_of_
     client.says(request(producing(2, {"kept": [sent]})))
     scene.leaves(client)
     told = scene.usage(api_key=0, topic="kept")
-    assert (told["conversions"], told["converted_records"], told["converted_bytes"]) == (1, 4, len(sent))
+    assert (told["conversions"], told["converted_records"], told["converted_bytes"]) == (
+        1,
+        4,
+        len(sent),
+    )
     assert (told["records"], told["magic_in"]) == (4, {"1": 1})
 
 
@@ -143,7 +182,9 @@ def test_who_fetches_first_in_an_old_format_pays_for_the_conversion_and_the_seco
     told = []
     for client, recorder in zip(clients, recorders, strict=True):
         client.says(request(fetching(1)))
-        told += [row for row in recorder.take() if row.api_key == ApiKey.FETCH and row.topic == "orders"]
+        told += [
+            row for row in recorder.take() if row.api_key == ApiKey.FETCH and row.topic == "orders"
+        ]
     assert [(row.conversions, row.conversion_cpu_us) for row in told] == [(1, 7), (1, 0)]
 
 
@@ -152,7 +193,11 @@ def test_who_produces_in_an_old_format_where_one_is_kept_pays_for_each_conversio
     scene.house.topic("kept", entry_format="kafka")
     client = scene.connects()
     for records in (old_set(4, magic=1), old_set(4, magic=1), batch(4)):
-        client.says(request(producing(7 if records[16] == 2 else 2, {"kept": [records], "orders": [records]})))
+        client.says(
+            request(
+                producing(7 if records[16] == 2 else 2, {"kept": [records], "orders": [records]})
+            )
+        )
     scene.leaves(client)
     assert scene.usage(api_key=0, api_version=2, topic="kept")["conversion_cpu_us"] == 2 * 7
     assert [row["topic"] for row in scene.rows("usage") if row.get("conversion_cpu_us")] == ["kept"]
@@ -161,7 +206,14 @@ def test_who_produces_in_an_old_format_where_one_is_kept_pays_for_each_conversio
 def test_a_fetch_tells_errors_by_topic_and_those_of_a_session_as_a_whole(scene):
     client = scene.connects()
     lost = FetchRequest(
-        version=7, max_wait_ms=0, min_bytes=1, max_bytes=1, session_id=5, session_epoch=9, topics=[], forgotten_topics_data=[]
+        version=7,
+        max_wait_ms=0,
+        min_bytes=1,
+        max_bytes=1,
+        session_id=5,
+        session_epoch=9,
+        topics=[],
+        forgotten_topics_data=[],
     )
     client.says(request(fetching(4, offset=77)), request(lost))
     scene.leaves(client)
@@ -175,7 +227,10 @@ def test_a_topic_named_by_its_id_is_told_by_its_name(scene):
     recorder.touched(ApiKey.FETCH, 13, topic_id)
     recorder.touched(ApiKey.FETCH, 13, bytes(15) + b"\1")
     recorder.closed("client")
-    assert {row.get("topic") for row in scene.rows("usage")} == {"orders", "id:AAAAAAAAAAAAAAAAAAAAAQ"}
+    assert {row.get("topic") for row in scene.rows("usage")} == {
+        "orders",
+        "id:AAAAAAAAAAAAAAAAAAAAAQ",
+    }
 
 
 def _someone(scene):
@@ -204,7 +259,9 @@ def test_requests_of_a_group_are_told_with_it(scene):
         ],
     )
     asked = OffsetFetchRequest(
-        version=1, group_id="g", topics=[OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])]
+        version=1,
+        group_id="g",
+        topics=[OffsetFetchRequest.OffsetFetchRequestTopic(name="orders", partition_indexes=[0])],
     )
     client.says(request(commit))
     client.says(request(asked))
@@ -227,12 +284,19 @@ def test_a_member_is_told_with_the_habits_of_its_library(scene):
     told = scene.usage(api_key=11)
     # MEMBER_ID_REQUIRED: it comes back with the id that it is told.
     assert (told["group"], told["errors"]) == ("g", {"79": 1})
-    assert scene.event("closed")["habits"] == {"session_timeout_ms": 10_000, "rebalance_timeout_ms": 60_000, "protocols": ["range"]}
+    assert scene.event("closed")["habits"] == {
+        "session_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 60_000,
+        "protocols": ["range"],
+    }
 
 
 def test_habits_are_those_of_the_first_request(scene):
     client = scene.connects()
-    client.says(request(producing(7, {"orders": [batch(1)]}, acks=1, timeout_ms=111)), request(producing(7, {"orders": [batch(1)]})))
+    client.says(
+        request(producing(7, {"orders": [batch(1)]}, acks=1, timeout_ms=111)),
+        request(producing(7, {"orders": [batch(1)]})),
+    )
     client.says(request(fetching(4)), request(fetching(2)))
     scene.leaves(client)
     assert scene.event("closed")["habits"] == {
@@ -257,15 +321,32 @@ def test_whether_a_fetch_is_for_a_session_is_a_habit(scene, epoch, wants_one):
 
 
 def test_errors_within_other_replies_are_told_with_the_request(scene):
-    created = CreateTopicsRequest.CreatableTopic(name="orders", num_partitions=1, replication_factor=1, assignments=[], configs=[])
+    created = CreateTopicsRequest.CreatableTopic(
+        name="orders", num_partitions=1, replication_factor=1, assignments=[], configs=[]
+    )
     listed = ListOffsetsRequest.ListOffsetsTopic(
-        name="orders", partitions=[ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(partition_index=9, timestamp=-1)]
+        name="orders",
+        partitions=[
+            ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+                partition_index=9, timestamp=-1
+            )
+        ],
     )
     client = scene.connects()
-    client.says(request(CreateTopicsRequest(version=2, topics=[created], timeout_ms=1000, validate_only=False)))
+    client.says(
+        request(
+            CreateTopicsRequest(version=2, topics=[created], timeout_ms=1000, validate_only=False)
+        )
+    )
     client.says(request(ListOffsetsRequest(version=1, replica_id=-1, topics=[listed])))
     client.says(
-        request(MetadataRequest(version=4, topics=[MetadataRequest.MetadataRequestTopic(name="no")], allow_auto_topic_creation=False))
+        request(
+            MetadataRequest(
+                version=4,
+                topics=[MetadataRequest.MetadataRequestTopic(name="no")],
+                allow_auto_topic_creation=False,
+            )
+        )
     )
     scene.leaves(client)
     assert scene.usage(api_key=19)["errors"] == {"36": 1}
@@ -357,7 +438,9 @@ def test_topics_and_groups_beyond_the_limit_are_merged_by_request_and_version():
     client.says(request(producing(3, {"t0": [batch(1)], "t5": [batch(1)]})))
     client.says(request(producing(7, {"t0": [batch(1)]})))
     scene.leaves(client)
-    own = {row["topic"]: row["records"] for row in scene.rows("usage", api_version=7) if "topic" in row}
+    own = {
+        row["topic"]: row["records"] for row in scene.rows("usage", api_version=7) if "topic" in row
+    }
     assert own == {"t0": 2, "t1": 1, "t2": 1}
     assert [row["records"] for row in scene.rows("usage", merged=True, api_version=7)] == [3]
     assert [row["records"] for row in scene.rows("usage", merged=True, api_version=3)] == [2]
@@ -418,7 +501,8 @@ def test_acknowledgements_that_nobody_waits_for_are_counted(scene):
 def test_what_is_stored_and_makes_no_sense_counts_as_bytes_and_fails_nobody(scene, stored):
     scene.connects()
     scene.recorder.fetched(
-        FetchAsked(4, -1, 0, 1, 1, 0, 0, -1, (), ()), FetchResponse([("orders", [PartitionFetched(0, 0, records=[stored])])])
+        FetchAsked(4, -1, 0, 1, 1, 0, 0, -1, (), ()),
+        FetchResponse([("orders", [PartitionFetched(0, 0, records=[stored])])]),
     )
     scene.recorder.closed("client")
     told = scene.usage(api_key=1, topic="orders")

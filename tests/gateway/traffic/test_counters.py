@@ -78,7 +78,9 @@ def test_many_connections_share_a_bound_and_who_leaves_makes_room():
     for one in all_of_them:
         for number in range(10):
             _ = one[0, 7, f"t{number}", None]
-    assert [len([key for key, usage in one.items() if not usage.is_merged]) for one in all_of_them] == [10, 10, 5, 0, 0]
+    assert [
+        len([key for key, usage in one.items() if not usage.is_merged]) for one in all_of_them
+    ] == [10, 10, 5, 0, 0]
     all_of_them[0].leave()
     late = counters(room=room)
     for number in range(20):

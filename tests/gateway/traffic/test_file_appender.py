@@ -78,7 +78,15 @@ def finished():
 @pytest.fixture
 def appender(tmp_path, clock, disk, finished):
     rotation = Rotation(max_bytes=100, max_ms=60_000)
-    return Appender(Folder(tmp_path, 0, 0), rotation, Losses(clock.ticks), clock.now, clock.ticks, finished.append, disk.open)
+    return Appender(
+        Folder(tmp_path, 0, 0),
+        rotation,
+        Losses(clock.ticks),
+        clock.now,
+        clock.ticks,
+        finished.append,
+        disk.open,
+    )
 
 
 def dropped(appender):
@@ -115,7 +123,9 @@ def test_a_file_is_finished_at_its_age_even_if_nothing_comes(appender, clock, fi
     assert len(finished) == 1
 
 
-def test_a_clock_that_jumps_back_ends_no_file_and_the_next_one_is_in_the_folder_of_its_time(appender, clock, finished):
+def test_a_clock_that_jumps_back_ends_no_file_and_the_next_one_is_in_the_folder_of_its_time(
+    appender, clock, finished
+):
     appender.append(LINE, 1)
     clock.jump_ms = -7_200_000
     appender.append(LINE, 1)
@@ -127,7 +137,9 @@ def test_a_clock_that_jumps_back_ends_no_file_and_the_next_one_is_in_the_folder_
     assert [path.parent.name for path in finished] == ["hour=09", "hour=07"]
 
 
-def test_lines_that_the_disk_has_no_room_for_are_dropped_whole_and_counted(appender, disk, clock, finished):
+def test_lines_that_the_disk_has_no_room_for_are_dropped_whole_and_counted(
+    appender, disk, clock, finished
+):
     appender.append(LINE, 1)
     disk.room = 3
     appender.append(LINE * 2, 2)
@@ -141,7 +153,9 @@ def test_lines_that_the_disk_has_no_room_for_are_dropped_whole_and_counted(appen
     assert dropped(appender) == 2
 
 
-@pytest.mark.parametrize("error", [errno.EIO, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ESTALE, errno.EMFILE])
+@pytest.mark.parametrize(
+    "error", [errno.EIO, errno.EROFS, errno.EACCES, errno.ENOENT, errno.ESTALE, errno.EMFILE]
+)
 def test_a_disk_that_has_failed_is_let_alone_for_a_while(appender, disk, clock, error):
     disk.opens, disk.error = False, error
     for _ in range(3):
@@ -164,7 +178,9 @@ def test_what_cannot_be_taken_away_of_a_line_ends_its_file(appender, disk, clock
     assert [path.read_bytes() for path in finished] == [LINE + LINE[:3], LINE]
 
 
-def test_lines_in_a_folder_that_was_removed_are_told_as_lost_and_the_next_ones_are_in_a_new_one(appender, tmp_path, finished, caplog):
+def test_lines_in_a_folder_that_was_removed_are_told_as_lost_and_the_next_ones_are_in_a_new_one(
+    appender, tmp_path, finished, caplog
+):
     appender.append(LINE * 3, 3)
     shutil.rmtree(tmp_path)
     appender.append(LINE, 1)

@@ -27,11 +27,19 @@ HANG_SECONDS, SOON = 300.0, 30.0
 def writer(folder, opened=begin, *, max_ms=60_000, keep_ms=None, clock=None, start=0, **more):
     limits = {"max_lines": 10, "max_bytes": 1000} | more
     limits |= {"now": lambda: NINE} if clock is None else {"now": clock.now, "ticks": clock.ticks}
-    return Writer(Folder(folder, 0, start), Rotation(1 << 20, max_ms), Limits(keep_ms, None, 1), open_file=opened, **limits)
+    return Writer(
+        Folder(folder, 0, start),
+        Rotation(1 << 20, max_ms),
+        Limits(keep_ms, None, 1),
+        open_file=opened,
+        **limits,
+    )
 
 
 def lines_of(folder):
-    return b"".join(gzip.decompress(path.read_bytes()) for path in sorted(folder.rglob("*.jsonl.gz")))
+    return b"".join(
+        gzip.decompress(path.read_bytes()) for path in sorted(folder.rglob("*.jsonl.gz"))
+    )
 
 
 def test_a_clean_stop_writes_and_compresses_all_that_waits(tmp_path):
@@ -56,7 +64,9 @@ def test_a_file_is_finished_and_compressed_in_time_although_nothing_more_comes(t
 
 
 @pytest.mark.parametrize(("lines", "size", "taken"), [(1, 10, 10), (1, 200, 5), (3, 10, 3)])
-def test_lines_and_bytes_that_wait_are_bounded_and_the_others_are_dropped(tmp_path, lines, size, taken):
+def test_lines_and_bytes_that_wait_are_bounded_and_the_others_are_dropped(
+    tmp_path, lines, size, taken
+):
     one = writer(tmp_path)
     for _ in range(20):
         one.put(b"x" * (size - 1) + b"\n", lines)
@@ -121,7 +131,12 @@ YEAR_MS = 365 * 24 * 3_600_000
 
 @pytest.mark.parametrize(
     ("begins_ms", "jump_ms", "seconds", "is_kept"),
-    [(0, YEAR_MS, 0, True), (0, -YEAR_MS, 0, True), (YEAR_MS, 0, 0, True), (0, 0, YEAR_MS // 1000, False)],
+    [
+        (0, YEAR_MS, 0, True),
+        (0, -YEAR_MS, 0, True),
+        (YEAR_MS, 0, 0, True),
+        (0, 0, YEAR_MS // 1000, False),
+    ],
     ids=["jumps ahead", "is set back", "was ahead and is set right", "goes on"],
 )
 def test_a_clock_that_jumps_ages_no_file(tmp_path, begins_ms, jump_ms, seconds, is_kept):
@@ -139,7 +154,9 @@ def test_a_clock_that_jumps_ages_no_file(tmp_path, begins_ms, jump_ms, seconds, 
     assert lines_of(tmp_path) == (LINE if is_kept else b"")
 
 
-def test_a_stop_that_cannot_wait_for_the_compression_leaves_the_lines_for_the_next_start(tmp_path, monkeypatch):
+def test_a_stop_that_cannot_wait_for_the_compression_leaves_the_lines_for_the_next_start(
+    tmp_path, monkeypatch
+):
     began_to_pack, goes_on = threading.Event(), threading.Event()
     real = log_files._pack
 
@@ -179,7 +196,9 @@ def test_a_disk_that_hangs_in_the_middle_holds_up_neither_who_writes_nor_the_end
             return getattr(super(), call)(*arguments)
 
     setattr(Hanging, call, Hanging.hang)
-    one = writer(tmp_path, lambda path: path.parent.mkdir(parents=True) or Hanging(path, "w"), max_ms=1)
+    one = writer(
+        tmp_path, lambda path: path.parent.mkdir(parents=True) or Hanging(path, "w"), max_ms=1
+    )
     one.start()
     began = time.monotonic()
     for _ in range(1000):
@@ -194,14 +213,20 @@ def test_what_another_gateway_leaves_meanwhile_is_compressed_as_well(tmp_path):
     one = writer(tmp_path)
     one.start()
     # The first names may be taken for leftovers before they are locked; the writer goes on to the next one, too.
-    other = next(file for number in range(100) if (file := begin(Folder(tmp_path, 1, 5).place(NINE, number))) is not None)
+    other = next(
+        file
+        for number in range(100)
+        if (file := begin(Folder(tmp_path, 1, 5).place(NINE, number))) is not None
+    )
     other.write(memoryview(LINE))
     other.close()
     ended(one.stop(STOP_SECONDS))
     assert lines_of(tmp_path) == LINE
 
 
-def test_files_are_looked_after_on_where_a_folder_vanishes_while_they_are_looked_for(tmp_path, monkeypatch):
+def test_files_are_looked_after_on_where_a_folder_vanishes_while_they_are_looked_for(
+    tmp_path, monkeypatch
+):
     empty = Folder(tmp_path, 1, 5).place(NINE - 3_600_000, 0).parent
     empty.mkdir(parents=True)
     looked, real = threading.Event(), os.scandir

@@ -48,14 +48,19 @@ def test_a_place_is_named_by_the_hour_the_node_the_start_and_a_number(folder, tm
     assert folder.place(NINE, 5) == tmp_path / "date=2026-11-22" / "hour=09" / "3-1000-5.jsonl"
 
 
-@pytest.mark.parametrize(("number", "digits"), [(0, "0"), (35, "z"), (36, "10"), (2**31 - 1, "zik0zj")])
+@pytest.mark.parametrize(
+    ("number", "digits"), [(0, "0"), (35, "z"), (36, "10"), (2**31 - 1, "zik0zj")]
+)
 def test_numbers_in_base_36(number, digits):
     assert base36(number) == digits
     assert int(digits, 36) == number
 
 
 def test_a_clock_before_1970_makes_a_name(tmp_path):
-    assert Folder(tmp_path, 3, -5).place(-5, 0) == tmp_path / "date=1969-12-31" / "hour=23" / "3-0-0.jsonl"
+    assert (
+        Folder(tmp_path, 3, -5).place(-5, 0)
+        == tmp_path / "date=1969-12-31" / "hour=23" / "3-0-0.jsonl"
+    )
 
 
 def test_a_compressed_file_holds_the_same_and_takes_the_other_ones_place(folder):
@@ -201,7 +206,11 @@ def test_what_is_called_like_a_file_and_is_none_is_let_alone_and_holds_up_nobody
     tidy(folder, pending, NO_LIMITS, lambda: NINE)
     tidy(folder, pending, Limits(0, 0, 1), lambda: NINE + 999 * HOUR_MS)
     assert not pending
-    assert sorted(one.name for one in path.parent.iterdir()) == ["3-1-0.jsonl", "3-1-1.jsonl.gz", "3-1-2.jsonl.gz.part"]
+    assert sorted(one.name for one in path.parent.iterdir()) == [
+        "3-1-0.jsonl",
+        "3-1-1.jsonl.gz",
+        "3-1-2.jsonl.gz.part",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
@@ -223,7 +232,9 @@ def test_a_folder_that_is_called_like_the_compressed_file_costs_no_line(folder):
     assert [one.name for one in path.parent.glob("*.part")] == []
 
 
-def test_a_disk_without_room_for_the_compressed_file_keeps_the_other_and_it_is_tried_again(folder, monkeypatch, caplog):
+def test_a_disk_without_room_for_the_compressed_file_keeps_the_other_and_it_is_tried_again(
+    folder, monkeypatch, caplog
+):
     path = written(folder.place(NINE, 0))
     pending = {path}
 
@@ -256,20 +267,29 @@ def test_a_file_goes_into_its_folder_also_if_that_was_just_tidied_away(folder, m
     assert written(path).read_bytes() == b'{"v":1}\n'
 
 
-@pytest.mark.parametrize(("umask", "file_mode", "folder_mode"), [(0o022, 0o640, 0o750), (0o077, 0o600, 0o700), (0, 0o640, 0o750)])
-def test_files_are_for_the_user_and_its_group_alone_whatever_else_is_usual(folder, tmp_path, monkeypatch, umask, file_mode, folder_mode):
+@pytest.mark.parametrize(
+    ("umask", "file_mode", "folder_mode"),
+    [(0o022, 0o640, 0o750), (0o077, 0o600, 0o700), (0, 0o640, 0o750)],
+)
+def test_files_are_for_the_user_and_its_group_alone_whatever_else_is_usual(
+    folder, tmp_path, monkeypatch, umask, file_mode, folder_mode
+):
     before = os.umask(umask)
     try:
         path = written(folder.place(NINE, 0))
         assert stat.S_IMODE(path.stat().st_mode) == file_mode
         modes = []
-        monkeypatch.setattr(log_files.igzip, "IGzipFile", _watched(path.with_name(path.name + ".gz.part"), modes))
+        monkeypatch.setattr(
+            log_files.igzip, "IGzipFile", _watched(path.with_name(path.name + ".gz.part"), modes)
+        )
         compress(path, 1)
     finally:
         os.umask(before)
     assert modes == [file_mode]
     assert stat.S_IMODE(path.with_name(path.name + ".gz").stat().st_mode) == file_mode
-    assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path.parent.parent)] == [folder_mode] * 2
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path.parent.parent)] == [
+        folder_mode
+    ] * 2
 
 
 def _watched(path, modes):
@@ -289,7 +309,9 @@ def test_an_empty_file_that_was_left_only_goes(folder, tmp_path):
     assert list(tmp_path.rglob("*.jsonl*")) == []
 
 
-def test_a_file_that_another_takes_for_a_leftover_before_it_is_locked_is_not_written_into(folder, monkeypatch):
+def test_a_file_that_another_takes_for_a_leftover_before_it_is_locked_is_not_written_into(
+    folder, monkeypatch
+):
     path = folder.place(NINE, 0)
     real = log_files._lock
 
@@ -357,14 +379,22 @@ log_files.compress(Path(sys.argv[1]), 1)
 
 @pytest.mark.parametrize(
     ("when", "left"),
-    [("pack", [".jsonl", ".jsonl.gz.part"]), ("rename", [".jsonl", ".jsonl.gz.part"]), ("unlink", [".jsonl", ".jsonl.gz"])],
+    [
+        ("pack", [".jsonl", ".jsonl.gz.part"]),
+        ("rename", [".jsonl", ".jsonl.gz.part"]),
+        ("unlink", [".jsonl", ".jsonl.gz"]),
+    ],
 )
-def test_whoever_is_killed_while_it_compresses_loses_no_line_and_leaves_none_twice(folder, tmp_path, when, left):
+def test_whoever_is_killed_while_it_compresses_loses_no_line_and_leaves_none_twice(
+    folder, tmp_path, when, left
+):
     lines = os.urandom(200_000).hex().encode() + b"\n"
     path = written(folder.place(NINE, 0), lines)
     ended = subprocess.run([sys.executable, "-c", KILLED, str(path), when], check=False)
     assert ended.returncode == -signal.SIGKILL
-    assert sorted(one.name for one in path.parent.iterdir()) == [f"3-1000-0{ending}" for ending in left]
+    assert sorted(one.name for one in path.parent.iterdir()) == [
+        f"3-1000-0{ending}" for ending in left
+    ]
     tidy(folder, left_behind(tmp_path), NO_LIMITS, lambda: NINE)
     (finished,) = path.parent.iterdir()
     assert finished.name == "3-1000-0.jsonl.gz"
@@ -373,7 +403,10 @@ def test_whoever_is_killed_while_it_compresses_loses_no_line_and_leaves_none_twi
 
 def test_two_gateways_that_tidy_one_folder_at_once_finish_each_file_once(folder, tmp_path):
     paths = [written(folder.place(NINE, number), b"%d\n" % number) for number in range(100)]
-    both = [threading.Thread(target=tidy, args=(folder, set(paths), NO_LIMITS, lambda: NINE)) for _ in range(2)]
+    both = [
+        threading.Thread(target=tidy, args=(folder, set(paths), NO_LIMITS, lambda: NINE))
+        for _ in range(2)
+    ]
     for one in both:
         one.start()
     for one in both:
@@ -382,8 +415,13 @@ def test_two_gateways_that_tidy_one_folder_at_once_finish_each_file_once(folder,
     assert found == list(range(100))
 
 
-def test_a_process_takes_none_of_its_own_files_for_a_leftover_whether_or_not_there_are_locks(folder, tmp_path):
-    mine, other = written(folder.place(NINE, 0)), written(Folder(tmp_path, 3, 36**3 - 1).place(NINE, 0))
+def test_a_process_takes_none_of_its_own_files_for_a_leftover_whether_or_not_there_are_locks(
+    folder, tmp_path
+):
+    mine, other = (
+        written(folder.place(NINE, 0)),
+        written(Folder(tmp_path, 3, 36**3 - 1).place(NINE, 0)),
+    )
     assert set(folder.leftovers()) == {other}
     assert left_behind(tmp_path) == {mine, other}
 

@@ -66,17 +66,35 @@ def names(words):
 
 def row_of(described, field):
     """What the tables say of it."""
-    (found,) = re.findall(rf"^\| (?:`\w+`, )*`{field}`(?:, `\w+`)* \| (.*) \|$", described, re.MULTILINE)
+    (found,) = re.findall(
+        rf"^\| (?:`\w+`, )*`{field}`(?:, `\w+`)* \| (.*) \|$", described, re.MULTILINE
+    )
     return found
 
 
 def test_each_field_is_described_and_no_other(described):
-    written = {field.name for kind in (ConnectionRow, UsageRow) for field in msgspec.structs.fields(kind)}
-    tables = {name for first in re.findall(r"^\| (`[^|]*) \|", described, re.MULTILINE) for name in names(first)}
+    written = {
+        field.name for kind in (ConnectionRow, UsageRow) for field in msgspec.structs.fields(kind)
+    }
+    tables = {
+        name
+        for first in re.findall(r"^\| (`[^|]*) \|", described, re.MULTILINE)
+        for name in names(first)
+    }
     prose = names(re.sub(r"^\|.*", "", described, flags=re.MULTILINE))
     assert tables <= written
     # What each row has is said before the tables.
-    assert written - tables == {"v", "at", "node", "cluster", "connection", "sequence", "began", "api_key", "api_version"}
+    assert written - tables == {
+        "v",
+        "at",
+        "node",
+        "cluster",
+        "connection",
+        "sequence",
+        "began",
+        "api_key",
+        "api_version",
+    }
     assert written - tables <= prose
 
 
@@ -93,15 +111,27 @@ def throttles(source):
     places = {"ProduceResponse": 2, "FetchResponse": 4}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             by_name = [word.value for word in node.keywords if word.arg == "throttle_time_ms"]
             given = by_name or node.args[places.get(called, 99) - 1 :][:1]
         elif isinstance(node, ast.Assign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            given = [node.value for target in targets if isinstance(target, ast.Attribute) and target.attr == "throttle_time_ms"]
+            given = [
+                node.value
+                for target in targets
+                if isinstance(target, ast.Attribute) and target.attr == "throttle_time_ms"
+            ]
         else:
             continue
-        yield from (ast.unparse(node) for value in given if not (isinstance(value, ast.Constant) and value.value == 0))
+        yield from (
+            ast.unparse(node)
+            for value in given
+            if not (isinstance(value, ast.Constant) and value.value == 0)
+        )
 
 
 @pytest.mark.parametrize(
@@ -121,4 +151,6 @@ def test_nobody_is_throttled_so_the_throttle_time_is_always_absent_as_it_is_desc
     """Whoever lets a reply throttle counts it in `throttle_ms`, and says so there."""
     assert "always absent" in row_of(described, "throttle_ms")
     modules = (ROOT / "gateway").rglob("*.py")
-    assert [f"{path.name}: {place}" for path in modules for place in throttles(path.read_text("utf-8"))] == []
+    assert [
+        f"{path.name}: {place}" for path in modules for place in throttles(path.read_text("utf-8"))
+    ] == []

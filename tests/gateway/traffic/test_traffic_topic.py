@@ -40,7 +40,11 @@ def sink(house, losses):
 def stored(house):
     """The values of all records of the topic."""
     entries = ended(house.partition(TRAFFIC).read(0, 64 << 20))
-    return [(one.key, bytes(one.value), one.timestamp) for entry in entries for one in records(entry.payload)]
+    return [
+        (one.key, bytes(one.value), one.timestamp)
+        for entry in entries
+        for one in records(entry.payload)
+    ]
 
 
 def test_each_line_is_a_record_in_its_order(house, sink):

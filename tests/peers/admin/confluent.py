@@ -53,11 +53,29 @@ step("again", admin.create_topics([NewTopic("librd", 3, 1)]))
 config("retention.ms", expected="5000")
 print("list", sorted(name for name in admin.list_topics(timeout=SECONDS).topics if name == "librd"))
 append = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.APPEND)
-step("append", admin.incremental_alter_configs([ConfigResource(ConfigResource.Type.TOPIC, "librd", incremental_configs=[append])]))
-step("replace", admin.alter_configs([ConfigResource(ConfigResource.Type.TOPIC, "librd", set_config={"max.message.bytes": "2000"})]))
+step(
+    "append",
+    admin.incremental_alter_configs(
+        [ConfigResource(ConfigResource.Type.TOPIC, "librd", incremental_configs=[append])]
+    ),
+)
+step(
+    "replace",
+    admin.alter_configs(
+        [
+            ConfigResource(
+                ConfigResource.Type.TOPIC, "librd", set_config={"max.message.bytes": "2000"}
+            )
+        ]
+    ),
+)
 config("retention.ms", "max.message.bytes", expected="2000")
 step("more", admin.create_partitions([NewPartitions("librd", 5)]))
 step("offsets", admin.list_offsets({first: OffsetSpec.latest()}), lambda found: found.offset)
-step("delete records", admin.delete_records([TopicPartition("librd", 0, -1)]), lambda deleted: deleted.low_watermark)
+step(
+    "delete records",
+    admin.delete_records([TopicPartition("librd", 0, -1)]),
+    lambda deleted: deleted.low_watermark,
+)
 step("delete", admin.delete_topics(["librd"]))
 step("gone", admin.delete_topics(["librd"]))

@@ -17,11 +17,23 @@ from tests.peers.chaos.stages import STAGES
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make chaos ARGS=", description=__doc__)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 16), help="that of an earlier run, to have its faults again")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.randrange(1 << 16),
+        help="that of an earlier run, to have its faults again",
+    )
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--store", choices=sorted(STAGES), default="pulsar")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the times to recover into this file, as .svg")
-    parser.add_argument("--folder", type=Path, help="keep there what everybody said; it must be empty")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="draw the times to recover into this file, as .svg",
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="keep there what everybody said; it must be empty"
+    )
     return parser.parse_args()
 
 
@@ -31,7 +43,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     stage = STAGES[asked.store]
     faults = planned(asked.seed, asked.minutes * 60, stage.kinds)
-    print(f"seed {asked.seed}, {asked.minutes:g} minutes on {asked.store}", *faults, sep="\n", flush=True)
+    print(
+        f"seed {asked.seed}, {asked.minutes:g} minutes on {asked.store}",
+        *faults,
+        sep="\n",
+        flush=True,
+    )
     are_installed()
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="kopgate-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,7 +56,9 @@ def main() -> int:
     outcome = stage.plays(folder, faults, asked.minutes * 60, lambda line: print(line, flush=True))
     print("", told(outcome), sep="\n")
     if asked.plot:
-        asked.plot.write_text(picture(outcome.recoveries, f"Time to recover, seed {asked.seed}, {asked.store}"))
+        asked.plot.write_text(
+            picture(outcome.recoveries, f"Time to recover, seed {asked.seed}, {asked.store}")
+        )
     return 1 if outcome.complaints else 0
 
 

@@ -39,18 +39,43 @@ class Producing:
         return f"java-{self.version}"
 
     def argv(self, bootstrap: str, pace: int, properties: Path) -> list[str]:
-        jars = maven_jars((f"org.apache.kafka:kafka-tools:{self.version}", f"org.apache.kafka:kafka-clients:{self.version}"))
+        jars = maven_jars(
+            (
+                f"org.apache.kafka:kafka-tools:{self.version}",
+                f"org.apache.kafka:kafka-clients:{self.version}",
+            )
+        )
         where, settings = self.options
-        words = ["--topic", TOPIC, where, bootstrap, settings, str(properties), "--throughput", str(pace)]
+        words = [
+            "--topic",
+            TOPIC,
+            where,
+            bootstrap,
+            settings,
+            str(properties),
+            "--throughput",
+            str(pace),
+        ]
         words += ["--value-prefix", self.prefix] if self.prefix else []
-        return jvm.argv([f"{jars}/*"], "org.apache.kafka.tools.VerifiableProducer", *words, flags=JVM)
+        return jvm.argv(
+            [f"{jars}/*"], "org.apache.kafka.tools.VerifiableProducer", *words, flags=JVM
+        )
 
 
-FOR_EVER = {"retries": str((1 << 31) - 1), "request.timeout.ms": str(REQUEST_MS), "reconnect.backoff.max.ms": "500"}
+FOR_EVER = {
+    "retries": str((1 << 31) - 1),
+    "request.timeout.ms": str(REQUEST_MS),
+    "reconnect.backoff.max.ms": "500",
+}
 
 PRODUCERS = (
     Producing("0.9.0.1", {"retries": FOR_EVER["retries"], "request.timeout.ms": "30000"}),
-    Producing("1.1.1", {**FOR_EVER, "request.timeout.ms": "30000", "enable.idempotence": "true"}, True, "1"),
+    Producing(
+        "1.1.1",
+        {**FOR_EVER, "request.timeout.ms": "30000", "enable.idempotence": "true"},
+        True,
+        "1",
+    ),
     Producing(
         "4.3.1",
         {**FOR_EVER, "delivery.timeout.ms": "600000", "enable.idempotence": "true"},
@@ -63,7 +88,9 @@ PRODUCERS = (
 
 
 class Producer(Tool):
-    def __init__(self, folder: Path, bootstrap: str, kind: Producing, pace: int, sightings: Sightings) -> None:
+    def __init__(
+        self, folder: Path, bootstrap: str, kind: Producing, pace: int, sightings: Sightings
+    ) -> None:
         properties = folder / f"{kind.name}.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in kind.config.items()))
         super().__init__(folder, f"producer-{kind.name}", kind.argv(bootstrap, pace, properties))
@@ -95,7 +122,11 @@ def _java(name: str) -> Callable[[], Sequence[str]]:
 
     def argv() -> Sequence[str]:
         jars = maven_jars(
-            (f"org.apache.kafka:kafka-clients:{table()[name].version}", "org.slf4j:slf4j-api:1.7.36", "org.slf4j:slf4j-simple:1.7.36")
+            (
+                f"org.apache.kafka:kafka-clients:{table()[name].version}",
+                "org.slf4j:slf4j-api:1.7.36",
+                "org.slf4j:slf4j-simple:1.7.36",
+            )
         )
 
         def build(folder: Path) -> None:
@@ -129,9 +160,21 @@ GROUPS = (
 class Member(Tool):
     """What it says that it read is committed."""
 
-    def __init__(self, folder: Path, bootstrap: str, kind: Joining, number: int, sightings: Sightings, commits: Commits) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        bootstrap: str,
+        kind: Joining,
+        number: int,
+        sightings: Sightings,
+        commits: Commits,
+    ) -> None:
         config = [f"{name}={value}" for name, value in kind.config.items()]
-        super().__init__(folder, f"member-{kind.name}-{number}", [*kind.argv(), bootstrap, TOPIC, kind.name, *config])
+        super().__init__(
+            folder,
+            f"member-{kind.name}-{number}",
+            [*kind.argv(), bootstrap, TOPIC, kind.name, *config],
+        )
         self.commits = commits
         self.has: list[int] = []
         self.read = 0

@@ -25,7 +25,9 @@ class Sightings:
         with self._lock:
             before = self.values.setdefault(place, value)
             if before != value:
-                self.contradictions.append(f"{place[0]}:{place[1]} was {before!r}, and to {who} it is {value!r}")
+                self.contradictions.append(
+                    f"{place[0]}:{place[1]} was {before!r}, and to {who} it is {value!r}"
+                )
 
 
 class Commits:
@@ -47,7 +49,10 @@ class Commits:
         """Whoever asks from now on must be answered with at least this."""
         with self._lock:
             partitions = self._told.keys() | self.stands.keys()
-            return {partition: max(self._told.get(partition, 0), self.stands.get(partition, 0)) for partition in partitions}
+            return {
+                partition: max(self._told.get(partition, 0), self.stands.get(partition, 0))
+                for partition in partitions
+            }
 
     def seen(self, answer: Mapping[int, int], promised: Mapping[int, int]) -> None:
         """What the broker answered to somebody who asked when so much was promised."""
@@ -55,7 +60,9 @@ class Commits:
             for partition, least in promised.items():
                 stands = answer.get(partition, 0)
                 if stands < least:
-                    self.complaints.append(f"{self.group}, partition {partition}: stood at {least}, and then at {stands}")
+                    self.complaints.append(
+                        f"{self.group}, partition {partition}: stood at {least}, and then at {stands}"
+                    )
             self.stands = dict(answer)
 
 
@@ -82,11 +89,16 @@ class Log:
     under way."""
 
 
-def complaints(log: Log, producers: Iterable[Sent], sightings: Sightings, commits: Iterable[Commits]) -> list[str]:
+def complaints(
+    log: Log, producers: Iterable[Sent], sightings: Sightings, commits: Iterable[Commits]
+) -> list[str]:
     """Everything that breaks a promise; empty for a good run."""
     found = [*_gaps(log), *sightings.contradictions[:EXAMPLES], *_moved(log, sightings)]
     for producer in producers:
-        found += [*_lost(log, producer), *(_doubled(log, producer) if producer.is_idempotent else ())]
+        found += [
+            *_lost(log, producer),
+            *(_doubled(log, producer) if producer.is_idempotent else ()),
+        ]
     return [*found, *(complaint for one in commits for complaint in one.complaints[:EXAMPLES])]
 
 
@@ -106,13 +118,24 @@ def _gaps(log: Log) -> list[str]:
 
 def _moved(log: Log, sightings: Sightings) -> list[str]:
     """An offset was given out twice where what somebody saw in it, or heard of it, is not what is in it in the end."""
-    odd = [(place, value) for place, value in sorted(sightings.values.items()) if log.values.get(place) != value]
-    return [f"{place[0]}:{place[1]} was seen as {value!r} and is {log.values.get(place)!r}" for place, value in odd[:EXAMPLES]]
+    odd = [
+        (place, value)
+        for place, value in sorted(sightings.values.items())
+        if log.values.get(place) != value
+    ]
+    return [
+        f"{place[0]}:{place[1]} was seen as {value!r} and is {log.values.get(place)!r}"
+        for place, value in odd[:EXAMPLES]
+    ]
 
 
 def _lost(log: Log, producer: Sent) -> list[str]:
     lost = [(place, value) for place, value in producer.stored if log.values.get(place) != value]
-    return [f"{producer.name}: {len(lost)} acknowledged and not there: {lost[:EXAMPLES]}"] if lost else []
+    return (
+        [f"{producer.name}: {len(lost)} acknowledged and not there: {lost[:EXAMPLES]}"]
+        if lost
+        else []
+    )
 
 
 def _doubled(log: Log, producer: Sent) -> list[str]:
@@ -124,5 +147,11 @@ def _doubled(log: Log, producer: Sent) -> list[str]:
             numbers.setdefault(partition, []).append(int(number))
     times = Counter(number for each in numbers.values() for number in each)
     twice = sorted(number for number, count in times.items() if count > 1)
-    found = [f"{producer.name}: {len(twice)} there more than once: {twice[:EXAMPLES]}"] if twice else []
-    return found + [f"{producer.name}: not in its order in partition {where}" for where, each in numbers.items() if each != sorted(each)]
+    found = (
+        [f"{producer.name}: {len(twice)} there more than once: {twice[:EXAMPLES]}"] if twice else []
+    )
+    return found + [
+        f"{producer.name}: not in its order in partition {where}"
+        for where, each in numbers.items()
+        if each != sorted(each)
+    ]

@@ -66,6 +66,8 @@ def planned(seed: int, seconds: float, kinds: Sequence[tuple[Target, Blow]]) -> 
     raise AssertionError("the kinds are dealt for ever")
 
 
-def _dealt(chance: random.Random, kinds: Sequence[tuple[Target, Blow]]) -> Iterator[tuple[Target, Blow]]:
+def _dealt(
+    chance: random.Random, kinds: Sequence[tuple[Target, Blow]]
+) -> Iterator[tuple[Target, Blow]]:
     while True:
         yield from chance.sample(kinds, len(kinds))

@@ -40,7 +40,9 @@ def stored(service_url: str, namespace: str, partitions: int, found: Log) -> Log
                     hidden += 1
                     continue
                 for entry in entries_of(header, message.data()):
-                    values.update(((partition, offset), value) for offset, value in _records(entry.payload))
+                    values.update(
+                        ((partition, offset), value) for offset, value in _records(entry.payload)
+                    )
                 end = header.last_offset + 1
             ends[partition] = end
     return Log(values, ends, hidden)
@@ -52,14 +54,19 @@ def stored_natively(service_url: str, namespace: str, partitions: int, found: Lo
     values: dict[Place, str] = {}
     with closing(_client(service_url)) as client:
         for partition in range(partitions):
-            offsets = chain(sorted(offset for where, offset in found.values if where == partition), count(found.ends[partition]))
+            offsets = chain(
+                sorted(offset for where, offset in found.values if where == partition),
+                count(found.ends[partition]),
+            )
             for message in _messages(client, f"{namespace}/{TOPIC}-partition-{partition}"):
                 values[partition, next(offsets)] = message.data().decode()
     return Log(values, found.ends, may_leave_out=True)
 
 
 def _client(service_url: str) -> pulsar.Client:
-    return pulsar.Client(service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null"))
+    return pulsar.Client(
+        service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null")
+    )
 
 
 def _messages(client: pulsar.Client, topic: str) -> Iterator[pulsar.Message]:

@@ -40,7 +40,9 @@ def main(bootstrap, topic, group, *settings):
             continue
         # What is refused of one partition, while another has nothing to commit, is in the answer and raises nothing.
         try:
-            failures = [str(part.error) for part in consumer.commit(asynchronous=False) if part.error]
+            failures = [
+                str(part.error) for part in consumer.commit(asynchronous=False) if part.error
+            ]
         except KafkaException as failure:
             failures = [str(failure)]
         if failures:

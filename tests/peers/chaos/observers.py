@@ -36,13 +36,17 @@ class Reachable(Protocol):
 class Observer:
     """Two threads, which outlive every outage."""
 
-    def __init__(self, gateway: Reachable, partitions: int, sightings: Sightings, commits: Sequence[Commits]) -> None:
+    def __init__(
+        self, gateway: Reachable, partitions: int, sightings: Sightings, commits: Sequence[Commits]
+    ) -> None:
         self._gateway = gateway
         self._partitions = partitions
         self._sightings = sightings
         self._commits = commits
         self._is_over = threading.Event()
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._reads, self._asks)]
+        self._threads = [
+            threading.Thread(target=run, daemon=True) for run in (self._reads, self._asks)
+        ]
         self.failure: BaseException | None = None
         self.asked = 0
 
@@ -78,7 +82,11 @@ class Observer:
             while not self._is_over.is_set():
                 for place, records in consumer.poll(timeout_ms=200).items():
                     for record in records:
-                        self._sightings.note("the reader at the tail", (record.partition, record.offset), record.value.decode())
+                        self._sightings.note(
+                            "the reader at the tail",
+                            (record.partition, record.offset),
+                            record.value.decode(),
+                        )
                         places[place] = record.offset + 1
 
     def _asks(self) -> None:
@@ -104,10 +112,14 @@ class Observer:
 
 def stands(peer: Peer, group: str, partitions: int) -> Mapping[int, int] | None:
     """What a group has committed, by partition; None where the broker does not say at the moment. Raises OSError."""
-    topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=list(range(partitions)))
+    topic = OffsetFetchRequest.OffsetFetchRequestTopic(
+        name=TOPIC, partition_indexes=list(range(partitions))
+    )
     try:
         reply = peer.asks(
-            OffsetFetchRequest(group_id=group, topics=[topic], require_stable=True), OffsetFetchResponse, OFFSET_FETCH_VERSION
+            OffsetFetchRequest(group_id=group, topics=[topic], require_stable=True),
+            OffsetFetchResponse,
+            OFFSET_FETCH_VERSION,
         )
     except AssertionError:
         return None
@@ -147,5 +159,9 @@ def whole(bootstrap: str, partitions: int) -> Log:
             polled = consumer.poll(timeout_ms=READ_MS)
             if not polled:
                 raise KafkaError("nothing comes although the end is not reached")
-            found |= {(one.partition, one.offset): one.value.decode() for records in polled.values() for one in records}
+            found |= {
+                (one.partition, one.offset): one.value.decode()
+                for records in polled.values()
+                for one in records
+            }
     return Log(found, {place.partition: end for place, end in ends.items()})

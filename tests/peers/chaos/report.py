@@ -20,7 +20,10 @@ def told(outcome: Outcome) -> str:
     """All of it: the times, what was stored, and last what is wrong, or that nothing is."""
     failed = ", ".join(f"{count} of {name}" for name, count in outcome.failed.items())
     lines = (
-        [table(outcome), f"{len(outcome.recoveries)} faults; there was no time for {outcome.left_out} more of the plan."]
+        [
+            table(outcome),
+            f"{len(outcome.recoveries)} faults; there was no time for {outcome.left_out} more of the plan.",
+        ]
         if outcome.recoveries
         else []
     )
@@ -36,13 +39,21 @@ def table(outcome: Outcome) -> str:
     """A line a fault, and below them the longest of each column."""
     if not outcome.recoveries:
         return ""
-    kinds = sorted({_kind(name) for one in outcome.recoveries for name in one.clients}, reverse=True)
-    times = [[one.began, one.served, *_slowest(one, kinds), one.served + max(one.clients.values())] for one in outcome.recoveries]
+    kinds = sorted(
+        {_kind(name) for one in outcome.recoveries for name in one.clients}, reverse=True
+    )
+    times = [
+        [one.began, one.served, *_slowest(one, kinds), one.served + max(one.clients.values())]
+        for one in outcome.recoveries
+    ]
     longest = [max(column) for column in zip(*times, strict=True)]
     rows = [
         ["", "", "", *(kind for kind, _ in kinds), ""],
         ["at", "fault", "served", *(name for _, name in kinds), "all"],
-        *([f"{row[0]:.1f}", _named(one), *_told(row[1:])] for one, row in zip(outcome.recoveries, times, strict=True)),
+        *(
+            [f"{row[0]:.1f}", _named(one), *_told(row[1:])]
+            for one, row in zip(outcome.recoveries, times, strict=True)
+        ),
         ["", "longest", *_told(longest[1:])],
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -53,7 +64,10 @@ def table(outcome: Outcome) -> str:
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     """Only the fault is a text that begins at the left."""
-    cells = [cell.ljust(width) if at == 1 else cell.rjust(width) for at, (cell, width) in enumerate(zip(row, widths, strict=True))]
+    cells = [
+        cell.ljust(width) if at == 1 else cell.rjust(width)
+        for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
     return "  ".join(cells).rstrip()
 
 
@@ -62,7 +76,10 @@ def _told(seconds: Iterable[float]) -> list[str]:
 
 
 def _slowest(recovery: Recovery, kinds: Iterable[tuple[str, str]]) -> list[float]:
-    return [max(seconds for name, seconds in recovery.clients.items() if _kind(name) == kind) for kind in kinds]
+    return [
+        max(seconds for name, seconds in recovery.clients.items() if _kind(name) == kind)
+        for kind in kinds
+    ]
 
 
 def _kind(name: str) -> tuple[str, str]:
@@ -93,7 +110,9 @@ def picture(recoveries: Sequence[Recovery], title: str) -> str:
         f'<tspan fill="{BACK}">■</tspan> then until the last client works again</text>',
     ]
     for tick in range(0, int(longest) + 1, step):
-        parts.append(f'<line x1="{x(tick):.1f}" y1="{TOP - 6}" x2="{x(tick):.1f}" y2="{height - 8}" stroke="{GRID}"/>')
+        parts.append(
+            f'<line x1="{x(tick):.1f}" y1="{TOP - 6}" x2="{x(tick):.1f}" y2="{height - 8}" stroke="{GRID}"/>'
+        )
         parts.append(f'<text x="{x(tick):.1f}" y="{TOP - 10}" text-anchor="middle">{tick}</text>')
     for number, one in enumerate(recoveries):
         top, last = TOP + ROW * number, max(one.clients, key=lambda name: one.clients[name])

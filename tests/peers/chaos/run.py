@@ -62,7 +62,13 @@ class Outcome:
 class Run:
     """The clients and what is known of them. `say` is told what happens, a line each."""
 
-    def __init__(self, folder: Path, gateway: Gateway, servers: Mapping[Target, Server], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        gateway: Gateway,
+        servers: Mapping[Target, Server],
+        say: Callable[[str], None],
+    ) -> None:
         self._folder = folder
         self._gateway = gateway
         self._servers = servers
@@ -86,10 +92,16 @@ class Run:
             self.producers.append(producer)
         for group in GROUPS:
             for number in range(MEMBERS):
-                member = Member(self._folder, bootstrap, group, number, self.sightings, self.commits[group.name])
+                member = Member(
+                    self._folder, bootstrap, group, number, self.sightings, self.commits[group.name]
+                )
                 stack.callback(member.close)
                 self.members.append(member)
-        self._until(lambda: all(one.has for one in self.members), START_SECONDS, lambda: "every member has partitions")
+        self._until(
+            lambda: all(one.has for one in self.members),
+            START_SECONDS,
+            lambda: "every member has partitions",
+        )
         self._recovers(START_SECONDS)
         self._began = time.monotonic()
 
@@ -124,17 +136,33 @@ class Run:
 
         def looks() -> bool:
             now = time.monotonic() - began
-            times.update({one.name: now for one in self.producers if one.name not in times and len(one.sent.stored) >= answers[one.name]})
+            times.update(
+                {
+                    one.name: now
+                    for one in self.producers
+                    if one.name not in times and len(one.sent.stored) >= answers[one.name]
+                }
+            )
             if not goals and len(times) == len(self.producers):
                 goals.update(self._ends())
             if goals:
                 back = [
-                    one for one in self.members if one.name not in times and one.read > reads[one.name] and self._has_reached(one, goals)
+                    one
+                    for one in self.members
+                    if one.name not in times
+                    and one.read > reads[one.name]
+                    and self._has_reached(one, goals)
                 ]
                 times.update({one.name: now for one in back})
             return len(times) == len(answers) + len(reads)
 
-        self._until(looks, seconds, lambda: f"these work again: {', '.join(sorted((answers.keys() | reads.keys()) - times.keys()))}")
+        self._until(
+            looks,
+            seconds,
+            lambda: (
+                f"these work again: {', '.join(sorted((answers.keys() | reads.keys()) - times.keys()))}"
+            ),
+        )
         return times
 
     def _ends(self) -> dict[int, int]:
@@ -147,7 +175,9 @@ class Run:
 
     def _has_reached(self, member: Member, goals: Mapping[int, int]) -> bool:
         promised = member.commits.promised()
-        return all(promised.get(partition, 0) >= goals.get(partition, 0) for partition in member.has)
+        return all(
+            promised.get(partition, 0) >= goals.get(partition, 0) for partition in member.has
+        )
 
     def ends(self) -> None:
         """Everybody comes to an end; the groups have read and committed everything by then."""
@@ -158,10 +188,18 @@ class Run:
         ends = self._ends()
 
         def is_read() -> bool:
-            return all(group.promised().get(partition, 0) >= end for group in self.commits.values() for partition, end in ends.items())
+            return all(
+                group.promised().get(partition, 0) >= end
+                for group in self.commits.values()
+                for partition, end in ends.items()
+            )
 
         self._until(
-            is_read, RECOVER_SECONDS, lambda: f"every group reads to the end, {ends}: {[one.promised() for one in self.commits.values()]}"
+            is_read,
+            RECOVER_SECONDS,
+            lambda: (
+                f"every group reads to the end, {ends}: {[one.promised() for one in self.commits.values()]}"
+            ),
         )
         for member in self.members:
             member.ends()
@@ -169,7 +207,9 @@ class Run:
     def judge(self, log: Log) -> None:
         self.outcome.records = len(log.values)
         self.outcome.repeated += log.repeated
-        self.outcome.complaints += complaints(log, [one.sent for one in self.producers], self.sightings, self.commits.values())
+        self.outcome.complaints += complaints(
+            log, [one.sent for one in self.producers], self.sightings, self.commits.values()
+        )
 
     def _works(self, seconds: float, *, is_struck: bool = False) -> None:
         """Nothing is done to anybody for so long."""
@@ -186,7 +226,11 @@ class Run:
                 return
             if time.monotonic() > end:
                 words = [one.errors() for one in self._clients() if one.name in what()]
-                raise NotRecovered("\n".join([f"not within {seconds:.0f} s: {what()}", *words, self._gateway.log()]))
+                raise NotRecovered(
+                    "\n".join(
+                        [f"not within {seconds:.0f} s: {what()}", *words, self._gateway.log()]
+                    )
+                )
             time.sleep(0.02)
 
     def _hears(self, *, is_struck: bool = False) -> None:
@@ -221,7 +265,9 @@ def carried_out(
         stack.callback(gateway.kill)
         try:
             here.starts(stack)
-            with Observer(gateway, PARTITIONS, here.sightings, list(here.commits.values())) as observer:
+            with Observer(
+                gateway, PARTITIONS, here.sightings, list(here.commits.values())
+            ) as observer:
                 here.suffers(faults, seconds)
                 here.ends()
             if observer.failure:

@@ -40,10 +40,26 @@ class GatewayDied(Exception):
 class Gateway:
     """`store` are the arguments that say where its records go; `settings` are for --set."""
 
-    def __init__(self, folder: Path, store: Sequence[str], settings: Mapping[str, object], name: str = "gateway") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: Sequence[str],
+        settings: Mapping[str, object],
+        name: str = "gateway",
+    ) -> None:
         (self.port,) = free_ports(1)
-        self._argv = [sys.executable, "-m", "gateway", "serve", "--listener", f"PLAINTEXT://127.0.0.1:{self.port}", *store]
-        self._argv += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        self._argv = [
+            sys.executable,
+            "-m",
+            "gateway",
+            "serve",
+            "--listener",
+            f"PLAINTEXT://127.0.0.1:{self.port}",
+            *store,
+        ]
+        self._argv += [
+            word for key, value in settings.items() for word in ("--set", f"{key}={value}")
+        ]
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[str] | None = None
 
@@ -60,7 +76,9 @@ class Gateway:
         """Start it and wait until it serves."""
         with self._log.open("a") as errors:
             argv = [*self._argv, *arguments]
-            self._process = process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True)
+            self._process = process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
         assert process.stdout
         overdue = threading.Timer(START_SECONDS, process.kill)
         overdue.start()
@@ -86,14 +104,18 @@ class Gateway:
         try:
             code = self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            raise GatewayDied(f"it did not end within {STOP_SECONDS:.0f} s of SIGTERM\n{self.log()}") from None
+            raise GatewayDied(
+                f"it did not end within {STOP_SECONDS:.0f} s of SIGTERM\n{self.log()}"
+            ) from None
         if code:
             raise GatewayDied(f"exit code {code} after SIGTERM\n{self.log()}")
 
     def lives(self) -> None:
         """Raises GatewayDied unless it does."""
         if self.process.poll() is not None:
-            raise GatewayDied(f"exit code {self.process.returncode}, and nobody had struck it\n{self.log()}")
+            raise GatewayDied(
+                f"exit code {self.process.returncode}, and nobody had struck it\n{self.log()}"
+            )
 
     def peer(self, seconds: float = 240.0) -> Peer:
         return Peer(("127.0.0.1", self.port), seconds=seconds)

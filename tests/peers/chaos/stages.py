@@ -37,7 +37,9 @@ class Stage:
 
 def on_embedded(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -> Outcome:
     gateway = Gateway(folder, ("--store", f"lmdb:{folder / 'store'}"), SETTINGS)
-    return carried_out(folder, gateway, {Target.GATEWAY: gateway}, faults, seconds, say, lambda found: [])
+    return carried_out(
+        folder, gateway, {Target.GATEWAY: gateway}, faults, seconds, say, lambda found: []
+    )
 
 
 def on_pulsar(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -> Outcome:
@@ -47,17 +49,30 @@ def on_pulsar(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -
 
 def on_native(folder: Path, faults: Sequence[Fault], seconds: float, say: Say) -> Outcome:
     """As before, in the format that native clients share: there it is Pulsar that knows again what its client sends twice."""
-    return _on_pulsar(folder, faults, seconds, say, stored_natively, deduplicates=True, entry_format="pulsar")
+    return _on_pulsar(
+        folder, faults, seconds, say, stored_natively, deduplicates=True, entry_format="pulsar"
+    )
 
 
 def _on_pulsar(
-    folder: Path, faults: Sequence[Fault], seconds: float, say: Say, stored: Stored, *, deduplicates: bool = False, **settings: str
+    folder: Path,
+    faults: Sequence[Fault],
+    seconds: float,
+    say: Say,
+    stored: Stored,
+    *,
+    deduplicates: bool = False,
+    **settings: str,
 ) -> Outcome:
     with Pulsar.start(memory=BROKER_MEMORY, **ONE_BOOKIE) as broker:
         tenant = Tenant.make(broker.service_url, broker.admin_url)
-        names = {f"pulsar_{name}": tenant.namespace() for name in ("namespace", "metadata_namespace")}
+        names = {
+            f"pulsar_{name}": tenant.namespace() for name in ("namespace", "metadata_namespace")
+        }
         if deduplicates:
-            tenant.admin("POST", f"namespaces/{tenant.name}/{names['pulsar_namespace']}/deduplication", True)
+            tenant.admin(
+                "POST", f"namespaces/{tenant.name}/{names['pulsar_namespace']}/deduplication", True
+            )
         tenants = {"pulsar_tenant": tenant.name, "pulsar_metadata_tenant": tenant.name}
         gateway = Supervised(
             folder,
@@ -66,10 +81,26 @@ def _on_pulsar(
         )
 
         def natively(found: Log) -> list[Log]:
-            return [stored(broker.service_url, f"persistent://{tenant.name}/{names['pulsar_namespace']}", PARTITIONS, found)]
+            return [
+                stored(
+                    broker.service_url,
+                    f"persistent://{tenant.name}/{names['pulsar_namespace']}",
+                    PARTITIONS,
+                    found,
+                )
+            ]
 
         servers = {Target.GATEWAY: gateway, Target.BROKER: broker}
-        return carried_out(folder, gateway, servers, faults, seconds, say, natively, may_leave_out=stored is stored_natively)
+        return carried_out(
+            folder,
+            gateway,
+            servers,
+            faults,
+            seconds,
+            say,
+            natively,
+            may_leave_out=stored is stored_natively,
+        )
 
 
 STAGES: Mapping[str, Stage] = {

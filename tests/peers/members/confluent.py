@@ -38,7 +38,11 @@ class Listener:
 
 def main(bootstrap: str, topic: str, group: str, *settings: str) -> None:
     told = dict(one.split("=", 1) for one in settings)
-    beats = {} if told.get("group.protocol") == "consumer" else {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 300}
+    beats = (
+        {}
+        if told.get("group.protocol") == "consumer"
+        else {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 300}
+    )
     config = {
         "bootstrap.servers": bootstrap,
         "group.id": group,
@@ -52,14 +56,18 @@ def main(bootstrap: str, topic: str, group: str, *settings: str) -> None:
     consumer = Consumer(config | beats | told)
     records: list[Any] = []
     listener = Listener(records)
-    consumer.subscribe([topic], on_assign=listener.assigned, on_revoke=listener.revoked, on_lost=listener.revoked)
+    consumer.subscribe(
+        [topic], on_assign=listener.assigned, on_revoke=listener.revoked, on_lost=listener.revoked
+    )
     while not select.select([sys.stdin], [], [], 0)[0]:
         records += [record for record in consumer.consume(500, 0.1) if not record.error()]
         if not records:
             continue
         # What is refused of one partition, while another has nothing to commit, is in the answer and raises nothing.
         try:
-            failures = [str(part.error) for part in consumer.commit(asynchronous=False) if part.error]
+            failures = [
+                str(part.error) for part in consumer.commit(asynchronous=False) if part.error
+            ]
         except KafkaException as failure:
             failures = [str(failure)]
         if failures:

@@ -43,7 +43,9 @@ def refused(spark, rows):
     return {(row["client_id"], row["what"]) for row in found.select("client_id", "what").collect()}
 
 
-def test_what_connections_say_of_themselves_counts_where_their_rows_of_use_were_lost(spark, process):
+def test_what_connections_say_of_themselves_counts_where_their_rows_of_use_were_lost(
+    spark, process
+):
     """Of two applications behind one connection either may have sent it; one has no client id; one is still there."""
     rows = [
         *said_of(process, ["reader", "writer"], 0, 2),
@@ -51,4 +53,9 @@ def test_what_connections_say_of_themselves_counts_where_their_rows_of_use_were_
         *said_of(process, ["open"], 8, 1, "settled"),
         *said_of(process, ["new"], 0, 9),
     ]
-    assert refused(spark, rows) == {("reader", "Produce 2"), ("writer", "Produce 2"), ("", "Fetch 3"), ("open", "OffsetCommit 1")}
+    assert refused(spark, rows) == {
+        ("reader", "Produce 2"),
+        ("writer", "Produce 2"),
+        ("", "Fetch 3"),
+        ("open", "OffsetCommit 1"),
+    }

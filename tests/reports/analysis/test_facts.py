@@ -16,13 +16,20 @@ RUNS = [*runs_in(), *runs_in(UNSEEN)]
 
 def verdicts():
     """By client and scenario, whether a real Kafka 4 served it."""
-    rows = [json.loads(line) for line in (UNSEEN.parent / "kafka-4.jsonl").read_text("utf-8").splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (UNSEEN.parent / "kafka-4.jsonl").read_text("utf-8").splitlines()
+    ]
     return {(row["client"], row["scenario"]): row["works"] for row in rows}
 
 
 def refused(run, target):
     minimums = facts.target(target).minimums
-    return {key: min(versions) for key, versions in run.doing.requests.items() if min(versions) < minimums.get(key, 0)}
+    return {
+        key: min(versions)
+        for key, versions in run.doing.requests.items()
+        if min(versions) < minimums.get(key, 0)
+    }
 
 
 def test_each_target_is_read_and_names_its_sources():
@@ -74,11 +81,15 @@ def test_the_baseline_is_that_of_kip_896():
 def test_every_library_that_is_told_has_an_advice(target):
     libraries = facts.target(target).libraries
     assert set(libraries) == {run.library for run in RUNS}
-    assert [name for name, row in libraries.items() if row.instead and not libraries[row.instead].lowest] == []
+    assert [
+        name for name, row in libraries.items() if row.instead and not libraries[row.instead].lowest
+    ] == []
 
 
 @pytest.mark.parametrize("target", KAFKA_4)
-def test_from_the_lowest_version_on_that_is_named_each_one_works_in_a_real_kafka_4_and_sends_nothing_that_is_refused(target):
+def test_from_the_lowest_version_on_that_is_named_each_one_works_in_a_real_kafka_4_and_sends_nothing_that_is_refused(
+    target,
+):
     """Not each that was recorded was tried; what it sent is known of all."""
     libraries, works = facts.target(target).libraries, verdicts()
     judged, wrong = set(), []
@@ -97,7 +108,11 @@ def test_what_is_said_not_to_be_refused_is_the_lowest_that_was_tried_or_lies_bet
     works = verdicts()
     wrong = {}
     for name, row in facts.target("kafka-4.x").libraries.items():
-        runs = [run for run in RUNS if run.library == name and not run.is_configured and (run.client, run.scenario) in works]
+        runs = [
+            run
+            for run in RUNS
+            if run.library == name and not run.is_configured and (run.client, run.scenario) in works
+        ]
         failing = {numbers(run.version) for run in runs if not works[run.client, run.scenario]}
         working = {numbers(run.version) for run in runs} - failing
         first = row.wire or row.supported
@@ -113,23 +128,36 @@ def test_where_another_library_is_named_the_last_release_was_tried_and_none_work
             runs = [run for run in RUNS if run.library == name]
             (library,) = table_of(runs).libraries
             assert library.releases[-1] in {run.version for run in runs}
-            assert [run.client for run in runs if works.get((run.client, run.scenario), not refused(run, "kafka-4.x"))] == []
+            assert [
+                run.client
+                for run in runs
+                if works.get((run.client, run.scenario), not refused(run, "kafka-4.x"))
+            ] == []
 
 
 def test_what_can_be_told_to_speak_an_older_protocol_has_a_name_for_that():
-    assert settings().keys() == {library.name for library in table_of(RUNS).libraries if library.may_be != "never"}
+    assert settings().keys() == {
+        library.name for library in table_of(RUNS).libraries if library.may_be != "never"
+    }
 
 
 def test_a_target_may_be_a_file_of_ones_own(tmp_path):
     path = tmp_path / "ours.toml"
     path.write_text('title = "Ours"\nsources = ["us"]\n[minimums]\n0 = 7\n')
     target = facts.target(str(path))
-    assert (target.name, target.minimums, target.serves_bare_gssapi, target.libraries) == ("ours", {0: 7}, True, {})
+    assert (target.name, target.minimums, target.serves_bare_gssapi, target.libraries) == (
+        "ours",
+        {0: 7},
+        True,
+        {},
+    )
 
 
 def test_a_target_that_is_like_another_has_what_it_does_not_say_itself(tmp_path):
     path = tmp_path / "ours.toml"
-    path.write_text('title = "Ours"\nlike = "kafka-4.x"\nsources = ["us"]\n[minimums]\n3 = 1\n[libraries.java]\nsupported = "3.0.0"\n')
+    path.write_text(
+        'title = "Ours"\nlike = "kafka-4.x"\nsources = ["us"]\n[minimums]\n3 = 1\n[libraries.java]\nsupported = "3.0.0"\n'
+    )
     target, other = facts.target(str(path)), facts.target("kafka-4.x")
     assert (target.title, target.sources) == ("Ours", ("us", *other.sources))
     assert target.minimums == {**other.minimums, 3: 1}
@@ -165,7 +193,10 @@ def test_a_file_that_is_no_target_is_said_to_be_none(tmp_path, text):
         facts.target(str(path))
 
 
-@pytest.mark.parametrize("misspelt", ["minimum = 3", "[maximum]", "[library.java]", '[libraries.java]\nsupport = "2.1.0"'])
+@pytest.mark.parametrize(
+    "misspelt",
+    ["minimum = 3", "[maximum]", "[library.java]", '[libraries.java]\nsupport = "2.1.0"'],
+)
 def test_a_key_that_a_target_does_not_have_is_named(tmp_path, misspelt):
     path = tmp_path / "bad.toml"
     path.write_text(f'title = "x"\nsources = []\nminimums = {{ 0 = 3 }}\n{misspelt}\n')
@@ -175,10 +206,19 @@ def test_a_key_that_a_target_does_not_have_is_named(tmp_path, misspelt):
 
 def test_a_generation_is_the_first_release_whose_client_sends_that_version():
     first = {(key, version): release for key, version, _, release in facts.generations()}
-    assert (first[0, 2], first[0, 4], first[1, 17], first[8, 0], first[36, 0]) == ("0.10.0", "1.0", "3.9", "0.8.2", "1.0")
+    assert (first[0, 2], first[0, 4], first[1, 17], first[8, 0], first[36, 0]) == (
+        "0.10.0",
+        "1.0",
+        "3.9",
+        "0.8.2",
+        "1.0",
+    )
 
 
 def test_every_request_of_a_target_and_a_generation_has_a_name():
     names = facts.api_names()
-    assert set(facts.target("kafka-4.0").minimums) | {key for key, *_ in facts.generations()} <= names.keys()
+    assert (
+        set(facts.target("kafka-4.0").minimums) | {key for key, *_ in facts.generations()}
+        <= names.keys()
+    )
     assert (names[0], names[18]) == ("Produce", "ApiVersions")

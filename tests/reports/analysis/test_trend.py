@@ -14,14 +14,24 @@ DOES_NOT, NOBODY, PACE = "it does not get less", "nobody is left", "at the pace 
 
 def before(*refused, last=1, apart=1):
     """By day: the refused of days that end so many days before today, and lie so far `apart`."""
-    return {TODAY - timedelta(days=last + apart * place): count for place, count in enumerate(reversed(refused))}
+    return {
+        TODAY - timedelta(days=last + apart * place): count
+        for place, count in enumerate(reversed(refused))
+    }
 
 
 def seen(spark, days):
     from reports.analysis.literals import table_of
     from reports.analysis.trend import outlook
 
-    return outlook(table_of(spark, [(str(day), count) for day, count in days.items()], "date date, refused_applications bigint"), TODAY)
+    return outlook(
+        table_of(
+            spark,
+            [(str(day), count) for day, count in days.items()],
+            "date date, refused_applications bigint",
+        ),
+        TODAY,
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,13 +44,25 @@ def seen(spark, days):
         # At today 7, less 2 a day: after 3.5 days.
         pytest.param(before(21, 19, 17, 15, 13, 11, 9), -2, 4, PACE, id="less"),
         # The same in two weeks: the line is one through dates, not through rows.
-        pytest.param(before(21, 19, 17, 15, 13, 11, 9, apart=2), -1, 8, PACE, id="less, of every other day"),
+        pytest.param(
+            before(21, 19, 17, 15, 13, 11, 9, apart=2), -1, 8, PACE, id="less, of every other day"
+        ),
         # The line is at zero today, or was; but somebody was refused on the last day.
         pytest.param(before(7, 6, 5, 4, 3, 2, 1), -1, 0, PACE, id="one yesterday"),
-        pytest.param(before(21, 19, 17, 15, 13, 11, 9, last=11), -2, 0, PACE, id="less, and silent since"),
+        pytest.param(
+            before(21, 19, 17, 15, 13, 11, 9, last=11), -2, 0, PACE, id="less, and silent since"
+        ),
         # At today 7299, less 2 a day: after 3649.5 days; with two more after 3650.5.
-        pytest.param(before(7313, 7311, 7309, 7307, 7305, 7303, 7301), -2, 3650, PACE, id="in ten years"),
-        pytest.param(before(7315, 7313, 7311, 7309, 7307, 7305, 7303), -2, None, DOES_NOT, id="in more than ten years"),
+        pytest.param(
+            before(7313, 7311, 7309, 7307, 7305, 7303, 7301), -2, 3650, PACE, id="in ten years"
+        ),
+        pytest.param(
+            before(7315, 7313, 7311, 7309, 7307, 7305, 7303),
+            -2,
+            None,
+            DOES_NOT,
+            id="in more than ten years",
+        ),
     ],
 )
 def test_the_day_is_where_the_line_through_the_days_meets_zero(spark, days, per_day, after, why):
@@ -50,7 +72,9 @@ def test_the_day_is_where_the_line_through_the_days_meets_zero(spark, days, per_
     assert found.reaches_zero == (None if after is None else TODAY + timedelta(days=after))
 
 
-@pytest.mark.parametrize(("refused", "per_day"), [((6, 5, 4, 3, 2, 1), pytest.approx(-1)), ((6,), None), ((), None)])
+@pytest.mark.parametrize(
+    ("refused", "per_day"), [((6, 5, 4, 3, 2, 1), pytest.approx(-1)), ((6,), None), ((), None)]
+)
 def test_of_fewer_than_seven_days_nothing_is_concluded(spark, refused, per_day):
     days = before(*refused)
     found = seen(spark, days | {TODAY: 0})

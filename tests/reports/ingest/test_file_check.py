@@ -30,14 +30,23 @@ def file(tmp_path, content, name="f.jsonl.gz"):
 
 
 def test_compressed_or_not_the_content_is_the_same(tmp_path):
-    plain, packed = (examine(file(tmp_path, *pair)) for pair in ((CONTENT, "f.jsonl"), (gzip.compress(CONTENT), "f.jsonl.gz")))
+    plain, packed = (
+        examine(file(tmp_path, *pair))
+        for pair in ((CONTENT, "f.jsonl"), (gzip.compress(CONTENT), "f.jsonl.gz"))
+    )
     assert plain == packed
-    assert (plain.sha256, plain.size, plain.lines) == (hashlib.sha256(CONTENT).hexdigest(), len(CONTENT), 3)
+    assert (plain.sha256, plain.size, plain.lines) == (
+        hashlib.sha256(CONTENT).hexdigest(),
+        len(CONTENT),
+        3,
+    )
     assert (plain.span, plain.damage) == (Span("1-a", 3, 9), None)
 
 
 def test_a_file_of_several_compressed_parts_is_whole(tmp_path):
-    assert examine(file(tmp_path, gzip.compress(row(1)) + gzip.compress(row(2)))).span == Span("1-a", 1, 2)
+    assert examine(file(tmp_path, gzip.compress(row(1)) + gzip.compress(row(2)))).span == Span(
+        "1-a", 1, 2
+    )
 
 
 @given(st.integers(1, len(gzip.compress(CONTENT, mtime=0)) - 1))
@@ -47,7 +56,9 @@ def test_a_compressed_file_that_is_cut_off_anywhere_is_damaged(tmp_path_factory,
 
 
 @given(st.integers(10, len(gzip.compress(CONTENT, mtime=0)) - 1), st.integers(1, 255))
-def test_a_compressed_file_with_a_changed_byte_is_damaged_or_reads_the_same(tmp_path_factory, place, flip):
+def test_a_compressed_file_with_a_changed_byte_is_damaged_or_reads_the_same(
+    tmp_path_factory, place, flip
+):
     content = bytearray(gzip.compress(CONTENT, mtime=0))
     content[place] ^= flip
     seen = examine(file(tmp_path_factory.mktemp("flip"), bytes(content)))
@@ -74,7 +85,14 @@ def test_a_last_line_without_its_end_is_a_line_and_does_not_hide_the_one_before(
 
 
 @pytest.mark.parametrize(
-    "content", [b"x\n" + row(1), row(1) + row(2, "1-b"), row(2) + row(1), b'{"connection": 1, "sequence": 2}\n', b"[" * 40_000]
+    "content",
+    [
+        b"x\n" + row(1),
+        row(1) + row(2, "1-b"),
+        row(2) + row(1),
+        b'{"connection": 1, "sequence": 2}\n',
+        b"[" * 40_000,
+    ],
 )
 def test_a_file_that_is_not_as_gateways_write_it_has_no_span(tmp_path, content):
     assert examine(file(tmp_path, content, "f.jsonl")).span is None
@@ -108,10 +126,14 @@ def test_a_file_that_unpacks_to_very_much_is_not_unpacked_to_its_end(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["f.jsonl", "f.jsonl.gz"])
-def test_a_file_of_more_than_gateways_ever_write_is_not_read_to_its_end(tmp_path, monkeypatch, name):
+def test_a_file_of_more_than_gateways_ever_write_is_not_read_to_its_end(
+    tmp_path, monkeypatch, name
+):
     monkeypatch.setattr(file_check, "MOST_BYTES", 2 << 20)
     content = row(1) * 200_000
-    seen = examine(file(tmp_path, gzip.compress(content) if name.endswith(".gz") else content, name))
+    seen = examine(
+        file(tmp_path, gzip.compress(content) if name.endswith(".gz") else content, name)
+    )
     assert seen.damage == f"it unpacks to more than {2 << 20} bytes"
     assert seen.size <= (2 << 20) + file_check.PIECE < len(content)
 

@@ -45,7 +45,12 @@ def stored(spark, tmp_path):
 
 
 def usage(process, at=AT, **fields):
-    return process.row("usage", at, f"{process.node}-{process.start}-1", **{"api_key": 0, "api_version": 9, "requests": 1, **fields})
+    return process.row(
+        "usage",
+        at,
+        f"{process.node}-{process.start}-1",
+        **{"api_key": 0, "api_version": 9, "requests": 1, **fields},
+    )
 
 
 def some(process, count, **fields):
@@ -86,7 +91,11 @@ def test_rows_that_are_in_several_files_count_once(process, take, stored, tmp_pa
         (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines(part)))
         take("tables of each day")
     taken = take("tables of one run")
-    assert sequences(stored(into="tables of each day")) == sequences(stored(into="tables of one run")) == list(range(40))
+    assert (
+        sequences(stored(into="tables of each day"))
+        == sequences(stored(into="tables of one run"))
+        == list(range(40))
+    )
     assert taken.rows == {"usage": 40}
     assert take("tables of each day").rows == {}
 
@@ -94,7 +103,9 @@ def test_rows_that_are_in_several_files_count_once(process, take, stored, tmp_pa
 def test_files_of_the_same_name_in_two_folders_count_once(process, take, stored):
     rows = some(process, 10)
     for hour, part in ((12, rows[:6]), (13, rows[4:])):
-        process.file(DAY, hour, part).rename(process.logs / f"date={DAY}" / f"hour={hour}" / "1-a-0.jsonl.gz")
+        process.file(DAY, hour, part).rename(
+            process.logs / f"date={DAY}" / f"hour={hour}" / "1-a-0.jsonl.gz"
+        )
     take()
     assert sequences(stored()) == list(range(10))
 
@@ -108,12 +119,22 @@ def test_a_name_that_spark_writes_in_another_way_counts_once(process, take, stor
 
 
 def test_where_lines_were_dropped_the_rest_is_no_repeat(process, take, stored):
-    rows = [row for _ in range(10) for row in (usage(process), process.row("connection", AT, f"1-{process.start}-1", event="opened"))]
+    rows = [
+        row
+        for _ in range(10)
+        for row in (
+            usage(process),
+            process.row("connection", AT, f"1-{process.start}-1", event="opened"),
+        )
+    ]
     process.file(DAY, 12, rows[:5] + rows[9:])
     take()
     process.file(DAY, 13, rows[3:12])
     assert take().repeated_rows == 5
-    assert (sequences(stored()), sequences(stored("connection"))) == (list(range(0, 20, 2)), list(range(1, 20, 2)))
+    assert (sequences(stored()), sequences(stored("connection"))) == (
+        list(range(0, 20, 2)),
+        list(range(1, 20, 2)),
+    )
 
 
 @pytest.mark.parametrize("start", ["mh8z3k00", "other"])
@@ -130,15 +151,21 @@ def test_a_row_that_the_ends_of_its_file_do_not_tell_of_counts_once(process, tak
 
 
 @pytest.mark.parametrize("last", [3, 5])
-def test_a_line_that_is_there_twice_in_the_place_of_another_counts_once(process, take, stored, last):
+def test_a_line_that_is_there_twice_in_the_place_of_another_counts_once(
+    process, take, stored, last
+):
     rows = some(process, 6)
     process.file(DAY, 12, [rows[0], rows[1], rows[1], rows[last]])
     take()
     assert sequences(stored()) == [0, 1, last]
 
 
-@pytest.mark.parametrize("step", ["reports.ingest.file_check.examine", "reports.ingest.batch_writer.write"])
-def test_a_file_that_goes_away_while_the_run_looks_at_it_is_not_missed(process, take, stored, monkeypatch, step):
+@pytest.mark.parametrize(
+    "step", ["reports.ingest.file_check.examine", "reports.ingest.batch_writer.write"]
+)
+def test_a_file_that_goes_away_while_the_run_looks_at_it_is_not_missed(
+    process, take, stored, monkeypatch, step
+):
     kept, old = process.file(DAY, 13, some(process, 2)), process.file(DAY, 12, some(process, 2))
     function = pydoc.locate(step)
 
@@ -151,7 +178,9 @@ def test_a_file_that_goes_away_while_the_run_looks_at_it_is_not_missed(process, 
     assert (taken.files, taken.damaged, sequences(stored())) == (1, [], [0, 1]), kept
 
 
-def test_a_file_that_changes_while_it_is_read_counts_for_nothing_until_the_next_run(process, take, stored, monkeypatch):
+def test_a_file_that_changes_while_it_is_read_counts_for_nothing_until_the_next_run(
+    process, take, stored, monkeypatch
+):
     from reports.ingest import batch_writer
     from reports.ingest.taken_files import TablesError
 
@@ -165,7 +194,9 @@ def test_a_file_that_changes_while_it_is_read_counts_for_nothing_until_the_next_
 
     with monkeypatch.context() as patched:
         patched.setattr(batch_writer, "write", late)
-        with pytest.raises(TablesError, match="of 9 lines 5 came out: a file changed while it was read"):
+        with pytest.raises(
+            TablesError, match="of 9 lines 5 came out: a file changed while it was read"
+        ):
             take()
     assert sequences(stored()) == []
     take()
@@ -174,7 +205,10 @@ def test_a_file_that_changes_while_it_is_read_counts_for_nothing_until_the_next_
 
 def test_a_file_that_cannot_be_read_is_named_and_the_others_count(process, take, stored):
     process.file(DAY, 12, some(process, 2))
-    unreadable = [process.logs / f"date={DAY}" / "hour=12" / name for name in ("9-a-0.jsonl", "8-a-1.jsonl.gz")]
+    unreadable = [
+        process.logs / f"date={DAY}" / "hour=12" / name
+        for name in ("9-a-0.jsonl", "8-a-1.jsonl.gz")
+    ]
     for path in unreadable:
         path.symlink_to("/proc/self/mem")
     assert {name.rsplit("/", 1)[-1]: reason for name, reason in take().damaged} == dict.fromkeys(
@@ -183,7 +217,9 @@ def test_a_file_that_cannot_be_read_is_named_and_the_others_count(process, take,
     assert sequences(stored()) == [0, 1]
 
 
-def test_a_link_to_a_file_is_one_more_name_of_it_and_one_to_a_folder_is_not_followed(process, take, stored, tmp_path):
+def test_a_link_to_a_file_is_one_more_name_of_it_and_one_to_a_folder_is_not_followed(
+    process, take, stored, tmp_path
+):
     path = process.file(DAY, 12, some(process, 2))
     path.with_name("link.jsonl.gz").symlink_to(path)
     (process.logs / "loop").symlink_to(process.logs)
@@ -192,7 +228,9 @@ def test_a_link_to_a_file_is_one_more_name_of_it_and_one_to_a_folder_is_not_foll
 
 def test_a_file_that_unpacks_to_very_much_is_named_and_the_others_count(process, take, stored):
     process.file(DAY, 12, some(process, 2))
-    (process.logs / f"date={DAY}" / "hour=12" / "bomb.jsonl.gz").write_bytes(gzip.compress(bytes(256 << 20), 1))
+    (process.logs / f"date={DAY}" / "hour=12" / "bomb.jsonl.gz").write_bytes(
+        gzip.compress(bytes(256 << 20), 1)
+    )
     ((_, reason),) = take().damaged
     assert reason.startswith("it ")
     assert sequences(stored()) == [0, 1]
@@ -202,11 +240,19 @@ def test_a_second_run_takes_nothing_and_changes_nothing(process, take, stored, t
     process.file(DAY, 12, some(process, 5))
     first, before = take(), sorted((tmp_path / "tables").rglob("*"))
     second = take()
-    assert (first.files, first.rows, second.files, second.rows, second.known) == (1, {"usage": 5}, 0, {}, 1)
+    assert (first.files, first.rows, second.files, second.rows, second.known) == (
+        1,
+        {"usage": 5},
+        0,
+        {},
+        1,
+    )
     assert sorted((tmp_path / "tables").rglob("*")) == before
 
 
-def test_a_run_that_ends_before_its_batch_is_noted_counts_for_nothing(process, take, stored, monkeypatch):
+def test_a_run_that_ends_before_its_batch_is_noted_counts_for_nothing(
+    process, take, stored, monkeypatch
+):
     from reports.ingest.taken_files import Tables, TablesError
 
     def full(*_):
@@ -227,7 +273,9 @@ def test_a_file_that_is_cut_off_is_left_until_it_is_whole(process, take, stored)
     content = whole.read_bytes()
     whole.write_bytes(content[: len(content) // 2])
     process.file(DAY, 12, some(process, 2))
-    assert take().damaged == [(f"date={DAY}/hour=12/{whole.name.removesuffix('.gz')}", "the compressed file is cut off")]
+    assert take().damaged == [
+        (f"date={DAY}/hour=12/{whole.name.removesuffix('.gz')}", "the compressed file is cut off")
+    ]
     assert sequences(stored()) == [50, 51]
     whole.write_bytes(content)
     assert take().damaged == []
@@ -245,7 +293,9 @@ def test_a_file_that_is_written_to_counts_as_far_as_it_is(process, take, stored)
     assert (sequences(stored()), stored("quarantine").count()) == ([0, 1, 2, 3], 0)
 
 
-def test_a_file_that_is_finished_while_the_run_looks_at_it_counts_in_that_run(process, take, stored, monkeypatch):
+def test_a_file_that_is_finished_while_the_run_looks_at_it_counts_in_that_run(
+    process, take, stored, monkeypatch
+):
     from reports.ingest import log_files
 
     path = process.file(DAY, 12, some(process, 2), packed=False)
@@ -253,7 +303,9 @@ def test_a_file_that_is_finished_while_the_run_looks_at_it_counts_in_that_run(pr
 
     def late(file, folder):
         if path.exists():
-            path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes() + lines(some(process, 1))))
+            path.with_name(path.name + ".gz").write_bytes(
+                gzip.compress(path.read_bytes() + lines(some(process, 1)))
+            )
             path.unlink()
         return copied(file, folder)
 
@@ -268,7 +320,9 @@ def test_a_half_line_that_a_crash_left_is_put_aside_and_the_rest_counts(process,
     process.file(DAY, 13, some(process, 1), packed=False)
     take()
     assert sequences(stored()) == [0, 1, 2]
-    assert [(row["problem"], row["line"]) for row in stored("quarantine").collect()] == [("half line", '{"v":1,"kind":"us')]
+    assert [(row["problem"], row["line"]) for row in stored("quarantine").collect()] == [
+        ("half line", '{"v":1,"kind":"us')
+    ]
 
 
 #: Lines that are no rows, and why.
@@ -323,54 +377,99 @@ def test_each_bad_line_is_in_quarantine_with_its_reason_and_counted(process, tak
     assert sequences(stored()) == [0, 1]
     assert (taken.rows, sum(taken.quarantined.values())) == ({"usage": 2}, len(BAD))
     found = {row["line"]: row["problem"] for row in stored("quarantine").collect()}
-    wanted = {(line if isinstance(line, str) else line.decode(errors="replace"))[:16_384]: reason for line, reason in BAD}
+    wanted = {
+        (line if isinstance(line, str) else line.decode(errors="replace"))[:16_384]: reason
+        for line, reason in BAD
+    }
     assert {line.replace("\0", ""): reason for line, reason in found.items()} == {
         line.replace("\0", ""): reason for line, reason in wanted.items()
     }
     # Other readers of Parquet bear with no text that is no UTF-8.
-    assert {bytes.fromhex(row[0]).decode() for row in stored("quarantine").select(F.hex("line")).collect()} == found.keys()
+    assert {
+        bytes.fromhex(row[0]).decode()
+        for row in stored("quarantine").select(F.hex("line")).collect()
+    } == found.keys()
 
 
 def test_of_a_field_that_is_there_twice_the_last_counts(process, take, stored):
-    process.file(DAY, 12, [f'{{{GOOD},"sequence":2,"topic":"a","topic":"b","errors":{{"1":1,"1":2}},"at":{AT}}}'])
+    process.file(
+        DAY,
+        12,
+        [f'{{{GOOD},"sequence":2,"topic":"a","topic":"b","errors":{{"1":1,"1":2}},"at":{AT}}}'],
+    )
     assert take().rows == {"usage": 1}
     assert [(row["sequence"], row["topic"]) for row in stored().collect()] == [(2, "b")]
 
 
 def test_names_lead_nowhere(process, take, stored, tmp_path):
-    names = ["../../../etc/passwd", "/etc/passwd", "kind=quarantine/date=2026-01-01", "a\0b", "\u202e", "%2e%2e/", "日本"]
+    names = [
+        "../../../etc/passwd",
+        "/etc/passwd",
+        "kind=quarantine/date=2026-01-01",
+        "a\0b",
+        "\u202e",
+        "%2e%2e/",
+        "日本",
+    ]
     process.file(DAY, 12, [usage(process, topic=name, client_id=name) for name in names])
     take()
     assert sorted(row["topic"] for row in stored().collect()) == sorted(names)
     assert {path.name for path in tmp_path.iterdir()} == {"logs", "tables"}
 
 
-def test_fields_that_nobody_knows_are_ignored_and_those_that_are_missing_are_null(process, take, stored):
-    process.file(DAY, 12, [usage(process, colour="red", errors={"35": 2}, magic_in={"1": 3}), usage(process)])
+def test_fields_that_nobody_knows_are_ignored_and_those_that_are_missing_are_null(
+    process, take, stored
+):
+    process.file(
+        DAY, 12, [usage(process, colour="red", errors={"35": 2}, magic_in={"1": 3}), usage(process)]
+    )
     take()
     rows = stored().orderBy("sequence").collect()
-    assert [(row["errors"], row["magic_in"], row["topic"]) for row in rows] == [({"35": 2}, {"1": 3}, None), (None, None, None)]
+    assert [(row["errors"], row["magic_in"], row["topic"]) for row in rows] == [
+        ({"35": 2}, {"1": 3}, None),
+        (None, None, None),
+    ]
 
 
-def test_tables_of_an_older_version_lack_columns_and_are_read_all_the_same(process, take, stored, tmp_path):
+def test_tables_of_an_older_version_lack_columns_and_are_read_all_the_same(
+    process, take, stored, tmp_path
+):
     process.file(DAY, 12, some(process, 2, topic="old"))
     take()
     (part,) = (tmp_path / "tables").rglob("*.parquet")
-    stored().drop("throttle_ms", "batch", "kind", "date").coalesce(1).write.parquet(str(tmp_path / "older"))
+    stored().drop("throttle_ms", "batch", "kind", "date").coalesce(1).write.parquet(
+        str(tmp_path / "older")
+    )
     (older,) = (tmp_path / "older").glob("*.parquet")
     part.with_name(f".{part.name}.crc").unlink()
     shutil.copy(older, part)
     # Nor does its note say how much it was.
     (note,) = (tmp_path / "tables" / "taken").glob("*.json")
-    note.write_text(json.dumps({name: value for name, value in json.loads(note.read_text()).items() if name != "lies"}))
+    note.write_text(
+        json.dumps(
+            {name: value for name, value in json.loads(note.read_text()).items() if name != "lies"}
+        )
+    )
     process.file(DAY, 13, some(process, 1, topic="new", throttle_ms=7))
     take()
-    found = sorted((row["topic"], row["throttle_ms"]) for row in stored().collect() if row["throttle_ms"] or row["topic"])
+    found = sorted(
+        (row["topic"], row["throttle_ms"])
+        for row in stored().collect()
+        if row["throttle_ms"] or row["topic"]
+    )
     assert found == [("new", 7), ("old", None), ("old", None)]
 
 
 def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_file(process, take, stored):
-    times = [AT, AT - ms(DAY), AT + 10 * 86_400_000, ms("1970-01-01"), ms("2026-11-21", 11), ms(DAY, 11), ms(DAY, 10, 59)]
+    times = [
+        AT,
+        AT - ms(DAY),
+        AT + 10 * 86_400_000,
+        ms("1970-01-01"),
+        ms("2026-11-21", 11),
+        ms(DAY, 11),
+        ms(DAY, 10, 59),
+    ]
     process.file(DAY, 12, [usage(process, at=at) for at in times])
     take()
     rows = stored().orderBy("sequence").collect()
@@ -389,12 +488,16 @@ def test_where_the_clock_jumped_a_row_counts_on_the_day_of_its_file(process, tak
 def test_a_file_from_a_clock_that_was_never_set_is_put_aside(process, take, stored):
     process.file("1970-01-01", 0, some(process, 2, at=ms("1970-01-01")))
     # Where no folder says when it was written.
-    process.file(DAY, 0, some(process, 3, at=ms("2262-01-01"))).rename(process.logs / "copy.jsonl.gz")
+    process.file(DAY, 0, some(process, 3, at=ms("2262-01-01"))).rename(
+        process.logs / "copy.jsonl.gz"
+    )
     assert take().quarantined == {"a time that cannot be": 5}
     assert sequences(stored()) == []
 
 
-def test_a_file_of_a_day_that_has_not_come_is_named_and_taken_when_it_has(process, take, stored, spark, tmp_path):
+def test_a_file_of_a_day_that_has_not_come_is_named_and_taken_when_it_has(
+    process, take, stored, spark, tmp_path
+):
     """It may be the clock of the machine that makes the report."""
     from reports.ingest.ingest_job import ingest
     from reports.ingest.taken_files import Tables, TablesError
@@ -410,7 +513,9 @@ def test_a_file_of_a_day_that_has_not_come_is_named_and_taken_when_it_has(proces
         2,
     )
     assert (taken.quarantined, sequences(stored())) == ({}, [2])
-    taken = ingest(spark, process.logs, Tables(tmp_path / "tables"), datetime(2027, 1, 1, 8, tzinfo=UTC))
+    taken = ingest(
+        spark, process.logs, Tables(tmp_path / "tables"), datetime(2027, 1, 1, 8, tzinfo=UTC)
+    )
     assert (taken.quarantined, taken.damaged, sequences(stored())) == ({}, [], [0, 1, 2])
 
 
@@ -419,7 +524,11 @@ def test_a_file_whose_name_is_no_text_keeps_no_other_and_is_named(process, take,
     for name in (b"1-a-\xff.jsonl.gz", b"1-a-\xfe.jsonl", b"1:2.jsonl.gz"):
         with open(os.path.join(os.fsencode(good.parent), name), "wb") as file:
             file.write(b"rubbish")
-    assert sorted(name.rsplit("/", 1)[-1] for name, _ in take().damaged) == ["1-a-\\xfe.jsonl", "1-a-\\xff.jsonl", "1:2.jsonl"]
+    assert sorted(name.rsplit("/", 1)[-1] for name, _ in take().damaged) == [
+        "1-a-\\xfe.jsonl",
+        "1-a-\\xff.jsonl",
+        "1:2.jsonl",
+    ]
     assert sequences(stored()) == [0]
 
 
@@ -447,7 +556,14 @@ def test_the_notes_say_what_was_taken(process, take, tmp_path):
     shutil.copy(path, path.with_name("copy.jsonl.gz"))
     take()
     (note,) = (tmp_path / "tables" / "taken").glob("*.json")
-    files = {file["name"].rsplit("/", 1)[-1]: file for file in json.loads(note.read_text())["files"]}
+    files = {
+        file["name"].rsplit("/", 1)[-1]: file for file in json.loads(note.read_text())["files"]
+    }
     taken = path.name.removesuffix(".gz")
-    assert (files[taken]["lines"], files["copy.jsonl"]["repeats"]) == (3, f"date={DAY}/hour=12/{taken}")
-    assert json.loads(note.read_text())["spans"] == [{"process": "1-mh8z3k00", "first": 0, "last": 2, "is_whole": True}]
+    assert (files[taken]["lines"], files["copy.jsonl"]["repeats"]) == (
+        3,
+        f"date={DAY}/hour=12/{taken}",
+    )
+    assert json.loads(note.read_text())["spans"] == [
+        {"process": "1-mh8z3k00", "first": 0, "last": 2, "is_whole": True}
+    ]

@@ -24,13 +24,28 @@ def found(logs):
 
 def test_a_compressed_file_is_finished_and_the_last_of_its_node_is_not(tmp_path):
     put(tmp_path, "date=2026-11-20/hour=09/1-a0-0.jsonl.gz", "date=2026-11-20/hour=10/1-a0-1.jsonl")
-    assert found(tmp_path) == {"date=2026-11-20/hour=09/1-a0-0.jsonl": True, "date=2026-11-20/hour=10/1-a0-1.jsonl": False}
+    assert found(tmp_path) == {
+        "date=2026-11-20/hour=09/1-a0-0.jsonl": True,
+        "date=2026-11-20/hour=10/1-a0-1.jsonl": False,
+    }
 
 
-def test_a_file_is_finished_once_its_process_writes_another_and_not_because_another_process_does(tmp_path):
+def test_a_file_is_finished_once_its_process_writes_another_and_not_because_another_process_does(
+    tmp_path,
+):
     """A clock that was set back makes a process that began later one of before."""
-    put(tmp_path, "1-zz-7.jsonl", "1-zz-8.jsonl", "1-100-0.jsonl", "1-200-0.jsonl.gz", "2-zz-9.jsonl")
-    assert [name for name, is_finished in found(tmp_path).items() if is_finished] == ["1-200-0.jsonl", "1-zz-7.jsonl"]
+    put(
+        tmp_path,
+        "1-zz-7.jsonl",
+        "1-zz-8.jsonl",
+        "1-100-0.jsonl",
+        "1-200-0.jsonl.gz",
+        "2-zz-9.jsonl",
+    )
+    assert [name for name, is_finished in found(tmp_path).items() if is_finished] == [
+        "1-200-0.jsonl",
+        "1-zz-7.jsonl",
+    ]
 
 
 def test_numbers_of_files_are_numbers(tmp_path):
@@ -45,7 +60,14 @@ def test_a_file_that_is_there_twice_counts_once_and_compressed(tmp_path):
 
 
 def test_what_spark_does_not_see_is_no_file_of_the_log(tmp_path):
-    put(tmp_path, "_1-a-0.jsonl", ".1-a-0.jsonl.gz", "_old/1-a-0.jsonl", "1-a-0.jsonl.gz.part", "notes.txt")
+    put(
+        tmp_path,
+        "_1-a-0.jsonl",
+        ".1-a-0.jsonl.gz",
+        "_old/1-a-0.jsonl",
+        "1-a-0.jsonl.gz.part",
+        "notes.txt",
+    )
     assert found(tmp_path) == {}
 
 
@@ -58,7 +80,9 @@ def test_what_leads_nowhere_and_a_pipe_that_nobody_writes_is_no_file(tmp_path):
     assert found(tmp_path) == {}
 
 
-def test_a_folder_that_a_gateway_deletes_while_it_is_looked_for_hides_no_other(tmp_path, monkeypatch):
+def test_a_folder_that_a_gateway_deletes_while_it_is_looked_for_hides_no_other(
+    tmp_path, monkeypatch
+):
     put(tmp_path, "date=2026-11-20/hour=10/1-a-1.jsonl.gz")
     old = tmp_path / "date=2026-11-20" / "hour=09"
     old.mkdir()
@@ -98,13 +122,19 @@ def test_a_file_of_another_name_is_of_the_log_and_not_finished_before_it_is_comp
     assert found(tmp_path) == {"copy of 1-a-0.jsonl": True, "copy.jsonl": False}
 
 
-@pytest.mark.parametrize(("content", "kept"), [(b"a\nb\nha", b"a\nb\n"), (b"a\n", b"a\n"), (b"half", b""), (b"", b"")])
+@pytest.mark.parametrize(
+    ("content", "kept"), [(b"a\nb\nha", b"a\nb\n"), (b"a\n", b"a\n"), (b"half", b""), (b"", b"")]
+)
 def test_a_copy_has_whole_lines_only_and_lies_at_the_same_place(tmp_path, content, kept):
     put(tmp_path, "logs/date=2026-11-20/hour=09/1-a-0.jsonl")
     (file,) = find(tmp_path / "logs")
     file.path.write_bytes(content)
     copy = copied(file, tmp_path / "copies")
-    assert (copy.path, copy.name, copy.path.read_bytes()) == (tmp_path / "copies" / file.name, file.name, kept)
+    assert (copy.path, copy.name, copy.path.read_bytes()) == (
+        tmp_path / "copies" / file.name,
+        file.name,
+        kept,
+    )
     assert file.path.read_bytes() == content
 
 
@@ -129,7 +159,9 @@ def test_a_copy_of_a_file_that_is_too_large_is_not_made_to_its_end(tmp_path, mon
     assert list((tmp_path / "copies").iterdir()) == []
 
 
-def test_a_name_that_spark_reads_no_file_of_and_a_day_that_has_not_come_keep_no_other_file(tmp_path):
+def test_a_name_that_spark_reads_no_file_of_and_a_day_that_has_not_come_keep_no_other_file(
+    tmp_path,
+):
     names = [
         "date=2026-11-22/hour=09/1-a-0.jsonl.gz",
         "date=2026-11-23/1-a-1.jsonl",
@@ -141,7 +173,10 @@ def test_a_name_that_spark_reads_no_file_of_and_a_day_that_has_not_come_keep_no_
     with open(os.fsencode(tmp_path) + b"/1-a-\xff.jsonl.gz", "wb"):
         pass
     good, strange = sound(find(tmp_path), date(2026, 11, 22))
-    assert [file.name for file in good] == ["date=2026-11-22/hour=09/1-a-0.jsonl", "date=x/1-b-0.jsonl"]
+    assert [file.name for file in good] == [
+        "date=2026-11-22/hour=09/1-a-0.jsonl",
+        "date=x/1-b-0.jsonl",
+    ]
     assert [(name, reason.split()[-1]) for name, reason in strange] == [
         ("1-a-\\xff.jsonl", "it"),
         ("a:b.jsonl", "it"),

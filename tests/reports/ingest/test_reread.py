@@ -68,18 +68,30 @@ def take(spark, process, tables):
 def numbers(spark, tables):
     from reports.ingest.ingest_job import stored
 
-    return lambda: sorted(row["sequence"] for row in stored(spark, tables, "usage").select("sequence").collect())
+    return lambda: sorted(
+        row["sequence"] for row in stored(spark, tables, "usage").select("sequence").collect()
+    )
 
 
 def some(process, count, version=1, **fields):
     said = {"api_key": 0, "api_version": 9, "requests": 1, **fields}
-    return [{**process.row("usage", ms(DAY, 12, 30), f"1-{process.start}-1", **said), "v": version} for _ in range(count)]
+    return [
+        {**process.row("usage", ms(DAY, 12, 30), f"1-{process.start}-1", **said), "v": version}
+        for _ in range(count)
+    ]
 
 
-def test_lines_of_a_version_count_once_it_is_known_though_their_files_are_gone(spark, process, take, knows, numbers, tables):
+def test_lines_of_a_version_count_once_it_is_known_though_their_files_are_gone(
+    spark, process, take, knows, numbers, tables
+):
     from reports.ingest.ingest_job import stored
 
-    rows = [*some(process, 3), *some(process, 4, version=2, topic="日本"), *some(process, 2, version=3), *some(process, 1)]
+    rows = [
+        *some(process, 3),
+        *some(process, 4, version=2, topic="日本"),
+        *some(process, 2, version=3),
+        *some(process, 1),
+    ]
     first = process.file(DAY, 12, rows)
     take()
     # Some of them lie in the quarantine twice.
@@ -90,10 +102,21 @@ def test_lines_of_a_version_count_once_it_is_known_though_their_files_are_gone(s
     again.unlink()
     knows(1, 2)
     taken = take()
-    assert (taken.rows, taken.quarantined, taken.repeated_rows, numbers()) == ({"usage": 4}, {}, 2, [0, 1, 2, 3, 4, 5, 6, 9])
+    assert (taken.rows, taken.quarantined, taken.repeated_rows, numbers()) == (
+        {"usage": 4},
+        {},
+        2,
+        [0, 1, 2, 3, 4, 5, 6, 9],
+    )
     noted = tables.batches()
     assert (take().rows, numbers(), tables.batches()) == ({}, [0, 1, 2, 3, 4, 5, 6, 9], noted)
-    found = stored(spark, tables, "usage").filter("topic is not null").select("v", "topic", "date").distinct().collect()
+    found = (
+        stored(spark, tables, "usage")
+        .filter("topic is not null")
+        .select("v", "topic", "date")
+        .distinct()
+        .collect()
+    )
     assert [tuple(row) for row in found] == [(2, "日本", date.fromisoformat(DAY))]
     process.file(DAY, 13, rows[2:])
     knows(1, 2, 3)
@@ -101,12 +124,26 @@ def test_lines_of_a_version_count_once_it_is_known_though_their_files_are_gone(s
     assert stored(spark, tables, "quarantine").count() == 4 + 2 + 2 + 1
 
 
-def test_a_line_that_is_none_of_its_version_goes_to_quarantine_for_that(process, take, knows, numbers):
-    process.file(DAY, 12, [*some(process, 1), *some(process, 1, version=2, requests=-1), *some(process, 1, version=2)])
+def test_a_line_that_is_none_of_its_version_goes_to_quarantine_for_that(
+    process, take, knows, numbers
+):
+    process.file(
+        DAY,
+        12,
+        [
+            *some(process, 1),
+            *some(process, 1, version=2, requests=-1),
+            *some(process, 1, version=2),
+        ],
+    )
     take()
     knows(1, 2)
     taken = take()
-    assert (taken.rows, taken.quarantined, numbers()) == ({"usage": 1}, {"a number that cannot be": 1}, [0, 2])
+    assert (taken.rows, taken.quarantined, numbers()) == (
+        {"usage": 1},
+        {"a number that cannot be": 1},
+        [0, 2],
+    )
 
 
 #: By the step, the function that is the last to run, and how often it has run by then.
@@ -119,7 +156,9 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_killed_when_a_step_is_done_each_counts_once_the_next_time(process, take, knows, numbers, monkeypatch, step):
+def test_killed_when_a_step_is_done_each_counts_once_the_next_time(
+    process, take, knows, numbers, monkeypatch, step
+):
     process.file(DAY, 12, [*some(process, 2), *some(process, 3, version=2)])
     take()
     process.file(DAY, 13, some(process, 2))
@@ -168,7 +207,9 @@ with tables.alone():
 def taking(tables):
     """The process; at the end neither it nor its Java is there."""
     words = [sys.executable, "-c", TAKES, str(tables.folder), NOW.isoformat()]
-    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as running:
+    with subprocess.Popen(
+        words, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
         try:
             yield running
         finally:
@@ -177,19 +218,30 @@ def taking(tables):
 
 
 @pytest.mark.parametrize("point", ["while new rows are written", "before they are noted"])
-def test_a_process_that_is_killed_leaves_each_to_count_once(process, take, knows, numbers, tables, point):
+def test_a_process_that_is_killed_leaves_each_to_count_once(
+    process, take, knows, numbers, tables, point
+):
     process.file(DAY, 12, [*some(process, 2), *some(process, 3, version=2)])
     take()
     process.file(DAY, 13, some(process, 2))
     (there,) = tables.batches()
     written = "kind=usage/date=*/*.parquet"
     # If the first file exists too briefly to be seen, the written ones follow, and stay.
-    seen = {"while new rows are written": ["_temporary", written], "before they are noted": [written]}[point]
+    seen = {
+        "while new rows are written": ["_temporary", written],
+        "before they are noted": [written],
+    }[point]
 
     def is_there():
-        found = {path.relative_to(tables.folder).parts[0] for one in seen for path in tables.folder.glob(f"batch=*/{one}")}
+        found = {
+            path.relative_to(tables.folder).parts[0]
+            for one in seen
+            for path in tables.folder.glob(f"batch=*/{one}")
+        }
         # All lines, new or not, are written to a folder of their own before that.
-        return [name for name in found if name != f"batch={there.name}" and not name.endswith("-all")]
+        return [
+            name for name in found if name != f"batch={there.name}" and not name.endswith("-all")
+        ]
 
     with taking(tables) as running:
         when(running, is_there)
@@ -202,4 +254,6 @@ def test_a_process_that_is_killed_leaves_each_to_count_once(process, take, knows
         take()
     assert numbers() == list(range(7))
     with tables.alone():
-        assert {path.name for path in tables.folder.glob("batch=*")} == {f"batch={batch.name}" for batch in tables.batches()}
+        assert {path.name for path in tables.folder.glob("batch=*")} == {
+            f"batch={batch.name}" for batch in tables.batches()
+        }

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from reports.ingest.row_spans import Rows, Span
 
 SPANS = st.builds(
-    lambda process, first, more: Span(process, first, first + more), st.sampled_from("ab"), st.integers(0, 30), st.integers(0, 8)
+    lambda process, first, more: Span(process, first, first + more),
+    st.sampled_from("ab"),
+    st.integers(0, 30),
+    st.integers(0, 8),
 )
 
 
@@ -29,10 +32,21 @@ def test_what_is_there_is_what_was_added(added, asked):
 def test_spans_that_meet_are_one(added):
     spans = Rows(added).spans()
     assert set().union(*map(each, spans)) == set().union(*map(each, added))
-    assert [(one, next_) for one, next_ in pairwise(spans) if one.process == next_.process and one.last + 1 >= next_.first] == []
+    assert [
+        (one, next_)
+        for one, next_ in pairwise(spans)
+        if one.process == next_.process and one.last + 1 >= next_.first
+    ] == []
 
 
 def test_of_a_span_with_gaps_no_row_is_certain_and_each_may_be_there():
     rows = Rows([Span("a", 10, 20, is_whole=False)])
-    assert (rows.has(Span("a", 12, 12)), rows.touches(Span("a", 20, 25)), rows.touches(Span("a", 21, 25))) == (False, True, False)
-    assert (rows.touches(Span("b", 12, 12)), rows.spans()) == (False, [Span("a", 10, 20, is_whole=False)])
+    assert (
+        rows.has(Span("a", 12, 12)),
+        rows.touches(Span("a", 20, 25)),
+        rows.touches(Span("a", 21, 25)),
+    ) == (False, True, False)
+    assert (rows.touches(Span("b", 12, 12)), rows.spans()) == (
+        False,
+        [Span("a", 10, 20, is_whole=False)],
+    )

@@ -12,7 +12,13 @@ from gateway.traffic.traffic_rows import ConnectionRow, HabitName, UsageRow
 
 pytestmark = pytest.mark.spark
 
-WRITTEN = {bool: {"boolean"}, int: {"int", "bigint"}, str: {"string"}, list[str]: {"array<string>"}, list[int]: {"array<bigint>"}}
+WRITTEN = {
+    bool: {"boolean"},
+    int: {"int", "bigint"},
+    str: {"string"},
+    list[str]: {"array<string>"},
+    list[int]: {"array<bigint>"},
+}
 WRITTEN |= {dict[str, int]: {"map<string,bigint>", "map<string,int>"}}
 
 UNREAD = {"merged"}
@@ -34,11 +40,17 @@ def schema(pyspark):
 
 
 def test_every_field_that_is_written_is_read_and_no_other(schema):
-    hints = {name: plain(hint) for kind in (ConnectionRow, UsageRow) for name, hint in get_type_hints(kind, vars(traffic_rows)).items()}
+    hints = {
+        name: plain(hint)
+        for kind in (ConnectionRow, UsageRow)
+        for name, hint in get_type_hints(kind, vars(traffic_rows)).items()
+    }
     read = {field.name: field.dataType.simpleString() for field in schema.LINE.fields}
     assert set(hints) - UNREAD == set(read) - {"kind", schema.BROKEN}
     hints = {name: hint for name, hint in hints.items() if name not in UNREAD | {"habits"}}
-    assert {name: read[name] for name, hint in hints.items() if read[name] not in WRITTEN[hint]} == {}
+    assert {
+        name: read[name] for name, hint in hints.items() if read[name] not in WRITTEN[hint]
+    } == {}
 
 
 def test_every_habit_that_is_written_is_read_and_no_other(schema):

@@ -44,7 +44,10 @@ def test_rows_that_were_not_noted_are_removed_by_the_next_run(tables):
     noted(tables)
     tables.rows_of("00000002-y").mkdir()
     with tables.alone():
-        assert (tables.rows_of("00000001-x").exists(), tables.rows_of("00000002-y").exists()) == (True, False)
+        assert (tables.rows_of("00000001-x").exists(), tables.rows_of("00000002-y").exists()) == (
+            True,
+            False,
+        )
 
 
 def test_rows_that_were_not_noted_are_removed_where_a_run_fails(tables):
@@ -75,13 +78,19 @@ def test_a_batch_cannot_be_noted_twice(tables):
 
 
 def test_two_cannot_take_at_the_same_time(tables):
-    with tables.alone(), pytest.raises(TablesError, match="another process is at work"), Tables(tables.folder).alone():
+    with (
+        tables.alone(),
+        pytest.raises(TablesError, match="another process is at work"),
+        Tables(tables.folder).alone(),
+    ):
         pass
     with tables.alone():
         pass
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 2}', json.dumps({"format": 1}), "[" * 100_000])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"format": 2}', json.dumps({"format": 1}), "[" * 100_000]
+)
 def test_a_note_that_makes_no_sense_is_said_to(tables, content):
     noted(tables)
     note = tables.folder / "taken" / "00000001-x.json"
@@ -121,8 +130,12 @@ def strange(folder):
     (folder / "kind=usage" / "notes.txt").write_text("mine")
 
 
-@pytest.mark.parametrize("damage", [shutil.rmtree, cut, strange, lambda folder: (folder / "part").unlink()])
-def test_rows_that_are_not_as_they_were_noted_are_said_and_nothing_is_made_of_the_others(tables, damage):
+@pytest.mark.parametrize(
+    "damage", [shutil.rmtree, cut, strange, lambda folder: (folder / "part").unlink()]
+)
+def test_rows_that_are_not_as_they_were_noted_are_said_and_nothing_is_made_of_the_others(
+    tables, damage
+):
     noted(tables)
     (tables.rows_of(BATCH.name) / ".part.crc").write_text("hidden")
     (tables.rows_of(BATCH.name) / "_temporary").mkdir()
@@ -132,7 +145,8 @@ def test_rows_that_are_not_as_they_were_noted_are_said_and_nothing_is_made_of_th
     damage(tables.rows_of(BATCH.name))
     with (
         pytest.raises(
-            TablesError, match=r"batch=00000001-x has \d files of \d+ bytes, and had 1 of 4: put it back, or remove \S+00000001-x.json"
+            TablesError,
+            match=r"batch=00000001-x has \d files of \d+ bytes, and had 1 of 4: put it back, or remove \S+00000001-x.json",
         ),
         tables.alone(),
     ):
@@ -145,6 +159,10 @@ def test_rows_that_are_not_as_they_were_noted_are_said_and_nothing_is_made_of_th
 def test_a_note_that_does_not_say_how_much_it_noted_counts(tables):
     noted(tables)
     note = tables.folder / "taken" / "00000001-x.json"
-    note.write_text(json.dumps({name: value for name, value in json.loads(note.read_text()).items() if name != "lies"}))
+    note.write_text(
+        json.dumps(
+            {name: value for name, value in json.loads(note.read_text()).items() if name != "lies"}
+        )
+    )
     with tables.alone():
         assert tables.batches() == [BATCH]

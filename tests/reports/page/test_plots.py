@@ -18,7 +18,9 @@ NAME = '<script>alert(1)</script> & "co"'
 
 def drawn(figure, kind):
     """Of the picture's elements, whatever their namespace."""
-    return [one for one in ElementTree.fromstring(figure).iter() if one.tag.removeprefix(SVG) == kind]
+    return [
+        one for one in ElementTree.fromstring(figure).iter() if one.tag.removeprefix(SVG) == kind
+    ]
 
 
 def words(figure):
@@ -31,7 +33,10 @@ def numbers(points):
 
 def boxes(path):
     """x, y, width and height of each column of a path."""
-    return [tuple(map(float, found)) for found in re.findall(r"M([\d.]+) ([\d.-]+)h([\d.]+)v([\d.]+)", path.get("d"))]
+    return [
+        tuple(map(float, found))
+        for found in re.findall(r"M([\d.]+) ([\d.-]+)h([\d.]+)v([\d.]+)", path.get("d"))
+    ]
 
 
 def line(values, days=DAYS, today=date(2026, 11, 11), zero=None):
@@ -39,7 +44,9 @@ def line(values, days=DAYS, today=date(2026, 11, 11), zero=None):
 
 
 def test_the_longest_bar_is_as_wide_as_the_plot_and_the_others_in_proportion():
-    figure = plots.bars("t", [Bar("a", [(3, "refused"), (1, "fine")], "4"), Bar("b", [(2, "fine")], "2")])
+    figure = plots.bars(
+        "t", [Bar("a", [(3, "refused"), (1, "fine")], "4"), Bar("b", [(2, "fine")], "2")]
+    )
     assert [(bar.get("x"), bar.get("width"), bar.get("class")) for bar in drawn(figure, "rect")] == [
         ("0.00%", "75.00%", "refused"), ("75.00%", "25.00%", "fine"), ("0.00%", "50.00%", "fine"),
     ]  # fmt: skip
@@ -71,7 +78,13 @@ def test_one_day_is_a_column_and_no_wall():
 
 @pytest.mark.parametrize(
     ("most", "ticks"),
-    [(0, ["0", "1"]), (1, ["0", "1"]), (3, ["0", "1", "2", "3"]), (7, ["0", "2", "4", "6", "8"]), (1300, ["0", "500", "1,000", "1,500"])],
+    [
+        (0, ["0", "1"]),
+        (1, ["0", "1"]),
+        (3, ["0", "1", "2", "3"]),
+        (7, ["0", "2", "4", "6", "8"]),
+        (1300, ["0", "500", "1,000", "1,500"]),
+    ],
 )
 def test_an_axis_begins_at_zero_and_has_round_whole_numbers_up_to_the_most(most, ticks):
     assert words(line([most] * 10))[: len(ticks)] == ticks
@@ -86,7 +99,10 @@ def test_the_way_ahead_meets_zero_on_its_day():
 
 
 def test_a_day_that_is_far_ahead_does_not_press_what_is_known_into_a_corner():
-    known, ahead = (numbers(one.get("points")) for one in drawn(line([5] * 10, zero=date(2030, 1, 1)), "polyline"))
+    known, ahead = (
+        numbers(one.get("points"))
+        for one in drawn(line([5] * 10, zero=date(2030, 1, 1)), "polyline")
+    )
     assert known[-1][0] == pytest.approx(50)
     assert ahead[-1][0] == pytest.approx(100)
     assert ahead[-1][1] > known[-1][1]
@@ -99,7 +115,9 @@ def test_a_line_that_is_at_zero_is_a_line(days):
 
 
 def test_of_one_day_no_other_is_named():
-    assert [word for word in words(line([3], DAYS[:1])) if word.startswith("2026")] == ["2026-11-01"]
+    assert [word for word in words(line([3], DAYS[:1])) if word.startswith("2026")] == [
+        "2026-11-01"
+    ]
 
 
 def test_a_plot_says_in_words_what_it_shows():

@@ -23,13 +23,25 @@ def made(shown, summary, target=made_up.TARGET):
 @pytest.fixture
 def shown():
     old = made_up.application(EVIL, reasons="Produce 1 (served from version 3)", needs="java 2.1.0")
-    new = made_up.application("shop", "fine", library="java", version_low="2.8.2", version_high="3.9.0", confidence=1.0)
+    new = made_up.application(
+        "shop", "fine", library="java", version_low="2.8.2", version_high="3.9.0", confidence=1.0
+    )
     key = ("User:a", EVIL, "10.0.0.1")
-    bound = {"kind": "topic", "name": EVIL, "old": 1, "new": 1, "old_applications": [old], "bytes": 1024}
+    bound = {
+        "kind": "topic",
+        "name": EVIL,
+        "old": 1,
+        "new": 1,
+        "old_applications": [old],
+        "bytes": 1024,
+    }
     return replace(
         made_up.figures(days=8),
         applications=[old, new],
-        versions={key: {0: (1, 2), 3: (0, 0)}, ("User:a", "shop", "10.0.0.1"): {0: (9, 9), 18: (0, 4)}},
+        versions={
+            key: {0: (1, 2), 3: (0, 0)},
+            ("User:a", "shop", "10.0.0.1"): {0: (9, 9), 18: (0, 4)},
+        },
         bindings=[bound],
     )
 
@@ -91,9 +103,9 @@ def test_the_page_is_well_formed_and_nothing_in_it_runs_or_loads(shown, summary)
 def test_no_letter_of_a_name_does_anything_to_the_page(shown, summary):
     """Such as \\u202e, after which a browser writes from right to left."""
     odd = "a\0b\x1b[31m\u202egro.live\u2066\x85\ud800\u2028"
-    shown.applications[0] |= dict.fromkeys(["client_id", "principal", "address", "reasons", "needs", "library", "evidence"], odd) | {
-        "topics": [odd]
-    }
+    shown.applications[0] |= dict.fromkeys(
+        ["client_id", "principal", "address", "reasons", "needs", "library", "evidence"], odd
+    ) | {"topics": [odd]}
     shown.bindings[0] |= {"name": odd}
     summary["blockers"] = [shown.applications[0] | {"bytes": 1}]
     summary["log"]["damaged"] = [{"file": odd, "reason": odd}]
@@ -115,18 +127,35 @@ def test_whoever_cannot_see_is_told_the_same(shown, summary):
     count = Counter(tag for tag, _ in tags.found)
     assert ("html", {"lang": "en"}) in tags.found
     assert (count["h1"], count["main"], count["nav"]) == (1, 1, 1)
-    assert {attributes.get("scope") for tag, attributes in tags.found if tag == "th"} == {"col", "row"}
+    assert {attributes.get("scope") for tag, attributes in tags.found if tag == "th"} == {
+        "col",
+        "row",
+    }
     assert count["caption"] == count["table"] == 3
-    pictures = [attributes for tag, attributes in tags.found if tag == "svg" and attributes.get("role") == "img"]
+    pictures = [
+        attributes
+        for tag, attributes in tags.found
+        if tag == "svg" and attributes.get("role") == "img"
+    ]
     assert len(pictures) == count["title"] - 1 == count["desc"] == 2
     places = {attributes["id"] for tag, attributes in tags.found if tag == "section"}
-    assert {attributes["href"].removeprefix("#") for tag, attributes in tags.found if tag == "a"} == places
+    assert {
+        attributes["href"].removeprefix("#") for tag, attributes in tags.found if tag == "a"
+    } == places
 
 
 def test_the_answer_comes_first_and_then_what_would_be_refused(shown, summary):
     text = made(shown, summary)
-    assert "<strong>Not ready.</strong> 1 would be refused of 300 applications seen from 2026-01-01 to 2026-01-08." in text
-    assert text.index("Not ready") < text.index("To move first") < text.index('id="applications"') < text.index("clients.csv")
+    assert (
+        "<strong>Not ready.</strong> 1 would be refused of 300 applications seen from 2026-01-01 to 2026-01-08."
+        in text
+    )
+    assert (
+        text.index("Not ready")
+        < text.index("To move first")
+        < text.index('id="applications"')
+        < text.index("clients.csv")
+    )
     assert "sends Produce 1; needs java 2.1.0" in text
 
 
@@ -148,7 +177,12 @@ def test_a_version_that_is_refused_stands_out_by_more_than_colour(shown, summary
 
 def test_a_state_is_told_in_words_and_by_a_sign(shown, summary):
     words = [text for tag, text in Tags(made(shown, summary)).words if tag == "span"]
-    assert {"✕ would be refused", "✓ fine", "▼ too old to be supported", "? support not known"} <= set(words)
+    assert {
+        "✕ would be refused",
+        "✓ fine",
+        "▼ too old to be supported",
+        "? support not known",
+    } <= set(words)
 
 
 def test_what_is_left_out_is_said(shown, summary):
@@ -167,7 +201,10 @@ def test_what_is_left_out_is_said(shown, summary):
 def test_of_many_that_would_be_refused_those_are_counted_that_are_not_on_the_page():
     shown = made_up.figures(1000, refused=300)
     text = made(shown, made_up.summary(shown, 1000, refused=300))
-    assert "first 200 of 1,000 applications. The other 800 are in clients.csv, 100 that would be refused among them." in text
+    assert (
+        "first 200 of 1,000 applications. The other 800 are in clients.csv, 100 that would be refused among them."
+        in text
+    )
 
 
 def test_requests_that_have_no_column_are_counted_and_refused_ones_have_one(shown, summary):
@@ -183,7 +220,9 @@ def test_a_page_of_long_names_and_many_days_can_still_be_sent_by_mail():
     text = made(shown, made_up.summary(shown, 1000, refused=300))
     assert len(text.encode()) < 2_000_000
     assert "a-very-long-name-" * 5 not in text
-    assert {row["client_id"][-20:] for row in shown.applications} - {words[-20:] for _, words in Tags(text).words} == set()
+    assert {row["client_id"][-20:] for row in shown.applications} - {
+        words[-20:] for _, words in Tags(text).words
+    } == set()
 
 
 def test_a_range_of_versions_is_told_as_one(shown, summary):
@@ -224,7 +263,14 @@ def test_of_several_libraries_each_is_told_with_its_share_and_what_distinguishes
         "evidence": "requests as librdkafka 0.11.6; sends Fetch 4",
         "last_seen": "2026-11-08",
     }
-    new = old | {"version_low": "2.16.0", "version_high": "2.16.0", "confidence": 1.0, "share": 0.996, "state": "fine", "difference": None}
+    new = old | {
+        "version_low": "2.16.0",
+        "version_high": "2.16.0",
+        "confidence": 1.0,
+        "share": 0.996,
+        "state": "fine",
+        "difference": None,
+    }
     new |= {"evidence": "calls itself librdkafka 2.16.0; sends Fetch 16"}
     idle = new | {"library": None, "share": None, "state": "unknown"}
     shown.applications[1] |= {"libraries": [old, new, idle]}
@@ -233,7 +279,10 @@ def test_of_several_libraries_each_is_told_with_its_share_and_what_distinguishes
         "<li>✕ probably librdkafka 0.11.0 to 0.11.6 (99%), under 1% of the traffic, last seen 2026-11-08<small>sends Fetch 4 (others: 16)"
         in text
     )
-    assert "<li>✓ librdkafka 2.16.0, 100% of the traffic, last seen 2026-11-08<small>calls itself librdkafka 2.16.0</small>" in text
+    assert (
+        "<li>✓ librdkafka 2.16.0, 100% of the traffic, last seen 2026-11-08<small>calls itself librdkafka 2.16.0</small>"
+        in text
+    )
     assert "<li>? not known, last seen" in text
     assert EVIL not in text
     assert Tags(text).is_nested

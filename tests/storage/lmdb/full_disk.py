@@ -38,7 +38,9 @@ async def fill(log: PartitionLog) -> int:
 
 
 async def run(directory: Path, limit: int) -> None:
-    store = LmdbStore(directory, reactor=reactor, settings=LmdbSettings(tail_bytes=0, reserve_bytes=500_000))
+    store = LmdbStore(
+        directory, reactor=reactor, settings=LmdbSettings(tail_bytes=0, reserve_bytes=500_000)
+    )
     await store.open()
     await store.create_topic(topic("orders", 2))
     log = await store.log("orders", 0)

@@ -14,7 +14,9 @@ from tests.storage.lmdb.conftest import Opener
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(40, marks=pytest.mark.slow)])
 @ensureDeferred
-async def test_a_store_killed_at_any_moment_has_all_that_it_acknowledged(directory: Path, open_store: Opener, rounds: int) -> None:
+async def test_a_store_killed_at_any_moment_has_all_that_it_acknowledged(
+    directory: Path, open_store: Opener, rounds: int
+) -> None:
     told, moments = Acknowledged(), random.Random(rounds)
     for _ in range(rounds):
         write_and_kill(f"lmdb:{directory}", moments.randrange(1, 700), told)

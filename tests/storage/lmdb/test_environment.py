@@ -32,11 +32,16 @@ sys.stdin.read()
 
 
 def test_a_second_process_is_told_who_has_the_store_and_what_to_do(directory: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLD, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, directory], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
         assert holder.stdin
         assert holder.stdout
         assert holder.stdout.readline() == b"open\n"
-        with pytest.raises(StoreInUse, match=f"process {holder.pid}: stop that process, or give this one a directory"):
+        with pytest.raises(
+            StoreInUse,
+            match=f"process {holder.pid}: stop that process, or give this one a directory",
+        ):
             Environment(directory, 1)
         holder.kill()
     Environment(directory, 1).close()
@@ -44,7 +49,10 @@ def test_a_second_process_is_told_who_has_the_store_and_what_to_do(directory: Pa
 
 def test_a_store_of_a_newer_version_is_refused_with_both_versions(directory: Path) -> None:
     Environment(directory, 1).close()
-    with lmdb.open(str(directory), max_dbs=10) as env, env.begin(write=True, db=env.open_db(b"meta")) as txn:
+    with (
+        lmdb.open(str(directory), max_dbs=10) as env,
+        env.begin(write=True, db=env.open_db(b"meta")) as txn,
+    ):
         txn.put(b"format", b"%d" % (FORMAT + 6))
     with pytest.raises(StoreTooNew, match=f"has format {FORMAT + 6}.*up to {FORMAT}"):
         Environment(directory, 1)
@@ -84,7 +92,12 @@ def test_a_file_that_is_no_store_is_refused(directory: Path) -> None:
 def test_a_commit_is_synced_before_it_is_acknowledged(directory: Path) -> None:
     environment = Environment(directory, 1)
     flags = environment._env.flags()
-    assert (flags["sync"], flags["metasync"], flags["writemap"], flags["map_async"]) == (True, True, False, False)
+    assert (flags["sync"], flags["metasync"], flags["writemap"], flags["map_async"]) == (
+        True,
+        True,
+        False,
+        False,
+    )
     environment.close()
 
 
@@ -126,7 +139,11 @@ async def test_reads_go_on_while_the_map_grows(open_store: Opener) -> None:
 def broken_meta_page(directory: Path) -> Iterator[None]:
     """Within it LMDB cannot write its meta page: the descriptor that it has for that alone (O_DSYNC) is made a read-only one."""
     path = str(directory / "data.mdb")
-    found = [int(name) for name in os.listdir("/proc/self/fd") if os.path.realpath(f"/proc/self/fd/{name}") == path]
+    found = [
+        int(name)
+        for name in os.listdir("/proc/self/fd")
+        if os.path.realpath(f"/proc/self/fd/{name}") == path
+    ]
     (meta,) = (fd for fd in found if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC)
     read_only = os.open(path, os.O_RDONLY)
     os.dup2(read_only, meta, inheritable=False)
@@ -135,7 +152,9 @@ def broken_meta_page(directory: Path) -> Iterator[None]:
 
 
 @ensureDeferred
-async def test_an_environment_that_lmdb_gave_up_is_opened_again(open_store: Opener, directory: Path) -> None:
+async def test_an_environment_that_lmdb_gave_up_is_opened_again(
+    open_store: Opener, directory: Path
+) -> None:
     store = open_store(tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
@@ -156,7 +175,9 @@ async def test_an_environment_that_lmdb_gave_up_is_opened_again(open_store: Open
 
 
 @ensureDeferred
-async def test_a_store_opens_and_reads_where_nothing_can_be_written(open_store: Opener, directory: Path) -> None:
+async def test_a_store_opens_and_reads_where_nothing_can_be_written(
+    open_store: Opener, directory: Path
+) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())

@@ -21,9 +21,16 @@ def run_on_a_small_disk(directory: Path) -> list[str]:
 
 
 @ensureDeferred
-async def test_a_full_disk_refuses_writes_serves_reads_and_loses_nothing(directory: Path, open_store: Opener) -> None:
+async def test_a_full_disk_refuses_writes_serves_reads_and_loses_nothing(
+    directory: Path, open_store: Opener
+) -> None:
     *seen, state = run_on_a_small_disk(directory)
-    assert seen == ["filled True", "reads True", "goes on after a deletion True", "goes on with more space"]
+    assert seen == [
+        "filled True",
+        "reads True",
+        "goes on after a deletion True",
+        "goes on with more space",
+    ]
     start, end, size = (int(word) for word in state.split()[1:])
     store = open_store()
     await store.open()

@@ -5,13 +5,26 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.lmdb.layout import ENTRY, LOG_ROW, PLACE, SLOT, LogRow, Slot, TopicRow, decode_topic, encode_topic, slot_of
+from storage.lmdb.layout import (
+    ENTRY,
+    LOG_ROW,
+    PLACE,
+    SLOT,
+    LogRow,
+    Slot,
+    TopicRow,
+    decode_topic,
+    encode_topic,
+    slot_of,
+)
 from storage.log import Topic
 
 
 def test_an_entry_key_has_these_bytes() -> None:
     key = SLOT.pack(*Slot(1, 2, 3, -1, 5, 6, 7))
-    assert key == bytes.fromhex("000000000000000100000000000000020000000000000003ffffffffffffffff0000000000000005000000000000000600000007")
+    assert key == bytes.fromhex(
+        "000000000000000100000000000000020000000000000003ffffffffffffffff0000000000000005000000000000000600000007"
+    )
 
 
 def test_a_log_row_has_these_bytes() -> None:
@@ -22,7 +35,10 @@ def test_a_log_row_has_these_bytes() -> None:
 
 def test_a_topic_row_has_these_bytes() -> None:
     row = TopicRow(Topic("t", bytes(range(16)), 2, {"a": "b"}), (4, 9))
-    assert encode_topic(row) == b'{"topic_id":"000102030405060708090a0b0c0d0e0f","configs":{"a":"b"},"log_ids":[4,9]}'
+    assert (
+        encode_topic(row)
+        == b'{"topic_id":"000102030405060708090a0b0c0d0e0f","configs":{"a":"b"},"log_ids":[4,9]}'
+    )
     assert decode_topic("t", encode_topic(row)) == row
 
 
@@ -39,4 +55,10 @@ def test_keys_sort_by_log_and_base_offset(rows: list[tuple[int, int, int, int]])
 
 def test_the_short_reading_of_a_key_is_the_same_as_the_long_one() -> None:
     slot = Slot(1, 2, 3, -4, 5, 6, 7)
-    assert ENTRY.unpack(SLOT.pack(*slot)) == (slot.log_id, slot.base_offset, slot.last_offset, slot.timestamp, slot.size)
+    assert ENTRY.unpack(SLOT.pack(*slot)) == (
+        slot.log_id,
+        slot.base_offset,
+        slot.last_offset,
+        slot.timestamp,
+        slot.size,
+    )

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from storage.lmdb import queries
 from storage.lmdb.layout import SLOT, LogRow, Slot
 
-NEIGHBOURS = [Slot(log_id, base, base + 9, 999, 999, 10, 10) for log_id in (1, 3) for base in (0, 10, 1 << 40)]
+NEIGHBOURS = [
+    Slot(log_id, base, base + 9, 999, 999, 10, 10) for log_id in (1, 3) for base in (0, 10, 1 << 40)
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,9 @@ def logs(draw: st.DrawFn) -> list[Slot]:
     slots: list[Slot] = []
     offset = position = 0
     running = -1
-    for records, timestamp, size in draw(st.lists(st.tuples(st.integers(1, 4), st.integers(-1, 9), st.integers(0, 5)), max_size=12)):
+    for records, timestamp, size in draw(
+        st.lists(st.tuples(st.integers(1, 4), st.integers(-1, 9), st.integers(0, 5)), max_size=12)
+    ):
         position += size
         running = max(running, timestamp)
         slots.append(Slot(2, offset, offset + records - 1, timestamp, running, position, size))
@@ -52,12 +56,16 @@ def on(environment: Any, slots: list[Slot], call: Callable[[Any], Any]) -> Any:
     return result
 
 
-quiet = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
+quiet = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 
 
 @quiet
 @given(slots=logs(), offset=st.integers(0, 50))
-def test_the_slot_at_an_offset_contains_it_or_comes_next(environment: Any, slots: list[Slot], offset: int) -> None:
+def test_the_slot_at_an_offset_contains_it_or_comes_next(
+    environment: Any, slots: list[Slot], offset: int
+) -> None:
     expected = next((slot for slot in slots if slot.last_offset >= offset), None)
 
     def look(cursor: Any) -> tuple[Slot | None, bool]:
@@ -70,16 +78,33 @@ def test_the_slot_at_an_offset_contains_it_or_comes_next(environment: Any, slots
 @quiet
 @given(slots=logs())
 def test_the_last_slot_is_the_last_of_its_own_log(environment: Any, slots: list[Slot]) -> None:
-    assert on(environment, slots, lambda cursor: queries.last_slot(cursor, 2)) == (slots[-1] if slots else None)
+    assert on(environment, slots, lambda cursor: queries.last_slot(cursor, 2)) == (
+        slots[-1] if slots else None
+    )
 
 
 @quiet
 @given(slots=logs(), low=st.integers(0, 50), high=st.integers(0, 50), timestamp=st.integers(-1, 10))
-def test_bisection_finds_the_first_that_reaches(environment: Any, slots: list[Slot], low: int, high: int, timestamp: int) -> None:
-    expected = next((s for s in slots if s.last_offset >= low and s.base_offset < high and s.running_timestamp >= timestamp), None)
+def test_bisection_finds_the_first_that_reaches(
+    environment: Any, slots: list[Slot], low: int, high: int, timestamp: int
+) -> None:
+    expected = next(
+        (
+            s
+            for s in slots
+            if s.last_offset >= low and s.base_offset < high and s.running_timestamp >= timestamp
+        ),
+        None,
+    )
     if low >= high:
         expected = None
-    found = on(environment, slots, lambda cursor: queries.first_that(cursor, 2, low, high, lambda s: s.running_timestamp >= timestamp))
+    found = on(
+        environment,
+        slots,
+        lambda cursor: queries.first_that(
+            cursor, 2, low, high, lambda s: s.running_timestamp >= timestamp
+        ),
+    )
     assert found == expected
 
 
@@ -90,7 +115,14 @@ def test_the_slot_for_a_time_is_the_first_whose_own_time_reaches_it(
 ) -> None:
     readable = [slot for slot in slots if slot.last_offset >= start]
     expected = next((slot for slot in readable if slot.timestamp >= timestamp), None)
-    assert on(environment, slots, lambda cursor: queries.slot_for_time(cursor, 2, start, 100, timestamp)) == expected
+    assert (
+        on(
+            environment,
+            slots,
+            lambda cursor: queries.slot_for_time(cursor, 2, start, 100, timestamp),
+        )
+        == expected
+    )
 
 
 def in_steps(start: int, scan: Callable[[int], tuple[Slot | None, int]]) -> list[Slot]:
@@ -103,41 +135,63 @@ def in_steps(start: int, scan: Callable[[int], tuple[Slot | None, int]]) -> list
 
 
 @quiet
-@given(slots=logs(), start=st.integers(0, 50), timestamp=st.integers(-1, 10), most=st.integers(1, 4))
-def test_the_slot_for_a_time_is_found_in_steps_as_well(environment: Any, slots: list[Slot], start: int, timestamp: int, most: int) -> None:
-    expected = next((slot for slot in slots if slot.last_offset >= start and slot.timestamp >= timestamp), None)
+@given(
+    slots=logs(), start=st.integers(0, 50), timestamp=st.integers(-1, 10), most=st.integers(1, 4)
+)
+def test_the_slot_for_a_time_is_found_in_steps_as_well(
+    environment: Any, slots: list[Slot], start: int, timestamp: int, most: int
+) -> None:
+    expected = next(
+        (slot for slot in slots if slot.last_offset >= start and slot.timestamp >= timestamp), None
+    )
 
     def steps(cursor: Any) -> list[Slot]:
-        return in_steps(start, lambda offset: queries.scan_for_time(cursor, 2, offset, 100, timestamp, most))
+        return in_steps(
+            start, lambda offset: queries.scan_for_time(cursor, 2, offset, 100, timestamp, most)
+        )
 
     assert on(environment, slots, steps) == ([expected] if expected else [])
 
 
 @quiet
 @given(slots=logs(), start=st.integers(0, 50), most=st.integers(1, 4))
-def test_the_latest_slot_is_the_first_with_the_greatest_time(environment: Any, slots: list[Slot], start: int, most: int) -> None:
+def test_the_latest_slot_is_the_first_with_the_greatest_time(
+    environment: Any, slots: list[Slot], start: int, most: int
+) -> None:
     readable = [slot for slot in slots if slot.last_offset >= start and slot.timestamp >= 0]
     expected = max(readable, key=lambda slot: slot.timestamp, default=None)
 
     def steps(cursor: Any) -> list[Slot]:
         return in_steps(start, lambda offset: queries.scan_for_latest(cursor, 2, offset, 100, most))
 
-    assert max(on(environment, slots, steps), key=lambda slot: slot.timestamp, default=None) == expected
+    assert (
+        max(on(environment, slots, steps), key=lambda slot: slot.timestamp, default=None)
+        == expected
+    )
     greatest = max((slot.timestamp for slot in readable), default=-1)
-    assert on(environment, slots, lambda cursor: queries.greatest_timestamp(cursor, 2, start)) >= greatest
+    assert (
+        on(environment, slots, lambda cursor: queries.greatest_timestamp(cursor, 2, start))
+        >= greatest
+    )
 
 
 @quiet
 @given(slots=logs(), limit=st.integers(0, 60), cut=st.integers(0, 12))
-def test_a_compacted_log_is_cut_to_the_least_that_is_not_below_the_limit(environment: Any, slots: list[Slot], limit: int, cut: int) -> None:
+def test_a_compacted_log_is_cut_to_the_least_that_is_not_below_the_limit(
+    environment: Any, slots: list[Slot], limit: int, cut: int
+) -> None:
     check_cut(environment, slots[cut:], limit, LogRow(compacted_to=1000))
 
 
 @quiet
 @given(slots=logs(), limit=st.integers(0, 60), cut=st.integers(0, 12))
-def test_a_log_never_compacted_is_cut_the_same_way_by_bisection(environment: Any, slots: list[Slot], limit: int, cut: int) -> None:
+def test_a_log_never_compacted_is_cut_the_same_way_by_bisection(
+    environment: Any, slots: list[Slot], limit: int, cut: int
+) -> None:
     unbroken = slots[cut:]
-    if any(later.position - later.size != earlier.position for earlier, later in pairwise(unbroken)):
+    if any(
+        later.position - later.size != earlier.position for earlier, later in pairwise(unbroken)
+    ):
         unbroken = unbroken[-1:]
     check_cut(environment, unbroken, limit, LogRow())
 
@@ -148,5 +202,9 @@ def check_cut(environment: Any, slots: list[Slot], limit: int, row: LogRow) -> N
     expected = list(slots)
     while expected and left - expected[0].size >= limit:
         left -= expected.pop(0).size
-    found = on(environment, slots, lambda cursor: queries.slot_within_bytes(cursor, 2, start, 100, row, size, limit))
+    found = on(
+        environment,
+        slots,
+        lambda cursor: queries.slot_within_bytes(cursor, 2, start, 100, row, size, limit),
+    )
     assert found == (expected[0] if expected else None)

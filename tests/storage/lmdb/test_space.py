@@ -45,7 +45,9 @@ async def freed(store: LmdbStore) -> None:
 
 
 @ensureDeferred
-async def test_a_file_whose_log_is_kept_short_stops_growing(open_store: Opener, directory: Path) -> None:
+async def test_a_file_whose_log_is_kept_short_stops_growing(
+    open_store: Opener, directory: Path
+) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())
@@ -61,7 +63,9 @@ async def test_a_file_whose_log_is_kept_short_stops_growing(open_store: Opener, 
 
 
 @ensureDeferred
-async def test_topics_made_and_deleted_over_and_over_do_not_fill_the_file(open_store: Opener, directory: Path) -> None:
+async def test_topics_made_and_deleted_over_and_over_do_not_fill_the_file(
+    open_store: Opener, directory: Path
+) -> None:
     store = open_store(freeing_entries=30)
     await store.open()
     sizes = []
@@ -76,10 +80,14 @@ async def test_topics_made_and_deleted_over_and_over_do_not_fill_the_file(open_s
 
 @pytest.mark.parametrize("how", ["the topic was deleted", "the start was moved"])
 @ensureDeferred
-async def test_freeing_that_a_restart_interrupted_is_finished(open_store: Opener, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_freeing_that_a_restart_interrupted_is_finished(
+    open_store: Opener, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free_entries, turns = writer_module.free_entries, count()
     # The writer thread frees five entries and no more before the store is closed.
-    monkeypatch.setattr(writer_module, "free_entries", lambda *given: next(turns) < 5 and free_entries(*given))
+    monkeypatch.setattr(
+        writer_module, "free_entries", lambda *given: next(turns) < 5 and free_entries(*given)
+    )
     store = open_store(freeing_entries=1)
     await store.open()
     await store.create_topic(topic())
@@ -96,7 +104,9 @@ async def test_freeing_that_a_restart_interrupted_is_finished(open_store: Opener
     again = open_store()
     await again.open()
     await freed(again)
-    left = await again.query("entries", lambda cursor: sum(1 for _ in cursor.iternext(values=False)))
+    left = await again.query(
+        "entries", lambda cursor: sum(1 for _ in cursor.iternext(values=False))
+    )
     assert left == (0 if how == "the topic was deleted" else 10)
 
 
@@ -116,7 +126,9 @@ async def test_appends_and_reads_go_on_while_much_is_freed(open_store: Opener) -
 
 
 @ensureDeferred
-async def test_a_read_that_a_deletion_overtook_is_not_answered_with_what_is_left(open_store: Opener) -> None:
+async def test_a_read_that_a_deletion_overtook_is_not_answered_with_what_is_left(
+    open_store: Opener,
+) -> None:
     """Either the old entry or an error, never silently a later one."""
     store = open_store(freeing_entries=100, tail_bytes=0)
     await store.open()
@@ -131,7 +143,9 @@ async def test_a_read_that_a_deletion_overtook_is_not_answered_with_what_is_left
 
 
 @ensureDeferred
-async def test_held_entries_do_not_keep_pages_from_being_used_again(open_store: Opener, directory: Path) -> None:
+async def test_held_entries_do_not_keep_pages_from_being_used_again(
+    open_store: Opener, directory: Path
+) -> None:
     store = open_store(tail_bytes=0)
     await store.open()
     await store.create_topic(topic())

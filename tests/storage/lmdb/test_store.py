@@ -45,16 +45,24 @@ async def test_more_writes_than_may_wait_are_refused(open_store: Opener) -> None
 
 
 @ensureDeferred
-async def test_one_write_larger_than_the_limit_is_taken_when_nothing_else_waits(open_store: Opener) -> None:
+async def test_one_write_larger_than_the_limit_is_taken_when_nothing_else_waits(
+    open_store: Opener,
+) -> None:
     store = open_store(queue_bytes=10)
     await store.open()
     await (await store.table("rows")).put({b"k": b"v" * 100})
 
 
-@pytest.mark.parametrize("call", [lambda log: log.latest_by_time(), lambda log: log.entry_for_time(60)], ids=["latest", "for time"])
+@pytest.mark.parametrize(
+    "call",
+    [lambda log: log.latest_by_time(), lambda log: log.entry_for_time(60)],
+    ids=["latest", "for time"],
+)
 @ensureDeferred
 async def test_a_long_search_reads_in_steps_between_which_the_map_can_grow(
-    open_store: Opener, monkeypatch: pytest.MonkeyPatch, call: Callable[[Any], Awaitable[Entry | None]]
+    open_store: Opener,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[[Any], Awaitable[Entry | None]],
 ) -> None:
     """A map that has to grow waits for the reads under way, and every write waits for it."""
     monkeypatch.setattr("storage.lmdb.log.SCAN_KEYS", 5)
@@ -129,7 +137,9 @@ async def test_a_log_asked_for_while_its_topic_is_deleted_is_refused(open_store:
 
 
 @ensureDeferred
-async def test_a_log_whose_topic_is_deleted_right_behind_its_opening_is_closed(open_store: Opener) -> None:
+async def test_a_log_whose_topic_is_deleted_right_behind_its_opening_is_closed(
+    open_store: Opener,
+) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())
@@ -152,7 +162,9 @@ async def test_the_same_store_may_be_opened_again_after_closing(open_store: Open
 
 
 @ensureDeferred
-async def test_an_append_behind_the_deletion_of_its_topic_is_refused_and_leaves_nothing(open_store: Opener) -> None:
+async def test_an_append_behind_the_deletion_of_its_topic_is_refused_and_leaves_nothing(
+    open_store: Opener,
+) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())

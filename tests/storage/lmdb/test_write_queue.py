@@ -25,7 +25,9 @@ class Bursts:
     def __init__(self, **settings: int) -> None:
         self.clock = Reactor()
         self.handed: list[list[Operation]] = []
-        self.gathering = Gathering(self.clock, LmdbSettings(gathering_seconds=SECONDS, **settings), self.handed.append)
+        self.gathering = Gathering(
+            self.clock, LmdbSettings(gathering_seconds=SECONDS, **settings), self.handed.append
+        )
 
     def add(self, count: int, size: int = 1) -> None:
         for _ in range(count):

@@ -46,12 +46,18 @@ async def test_an_idle_writer_keeps_nothing_of_its_last_burst(open_store: Opener
 
 
 @ensureDeferred
-async def test_what_is_no_append_is_written_though_the_appends_of_its_burst_are_refused(open_store: Opener) -> None:
+async def test_what_is_no_append_is_written_though_the_appends_of_its_burst_are_refused(
+    open_store: Opener,
+) -> None:
     store = open_store(reserve_bytes=MORE_THAN_ANY_DISK)
     await store.open()
     await store.create_topic(topic())
     log, table = await store.log("orders", 0), await store.table("rows")
-    first, append, last = table.put({b"a": b"1"}), log.append([sized(0, 100_000)]), table.put({b"b": b"2" * 100_000})
+    first, append, last = (
+        table.put({b"a": b"1"}),
+        log.append([sized(0, 100_000)]),
+        table.put({b"b": b"2" * 100_000}),
+    )
     await first
     with pytest.raises(StorageFailed):
         await append
@@ -60,7 +66,9 @@ async def test_what_is_no_append_is_written_though_the_appends_of_its_burst_are_
 
 
 @ensureDeferred
-async def test_a_bad_hour_costs_one_line_when_it_begins_and_one_when_it_ends(open_store: Opener, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bad_hour_costs_one_line_when_it_begins_and_one_when_it_ends(
+    open_store: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())
@@ -93,7 +101,9 @@ async def test_everyone_who_waits_gets_an_error_of_his_own(open_store: Opener) -
 
 
 @ensureDeferred
-async def test_a_bug_in_one_write_is_logged_and_the_next_is_written(open_store: Opener, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_in_one_write_is_logged_and_the_next_is_written(
+    open_store: Opener, caplog: pytest.LogCaptureFixture
+) -> None:
     store = open_store()
     await store.open()
 
@@ -121,7 +131,9 @@ class FailsAfterCommit:
 
 
 @ensureDeferred
-async def test_a_commit_that_raised_but_is_on_disk_counts(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_that_raised_but_is_on_disk_counts(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = open_store(tail_bytes=0)
     await store.open()
     await store.create_topic(topic())
@@ -168,7 +180,9 @@ async def test_while_the_outcome_of_a_commit_is_unknown_nothing_is_written_and_r
 
 
 @ensureDeferred
-async def test_closing_does_not_wait_for_ever_for_a_medium_that_is_gone(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_does_not_wait_for_ever_for_a_medium_that_is_gone(
+    open_store: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = open_store()
     await store.open()
     await store.create_topic(topic())

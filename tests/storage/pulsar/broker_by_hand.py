@@ -34,7 +34,9 @@ class Producer:
         self.refuses: Exception | None = None
         self.closed = 0
 
-    def send_async(self, payload: bytes, callback: Callable[[Any, Any], None], properties: Mapping[str, str]) -> None:
+    def send_async(
+        self, payload: bytes, callback: Callable[[Any, Any], None], properties: Mapping[str, str]
+    ) -> None:
         if self.refuses:
             raise self.refuses
         self.sent.append(payload)

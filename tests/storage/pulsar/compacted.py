@@ -75,14 +75,24 @@ class Compacted:
 
     def traces(self) -> list[str]:
         """What is set on the topic for a moment only."""
-        found = [name for name in self.tenant.admin("GET", f"{self.path}/subscriptions") if name == CURSOR]
+        found = [
+            name
+            for name in self.tenant.admin("GET", f"{self.path}/subscriptions")
+            if name == CURSOR
+        ]
         found += self.tenant.admin("GET", f"{self.path}/backlogQuotaMap")
         time_to_live = self.tenant.admin("GET", f"{self.path}/messageTTL")
         properties = self.tenant.admin("GET", f"{self.path}/properties")
-        return found + [f"time to live {time_to_live}"] * (time_to_live not in ("", None)) + [LOWERED] * (LOWERED in properties[RETENTION])
+        return (
+            found
+            + [f"time to live {time_to_live}"] * (time_to_live not in ("", None))
+            + [LOWERED] * (LOWERED in properties[RETENTION])
+        )
 
     def side_topics(self) -> list[str]:
-        topics = self.tenant.admin("GET", f"persistent/{self.settings.metadata_tenant}/{self.settings.metadata_namespace}")
+        topics = self.tenant.admin(
+            "GET", f"persistent/{self.settings.metadata_tenant}/{self.settings.metadata_namespace}"
+        )
         return [name for name in topics if ".compacted." in name]
 
     def retention(self) -> tuple[int, int]:

@@ -25,13 +25,17 @@ def reading_settings(pulsar: Tenant) -> PulsarSettings:
 
 @pytest.fixture(scope="session")
 def writer(pulsar: Tenant) -> Iterator[library.Client]:
-    client = library.Client(pulsar.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error))
+    client = library.Client(
+        pulsar.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error)
+    )
     yield client
     client.close()
 
 
 @pytest.fixture
-def partition(pulsar: Tenant, reading_settings: PulsarSettings, writer: library.Client) -> Partition:
+def partition(
+    pulsar: Tenant, reading_settings: PulsarSettings, writer: library.Client
+) -> Partition:
     """An empty one."""
     return Partition(pulsar, reading_settings, writer)
 

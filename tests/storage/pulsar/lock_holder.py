@@ -32,6 +32,14 @@ async def hold(node: str, settings: PulsarSettings) -> None:
 
 if __name__ == "__main__":
     service_url, admin_url, tenant, namespace = sys.argv[2:]
-    chosen = PulsarSettings(service_url, admin_url, metadata_tenant=tenant, metadata_namespace=namespace, lock_beat_seconds=0.2)
-    Deferred.fromCoroutine(hold(sys.argv[1], chosen)).addErrback(lambda failure: failure.printTraceback())
+    chosen = PulsarSettings(
+        service_url,
+        admin_url,
+        metadata_tenant=tenant,
+        metadata_namespace=namespace,
+        lock_beat_seconds=0.2,
+    )
+    Deferred.fromCoroutine(hold(sys.argv[1], chosen)).addErrback(
+        lambda failure: failure.printTraceback()
+    )
     reactor.run()

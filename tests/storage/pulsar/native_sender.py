@@ -22,14 +22,18 @@ class Sender:
 
     def batch(self, *values: bytes) -> None:
         """One entry."""
-        producer = self.client.create_producer(self.topic, batching_enabled=True, batching_max_publish_delay_ms=60_000)
+        producer = self.client.create_producer(
+            self.topic, batching_enabled=True, batching_max_publish_delay_ms=60_000
+        )
         for value in values:
             producer.send_async(value, lambda result, message_id: None)
         producer.flush()
         producer.close()
 
     def send(self, value: bytes, *, chunked: bool = False) -> client.MessageId:
-        producer = self.client.create_producer(self.topic, batching_enabled=False, chunking_enabled=chunked)
+        producer = self.client.create_producer(
+            self.topic, batching_enabled=False, chunking_enabled=chunked
+        )
         try:
             return producer.send(value)
         finally:
@@ -42,7 +46,9 @@ class Sender:
     def trim(self) -> None:
         """All that was written is deleted, as by a retention of nothing."""
         path = path_of(self.topic).lstrip("/")
-        self._tenant.admin("POST", f"{path}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
+        self._tenant.admin(
+            "POST", f"{path}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+        )
         self.unload()
         deadline = time.monotonic() + 30
         while self._tenant.admin("GET", f"{path}/internalStats")["numberOfEntries"]:

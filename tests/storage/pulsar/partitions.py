@@ -23,14 +23,32 @@ Written = tuple[Header, bytes] | None
 _numbers = itertools.count()
 
 
-def header(base: int, last: int | None = None, *, time: int = -1, before: int = 0, epoch: int = 0, greatest: int | None = None) -> Header:
-    return Header(base, base if last is None else last, time, before, epoch, time if greatest is None else greatest)
+def header(
+    base: int,
+    last: int | None = None,
+    *,
+    time: int = -1,
+    before: int = 0,
+    epoch: int = 0,
+    greatest: int | None = None,
+) -> Header:
+    return Header(
+        base,
+        base if last is None else last,
+        time,
+        before,
+        epoch,
+        time if greatest is None else greatest,
+    )
 
 
 def numbered(begin: int, end: int, size: int = 10, epoch: int = 0) -> list[Written]:
     """A message for each offset."""
     return [
-        (header(offset, time=offset, before=offset * size, epoch=epoch), (b"%d " % offset).ljust(size, b"."))
+        (
+            header(offset, time=offset, before=offset * size, epoch=epoch),
+            (b"%d " % offset).ljust(size, b"."),
+        )
         for offset in range(begin, end)
     ]
 
@@ -45,7 +63,9 @@ class Partition:
         self._client = client
         tenant.admin("PUT", self._path)
 
-    def write(self, messages: Sequence[Written], *, foreign_batches: bool = False) -> list[Position]:
+    def write(
+        self, messages: Sequence[Written], *, foreign_batches: bool = False
+    ) -> list[Position]:
         """Stores them in order; the place of each."""
         producer = self._client.create_producer(
             self.topic,
@@ -58,7 +78,11 @@ class Partition:
         for message in messages:
             one, payload = message or (None, b"of somebody else")
             properties = one.properties("mixed_kafka") if one else {"kopgate": "a word"}
-            producer.send_async(payload, lambda result, place: results.append((result, place)), properties=properties)
+            producer.send_async(
+                payload,
+                lambda result, place: results.append((result, place)),
+                properties=properties,
+            )
         producer.flush()
         producer.close()
         assert {result for result, _ in results} <= {library.Result.Ok}
@@ -79,13 +103,18 @@ class Partition:
 
     def trim(self) -> None:
         """All ledgers go but the one that is written to."""
-        self._tenant.admin("POST", f"{self._path}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
+        self._tenant.admin(
+            "POST", f"{self._path}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+        )
         # The policy takes a moment to be in force.
         while len(self.ledgers()) > 1:
             self._tenant.admin("POST", f"{self._path}/trim")
 
     def ledgers(self) -> list[int]:
-        return [ledger["ledgerId"] for ledger in self._tenant.admin("GET", f"{self._path}/internalStats")["ledgers"]]
+        return [
+            ledger["ledgerId"]
+            for ledger in self._tenant.admin("GET", f"{self._path}/internalStats")["ledgers"]
+        ]
 
 
 class Counted(Session):

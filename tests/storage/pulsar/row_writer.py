@@ -23,7 +23,9 @@ LANES = 8
 async def put_for_ever(table: PulsarTable, lane: str) -> None:
     number = 0
     while True:
-        rows: dict[bytes, bytes | None] = {b"%s %08d %02d" % (lane.encode(), number, row): b"%d" % number for row in range(ROWS)}
+        rows: dict[bytes, bytes | None] = {
+            b"%s %08d %02d" % (lane.encode(), number, row): b"%d" % number for row in range(ROWS)
+        }
         rows |= {b"%s %08d %02d" % (lane.encode(), number - 2, row): None for row in range(ROWS)}
         await table.put(rows)
         print(f"put {lane} {number}", flush=True)
@@ -37,7 +39,9 @@ async def write(settings: PulsarSettings, run: str) -> None:
     await table.open()
     await table.items()
     for lane in range(LANES):
-        Deferred.fromCoroutine(put_for_ever(table, f"{run}.{lane}")).addErrback(lambda failure: failure.printTraceback())
+        Deferred.fromCoroutine(put_for_ever(table, f"{run}.{lane}")).addErrback(
+            lambda failure: failure.printTraceback()
+        )
 
 
 if __name__ == "__main__":
@@ -52,5 +56,7 @@ if __name__ == "__main__":
         table_compaction_bytes=100_000,
         table_upkeep_seconds=0.1,
     )
-    Deferred.fromCoroutine(write(chosen, run_name)).addErrback(lambda failure: failure.printTraceback())
+    Deferred.fromCoroutine(write(chosen, run_name)).addErrback(
+        lambda failure: failure.printTraceback()
+    )
     reactor.run()

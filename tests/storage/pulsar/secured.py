@@ -43,15 +43,23 @@ class Guarded(Pulsar):
 
     def _is_ready(self) -> bool:
         try:
-            return all(self.call("GET", path) is not None for path in ("brokers/health", "namespaces/public/default"))
+            return all(
+                self.call("GET", path) is not None
+                for path in ("brokers/health", "namespaces/public/default")
+            )
         except (OSError, Refused):
             return False
 
     def call(self, method: str, path: str, body: object = None) -> Any:
         """The admin API as its superuser; `ok` for what is no JSON."""
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token(SUPERUSER)}"}
-        request = urllib.request.Request(f"{self.admin_url}/admin/v2/{path}", data, headers, method=method)
+        headers = {
+            "Content-Type": "application/json",
+            "Authorization": f"Bearer {token(SUPERUSER)}",
+        }
+        request = urllib.request.Request(
+            f"{self.admin_url}/admin/v2/{path}", data, headers, method=method
+        )
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
                 raw = answer.read()
@@ -99,4 +107,10 @@ def secured(folder: Path, **others: str) -> Iterator[Secured]:
         "tlsTrustCertsFilePath": str(trust),
     }
     with Guarded.start(**settings, **others) as broker:
-        yield Secured(broker, f"pulsar+ssl://localhost:{port}", f"https://localhost:{web_port}", authority, trust)
+        yield Secured(
+            broker,
+            f"pulsar+ssl://localhost:{port}",
+            f"https://localhost:{web_port}",
+            authority,
+            trust,
+        )

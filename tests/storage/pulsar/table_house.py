@@ -44,7 +44,13 @@ class Tables:
         self.settings = settings
         self._opened: list[tuple[PulsarTable, Admin, Session]] = []
 
-    async def open(self, name: str = "rows", *, settings: PulsarSettings | None = None, session: Session | None = None) -> PulsarTable:
+    async def open(
+        self,
+        name: str = "rows",
+        *,
+        settings: PulsarSettings | None = None,
+        session: Session | None = None,
+    ) -> PulsarTable:
         """The table of that name, opened as by another process."""
         settings = settings or self.settings
         session = session or Session(settings, reactor)
@@ -67,7 +73,9 @@ class Tables:
 
     def admin(self, method: str, what: str = "", body: object = None, name: str = "rows") -> Any:
         """A call about the table's topic; blocks."""
-        return self.tenant.admin(method, path_of(topic_of(self.settings, name)).lstrip("/") + what, body)
+        return self.tenant.admin(
+            method, path_of(topic_of(self.settings, name)).lstrip("/") + what, body
+        )
 
     def compact(self, name: str = "rows") -> None:
         """Ask for a compaction and wait until it is done; where it fails it is asked for again, as by the gateway."""
@@ -101,7 +109,10 @@ class Tables:
 
     def send(self, *messages: tuple[str | None, bytes]) -> None:
         """Messages that somebody else puts into the topic, by key and payload."""
-        client = client_library.Client(self.settings.service_url, logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error))
+        client = client_library.Client(
+            self.settings.service_url,
+            logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error),
+        )
         producer = client.create_producer(topic_of(self.settings, "rows"))
         for key, payload in messages:
             producer.send(payload, partition_key=key)
@@ -109,11 +120,19 @@ class Tables:
 
     def places(self) -> dict[str | None, tuple[int, int]]:
         """Where each key was written last: ledger and entry, as they are before any compaction."""
-        client = client_library.Client(self.settings.service_url, logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error))
-        reader = client.create_reader(topic_of(self.settings, "rows"), client_library.MessageId.earliest)
+        client = client_library.Client(
+            self.settings.service_url,
+            logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error),
+        )
+        reader = client.create_reader(
+            topic_of(self.settings, "rows"), client_library.MessageId.earliest
+        )
         found = {}
         while reader.has_message_available():
             message = reader.read_next()
-            found[message.partition_key()] = message.message_id().ledger_id(), message.message_id().entry_id()
+            found[message.partition_key()] = (
+                message.message_id().ledger_id(),
+                message.message_id().entry_id(),
+            )
         client.close()
         return found

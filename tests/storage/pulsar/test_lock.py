@@ -41,7 +41,9 @@ class Locks:
 
     def __init__(self, settings: PulsarSettings) -> None:
         self.settings = replace(settings, lock_beat_seconds=BEAT_SECONDS)
-        self.topic = f"persistent://{settings.metadata_tenant}/{settings.metadata_namespace}/__kopgate.lock"
+        self.topic = (
+            f"persistent://{settings.metadata_tenant}/{settings.metadata_namespace}/__kopgate.lock"
+        )
         self.reasons: list[str] = []
         self._opened: list[tuple[StoreLock, Admin, Session]] = []
         self._processes: list[subprocess.Popen[str]] = []
@@ -55,7 +57,14 @@ class Locks:
         self._opened.append((lock, admin, session))
         return lock
 
-    async def taken(self, node: str = "one", *, takeover: bool = False, lost: Deferred[str] | None = None, **settings: float) -> StoreLock:
+    async def taken(
+        self,
+        node: str = "one",
+        *,
+        takeover: bool = False,
+        lost: Deferred[str] | None = None,
+        **settings: float,
+    ) -> StoreLock:
         lock = await self.make(lost, **settings)
         await lock.take(node, takeover)
         return lock
@@ -63,7 +72,13 @@ class Locks:
     def process(self, node: str) -> subprocess.Popen[str]:
         """Another process that has taken the store."""
         names = ("service_url", "admin_url", "metadata_tenant", "metadata_namespace")
-        command = [sys.executable, "-m", "tests.storage.pulsar.lock_holder", node, *(getattr(self.settings, name) for name in names)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.storage.pulsar.lock_holder",
+            node,
+            *(getattr(self.settings, name) for name in names),
+        ]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self._processes.append(process)
         assert process.stdout
@@ -166,11 +181,16 @@ def test_a_holder_seems_gone_where_its_process_is_or_where_it_says_nothing_any_m
     host: str, process: int, since: float, said: float, is_gone: bool
 ) -> None:
     now = time.time()
-    assert seems_gone(Holder("t", "one", host, process, now + since, now + said), SILENT_SECONDS) == is_gone
+    assert (
+        seems_gone(Holder("t", "one", host, process, now + since, now + said), SILENT_SECONDS)
+        == is_gone
+    )
 
 
 @ensureDeferred
-async def test_the_store_of_a_killed_holder_is_free_as_soon_as_the_broker_has_noticed(locks: Locks, pulsar: Tenant) -> None:
+async def test_the_store_of_a_killed_holder_is_free_as_soon_as_the_broker_has_noticed(
+    locks: Locks, pulsar: Tenant
+) -> None:
     process = locks.process("killed")
     with pytest.raises(StoreInUse, match="'killed'"):
         await locks.taken("next")
@@ -181,7 +201,9 @@ async def test_the_store_of_a_killed_holder_is_free_as_soon_as_the_broker_has_no
 
 
 @ensureDeferred
-async def test_a_holder_that_stands_still_keeps_the_store_until_it_is_taken_and_then_learns_of_it(locks: Locks) -> None:
+async def test_a_holder_that_stands_still_keeps_the_store_until_it_is_taken_and_then_learns_of_it(
+    locks: Locks,
+) -> None:
     process = locks.process("paused")
     suspend(process)
     with pytest.raises(StoreInUse, match=r"'paused' .* heard last \d+ s ago"):

@@ -31,7 +31,12 @@ pytestmark = pytest.mark.peer
 
 Opener = Callable[[PulsarSettings], PulsarStore]
 #: Shorter than what a store has, for what is lost here; longer than a broker on a busy machine takes for what is not.
-HASTE = {"send_timeout_seconds": 5.0, "operation_timeout_seconds": 15.0, "admin_timeout_seconds": 15.0, "close_timeout_seconds": 2.0}
+HASTE = {
+    "send_timeout_seconds": 5.0,
+    "operation_timeout_seconds": 15.0,
+    "admin_timeout_seconds": 15.0,
+    "close_timeout_seconds": 2.0,
+}
 
 
 @pytest.fixture
@@ -82,7 +87,9 @@ async def failure_of(appended: Any) -> BaseException:
 
 
 @ensureDeferred
-async def test_what_was_stored_without_an_acknowledgement_is_there_whole_for_the_next_log(store, log, between):
+async def test_what_was_stored_without_an_acknowledgement_is_there_whole_for_the_next_log(
+    store, log, between
+):
     await log.append([entry(0)])
     with between.losing(SEND_RECEIPT):
         appends = [log.append([entry(1), entry(2)]), log.append([entry(3)])]
@@ -120,14 +127,22 @@ async def test_a_finished_log_refuses_everything_and_tells_its_watchers(store, l
     with between.losing(SEND):
         assert type(await failure_of(log.append([entry(1)]))) is Fenced
     assert told
-    for call in (log.append([entry(1)]), log.read(0, 1), log.entry_for_time(0), log.delete_before(1), log.replace(0, 0, [])):
+    for call in (
+        log.append([entry(1)]),
+        log.read(0, 1),
+        log.entry_for_time(0),
+        log.delete_before(1),
+        log.replace(0, 0, []),
+    ):
         assert type(await failure_of(call)) is Fenced
     with pytest.raises(Fenced):
         log.read_resident(0, 1)
 
 
 @ensureDeferred
-async def test_each_leader_has_an_epoch_of_its_own_and_the_past_ones_stay_known(store, log, between):
+async def test_each_leader_has_an_epoch_of_its_own_and_the_past_ones_stay_known(
+    store, log, between
+):
     await log.append([entry(0, 5)])
     with between.losing(SEND):
         await failure_of(log.append([entry(5)]))
@@ -139,11 +154,19 @@ async def test_each_leader_has_an_epoch_of_its_own_and_the_past_ones_stay_known(
 
 
 @ensureDeferred
-async def test_whoever_is_fenced_takes_the_partition_back_and_loses_nothing(store, log, between, pulsar):
+async def test_whoever_is_fenced_takes_the_partition_back_and_loses_nothing(
+    store, log, between, pulsar
+):
     await log.append([entry(0)])
-    client = library.Client(pulsar.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error))
+    client = library.Client(
+        pulsar.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error)
+    )
     full_name = path_of_partition(between.settings).replace("persistent/", "persistent://", 1)
-    other = await deferToThread(client.create_producer, full_name, access_mode=library.ProducerAccessMode.ExclusiveWithFencing)
+    other = await deferToThread(
+        client.create_producer,
+        full_name,
+        access_mode=library.ProducerAccessMode.ExclusiveWithFencing,
+    )
     assert type(await failure_of(log.append([entry(1)]))) is Taken
     again = await store.log("orders", 0)
     await again.append([entry(again.next_offset)])
@@ -157,8 +180,13 @@ async def test_whoever_is_fenced_takes_the_partition_back_and_loses_nothing(stor
 async def test_messages_of_others_take_no_offset(store, log, between, pulsar):
     await log.append([entry(0)])
     await store.close()
-    client = library.Client(pulsar.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error))
-    producer = await deferToThread(client.create_producer, path_of_partition(between.settings).replace("persistent/", "persistent://", 1))
+    client = library.Client(
+        pulsar.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error)
+    )
+    producer = await deferToThread(
+        client.create_producer,
+        path_of_partition(between.settings).replace("persistent/", "persistent://", 1),
+    )
     await deferToThread(producer.send, b"somebody else's")
     await deferToThread(client.close)
     again = PulsarStore(between.settings, reactor=reactor)
@@ -173,7 +201,11 @@ async def test_messages_of_others_take_no_offset(store, log, between, pulsar):
 async def test_a_topic_that_was_deleted_underneath_is_unknown(store, log, between, pulsar):
     await log.append([entry(0)])
     settings = between.settings
-    await deferToThread(pulsar.admin, "DELETE", f"persistent/{settings.tenant}/{settings.namespace}/orders/partitions?force=true")
+    await deferToThread(
+        pulsar.admin,
+        "DELETE",
+        f"persistent/{settings.tenant}/{settings.namespace}/orders/partitions?force=true",
+    )
     assert isinstance(await failure_of(log.append([entry(1)])), Fenced | LogClosed)
     with pytest.raises(UnknownTopic):
         await store.log("orders", 0)
@@ -213,7 +245,9 @@ async def test_a_log_whose_topic_is_deleted_while_it_opens_is_not_handed_out(sto
 
 
 @ensureDeferred
-async def test_a_topic_that_is_being_deleted_is_not_deleted_again_and_its_next_namesake_stays(store):
+async def test_a_topic_that_is_being_deleted_is_not_deleted_again_and_its_next_namesake_stays(
+    store,
+):
     await store.create_topic(topic("bills", 2))
     opening = Deferred.fromCoroutine(store.log("bills", 0))
     deleting = Deferred.fromCoroutine(store.delete_topic("bills"))
@@ -228,9 +262,13 @@ async def test_a_topic_that_is_being_deleted_is_not_deleted_again_and_its_next_n
 
 
 @ensureDeferred
-async def test_who_stood_still_takes_no_partition_from_whoever_has_taken_the_store(pulsar, monkeypatch):
+async def test_who_stood_still_takes_no_partition_from_whoever_has_taken_the_store(
+    pulsar, monkeypatch
+):
     settings = pulsar.settings(lock_beat_seconds=60.0)
-    old, new = [PulsarStore(one, reactor=reactor) for one in (settings, replace(settings, takeover=True))]
+    old, new = [
+        PulsarStore(one, reactor=reactor) for one in (settings, replace(settings, takeover=True))
+    ]
     try:
         await old.open()
         await old.create_topic(topic())
@@ -250,9 +288,13 @@ async def test_who_stood_still_takes_no_partition_from_whoever_has_taken_the_sto
 
 
 @ensureDeferred
-async def test_a_suspended_store_is_held_again_once_pulsar_has_confirmed_it_and_lost_once_another_took_it(pulsar, monkeypatch):
+async def test_a_suspended_store_is_held_again_once_pulsar_has_confirmed_it_and_lost_once_another_took_it(
+    pulsar, monkeypatch
+):
     settings = pulsar.settings(lock_beat_seconds=60.0)
-    old, new = [PulsarStore(one, reactor=reactor) for one in (settings, replace(settings, takeover=True))]
+    old, new = [
+        PulsarStore(one, reactor=reactor) for one in (settings, replace(settings, takeover=True))
+    ]
     ticks = time.clock_gettime
     suspended = 0.0
     monkeypatch.setattr(time, "clock_gettime", lambda clock: ticks(clock) + suspended)
@@ -285,9 +327,13 @@ async def test_more_than_a_message_holds_is_refused_and_the_log_goes_on(log):
 @pytest.mark.parametrize("checks", [False, True])
 @pytest.mark.parametrize("assumed", [1 << 20, 9 << 20])
 @ensureDeferred
-async def test_how_much_a_message_holds_is_read_from_the_brokers_configuration(pulsar, assumed, checks):
+async def test_how_much_a_message_holds_is_read_from_the_brokers_configuration(
+    pulsar, assumed, checks
+):
     # maxMessageSize is 5 MiB: what is assumed without knowing is too little, or too much.
-    store = PulsarStore(pulsar.settings(message_bytes=assumed, checks_at_start=checks), reactor=reactor)
+    store = PulsarStore(
+        pulsar.settings(message_bytes=assumed, checks_at_start=checks), reactor=reactor
+    )
     await store.open()
     try:
         await store.create_topic(topic())
@@ -322,7 +368,12 @@ async def test_at_the_close_no_partition_waits_for_another_to_note_its_end(store
 @ensureDeferred
 async def test_closing_ends_in_time_where_pulsar_is_not_reached(between):
     hour = 3600.0
-    settings = replace(between.settings, send_timeout_seconds=hour, operation_timeout_seconds=hour, admin_timeout_seconds=hour)
+    settings = replace(
+        between.settings,
+        send_timeout_seconds=hour,
+        operation_timeout_seconds=hour,
+        admin_timeout_seconds=hour,
+    )
     store = PulsarStore(settings, reactor=reactor)
     await store.open()
     await store.create_topic(topic())
@@ -331,7 +382,9 @@ async def test_closing_ends_in_time_where_pulsar_is_not_reached(between):
     between.close()
     failing = Deferred.fromCoroutine(failure_of(log.append([entry(1)])))
     # Ten steps at most, each with a timeout; ten times that on a busy machine. A wait for Pulsar takes an hour.
-    await Deferred.fromCoroutine(store.close()).addTimeout(10 * 10 * settings.close_timeout_seconds, reactor)
+    await Deferred.fromCoroutine(store.close()).addTimeout(
+        10 * 10 * settings.close_timeout_seconds, reactor
+    )
     assert isinstance(await failing.addTimeout(60, reactor), LogClosed | Fenced)
 
 
@@ -368,7 +421,9 @@ async def test_a_broker_that_is_killed_with_appends_on_their_way_loses_and_repea
     try:
         tenant = Tenant.make(broker.service_url, broker.admin_url)
         # A broker on a busy machine may have to be started three times.
-        store = PulsarStore(tenant.settings(send_timeout_seconds=3 * START_SECONDS), reactor=reactor)
+        store = PulsarStore(
+            tenant.settings(send_timeout_seconds=3 * START_SECONDS), reactor=reactor
+        )
         await store.open()
         await store.create_topic(topic())
         log = await store.log("orders", 0)
@@ -384,11 +439,19 @@ async def test_a_broker_that_is_killed_with_appends_on_their_way_loses_and_repea
         assert plain(await everything(log)) == expected
         await store.close()
         again = PulsarStore(
-            tenant.settings(namespace=store.settings.namespace, metadata_namespace=store.settings.metadata_namespace), reactor=reactor
+            tenant.settings(
+                namespace=store.settings.namespace,
+                metadata_namespace=store.settings.metadata_namespace,
+            ),
+            reactor=reactor,
         )
         await again.open()
         reopened = await again.log("orders", 0)
-        assert (reopened.start_offset, reopened.end_offset, reopened.size) == (0, 600, 7 + 599 * 2000)
+        assert (reopened.start_offset, reopened.end_offset, reopened.size) == (
+            0,
+            600,
+            7 + 599 * 2000,
+        )
         assert plain(await everything(reopened)) == expected
         await again.close()
     finally:

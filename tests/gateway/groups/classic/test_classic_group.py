@@ -41,15 +41,37 @@ class Played:
             self.group.saved(self.saves.pop(0), self.now)
             self._take()
 
-    def joins(self, handle: str, member_id: str = "", *, new: str = "", protocols: Any = (("range", b"m"),), **fields: Any) -> Any:
-        values = {"instance_id": None, "client_id": "c", "client_host": "/h", "protocol_type": "consumer"} | fields
+    def joins(
+        self,
+        handle: str,
+        member_id: str = "",
+        *,
+        new: str = "",
+        protocols: Any = (("range", b"m"),),
+        **fields: Any,
+    ) -> Any:
+        values = {
+            "instance_id": None,
+            "client_id": "c",
+            "client_host": "/h",
+            "protocol_type": "consumer",
+        } | fields
         timeouts = {"session_timeout_ms": SESSION, "rebalance_timeout_ms": REBALANCE}
-        self.group.join(Joining(member_id=member_id, protocols=protocols, **timeouts | values), new or handle, handle, self.now)
+        self.group.join(
+            Joining(member_id=member_id, protocols=protocols, **timeouts | values),
+            new or handle,
+            handle,
+            self.now,
+        )
         self._take()
         return self.answers.get(handle)
 
     def syncs(self, handle: str, member_id: str, **words: bytes) -> Any:
-        self.group.sync(Syncing(member_id, None, self.group.generation, assignments=tuple(words.items())), handle, self.now)
+        self.group.sync(
+            Syncing(member_id, None, self.group.generation, assignments=tuple(words.items())),
+            handle,
+            self.now,
+        )
         self._take()
         return self.answers.get(handle)
 
@@ -80,7 +102,11 @@ def two() -> Played:
     played.joins("b")
     played.passes(0)
     played.passes(0)
-    assert (played.answers["a"].leader, played.answers["b"].generation, played.state) == ("a", 1, GroupState.COMPLETING_REBALANCE)
+    assert (played.answers["a"].leader, played.answers["b"].generation, played.state) == (
+        "a",
+        1,
+        GroupState.COMPLETING_REBALANCE,
+    )
     return played
 
 
@@ -229,7 +255,10 @@ def test_a_full_group_takes_nobody_new():
 
 
 def test_members_who_share_no_protocol_are_in_no_group_together(stable):
-    assert stable.joins("c", protocols=(("sticky", b""),)).code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert (
+        stable.joins("c", protocols=(("sticky", b""),)).code
+        is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    )
     assert stable.joins("d", protocol_type="connect").code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     assert stable.state is GroupState.STABLE
 

@@ -32,19 +32,31 @@ LONGEST = 30_000
 
 WHICH = st.integers(0, 1_000)
 INSTANCES = st.sampled_from([None, None, None, "i1", "i2"])
-FITTING = st.sampled_from([(("range", b"a"),), (("range", b"a"), ("sticky", b"b")), (("range", b"b"),)])
+FITTING = st.sampled_from(
+    [(("range", b"a"),), (("range", b"a"), ("sticky", b"b")), (("range", b"b"),)]
+)
 PROTOCOLS = st.sampled_from(
-    [(("range", b"a"),), (("range", b"a"), ("sticky", b"b")), (("sticky", b"b"), ("range", b"c")), (("other", b""),), ()]
+    [
+        (("range", b"a"),),
+        (("range", b"a"), ("sticky", b"b")),
+        (("sticky", b"b"), ("range", b"c")),
+        (("other", b""),),
+        (),
+    ]
 )
 TIMEOUTS = st.sampled_from([1_000, 5_000, LONGEST])
 
 
 class GroupModel(RuleBasedStateMachine):
     @initialize(
-        delay=st.sampled_from([0, 3_000]), size=st.sampled_from([2, 100]), instances=st.lists(st.sampled_from(["i1", None]), max_size=3)
+        delay=st.sampled_from([0, 3_000]),
+        size=st.sampled_from([2, 100]),
+        instances=st.lists(st.sampled_from(["i1", None]), max_size=3),
     )
     def begin(self, delay, size, instances):
-        self.settings = Settings(group_initial_rebalance_delay_ms=delay, group_max_size=size, group_max_pending_members=3)
+        self.settings = Settings(
+            group_initial_rebalance_delay_ms=delay, group_max_size=size, group_max_pending_members=3
+        )
         self.now = START
         self.group = Group("g", self.settings, self.now)
         self.handles = 0
@@ -67,7 +79,9 @@ class GroupModel(RuleBasedStateMachine):
     def _take(self):
         for effect in self.group.take():
             if isinstance(effect, Answer):
-                assert effect.handle in self.waiting, "answered twice, or after its connection went (1)"
+                assert effect.handle in self.waiting, (
+                    "answered twice, or after its connection went (1)"
+                )
                 self._check(effect.reply, self.waiting.pop(effect.handle))
             elif isinstance(effect, Save):
                 self.saves.append(effect)
@@ -77,23 +91,38 @@ class GroupModel(RuleBasedStateMachine):
             return
         if isinstance(reply, Joined):
             assert reply.member_id == member_id
-            assert bool(reply.fellows) <= (reply.leader == member_id), "who is there is for the leader alone (4)"
+            assert bool(reply.fellows) <= (reply.leader == member_id), (
+                "who is there is for the leader alone (4)"
+            )
             if reply.fellows:
                 # A static leader may come back under another id, with everybody else in place.
                 before = self.leaders.setdefault(reply.generation, member_id)
-                assert before == member_id or self.group.roster.get(before) is None, "two leaders of one generation (4)"
+                assert before == member_id or self.group.roster.get(before) is None, (
+                    "two leaders of one generation (4)"
+                )
                 self.leaders[reply.generation] = member_id
         elif isinstance(reply, Synced):
             assert self.stored is not None
             row = row_of(self.stored)
-            assert row.generation == self.group.generation, "an assignment of a generation that is not stored (5)"
-            assert self._stored_for(member_id, row) == reply.assignment, "told before it was stored (5)"
-            assert reply.assignment in {b"", *self.words.get(row.generation, ())}, "not the leader's word (5)"
+            assert row.generation == self.group.generation, (
+                "an assignment of a generation that is not stored (5)"
+            )
+            assert self._stored_for(member_id, row) == reply.assignment, (
+                "told before it was stored (5)"
+            )
+            assert reply.assignment in {b"", *self.words.get(row.generation, ())}, (
+                "not the leader's word (5)"
+            )
 
     def _stored_for(self, member_id, row):
         """Its assignment; a static member may have another id than the one that is stored, which its client is told once that is stored, too."""
         instance_id = self.group.roster.get(member_id).instance_id
-        is_it = [one for one in row.members if one.member_id == member_id or (instance_id is not None and one.instance_id == instance_id)]
+        is_it = [
+            one
+            for one in row.members
+            if one.member_id == member_id
+            or (instance_id is not None and one.instance_id == instance_id)
+        ]
         return is_it[0].assignment if is_it else None
 
     def _member(self, which):
@@ -112,19 +141,35 @@ class GroupModel(RuleBasedStateMachine):
         if not member_id:
             self.ids.append(new_id)
         handle = self._handle(new_id)
-        joining = Joining(member_id, instance, "c", "/h", "consumer", protocols, session, rebalance, first, skip)
+        joining = Joining(
+            member_id, instance, "c", "/h", "consumer", protocols, session, rebalance, first, skip
+        )
         self.group.join(joining, new_id, handle, self.now)
         self._take()
 
     def _sync(self, member_id, instance, generation):
-        assignments = {one.member_id: f"{generation}-{one.member_id}-{self.handles}".encode() for one in self.group.roster}
+        assignments = {
+            one.member_id: f"{generation}-{one.member_id}-{self.handles}".encode()
+            for one in self.group.roster
+        }
         if self.group.roster.leader == member_id:
             self.words.setdefault(generation, set()).update(assignments.values())
         handle = self._handle(member_id)
-        self.group.sync(Syncing(member_id, instance, generation, assignments=tuple(assignments.items())), handle, self.now)
+        self.group.sync(
+            Syncing(member_id, instance, generation, assignments=tuple(assignments.items())),
+            handle,
+            self.now,
+        )
         self._take()
 
-    @rule(instance=INSTANCES, protocols=FITTING, session=TIMEOUTS, rebalance=TIMEOUTS, first=st.booleans(), skip=st.booleans())
+    @rule(
+        instance=INSTANCES,
+        protocols=FITTING,
+        session=TIMEOUTS,
+        rebalance=TIMEOUTS,
+        first=st.booleans(),
+        skip=st.booleans(),
+    )
     def somebody_new_joins(self, instance, protocols, session, rebalance, first, skip):
         self._join("", instance, protocols, session, rebalance, first, skip)
 
@@ -136,8 +181,12 @@ class GroupModel(RuleBasedStateMachine):
     def all_join_again(self):
         """As their clients do, told of a rebalance."""
         for member in list(self.group.roster):
-            if self.group.roster.get(member.member_id) is member and not self.group._parked.joins_of(member.member_id):
-                self._join(member.member_id, member.instance_id, member.protocols, 5_000, 5_000, True, True)
+            if self.group.roster.get(
+                member.member_id
+            ) is member and not self.group._parked.joins_of(member.member_id):
+                self._join(
+                    member.member_id, member.instance_id, member.protocols, 5_000, 5_000, True, True
+                )
 
     @rule()
     def a_rebalance_goes_its_way(self):
@@ -157,7 +206,13 @@ class GroupModel(RuleBasedStateMachine):
         for member in list(self.group.roster):
             self._sync(member.member_id, member.instance_id, self.group.generation)
 
-    @rule(which=WHICH, instance=INSTANCES, protocols=PROTOCOLS, older=st.integers(0, 1), first=st.booleans())
+    @rule(
+        which=WHICH,
+        instance=INSTANCES,
+        protocols=PROTOCOLS,
+        older=st.integers(0, 1),
+        first=st.booleans(),
+    )
     def somebody_is_confused(self, which, instance, protocols, older, first):
         self._join(self._stranger(which), instance, protocols, 1_000, 1_000, first, False)
         self._sync(self._stranger(which), instance, self.group.generation - older)
@@ -171,7 +226,9 @@ class GroupModel(RuleBasedStateMachine):
         for ask in (self.group.heartbeat, self.group.check_commit):
             with suppress(KafkaError):
                 ask(member_id, self.group.generation - older, instance, self.now)
-                assert self.group.state is GroupState.EMPTY or (not older and member_id in self.group.roster)
+                assert self.group.state is GroupState.EMPTY or (
+                    not older and member_id in self.group.roster
+                )
         self._take()
 
     @rule(which=WHICH, by_instance_alone=st.booleans())
@@ -188,7 +245,10 @@ class GroupModel(RuleBasedStateMachine):
         self.group.let_go(self.waiting.pop(handle), handle, self.now)
         if any(save.answer is not None and save.answer.handle == handle for save in self.saves):
             # Its answer waits for the store, and goes to nobody.
-            self.saves = [save if save.answer is None or save.answer.handle != handle else Save(save.row) for save in self.saves]
+            self.saves = [
+                save if save.answer is None or save.answer.handle != handle else Save(save.row)
+                for save in self.saves
+            ]
         self._take()
 
     @precondition(lambda self: self.saves)
@@ -211,7 +271,9 @@ class GroupModel(RuleBasedStateMachine):
         self.group.expire(self.now)
         self._take()
         # Without an initial delay, a first rebalance that more members came to is looked at once more.
-        assert self.group.due > self.now or not self.settings.group_initial_rebalance_delay_ms, "due and not done (7)"
+        assert self.group.due > self.now or not self.settings.group_initial_rebalance_delay_ms, (
+            "due and not done (7)"
+        )
 
     @rule(is_stored=st.booleans())
     def crash(self, is_stored):
@@ -229,7 +291,9 @@ class GroupModel(RuleBasedStateMachine):
         self.group = Group.restored("g", row, self.settings, self.now)
         self.generation = row.generation
         assert self.group.generation == row.generation
-        assert [one.member_id for one in self.group.roster] == [one.member_id for one in row.members], "(8)"
+        assert [one.member_id for one in self.group.roster] == [
+            one.member_id for one in row.members
+        ], "(8)"
         self._take()
 
     @invariant()
@@ -238,10 +302,16 @@ class GroupModel(RuleBasedStateMachine):
         assert group.generation >= self.generation, "a generation went back (3)"
         self.generation = group.generation
         ids = [member.member_id for member in group.roster]
-        instances = [member.instance_id for member in group.roster if member.instance_id is not None]
+        instances = [
+            member.instance_id for member in group.roster if member.instance_id is not None
+        ]
         assert len(ids) == len(set(ids)), "(6)"
         assert len(instances) == len(set(instances)), "(6)"
-        assert all(group.roster.id_of(member.instance_id) == member.member_id for member in group.roster if member.instance_id), "(6)"
+        assert all(
+            group.roster.id_of(member.instance_id) == member.member_id
+            for member in group.roster
+            if member.instance_id
+        ), "(6)"
         assert not set(ids) & set(group.pending), "(6)"
         assert group.roster.size == sum(member.size for member in group.roster)
         if group.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
@@ -251,7 +321,9 @@ class GroupModel(RuleBasedStateMachine):
             assert not ids
         assert group.due <= group._next_due(), "(7)"
         held = {save.answer.handle for save in self.saves if save.answer is not None}
-        assert set(self.waiting) == group._parked.handles() | held, "a request that nobody will answer (1, 2)"
+        assert set(self.waiting) == group._parked.handles() | held, (
+            "a request that nobody will answer (1, 2)"
+        )
 
     def teardown(self):
         """Invariant 2: the store answers, time passes, and nobody says anything."""

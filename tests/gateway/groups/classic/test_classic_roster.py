@@ -11,7 +11,16 @@ from gateway.groups.classic.classic_roster import Roster
 
 
 def member(name: str, *protocols: str, instance: str | None = None, rebalance: int = 1) -> Member:
-    return Member(name, instance, "c", "/h", tuple((one, name.encode()) for one in protocols or ("range",)), 1, rebalance, 0)
+    return Member(
+        name,
+        instance,
+        "c",
+        "/h",
+        tuple((one, name.encode()) for one in protocols or ("range",)),
+        1,
+        rebalance,
+        0,
+    )
 
 
 def roster(*members: Member) -> Roster:
@@ -33,7 +42,11 @@ def test_the_first_leads_and_after_it_the_one_that_has_been_here_longest():
 
 
 def test_the_protocol_that_most_like_best_is_elected_among_those_that_all_know():
-    made = roster(member("a", "mine", "range", "sticky"), member("b", "sticky", "range"), member("c", "sticky", "range", "hers"))
+    made = roster(
+        member("a", "mine", "range", "sticky"),
+        member("b", "sticky", "range"),
+        member("c", "sticky", "range", "hers"),
+    )
     assert made.elected_protocol() == "sticky"
     made.remove(made.get("b"))
     made.remove(made.get("c"))
@@ -48,7 +61,9 @@ def test_a_newcomer_must_share_a_protocol_with_everybody():
 
 def test_a_member_that_joins_again_speaks_what_it_says_now():
     made = roster(member("a", "range"), member("b", "range", "sticky"))
-    made.update(made.get("a"), Joining("a", None, "c2", "/h2", "consumer", (("sticky", b""),), 5, 9))
+    made.update(
+        made.get("a"), Joining("a", None, "c2", "/h2", "consumer", (("sticky", b""),), 5, 9)
+    )
     assert made.elected_protocol() == "sticky"
     assert (made.get("a").client_host, made.rebalance_timeout_ms) == ("/h2", 9)
 
@@ -56,7 +71,12 @@ def test_a_member_that_joins_again_speaks_what_it_says_now():
 def test_a_static_member_goes_on_under_its_new_id():
     made = roster(member("a", instance="one"), member("b"))
     made.rename(made.get("a"), "c")
-    assert (made.leader, made.id_of("one"), "a" in made, made.get("c").instance_id) == ("c", "c", False, "one")
+    assert (made.leader, made.id_of("one"), "a" in made, made.get("c").instance_id) == (
+        "c",
+        "c",
+        False,
+        "one",
+    )
 
 
 def test_an_instance_is_here_once():
@@ -70,7 +90,9 @@ def test_what_members_take_is_known_at_any_time():
     one = member("a", "range", "sticky")
     made = roster(one)
     made.assign(one, bytes(100))
-    made.update(one, Joining("a", None, "longer", "/h", "consumer", (("range", bytes(1000)),), 1, 1))
+    made.update(
+        one, Joining("a", None, "longer", "/h", "consumer", (("range", bytes(1000)),), 1, 1)
+    )
     made.rename(one, "another")
     assert made.size == one.size == replace(one).size > 1_100
     made.remove(one)

@@ -6,20 +6,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.groups.classic.classic_rows import GroupRow, MemberRow, group_id_of, key_of, row_of, value_of
+from gateway.groups.classic.classic_rows import (
+    GroupRow,
+    MemberRow,
+    group_id_of,
+    key_of,
+    row_of,
+    value_of,
+)
 
-MEMBER = MemberRow("m-1", None, "client", "/10.0.0.1", 10_000, 60_000, (("range", b"\0\xff"), ("sticky", b"")), b"assigned")
+MEMBER = MemberRow(
+    "m-1",
+    None,
+    "client",
+    "/10.0.0.1",
+    10_000,
+    60_000,
+    (("range", b"\0\xff"), ("sticky", b"")),
+    b"assigned",
+)
 STATIC = MemberRow("m-2", "one", "", "/::1", 1, -1, (("range", b""),), b"")
 
 
 @pytest.mark.parametrize(
-    "row", [GroupRow(7, "consumer", "range", "m-1", 1_700_000_000_000, (MEMBER, STATIC)), GroupRow(8, "consumer", None, None, 0)]
+    "row",
+    [
+        GroupRow(7, "consumer", "range", "m-1", 1_700_000_000_000, (MEMBER, STATIC)),
+        GroupRow(8, "consumer", None, None, 0),
+    ],
 )
 def test_a_row_says_again_what_was_stored(row):
     assert row_of(value_of(row)) == row
 
 
-@given(st.text(min_size=1).filter(lambda name: not any("\ud800" <= letter <= "\udfff" for letter in name)))
+@given(
+    st.text(min_size=1).filter(
+        lambda name: not any("\ud800" <= letter <= "\udfff" for letter in name)
+    )
+)
 def test_a_key_is_the_group_s_name(name):
     assert group_id_of(key_of(name)) == name
 

@@ -7,9 +7,18 @@ from struct import pack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kafka.protocol.consumer.metadata import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+)
 
-from gateway.groups.classic.subscription import MAX_NAMED, assignment_bytes, assignment_of, subscribed_topics, subscription_of
+from gateway.groups.classic.subscription import (
+    MAX_NAMED,
+    assignment_bytes,
+    assignment_of,
+    subscribed_topics,
+    subscription_of,
+)
 
 PARTITIONS = {"orders": frozenset({0, 2}), "größe": frozenset({1})}
 
@@ -17,7 +26,11 @@ PARTITIONS = {"orders": frozenset({0, 2}), "größe": frozenset({1})}
 @pytest.mark.parametrize("version", range(4))
 def test_the_topics_of_all_members_are_read_whatever_the_version(version):
     metadata = [
-        bytes(ConsumerProtocolSubscription(version=version, topics=topics, user_data=b"x").encode(version=version))
+        bytes(
+            ConsumerProtocolSubscription(version=version, topics=topics, user_data=b"x").encode(
+                version=version
+            )
+        )
         for topics in (["orders", "bills"], ["bills", "größe"], [])
     ]
     assert subscribed_topics(metadata) == {"orders", "bills", "größe"}
@@ -38,7 +51,14 @@ def test_any_bytes_are_topics_or_nothing(metadata):
 
 
 @pytest.mark.parametrize(
-    "metadata", [b"", b"\xff\xff\0\0\0\0", b"\0\0\x7f\xff\xff\xff", b"\0\0\0\0\0\1\x7f\xffab", b"\0\0\0\0\0\1\0\1\xff"]
+    "metadata",
+    [
+        b"",
+        b"\xff\xff\0\0\0\0",
+        b"\0\0\x7f\xff\xff\xff",
+        b"\0\0\0\0\0\1\x7f\xffab",
+        b"\0\0\0\0\0\1\0\1\xff",
+    ],
 )
 def test_what_claims_more_than_is_there_is_no_subscription(metadata):
     assert subscribed_topics([metadata]) is None
@@ -49,7 +69,12 @@ def test_a_subscription_says_what_a_member_reads_and_has_and_where_it_is(version
     row = ConsumerProtocolSubscription.TopicPartition
     owned = [row(topic=topic, partitions=sorted(indexes)) for topic, indexes in PARTITIONS.items()]
     said = ConsumerProtocolSubscription(
-        version=version, topics=["orders"], user_data=b"x", owned_partitions=owned, generation_id=7, rack_id="r1"
+        version=version,
+        topics=["orders"],
+        user_data=b"x",
+        owned_partitions=owned,
+        generation_id=7,
+        rack_id="r1",
     )
     read = subscription_of(bytes(said.encode(version=version)))
     assert read.topics == {"orders"}
@@ -58,7 +83,14 @@ def test_a_subscription_says_what_a_member_reads_and_has_and_where_it_is(version
 
 
 def test_a_subscription_of_a_later_version_is_read_as_the_newest_known():
-    said = ConsumerProtocolSubscription(version=3, topics=["orders"], user_data=None, owned_partitions=[], generation_id=-1, rack_id=None)
+    said = ConsumerProtocolSubscription(
+        version=3,
+        topics=["orders"],
+        user_data=None,
+        owned_partitions=[],
+        generation_id=-1,
+        rack_id=None,
+    )
     later = b"\0\x09" + bytes(said.encode(version=3))[2:] + b"more"
     assert subscription_of(later).topics == {"orders"}
 
@@ -71,7 +103,10 @@ def test_what_a_client_leaves_out_at_the_end_is_not_said():
 @pytest.mark.parametrize("version", range(4))
 def test_an_assignment_is_written_in_its_members_version_as_the_codec_writes_it(version):
     row = ConsumerProtocolAssignment.TopicPartition
-    rows = [row(topic=topic, partitions=sorted(indexes)) for topic, indexes in sorted(PARTITIONS.items())]
+    rows = [
+        row(topic=topic, partitions=sorted(indexes))
+        for topic, indexes in sorted(PARTITIONS.items())
+    ]
     codec = ConsumerProtocolAssignment(version=version, assigned_partitions=rows, user_data=None)
     written = assignment_bytes(PARTITIONS, version.to_bytes(2, "big") + b"the rest of it")
     assert written == bytes(codec.encode(version=version))
@@ -87,7 +122,9 @@ def test_no_assignment_is_nothing():
     assert assignment_of(b"") == ({}, b"")
 
 
-@given(st.binary(max_size=80) | st.binary(max_size=40).map(lambda rest: b"\0\1\0\0\0\1\0\1a" + rest))
+@given(
+    st.binary(max_size=80) | st.binary(max_size=40).map(lambda rest: b"\0\1\0\0\0\1\0\1a" + rest)
+)
 def test_any_bytes_are_read_or_refused(message):
     for read in (subscription_of, assignment_of):
         try:
@@ -98,7 +135,11 @@ def test_any_bytes_are_read_or_refused(message):
 
 def naming(topics: int, tag: str = "") -> bytes:
     names = [f"{tag}{number:x}".encode() for number in range(topics)]
-    return pack(">hi", 0, topics) + b"".join(pack(">h", len(name)) + name for name in names) + pack(">i", -1)
+    return (
+        pack(">hi", 0, topics)
+        + b"".join(pack(">h", len(name)) + name for name in names)
+        + pack(">i", -1)
+    )
 
 
 def test_more_topics_than_can_be_looked_at_cannot_be_told():

@@ -21,17 +21,27 @@ T1, T2, T3 = map(topic, (1, 2, 3))
 
 def member(*topics, instance=None, **owned):
     """`owned`: T1=[0, 2] and so on."""
-    return Subscriber(instance, frozenset(topics), {globals()[name]: frozenset(indexes) for name, indexes in owned.items()})
+    return Subscriber(
+        instance,
+        frozenset(topics),
+        {globals()[name]: frozenset(indexes) for name, indexes in owned.items()},
+    )
 
 
 def plain(assigned):
     """Without the sets, which print badly."""
-    return {member_id: {topic_id: sorted(indexes) for topic_id, indexes in rows.items()} for member_id, rows in assigned.items()}
+    return {
+        member_id: {topic_id: sorted(indexes) for topic_id, indexes in rows.items()}
+        for member_id, rows in assigned.items()
+    }
 
 
 def later(members, assigned, **changes):
     """The same group with what it was assigned; `changes` join it, or leave it where None."""
-    group = {member_id: Subscriber(one.instance_id, one.topics, assigned[member_id]) for member_id, one in members.items()} | changes
+    group = {
+        member_id: Subscriber(one.instance_id, one.topics, assigned[member_id])
+        for member_id, one in members.items()
+    } | changes
     return {member_id: one for member_id, one in group.items() if one is not None}
 
 
@@ -40,7 +50,12 @@ def load(assigned):
 
 
 def all_of(assigned):
-    return [(topic_id, index, member_id) for member_id, rows in assigned.items() for topic_id, indexes in rows.items() for index in indexes]
+    return [
+        (topic_id, index, member_id)
+        for member_id, rows in assigned.items()
+        for topic_id, indexes in rows.items()
+        for index in indexes
+    ]
 
 
 topic_ids = st.integers(1, 5).map(topic)
@@ -51,7 +66,9 @@ member_ids = st.text("mnop", min_size=1, max_size=3)
 subscribers = st.builds(Subscriber, instances, st.frozensets(topic_ids, max_size=4), owned)
 mixed_groups = st.dictionaries(member_ids, subscribers, max_size=7)
 uniform_groups = st.frozensets(topic_ids, min_size=1).flatmap(
-    lambda topics: st.dictionaries(member_ids, st.builds(Subscriber, instances, st.just(topics), owned), min_size=1, max_size=7)
+    lambda topics: st.dictionaries(
+        member_ids, st.builds(Subscriber, instances, st.just(topics), owned), min_size=1, max_size=7
+    )
 )
 groups = mixed_groups | uniform_groups
 assignors = pytest.mark.parametrize("assign", ASSIGNORS.values(), ids=ASSIGNORS)
@@ -59,10 +76,14 @@ assignors = pytest.mark.parametrize("assign", ASSIGNORS.values(), ids=ASSIGNORS)
 
 @assignors
 @given(members=groups, partitions=counts)
-def test_each_partition_that_somebody_subscribes_to_has_one_owner_who_subscribes_to_it(assign, members, partitions):
+def test_each_partition_that_somebody_subscribes_to_has_one_owner_who_subscribes_to_it(
+    assign, members, partitions
+):
     assigned = assign(members, partitions)
     wanted = {topic_id for one in members.values() for topic_id in one.topics}
-    there = sorted((topic_id, index) for topic_id in wanted for index in range(partitions.get(topic_id, 0)))
+    there = sorted(
+        (topic_id, index) for topic_id in wanted for index in range(partitions.get(topic_id, 0))
+    )
     assert sorted((topic_id, index) for topic_id, index, _ in all_of(assigned)) == there
     assert all(topic_id in members[member_id].topics for topic_id, _, member_id in all_of(assigned))
 
@@ -98,8 +119,12 @@ def test_a_range_is_what_kafka_documents():
 
 
 def test_static_members_keep_their_ranges_under_new_member_ids():
-    before = assign_range({"M0": member(T1, instance="I0"), "M1": member(T1, instance="I1")}, {T1: 3})
-    after = assign_range({"M3": member(T1, instance="I0"), "M2": member(T1, instance="I1")}, {T1: 3})
+    before = assign_range(
+        {"M0": member(T1, instance="I0"), "M1": member(T1, instance="I1")}, {T1: 3}
+    )
+    after = assign_range(
+        {"M3": member(T1, instance="I0"), "M2": member(T1, instance="I1")}, {T1: 3}
+    )
     assert (after["M3"], after["M2"]) == (before["M0"], before["M1"])
 
 
@@ -109,19 +134,33 @@ def test_static_members_come_before_others():
 
 
 def test_those_who_subscribe_to_a_topic_share_it_whatever_else_they_read():
-    assigned = assign_range({"A": member(T1, T2), "B": member(T1, T2, T3), "C": member(T2, T3)}, {T1: 3, T2: 3, T3: 2})
-    assert plain(assigned) == {"A": {T1: [0, 1], T2: [0]}, "B": {T1: [2], T2: [1], T3: [0]}, "C": {T2: [2], T3: [1]}}
+    assigned = assign_range(
+        {"A": member(T1, T2), "B": member(T1, T2, T3), "C": member(T2, T3)}, {T1: 3, T2: 3, T3: 2}
+    )
+    assert plain(assigned) == {
+        "A": {T1: [0, 1], T2: [0]},
+        "B": {T1: [2], T2: [1], T3: [0]},
+        "C": {T2: [2], T3: [1]},
+    }
 
 
 def test_more_members_than_partitions_leave_the_last_ones_without():
-    assert plain(assign_range({"A": member(T1), "B": member(T1), "C": member(T1)}, {T1: 2})) == {"A": {T1: [0]}, "B": {T1: [1]}, "C": {}}
+    assert plain(assign_range({"A": member(T1), "B": member(T1), "C": member(T1)}, {T1: 2})) == {
+        "A": {T1: [0]},
+        "B": {T1: [1]},
+        "C": {},
+    }
 
 
 @given(members=groups, partitions=counts)
 def test_a_range_is_consecutive_and_shares_of_a_topic_are_even(members, partitions):
     assigned = assign_range(members, partitions)
     for topic_id in {topic_id for topic_id, _, _ in all_of(assigned)}:
-        shares = [sorted(assigned[member_id].get(topic_id, ())) for member_id, one in members.items() if topic_id in one.topics]
+        shares = [
+            sorted(assigned[member_id].get(topic_id, ()))
+            for member_id, one in members.items()
+            if topic_id in one.topics
+        ]
         assert all(after == before + 1 for share in shares for before, after in pairwise(share))
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -144,7 +183,11 @@ def test_partitions_of_a_topic_are_spread_over_its_subscribers():
 
 def test_who_comes_takes_a_share_and_everybody_else_only_gives():
     before = {"A": member(T1, T1=[0, 1, 2]), "B": member(T1, T1=[3, 4, 5])}
-    assert plain(assign_uniform(before | {"C": member(T1)}, {T1: 6})) == {"A": {T1: [0, 1]}, "B": {T1: [3, 4]}, "C": {T1: [2, 5]}}
+    assert plain(assign_uniform(before | {"C": member(T1)}, {T1: 6})) == {
+        "A": {T1: [0, 1]},
+        "B": {T1: [3, 4]},
+        "C": {T1: [2, 5]},
+    }
 
 
 def test_what_somebody_leaves_behind_is_all_that_moves():
@@ -168,7 +211,9 @@ def test_those_with_a_choice_leave_a_topic_to_those_without():
 
 
 def test_a_partition_that_two_claim_is_the_first_one_s():
-    assert plain(assign_uniform({"A": member(T1, T1=[0, 1]), "B": member(T1, T1=[1])}, {T1: 3})) == {"A": {T1: [0, 1]}, "B": {T1: [2]}}
+    assert plain(
+        assign_uniform({"A": member(T1, T1=[0, 1]), "B": member(T1, T1=[1])}, {T1: 3})
+    ) == {"A": {T1: [0, 1]}, "B": {T1: [2]}}
 
 
 def test_what_is_no_longer_there_or_not_subscribed_to_is_given_up():
@@ -182,18 +227,25 @@ def test_where_all_subscribe_to_the_same_no_two_differ_by_more_than_one(members,
     assert max(shares) - min(shares) <= 1
 
 
-@given(members=uniform_groups, partitions=counts, newcomers=st.integers(0, 3), gone=st.integers(0, 3))
+@given(
+    members=uniform_groups, partitions=counts, newcomers=st.integers(0, 3), gone=st.integers(0, 3)
+)
 def test_where_all_subscribe_to_the_same_as_many_stay_as_can(members, partitions, newcomers, gone):
     topics = next(iter(members.values())).topics
     left = dict.fromkeys(list(members)[: min(gone, len(members) - 1)])
     joined = {f"new{number}": Subscriber(None, topics, {}) for number in range(newcomers)}
     group = later(members, assign_uniform(members, partitions), **left, **joined)
-    had = {member_id: {(topic_id, index) for topic_id, index, owner in all_of({member_id: one.owned})} for member_id, one in group.items()}
+    had = {
+        member_id: {(topic_id, index) for topic_id, index, owner in all_of({member_id: one.owned})}
+        for member_id, one in group.items()
+    }
     has = assign_uniform(group, partitions)
     kept = sum((topic_id, index) in had[member_id] for topic_id, index, member_id in all_of(has))
     # By hand: everybody keeps up to the least share, and as many as there are larger shares keep one more.
     least, larger = divmod(sum(partitions.get(topic_id, 0) for topic_id in topics), len(group))
-    assert kept == sum(min(len(rows), least) for rows in had.values()) + min(larger, sum(len(rows) > least for rows in had.values()))
+    assert kept == sum(min(len(rows), least) for rows in had.values()) + min(
+        larger, sum(len(rows) > least for rows in had.values())
+    )
 
 
 @given(members=mixed_groups, partitions=counts)
@@ -201,7 +253,11 @@ def test_nobody_has_two_fewer_than_one_who_could_give_it_a_partition(members, pa
     assigned = assign_uniform(members, partitions)
     shares = load(assigned)
     for topic_id, _, owner in all_of(assigned):
-        assert all(shares[owner] - shares[other] <= 1 for other, one in members.items() if topic_id in one.topics)
+        assert all(
+            shares[owner] - shares[other] <= 1
+            for other, one in members.items()
+            if topic_id in one.topics
+        )
 
 
 # ---- both

@@ -6,7 +6,12 @@ import pytest
 
 from gateway.groups.consumer.consumer_group import ConsumerGroup
 from gateway.groups.consumer.consumer_rows import place_of, stored_group, value_of
-from gateway.groups.consumer.consumer_states import GOES_AWAY, LEAVES, ConsumerGroupState, MemberState
+from gateway.groups.consumer.consumer_states import (
+    GOES_AWAY,
+    LEAVES,
+    ConsumerGroupState,
+    MemberState,
+)
 from gateway.groups.consumer.group_epochs import NEVER
 from gateway.protocol.errors import ErrorCode, KafkaError
 from tests.gateway.groups.consuming import REBALANCE, SESSION, A, Told, metadata_of, of
@@ -33,7 +38,12 @@ def has(told: Told, member_id: str) -> set[int]:
 
 def test_the_first_member_has_everything_in_epoch_1(told):
     beaten = told.beat("m1")
-    assert (beaten.code, beaten.member_id, beaten.epoch, beaten.assignment) == (ErrorCode.NONE, "m1", 1, of(0, 1, 2, 3))
+    assert (beaten.code, beaten.member_id, beaten.epoch, beaten.assignment) == (
+        ErrorCode.NONE,
+        "m1",
+        1,
+        of(0, 1, 2, 3),
+    )
     assert told.group.state is ConsumerGroupState.STABLE
 
 
@@ -44,7 +54,9 @@ def test_a_member_is_told_its_assignment_only_when_that_is_new(told):
 
 def test_a_member_that_says_everything_is_told_everything(told):
     told.beat("m1")
-    beaten = told.beat("m1", 1, rebalance_timeout_ms=REBALANCE, topics=frozenset({"a"}), owned=of(0))
+    beaten = told.beat(
+        "m1", 1, rebalance_timeout_ms=REBALANCE, topics=frozenset({"a"}), owned=of(0)
+    )
     assert beaten.assignment == of(0, 1, 2, 3)
 
 
@@ -79,7 +91,9 @@ def test_who_is_not_heard_of_is_gone_when_its_session_ends(told):
     assert told.beat("m2", 2).code is ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_a_group_that_becomes_a_classic_one_while_members_are_overdue_has_nothing_due_any_more(told):
+def test_a_group_that_becomes_a_classic_one_while_members_are_overdue_has_nothing_due_any_more(
+    told,
+):
     told.beat("m1")
     for member_id in ("c1", "c2"):
         told.join(member_id, metadata_of(set()), protocol="range")
@@ -149,7 +163,9 @@ def test_a_topic_that_nobody_reads_moves_nothing(told):
     assert told.beat("m1", 1).epoch == 1
 
 
-def test_a_regular_expression_names_topics_that_come_later_and_is_not_tried_at_every_heartbeat(told):
+def test_a_regular_expression_names_topics_that_come_later_and_is_not_tried_at_every_heartbeat(
+    told,
+):
     beaten = told.beat("m1", topics=None, regex="[ab].*")
     assert beaten.assignment == of(0, 1, 2, 3)
     told.topology.make("b1", 1)
@@ -165,7 +181,9 @@ def test_what_a_regular_expression_names_counts_until_nobody_subscribes_by_it(to
     told.beat("m1", topics=None, regex="a")
     alone = told.group.size
     assert alone - empty > told.group.roster.size
-    stored = stored_group((place_of(key)[1], value_of(row)) for key, row in told.writes[0].rows.items())
+    stored = stored_group(
+        (place_of(key)[1], value_of(row)) for key, row in told.writes[0].rows.items()
+    )
     assert ConsumerGroup.restored("g", stored, told.topology, told.settings, told.now).size == alone
     told.beat("m1", LEAVES)
     assert told.group.size == empty
@@ -229,7 +247,9 @@ def test_a_member_that_takes_a_static_members_place_is_one_member(told):
     told.beat("m2")
     told.beat("m1", GOES_AWAY, instance_id="one")
     assert told.beat("m2", instance_id="one").code is ErrorCode.NONE
-    assert [(member.member_id, member.instance_id) for member in told.group.roster] == [("m2", "one")]
+    assert [(member.member_id, member.instance_id) for member in told.group.roster] == [
+        ("m2", "one")
+    ]
     rows = {key: row for write in told.writes for key, row in write.rows.items()}
     assert len([row for row in rows.values() if row is not None]) == 2
 
@@ -284,7 +304,9 @@ def test_a_group_goes_on_after_a_restart_as_if_nothing_had_been(told):
     rows = {}
     for write in told.writes:
         rows |= write.rows
-    stored = stored_group((place_of(key)[1], value_of(row)) for key, row in rows.items() if row is not None)
+    stored = stored_group(
+        (place_of(key)[1], value_of(row)) for key, row in rows.items() if row is not None
+    )
     told.group = ConsumerGroup.restored("g", stored, told.topology, told.settings, told.now)
     assert (told.beat("m1", 2).epoch, told.beat("m2", 2).epoch) == (2, 2)
     assert told.group.state is ConsumerGroupState.STABLE
@@ -332,7 +354,10 @@ def test_who_asks_where_the_group_stands_says_its_epoch_or_nothing(told):
     two(told)
     told.group.check_fetch(None, -1)
     told.group.check_fetch("m1", 2)
-    for member_id, epoch, code in [("m1", 1, ErrorCode.STALE_MEMBER_EPOCH), ("m9", 2, ErrorCode.UNKNOWN_MEMBER_ID)]:
+    for member_id, epoch, code in [
+        ("m1", 1, ErrorCode.STALE_MEMBER_EPOCH),
+        ("m9", 2, ErrorCode.UNKNOWN_MEMBER_ID),
+    ]:
         with pytest.raises(KafkaError) as refusal:
             told.group.check_fetch(member_id, epoch)
         assert refusal.value.code is code

@@ -20,7 +20,10 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
+from kafka.protocol.consumer.metadata import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+)
 
 from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
 from gateway.groups.consumer.consumer_group import ConsumerGroup
@@ -104,7 +107,9 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         """A classic group now: the classic members that are left are in it."""
         successor = self.group.successor
         assert len(successor.roster)
-        assert all(client.is_classic for client in self.clients if client.member_id in successor.roster)
+        assert all(
+            client.is_classic for client in self.clients if client.member_id in successor.roster
+        )
         self.clients.clear()
         self.rows.clear()
         self.writes.clear()
@@ -123,13 +128,25 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             case Beaten(code=ErrorCode.NONE):
                 self._told(client, reply.epoch, reply.assignment)
             case Joined(code=ErrorCode.NONE):
-                client.epoch, client.is_joined, client.must_join = reply.generation, True, client.said != client.topics
+                client.epoch, client.is_joined, client.must_join = (
+                    reply.generation,
+                    True,
+                    client.said != client.topics,
+                )
                 self._ask(
-                    client, lambda handle: self.group.sync(Syncing(client.member_id, client.instance_id, client.epoch), handle, self.now)
+                    client,
+                    lambda handle: self.group.sync(
+                        Syncing(client.member_id, client.instance_id, client.epoch),
+                        handle,
+                        self.now,
+                    ),
                 )
             case Synced(code=ErrorCode.NONE):
                 self._told(client, client.epoch, self._by_id(reply.assignment))
-            case Beaten(code=ErrorCode.COORDINATOR_NOT_AVAILABLE) | Joined(code=ErrorCode.COORDINATOR_NOT_AVAILABLE):
+            case (
+                Beaten(code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                | Joined(code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            ):
                 client.must_join = client.must_join or client.is_classic
                 client.lost += 1
             case Beaten(code=ErrorCode.FENCED_MEMBER_EPOCH) if client.lost > 1:
@@ -138,7 +155,9 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             case Synced() | Joined(code=ErrorCode.REBALANCE_IN_PROGRESS):
                 client.must_join = True
             case _:
-                assert client.instance_id is not None or client.member_id not in self.group.roster, f"{reply} to {client} (6)"
+                assert (
+                    client.instance_id is not None or client.member_id not in self.group.roster
+                ), f"{reply} to {client} (6)"
                 self.clients.remove(client)
 
     def _told(self, client, epoch, assignment):
@@ -150,7 +169,9 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         client.must_join = client.is_classic and (client.must_join or bool(client.reads - told))
         client.reads = told
         for other in self.clients:
-            assert other is client or not other.reads & told, f"{client} and {other} read the same (1)"
+            assert other is client or not other.reads & told, (
+                f"{client} and {other} read the same (1)"
+            )
 
     def _by_id(self, assignment):
         decoded = ConsumerProtocolAssignment.decode(assignment)
@@ -174,12 +195,25 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             for topic, indexes in client.owned().items()
             if self.topology.name_of(topic) is not None
         ]
-        said = ConsumerProtocolSubscription(version=1, topics=sorted(client.topics), user_data=b"", owned_partitions=owned)
+        said = ConsumerProtocolSubscription(
+            version=1, topics=sorted(client.topics), user_data=b"", owned_partitions=owned
+        )
         metadata = bytes(said.encode(version=1))
         client.said = client.topics
         known = "" if client.instance_id is not None and not client.is_joined else client.member_id
-        joining = Joining(known, client.instance_id, "c", "/h", "consumer", (("sticky", metadata),), SESSION, REBALANCE)
-        self._ask(client, lambda handle: self.group.join(joining, client.member_id, handle, self.now))
+        joining = Joining(
+            known,
+            client.instance_id,
+            "c",
+            "/h",
+            "consumer",
+            (("sticky", metadata),),
+            SESSION,
+            REBALANCE,
+        )
+        self._ask(
+            client, lambda handle: self.group.join(joining, client.member_id, handle, self.now)
+        )
 
     def _beat(self, client):
         is_first = not client.is_joined
@@ -209,7 +243,9 @@ class ConsumerGroupModel(RuleBasedStateMachine):
                 if refusal.code is ErrorCode.REBALANCE_IN_PROGRESS:
                     client.must_join = True
                 else:
-                    assert client.instance_id is not None or client.member_id not in self.group.roster, "(6)"
+                    assert (
+                        client.instance_id is not None or client.member_id not in self.group.roster
+                    ), "(6)"
                     self.clients.remove(client)
         self._take()
 
@@ -219,9 +255,15 @@ class ConsumerGroupModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.clients) < 6)
     @rule(topics=TOPICS, instance=INSTANCES, is_classic=st.sampled_from([False, False, True]))
     def somebody_comes(self, topics, instance, is_classic):
-        if is_classic and not any(not client.is_classic and client.is_joined for client in self.clients):
+        if is_classic and not any(
+            not client.is_classic and client.is_joined for client in self.clients
+        ):
             return
-        taken = [client for client in self.clients if instance is not None and client.instance_id == instance]
+        taken = [
+            client
+            for client in self.clients
+            if instance is not None and client.instance_id == instance
+        ]
         if taken and not (is_classic or taken[0].is_classic):
             return
         for before in taken:
@@ -260,7 +302,12 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             self.group.leave(client.member_id, client.instance_id, "", self.now)
         else:
             epoch = GOES_AWAY if goes_away and client.instance_id is not None else LEAVES
-            self._ask(client, lambda handle: self.group.beat(Beat(client.member_id, epoch, client.instance_id), handle, self.now))
+            self._ask(
+                client,
+                lambda handle: self.group.beat(
+                    Beat(client.member_id, epoch, client.instance_id), handle, self.now
+                ),
+            )
         self._take()
 
     @precondition(lambda self: self.clients)
@@ -287,7 +334,9 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         if not client.is_joined or client.member_id not in self.group.roster:
             return
         fence = self.group.check_commit(client.member_id, client.epoch, 9)
-        assert fence is None or all(fence(topic, index) is ErrorCode.NONE for topic, index in client.reads), "(8)"
+        assert fence is None or all(
+            fence(topic, index) is ErrorCode.NONE for topic, index in client.reads
+        ), "(8)"
 
     # What happens around them
 
@@ -351,7 +400,9 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             stored = stored_group((place_of(key)[1], value) for key, value in self.rows.items())
             self.group = ConsumerGroup.restored("g", stored, self.topology, self.settings, self.now)
             for client in self.clients:
-                assert not client.is_joined or client.member_id in self.group.roster, "a member was forgotten (6)"
+                assert not client.is_joined or client.member_id in self.group.roster, (
+                    "a member was forgotten (6)"
+                )
         self.epochs = (0, 0)
         self.member_epochs.clear()
 
@@ -390,20 +441,33 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         assert group.target_epoch <= group.epoch, "(2)"
         self.epochs = (group.epoch, group.target_epoch)
         for member in group.roster:
-            assert member.epoch >= self.member_epochs.get(member.member_id, 0) or member.epoch == GOES_AWAY, "(2)"
+            assert (
+                member.epoch >= self.member_epochs.get(member.member_id, 0)
+                or member.epoch == GOES_AWAY
+            ), "(2)"
             self.member_epochs[member.member_id] = member.epoch
             assert member.epoch <= group.target_epoch, "(2)"
-        self.member_epochs = {one.member_id: self.member_epochs[one.member_id] for one in group.roster}
+        self.member_epochs = {
+            one.member_id: self.member_epochs[one.member_id] for one in group.roster
+        }
         held = [
-            (topic, index) for one in group.roster for part in (one.assigned, one.revoking) for topic, row in part.items() for index in row
+            (topic, index)
+            for one in group.roster
+            for part in (one.assigned, one.revoking)
+            for topic, row in part.items()
+            for index in row
         ]
         assert len(held) == len(set(held)), "(1)"
         assert group.roster.size == sum(member.size for member in group.roster)
         numbers = [member.number for member in group.roster]
         assert len(numbers) == len(set(numbers))
-        assert group.due <= min((group._of(member).earliest for member in group.roster), default=NEVER), "(7)"
+        assert group.due <= min(
+            (group._of(member).earliest for member in group.roster), default=NEVER
+        ), "(7)"
         on_their_way = {answer.handle for write in self.writes for answer in write.answers}
-        assert set(self.waiting) == group._ledger.handles() | on_their_way, "a request that nobody will answer (5)"
+        assert set(self.waiting) == group._ledger.handles() | on_their_way, (
+            "a request that nobody will answer (5)"
+        )
 
     def teardown(self):
         """Invariants 3 and 5: time passes, and nobody says anything."""
@@ -422,5 +486,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         assert not self.waiting, "(5)"
 
 
-ConsumerGroupModel.TestCase.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
+ConsumerGroupModel.TestCase.settings = settings(
+    deadline=None, max_examples=100, stateful_step_count=40
+)
 test_a_consumer_group_keeps_its_word = ConsumerGroupModel.TestCase

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from gateway.groups.classic import classic_rows
 from gateway.groups.consumer.consumer_member import ClassicWords, ConsumerMember
-from gateway.groups.consumer.consumer_rows import ITSELF, ConsumerGroupRow, is_key, key_of, place_of, stored_group, value_of
+from gateway.groups.consumer.consumer_rows import (
+    ITSELF,
+    ConsumerGroupRow,
+    is_key,
+    key_of,
+    place_of,
+    stored_group,
+    value_of,
+)
 from gateway.groups.consumer.consumer_states import MemberState
 from gateway.settings.model import LONGEST_GROUP_ID
 
@@ -40,11 +48,16 @@ def test_a_group_is_read_as_it_was_written():
 
 def test_members_come_in_the_order_in_which_they_came():
     members = [ConsumerMember(number, f"m{number}") for number in (2, 1)]
-    stored = stored_group([(ITSELF, value_of(GROUP)), *((one.number, value_of(one)) for one in members)])
+    stored = stored_group(
+        [(ITSELF, value_of(GROUP)), *((one.number, value_of(one)) for one in members)]
+    )
     assert [member.member_id for member in stored.members] == ["m1", "m2"]
 
 
-@given(st.text(min_size=1).filter(lambda name: len(name.encode()) <= LONGEST_GROUP_ID), st.integers(0, (1 << 32) - 1))
+@given(
+    st.text(min_size=1).filter(lambda name: len(name.encode()) <= LONGEST_GROUP_ID),
+    st.integers(0, (1 << 32) - 1),
+)
 def test_a_key_names_its_group_and_is_none_of_a_classic_group(group_id, number):
     key = key_of(group_id, number)
     assert place_of(key) == (group_id, number)
@@ -60,7 +73,11 @@ def test_a_key_names_its_group_and_is_none_of_a_classic_group(group_id, number):
         [(ITSELF, b"?")],
         [(ITSELF, value_of(GROUP)), (2, b"?")],
         [(ITSELF, value_of(GROUP)), (3, value_of(ConsumerMember(3, "m")))],
-        [(ITSELF, value_of(GROUP)), (1, value_of(ConsumerMember(1, "m"))), (2, value_of(ConsumerMember(2, "m")))],
+        [
+            (ITSELF, value_of(GROUP)),
+            (1, value_of(ConsumerMember(1, "m"))),
+            (2, value_of(ConsumerMember(2, "m"))),
+        ],
     ],
 )
 def test_rows_that_make_no_group_are_refused(found):

@@ -28,7 +28,14 @@ def of(*indexes):
 
 
 def step(one, owned=None, *, goal=6, topics=BOTH, taken=(), subscribes_anew=False):
-    return reconcile(one, goal, topics, owned, lambda _, index: index not in taken, subscribes_anew=subscribes_anew)
+    return reconcile(
+        one,
+        goal,
+        topics,
+        owned,
+        lambda _, index: index not in taken,
+        subscribes_anew=subscribes_anew,
+    )
 
 
 def test_who_has_arrived_stays_as_it_is():
@@ -50,19 +57,32 @@ def test_who_has_given_back_already_is_given_the_rest_at_once():
 
 @pytest.mark.parametrize("owned", [None, of(0, 1), of(0)])
 def test_who_still_has_what_it_shall_give_back_waits(owned):
-    one = member(state=MemberState.UNREVOKED, assigned=held(5, 1), revoking=held(5, 0), target=of(1))
+    one = member(
+        state=MemberState.UNREVOKED, assigned=held(5, 1), revoking=held(5, 0), target=of(1)
+    )
     assert step(one, owned) is one
 
 
 def test_who_has_given_back_comes_to_the_targets_epoch():
-    one = member(state=MemberState.UNREVOKED, assigned=held(5, 1), revoking=held(5, 0), target=of(1))
+    one = member(
+        state=MemberState.UNREVOKED, assigned=held(5, 1), revoking=held(5, 0), target=of(1)
+    )
     after = step(one, of(1))
-    assert (after.state, after.epoch, after.assigned, after.revoking) == (MemberState.STABLE, 6, held(5, 1), {})
+    assert (after.state, after.epoch, after.assigned, after.revoking) == (
+        MemberState.STABLE,
+        6,
+        held(5, 1),
+        {},
+    )
 
 
 def test_what_others_still_have_is_waited_for_in_the_targets_epoch():
     after = step(member(assigned=held(5, 0), target=of(0, 1, 2)), taken={2})
-    assert (after.state, after.epoch, after.assigned) == (MemberState.UNRELEASED, 6, {A: {0: 5, 1: 6}})
+    assert (after.state, after.epoch, after.assigned) == (
+        MemberState.UNRELEASED,
+        6,
+        {A: {0: 5, 1: 6}},
+    )
     after = step(after, taken={2})
     assert after.state is MemberState.UNRELEASED
     after = step(after)
@@ -72,13 +92,27 @@ def test_what_others_still_have_is_waited_for_in_the_targets_epoch():
 def test_a_topic_that_is_not_read_any_more_is_given_back_before_there_is_a_target():
     one = member(assigned=held(5, 0) | {B: {0: 5}}, target=of(0) | {B: frozenset({0})})
     after = step(one, goal=5, topics=frozenset({A}), subscribes_anew=True)
-    assert (after.state, after.epoch, after.assigned, after.revoking) == (MemberState.UNREVOKED, 5, held(5, 0), {B: {0: 5}})
+    assert (after.state, after.epoch, after.assigned, after.revoking) == (
+        MemberState.UNREVOKED,
+        5,
+        held(5, 0),
+        {B: {0: 5}},
+    )
 
 
 def test_more_is_given_back_while_some_still_is():
-    one = member(state=MemberState.UNREVOKED, assigned={B: {0: 5}}, revoking=held(5, 0), target={B: frozenset({0})})
+    one = member(
+        state=MemberState.UNREVOKED,
+        assigned={B: {0: 5}},
+        revoking=held(5, 0),
+        target={B: frozenset({0})},
+    )
     after = step(one, of(0), topics=frozenset({A}), subscribes_anew=True)
-    assert (after.state, after.assigned, after.revoking) == (MemberState.UNREVOKED, {}, held(5, 0) | {B: {0: 5}})
+    assert (after.state, after.assigned, after.revoking) == (
+        MemberState.UNREVOKED,
+        {},
+        held(5, 0) | {B: {0: 5}},
+    )
 
 
 def test_a_new_target_of_a_topic_that_is_not_read_is_no_target():

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.groups.consumer import topic_regexes
-from gateway.groups.consumer.topic_regexes import ALLOWANCE, ALLOWANCE_PER_NAME, LOOKED_AT_ANYHOW, MAX_REMEMBERED, Expressions
+from gateway.groups.consumer.topic_regexes import (
+    ALLOWANCE,
+    ALLOWANCE_PER_NAME,
+    LOOKED_AT_ANYHOW,
+    MAX_REMEMBERED,
+    Expressions,
+)
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 
@@ -55,10 +61,27 @@ def test_a_topic_is_named_where_its_whole_name_matches(expression, expected):
 
 
 @pytest.mark.parametrize(
-    "expression", ["[a", "(a", "a)", "*", "a**", r"\8", r"(a)\1", "(?=a)", "(?!a)", "(?<=a)b", "a{1001}", "((a{100}){100}){2}", "\\"]
+    "expression",
+    [
+        "[a",
+        "(a",
+        "a)",
+        "*",
+        "a**",
+        r"\8",
+        r"(a)\1",
+        "(?=a)",
+        "(?!a)",
+        "(?<=a)b",
+        "a{1001}",
+        "((a{100}){100}){2}",
+        "\\",
+    ],
 )
 def test_what_re2_does_not_know_is_refused(expression):
-    assert refusal(expression).startswith(f"SubscribedTopicRegex `{expression}` is not a valid regular expression: ")
+    assert refusal(expression).startswith(
+        f"SubscribedTopicRegex `{expression}` is not a valid regular expression: "
+    )
 
 
 def test_a_topic_that_comes_or_goes_is_seen():
@@ -69,7 +92,10 @@ def test_a_topic_that_comes_or_goes_is_seen():
     assert kept.matching("orders.*", frozenset({"orders-eu", "orders"})) == {"orders-eu", "orders"}
 
 
-@given(st.lists(st.frozensets(st.sampled_from(sorted(NAMES))), max_size=6), st.sampled_from(["orders.*", "b.*", ".*s", "bill"]))
+@given(
+    st.lists(st.frozensets(st.sampled_from(sorted(NAMES))), max_size=6),
+    st.sampled_from(["orders.*", "b.*", ".*s", "bill"]),
+)
 def test_what_is_remembered_changes_nothing(moments, expression):
     kept = Expressions(MAX_BYTES)
     for names in moments:
@@ -115,7 +141,9 @@ def test_one_that_takes_too_long_is_refused():
 def test_a_machine_that_stood_still_for_a_few_names_has_refused_nobody():
     ticks = count(0, 2 * ALLOWANCE)
     names = {f"bills{number}" for number in range(LOOKED_AT_ANYHOW)}
-    assert Expressions(MAX_BYTES, cpu_time=lambda: next(ticks)).matching("bills1", frozenset(names)) == {"bills1"}
+    assert Expressions(MAX_BYTES, cpu_time=lambda: next(ticks)).matching(
+        "bills1", frozenset(names)
+    ) == {"bills1"}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +168,10 @@ def test_no_expression_holds_everybody_up(expression):
     assert time.thread_time() - began < 10 * (ALLOWANCE + ALLOWANCE_PER_NAME * len(names))
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.text("ab.*+?(){}[]|^$\\1,-", max_size=20))
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+    | st.text("ab.*+?(){}[]|^$\\1,-", max_size=20)
+)
 def test_any_text_is_evaluated_or_refused(text):
     with suppress(KafkaError):
         assert Expressions(MAX_BYTES).matching(text, NAMES) <= NAMES

@@ -69,7 +69,10 @@ def test_what_changes_during_a_write_goes_with_the_next_one():
     assert told.take() == []
     told.ledger.written(first)
     (second,) = told.take()
-    assert second == Write({b"a": member(3), GROUP: ConsumerGroupRow(1, 0, 1, b"", 0)}, (Answer(2, FINE), Answer(3, FINE)))
+    assert second == Write(
+        {b"a": member(3), GROUP: ConsumerGroupRow(1, 0, 1, b"", 0)},
+        (Answer(2, FINE), Answer(3, FINE)),
+    )
 
 
 def test_what_failed_goes_with_the_next_write_unless_it_has_changed_again():
@@ -93,13 +96,25 @@ def test_what_failed_goes_with_the_next_write_unless_it_has_changed_again():
 def test_a_refusal_of_any_request_says_nothing_but_its_code():
     told = Told()
     told.ledger.mark(b"a", None)
-    replies = [Joined(ErrorCode.NONE, "m", 3), Synced(ErrorCode.NONE, assignment=b"x"), FINE, Beaten(ErrorCode.INVALID_REQUEST, "why")]
+    replies = [
+        Joined(ErrorCode.NONE, "m", 3),
+        Synced(ErrorCode.NONE, assignment=b"x"),
+        FINE,
+        Beaten(ErrorCode.INVALID_REQUEST, "why"),
+    ]
     for handle, reply in enumerate(replies):
         told.ledger.answer(handle, reply)
     told.ledger.refuse_all(ErrorCode.NOT_COORDINATOR)
     refusals = [effect.reply for effect in told.take()]
-    assert refusals[:2] == [Joined(ErrorCode.NOT_COORDINATOR, ""), Synced(ErrorCode.NOT_COORDINATOR)]
-    assert (refusals[2].code, refusals[2].epoch, refusals[2].assignment) == (ErrorCode.NOT_COORDINATOR, 0, None)
+    assert refusals[:2] == [
+        Joined(ErrorCode.NOT_COORDINATOR, ""),
+        Synced(ErrorCode.NOT_COORDINATOR),
+    ]
+    assert (refusals[2].code, refusals[2].epoch, refusals[2].assignment) == (
+        ErrorCode.NOT_COORDINATOR,
+        0,
+        None,
+    )
     assert refusals[3] is replies[3]
 
 

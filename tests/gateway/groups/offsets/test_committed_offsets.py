@@ -36,7 +36,9 @@ def committing(house: House, group: str, rows: Mapping[tuple[str, int], int]) ->
 
 
 def offsets(house: House, group: str = "g") -> dict[tuple[str, int], int]:
-    return {place: committed.offset for place, committed in house.broker.offsets.of_group(group).items()}
+    return {
+        place: committed.offset for place, committed in house.broker.offsets.of_group(group).items()
+    }
 
 
 def again(house: House, **settings: Any) -> House:
@@ -72,7 +74,10 @@ def test_a_later_commit_takes_the_place_of_an_earlier_one_even_if_it_goes_back(h
 
 
 def test_everything_said_with_an_offset_survives_a_restart(house):
-    rows = {("orders", 2): Committed(12, 4, "bei mir, früh", 1_700_000_000_000, 1_700_000_600_000), ("bills", 0): at(-1)}
+    rows = {
+        ("orders", 2): Committed(12, 4, "bei mir, früh", 1_700_000_000_000, 1_700_000_600_000),
+        ("bills", 0): at(-1),
+    }
     ended(house.broker.offsets.commit("grüppe", rows))
     ended(house.broker.offsets.commit("", {("orders", 0): at(1)}))
     reopened = again(house)
@@ -129,7 +134,11 @@ def test_a_group_is_deleted_with_all_that_it_has_committed(house):
 
 def test_single_partitions_are_deleted_and_those_that_are_not_there_are_no_error(house):
     commit(house, "g", {("orders", 0): 7, ("orders", 1): 8})
-    ended(house.broker.offsets.delete("g", [("orders", 0), ("orders", 2), ("orders", 9), ("nowhere", 0)]))
+    ended(
+        house.broker.offsets.delete(
+            "g", [("orders", 0), ("orders", 2), ("orders", 9), ("nowhere", 0)]
+        )
+    )
     assert offsets(house) == offsets(again(house)) == {("orders", 1): 8}
 
 
@@ -164,10 +173,14 @@ def test_a_disk_that_takes_nothing_is_no_reason_not_to_start(house, caplog):
     commit(house, "g", {("orders", 0): 7, ("bills", 0): 1})
     ended(house.broker.topics.delete(house.broker.topics.require("orders")))
     house.store.refuse_writes = True
-    started = CommittedOffsets(ended(house.store.table("offsets")), house.broker.topics, house.broker.settings, house.clock)
+    started = CommittedOffsets(
+        ended(house.store.table("offsets")), house.broker.topics, house.broker.settings, house.clock
+    )
     ended(started.open())
     assert list(started.of_group("g")) == [("bills", 0)]
-    assert [record.getMessage() for record in caplog.records] == ["offsets of a deleted topic are still stored"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "offsets of a deleted topic are still stored"
+    ]
 
 
 def test_a_store_that_fails_keeps_no_offset_of_a_deleted_topic_alive(house, caplog):
@@ -176,7 +189,9 @@ def test_a_store_that_fails_keeps_no_offset_of_a_deleted_topic_alive(house, capl
     ended(house.broker.topics.delete(topic))
     house.store.refuse_writes = True
     ended(house.broker.offsets.delete_topic(topic.topic))
-    assert [record.getMessage() for record in caplog.records] == ["offsets of a deleted topic are still stored"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "offsets of a deleted topic are still stored"
+    ]
     assert len(house.broker.offsets) == 0
 
 
@@ -184,7 +199,9 @@ def test_a_commit_that_its_topic_s_deletion_overtakes_leaves_nothing(house):
     """As where tables and topics are stored in different places, so that neither waits for the other."""
     slow = MemoryStore()
     ended(slow.open())
-    offsets = CommittedOffsets(ended(slow.table("offsets")), house.broker.topics, house.broker.settings, house.clock)
+    offsets = CommittedOffsets(
+        ended(slow.table("offsets")), house.broker.topics, house.broker.settings, house.clock
+    )
     slow.hold()
     waiting = Started(offsets.commit("g", {("orders", 0): at(7)}))
     live = house.broker.topics.require("orders")
@@ -208,7 +225,13 @@ def test_a_row_that_cannot_be_read_is_said_and_the_others_are_there(house, caplo
 
     async def spoil() -> None:
         table = await house.store.table("offsets")
-        await table.put({b"short": b"\x90", bytes(20) + b"\xff": b"\x95\1\1\xa0\1\xc0", bytes(20) + b"g": b"nothing of the kind"})
+        await table.put(
+            {
+                b"short": b"\x90",
+                bytes(20) + b"\xff": b"\x95\1\1\xa0\1\xc0",
+                bytes(20) + b"g": b"nothing of the kind",
+            }
+        )
 
     ended(spoil())
     reopened = again(house)
@@ -240,11 +263,18 @@ def test_all_groups_together_take_no_more_memory_than_they_may():
     house.topic("orders", 1000)
     commit(house, "a", {("orders", index): 1 for index in range(1000)})
     commit(house, "b", {("orders", index): 1 for index in range(500)})
-    assert refusal(house, "c", {("orders", index): 1 for index in range(248)}) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    assert (
+        refusal(house, "c", {("orders", index): 1 for index in range(248)})
+        == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    )
     # Those that are there move on, but not to longer notes, and when one group goes there is room for another.
     commit(house, "b", {("orders", index): 2 for index in range(500)})
     with pytest.raises(KafkaError):
-        ended(house.broker.offsets.commit("b", {("orders", index): at(2, "x" * 600) for index in range(500)}))
+        ended(
+            house.broker.offsets.commit(
+                "b", {("orders", index): at(2, "x" * 600) for index in range(500)}
+            )
+        )
     ended(house.broker.offsets.delete("b"))
     commit(house, "c", {("orders", index): 1 for index in range(248)})
 
@@ -253,11 +283,17 @@ def test_a_limit_that_many_run_into_is_told_once_until_offsets_go(caplog):
     house = open_house(max_offsets_per_group=1)
     house.topic("orders", 2)
     for number in range(1_000):
-        assert refusal(house, f"g{number % 500}", {("orders", 0): 1, ("orders", 1): 1}) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        assert (
+            refusal(house, f"g{number % 500}", {("orders", 0): 1, ("orders", 1): 1})
+            == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        )
     assert len(caplog.records) == MOST_TOLD
     commit(house, "a", {("orders", 0): 1})
     ended(house.broker.offsets.delete("a"))
-    assert refusal(house, "b", {("orders", 0): 1, ("orders", 1): 1}) == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    assert (
+        refusal(house, "b", {("orders", 0): 1, ("orders", 1): 1})
+        == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    )
     assert len(caplog.records) == MOST_TOLD + 1
 
 
@@ -323,7 +359,10 @@ def test_a_commit_that_is_not_stored_in_time_is_told_so_and_counts_once_it_is_st
 def test_what_is_durable_is_noted_with_the_store_and_nothing_else(house):
     house.store.refuse_writes = True
     refused = Started(house.broker.offsets.commit("g", {("orders", 0): at(7)}))
-    assert (refused.failure.code, house.store.committed) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, {})
+    assert (refused.failure.code, house.store.committed) == (
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        {},
+    )
     house.store.refuse_writes = False
     commit(house, "g", {("orders", 0): 8, ("bills", 0): 1})
     assert house.store.committed == {("g", "orders", 0): 8, ("g", "bills", 0): 1}

@@ -26,8 +26,12 @@ topics = st.sampled_from(TOPICS)
 places = st.tuples(topics, st.integers(0, 1))
 steps = st.lists(
     st.one_of(
-        st.tuples(st.just("commit"), groups, st.dictionaries(places, st.integers(0, 100), min_size=1)),
-        st.tuples(st.just("commit"), groups, st.dictionaries(places, st.integers(0, 100), min_size=1)),
+        st.tuples(
+            st.just("commit"), groups, st.dictionaries(places, st.integers(0, 100), min_size=1)
+        ),
+        st.tuples(
+            st.just("commit"), groups, st.dictionaries(places, st.integers(0, 100), min_size=1)
+        ),
         st.tuples(st.just("delete_group"), groups),
         st.tuples(st.just("delete_offsets"), groups, st.lists(places, max_size=3)),
         st.tuples(st.just("delete_topic"), topics),
@@ -79,10 +83,17 @@ class Life:
         self.ask(self.house.broker.offsets.commit(group, rows), then)
 
     def delete_group(self, group: str) -> None:
-        self._delete([place for place in self.acknowledged if place[0] == group], self.house.broker.offsets.delete(group))
+        self._delete(
+            [place for place in self.acknowledged if place[0] == group],
+            self.house.broker.offsets.delete(group),
+        )
 
     def delete_offsets(self, group: str, asked: list[tuple[str, int]]) -> None:
-        gone = [place for topic, partition in asked if (place := (group, topic, partition)) in self.acknowledged]
+        gone = [
+            place
+            for topic, partition in asked
+            if (place := (group, topic, partition)) in self.acknowledged
+        ]
         self._delete(gone, self.house.broker.offsets.delete(group, asked))
 
     def _delete(self, gone: list[Place], work: Coroutine[Any, Any, None]) -> None:
@@ -103,7 +114,9 @@ class Life:
 
         def then() -> None:
             self.ids.pop(name, None)
-            self.acknowledged = {place: offset for place, offset in self.acknowledged.items() if place[1] != name}
+            self.acknowledged = {
+                place: offset for place, offset in self.acknowledged.items() if place[1] != name
+            }
 
         self.ask(delete(), then)
 
@@ -131,7 +144,11 @@ class Life:
 
     def check(self) -> None:
         offsets = self.house.broker.offsets
-        seen = {(group, *place): row.offset for group in ("g", "h") for place, row in offsets.of_group(group).items()}
+        seen = {
+            (group, *place): row.offset
+            for group in ("g", "h")
+            for place, row in offsets.of_group(group).items()
+        }
         assert seen == self.acknowledged
         if not self.is_held:
             assert len(offsets) == len(seen), "rows without a topic are counted"
@@ -150,4 +167,6 @@ def test_a_group_stands_where_its_last_acknowledged_commit_put_it(taken):
         life.check()
     life.crash()
     life.check()
-    assert len(ended(ended(life.house.store.table("offsets")).items())) == len(life.acknowledged), "rows are left over"
+    assert len(ended(ended(life.house.store.table("offsets")).items())) == len(life.acknowledged), (
+        "rows are left over"
+    )

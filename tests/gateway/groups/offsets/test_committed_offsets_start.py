@@ -34,7 +34,12 @@ async def seconds_to_open(folder: Path, groups: int) -> float:
     table = await store.table("offsets")
     row = value_of(Committed(1 << 40, 7, "consumer-host-17", 1_700_000_000_000))
     for index in range(PARTITIONS):
-        await table.put({key_of(Place(f"application-{number}", live.topic.topic_id, index)): row for number in range(groups)})
+        await table.put(
+            {
+                key_of(Place(f"application-{number}", live.topic.topic_id, index)): row
+                for number in range(groups)
+            }
+        )
     await store.close()
 
     store = LmdbStore(folder, reactor=reactor, settings=LmdbSettings())
@@ -54,7 +59,9 @@ async def seconds_to_open(folder: Path, groups: int) -> float:
 
 
 @ensureDeferred
-async def test_thirty_thousand_offsets_take_as_long_for_each_as_three_thousand(tmp_path: Path) -> None:
+async def test_thirty_thousand_offsets_take_as_long_for_each_as_three_thousand(
+    tmp_path: Path,
+) -> None:
     few = await seconds_to_open(tmp_path / "few", GROUPS // 10)
     many = await seconds_to_open(tmp_path / "many", GROUPS)
     # Ten times the offsets; a quadratic cost would take a hundred times as long.

@@ -68,7 +68,11 @@ def groups() -> Memberships:
 
 
 def commit(house: House, group: str, *topics: str, at: int = NOW, until: int | None = None) -> None:
-    ended(house.broker.offsets.commit(group, {(topic, 0): Committed(1, -1, "", at, until) for topic in topics}))
+    ended(
+        house.broker.offsets.commit(
+            group, {(topic, 0): Committed(1, -1, "", at, until) for topic in topics}
+        )
+    )
 
 
 def kept(house: House, groups: Memberships, now: int, group: str = "g") -> set[str]:
@@ -150,7 +154,9 @@ def test_a_group_with_members_is_not_forgotten(house, groups):
 def test_a_commit_on_its_way_to_the_disk_is_not_overtaken(house, groups):
     commit(house, "g", "orders")
     house.store.hold()
-    newer = Started(house.broker.offsets.commit("g", {("orders", 0): Committed(2, -1, "", NOW + WEEK)}))
+    newer = Started(
+        house.broker.offsets.commit("g", {("orders", 0): Committed(2, -1, "", NOW + WEEK)})
+    )
     ending = Started(Expiry(house.broker.offsets, groups, WEEK, house.clock).round(NOW + WEEK))
     house.store.release()
     assert newer.is_done
@@ -170,13 +176,17 @@ def test_a_commit_between_two_turns_of_a_round_counts(house, groups):
         commit(house, group, "orders", at=NOW + WEEK)
     house.clock.advance(0)
     assert going.is_done
-    assert [house.broker.offsets.get(group, "orders", 0) for group in ("first", "last")] == [Committed(1, -1, "", NOW + WEEK)] * 2
+    assert [house.broker.offsets.get(group, "orders", 0) for group in ("first", "last")] == [
+        Committed(1, -1, "", NOW + WEEK)
+    ] * 2
 
 
 def test_a_commit_that_fails_keeps_nothing_alive(house, groups):
     commit(house, "g", "orders")
     house.store.refuse_writes = True
-    assert Started(house.broker.offsets.commit("g", {("orders", 0): Committed(2, -1, "", NOW + WEEK)})).failure
+    assert Started(
+        house.broker.offsets.commit("g", {("orders", 0): Committed(2, -1, "", NOW + WEEK)})
+    ).failure
     house.store.refuse_writes = False
     assert kept(house, groups, NOW + WEEK) == set()
 
@@ -186,7 +196,9 @@ def test_a_store_that_fails_is_said_and_the_next_round_tries_again(house, groups
     house.store.refuse_writes = True
     groups.lost_its_last("g", NOW)
     assert kept(house, groups, NOW + WEEK) == {"orders"}
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == ["expired offsets not deleted"]
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "expired offsets not deleted"
+    ]
     assert groups.forgotten == []
     house.store.refuse_writes = False
     assert kept(house, groups, NOW + WEEK) == set()

@@ -27,7 +27,10 @@ def incremental_request(wanted: Any, *, validate_only: bool = False) -> Any:
             resource(
                 resource_type=kind,
                 resource_name=name,
-                configs=[resource.AlterableConfig(name=key, config_operation=operation, value=value) for key, operation, value in changes],
+                configs=[
+                    resource.AlterableConfig(name=key, config_operation=operation, value=value)
+                    for key, operation, value in changes
+                ],
             )
             for kind, name, changes in wanted
         ],
@@ -35,7 +38,9 @@ def incremental_request(wanted: Any, *, validate_only: bool = False) -> Any:
     )
 
 
-def incremental(house: House, *wanted: Any, version: int = 1, validate_only: bool = False) -> list[Row]:
+def incremental(
+    house: House, *wanted: Any, version: int = 1, validate_only: bool = False
+) -> list[Row]:
     reply = ask(house, incremental_request(wanted, validate_only=validate_only), version)
     return [(row.error_code, row.error_message) for row in reply.responses]
 
@@ -45,7 +50,9 @@ def alter(house: House, *wanted: Any, version: int = 2, validate_only: bool = Fa
     request = AlterConfigsRequest(
         resources=[
             resource(
-                resource_type=kind, resource_name=name, configs=[resource.AlterableConfig(name=key, value=value) for key, value in configs]
+                resource_type=kind,
+                resource_name=name,
+                configs=[resource.AlterableConfig(name=key, value=value) for key, value in configs],
             )
             for kind, name, configs in wanted
         ],
@@ -61,7 +68,9 @@ def overrides(house: House) -> dict[str, str]:
 @pytest.mark.parametrize("version", range(2))
 def test_one_config_is_set_and_the_others_stay(house: House, version: int) -> None:
     house.topic(segment_ms="7")
-    assert incremental(house, (TOPIC, "orders", [("retention.ms", SET, "5")]), version=version) == [(0, None)]
+    assert incremental(house, (TOPIC, "orders", [("retention.ms", SET, "5")]), version=version) == [
+        (0, None)
+    ]
     assert overrides(house) == {"segment.ms": "7", "retention.ms": "5"}
 
 
@@ -74,7 +83,9 @@ def test_what_was_set_counts_at_once_for_open_partitions(house: House) -> None:
 
 def test_a_deleted_override_gives_way_to_the_default(house: House) -> None:
     house.topic(retention_ms="5")
-    assert incremental(house, (TOPIC, "orders", [("retention.ms", DELETE, None), ("segment.ms", DELETE, None)])) == [(0, None)]
+    assert incremental(
+        house, (TOPIC, "orders", [("retention.ms", DELETE, None), ("segment.ms", DELETE, None)])
+    ) == [(0, None)]
     assert overrides(house) == {}
 
 
@@ -89,7 +100,9 @@ def test_items_are_put_to_a_list_once_and_taken_from_it(house: House) -> None:
 def test_a_list_does_not_become_longer_than_a_string(house: House) -> None:
     house.topic()
     name = "leader.replication.throttled.replicas"
-    halves = [",".join(f"{n}:{n}" for n in range(first, first + 2000)) for first in (10_000, 20_000)]
+    halves = [
+        ",".join(f"{n}:{n}" for n in range(first, first + 2000)) for first in (10_000, 20_000)
+    ]
     assert incremental(house, (TOPIC, "orders", [(name, APPEND, halves[0])])) == [(0, None)]
     ((code, message),) = incremental(house, (TOPIC, "orders", [(name, APPEND, halves[1])]))
     assert (code, "32767 bytes" in message) == (40, True)
@@ -98,8 +111,15 @@ def test_a_list_does_not_become_longer_than_a_string(house: House) -> None:
 
 def test_validate_only_changes_nothing_but_says_what_would_be_wrong(house: House) -> None:
     house.topic()
-    assert incremental(house, (TOPIC, "orders", [("retention.ms", SET, "5")]), validate_only=True) == [(0, None)]
-    assert [code for code, _ in incremental(house, (TOPIC, "orders", [("retention.ms", SET, "x")]), validate_only=True)] == [40]
+    assert incremental(
+        house, (TOPIC, "orders", [("retention.ms", SET, "5")]), validate_only=True
+    ) == [(0, None)]
+    assert [
+        code
+        for code, _ in incremental(
+            house, (TOPIC, "orders", [("retention.ms", SET, "x")]), validate_only=True
+        )
+    ] == [40]
     assert overrides(house) == {}
 
 
@@ -107,31 +127,57 @@ def test_validate_only_changes_nothing_but_says_what_would_be_wrong(house: House
 @pytest.mark.parametrize(
     ("changes", "code", "message"),
     [
-        ([("retention.ms", APPEND, "1")], 40, "Can't APPEND to key retention.ms because its type is not LIST."),
-        ([("no.such", APPEND, "1")], 40, "Can't APPEND to key no.such because its type is not LIST."),
-        ([("retention.ms", SUBTRACT, "1")], 40, "Can't SUBTRACT to key retention.ms because its type is not LIST."),
+        (
+            [("retention.ms", APPEND, "1")],
+            40,
+            "Can't APPEND to key retention.ms because its type is not LIST.",
+        ),
+        (
+            [("no.such", APPEND, "1")],
+            40,
+            "Can't APPEND to key no.such because its type is not LIST.",
+        ),
+        (
+            [("retention.ms", SUBTRACT, "1")],
+            40,
+            "Can't SUBTRACT to key retention.ms because its type is not LIST.",
+        ),
         ([("no.such", SET, "1")], 40, "Unknown topic config name: no.such"),
         (
             [("cleanup.policy", APPEND, "zzz")],
             40,
             "Invalid value zzz for configuration cleanup.policy: String must be one of: compact, delete",
         ),
-        ([("retention.ms", SET, None), ("segment.ms", SET, None)], 42, "Null value not supported for : retention.ms, segment.ms"),
-        ([("retention.ms", SET, "1"), ("retention.ms", SET, "2")], 42, "Error due to duplicate config keys"),
+        (
+            [("retention.ms", SET, None), ("segment.ms", SET, None)],
+            42,
+            "Null value not supported for : retention.ms, segment.ms",
+        ),
+        (
+            [("retention.ms", SET, "1"), ("retention.ms", SET, "2")],
+            42,
+            "Error due to duplicate config keys",
+        ),
         ([("retention.ms", 7, "1")], 42, "Unknown operations type 7"),
     ],
 )
-def test_a_change_that_kafka_refuses_is_refused_as_a_whole(house: House, changes: Any, code: int, message: str) -> None:
+def test_a_change_that_kafka_refuses_is_refused_as_a_whole(
+    house: House, changes: Any, code: int, message: str
+) -> None:
     house.topic(flush_ms="3")
     # Something right beside what is wrong.
-    assert incremental(house, (TOPIC, "orders", [("preallocate", SET, "true"), *changes])) == [(code, message)]
+    assert incremental(house, (TOPIC, "orders", [("preallocate", SET, "true"), *changes])) == [
+        (code, message)
+    ]
     assert overrides(house) == {"flush.ms": "3"}
 
 
 def test_a_resource_that_is_there_twice_is_refused_both_times(house: House) -> None:
     house.topic()
     wanted = (TOPIC, "orders", [("retention.ms", SET, "5")])
-    assert incremental(house, wanted, wanted) == [(42, "Each resource must appear at most once.")] * 2
+    assert (
+        incremental(house, wanted, wanted) == [(42, "Each resource must appear at most once.")] * 2
+    )
     assert overrides(house) == {}
 
 
@@ -162,7 +208,9 @@ def test_a_resource_that_is_there_twice_is_refused_both_times(house: House) -> N
         (0, "x", 42, "Unknown resource type 0"),
     ],
 )
-def test_what_cannot_be_altered_is_refused_alone(house: House, kind: int, name: str, code: int, message: str) -> None:
+def test_what_cannot_be_altered_is_refused_alone(
+    house: House, kind: int, name: str, code: int, message: str
+) -> None:
     assert incremental(house, (kind, name, [("retention.ms", SET, "1")])) == [(code, message)]
     assert alter(house, (kind, name, [("retention.ms", "1")])) == [(code, message)]
 
@@ -183,7 +231,9 @@ def test_altering_the_old_way_replaces_all_overrides(house: House, version: int)
         ([("segment.ms", None)], 42, "Null value not supported for : segment.ms"),
     ],
 )
-def test_what_the_old_way_refuses_changes_nothing(house: House, configs: Any, code: int, message: str) -> None:
+def test_what_the_old_way_refuses_changes_nothing(
+    house: House, configs: Any, code: int, message: str
+) -> None:
     house.topic(flush_ms="3")
     assert alter(house, (TOPIC, "orders", configs)) == [(code, message)]
     assert overrides(house) == {"flush.ms": "3"}
@@ -207,7 +257,9 @@ def test_of_two_changes_at_the_same_time_none_is_lost(house: House) -> None:
 def test_a_change_whose_author_went_away_is_known_as_it_is_stored(house: House) -> None:
     house.topic()
     house.store.hold()
-    waiting = asked(house, incremental_request([(TOPIC, "orders", [("retention.ms", SET, "5")])]), 1)
+    waiting = asked(
+        house, incremental_request([(TOPIC, "orders", [("retention.ms", SET, "5")])]), 1
+    )
     waiting.cancel()
     house.store.release()
     assert overrides(house) == dict(house.store.topics["orders"].configs) == {"retention.ms": "5"}
@@ -216,5 +268,7 @@ def test_a_change_whose_author_went_away_is_known_as_it_is_stored(house: House) 
 def test_a_full_disk_changes_nothing(house: House) -> None:
     house.topic()
     house.store.refuse_writes = True
-    assert [code for code, _ in incremental(house, (TOPIC, "orders", [("retention.ms", SET, "5")]))] == [ErrorCode.KAFKA_STORAGE_ERROR]
+    assert [
+        code for code, _ in incremental(house, (TOPIC, "orders", [("retention.ms", SET, "5")]))
+    ] == [ErrorCode.KAFKA_STORAGE_ERROR]
     assert overrides(house) == {}

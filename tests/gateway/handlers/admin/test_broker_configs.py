@@ -9,7 +9,14 @@ import pytest
 from gateway.net.listeners import Doors
 from tests.fakes.broker import House, ended, open_house
 from tests.fakes.memory_store import Medium
-from tests.gateway.handlers.admin.test_alter_configs import APPEND, DELETE, SET, SUBTRACT, alter, incremental
+from tests.gateway.handlers.admin.test_alter_configs import (
+    APPEND,
+    DELETE,
+    SET,
+    SUBTRACT,
+    alter,
+    incremental,
+)
 from tests.gateway.handlers.admin.test_describe_configs import describe, values
 
 TOPIC, BROKER = 2, 4
@@ -21,7 +28,9 @@ def house() -> House:
     return open_house(node_id=1)
 
 
-def put(house: House, name: str, value: str | None, resource: str = "1", how: int = SET) -> tuple[int, str | None]:
+def put(
+    house: House, name: str, value: str | None, resource: str = "1", how: int = SET
+) -> tuple[int, str | None]:
     return incremental(house, (BROKER, resource, [(name, how, value)]))[0]
 
 
@@ -75,11 +84,24 @@ def test_sources_and_synonyms_say_where_a_value_is_set() -> None:
         ("message.max.bytes", "3000", STATIC),
         ("message.max.bytes", "1048588", DEFAULT),
     ]
-    assert (found.value, found.config_source, found.read_only, synonyms(found)) == ("2000", DYNAMIC_BROKER, False, places)
+    assert (found.value, found.config_source, found.read_only, synonyms(found)) == (
+        "2000",
+        DYNAMIC_BROKER,
+        False,
+        places,
+    )
     of_topic = row(house, "max.message.bytes", (TOPIC, "orders"))
-    assert (of_topic.value, of_topic.config_source, synonyms(of_topic)) == ("2000", DYNAMIC_BROKER, places)
+    assert (of_topic.value, of_topic.config_source, synonyms(of_topic)) == (
+        "2000",
+        DYNAMIC_BROKER,
+        places,
+    )
     of_all = row(house, "message.max.bytes", (BROKER, ""))
-    assert (of_all.value, of_all.config_source, synonyms(of_all)) == ("1000", DYNAMIC_DEFAULT, [places[1]])
+    assert (of_all.value, of_all.config_source, synonyms(of_all)) == (
+        "1000",
+        DYNAMIC_DEFAULT,
+        [places[1]],
+    )
 
 
 def test_a_retention_time_that_was_changed_has_synonyms(house: House) -> None:
@@ -98,22 +120,36 @@ def test_changes_outlast_a_restart() -> None:
     put(house, "log.cleanup.policy", "compact", resource="")
     ended(house.store.close())
     again = open_house(medium, node_id=1)
-    assert (again.broker.settings.log_retention_bytes, again.broker.settings.log_cleanup_policy) == (5000, ("compact",))
+    assert (
+        again.broker.settings.log_retention_bytes,
+        again.broker.settings.log_cleanup_policy,
+    ) == (5000, ("compact",))
     assert again.topic("plain").config.compacts
     ended(again.store.close())
     # Another broker of the cluster has only what is for all.
     other = open_house(medium, node_id=2)
-    assert (other.broker.settings.log_retention_bytes, other.broker.settings.log_cleanup_policy) == (-1, ("compact",))
+    assert (
+        other.broker.settings.log_retention_bytes,
+        other.broker.settings.log_cleanup_policy,
+    ) == (-1, ("compact",))
 
 
 def test_alter_configs_replaces_all_that_was_set(house: House) -> None:
     put(house, "log.retention.bytes", "5000")
     assert alter(house, (BROKER, "1", [("message.max.bytes", "2000")])) == [(0, None)]
-    assert (house.broker.settings.log_retention_bytes, house.broker.settings.message_max_bytes) == (-1, 2000)
+    assert (house.broker.settings.log_retention_bytes, house.broker.settings.message_max_bytes) == (
+        -1,
+        2000,
+    )
 
 
-@pytest.mark.parametrize(("how", "value", "outcome"), [(APPEND, "compact", ("delete", "compact")), (SUBTRACT, "delete", ())])
-def test_lists_are_extended_and_reduced(house: House, how: int, value: str, outcome: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("how", "value", "outcome"),
+    [(APPEND, "compact", ("delete", "compact")), (SUBTRACT, "delete", ())],
+)
+def test_lists_are_extended_and_reduced(
+    house: House, how: int, value: str, outcome: tuple[str, ...]
+) -> None:
     assert put(house, "log.cleanup.policy", value, how=how) == (0, None)
     assert house.broker.settings.log_cleanup_policy == outcome
 
@@ -129,8 +165,16 @@ def test_validate_only_changes_nothing(house: House) -> None:
     ("name", "value", "message"),
     [
         ("num.partitions", "3", "Cannot update these configs dynamically: Set(num.partitions)"),
-        ("message.max.bytes", "-1", "Invalid value -1 for configuration message.max.bytes: Value must be at least 0"),
-        ("log.retention.ms", "x", "Invalid value x for configuration log.retention.ms: Not a number of type LONG"),
+        (
+            "message.max.bytes",
+            "-1",
+            "Invalid value -1 for configuration message.max.bytes: Value must be at least 0",
+        ),
+        (
+            "log.retention.ms",
+            "x",
+            "Invalid value x for configuration log.retention.ms: Not a number of type LONG",
+        ),
     ],
 )
 def test_what_cannot_change_is_refused(house: House, name: str, value: str, message: str) -> None:
@@ -140,7 +184,9 @@ def test_what_cannot_change_is_refused(house: House, name: str, value: str, mess
 
 
 def test_one_wrong_config_refuses_all_of_a_request(house: House) -> None:
-    rows = incremental(house, (BROKER, "1", [("message.max.bytes", SET, "2000"), ("num.partitions", SET, "3")]))
+    rows = incremental(
+        house, (BROKER, "1", [("message.max.bytes", SET, "2000"), ("num.partitions", SET, "3")])
+    )
     assert rows == [(42, "Cannot update these configs dynamically: Set(num.partitions)")]
     assert house.broker.settings.message_max_bytes == 1048588
 
@@ -169,5 +215,10 @@ def test_a_value_of_a_newer_version_is_ignored() -> None:
     house = open_house(medium, node_id=1)
     put(house, "message.max.bytes", "2000")
     ended(house.store.close())
-    medium.tables["broker-configs"][b"1"] = b'{"message.max.bytes":"2000","from.the.future":"1","log.retention.ms":"x"}'
-    assert values(describe(open_house(medium, node_id=1), (BROKER, "1", None))[0])["message.max.bytes"] == "2000"
+    medium.tables["broker-configs"][b"1"] = (
+        b'{"message.max.bytes":"2000","from.the.future":"1","log.retention.ms":"x"}'
+    )
+    assert (
+        values(describe(open_house(medium, node_id=1), (BROKER, "1", None))[0])["message.max.bytes"]
+        == "2000"
+    )

@@ -4,7 +4,11 @@ import uuid
 from typing import Any
 
 import pytest
-from kafka.protocol.admin.topics import CreatePartitionsRequest, CreateTopicsRequest, DeleteTopicsRequest
+from kafka.protocol.admin.topics import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+)
 
 from gateway.cluster import Node
 from gateway.groups.offsets.offset_rows import Committed
@@ -22,13 +26,21 @@ def house() -> House:
     return open_house(node_id=1)
 
 
-def new(name: str, partitions: int = 1, replicas: int = 1, assigned: Any = (), **configs: str | None) -> Any:
+def new(
+    name: str, partitions: int = 1, replicas: int = 1, assigned: Any = (), **configs: str | None
+) -> Any:
     return New(
         name=name,
         num_partitions=partitions,
         replication_factor=replicas,
-        assignments=[New.CreatableReplicaAssignment(partition_index=index, broker_ids=brokers) for index, brokers in assigned],
-        configs=[New.CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in configs.items()],
+        assignments=[
+            New.CreatableReplicaAssignment(partition_index=index, broker_ids=brokers)
+            for index, brokers in assigned
+        ],
+        configs=[
+            New.CreatableTopicConfig(name=key.replace("_", "."), value=value)
+            for key, value in configs.items()
+        ],
     )
 
 
@@ -79,7 +91,10 @@ def test_the_id_of_a_new_topic_is_the_one_that_it_has(house: House) -> None:
 
 def test_configs_are_told_from_version_5_on_with_their_sources(house: House) -> None:
     (row,) = create(house, new("orders", retention_ms=" 5 "), version=5)
-    rows = {config.name: (config.value, config.config_source, config.read_only, config.is_sensitive) for config in row.configs}
+    rows = {
+        config.name: (config.value, config.config_source, config.read_only, config.is_sensitive)
+        for config in row.configs
+    }
     # 36 configs in Kafka 3.9.2's answer, and one of our own; 1 is TOPIC_CONFIG, 5 is DEFAULT_CONFIG.
     assert len(rows) == 37
     assert rows["retention.ms"] == ("5", 1, False, False)
@@ -106,11 +121,27 @@ def test_validate_only_makes_nothing_and_tells_what_it_would_be(house: House) ->
         ),
         (new("t", 0), 37, "Number of partitions was set to an invalid non-positive value."),
         (new("t", -2), 37, "Number of partitions was set to an invalid non-positive value."),
-        (new("t", 1, 0), 38, "Replication factor must be larger than 0, or -1 to use the default value."),
-        (new("t", 1, -2), 38, "Replication factor must be larger than 0, or -1 to use the default value."),
+        (
+            new("t", 1, 0),
+            38,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        ),
+        (
+            new("t", 1, -2),
+            38,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
+        ),
         (new("t", no_such="1"), 40, "Unknown topic config name: no.such"),
-        (new("t", retention_ms=None, segment_ms=None), 40, "Null value not supported for topic configs: retention.ms,segment.ms"),
-        (new("t", retention_ms="x"), 40, "Invalid value x for configuration retention.ms: Not a number of type LONG"),
+        (
+            new("t", retention_ms=None, segment_ms=None),
+            40,
+            "Null value not supported for topic configs: retention.ms,segment.ms",
+        ),
+        (
+            new("t", retention_ms="x"),
+            40,
+            "Invalid value x for configuration retention.ms: Not a number of type LONG",
+        ),
         (
             new("t", 1, -1, [(0, [1])]),
             42,
@@ -121,12 +152,36 @@ def test_validate_only_makes_nothing_and_tells_what_it_would_be(house: House) ->
             42,
             "A manual partition assignment was specified, but replication factor was not set to -1.",
         ),
-        (new("t", -1, -1, [(0, [1]), (2, [1])]), 39, "partitions should be a consecutive 0-based integer sequence"),
-        (new("t", -1, -1, [(-1, [1])]), 39, "partitions should be a consecutive 0-based integer sequence"),
-        (new("t", -1, -1, [(0, [1]), (0, [1])]), 39, "Found multiple manual partition assignments for partition 0"),
-        (new("t", -1, -1, [(0, [])]), 39, "The manual partition assignment includes an empty replica list."),
-        (new("t", -1, -1, [(0, [1, 1])]), 39, "The manual partition assignment includes the broker 1 more than once."),
-        (new("t", -1, -1, [(0, [7])]), 39, "The manual partition assignment includes broker 7, but no such broker is registered."),
+        (
+            new("t", -1, -1, [(0, [1]), (2, [1])]),
+            39,
+            "partitions should be a consecutive 0-based integer sequence",
+        ),
+        (
+            new("t", -1, -1, [(-1, [1])]),
+            39,
+            "partitions should be a consecutive 0-based integer sequence",
+        ),
+        (
+            new("t", -1, -1, [(0, [1]), (0, [1])]),
+            39,
+            "Found multiple manual partition assignments for partition 0",
+        ),
+        (
+            new("t", -1, -1, [(0, [])]),
+            39,
+            "The manual partition assignment includes an empty replica list.",
+        ),
+        (
+            new("t", -1, -1, [(0, [1, 1])]),
+            39,
+            "The manual partition assignment includes the broker 1 more than once.",
+        ),
+        (
+            new("t", -1, -1, [(0, [7])]),
+            39,
+            "The manual partition assignment includes broker 7, but no such broker is registered.",
+        ),
         (
             new("t", -1, -1, [(0, [1]), (1, [1, 2])]),
             39,
@@ -134,7 +189,9 @@ def test_validate_only_makes_nothing_and_tells_what_it_would_be(house: House) ->
         ),
     ],
 )
-def test_what_kafka_refuses_is_refused_in_its_words(house: House, topic: Any, code: int, message: str) -> None:
+def test_what_kafka_refuses_is_refused_in_its_words(
+    house: House, topic: Any, code: int, message: str
+) -> None:
     assert told(create(house, topic)) == [(topic.name, code, message)]
     assert names(house) == set()
 
@@ -150,7 +207,9 @@ def test_a_topic_that_exists_is_told_so(house: House) -> None:
 
 def test_a_name_that_differs_in_dots_and_underscores_only_collides(house: House) -> None:
     create(house, new("a.b"))
-    assert told(create(house, new("a_b"))) == [("a_b", 17, "Topic 'a_b' collides with existing topic: a.b")]
+    assert told(create(house, new("a_b"))) == [
+        ("a_b", 17, "Topic 'a_b' collides with existing topic: a.b")
+    ]
 
 
 def test_a_deleted_topic_s_name_collides_no_more(house: House) -> None:
@@ -176,8 +235,12 @@ def test_a_manual_assignment_gives_the_partitions(house: House) -> None:
     assert (row.error_code, row.num_partitions, row.replication_factor) == (0, 2, 1)
 
 
-def test_all_partitions_of_an_assignment_have_as_many_replicas(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(house.broker.cluster, "nodes", lambda listener: [Node(1, "a", 1), Node(2, "b", 2)])
+def test_all_partitions_of_an_assignment_have_as_many_replicas(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        house.broker.cluster, "nodes", lambda listener: [Node(1, "a", 1), Node(2, "b", 2)]
+    )
     assert told(create(house, new("t", -1, -1, [(0, [1]), (1, [1, 2])]))) == [
         (
             "t",
@@ -196,13 +259,19 @@ def test_no_topic_has_more_partitions_than_the_limit() -> None:
 def test_a_request_for_more_partitions_than_the_limit_makes_none_of_them() -> None:
     house = open_house(max_partitions_per_topic=10)
     rows = create(house, new("a", 6), new("b", 5), new("c", 0))
-    assert [row.error_code for row in rows] == [ErrorCode.POLICY_VIOLATION, ErrorCode.POLICY_VIOLATION, ErrorCode.INVALID_PARTITIONS]
+    assert [row.error_code for row in rows] == [
+        ErrorCode.POLICY_VIOLATION,
+        ErrorCode.POLICY_VIOLATION,
+        ErrorCode.INVALID_PARTITIONS,
+    ]
     assert names(house) == set()
 
 
 def test_a_full_disk_is_a_storage_error_and_the_name_stays_free(house: House) -> None:
     house.store.refuse_writes = True
-    assert [row.error_code for row in create(house, new("orders"))] == [ErrorCode.KAFKA_STORAGE_ERROR]
+    assert [row.error_code for row in create(house, new("orders"))] == [
+        ErrorCode.KAFKA_STORAGE_ERROR
+    ]
     house.store.refuse_writes = False
     assert [row.error_code for row in create(house, new("orders"))] == [0]
 
@@ -217,12 +286,19 @@ def test_a_topic_whose_creator_went_away_is_there_all_the_same(house: House) -> 
 
 
 def delete(house: House, *wanted: str, version: int = 5) -> list[tuple[str, int]]:
-    rows = ask(house, DeleteTopicsRequest(topic_names=list(wanted), timeout_ms=1000), version).responses
+    rows = ask(
+        house, DeleteTopicsRequest(topic_names=list(wanted), timeout_ms=1000), version
+    ).responses
     return [(row.name, row.error_code) for row in rows]
 
 
-def delete_by(house: House, *wanted: tuple[str | None, uuid.UUID | None]) -> list[tuple[str | None, int, str | None]]:
-    topics = [DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=topic_id) for name, topic_id in wanted]
+def delete_by(
+    house: House, *wanted: tuple[str | None, uuid.UUID | None]
+) -> list[tuple[str | None, int, str | None]]:
+    topics = [
+        DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=topic_id)
+        for name, topic_id in wanted
+    ]
     rows = ask(house, DeleteTopicsRequest(topics=topics, timeout_ms=1000), 6).responses
     return [(row.name, row.error_code, row.error_message) for row in rows]
 
@@ -230,7 +306,10 @@ def delete_by(house: House, *wanted: tuple[str | None, uuid.UUID | None]) -> lis
 @pytest.mark.parametrize("version", range(6))
 def test_topics_are_deleted_by_name(house: House, version: int) -> None:
     create(house, new("orders"), new("kept"))
-    assert sorted(delete(house, "orders", "never", version=version)) == [("never", 3), ("orders", 0)]
+    assert sorted(delete(house, "orders", "never", version=version)) == [
+        ("never", 3),
+        ("orders", 0),
+    ]
     assert names(house) == {"kept"}
 
 
@@ -257,7 +336,13 @@ def test_a_client_that_goes_away_leaves_no_topic_half_deleted(house: House) -> N
 def test_topics_are_deleted_by_id(house: House) -> None:
     create(house, new("orders"))
     topic_id = uuid.UUID(bytes=house.broker.topics.require("orders").topic.topic_id)
-    (row,) = ask(house, DeleteTopicsRequest(topics=[DeleteTopicsRequest.DeleteTopicState(name=None, topic_id=topic_id)]), 6).responses
+    (row,) = ask(
+        house,
+        DeleteTopicsRequest(
+            topics=[DeleteTopicsRequest.DeleteTopicState(name=None, topic_id=topic_id)]
+        ),
+        6,
+    ).responses
     assert (row.name, row.topic_id, row.error_code) == ("orders", topic_id, 0)
     assert names(house) == set()
 
@@ -271,8 +356,12 @@ def test_a_name_that_is_to_be_deleted_twice_is_refused(house: House) -> None:
 # Codes and messages as Kafka 3.9.2 gave them.
 def test_a_deletion_that_makes_no_sense_is_refused_in_kafka_s_words(house: House) -> None:
     one = uuid.uuid4()
-    assert delete_by(house, (None, None)) == [(None, 42, "Neither topic name nor id were specified.")]
-    assert delete_by(house, ("x", one)) == [("x", 42, "You may not specify both topic name and topic id.")]
+    assert delete_by(house, (None, None)) == [
+        (None, 42, "Neither topic name nor id were specified.")
+    ]
+    assert delete_by(house, ("x", one)) == [
+        ("x", 42, "You may not specify both topic name and topic id.")
+    ]
     assert delete_by(house, (None, one), (None, one)) == [(None, 42, "Duplicate topic id.")]
     assert [row[1] for row in delete_by(house, (None, one))] == [ErrorCode.UNKNOWN_TOPIC_ID]
 
@@ -281,7 +370,9 @@ def test_a_topic_named_by_name_and_by_id_is_not_deleted(house: House) -> None:
     create(house, new("orders"))
     topic_id = uuid.UUID(bytes=house.broker.topics.require("orders").topic.topic_id)
     rows = delete_by(house, ("orders", None), (None, topic_id))
-    assert rows == [("orders", 42, "The provided topic name maps to an ID that was already supplied.")]
+    assert rows == [
+        ("orders", 42, "The provided topic name maps to an ID that was already supplied.")
+    ]
     assert names(house) == {"orders"}
 
 
@@ -292,12 +383,16 @@ def test_a_full_disk_keeps_a_topic(house: House) -> None:
     assert names(house) == {"orders"}
 
 
-def extend(house: House, *wanted: tuple[str, int, Any], version: int = 3, validate_only: bool = False) -> list[tuple[str, int, str | None]]:
+def extend(
+    house: House, *wanted: tuple[str, int, Any], version: int = 3, validate_only: bool = False
+) -> list[tuple[str, int, str | None]]:
     topics = [
         More(
             name=name,
             count=count,
-            assignments=None if brokers is None else [More.CreatePartitionsAssignment(broker_ids=ids) for ids in brokers],
+            assignments=None
+            if brokers is None
+            else [More.CreatePartitionsAssignment(broker_ids=ids) for ids in brokers],
         )
         for name, count, brokers in wanted
     ]
@@ -325,14 +420,31 @@ def test_validate_only_adds_no_partitions(house: House) -> None:
     [
         (2, None, 37, "Topic already has 2 partition(s)."),
         (0, None, 37, "The topic orders currently has 2 partition(s); 0 would not be an increase."),
-        (-1, None, 37, "The topic orders currently has 2 partition(s); -1 would not be an increase."),
-        (4, [[1]], 39, "Attempted to add 2 additional partition(s), but only 1 assignment(s) were specified."),
+        (
+            -1,
+            None,
+            37,
+            "The topic orders currently has 2 partition(s); -1 would not be an increase.",
+        ),
+        (
+            4,
+            [[1]],
+            39,
+            "Attempted to add 2 additional partition(s), but only 1 assignment(s) were specified.",
+        ),
         (3, [[]], 39, "The manual partition assignment includes an empty replica list."),
         (3, [[1, 1]], 39, "The manual partition assignment includes the broker 1 more than once."),
-        (4, [[1], [9]], 39, "The manual partition assignment includes broker 9, but no such broker is registered."),
+        (
+            4,
+            [[1], [9]],
+            39,
+            "The manual partition assignment includes broker 9, but no such broker is registered.",
+        ),
     ],
 )
-def test_partitions_that_kafka_would_not_add_are_refused(house: House, count: int, brokers: Any, code: int, message: str) -> None:
+def test_partitions_that_kafka_would_not_add_are_refused(
+    house: House, count: int, brokers: Any, code: int, message: str
+) -> None:
     create(house, new("orders", 2))
     assert extend(house, ("orders", count, brokers)) == [("orders", code, message)]
     assert house.broker.topics.require("orders").topic.partitions == 2
@@ -354,7 +466,11 @@ def test_no_topic_grows_above_the_limit() -> None:
 def test_a_topic_grows_once_when_two_ask_at_the_same_time(house: House) -> None:
     create(house, new("orders", 2))
     house.store.hold()
-    request = CreatePartitionsRequest(topics=[More(name="orders", count=3, assignments=None)], timeout_ms=1000, validate_only=False)
+    request = CreatePartitionsRequest(
+        topics=[More(name="orders", count=3, assignments=None)],
+        timeout_ms=1000,
+        validate_only=False,
+    )
     first, second = asked(house, request, 3), asked(house, request, 3)
     house.store.release()
     codes = [answer(request, one.result, 3).results[0].error_code for one in (first, second)]

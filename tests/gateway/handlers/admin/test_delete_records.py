@@ -20,16 +20,26 @@ def house() -> House:
     return house
 
 
-def delete(house: House, *wanted: tuple[str, dict[int, int]], version: int = 2) -> dict[tuple[str, int], tuple[int, int]]:
+def delete(
+    house: House, *wanted: tuple[str, dict[int, int]], version: int = 2
+) -> dict[tuple[str, int], tuple[int, int]]:
     """By topic and partition: the low watermark and the error code."""
     topics = [
         Topic(
-            name=name, partitions=[Topic.DeleteRecordsPartition(partition_index=index, offset=offset) for index, offset in offsets.items()]
+            name=name,
+            partitions=[
+                Topic.DeleteRecordsPartition(partition_index=index, offset=offset)
+                for index, offset in offsets.items()
+            ],
         )
         for name, offsets in wanted
     ]
     reply = ask(house, DeleteRecordsRequest(topics=topics, timeout_ms=1000), version)
-    return {(topic.name, row.partition_index): (row.low_watermark, row.error_code) for topic in reply.topics for row in topic.partitions}
+    return {
+        (topic.name, row.partition_index): (row.low_watermark, row.error_code)
+        for topic in reply.topics
+        for row in topic.partitions
+    }
 
 
 @pytest.mark.parametrize("version", range(3))
@@ -40,7 +50,10 @@ def test_what_lies_before_the_offset_goes(house: House, version: int) -> None:
 
 
 def test_minus_one_deletes_all_there_is(house: House) -> None:
-    assert delete(house, ("orders", {0: -1, 1: -1})) == {("orders", 0): (10, 0), ("orders", 1): (0, 0)}
+    assert delete(house, ("orders", {0: -1, 1: -1})) == {
+        ("orders", 0): (10, 0),
+        ("orders", 1): (0, 0),
+    }
     assert house.partition().log.size == 0
 
 
@@ -53,12 +66,17 @@ def test_the_start_never_moves_down(house: House) -> None:
 # As Kafka 3.9.2 answered.
 @pytest.mark.parametrize("offset", [11, -2, 1 << 62])
 def test_an_offset_that_is_none_of_the_log_s_is_out_of_range(house: House, offset: int) -> None:
-    assert delete(house, ("orders", {0: offset})) == {("orders", 0): (-1, ErrorCode.OFFSET_OUT_OF_RANGE)}
+    assert delete(house, ("orders", {0: offset})) == {
+        ("orders", 0): (-1, ErrorCode.OFFSET_OUT_OF_RANGE)
+    }
     assert house.partition().log.start_offset == 0
 
 
 def test_partitions_that_are_not_there_are_unknown(house: House) -> None:
-    assert delete(house, ("orders", {99: 0}), ("never", {0: 0})) == {("orders", 99): (-1, 3), ("never", 0): (-1, 3)}
+    assert delete(house, ("orders", {99: 0}), ("never", {0: 0})) == {
+        ("orders", 99): (-1, 3),
+        ("never", 0): (-1, 3),
+    }
 
 
 def test_a_topic_that_is_only_compacted_keeps_its_records(house: House) -> None:
@@ -68,7 +86,9 @@ def test_a_topic_that_is_only_compacted_keeps_its_records(house: House) -> None:
 
 def test_records_of_an_internal_topic_are_not_deleted(house: House) -> None:
     house.broker.topics.use_internal("__consumer_offsets")
-    assert delete(house, ("__consumer_offsets", {0: -1})) == {("__consumer_offsets", 0): (-1, ErrorCode.INVALID_TOPIC_EXCEPTION)}
+    assert delete(house, ("__consumer_offsets", {0: -1})) == {
+        ("__consumer_offsets", 0): (-1, ErrorCode.INVALID_TOPIC_EXCEPTION)
+    }
 
 
 def test_of_a_partition_named_twice_the_last_offset_counts(house: House) -> None:

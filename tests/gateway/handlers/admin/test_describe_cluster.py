@@ -20,9 +20,19 @@ def house() -> House:
 
 @pytest.mark.parametrize("version", range(3))
 def test_the_cluster_is_the_live_gateways(version: int) -> None:
-    reply = ask(open_house(node_id=5), DescribeClusterRequest(include_cluster_authorized_operations=False), version)
-    assert (reply.error_code, reply.cluster_id, reply.controller_id) == (0, "AAAAAAAAAAAAAAAAAAAAAA", 5)
-    assert [(node.broker_id, node.host, node.port, node.rack) for node in reply.brokers] == [(5, "127.0.0.1", 9092, None)]
+    reply = ask(
+        open_house(node_id=5),
+        DescribeClusterRequest(include_cluster_authorized_operations=False),
+        version,
+    )
+    assert (reply.error_code, reply.cluster_id, reply.controller_id) == (
+        0,
+        "AAAAAAAAAAAAAAAAAAAAAA",
+        5,
+    )
+    assert [(node.broker_id, node.host, node.port, node.rack) for node in reply.brokers] == [
+        (5, "127.0.0.1", 9092, None)
+    ]
     assert reply.authorized_operations is None
 
 
@@ -36,18 +46,32 @@ def test_what_one_may_do_is_told_when_asked_for(house: House) -> None:
 @pytest.mark.parametrize(
     ("endpoint", "code", "message"),
     [
-        (2, 114, "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER"),
+        (
+            2,
+            114,
+            "The request was sent to an endpoint of type BROKER, but we wanted an endpoint of type CONTROLLER",
+        ),
         (7, 115, "Unsupported endpoint type 7"),
     ],
 )
-def test_other_endpoints_than_brokers_are_refused(house: House, endpoint: int, code: int, message: str) -> None:
-    reply = ask(house, DescribeClusterRequest(include_cluster_authorized_operations=False, endpoint_type=endpoint), 1)
+def test_other_endpoints_than_brokers_are_refused(
+    house: House, endpoint: int, code: int, message: str
+) -> None:
+    reply = ask(
+        house,
+        DescribeClusterRequest(include_cluster_authorized_operations=False, endpoint_type=endpoint),
+        1,
+    )
     assert (reply.error_code, reply.error_message, list(reply.brokers)) == (code, message, [])
 
 
 def log_dirs(house: House, wanted: dict[str, list[int]] | None, version: int = 4) -> Any:
     topic = DescribeLogDirsRequest.DescribableLogDirTopic
-    topics = None if wanted is None else [topic(topic=name, partitions=indexes) for name, indexes in wanted.items()]
+    topics = (
+        None
+        if wanted is None
+        else [topic(topic=name, partitions=indexes) for name, indexes in wanted.items()]
+    )
     return ask(house, DescribeLogDirsRequest(topics=topics), version)
 
 
@@ -65,7 +89,9 @@ def fill(house: House, name: str, index: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_every_version_tells_the_bytes_of_the_partitions_asked_for(house: House, version: int) -> None:
+def test_every_version_tells_the_bytes_of_the_partitions_asked_for(
+    house: House, version: int
+) -> None:
     house.topic("orders", 3)
     fill(house, "orders", 1, 500)
     reply = log_dirs(house, {"orders": [0, 1]}, version)
@@ -91,7 +117,9 @@ def test_a_partition_that_is_asked_for_twice_is_told_once(house: House) -> None:
     assert [row.partition_index for row in topic.partitions] == [0]
 
 
-def test_the_room_on_the_volume_is_told_from_version_4_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_room_on_the_volume_is_told_from_version_4_on(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(house.store, "usage", lambda: [Usage("/data", 1000, 400)])
     (result,) = log_dirs(house, {}).results
     assert (result.log_dir, result.total_bytes, result.usable_bytes) == ("/data", 1000, 400)
@@ -104,9 +132,14 @@ def test_a_partition_s_size_does_not_open_it(house: House) -> None:
 
 
 def producers(house: House, wanted: dict[str, list[int]]) -> dict[tuple[str, int], Any]:
-    topics = [DescribeProducersRequest.TopicRequest(name=name, partition_indexes=indexes) for name, indexes in wanted.items()]
+    topics = [
+        DescribeProducersRequest.TopicRequest(name=name, partition_indexes=indexes)
+        for name, indexes in wanted.items()
+    ]
     reply = ask(house, DescribeProducersRequest(topics=topics), 0)
-    return {(topic.name, row.partition_index): row for topic in reply.topics for row in topic.partitions}
+    return {
+        (topic.name, row.partition_index): row for topic in reply.topics for row in topic.partitions
+    }
 
 
 def test_a_partition_tells_who_wrote_to_it(house: House) -> None:
@@ -116,7 +149,12 @@ def test_a_partition_tells_who_wrote_to_it(house: House) -> None:
         ended(house.partition().append_batch(records, check_batch(records, 11), NOW + sequence))
     rows = producers(house, {"orders": [0, 1]})
     (row,) = rows["orders", 0].active_producers
-    assert (row.producer_id, row.producer_epoch, row.last_sequence, row.last_timestamp) == (77, 4, 5, NOW + 3)
+    assert (row.producer_id, row.producer_epoch, row.last_sequence, row.last_timestamp) == (
+        77,
+        4,
+        5,
+        NOW + 3,
+    )
     assert (row.coordinator_epoch, row.current_txn_start_offset) == (-1, -1)
     assert list(rows["orders", 1].active_producers) == []
 
@@ -124,16 +162,26 @@ def test_a_partition_tells_who_wrote_to_it(house: House) -> None:
 def test_producers_of_no_partition_are_an_error_of_that_partition(house: House) -> None:
     house.topic("orders")
     rows = producers(house, {"orders": [0, 3], "never": [0], "x y": [1]})
-    assert {key: row.error_code for key, row in rows.items()} == {("orders", 0): 0, ("orders", 3): 3, ("never", 0): 3, ("x y", 1): 17}
+    assert {key: row.error_code for key, row in rows.items()} == {
+        ("orders", 0): 0,
+        ("orders", 3): 3,
+        ("never", 0): 3,
+        ("x y", 1): 17,
+    }
 
 
 def test_nobody_produces_to_an_internal_topic(house: House) -> None:
     house.broker.topics.use_internal("__consumer_offsets")
     rows = producers(house, {"__consumer_offsets": [0, 50]})
-    assert {key: row.error_code for key, row in rows.items()} == {("__consumer_offsets", 0): 0, ("__consumer_offsets", 50): 29}
+    assert {key: row.error_code for key, row in rows.items()} == {
+        ("__consumer_offsets", 0): 0,
+        ("__consumer_offsets", 50): 29,
+    }
 
 
-def test_a_size_that_only_opening_the_log_would_tell_is_unknown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_only_opening_the_log_would_tell_is_unknown(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     house.topic("orders", 2)
     fill(house, "orders", 1, 500)
     monkeypatch.setattr(type(house.store), "retains_by_itself", True)

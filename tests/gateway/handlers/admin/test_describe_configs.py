@@ -24,7 +24,9 @@ def house() -> House:
 
 def describe(house: House, *wanted: Wanted, version: int = 4, **flags: bool) -> Sequence[Any]:
     resources = [
-        DescribeConfigsRequest.DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys)
+        DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=kind, resource_name=name, configuration_keys=keys
+        )
         for kind, name, keys in wanted
     ]
     return list(ask(house, DescribeConfigsRequest(resources=resources, **flags), version).results)
@@ -37,7 +39,9 @@ def values(result: Any) -> dict[str, str]:
 @pytest.mark.parametrize("version", range(5))
 def test_every_version_tells_the_configs_that_are_asked_for(house: House, version: int) -> None:
     house.topic(retention_ms="5")
-    (result,) = describe(house, (TOPIC, "orders", ["retention.ms", "segment.bytes", "no.such"]), version=version)
+    (result,) = describe(
+        house, (TOPIC, "orders", ["retention.ms", "segment.bytes", "no.such"]), version=version
+    )
     assert (result.error_code, result.resource_type, result.resource_name) == (0, TOPIC, "orders")
     assert values(result) == {"retention.ms": "5", "segment.bytes": "1073741824"}
 
@@ -52,13 +56,18 @@ def test_no_keys_mean_all_configs(house: House, keys: list[str] | None) -> None:
 def test_version_0_says_what_is_a_default(house: House) -> None:
     house.topic(retention_ms="5")
     (result,) = describe(house, (TOPIC, "orders", ["retention.ms", "segment.ms"]), version=0)
-    assert {row.name: row.is_default for row in result.configs} == {"retention.ms": False, "segment.ms": True}
+    assert {row.name: row.is_default for row in result.configs} == {
+        "retention.ms": False,
+        "segment.ms": True,
+    }
 
 
 def test_a_value_s_source_is_the_topic_the_settings_or_the_default() -> None:
     house = open_house(message_max_bytes=5000)
     house.topic(retention_ms="5")
-    (result,) = describe(house, (TOPIC, "orders", ["retention.ms", "max.message.bytes", "retention.bytes"]))
+    (result,) = describe(
+        house, (TOPIC, "orders", ["retention.ms", "max.message.bytes", "retention.bytes"])
+    )
     assert {row.name: row.config_source for row in result.configs} == {
         "retention.ms": OF_TOPIC,
         "max.message.bytes": STATIC,
@@ -82,7 +91,14 @@ def test_synonyms_are_told_when_asked_for_the_one_that_counts_first() -> None:
 
 
 def test_a_broker_says_what_clients_are_told_to_connect_to(house: House) -> None:
-    (result,) = describe(house, (BROKER, "0", ["advertised.listeners", "listener.security.protocol.map", "offsets.retention.minutes"]))
+    (result,) = describe(
+        house,
+        (
+            BROKER,
+            "0",
+            ["advertised.listeners", "listener.security.protocol.map", "offsets.retention.minutes"],
+        ),
+    )
     assert values(result) == {
         "advertised.listeners": "PLAINTEXT://127.0.0.1:9092",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT",
@@ -101,7 +117,14 @@ def test_a_default_retention_time_has_no_synonyms(house: House) -> None:
 
 def test_types_are_kafka_s_and_documentation_is_told_when_asked_for(house: House) -> None:
     house.topic()
-    keys = ["retention.ms", "preallocate", "cleanup.policy", "min.cleanable.dirty.ratio", "max.message.bytes", "compression.type"]
+    keys = [
+        "retention.ms",
+        "preallocate",
+        "cleanup.policy",
+        "min.cleanable.dirty.ratio",
+        "max.message.bytes",
+        "compression.type",
+    ]
     (result,) = describe(house, (TOPIC, "orders", keys), include_documentation=True)
     # KIP-569: BOOLEAN 1, STRING 2, INT 3, LONG 5, DOUBLE 6, LIST 7.
     assert {row.name: row.config_type for row in result.configs} == {
@@ -119,8 +142,13 @@ def test_types_are_kafka_s_and_documentation_is_told_when_asked_for(house: House
 
 def test_a_config_without_effect_says_so(house: House) -> None:
     house.topic(segment_jitter_ms="5")
-    (result,) = describe(house, (TOPIC, "orders", ["segment.jitter.ms", "retention.ms"]), include_documentation=True)
-    assert {row.name: row.documentation == NO_EFFECT for row in result.configs} == {"segment.jitter.ms": True, "retention.ms": False}
+    (result,) = describe(
+        house, (TOPIC, "orders", ["segment.jitter.ms", "retention.ms"]), include_documentation=True
+    )
+    assert {row.name: row.documentation == NO_EFFECT for row in result.configs} == {
+        "segment.jitter.ms": True,
+        "retention.ms": False,
+    }
 
 
 # Codes and messages as Kafka 3.9.2 gave them, for a broker of id 0.
@@ -143,7 +171,9 @@ def test_a_config_without_effect_says_so(house: House) -> None:
         (99, "x", 42, None),
     ],
 )
-def test_what_cannot_be_described_is_refused_alone(house: House, kind: int, name: str, code: int, message: str | None) -> None:
+def test_what_cannot_be_described_is_refused_alone(
+    house: House, kind: int, name: str, code: int, message: str | None
+) -> None:
     house.topic()
     results = describe(house, (kind, name, None), (TOPIC, "orders", ["retention.ms"]))
     assert [result.error_code for result in results] == [code, 0]
@@ -151,9 +181,13 @@ def test_what_cannot_be_described_is_refused_alone(house: House, kind: int, name
     assert list(results[0].configs) == []
 
 
-def test_a_resource_that_is_asked_for_twice_is_answered_once_with_all_that_was_asked(house: House) -> None:
+def test_a_resource_that_is_asked_for_twice_is_answered_once_with_all_that_was_asked(
+    house: House,
+) -> None:
     house.topic()
-    (result,) = describe(house, (TOPIC, "orders", ["retention.ms"]), (TOPIC, "orders", ["segment.ms"]))
+    (result,) = describe(
+        house, (TOPIC, "orders", ["retention.ms"]), (TOPIC, "orders", ["segment.ms"])
+    )
     assert set(values(result)) == {"retention.ms", "segment.ms"}
     (result,) = describe(house, (TOPIC, "orders", ["retention.ms"]), (TOPIC, "orders", None))
     assert len(result.configs) == 37
@@ -164,7 +198,10 @@ def test_the_broker_s_configs_are_its_settings() -> None:
     (result,) = describe(house, (BROKER, "3", None), include_synonyms=True)
     rows = {row.name: row for row in result.configs}
     assert (rows["num.partitions"].value, rows["num.partitions"].config_source) == ("12", STATIC)
-    assert (rows["auto.create.topics.enable"].value, rows["auto.create.topics.enable"].config_source) == ("true", DEFAULT)
+    assert (
+        rows["auto.create.topics.enable"].value,
+        rows["auto.create.topics.enable"].config_source,
+    ) == ("true", DEFAULT)
     assert rows["node.id"].value == rows["broker.id"].value == "3"
     # What Kafka 3.9.2 can change while it runs, and has a meaning here.
     assert {name for name, row in rows.items() if not row.read_only} == {
@@ -183,10 +220,17 @@ def test_the_broker_s_configs_are_its_settings() -> None:
 
 def test_no_secret_and_no_place_of_one_is_told() -> None:
     house = open_house(
-        users_file="hidden.users", ssl_key_password_file="hidden.password", ssl_key_file="hidden.key", ssl_certificate_file="hidden.pem"
+        users_file="hidden.users",
+        ssl_key_password_file="hidden.password",
+        ssl_key_file="hidden.key",
+        ssl_certificate_file="hidden.pem",
     )
-    (result,) = describe(house, (BROKER, "0", None), include_synonyms=True, include_documentation=True)
-    told = [text for row in result.configs for text in (row.value, *(one.value for one in row.synonyms))]
+    (result,) = describe(
+        house, (BROKER, "0", None), include_synonyms=True, include_documentation=True
+    )
+    told = [
+        text for row in result.configs for text in (row.value, *(one.value for one in row.synonyms))
+    ]
     assert not [text for text in told if "hidden" in text]
 
 
@@ -218,7 +262,11 @@ def test_resources_with_configs_are_listed_by_type() -> None:
     assert names(listed(house, 1, [])) == [(2, "orders"), (4, "3"), (8, "3")]
     assert names(listed(house, 1, [4])) == [(4, "3")]
     assert names(listed(house, 1, [16, 32])) == []
-    ended(house.broker.group_configs.alter("g", lambda _: {"consumer.session.timeout.ms": "50000"}, validate_only=False))
+    ended(
+        house.broker.group_configs.alter(
+            "g", lambda _: {"consumer.session.timeout.ms": "50000"}, validate_only=False
+        )
+    )
     assert names(listed(house, 1, [16, 32])) == [(32, "g")]
 
 

@@ -6,7 +6,11 @@ from uuid import UUID
 import pytest
 from kafka.protocol.admin.cluster import DescribeQuorumRequest, UpdateFeaturesRequest
 
-from gateway.protocol.wire.admin_messages import AddRaftVoterRequest, RemoveRaftVoterRequest, UnregisterBrokerRequest
+from gateway.protocol.wire.admin_messages import (
+    AddRaftVoterRequest,
+    RemoveRaftVoterRequest,
+    UnregisterBrokerRequest,
+)
 from tests.fakes.broker import House, open_house
 from tests.gateway.handlers.asking import ask
 
@@ -21,7 +25,9 @@ def house() -> House:
 @pytest.mark.parametrize("version", range(3))
 def test_there_is_no_metadata_quorum(house: House, version: int) -> None:
     topic = DescribeQuorumRequest.TopicData
-    asked = topic(topic_name="__cluster_metadata", partitions=[topic.PartitionData(partition_index=0)])
+    asked = topic(
+        topic_name="__cluster_metadata", partitions=[topic.PartitionData(partition_index=0)]
+    )
     reply = ask(house, DescribeQuorumRequest(topics=[asked]), version)
     assert (reply.error_code, list(reply.topics)) == (UNSUPPORTED_VERSION, [])
 
@@ -33,14 +39,19 @@ def update(house: House, version: int, *names: str) -> Any:
 
 
 # As Kafka 3.9.2 (v1) and 4.3.1 (v2) answer it.
-UNKNOWN_FEATURE = "Invalid update version 1 for feature a. Local controller 1 does not support this feature."
+UNKNOWN_FEATURE = (
+    "Invalid update version 1 for feature a. Local controller 1 does not support this feature."
+)
 
 
 @pytest.mark.parametrize("version", range(2))
 def test_an_unknown_feature_is_refused_by_name(house: House, version: int) -> None:
     reply = update(house, version, "a", "b")
     assert reply.error_code == 0
-    assert [(row.feature, row.error_code) for row in reply.results] == [("a", INVALID_UPDATE), ("b", INVALID_UPDATE)]
+    assert [(row.feature, row.error_code) for row in reply.results] == [
+        ("a", INVALID_UPDATE),
+        ("b", INVALID_UPDATE),
+    ]
     assert reply.results[0].error_message == UNKNOWN_FEATURE
 
 
@@ -60,5 +71,10 @@ def test_no_broker_can_be_unregistered(house: House, broker_id: int, code: int) 
 def test_voters_are_fixed(house: House, version: int) -> None:
     listener = AddRaftVoterRequest.Listener(name="CONTROLLER", host="localhost", port=65535)
     voter: dict[str, Any] = {"cluster_id": None, "voter_id": 7, "voter_directory_id": UUID(int=5)}
-    assert ask(house, AddRaftVoterRequest(timeout_ms=1, listeners=[listener], **voter), version).error_code == UNSUPPORTED_VERSION
+    assert (
+        ask(
+            house, AddRaftVoterRequest(timeout_ms=1, listeners=[listener], **voter), version
+        ).error_code
+        == UNSUPPORTED_VERSION
+    )
     assert ask(house, RemoveRaftVoterRequest(**voter), 0).error_code == UNSUPPORTED_VERSION

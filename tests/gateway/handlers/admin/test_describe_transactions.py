@@ -11,22 +11,40 @@ NOT_FOUND, CLUSTER_AUTHORIZATION_FAILED = 105, 31
 
 
 def test_no_transactional_id_is_known() -> None:
-    rows = ask(open_house(), DescribeTransactionsRequest(transactional_ids=["a", "b"]), 0).transaction_states
-    assert [(row.transactional_id, row.error_code) for row in rows] == [("a", NOT_FOUND), ("b", NOT_FOUND)]
+    rows = ask(
+        open_house(), DescribeTransactionsRequest(transactional_ids=["a", "b"]), 0
+    ).transaction_states
+    assert [(row.transactional_id, row.error_code) for row in rows] == [
+        ("a", NOT_FOUND),
+        ("b", NOT_FOUND),
+    ]
 
 
 @pytest.mark.parametrize("version", range(3))
 def test_no_transaction_is_listed(version: int) -> None:
     request = ListTransactionsRequest(state_filters=["Ongoing", "Nonsense"], producer_id_filters=[])
     reply = ask(open_house(), request, version)
-    assert (reply.error_code, list(reply.unknown_state_filters), list(reply.transaction_states)) == (0, ["Nonsense"], [])
+    assert (
+        reply.error_code,
+        list(reply.unknown_state_filters),
+        list(reply.transaction_states),
+    ) == (0, ["Nonsense"], [])
 
 
 @pytest.mark.parametrize("version", range(3))
 def test_markers_are_refused(version: int) -> None:
     marker = WriteTxnMarkersRequest.WritableTxnMarker
     topics = [marker.WritableTxnMarkerTopic(name="orders", partition_indexes=[0, 1])]
-    asked = marker(producer_id=7, producer_epoch=0, transaction_result=False, topics=topics, coordinator_epoch=0)
+    asked = marker(
+        producer_id=7,
+        producer_epoch=0,
+        transaction_result=False,
+        topics=topics,
+        coordinator_epoch=0,
+    )
     (row,) = ask(open_house(), WriteTxnMarkersRequest(markers=[asked]), version).markers
     errors = [(one.partition_index, one.error_code) for one in row.topics[0].partitions]
-    assert (row.producer_id, errors) == (7, [(0, CLUSTER_AUTHORIZATION_FAILED), (1, CLUSTER_AUTHORIZATION_FAILED)])
+    assert (row.producer_id, errors) == (
+        7,
+        [(0, CLUSTER_AUTHORIZATION_FAILED), (1, CLUSTER_AUTHORIZATION_FAILED)],
+    )

@@ -27,7 +27,9 @@ def house() -> House:
     return a_house()
 
 
-def put(house: House, name: str, value: str | None, group: str = "g", how: int = SET) -> tuple[int, str | None]:
+def put(
+    house: House, name: str, value: str | None, group: str = "g", how: int = SET
+) -> tuple[int, str | None]:
     return incremental(house, (GROUP, group, [(name, how, value)]))[0]
 
 
@@ -54,7 +56,10 @@ def test_a_session_lasts_as_long_as_its_group_says(house: House, is_first: bool)
 def test_members_are_told_the_interval_of_their_group(house: House) -> None:
     put(house, HEARTBEAT, "7000")
     epochs = {group: beat(house, "a", group_id=group) for group in ("g", "other")}
-    assert {group: reply.heartbeat_interval_ms for group, reply in epochs.items()} == {"g": 7000, "other": 5000}
+    assert {group: reply.heartbeat_interval_ms for group, reply in epochs.items()} == {
+        "g": 7000,
+        "other": 5000,
+    }
     put(house, HEARTBEAT, None, how=DELETE)
     assert beat(house, "a", epochs["g"].member_epoch).heartbeat_interval_ms == 5000
 
@@ -82,7 +87,14 @@ def test_alter_configs_replaces_the_configs_of_a_group(house: House) -> None:
 def test_a_group_s_configs_are_shown_with_the_defaults_of_all_groups(house: House) -> None:
     put(house, SESSION, "50000")
     (result,) = describe(house, (GROUP, "g", None), include_synonyms=True)
-    rows = {row.name: (row.value, row.config_source, [(one.name, one.value, one.source) for one in row.synonyms]) for row in result.configs}
+    rows = {
+        row.name: (
+            row.value,
+            row.config_source,
+            [(one.name, one.value, one.source) for one in row.synonyms],
+        )
+        for row in result.configs
+    }
     assert rows == {
         HEARTBEAT: ("5000", 5, [(f"group.{HEARTBEAT}", "5000", 5)]),
         SESSION: ("50000", 8, [(SESSION, "50000", 8), (f"group.{SESSION}", "45000", 5)]),
@@ -94,21 +106,51 @@ def test_a_group_s_configs_are_shown_with_the_defaults_of_all_groups(house: Hous
 @pytest.mark.parametrize(
     ("name", "value", "code", "message"),
     [
-        (SESSION, "44999", 40, f"{SESSION} must be greater than or equal to group.consumer.min.session.timeout.ms"),
-        (SESSION, "60001", 40, f"{SESSION} must be less than or equal to group.consumer.max.session.timeout.ms"),
-        (HEARTBEAT, "4999", 40, f"{HEARTBEAT} must be greater than or equal to group.consumer.min.heartbeat.interval.ms"),
-        (HEARTBEAT, "15001", 40, f"{HEARTBEAT} must be less than or equal to group.consumer.max.heartbeat.interval.ms"),
-        (HEARTBEAT, "x", 40, f"Invalid value x for configuration {HEARTBEAT}: Not a number of type INT"),
+        (
+            SESSION,
+            "44999",
+            40,
+            f"{SESSION} must be greater than or equal to group.consumer.min.session.timeout.ms",
+        ),
+        (
+            SESSION,
+            "60001",
+            40,
+            f"{SESSION} must be less than or equal to group.consumer.max.session.timeout.ms",
+        ),
+        (
+            HEARTBEAT,
+            "4999",
+            40,
+            f"{HEARTBEAT} must be greater than or equal to group.consumer.min.heartbeat.interval.ms",
+        ),
+        (
+            HEARTBEAT,
+            "15001",
+            40,
+            f"{HEARTBEAT} must be less than or equal to group.consumer.max.heartbeat.interval.ms",
+        ),
+        (
+            HEARTBEAT,
+            "x",
+            40,
+            f"Invalid value x for configuration {HEARTBEAT}: Not a number of type INT",
+        ),
         ("nonsense", "1", 40, "Unknown group config name: nonsense"),
     ],
 )
-def test_what_a_group_cannot_have_is_refused(house: House, name: str, value: str, code: int, message: str) -> None:
+def test_what_a_group_cannot_have_is_refused(
+    house: House, name: str, value: str, code: int, message: str
+) -> None:
     assert put(house, name, value) == (code, message)
     assert list(house.broker.group_configs) == []
 
 
 def test_groups_need_a_name_and_have_no_lists(house: House) -> None:
-    assert put(house, SESSION, "50000", group="") == (42, "Default group resources are not allowed.")
+    assert put(house, SESSION, "50000", group="") == (
+        42,
+        "Default group resources are not allowed.",
+    )
     assert put(house, SESSION, "50000", how=APPEND)[0] == 40
 
 

@@ -15,7 +15,14 @@ from tests.fakes.broker import House, open_house
 from tests.gateway.handlers.asking import ask
 
 # Codes and messages are those of Kafka 3.9.2; tests/peers/test_admin_clients.py compares them.
-UNKNOWN, LOG_DIR_NOT_FOUND, INVALID_ASSIGNMENT, INVALID_REQUEST, NOT_NEEDED, NO_REASSIGNMENT = 3, 57, 39, 42, 84, 85
+UNKNOWN, LOG_DIR_NOT_FOUND, INVALID_ASSIGNMENT, INVALID_REQUEST, NOT_NEEDED, NO_REASSIGNMENT = (
+    3,
+    57,
+    39,
+    42,
+    84,
+    85,
+)
 
 
 @pytest.fixture
@@ -28,18 +35,32 @@ def house() -> House:
 
 def elect(house: House, asked: dict[str, list[int]] | None, version: int = 2, kind: int = 0) -> Any:
     topic = ElectLeadersRequest.TopicPartitions
-    topics = None if asked is None else [topic(topic=name, partitions=indexes) for name, indexes in asked.items()]
-    return ask(house, ElectLeadersRequest(election_type=kind, topic_partitions=topics, timeout_ms=1000), version)
+    topics = (
+        None
+        if asked is None
+        else [topic(topic=name, partitions=indexes) for name, indexes in asked.items()]
+    )
+    return ask(
+        house,
+        ElectLeadersRequest(election_type=kind, topic_partitions=topics, timeout_ms=1000),
+        version,
+    )
 
 
 @pytest.mark.parametrize("version", range(3))
 def test_every_leader_is_the_preferred_one(house: House, version: int) -> None:
-    (orders, never) = elect(house, {"orders": [0, 7], "never": [0]}, version).replica_election_results
-    assert [(row.partition_id, row.error_code, row.error_message) for row in orders.partition_result] == [
+    (orders, never) = elect(
+        house, {"orders": [0, 7], "never": [0]}, version
+    ).replica_election_results
+    assert [
+        (row.partition_id, row.error_code, row.error_message) for row in orders.partition_result
+    ] == [
         (0, NOT_NEEDED, "Leader election not needed for topic partition."),
         (7, UNKNOWN, "No such partition as orders-7"),
     ]
-    assert [(row.error_code, row.error_message) for row in never.partition_result] == [(UNKNOWN, "No such topic as never")]
+    assert [(row.error_code, row.error_message) for row in never.partition_result] == [
+        (UNKNOWN, "No such topic as never")
+    ]
 
 
 def test_an_election_of_all_partitions_lists_those_that_needed_one(house: House) -> None:
@@ -52,10 +73,14 @@ def test_elections_are_preferred_or_unclean(house: House, kind: int, code: int) 
     assert elect(house, {"orders": [0]}, kind=kind).error_code == code
 
 
-def reassign(house: House, name: str, index: int, replicas: list[int] | None, version: int = 0) -> Any:
+def reassign(
+    house: House, name: str, index: int, replicas: list[int] | None, version: int = 0
+) -> Any:
     topic = AlterPartitionReassignmentsRequest.ReassignableTopic
     partition = topic.ReassignablePartition(partition_index=index, replicas=replicas)
-    request = AlterPartitionReassignmentsRequest(timeout_ms=1000, topics=[topic(name=name, partitions=[partition])])
+    request = AlterPartitionReassignmentsRequest(
+        timeout_ms=1000, topics=[topic(name=name, partitions=[partition])]
+    )
     reply = ask(house, request, version)
     assert reply.error_code == 0
     (row,) = reply.responses[0].partitions
@@ -68,9 +93,24 @@ def reassign(house: House, name: str, index: int, replicas: list[int] | None, ve
     ("replicas", "outcome"),
     [
         ([1], (0, None)),
-        ([9], (INVALID_ASSIGNMENT, "The manual partition assignment includes broker 9, but no such broker is registered.")),
-        ([1, 1], (INVALID_ASSIGNMENT, "The manual partition assignment includes the broker 1 more than once.")),
-        ([], (INVALID_ASSIGNMENT, "The manual partition assignment includes an empty replica list.")),
+        (
+            [9],
+            (
+                INVALID_ASSIGNMENT,
+                "The manual partition assignment includes broker 9, but no such broker is registered.",
+            ),
+        ),
+        (
+            [1, 1],
+            (
+                INVALID_ASSIGNMENT,
+                "The manual partition assignment includes the broker 1 more than once.",
+            ),
+        ),
+        (
+            [],
+            (INVALID_ASSIGNMENT, "The manual partition assignment includes an empty replica list."),
+        ),
         (None, (NO_REASSIGNMENT, "No partition reassignment is in progress.")),
     ],
 )
@@ -88,18 +128,36 @@ def test_partitions_that_do_not_exist_cannot_be_reassigned(house: House) -> None
 @pytest.mark.parametrize("asked", [None, {"orders": [0], "never": [0]}])
 def test_no_reassignment_is_in_progress(house: House, asked: dict[str, list[int]] | None) -> None:
     topic = ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics
-    topics = None if asked is None else [topic(name=name, partition_indexes=indexes) for name, indexes in asked.items()]
+    topics = (
+        None
+        if asked is None
+        else [topic(name=name, partition_indexes=indexes) for name, indexes in asked.items()]
+    )
     reply = ask(house, ListPartitionReassignmentsRequest(timeout_ms=1000, topics=topics), 0)
     assert (reply.error_code, list(reply.topics)) == (0, [])
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_partitions_can_only_be_moved_to_the_directory_where_they_are(house: House, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_can_only_be_moved_to_the_directory_where_they_are(
+    house: House, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(house.store, "usage", lambda: [Usage("/data", 1000, 400)])
     directory = AlterReplicaLogDirsRequest.AlterReplicaLogDir
     topic = directory.AlterReplicaLogDirTopic
-    here = directory(path="/data", topics=[topic(name="orders", partitions=[0, 7]), topic(name="never", partitions=[0])])
+    here = directory(
+        path="/data",
+        topics=[topic(name="orders", partitions=[0, 7]), topic(name="never", partitions=[0])],
+    )
     elsewhere = directory(path="/other", topics=[topic(name="orders", partitions=[1])])
     reply = ask(house, AlterReplicaLogDirsRequest(dirs=[here, elsewhere]), version)
-    rows = {(result.topic_name, row.partition_index): row.error_code for result in reply.results for row in result.partitions}
-    assert rows == {("orders", 0): 0, ("orders", 7): UNKNOWN, ("never", 0): UNKNOWN, ("orders", 1): LOG_DIR_NOT_FOUND}
+    rows = {
+        (result.topic_name, row.partition_index): row.error_code
+        for result in reply.results
+        for row in result.partitions
+    }
+    assert rows == {
+        ("orders", 0): 0,
+        ("orders", 7): UNKNOWN,
+        ("never", 0): UNKNOWN,
+        ("orders", 1): LOG_DIR_NOT_FOUND,
+    }

@@ -8,7 +8,10 @@ import pytest
 
 from gateway.groups.offsets.offset_rows import Committed
 from gateway.protocol.errors import ErrorCode
-from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest
+from gateway.protocol.wire.group_messages import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupHeartbeatRequest,
+)
 from gateway.protocol.wire.messages import uuid_of
 from tests.fakes.broker import House, ended, open_house
 from tests.gateway.handlers.asking import ask
@@ -27,14 +30,30 @@ def house() -> House:
 
 def beat(house: House, member_id: str, epoch: int = 0, **fields: Any) -> Any:
     """A heartbeat of `g`; one of epoch 0 joins and reads orders unless `fields` say otherwise."""
-    joining = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ["orders"], "topic_partitions": []} if epoch == 0 else {}
-    reply = ask(house, ConsumerGroupHeartbeatRequest(group_id="g", member_id=member_id, member_epoch=epoch, **joining | fields), 1)
+    joining = (
+        {
+            "rebalance_timeout_ms": 60_000,
+            "subscribed_topic_names": ["orders"],
+            "topic_partitions": [],
+        }
+        if epoch == 0
+        else {}
+    )
+    reply = ask(
+        house,
+        ConsumerGroupHeartbeatRequest(
+            group_id="g", member_id=member_id, member_epoch=epoch, **joining | fields
+        ),
+        1,
+    )
     assert reply.error_code == 0, reply.error_message
     return reply
 
 
 def described(house: House, *names: str, version: int = 1, asks: bool = False) -> list[Any]:
-    request = ConsumerGroupDescribeRequest(group_ids=list(names), include_authorized_operations=asks)
+    request = ConsumerGroupDescribeRequest(
+        group_ids=list(names), include_authorized_operations=asks
+    )
     return list(ask(house, request, version).groups)
 
 
@@ -46,15 +65,27 @@ def rows(assignment: Any) -> list[tuple[str, list[int]]]:
 def test_a_group_shows_its_epochs_and_what_its_members_say_and_have(house, version):
     joined = beat(house, "m", instance_id="one", rack_id="r", server_assignor="range")
     (group,) = described(house, "g", version=version)
-    assert (group.error_code, group.error_message, group.group_id, group.group_state) == (0, None, "g", "Stable")
+    assert (group.error_code, group.error_message, group.group_id, group.group_state) == (
+        0,
+        None,
+        "g",
+        "Stable",
+    )
     assert group.group_epoch == group.assignment_epoch == joined.member_epoch
     assert group.assignor_name == "range"
     (row,) = group.members
-    assert (row.member_id, row.instance_id, row.rack_id, row.member_epoch) == ("m", "one", "r", joined.member_epoch)
+    assert (row.member_id, row.instance_id, row.rack_id, row.member_epoch) == (
+        "m",
+        "one",
+        "r",
+        joined.member_epoch,
+    )
     assert (row.client_id, row.client_host) == ("test", "/127.0.0.1")
     assert (row.subscribed_topic_names, row.subscribed_topic_regex) == (["orders"], "")
     assert rows(row.assignment) == rows(row.target_assignment) == [("orders", [0, 1])]
-    assert [one.topic_id for one in row.assignment.topic_partitions] == [uuid_of(house.broker.topics.require("orders").topic.topic_id)]
+    assert [one.topic_id for one in row.assignment.topic_partitions] == [
+        uuid_of(house.broker.topics.require("orders").topic.topic_id)
+    ]
     if version >= 1:
         assert row.member_type == 1
 
@@ -64,11 +95,18 @@ def test_what_members_have_and_shall_have_differ_while_partitions_change_hands(h
     house.clock.advance(NEXT_TARGET)
     second = beat(house, "b")
     (group,) = described(house, "g")
-    assert (group.group_state, group.group_epoch, group.assignment_epoch) == ("Reconciling", second.member_epoch, second.member_epoch)
+    assert (group.group_state, group.group_epoch, group.assignment_epoch) == (
+        "Reconciling",
+        second.member_epoch,
+        second.member_epoch,
+    )
     a, b = sorted(group.members, key=lambda row: row.member_id)
     assert (a.member_epoch, b.member_epoch) == (first.member_epoch, second.member_epoch)
     assert (rows(a.assignment), rows(b.assignment)) == ([("orders", [0, 1])], [])
-    assert sorted(rows(a.target_assignment) + rows(b.target_assignment)) == [("orders", [0]), ("orders", [1])]
+    assert sorted(rows(a.target_assignment) + rows(b.target_assignment)) == [
+        ("orders", [0]),
+        ("orders", [1]),
+    ]
 
 
 def test_what_a_member_was_asked_to_give_back_is_its_own_until_it_has(house):
@@ -78,10 +116,17 @@ def test_what_a_member_was_asked_to_give_back_is_its_own_until_it_has(house):
     told = beat(house, "a", first.member_epoch)
     assert [len(row.partitions) for row in told.assignment.topic_partitions] == [1]
     (group,) = described(house, "g")
-    assert [rows(row.assignment) for row in group.members if row.member_id == "a"] == [[("orders", [0, 1])]]
+    assert [rows(row.assignment) for row in group.members if row.member_id == "a"] == [
+        [("orders", [0, 1])]
+    ]
     beat(house, "a", first.member_epoch, topic_partitions=told.assignment.topic_partitions)
     (group,) = described(house, "g")
-    assert [len(part) for row in group.members if row.member_id == "a" for _, part in rows(row.assignment)] == [1]
+    assert [
+        len(part)
+        for row in group.members
+        if row.member_id == "a"
+        for _, part in rows(row.assignment)
+    ] == [1]
 
 
 def test_a_group_whose_target_is_not_made_yet_is_assigning(house):
@@ -94,7 +139,9 @@ def test_a_group_whose_target_is_not_made_yet_is_assigning(house):
 def test_a_subscription_by_expression_is_shown_as_it_was_said(house):
     beat(house, "m", subscribed_topic_names=None, subscribed_topic_regex="or.*")
     (group,) = described(house, "g")
-    assert [(row.subscribed_topic_names, row.subscribed_topic_regex) for row in group.members] == [([], "or.*")]
+    assert [(row.subscribed_topic_names, row.subscribed_topic_regex) for row in group.members] == [
+        ([], "or.*")
+    ]
 
 
 def test_a_group_that_all_have_left_is_empty(house):
@@ -108,13 +155,18 @@ def test_a_topic_that_is_deleted_is_not_shown(house):
     beat(house, "m")
     ended(house.broker.topics.delete(house.broker.topics.require("orders")))
     (group,) = described(house, "g")
-    assert [(rows(row.assignment), rows(row.target_assignment)) for row in group.members] == [([], [])]
+    assert [(rows(row.assignment), rows(row.target_assignment)) for row in group.members] == [
+        ([], [])
+    ]
 
 
 def test_a_group_that_is_not_there_is_an_error_and_one_of_another_kind_as_well(house):
     stable(house)
     ended(house.broker.offsets.commit("simple", {("orders", 0): Committed(7, -1, "", house.now())}))
-    found = [(row.group_id, row.error_code, row.error_message) for row in described(house, "other", "g", "simple")]
+    found = [
+        (row.group_id, row.error_code, row.error_message)
+        for row in described(house, "other", "g", "simple")
+    ]
     assert found == [
         ("other", ErrorCode.GROUP_ID_NOT_FOUND, "Group other not found."),
         ("g", ErrorCode.GROUP_ID_NOT_FOUND, "Group g is not a consumer group."),
@@ -134,5 +186,8 @@ def test_a_group_that_is_named_twice_is_described_once(house):
 
 def test_what_may_be_done_with_a_group_is_told_where_it_is_asked_and_there_is_one(house):
     beat(house, "m")
-    assert [row.authorized_operations for row in described(house, "g", "other", asks=True)] == [{3, 6, 8}, None]
+    assert [row.authorized_operations for row in described(house, "g", "other", asks=True)] == [
+        {3, 6, 8},
+        None,
+    ]
     assert [row.authorized_operations for row in described(house, "g")] == [None]

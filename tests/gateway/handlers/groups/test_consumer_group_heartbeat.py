@@ -6,7 +6,11 @@ import uuid
 from typing import Any
 
 import pytest
-from kafka.protocol.admin.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
+from kafka.protocol.admin.groups import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+)
 from kafka.protocol.consumer.group import HeartbeatRequest, OffsetCommitRequest, OffsetFetchRequest
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment
 
@@ -16,7 +20,14 @@ from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
 from tests.fakes.broker import House, ended, open_house
 from tests.gateway.handlers.asking import answer, ask, asked
-from tests.gateway.handlers.grouping import INITIAL_DELAY, heartbeat, join_request, joined, leave, sync_request
+from tests.gateway.handlers.grouping import (
+    INITIAL_DELAY,
+    heartbeat,
+    join_request,
+    joined,
+    leave,
+    sync_request,
+)
 
 TopicPartitions = ConsumerGroupHeartbeatRequest.TopicPartitions
 
@@ -30,7 +41,9 @@ def house() -> House:
     return house
 
 
-def request(house: House, member_id: str, epoch: int = 0, *, owned: list[int] | None = None, **fields: Any) -> Any:
+def request(
+    house: House, member_id: str, epoch: int = 0, *, owned: list[int] | None = None, **fields: Any
+) -> Any:
     """A newcomer says all that it must; others say what is given."""
     values: dict[str, Any] = {
         "group_id": "g",
@@ -41,10 +54,16 @@ def request(house: House, member_id: str, epoch: int = 0, *, owned: list[int] | 
     }
     values |= {"rebalance_timeout_ms": -1, "subscribed_topic_names": None, "topic_partitions": None}
     if epoch == 0:
-        values |= {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ["orders"], "topic_partitions": []}
+        values |= {
+            "rebalance_timeout_ms": 60_000,
+            "subscribed_topic_names": ["orders"],
+            "topic_partitions": [],
+        }
     if owned is not None:
         topic_id = uuid.UUID(bytes=house.broker.topics.get("orders").topic.topic_id)
-        values["topic_partitions"] = [TopicPartitions(topic_id=topic_id, partitions=owned)] if owned else []
+        values["topic_partitions"] = (
+            [TopicPartitions(topic_id=topic_id, partitions=owned)] if owned else []
+        )
     return ConsumerGroupHeartbeatRequest(member_id=member_id, member_epoch=epoch, **values | fields)
 
 
@@ -76,7 +95,12 @@ def kind(house: House) -> str:
 @pytest.mark.parametrize("version", [0, 1])
 def test_a_newcomer_is_told_its_epoch_its_assignment_and_when_to_come_again(house, version):
     reply = beat(house, "m1", version=version)
-    assert (reply.error_code, reply.error_message, reply.member_id, reply.member_epoch) == (0, None, "m1", 1)
+    assert (reply.error_code, reply.error_message, reply.member_id, reply.member_epoch) == (
+        0,
+        None,
+        "m1",
+        1,
+    )
     assert reply.heartbeat_interval_ms == 5_000
     assert assigned(reply) == [0, 1, 2, 3]
     assert assigned(beat(house, "m1", 1, version)) is None
@@ -94,7 +118,10 @@ def test_from_version_1_a_newcomer_makes_its_id_itself(house):
 def test_a_regular_expression_subscribes(house):
     reply = beat(house, "m1", subscribed_topic_names=None, subscribed_topic_regex="ord.*")
     assert assigned(reply) == [0, 1, 2, 3]
-    assert beat(house, "m2", subscribed_topic_names=None, subscribed_topic_regex="(").error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert (
+        beat(house, "m2", subscribed_topic_names=None, subscribed_topic_regex="(").error_code
+        == ErrorCode.INVALID_REGULAR_EXPRESSION
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +144,11 @@ def test_a_regular_expression_subscribes(house):
 def test_what_contradicts_itself_is_an_invalid_request(house, fields, version):
     values = {"member_id": "m1", "epoch": 0, **fields}
     reply = beat(house, values.pop("member_id"), values.pop("epoch"), version, **values)
-    assert (reply.error_code, reply.member_id, reply.assignment) == (ErrorCode.INVALID_REQUEST, None, None)
+    assert (reply.error_code, reply.member_id, reply.assignment) == (
+        ErrorCode.INVALID_REQUEST,
+        None,
+        None,
+    )
     assert reply.error_message
     assert house.broker.groups.get("g") is None
 
@@ -127,7 +158,13 @@ def test_what_contradicts_itself_is_an_invalid_request(house, fields, version):
     [
         ({"server_assignor": "sticky"}, ErrorCode.UNSUPPORTED_ASSIGNOR),
         ({"group_id": "g" * 461}, ErrorCode.INVALID_GROUP_ID),
-        ({"subscribed_topic_names": ["t" * 30_000] * 2 + [f"{'t' * 30_000}{n}" for n in range(40)]}, ErrorCode.MESSAGE_TOO_LARGE),
+        (
+            {
+                "subscribed_topic_names": ["t" * 30_000] * 2
+                + [f"{'t' * 30_000}{n}" for n in range(40)]
+            },
+            ErrorCode.MESSAGE_TOO_LARGE,
+        ),
         ({"epoch": 1}, ErrorCode.GROUP_ID_NOT_FOUND),
     ],
 )
@@ -150,7 +187,12 @@ def test_one_group_has_its_limit_too():
     house.topic("orders", 4)
     names = [f"{number:x}" for number in range(100)]
     replies = [beat(house, f"m{number}", subscribed_topic_names=names) for number in range(5)]
-    assert [reply.error_code for reply in replies] == [0, 0, ErrorCode.GROUP_MAX_SIZE_REACHED, *[ErrorCode.GROUP_MAX_SIZE_REACHED] * 2]
+    assert [reply.error_code for reply in replies] == [
+        0,
+        0,
+        ErrorCode.GROUP_MAX_SIZE_REACHED,
+        *[ErrorCode.GROUP_MAX_SIZE_REACHED] * 2,
+    ]
     assert "max_bytes_per_group" in replies[-1].error_message
     assert beat(house, "m0", 1, subscribed_topic_names=["orders"]).error_code == 0
     assert beat(house, "m2", subscribed_topic_names=["orders"]).error_code == 0
@@ -168,7 +210,12 @@ def test_partitions_change_hands_over_heartbeats(house):
 def test_who_leaves_is_answered_with_what_it_said(house):
     two(house)
     reply = beat(house, "m2", -1)
-    assert (reply.error_code, reply.member_id, reply.member_epoch, reply.heartbeat_interval_ms) == (0, "m2", -1, 0)
+    assert (reply.error_code, reply.member_id, reply.member_epoch, reply.heartbeat_interval_ms) == (
+        0,
+        "m2",
+        -1,
+        0,
+    )
     assert assigned(beat(house, "m1", 2)) == [0, 1, 2, 3]
 
 
@@ -231,25 +278,46 @@ def commit(house: House, member_id: str, epoch: int, version: int = 9, partition
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(
         name="orders",
         topic_id=uuid.UUID(bytes=live.topic.topic_id),
-        partitions=[row(partition_index=partition, committed_offset=1, committed_leader_epoch=-1, committed_metadata="")],
+        partitions=[
+            row(
+                partition_index=partition,
+                committed_offset=1,
+                committed_leader_epoch=-1,
+                committed_metadata="",
+            )
+        ],
     )
     said = OffsetCommitRequest(
-        group_id="g", generation_id_or_member_epoch=epoch, member_id=member_id, group_instance_id=None, topics=[topic]
+        group_id="g",
+        generation_id_or_member_epoch=epoch,
+        member_id=member_id,
+        group_instance_id=None,
+        topics=[topic],
     )
     return int(ask(house, said, version).topics[0].partitions[0].error_code)
 
 
 def fetch(house: House, member_id: str | None, epoch: int, version: int = 9) -> int:
-    group = OffsetFetchRequest.OffsetFetchRequestGroup(group_id="g", member_id=member_id, member_epoch=epoch, topics=None)
-    return int(ask(house, OffsetFetchRequest(groups=[group], require_stable=False), version).groups[0].error_code)
+    group = OffsetFetchRequest.OffsetFetchRequestGroup(
+        group_id="g", member_id=member_id, member_epoch=epoch, topics=None
+    )
+    return int(
+        ask(house, OffsetFetchRequest(groups=[group], require_stable=False), version)
+        .groups[0]
+        .error_code
+    )
 
 
 @pytest.mark.parametrize("version", [9, 10])
 def test_members_commit_and_fetch_in_their_epoch(house, version):
     two(house)
     assert (commit(house, "m1", 2, version), fetch(house, "m1", 2, version)) == (0, 0)
-    assert (commit(house, "m1", 3, version), fetch(house, "m1", 3, version)) == (ErrorCode.STALE_MEMBER_EPOCH,) * 2
-    assert (commit(house, "m9", 2, version), fetch(house, "m9", 2, version)) == (ErrorCode.UNKNOWN_MEMBER_ID,) * 2
+    assert (commit(house, "m1", 3, version), fetch(house, "m1", 3, version)) == (
+        ErrorCode.STALE_MEMBER_EPOCH,
+    ) * 2
+    assert (commit(house, "m9", 2, version), fetch(house, "m9", 2, version)) == (
+        ErrorCode.UNKNOWN_MEMBER_ID,
+    ) * 2
     assert fetch(house, None, -1, version) == 0
 
 
@@ -272,14 +340,21 @@ def test_a_member_of_the_new_protocol_commits_in_versions_that_know_epochs(house
 def test_a_consumer_group_is_listed_as_one(house):
     two(house)
     (row,) = ask(house, ListGroupsRequest(states_filter=[], types_filter=["Consumer"]), 5).groups
-    assert (row.group_id, row.protocol_type, row.group_state, row.group_type) == ("g", "consumer", "Stable", "consumer")
+    assert (row.group_id, row.protocol_type, row.group_state, row.group_type) == (
+        "g",
+        "consumer",
+        "Stable",
+        "consumer",
+    )
     assert ask(house, ListGroupsRequest(states_filter=[], types_filter=["classic"]), 5).groups == []
 
 
 @pytest.mark.parametrize(("version", "code"), [(5, 0), (6, ErrorCode.GROUP_ID_NOT_FOUND)])
 def test_a_consumer_group_is_not_there_for_who_describes_classic_ones(house, version, code):
     two(house)
-    (row,) = ask(house, DescribeGroupsRequest(groups=["g"], include_authorized_operations=False), version).groups
+    (row,) = ask(
+        house, DescribeGroupsRequest(groups=["g"], include_authorized_operations=False), version
+    ).groups
     assert (row.error_code, row.group_state) == (code, "Dead")
 
 
@@ -303,7 +378,9 @@ def test_a_group_is_not_deleted_before_it_is_stored_that_it_is_empty(house):
     assert delete(house) == 0
 
 
-def test_a_group_that_goes_over_to_the_classic_protocol_while_it_is_written_leaves_nothing_behind(house):
+def test_a_group_that_goes_over_to_the_classic_protocol_while_it_is_written_leaves_nothing_behind(
+    house,
+):
     beat(house, "m1")
     house.store.hold()
     asked(house, request(house, "m2"), 1)
@@ -321,13 +398,23 @@ def delete(house: House) -> int:
     return int(ask(house, DeleteGroupsRequest(groups_names=["g"]), 2).results[0].error_code)
 
 
-def test_offsets_are_kept_while_members_read_the_topic_and_then_count_from_when_the_last_left(house):
+def test_offsets_are_kept_while_members_read_the_topic_and_then_count_from_when_the_last_left(
+    house,
+):
     groups = house.broker.groups
     beat(house, "m1")
-    assert (groups.subscribed("g"), groups.is_empty("g"), groups.emptied_at("g")) == (frozenset({"orders"}), False, None)
+    assert (groups.subscribed("g"), groups.is_empty("g"), groups.emptied_at("g")) == (
+        frozenset({"orders"}),
+        False,
+        None,
+    )
     house.clock.advance(5)
     beat(house, "m1", -1)
-    assert (groups.subscribed("g"), groups.is_empty("g"), groups.emptied_at("g")) == (frozenset(), True, house.now())
+    assert (groups.subscribed("g"), groups.is_empty("g"), groups.emptied_at("g")) == (
+        frozenset(),
+        True,
+        house.now(),
+    )
     assert again(house).broker.groups.emptied_at("g") == house.now()
 
 
@@ -368,7 +455,11 @@ def told(synced: Any) -> list[int]:
 
 def everything() -> bytes:
     row = ConsumerProtocolAssignment.TopicPartition
-    words = ConsumerProtocolAssignment(version=0, assigned_partitions=[row(topic="orders", partitions=[0, 1, 2, 3])], user_data=None)
+    words = ConsumerProtocolAssignment(
+        version=0,
+        assigned_partitions=[row(topic="orders", partitions=[0, 1, 2, 3])],
+        user_data=None,
+    )
     return bytes(words.encode(version=0))
 
 
@@ -404,7 +495,10 @@ def test_an_empty_consumer_group_stays_one_when_whoever_joins_is_refused(house):
     beat(house, "m1")
     beat(house, "m1", -1)
     request = join_request(protocols=[])
-    assert answer(request, asked(house, request, 9).result, 9).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert (
+        answer(request, asked(house, request, 9).result, 9).error_code
+        == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    )
     assert join_again(house, "unknown").error_code == ErrorCode.UNKNOWN_MEMBER_ID
     assert kind(house) == "consumer"
 
@@ -417,7 +511,13 @@ def test_members_of_both_protocols_share_a_group_online(house):
     assert heartbeat(house, old, 1) == ErrorCode.REBALANCE_IN_PROGRESS
     # As those do that give everything back before they join.
     again = join_again(house, old)
-    assert (again.error_code, again.generation_id, again.protocol_name, again.leader, again.members) == (0, 2, "range", "", [])
+    assert (
+        again.error_code,
+        again.generation_id,
+        again.protocol_name,
+        again.leader,
+        again.members,
+    ) == (0, 2, "range", "", [])
     kept = told(classic_sync(house, old, 2))
     assert len(kept) == 2
     assert heartbeat(house, old, 2) == 0
@@ -430,7 +530,10 @@ def test_the_group_is_a_classic_one_again_when_the_last_of_the_new_protocol_leav
     join_again(house, old)
     classic_sync(house, old, 2)
     beat(house, "new", -1)
-    assert (kind(house), house.broker.groups.get("g").state) == ("classic", GroupState.PREPARING_REBALANCE)
+    assert (kind(house), house.broker.groups.get("g").state) == (
+        "classic",
+        GroupState.PREPARING_REBALANCE,
+    )
     assert heartbeat(house, old, 2) == ErrorCode.REBALANCE_IN_PROGRESS
     member = join_again(house, old)
     assert (member.generation_id, member.leader) == (3, old)
@@ -466,7 +569,9 @@ def test_a_classic_group_stays_one_where_the_policy_says_so(policy):
 
 
 def test_a_consumer_group_stays_one_where_the_policy_says_so():
-    house = open_house(group_consumer_migration_policy="upgrade", group_consumer_assignment_interval_ms=0)
+    house = open_house(
+        group_consumer_migration_policy="upgrade", group_consumer_assignment_interval_ms=0
+    )
     house.topic("orders", 4)
     old = classic(house)
     beat(house, "new")
@@ -519,7 +624,14 @@ def test_requests_of_the_classic_protocol_are_not_for_members_of_the_new_one(hou
     two(house)
     assert heartbeat(house, "m1", 2) == ErrorCode.UNKNOWN_MEMBER_ID
     assert ask(house, sync_request("m1", 2), 5).error_code == ErrorCode.UNKNOWN_MEMBER_ID
-    assert ask(house, HeartbeatRequest(group_id="g", generation_id=2, member_id="m1", group_instance_id="i"), 4).error_code == 25
+    assert (
+        ask(
+            house,
+            HeartbeatRequest(group_id="g", generation_id=2, member_id="m1", group_instance_id="i"),
+            4,
+        ).error_code
+        == 25
+    )
 
 
 def test_an_administrator_removes_a_static_member_of_the_new_protocol(house):

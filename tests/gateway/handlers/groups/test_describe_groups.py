@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from kafka.protocol.admin.groups import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
+from kafka.protocol.admin.groups import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    ListGroupsRequest,
+)
 
 from gateway.groups.offsets.offset_rows import Committed
 from gateway.protocol.errors import ErrorCode
@@ -23,26 +27,42 @@ def house() -> House:
 
 
 def listed(house: House, version: int = 5, **filters: list[str]) -> list[tuple[str, ...]]:
-    reply = ask(house, ListGroupsRequest(**{"states_filter": [], "types_filter": []} | filters), version)
+    reply = ask(
+        house, ListGroupsRequest(**{"states_filter": [], "types_filter": []} | filters), version
+    )
     assert reply.error_code == 0
-    return [(row.group_id, row.protocol_type, row.group_state, row.group_type) for row in reply.groups]
+    return [
+        (row.group_id, row.protocol_type, row.group_state, row.group_type) for row in reply.groups
+    ]
 
 
 def described(house: House, *names: str, version: int = 6, asks: bool = False) -> list:
-    return ask(house, DescribeGroupsRequest(groups=list(names), include_authorized_operations=asks), version).groups
+    return ask(
+        house,
+        DescribeGroupsRequest(groups=list(names), include_authorized_operations=asks),
+        version,
+    ).groups
 
 
 @pytest.mark.parametrize("version", range(6))
 def test_groups_are_listed_with_members_or_with_offsets_alone(house, version):
     stable(house)
-    states, kinds = ("Stable", "Empty") if version >= 4 else ("", ""), "classic" if version >= 5 else ""
-    assert listed(house, version) == [("g", "consumer", states[0], kinds), ("simple", "", states[1], kinds)]
+    states, kinds = (
+        ("Stable", "Empty") if version >= 4 else ("", ""),
+        "classic" if version >= 5 else "",
+    )
+    assert listed(house, version) == [
+        ("g", "consumer", states[0], kinds),
+        ("simple", "", states[1], kinds),
+    ]
 
 
 def test_states_and_types_filter_whatever_their_case(house):
     stable(house)
     assert [row[0] for row in listed(house, states_filter=["stable", "Dead"])] == ["g"]
-    assert [row[0] for row in listed(house, states_filter=["EMPTY"], types_filter=["Classic"])] == ["simple"]
+    assert [row[0] for row in listed(house, states_filter=["EMPTY"], types_filter=["Classic"])] == [
+        "simple"
+    ]
     assert listed(house, types_filter=["consumer"]) == []
     assert listed(house, states_filter=["no such state"]) == []
 
@@ -51,9 +71,18 @@ def test_states_and_types_filter_whatever_their_case(house):
 def test_a_stable_group_shows_what_its_members_say_and_have(house, version):
     member = stable(house, instance="one")
     (group,) = described(house, "g", version=version)
-    assert (group.error_code, group.group_state, group.protocol_type, group.protocol_data) == (0, "Stable", "consumer", "range")
+    assert (group.error_code, group.group_state, group.protocol_type, group.protocol_data) == (
+        0,
+        "Stable",
+        "consumer",
+        "range",
+    )
     (row,) = group.members
-    assert (row.member_id, row.client_id, row.client_host) == (member.member_id, "test", "/127.0.0.1")
+    assert (row.member_id, row.client_id, row.client_host) == (
+        member.member_id,
+        "test",
+        "/127.0.0.1",
+    )
     assert (row.member_metadata, row.member_assignment) == (subscription("orders"), b"mine")
     if version >= 4:
         assert row.group_instance_id == "one"
@@ -63,12 +92,19 @@ def test_a_group_that_rebalances_shows_only_who_is_there(house):
     member = joined(house)
     (group,) = described(house, "g")
     assert (group.group_state, group.protocol_data) == ("CompletingRebalance", "")
-    assert [(row.member_id, row.member_metadata, row.member_assignment) for row in group.members] == [(member.member_id, b"", b"")]
+    assert [
+        (row.member_id, row.member_metadata, row.member_assignment) for row in group.members
+    ] == [(member.member_id, b"", b"")]
 
 
 def test_a_group_with_offsets_alone_is_empty(house):
     (group,) = described(house, "simple")
-    assert (group.error_code, group.group_state, group.protocol_type, group.members) == (0, "Empty", "", [])
+    assert (group.error_code, group.group_state, group.protocol_type, group.members) == (
+        0,
+        "Empty",
+        "",
+        [],
+    )
 
 
 @pytest.mark.parametrize("version", range(6))
@@ -79,15 +115,29 @@ def test_a_group_that_is_not_there_is_dead(house, version):
 
 def test_a_group_that_is_not_there_is_an_error_from_version_6_on(house):
     (group,) = described(house, "other")
-    assert (group.error_code, group.error_message) == (ErrorCode.GROUP_ID_NOT_FOUND, "Group other not found.")
+    assert (group.error_code, group.error_message) == (
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        "Group other not found.",
+    )
 
 
 def test_a_consumer_group_is_listed_as_one_and_is_no_classic_one(house):
-    fields = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ["orders"], "topic_partitions": []}
-    ask(house, ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=0, **fields), 1)
+    fields = {
+        "rebalance_timeout_ms": 60_000,
+        "subscribed_topic_names": ["orders"],
+        "topic_partitions": [],
+    }
+    ask(
+        house,
+        ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=0, **fields),
+        1,
+    )
     assert listed(house, types_filter=["consumer"]) == [("g", "consumer", "Stable", "consumer")]
     (group,) = described(house, "g")
-    assert (group.error_code, group.error_message) == (ErrorCode.GROUP_ID_NOT_FOUND, "Group g is not a classic group.")
+    assert (group.error_code, group.error_message) == (
+        ErrorCode.GROUP_ID_NOT_FOUND,
+        "Group g is not a classic group.",
+    )
     assert group.group_state == "Dead"
 
 
@@ -97,7 +147,11 @@ def test_a_group_is_described_once_however_often_it_is_named(house):
 
 @pytest.mark.parametrize("version", range(3, 7))
 def test_operations_are_told_to_those_who_ask(house, version):
-    assert described(house, "simple", version=version, asks=True)[0].authorized_operations == {3, 6, 8}
+    assert described(house, "simple", version=version, asks=True)[0].authorized_operations == {
+        3,
+        6,
+        8,
+    }
     # The codec's word for the sign bit alone.
     assert described(house, "simple", version=version)[0].authorized_operations is None
 
@@ -107,10 +161,18 @@ def test_a_group_without_members_is_deleted_with_its_offsets(house, version):
     member = stable(house)
     request = DeleteGroupsRequest(groups_names=["g", "simple", "other"])
     codes = [(row.group_id, row.error_code) for row in ask(house, request, version).results]
-    assert codes == [("g", ErrorCode.NON_EMPTY_GROUP), ("simple", 0), ("other", ErrorCode.GROUP_ID_NOT_FOUND)]
+    assert codes == [
+        ("g", ErrorCode.NON_EMPTY_GROUP),
+        ("simple", 0),
+        ("other", ErrorCode.GROUP_ID_NOT_FOUND),
+    ]
     leave(house, (member.member_id, None))
     codes = [(row.group_id, row.error_code) for row in ask(house, request, version).results]
-    assert codes == [("g", 0), ("simple", ErrorCode.GROUP_ID_NOT_FOUND), ("other", ErrorCode.GROUP_ID_NOT_FOUND)]
+    assert codes == [
+        ("g", 0),
+        ("simple", ErrorCode.GROUP_ID_NOT_FOUND),
+        ("other", ErrorCode.GROUP_ID_NOT_FOUND),
+    ]
     assert listed(house) == []
 
 

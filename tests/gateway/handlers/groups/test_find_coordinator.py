@@ -16,8 +16,13 @@ def test_a_group_s_coordinator_is_this_gateway_at_its_advertised_address(version
 
 @pytest.mark.parametrize("version", range(4, 7))
 def test_many_keys_are_answered_one_by_one(version):
-    reply = ask(open_house(), FindCoordinatorRequest(key_type=0, coordinator_keys=["a", "b"]), version)
-    assert [(row.key, row.error_code, row.node_id, row.port) for row in reply.coordinators] == [("a", 0, 0, 9092), ("b", 0, 0, 9092)]
+    reply = ask(
+        open_house(), FindCoordinatorRequest(key_type=0, coordinator_keys=["a", "b"]), version
+    )
+    assert [(row.key, row.error_code, row.node_id, row.port) for row in reply.coordinators] == [
+        ("a", 0, 0, 9092),
+        ("b", 0, 0, 9092),
+    ]
 
 
 def test_a_transactional_id_has_a_coordinator_which_refuses_it():
@@ -27,5 +32,7 @@ def test_a_transactional_id_has_a_coordinator_which_refuses_it():
 
 @pytest.mark.parametrize("key_type", [-1, 2, 3])
 def test_a_key_of_another_type_has_no_coordinator(key_type):
-    (row,) = ask(open_house(), FindCoordinatorRequest(key_type=key_type, coordinator_keys=["t"]), 6).coordinators
+    (row,) = ask(
+        open_house(), FindCoordinatorRequest(key_type=key_type, coordinator_keys=["t"]), 6
+    ).coordinators
     assert (row.error_code, row.node_id) == (ErrorCode.INVALID_REQUEST, -1)

@@ -6,7 +6,11 @@ import uuid
 from typing import Any
 
 import pytest
-from kafka.protocol.consumer.group import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
+from kafka.protocol.consumer.group import (
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+)
 
 from gateway.groups.classic.classic_member import Joining, Syncing
 from gateway.groups.offsets.offset_rows import Committed
@@ -21,7 +25,10 @@ FetchGroup = OffsetFetchRequest.OffsetFetchRequestGroup
 FetchGroupTopic = FetchGroup.OffsetFetchRequestTopics
 DeleteTopic = OffsetDeleteRequest.OffsetDeleteRequestTopic
 
-UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID
+UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID = (
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ErrorCode.UNKNOWN_TOPIC_ID,
+)
 NOBODY = uuid.UUID(int=7)
 
 
@@ -55,7 +62,10 @@ def committing(
             topic_id=id_of(house, topic),
             partitions=[
                 CommitPartition(
-                    partition_index=partition, committed_offset=offset, committed_leader_epoch=epoch, committed_metadata=metadata
+                    partition_index=partition,
+                    committed_offset=offset,
+                    committed_leader_epoch=epoch,
+                    committed_metadata=metadata,
                 )
             ],
         )
@@ -80,20 +90,42 @@ def commit(house: House, *rows: tuple[str, int, int], version: int = 9, **more: 
         for topic in reply.topics
         for row in topic.partitions
     }
-    assert len(codes) == sum(len(topic.partitions) for topic in reply.topics), "a partition is answered twice"
-    return [codes[id_of(house, topic) if version >= 10 else topic, partition] for topic, partition, _ in rows]
+    assert len(codes) == sum(len(topic.partitions) for topic in reply.topics), (
+        "a partition is answered twice"
+    )
+    return [
+        codes[id_of(house, topic) if version >= 10 else topic, partition]
+        for topic, partition, _ in rows
+    ]
 
 
-def fetch(house: House, *wanted: tuple[str, int], version: int = 7, group: str = "g", everything: bool = False) -> list[tuple[Any, ...]]:
+def fetch(
+    house: House,
+    *wanted: tuple[str, int],
+    version: int = 7,
+    group: str = "g",
+    everything: bool = False,
+) -> list[tuple[Any, ...]]:
     """Topic, partition, offset, metadata and error of each row; of a group's reply that has no error itself."""
     if version < 8:
-        topics = None if everything else [FetchTopic(name=topic, partition_indexes=[index]) for topic, index in wanted]
-        reply = ask(house, OffsetFetchRequest(group_id=group, topics=topics, require_stable=False), version)
+        topics = (
+            None
+            if everything
+            else [FetchTopic(name=topic, partition_indexes=[index]) for topic, index in wanted]
+        )
+        reply = ask(
+            house, OffsetFetchRequest(group_id=group, topics=topics, require_stable=False), version
+        )
         assert version < 2 or reply.error_code == 0
         found = reply.topics
     else:
-        by_id = [FetchGroupTopic(name=topic, topic_id=id_of(house, topic), partition_indexes=[index]) for topic, index in wanted]
-        asking = FetchGroup(group_id=group, member_id=None, member_epoch=-1, topics=None if everything else by_id)
+        by_id = [
+            FetchGroupTopic(name=topic, topic_id=id_of(house, topic), partition_indexes=[index])
+            for topic, index in wanted
+        ]
+        asking = FetchGroup(
+            group_id=group, member_id=None, member_epoch=-1, topics=None if everything else by_id
+        )
         reply = ask(house, OffsetFetchRequest(groups=[asking], require_stable=False), version)
         ((found, code),) = [(one.topics, one.error_code) for one in reply.groups]
         assert code == 0
@@ -111,7 +143,9 @@ def fetch(house: House, *wanted: tuple[str, int], version: int = 7, group: str =
     ]
 
 
-def stored(house: House, topic: str = "orders", partition: int = 0, group: str = "g") -> Committed | None:
+def stored(
+    house: House, topic: str = "orders", partition: int = 0, group: str = "g"
+) -> Committed | None:
     return house.broker.offsets.get(group, topic, partition)
 
 
@@ -120,7 +154,9 @@ def stored(house: House, topic: str = "orders", partition: int = 0, group: str =
 
 @pytest.mark.parametrize("version", range(5, 11))
 def test_a_commit_is_answered_partition_by_partition_and_kept(house, version):
-    assert commit(house, ("orders", 0, 5), ("orders", 1, 6), ("bills", 0, 7), version=version, metadata="mine") == [0, 0, 0]
+    assert commit(
+        house, ("orders", 0, 5), ("orders", 1, 6), ("bills", 0, 7), version=version, metadata="mine"
+    ) == [0, 0, 0]
     assert stored(house) == Committed(5, -1, "mine", NOW, None)
     assert {place: row.offset for place, row in house.broker.offsets.of_group("g").items()} == {
         ("orders", 0): 5,
@@ -135,10 +171,25 @@ def test_the_leader_epoch_of_the_last_record_is_kept(house, version):
     assert stored(house).leader_epoch == 3
 
 
-@pytest.mark.parametrize(("version", "code"), [(5, UNKNOWN_TOPIC_OR_PARTITION), (9, UNKNOWN_TOPIC_OR_PARTITION), (10, UNKNOWN_TOPIC_ID)])
+@pytest.mark.parametrize(
+    ("version", "code"),
+    [(5, UNKNOWN_TOPIC_OR_PARTITION), (9, UNKNOWN_TOPIC_OR_PARTITION), (10, UNKNOWN_TOPIC_ID)],
+)
 def test_what_is_not_there_is_refused_and_the_rest_is_kept(house, version, code):
-    rows = [("orders", 0, 1), ("nowhere", 0, 1), ("orders", 2, 1), ("orders", -1, 1), ("bills", 0, 1)]
-    assert commit(house, *rows, version=version) == [0, code, UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_OR_PARTITION, 0]
+    rows = [
+        ("orders", 0, 1),
+        ("nowhere", 0, 1),
+        ("orders", 2, 1),
+        ("orders", -1, 1),
+        ("bills", 0, 1),
+    ]
+    assert commit(house, *rows, version=version) == [
+        0,
+        code,
+        UNKNOWN_TOPIC_OR_PARTITION,
+        UNKNOWN_TOPIC_OR_PARTITION,
+        0,
+    ]
     assert sorted(house.broker.offsets.of_group("g")) == [("bills", 0), ("orders", 0)]
 
 
@@ -150,7 +201,9 @@ def test_a_commit_for_nothing_that_is_there_makes_no_group(house):
 
 def test_metadata_may_be_as_long_as_it_may_and_not_longer(house):
     assert commit(house, ("orders", 0, 1), metadata="ü" * 4096) == [0]
-    assert commit(house, ("orders", 0, 2), metadata="u" * 4097) == [ErrorCode.OFFSET_METADATA_TOO_LARGE]
+    assert commit(house, ("orders", 0, 2), metadata="u" * 4097) == [
+        ErrorCode.OFFSET_METADATA_TOO_LARGE
+    ]
     assert stored(house).offset == 1
 
 
@@ -166,7 +219,10 @@ def test_a_partition_that_is_there_twice_is_answered_once_and_the_last_counts(ho
 
 def test_a_group_with_too_long_a_name_is_refused_at_each_partition(house):
     rows = [("orders", 0, 1), ("nowhere", 0, 1)]
-    assert commit(house, *rows, group="g" * 461) == [ErrorCode.INVALID_GROUP_ID, UNKNOWN_TOPIC_OR_PARTITION]
+    assert commit(house, *rows, group="g" * 461) == [
+        ErrorCode.INVALID_GROUP_ID,
+        UNKNOWN_TOPIC_OR_PARTITION,
+    ]
 
 
 def test_the_empty_name_is_a_group_as_it_was_for_old_clients(house):
@@ -197,8 +253,13 @@ def test_a_commit_for_a_topic_that_is_gone_is_refused_also_when_the_name_has_com
     house.topic("orders", 2)
     request = committing(house, ("orders", 1, 1), version=10)
     request.topics[0].topic_id = old
-    assert [row.error_code for row in ask(house, request, 10).topics[0].partitions] == [UNKNOWN_TOPIC_ID]
-    assert fetch(house, ("orders", 0), ("orders", 1)) == [("orders", 0, -1, "", 0), ("orders", 1, -1, "", 0)]
+    assert [row.error_code for row in ask(house, request, 10).topics[0].partitions] == [
+        UNKNOWN_TOPIC_ID
+    ]
+    assert fetch(house, ("orders", 0), ("orders", 1)) == [
+        ("orders", 0, -1, "", 0),
+        ("orders", 1, -1, "", 0),
+    ]
 
 
 # Members
@@ -211,7 +272,11 @@ def subscription(*topics: str) -> bytes:
 
 
 def member_of(
-    house: House, *topics: str, kind: str = "consumer", instance: str | None = None, metadata: bytes | None = None
+    house: House,
+    *topics: str,
+    kind: str = "consumer",
+    instance: str | None = None,
+    metadata: bytes | None = None,
 ) -> tuple[str, int]:
     """The id and generation of the only member of group g, which has its assignment."""
     told = subscription(*topics) if metadata is None else metadata
@@ -219,7 +284,9 @@ def member_of(
     waiting = Started(house.broker.groups.join("g", joining))
     house.clock.advance(house.broker.settings.group_initial_rebalance_delay_ms / 1000)
     joined = waiting.result
-    syncing = Syncing(joined.member_id, instance, joined.generation, assignments=((joined.member_id, b""),))
+    syncing = Syncing(
+        joined.member_id, instance, joined.generation, assignments=((joined.member_id, b""),)
+    )
     assert Started(house.broker.groups.sync("g", syncing)).result.code == 0
     return joined.member_id, joined.generation
 
@@ -227,7 +294,9 @@ def member_of(
 @pytest.mark.parametrize("version", [1, 2, 5, 7, 10])
 def test_a_member_commits_in_its_generation(house, version):
     member_id, generation = member_of(house, "orders")
-    assert commit(house, ("orders", 0, 1), member=(member_id, generation, None), version=version) == [0]
+    assert commit(
+        house, ("orders", 0, 1), member=(member_id, generation, None), version=version
+    ) == [0]
 
 
 def test_a_commit_keeps_a_member_alive(house):
@@ -236,7 +305,9 @@ def test_a_commit_keeps_a_member_alive(house):
         house.clock.advance(9)
         assert commit(house, ("orders", 0, offset), member=(member_id, generation, None)) == [0]
     house.clock.advance(10.5)
-    assert commit(house, ("orders", 0, 9), member=(member_id, generation, None)) == [ErrorCode.UNKNOWN_MEMBER_ID]
+    assert commit(house, ("orders", 0, 9), member=(member_id, generation, None)) == [
+        ErrorCode.UNKNOWN_MEMBER_ID
+    ]
     assert stored(house).offset == 3
 
 
@@ -266,9 +337,16 @@ def test_who_is_no_member_moves_no_members_about(house, version):
 
 
 @pytest.mark.parametrize(
-    ("version", "code"), [(2, ErrorCode.ILLEGAL_GENERATION), (8, ErrorCode.ILLEGAL_GENERATION), (9, ErrorCode.GROUP_ID_NOT_FOUND)]
+    ("version", "code"),
+    [
+        (2, ErrorCode.ILLEGAL_GENERATION),
+        (8, ErrorCode.ILLEGAL_GENERATION),
+        (9, ErrorCode.GROUP_ID_NOT_FOUND),
+    ],
 )
-def test_a_generation_of_a_group_that_is_not_there_is_illegal_until_the_client_knows_better(house, version, code):
+def test_a_generation_of_a_group_that_is_not_there_is_illegal_until_the_client_knows_better(
+    house, version, code
+):
     assert commit(house, ("orders", 0, 1), member=("me", 3, None), version=version) == [code]
 
 
@@ -278,14 +356,21 @@ def test_a_generation_of_a_group_that_is_not_there_is_illegal_until_the_client_k
 @pytest.mark.parametrize("version", range(1, 11))
 def test_every_version_tells_where_a_group_stands(house, version):
     commit(house, ("orders", 1, 6), metadata="mine")
-    assert fetch(house, ("orders", 1), ("orders", 0), version=version) == [("orders", 1, 6, "mine", 0), ("orders", 0, -1, "", 0)]
+    assert fetch(house, ("orders", 1), ("orders", 0), version=version) == [
+        ("orders", 1, 6, "mine", 0),
+        ("orders", 0, -1, "", 0),
+    ]
 
 
 @pytest.mark.parametrize("version", range(2, 11))
 def test_null_topics_are_all_that_the_group_has_committed(house, version):
     commit(house, ("orders", 1, 6), ("orders", 0, 5), ("bills", 0, 7))
     commit(house, ("orders", 0, 9), group="other")
-    assert fetch(house, everything=True, version=version) == [("bills", 0, 7, "", 0), ("orders", 0, 5, "", 0), ("orders", 1, 6, "", 0)]
+    assert fetch(house, everything=True, version=version) == [
+        ("bills", 0, 7, "", 0),
+        ("orders", 0, 5, "", 0),
+        ("orders", 1, 6, "", 0),
+    ]
 
 
 @pytest.mark.parametrize("version", range(2, 11))
@@ -310,14 +395,30 @@ def test_an_id_that_no_topic_has_is_an_error(house):
 @pytest.mark.parametrize("version", range(5, 8))
 def test_the_leader_epoch_is_told(house, version):
     commit(house, ("orders", 0, 6), epoch=4)
-    request = OffsetFetchRequest(group_id="g", topics=[FetchTopic(name="orders", partition_indexes=[0, 1])], require_stable=True)
-    assert [row.committed_leader_epoch for row in ask(house, request, version).topics[0].partitions] == [4, -1]
+    request = OffsetFetchRequest(
+        group_id="g",
+        topics=[FetchTopic(name="orders", partition_indexes=[0, 1])],
+        require_stable=True,
+    )
+    assert [
+        row.committed_leader_epoch for row in ask(house, request, version).topics[0].partitions
+    ] == [4, -1]
 
 
-def groups_of(house: House, *groups: Any, version: int = 8) -> list[tuple[str, int, list[tuple[str, int]]]]:
+def groups_of(
+    house: House, *groups: Any, version: int = 8
+) -> list[tuple[str, int, list[tuple[str, int]]]]:
     reply = ask(house, OffsetFetchRequest(groups=list(groups), require_stable=True), version)
     return [
-        (one.group_id, one.error_code, [(topic.name, row.committed_offset) for topic in one.topics for row in topic.partitions])
+        (
+            one.group_id,
+            one.error_code,
+            [
+                (topic.name, row.committed_offset)
+                for topic in one.topics
+                for row in topic.partitions
+            ],
+        )
         for one in reply.groups
     ]
 
@@ -327,7 +428,10 @@ def test_several_groups_are_answered_in_one_reply(house, version):
     commit(house, ("orders", 0, 1), group="a")
     commit(house, ("bills", 0, 2), group="b")
     some = [FetchGroupTopic(name="bills", partition_indexes=[0])]
-    asking = [FetchGroup(group_id=name, topics=topics) for name, topics in (("b", None), ("a", some), ("c", None), ("a" * 500, None))]
+    asking = [
+        FetchGroup(group_id=name, topics=topics)
+        for name, topics in (("b", None), ("a", some), ("c", None), ("a" * 500, None))
+    ]
     assert groups_of(house, *asking, version=version) == [
         ("b", 0, [("bills", 2)]),
         ("a", 0, [("bills", -1)]),
@@ -339,7 +443,11 @@ def test_several_groups_are_answered_in_one_reply(house, version):
 def test_a_group_that_is_named_twice_is_refused(house):
     commit(house, ("orders", 0, 1), group="a")
     asking = [FetchGroup(group_id=name, topics=None) for name in ("a", "b", "a")]
-    assert groups_of(house, *asking) == [("a", ErrorCode.INVALID_REQUEST, []), ("b", 0, []), ("a", ErrorCode.INVALID_REQUEST, [])]
+    assert groups_of(house, *asking) == [
+        ("a", ErrorCode.INVALID_REQUEST, []),
+        ("b", 0, []),
+        ("a", ErrorCode.INVALID_REQUEST, []),
+    ]
 
 
 def test_what_is_asked_for_again_and_again_is_answered_once(house):
@@ -352,12 +460,21 @@ def test_what_is_asked_for_again_and_again_is_answered_once(house):
 # OffsetDelete
 
 
-def delete(house: House, *wanted: tuple[str, int], group: str = "g") -> tuple[int, list[tuple[str, int, int]]]:
+def delete(
+    house: House, *wanted: tuple[str, int], group: str = "g"
+) -> tuple[int, list[tuple[str, int, int]]]:
     rows = [
-        DeleteTopic(name=topic, partitions=[DeleteTopic.OffsetDeleteRequestPartition(partition_index=index)]) for topic, index in wanted
+        DeleteTopic(
+            name=topic, partitions=[DeleteTopic.OffsetDeleteRequestPartition(partition_index=index)]
+        )
+        for topic, index in wanted
     ]
     reply = ask(house, OffsetDeleteRequest(group_id=group, topics=rows), 0)
-    return reply.error_code, [(topic.name, row.partition_index, row.error_code) for topic in reply.topics for row in topic.partitions]
+    return reply.error_code, [
+        (topic.name, row.partition_index, row.error_code)
+        for topic in reply.topics
+        for row in topic.partitions
+    ]
 
 
 def test_single_partitions_are_deleted(house):
@@ -372,7 +489,10 @@ def test_single_partitions_are_deleted(house):
 def test_offsets_of_a_topic_that_a_member_reads_are_not_deleted(house):
     member_id, generation = member_of(house, "orders")
     commit(house, ("orders", 0, 1), ("bills", 0, 1), member=(member_id, generation, None))
-    assert delete(house, ("orders", 0), ("bills", 0)) == (0, [("orders", 0, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC), ("bills", 0, 0)])
+    assert delete(house, ("orders", 0), ("bills", 0)) == (
+        0,
+        [("orders", 0, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC), ("bills", 0, 0)],
+    )
     assert list(house.broker.offsets.of_group("g")) == [("orders", 0)]
 
 

@@ -31,10 +31,16 @@ def house() -> House:
     return house
 
 
-def list_offsets(house: House, timestamp: int, count: int = 10, topic: str = "orders", index: int = 0) -> Any:
+def list_offsets(
+    house: House, timestamp: int, count: int = 10, topic: str = "orders", index: int = 0
+) -> Any:
     named = ListOffsetsRequest.ListOffsetsTopic
-    asked = named.ListOffsetsPartition(partition_index=index, timestamp=timestamp, max_num_offsets=count)
-    answer = ask(house, ListOffsetsRequest(replica_id=-1, topics=[named(name=topic, partitions=[asked])]), 0)
+    asked = named.ListOffsetsPartition(
+        partition_index=index, timestamp=timestamp, max_num_offsets=count
+    )
+    answer = ask(
+        house, ListOffsetsRequest(replica_id=-1, topics=[named(name=topic, partitions=[asked])]), 0
+    )
     ((row,),) = [found.partitions for found in answer.topics]
     return row
 
@@ -52,14 +58,23 @@ def test_offsets_come_in_an_array(house, timestamp, count, expected):
 def test_records_without_times_count_from_when_they_came(house):
     """What Kafka 0.8 knew of any record: the time of its segment's file."""
     records = old_set(1, magic=0)
-    ended(house.partition().append_message_set(records, check_message_set(records, max_decompressed_bytes=1000), 5000))
-    assert [list(list_offsets(house, timestamp, 1).old_style_offsets) for timestamp in (4999, 5000)] == [[3], [4]]
+    ended(
+        house.partition().append_message_set(
+            records, check_message_set(records, max_decompressed_bytes=1000), 5000
+        )
+    )
+    assert [
+        list(list_offsets(house, timestamp, 1).old_style_offsets) for timestamp in (4999, 5000)
+    ] == [[3], [4]]
 
 
 @pytest.mark.parametrize(("topic", "index"), [("other", 0), ("orders", 1)])
 def test_what_is_not_there_has_no_offsets(house, topic, index):
     row = list_offsets(house, LATEST, topic=topic, index=index)
-    assert (row.error_code, list(row.old_style_offsets)) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, [])
+    assert (row.error_code, list(row.old_style_offsets)) == (
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        [],
+    )
 
 
 def metadata(house: House, *topics: str) -> dict[str, int]:
@@ -82,18 +97,28 @@ CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
 FetchTopic = OffsetFetchRequest.OffsetFetchRequestTopic
 
 
-def commit(house: House, version: int, *, topic: str = "orders", timestamp: int = -1, retention: int = -1) -> int:
+def commit(
+    house: House, version: int, *, topic: str = "orders", timestamp: int = -1, retention: int = -1
+) -> int:
     """The error of a commit of offset 2."""
     row = CommitTopic.OffsetCommitRequestPartition(
         partition_index=0, committed_offset=2, commit_timestamp=timestamp, committed_metadata="mine"
     )
-    request = OffsetCommitRequest(group_id="g", retention_time_ms=retention, topics=[CommitTopic(name=topic, partitions=[row])])
+    request = OffsetCommitRequest(
+        group_id="g",
+        retention_time_ms=retention,
+        topics=[CommitTopic(name=topic, partitions=[row])],
+    )
     ((answer,),) = [found.partitions for found in ask(house, request, version).topics]
     return answer.error_code
 
 
-def offset(house: House, version: int, topic: str = "orders", index: int = 0, group: str = "g") -> tuple[int, str, int]:
-    request = OffsetFetchRequest(group_id=group, topics=[FetchTopic(name=topic, partition_indexes=[index])])
+def offset(
+    house: House, version: int, topic: str = "orders", index: int = 0, group: str = "g"
+) -> tuple[int, str, int]:
+    request = OffsetFetchRequest(
+        group_id=group, topics=[FetchTopic(name=topic, partition_indexes=[index])]
+    )
     ((row,),) = [found.partitions for found in ask(house, request, version).topics]
     return row.committed_offset, row.metadata, row.error_code
 
@@ -121,8 +146,12 @@ def test_a_commit_of_version_2_to_4_may_bring_its_retention_time(house, version)
     assert house.broker.offsets.get("g", "orders", 0) == Committed(2, -1, "mine", NOW, NOW + 60_000)
 
 
-@pytest.mark.parametrize(("topic", "index", "group"), [("orders", 0, "nobody's"), ("orders", 1, "g"), ("other", 0, "g")])
-def test_where_zookeeper_had_nothing_version_0_says_that_the_partition_is_unknown(house, topic, index, group):
+@pytest.mark.parametrize(
+    ("topic", "index", "group"), [("orders", 0, "nobody's"), ("orders", 1, "g"), ("other", 0, "g")]
+)
+def test_where_zookeeper_had_nothing_version_0_says_that_the_partition_is_unknown(
+    house, topic, index, group
+):
     commit(house, 0)
     assert offset(house, 0, topic, index, group) == (-1, "", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     assert offset(house, 1, topic, index, group) == (-1, "", 0)

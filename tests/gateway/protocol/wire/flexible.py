@@ -16,7 +16,9 @@ def uvarint(value: int) -> bytes:
 
 def tags(fields: dict[int, bytes]) -> bytes:
     """Count, then number, size and bytes of each."""
-    return uvarint(len(fields)) + b"".join(uvarint(tag) + uvarint(len(content)) + content for tag, content in sorted(fields.items()))
+    return uvarint(len(fields)) + b"".join(
+        uvarint(tag) + uvarint(len(content)) + content for tag, content in sorted(fields.items())
+    )
 
 
 def text(value: str | None) -> bytes:

@@ -21,6 +21,8 @@ def take(road, monkeypatch):
         try:
             compiled = importlib.import_module("gateway.protocol.wire._plain")
         except ImportError as error:
-            pytest.skip(f"it is not compiled (pip install -e . or python setup.py build_ext --inplace): {error}")
+            pytest.skip(
+                f"it is not compiled (pip install -e . or python setup.py build_ext --inplace): {error}"
+            )
     for name in NAMES:
         monkeypatch.setattr(compiled, name, never if compiled is None else getattr(compiled, name))

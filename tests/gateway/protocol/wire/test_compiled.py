@@ -44,11 +44,17 @@ def said(version, topics=2, partitions=2):
             version=version,
             name=f"topic-{number}" if version < 13 else None,
             topic_id=None if version < 13 else UUID(int=number + 1),
-            partition_data=[Partition(index=index, records=b"records %d" % index) for index in range(partitions)],
+            partition_data=[
+                Partition(index=index, records=b"records %d" % index) for index in range(partitions)
+            ],
         )
         for number in range(topics)
     ]
-    return bytes(CodecRequest(version=version, acks=-1, timeout_ms=30_000, topic_data=rows).encode(version=version))
+    return bytes(
+        CodecRequest(version=version, acks=-1, timeout_ms=30_000, topic_data=rows).encode(
+            version=version
+        )
+    )
 
 
 def in_python(function, *arguments):
@@ -76,7 +82,13 @@ def test_what_producers_send_is_plain(version):
 
 @pytest.mark.parametrize("version", [0, 8, 9, 12])
 def test_what_headers_say_is_plain(version):
-    frame = bytearray(b"\0\0\0" + bytes([version]) + b"\0\0\0\x07\0\x02me" + (b"\0" if version >= 9 else b"") + b"body")
+    frame = bytearray(
+        b"\0\0\0"
+        + bytes([version])
+        + b"\0\0\0\x07\0\x02me"
+        + (b"\0" if version >= 9 else b"")
+        + b"body"
+    )
     made = compiled.header(frame, FIRST_FLEXIBLE, lambda *fields: fields)
     assert made == (0, version, 7, "me", len(frame) - 4)
 
@@ -90,8 +102,18 @@ def test_batches_of_producers_are_plain(codec):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_replies_without_a_message_are_plain(version):
     topic = "t" if version < 13 else bytes(16)
-    assert compiled.reply(ProduceResponse([(topic, [PartitionProduced(0, 6)])]).topics, 0, version) is not None
-    assert compiled.reply(ProduceResponse([(topic, [PartitionProduced(0, 6, error_message="no")])]).topics, 0, version) is None
+    assert (
+        compiled.reply(ProduceResponse([(topic, [PartitionProduced(0, 6)])]).topics, 0, version)
+        is not None
+    )
+    assert (
+        compiled.reply(
+            ProduceResponse([(topic, [PartitionProduced(0, 6, error_message="no")])]).topics,
+            0,
+            version,
+        )
+        is None
+    )
 
 
 @st.composite
@@ -99,7 +121,9 @@ def spoiled(draw, whole):
     """Some bytes of it changed, and perhaps cut short or drawn out."""
     spoilt = bytearray(whole)
     for _ in range(draw(st.integers(0, 3))):
-        spoilt[draw(st.integers(0, len(spoilt) - 1))] = draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
+        spoilt[draw(st.integers(0, len(spoilt) - 1))] = draw(
+            st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255)
+        )
     end = draw(st.integers(0, len(spoilt)) | st.just(len(spoilt)))
     return spoilt[:end] + draw(st.sampled_from([b"", b"\0\0\0"]))
 
@@ -123,7 +147,11 @@ def test_a_spoiled_header_is_what_the_python_makes_of_it_or_not_plain(data):
     with pytest.MonkeyPatch.context() as patch:
         whole = in_python(read_header, frame, FIRST_FLEXIBLE)
         patch.setattr(compiled, "header", never)
-    found = compiled.header(frame, FIRST_FLEXIBLE, type(whole)) if whole is not None else compiled.header(frame, FIRST_FLEXIBLE, tuple)
+    found = (
+        compiled.header(frame, FIRST_FLEXIBLE, type(whole))
+        if whole is not None
+        else compiled.header(frame, FIRST_FLEXIBLE, tuple)
+    )
     assert found is None or found == whole
 
 
@@ -138,7 +166,10 @@ def test_a_spoiled_batch_is_what_the_python_makes_of_it_or_not_plain(data, versi
     records = memoryview(spoilt)
     expected = in_python(check_batch, records, version)
     found = compiled.batch(records, version, lambda *fields: fields)
-    assert found is None or (expected is not None and found == tuple(getattr(expected, name) for name in expected.__struct_fields__))
+    assert found is None or (
+        expected is not None
+        and found == tuple(getattr(expected, name) for name in expected.__struct_fields__)
+    )
 
 
 @given(data=st.data())
@@ -148,4 +179,6 @@ def test_any_batch_that_the_python_takes_is_plain(data):
     spoilt[22] = attributes
     pack_into(">I", spoilt, 17, crc32c(bytes(spoilt[21:])))
     taken = in_python(check_batch, memoryview(spoilt), 11)
-    assert (compiled.batch(memoryview(spoilt), 11, lambda *fields: fields) is not None) == (taken is not None)
+    assert (compiled.batch(memoryview(spoilt), 11, lambda *fields: fields) is not None) == (
+        taken is not None
+    )

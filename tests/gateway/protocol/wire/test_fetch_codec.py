@@ -21,7 +21,15 @@ from gateway.protocol.wire.fetch_codec import (
 )
 from gateway.protocol.wire.primitives import MAX_ELEMENTS
 from tests.gateway.protocol.wire import flexible
-from tests.gateway.protocol.wire.values import blobs, int16s, int32s, int64s, names, texts, topic_ids
+from tests.gateway.protocol.wire.values import (
+    blobs,
+    int16s,
+    int32s,
+    int64s,
+    names,
+    texts,
+    topic_ids,
+)
 
 versions = st.integers(0, 18)
 CodecTopic = CodecRequest.FetchTopic
@@ -31,7 +39,13 @@ CodecPartitionFetched = CodecFetched.PartitionData
 
 #: What a request carries since which version, and what stands for it before (the defaults of Kafka's FetchRequest.json).
 SINCE = {"max_bytes": 3, "isolation_level": 4, "session_id": 7, "session_epoch": 7, "rack_id": 11}
-BEFORE = {"max_bytes": 0x7FFFFFFF, "isolation_level": 0, "session_id": 0, "session_epoch": -1, "rack_id": ""}
+BEFORE = {
+    "max_bytes": 0x7FFFFFFF,
+    "isolation_level": 0,
+    "session_id": 0,
+    "session_epoch": -1,
+    "rack_id": "",
+}
 
 
 def topics_of(version):
@@ -59,19 +73,44 @@ def partitions(draw, version):
 def requests(draw):
     """A version, the codec's request, and ours."""
     version = draw(versions)
-    drawn = {"max_bytes": int32s, "isolation_level": st.integers(0, 127), "session_id": int32s, "session_epoch": int32s, "rack_id": texts}
-    fields = {name: draw(values) if version >= SINCE[name] else BEFORE[name] for name, values in drawn.items()}
+    drawn = {
+        "max_bytes": int32s,
+        "isolation_level": st.integers(0, 127),
+        "session_id": int32s,
+        "session_epoch": int32s,
+        "rack_id": texts,
+    }
+    fields = {
+        name: draw(values) if version >= SINCE[name] else BEFORE[name]
+        for name, values in drawn.items()
+    }
     replica_id = draw(int32s) if version < 15 else -1
     max_wait_ms, min_bytes = draw(int32s), draw(int32s)
-    rows = draw(st.lists(st.tuples(topics_of(version), st.lists(partitions(version), max_size=4)), max_size=4))
-    forgotten = draw(st.lists(st.tuples(topics_of(version), st.lists(int32s, max_size=4)), max_size=3)) if version >= 7 else []
+    rows = draw(
+        st.lists(
+            st.tuples(topics_of(version), st.lists(partitions(version), max_size=4)), max_size=4
+        )
+    )
+    forgotten = (
+        draw(st.lists(st.tuples(topics_of(version), st.lists(int32s, max_size=4)), max_size=3))
+        if version >= 7
+        else []
+    )
     theirs = CodecRequest(
         version=version,
         replica_id=replica_id,
         max_wait_ms=max_wait_ms,
         min_bytes=min_bytes,
-        topics=[CodecTopic(partitions=[_codec_partition(*row) for row in rows_of], **named(topic, version)[0]) for topic, rows_of in rows],
-        forgotten_topics_data=[CodecRequest.ForgottenTopic(partitions=indexes, **named(topic, version)[0]) for topic, indexes in forgotten],
+        topics=[
+            CodecTopic(
+                partitions=[_codec_partition(*row) for row in rows_of], **named(topic, version)[0]
+            )
+            for topic, rows_of in rows
+        ],
+        forgotten_topics_data=[
+            CodecRequest.ForgottenTopic(partitions=indexes, **named(topic, version)[0])
+            for topic, indexes in forgotten
+        ],
         **fields,
     )
     ours = FetchRequest(
@@ -82,7 +121,10 @@ def requests(draw):
         topics=[
             FetchTopic(
                 named(topic, version)[1],
-                [FetchPartition(index, offset, size, epoch, last) for index, epoch, offset, last, _, size in rows_of],
+                [
+                    FetchPartition(index, offset, size, epoch, last)
+                    for index, epoch, offset, last, _, size in rows_of
+                ],
             )
             for topic, rows_of in rows
         ],
@@ -106,7 +148,10 @@ def _codec_partition(index, epoch, offset, last, start, size):
 @given(request=requests(), before=st.binary(max_size=4), after=st.binary(max_size=4))
 def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
     version, theirs, ours = request
-    assert read_fetch(bytearray(before + theirs.encode(version=version) + after), len(before), version) == ours
+    assert (
+        read_fetch(bytearray(before + theirs.encode(version=version) + after), len(before), version)
+        == ours
+    )
 
 
 @given(request=requests())
@@ -124,13 +169,38 @@ def test_every_request_cut_short_is_refused(request):
 def test_tags_known_and_unknown_are_passed_over_wherever_they_stand(unknown):
     tags = flexible.tags(unknown)
     topic_id = bytes(range(16))
-    partition = b"".join(map(flexible.int32, [4, 9])) + flexible.int64(77) + flexible.int32(8) + flexible.int64(5) + flexible.int32(1000)
-    topics = flexible.array([topic_id + flexible.array([partition + tags, partition + tags]) + tags])
+    partition = (
+        b"".join(map(flexible.int32, [4, 9]))
+        + flexible.int64(77)
+        + flexible.int32(8)
+        + flexible.int64(5)
+        + flexible.int32(1000)
+    )
+    topics = flexible.array(
+        [topic_id + flexible.array([partition + tags, partition + tags]) + tags]
+    )
     forgotten = flexible.array([topic_id + flexible.array([flexible.int32(3)]) + tags])
-    head = b"".join(map(flexible.int32, [500, 1, 2000])) + b"\x01" + flexible.int32(6) + flexible.int32(2)
+    head = (
+        b"".join(map(flexible.int32, [500, 1, 2000]))
+        + b"\x01"
+        + flexible.int32(6)
+        + flexible.int32(2)
+    )
     asked = FetchPartition(4, 77, 1000, 9, 8)
-    assert read_fetch(bytearray(head + topics + forgotten + flexible.text("rack-1") + tags), 0, 17) == FetchRequest(
-        17, -1, 500, 1, 2000, 1, 6, 2, [FetchTopic(topic_id, [asked, asked])], [(topic_id, [3])], "rack-1"
+    assert read_fetch(
+        bytearray(head + topics + forgotten + flexible.text("rack-1") + tags), 0, 17
+    ) == FetchRequest(
+        17,
+        -1,
+        500,
+        1,
+        2000,
+        1,
+        6,
+        2,
+        [FetchTopic(topic_id, [asked, asked])],
+        [(topic_id, [3])],
+        "rack-1",
     )
 
 
@@ -138,7 +208,10 @@ def test_topics_and_partitions_together_are_limited():
     half = MAX_ELEMENTS // 2
     one = b"\0\x01t" + flexible.int32(half) + bytes(16 * half)
     head = b"".join(map(flexible.int32, [-1, 0, 0]))
-    assert len(read_fetch(bytearray(head + flexible.int32(1) + one), 0, 0).topics[0].partitions) == half
+    assert (
+        len(read_fetch(bytearray(head + flexible.int32(1) + one), 0, 0).topics[0].partitions)
+        == half
+    )
     with pytest.raises(ValueError, match="elements"):
         read_fetch(bytearray(head + flexible.int32(2) + one + one), 0, 0)
 
@@ -149,11 +222,23 @@ def rows(draw, version):
     index, code, high = draw(int32s), draw(int16s), draw(int64s)
     stable = draw(int64s) if version >= 4 else -1
     start = draw(int64s) if version >= 5 else -1
-    aborted = draw(st.none() | st.lists(st.tuples(int64s, int64s), max_size=3)) if version >= 4 else None
+    aborted = (
+        draw(st.none() | st.lists(st.tuples(int64s, int64s), max_size=3)) if version >= 4 else None
+    )
     # The codec writes no tag for a struct of defaults (-1, -1), as Kafka does not; nor are we asked to.
-    diverging = draw(st.none() | st.tuples(st.integers(0, 2**31 - 1), int64s)) if version >= 12 else None
+    diverging = (
+        draw(st.none() | st.tuples(st.integers(0, 2**31 - 1), int64s)) if version >= 12 else None
+    )
     pieces = draw(st.lists(blobs, max_size=3))
-    fields = {"diverging_epoch": CodecPartitionFetched.EpochEndOffset(epoch=diverging[0], end_offset=diverging[1])} if diverging else {}
+    fields = (
+        {
+            "diverging_epoch": CodecPartitionFetched.EpochEndOffset(
+                epoch=diverging[0], end_offset=diverging[1]
+            )
+        }
+        if diverging
+        else {}
+    )
     theirs = CodecPartitionFetched(
         partition_index=index,
         error_code=code,
@@ -162,7 +247,10 @@ def rows(draw, version):
         log_start_offset=start,
         aborted_transactions=None
         if aborted is None
-        else [CodecPartitionFetched.AbortedTransaction(producer_id=producer, first_offset=first) for producer, first in aborted],
+        else [
+            CodecPartitionFetched.AbortedTransaction(producer_id=producer, first_offset=first)
+            for producer, first in aborted
+        ],
         preferred_read_replica=-1,
         records=b"".join(pieces),
         **fields,
@@ -175,15 +263,25 @@ def responses(draw):
     """A version, the codec's response, and ours."""
     version = draw(versions)
     throttle, code, session = draw(int32s), draw(int16s), draw(int32s)
-    topics = draw(st.lists(st.tuples(topics_of(version), st.lists(rows(version), max_size=4)), max_size=4))
+    topics = draw(
+        st.lists(st.tuples(topics_of(version), st.lists(rows(version), max_size=4)), max_size=4)
+    )
     theirs = CodecResponse(
         version=version,
         throttle_time_ms=throttle,
         error_code=code,
         session_id=session,
-        responses=[CodecFetched(partitions=[row for row, _ in of_topic], **named(topic, version)[0]) for topic, of_topic in topics],
+        responses=[
+            CodecFetched(partitions=[row for row, _ in of_topic], **named(topic, version)[0])
+            for topic, of_topic in topics
+        ],
     )
-    ours = FetchResponse([(named(topic, version)[1], [row for _, row in of_topic]) for topic, of_topic in topics], code, session, throttle)
+    ours = FetchResponse(
+        [(named(topic, version)[1], [row for _, row in of_topic]) for topic, of_topic in topics],
+        code,
+        session,
+        throttle,
+    )
     return version, theirs, ours
 
 
@@ -198,7 +296,18 @@ def test_no_record_byte_is_joined_to_another(version):
     records = [bytearray(b"a" * 1000), memoryview(b"b" * 1000), b"c" * 1000]
     topic = "t" if version < 13 else bytes(16)
     buffers = write_fetch_response(
-        FetchResponse([(topic, [PartitionFetched(0, 0, records=records), PartitionFetched(1, 0, records=[b"d" * 9])])]), version
+        FetchResponse(
+            [
+                (
+                    topic,
+                    [
+                        PartitionFetched(0, 0, records=records),
+                        PartitionFetched(1, 0, records=[b"d" * 9]),
+                    ],
+                )
+            ]
+        ),
+        version,
     )
     assert [buffer for buffer in buffers if buffer in records] == records
     assert all(any(buffer is record for buffer in buffers) for record in records)
@@ -207,6 +316,8 @@ def test_no_record_byte_is_joined_to_another(version):
 @pytest.mark.parametrize("version", [0, 4, 11, 12, 18])
 def test_an_empty_record_set_is_never_null(version):
     topic = "t" if version < 13 else bytes(16)
-    written = b"".join(write_fetch_response(FetchResponse([(topic, [PartitionFetched(0, 1)])]), version))
+    written = b"".join(
+        write_fetch_response(FetchResponse([(topic, [PartitionFetched(0, 1)])]), version)
+    )
     (read,) = CodecResponse.decode(written, version=version).responses[0].partitions
     assert read.records == b""

@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from gateway.protocol.errors import Refused
 from gateway.protocol.wire.api_keys import ApiKey
-from gateway.protocol.wire.group_messages import ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatResponse
+from gateway.protocol.wire.group_messages import (
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatResponse,
+)
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION, REQUESTS, decode, encode
 from tests.gateway.protocol.wire import flexible
 from tests.gateway.protocol.wire.flexible import array, int16, int32, text
@@ -26,7 +29,12 @@ owned = st.lists(st.tuples(topic_ids, st.lists(int32s, max_size=4)), max_size=3)
 
 
 def partitions_of(rows, name=b""):
-    return array([topic_id.bytes + name + array([int32(index) for index in indexes]) + NO_TAGS for topic_id, indexes in rows])
+    return array(
+        [
+            topic_id.bytes + name + array([int32(index) for index in indexes]) + NO_TAGS
+            for topic_id, indexes in rows
+        ]
+    )
 
 
 def read(request, body, version):
@@ -53,10 +61,16 @@ def test_a_heartbeat_is_read_as_kafka_lays_it_out(
     body = text(group) + text(member) + int32(epoch) + text(instance) + text(rack) + int32(timeout)
     body += NULL if names is None else array([text(name) for name in names])
     body += text(regex) if version else b""
-    body += text(assignor) + (NULL if rows is None else partitions_of(rows)) + flexible.tags(unknown)
+    body += (
+        text(assignor) + (NULL if rows is None else partitions_of(rows)) + flexible.tags(unknown)
+    )
     request = read(HEARTBEAT, body, version)
     assert (request.group_id, request.member_id, request.member_epoch) == (group, member, epoch)
-    assert (request.instance_id, request.rack_id, request.rebalance_timeout_ms) == (instance, rack, timeout)
+    assert (request.instance_id, request.rack_id, request.rebalance_timeout_ms) == (
+        instance,
+        rack,
+        timeout,
+    )
     assert (request.subscribed_topic_names, request.server_assignor) == (names, assignor)
     assert request.subscribed_topic_regex == (regex if version else None)
     found = request.topic_partitions
@@ -72,7 +86,9 @@ def test_a_heartbeat_is_read_as_kafka_lays_it_out(
     interval=int32s,
     rows=st.none() | owned,
 )
-def test_what_a_heartbeat_is_answered_is_written_as_kafka_lays_it_out(version, code, message, member, epoch, interval, rows):
+def test_what_a_heartbeat_is_answered_is_written_as_kafka_lays_it_out(
+    version, code, message, member, epoch, interval, rows
+):
     assignment = ConsumerGroupHeartbeatResponse.Assignment
     reply = ConsumerGroupHeartbeatResponse(
         error_code=code,
@@ -82,7 +98,12 @@ def test_what_a_heartbeat_is_answered_is_written_as_kafka_lays_it_out(version, c
         heartbeat_interval_ms=interval,
         assignment=None
         if rows is None
-        else assignment(topic_partitions=[assignment.TopicPartitions(topic_id=topic_id, partitions=indexes) for topic_id, indexes in rows]),
+        else assignment(
+            topic_partitions=[
+                assignment.TopicPartitions(topic_id=topic_id, partitions=indexes)
+                for topic_id, indexes in rows
+            ]
+        ),
     )
     body = int32(0) + int16(code) + text(message) + text(member) + int32(epoch) + int32(interval)
     body += b"\xff" if rows is None else b"\x01" + partitions_of(rows) + NO_TAGS
@@ -91,20 +112,27 @@ def test_what_a_heartbeat_is_answered_is_written_as_kafka_lays_it_out(version, c
 
 @given(version=versions, groups=st.lists(texts, max_size=4), operations=st.booleans())
 def test_whom_to_describe_is_read_as_kafka_lays_it_out(version, groups, operations):
-    request = read(DESCRIBE, array([text(group) for group in groups]) + bytes([operations]) + NO_TAGS, version)
+    request = read(
+        DESCRIBE, array([text(group) for group in groups]) + bytes([operations]) + NO_TAGS, version
+    )
     assert (request.group_ids, request.include_authorized_operations) == (groups, operations)
 
 
 @pytest.mark.parametrize("version", [0, 1])
 @given(name=texts, instance=maybe_texts, regex=maybe_texts, current=owned, target=owned)
-def test_a_description_is_written_as_kafka_lays_it_out(version, name, instance, regex, current, target):
+def test_a_description_is_written_as_kafka_lays_it_out(
+    version, name, instance, regex, current, target
+):
     group = ConsumerGroupDescribeResponse.DescribedGroup
     member = group.Member
 
     def assigned(rows):
         row = member.Assignment.TopicPartitions
         return member.Assignment(
-            topic_partitions=[row(topic_id=topic_id, topic_name=name, partitions=indexes) for topic_id, indexes in rows]
+            topic_partitions=[
+                row(topic_id=topic_id, topic_name=name, partitions=indexes)
+                for topic_id, indexes in rows
+            ]
         )
 
     reply = ConsumerGroupDescribeResponse(
@@ -135,17 +163,58 @@ def test_a_description_is_written_as_kafka_lays_it_out(version, name, instance, 
             )
         ]
     )
-    row = text("m") + text(instance) + text(None) + int32(5) + text("c") + text("/127.0.0.1") + array([text(name)]) + text(regex)
-    row += partitions_of(current, text(name)) + NO_TAGS + partitions_of(target, text(name)) + NO_TAGS + b"\x01" * version + NO_TAGS
-    head = int16(0) + text(None) + text("orders") + text("Stable") + int32(7) + int32(6) + text("uniform")
+    row = (
+        text("m")
+        + text(instance)
+        + text(None)
+        + int32(5)
+        + text("c")
+        + text("/127.0.0.1")
+        + array([text(name)])
+        + text(regex)
+    )
+    row += (
+        partitions_of(current, text(name))
+        + NO_TAGS
+        + partitions_of(target, text(name))
+        + NO_TAGS
+        + b"\x01" * version
+        + NO_TAGS
+    )
+    head = (
+        int16(0)
+        + text(None)
+        + text("orders")
+        + text("Stable")
+        + int32(7)
+        + int32(6)
+        + text("uniform")
+    )
     # The operations are bits: 1 << 3 | 1 << 6 | 1 << 8.
-    assert encode(reply, version) == int32(0) + array([head + array([row]) + int32(328) + NO_TAGS]) + NO_TAGS
+    assert (
+        encode(reply, version)
+        == int32(0) + array([head + array([row]) + int32(328) + NO_TAGS]) + NO_TAGS
+    )
 
 
 def test_a_row_of_a_group_that_is_not_there_needs_nothing_but_its_error():
     row = ConsumerGroupDescribeResponse.DescribedGroup(error_code=69, group_id="g")
-    expected = int16(69) + text(None) + text("g") + text("") + int32(0) + int32(0) + text("") + array([]) + int32(-(2**31)) + NO_TAGS
-    assert encode(ConsumerGroupDescribeResponse(groups=[row]), 1) == int32(0) + array([expected]) + NO_TAGS
+    expected = (
+        int16(69)
+        + text(None)
+        + text("g")
+        + text("")
+        + int32(0)
+        + int32(0)
+        + text("")
+        + array([])
+        + int32(-(2**31))
+        + NO_TAGS
+    )
+    assert (
+        encode(ConsumerGroupDescribeResponse(groups=[row]), 1)
+        == int32(0) + array([expected]) + NO_TAGS
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,8 +222,22 @@ def test_a_row_of_a_group_that_is_not_there_needs_nothing_but_its_error():
     [
         text(None) + text("m") + int32(0) + NULL * 2 + int32(-1) + NULL * 4 + NO_TAGS,  # no group
         text("g") + text(None) + int32(0) + NULL * 2 + int32(-1) + NULL * 4 + NO_TAGS,
-        text("g") + text("m") + int32(0) + NULL * 2 + int32(-1) + array([text(None)]) + NULL * 3 + NO_TAGS,  # a topic without a name
-        text("g") + text("m") + int32(0) + NULL * 2 + int32(-1) + NULL * 3 + array([bytes(16) + NULL + NO_TAGS]) + NO_TAGS,
+        text("g")
+        + text("m")
+        + int32(0)
+        + NULL * 2
+        + int32(-1)
+        + array([text(None)])
+        + NULL * 3
+        + NO_TAGS,  # a topic without a name
+        text("g")
+        + text("m")
+        + int32(0)
+        + NULL * 2
+        + int32(-1)
+        + NULL * 3
+        + array([bytes(16) + NULL + NO_TAGS])
+        + NO_TAGS,
     ],
 )
 def test_null_is_refused_where_kafka_refuses_it(body):
@@ -163,4 +246,8 @@ def test_null_is_refused_where_kafka_refuses_it(body):
 
 
 def test_every_version_is_flexible():
-    assert FIRST_FLEXIBLE_VERSION[ApiKey.CONSUMER_GROUP_HEARTBEAT] == FIRST_FLEXIBLE_VERSION[ApiKey.CONSUMER_GROUP_DESCRIBE] == 0
+    assert (
+        FIRST_FLEXIBLE_VERSION[ApiKey.CONSUMER_GROUP_HEARTBEAT]
+        == FIRST_FLEXIBLE_VERSION[ApiKey.CONSUMER_GROUP_DESCRIBE]
+        == 0
+    )

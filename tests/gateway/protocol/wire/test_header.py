@@ -18,11 +18,20 @@ from tests.gateway.protocol.wire.values import int16s, int32s, texts
 FIRST_FLEXIBLE = {1: 12, 18: 3}
 
 
-@given(api_key=int16s, version=int16s, correlation_id=int32s, client_id=texts | st.none(), body=st.binary(max_size=5))
+@given(
+    api_key=int16s,
+    version=int16s,
+    correlation_id=int32s,
+    client_id=texts | st.none(),
+    body=st.binary(max_size=5),
+)
 def test_a_header_is_read_as_the_codec_wrote_it(api_key, version, correlation_id, client_id, body):
-    written = CodecHeader(request_api_key=api_key, request_api_version=version, correlation_id=correlation_id, client_id=client_id).encode(
-        flexible=version >= FIRST_FLEXIBLE.get(api_key, 1 << 15)
-    )
+    written = CodecHeader(
+        request_api_key=api_key,
+        request_api_version=version,
+        correlation_id=correlation_id,
+        client_id=client_id,
+    ).encode(flexible=version >= FIRST_FLEXIBLE.get(api_key, 1 << 15))
     assert read_header(bytearray(written) + body, FIRST_FLEXIBLE) == RequestHeader(
         api_key, version, correlation_id, client_id, len(written)
     )
@@ -31,13 +40,20 @@ def test_a_header_is_read_as_the_codec_wrote_it(api_key, version, correlation_id
 @given(fields=st.dictionaries(st.integers(0, 500), st.binary(max_size=150), max_size=4))
 def test_tags_of_a_newer_client_are_passed_over(fields):
     written = bytearray(b"\0\x01\0\x0c\0\0\0\x07\0\x02me" + flexible.tags(fields))
-    assert read_header(written + b"body", FIRST_FLEXIBLE) == RequestHeader(1, 12, 7, "me", len(written))
+    assert read_header(written + b"body", FIRST_FLEXIBLE) == RequestHeader(
+        1, 12, 7, "me", len(written)
+    )
 
 
 def test_the_codec_reads_that_header_alike():
     written = b"\0\x01\0\x0c\0\0\0\x07\0\x02me" + flexible.tags({5: b"xy"})
     read = CodecHeader.decode(io.BytesIO(written), flexible=True)
-    assert (read.request_api_key, read.request_api_version, read.correlation_id, read.client_id) == (1, 12, 7, "me")
+    assert (
+        read.request_api_key,
+        read.request_api_version,
+        read.correlation_id,
+        read.client_id,
+    ) == (1, 12, 7, "me")
 
 
 @pytest.mark.parametrize("length", range(10))

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer.group import HeartbeatRequest as CodecRequest
 from kafka.protocol.consumer.group import HeartbeatResponse as CodecResponse
 
-from gateway.protocol.wire.heartbeat_codec import HeartbeatRequest, HeartbeatResponse, read_heartbeat, write_heartbeat_response
+from gateway.protocol.wire.heartbeat_codec import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    read_heartbeat,
+    write_heartbeat_response,
+)
 from tests.gateway.protocol.wire import flexible
 from tests.gateway.protocol.wire.values import int16s, int32s, texts
 
@@ -23,14 +28,25 @@ def requests(draw):
     version = draw(versions)
     group, generation, member = draw(texts), draw(int32s), draw(texts)
     instance = draw(texts | st.none()) if version >= 3 else None
-    theirs = CodecRequest(version=version, group_id=group, generation_id=generation, member_id=member, group_instance_id=instance)
+    theirs = CodecRequest(
+        version=version,
+        group_id=group,
+        generation_id=generation,
+        member_id=member,
+        group_instance_id=instance,
+    )
     return version, theirs, HeartbeatRequest(group, generation, member, instance)
 
 
 @given(request=requests(), before=st.binary(max_size=4), after=st.binary(max_size=4))
 def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
     version, theirs, ours = request
-    assert read_heartbeat(bytearray(before + theirs.encode(version=version) + after), len(before), version) == ours
+    assert (
+        read_heartbeat(
+            bytearray(before + theirs.encode(version=version) + after), len(before), version
+        )
+        == ours
+    )
 
 
 @given(request=requests())
@@ -44,13 +60,25 @@ def test_every_request_cut_short_is_refused(request):
 
 @given(unknown=st.dictionaries(st.integers(0, 300), st.binary(max_size=150), max_size=3))
 def test_tags_of_a_newer_client_are_passed_over(unknown):
-    frame = flexible.text("g") + flexible.int32(3) + flexible.text("m") + flexible.text(None) + flexible.tags(unknown)
+    frame = (
+        flexible.text("g")
+        + flexible.int32(3)
+        + flexible.text("m")
+        + flexible.text(None)
+        + flexible.tags(unknown)
+    )
     assert read_heartbeat(bytearray(frame), 0, 4) == HeartbeatRequest("g", 3, "m", None)
 
 
 @pytest.mark.parametrize(("group", "member"), [(None, "m"), ("g", None)])
 def test_a_null_where_there_is_none_is_refused(group, member):
-    frame = flexible.text(group) + flexible.int32(3) + flexible.text(member) + flexible.text(None) + b"\0"
+    frame = (
+        flexible.text(group)
+        + flexible.int32(3)
+        + flexible.text(member)
+        + flexible.text(None)
+        + b"\0"
+    )
     with pytest.raises(ValueError, match="null"):
         read_heartbeat(bytearray(frame), 0, 4)
 

@@ -23,7 +23,12 @@ JOIN_GROUP = REQUESTS[ApiKey.JOIN_GROUP]
 
 
 def asking(version, topics):
-    return METADATA(version=version, topics=None if topics is None else [METADATA.MetadataRequestTopic(name=name) for name in topics])
+    return METADATA(
+        version=version,
+        topics=None
+        if topics is None
+        else [METADATA.MetadataRequestTopic(name=name) for name in topics],
+    )
 
 
 @given(version=st.integers(0, 9), topics=st.lists(names, max_size=5), before=st.binary(max_size=3))
@@ -84,7 +89,9 @@ def test_a_nested_structure_may_be_null_or_there():
     pages = REQUESTS[ApiKey.DESCRIBE_TOPIC_PARTITIONS]
     head = flexible.array([flexible.text("t") + b"\0"]) + flexible.int32(10)
     assert decode(pages, bytearray(head + b"\xff\0"), 0, 0).cursor is None
-    there = decode(pages, bytearray(head + b"\x01" + flexible.text("t") + flexible.int32(3) + b"\0\0"), 0, 0)
+    there = decode(
+        pages, bytearray(head + b"\x01" + flexible.text("t") + flexible.int32(3) + b"\0\0"), 0, 0
+    )
     assert (there.cursor.topic_name, there.cursor.partition_index) == ("t", 3)
     with pytest.raises(Refused):
         decode(pages, bytearray(head + b"\x01" + b"\x7fa"), 0, 0)
@@ -114,7 +121,14 @@ def spent(request_class, body, version):
         # Each topic with a tag of its own: the codec copies all that follows, for each of them.
         (9, flexible.uvarint(90_001) + b"\x02a\x01\x05\0" * 90_000 + b"\x01\0\0\0"),
     ],
-    ids=["endless count", "tiny rows", "tiny compact rows", "endless varint", "tags", "tags everywhere"],
+    ids=[
+        "endless count",
+        "tiny rows",
+        "tiny compact rows",
+        "endless varint",
+        "tags",
+        "tags everywhere",
+    ],
 )
 def test_a_bomb_costs_neither_memory_nor_time(version, body):
     memory, seconds = spent(METADATA, body, version)
@@ -126,13 +140,21 @@ def test_as_many_rows_as_a_request_may_have_are_read():
     body = flexible.int32(MAX_ELEMENTS) + b"\0\x01a" * MAX_ELEMENTS
     assert len(decode(METADATA, bytearray(body), 0, 1).topics) == MAX_ELEMENTS
     with pytest.raises(Refused, match="topics"):
-        decode(METADATA, bytearray(flexible.int32(MAX_ELEMENTS + 1) + b"\0\x01a" * (MAX_ELEMENTS + 1)), 0, 1)
+        decode(
+            METADATA,
+            bytearray(flexible.int32(MAX_ELEMENTS + 1) + b"\0\x01a" * (MAX_ELEMENTS + 1)),
+            0,
+            1,
+        )
 
 
 def test_rows_inside_of_rows_count_together():
     half = MAX_ELEMENTS // 2
     topic = b"\0\x01t" + flexible.int32(half) + bytes(12 * half)
-    assert len(decode(DELETE_RECORDS, bytearray(flexible.int32(1) + topic + bytes(4)), 0, 0).topics) == 1
+    assert (
+        len(decode(DELETE_RECORDS, bytearray(flexible.int32(1) + topic + bytes(4)), 0, 0).topics)
+        == 1
+    )
     with pytest.raises(Refused, match="elements"):
         decode(DELETE_RECORDS, bytearray(flexible.int32(2) + topic * 2 + bytes(4)), 0, 0)
 
@@ -153,7 +175,9 @@ def test_a_reply_is_bytes():
 def test_a_string_that_older_versions_could_not_write_is_refused_and_bytes_are_not():
     def joining(protocol_type: str, metadata: bytes):
         protocols = [JOIN_GROUP.JoinGroupRequestProtocol(name="range", metadata=metadata)]
-        request = JOIN_GROUP(version=6, group_id="g", member_id="", protocol_type=protocol_type, protocols=protocols)
+        request = JOIN_GROUP(
+            version=6, group_id="g", member_id="", protocol_type=protocol_type, protocols=protocols
+        )
         return decode(JOIN_GROUP, bytearray(request.encode(version=6)), 0, 6)
 
     longest = "x" * 32_767

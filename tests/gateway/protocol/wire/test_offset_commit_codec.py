@@ -45,7 +45,11 @@ def partitions(draw, version):
     epoch = draw(int32s) if version >= 6 else -1
     time = draw(int64s) if version == 1 else -1
     theirs = CodecPartition(
-        partition_index=index, committed_offset=offset, committed_leader_epoch=epoch, commit_timestamp=time, committed_metadata=metadata
+        partition_index=index,
+        committed_offset=offset,
+        committed_leader_epoch=epoch,
+        commit_timestamp=time,
+        committed_metadata=metadata,
     )
     return theirs, CommittedPartition(index, offset, metadata, epoch, time)
 
@@ -58,7 +62,11 @@ def requests(draw):
     generation, member = (draw(int32s), draw(texts)) if version >= 1 else (-1, "")
     instance = draw(texts | st.none()) if version >= 7 else None
     retention = draw(int64s) if 2 <= version <= 4 else -1
-    rows = draw(st.lists(st.tuples(topics_of(version), st.lists(partitions(version), max_size=4)), max_size=4))
+    rows = draw(
+        st.lists(
+            st.tuples(topics_of(version), st.lists(partitions(version), max_size=4)), max_size=4
+        )
+    )
     theirs = CodecRequest(
         version=version,
         group_id=group,
@@ -66,16 +74,30 @@ def requests(draw):
         member_id=member,
         group_instance_id=instance,
         retention_time_ms=retention,
-        topics=[CodecTopic(partitions=[one for one, _ in parts], **named(topic, version)[0]) for topic, parts in rows],
+        topics=[
+            CodecTopic(partitions=[one for one, _ in parts], **named(topic, version)[0])
+            for topic, parts in rows
+        ],
     )
-    topics = [CommittedTopic(named(topic, version)[1], [one for _, one in parts]) for topic, parts in rows]
-    return version, theirs, OffsetCommitRequest(group, topics, generation, member, instance, retention)
+    topics = [
+        CommittedTopic(named(topic, version)[1], [one for _, one in parts]) for topic, parts in rows
+    ]
+    return (
+        version,
+        theirs,
+        OffsetCommitRequest(group, topics, generation, member, instance, retention),
+    )
 
 
 @given(request=requests(), before=st.binary(max_size=4), after=st.binary(max_size=4))
 def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
     version, theirs, ours = request
-    assert read_offset_commit(bytearray(before + theirs.encode(version=version) + after), len(before), version) == ours
+    assert (
+        read_offset_commit(
+            bytearray(before + theirs.encode(version=version) + after), len(before), version
+        )
+        == ours
+    )
 
 
 @given(request=requests())
@@ -92,13 +114,28 @@ def test_tags_of_a_newer_client_are_passed_over_wherever_they_stand(unknown):
     tags = flexible.tags(unknown)
     rows = [(0, 7, "mine"), (1, 9, None)]
     partitions = [
-        flexible.int32(index) + flexible.int64(offset) + flexible.int32(-1) + flexible.text(metadata) + tags
+        flexible.int32(index)
+        + flexible.int64(offset)
+        + flexible.int32(-1)
+        + flexible.text(metadata)
+        + tags
         for index, offset, metadata in rows
     ]
-    topics = [flexible.text("orders") + flexible.array(partitions) + tags, flexible.text("empty") + flexible.array([]) + tags]
+    topics = [
+        flexible.text("orders") + flexible.array(partitions) + tags,
+        flexible.text("empty") + flexible.array([]) + tags,
+    ]
     head = flexible.text("g") + flexible.int32(3) + flexible.text("m") + flexible.text(None)
-    assert read_offset_commit(bytearray(head + flexible.array(topics) + tags), 0, 8) == OffsetCommitRequest(
-        "g", [CommittedTopic("orders", [CommittedPartition(*row) for row in rows]), CommittedTopic("empty", [])], 3, "m"
+    assert read_offset_commit(
+        bytearray(head + flexible.array(topics) + tags), 0, 8
+    ) == OffsetCommitRequest(
+        "g",
+        [
+            CommittedTopic("orders", [CommittedPartition(*row) for row in rows]),
+            CommittedTopic("empty", []),
+        ],
+        3,
+        "m",
     )
 
 
@@ -120,20 +157,34 @@ def test_a_null_where_there_is_none_is_refused(null):
 
 def test_topics_and_partitions_together_are_limited():
     half = MAX_ELEMENTS // 2
-    one = b"\0\x01t" + flexible.int32(half) + (flexible.int32(0) + flexible.int64(7) + flexible.int16(-1)) * half
+    one = (
+        b"\0\x01t"
+        + flexible.int32(half)
+        + (flexible.int32(0) + flexible.int64(7) + flexible.int16(-1)) * half
+    )
     head = flexible.int16(1) + b"g"
-    assert len(read_offset_commit(bytearray(head + flexible.int32(1) + one), 0, 0).topics[0].partitions) == half
+    assert (
+        len(
+            read_offset_commit(bytearray(head + flexible.int32(1) + one), 0, 0).topics[0].partitions
+        )
+        == half
+    )
     with pytest.raises(ValueError, match="elements"):
         read_offset_commit(bytearray(head + flexible.int32(2) + one + one), 0, 0)
 
 
 @given(data=st.data(), version=versions)
 def test_a_response_is_written_byte_for_byte_as_the_codec_writes_it(data, version):
-    rows = data.draw(st.dictionaries(topics_of(version), st.dictionaries(int32s, int16s, max_size=4), max_size=4))
+    rows = data.draw(
+        st.dictionaries(topics_of(version), st.dictionaries(int32s, int16s, max_size=4), max_size=4)
+    )
     theirs = CodecResponse(
         topics=[
             CodecCommitted(
-                partitions=[CodecResult(partition_index=index, error_code=code) for index, code in codes.items()],
+                partitions=[
+                    CodecResult(partition_index=index, error_code=code)
+                    for index, code in codes.items()
+                ],
                 **named(topic, version)[0],
             )
             for topic, codes in rows.items()

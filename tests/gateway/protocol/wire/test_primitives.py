@@ -26,7 +26,16 @@ from tests.gateway.protocol.wire.values import texts
 @pytest.mark.parametrize(
     ("value", "written"),
     # KIP-482's own examples, and the ends of what each length holds.
-    [(0, "00"), (3, "03"), (127, "7f"), (128, "8001"), (150, "9601"), (8192, "8040"), (16383, "ff7f"), (2**32 - 1, "ffffffff0f")],
+    [
+        (0, "00"),
+        (3, "03"),
+        (127, "7f"),
+        (128, "8001"),
+        (150, "9601"),
+        (8192, "8040"),
+        (16383, "ff7f"),
+        (2**32 - 1, "ffffffff0f"),
+    ],
 )
 def test_a_varint_has_seven_bits_a_byte_the_lowest_first(value, written):
     assert uvarint(value) == bytes.fromhex(written)
@@ -35,7 +44,10 @@ def test_a_varint_has_seven_bits_a_byte_the_lowest_first(value, written):
 
 @given(value=st.integers(0, 2**32 - 1), before=st.binary(max_size=3), after=st.binary(max_size=3))
 def test_a_varint_is_read_back_wherever_it_stands(value, before, after):
-    assert read_uvarint(before + uvarint(value) + after, len(before)) == (value, len(before) + len(uvarint(value)))
+    assert read_uvarint(before + uvarint(value) + after, len(before)) == (
+        value,
+        len(before) + len(uvarint(value)),
+    )
 
 
 @pytest.mark.parametrize("endless", [b"\xff" * 5, b"\x80" * 6, b"\xff" * 100_000])
@@ -62,7 +74,13 @@ def test_a_null_string_is_none(null, compact):
 
 
 @pytest.mark.parametrize(
-    ("lying", "compact"), [(b"\0\x05abcd", False), (b"\x7f\xffab", False), (b"\x06abcd", True), (b"\xff\xff\xff\xff\x0f", True)]
+    ("lying", "compact"),
+    [
+        (b"\0\x05abcd", False),
+        (b"\x7f\xffab", False),
+        (b"\x06abcd", True),
+        (b"\xff\xff\xff\xff\x0f", True),
+    ],
 )
 def test_a_string_longer_than_its_message_is_refused(lying, compact):
     with pytest.raises(ValueError):
@@ -87,18 +105,26 @@ def test_a_null_array_is_refused():
 
 def test_a_count_of_more_rows_than_a_request_may_name_is_refused():
     rows = bytes(MAX_ELEMENTS + 1)
-    assert read_count(flexible.int32(MAX_ELEMENTS) + rows, 0, compact=False, smallest=1) == (MAX_ELEMENTS, 4)
+    assert read_count(flexible.int32(MAX_ELEMENTS) + rows, 0, compact=False, smallest=1) == (
+        MAX_ELEMENTS,
+        4,
+    )
     with pytest.raises(ValueError):
         read_count(flexible.int32(MAX_ELEMENTS + 1) + rows, 0, compact=False, smallest=1)
 
 
-@given(fields=st.dictionaries(st.integers(0, 2**31), st.binary(max_size=200), max_size=5), after=st.binary(max_size=3))
+@given(
+    fields=st.dictionaries(st.integers(0, 2**31), st.binary(max_size=200), max_size=5),
+    after=st.binary(max_size=3),
+)
 def test_tags_that_nobody_knows_are_passed_over(fields, after):
     written = flexible.tags(fields)
     assert skip_tags(written + after, 0) == len(written)
 
 
-@pytest.mark.parametrize("lying", [b"\x01\x00\x02a", b"\x01\x00\xff\xff\xff\xff\x0f", b"\x02\x00\x01a"])
+@pytest.mark.parametrize(
+    "lying", [b"\x01\x00\x02a", b"\x01\x00\xff\xff\xff\xff\x0f", b"\x02\x00\x01a"]
+)
 def test_a_tag_longer_than_its_message_is_refused(lying):
     with pytest.raises((ValueError, IndexError, error)):
         skip_tags(lying, 0)

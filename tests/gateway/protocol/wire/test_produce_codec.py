@@ -22,7 +22,15 @@ from gateway.protocol.wire.produce_codec import (
     write_produce_response,
 )
 from tests.gateway.protocol.wire import flexible
-from tests.gateway.protocol.wire.values import blobs, int16s, int32s, int64s, names, texts, topic_ids
+from tests.gateway.protocol.wire.values import (
+    blobs,
+    int16s,
+    int32s,
+    int64s,
+    names,
+    texts,
+    topic_ids,
+)
 
 versions = st.integers(0, 13)
 CodecTopic = CodecRequest.TopicProduceData
@@ -46,14 +54,25 @@ def requests(draw):
     version = draw(versions)
     transactional_id = draw(texts | st.none()) if version >= 3 else None
     acks, timeout_ms = draw(int16s), draw(int32s)
-    rows = draw(st.lists(st.tuples(topics_of(version), st.lists(st.tuples(int32s, blobs | st.none()), max_size=4)), max_size=4))
+    rows = draw(
+        st.lists(
+            st.tuples(
+                topics_of(version), st.lists(st.tuples(int32s, blobs | st.none()), max_size=4)
+            ),
+            max_size=4,
+        )
+    )
     theirs = CodecRequest(
         version=version,
         transactional_id=transactional_id,
         acks=acks,
         timeout_ms=timeout_ms,
         topic_data=[
-            CodecTopic(version=version, partition_data=[CodecPartition(index=i, records=r) for i, r in parts], **named(topic, version)[0])
+            CodecTopic(
+                version=version,
+                partition_data=[CodecPartition(index=i, records=r) for i, r in parts],
+                **named(topic, version)[0],
+            )
             for topic, parts in rows
         ],
     )
@@ -62,7 +81,10 @@ def requests(draw):
         transactional_id,
         acks,
         timeout_ms,
-        [TopicRecords(named(topic, version)[1], [PartitionRecords(i, r) for i, r in parts]) for topic, parts in rows],
+        [
+            TopicRecords(named(topic, version)[1], [PartitionRecords(i, r) for i, r in parts])
+            for topic, parts in rows
+        ],
     )
     return version, theirs, ours
 
@@ -70,7 +92,12 @@ def requests(draw):
 @given(request=requests(), before=st.binary(max_size=4), after=st.binary(max_size=4))
 def test_a_request_is_read_as_the_codec_wrote_it(request, before, after):
     version, theirs, ours = request
-    assert read_produce(bytearray(before + theirs.encode(version=version) + after), len(before), version) == ours
+    assert (
+        read_produce(
+            bytearray(before + theirs.encode(version=version) + after), len(before), version
+        )
+        == ours
+    )
 
 
 @given(request=requests())
@@ -86,9 +113,13 @@ def test_every_request_cut_short_is_refused(request):
 
 def test_records_are_a_view_that_can_be_stamped_in_the_frame_itself():
     frame = bytearray(
-        CodecRequest(version=7, acks=1, topic_data=[CodecTopic(name="t", partition_data=[CodecPartition(index=0, records=b"abc")])]).encode(
-            version=7
-        )
+        CodecRequest(
+            version=7,
+            acks=1,
+            topic_data=[
+                CodecTopic(name="t", partition_data=[CodecPartition(index=0, records=b"abc")])
+            ],
+        ).encode(version=7)
     )
     records = read_produce(frame, 0, 7).topics[0].partitions[0].records
     records[0:3] = b"xyz"
@@ -98,16 +129,35 @@ def test_records_are_a_view_that_can_be_stamped_in_the_frame_itself():
 @given(unknown=st.dictionaries(st.integers(0, 300), st.binary(max_size=150), max_size=3))
 def test_tags_of_a_newer_producer_are_passed_over_wherever_they_stand(unknown):
     tags = flexible.tags(unknown)
-    partitions = [flexible.int32(index) + flexible.blob(records) + tags for index, records in [(0, b"first"), (1, None), (2, b"")]]
-    topics = [flexible.text("orders") + flexible.array(partitions) + tags, flexible.text("empty") + flexible.array([]) + tags]
-    frame = flexible.text(None) + flexible.int16(-1) + flexible.int32(30_000) + flexible.array(topics) + tags
+    partitions = [
+        flexible.int32(index) + flexible.blob(records) + tags
+        for index, records in [(0, b"first"), (1, None), (2, b"")]
+    ]
+    topics = [
+        flexible.text("orders") + flexible.array(partitions) + tags,
+        flexible.text("empty") + flexible.array([]) + tags,
+    ]
+    frame = (
+        flexible.text(None)
+        + flexible.int16(-1)
+        + flexible.int32(30_000)
+        + flexible.array(topics)
+        + tags
+    )
     assert read_produce(bytearray(frame), 0, 9) == ProduceRequest(
         9,
         None,
         -1,
         30_000,
         [
-            TopicRecords("orders", [PartitionRecords(0, b"first"), PartitionRecords(1, None), PartitionRecords(2, b"")]),
+            TopicRecords(
+                "orders",
+                [
+                    PartitionRecords(0, b"first"),
+                    PartitionRecords(1, None),
+                    PartitionRecords(2, b""),
+                ],
+            ),
             TopicRecords("empty", []),
         ],
     )
@@ -115,7 +165,13 @@ def test_tags_of_a_newer_producer_are_passed_over_wherever_they_stand(unknown):
 
 def test_a_topic_without_a_name_is_refused():
     for topic in (flexible.text(""), flexible.text(None)):
-        frame = flexible.text(None) + flexible.int16(1) + flexible.int32(1) + flexible.array([topic + flexible.array([]) + b"\0"]) + b"\0"
+        frame = (
+            flexible.text(None)
+            + flexible.int16(1)
+            + flexible.int32(1)
+            + flexible.array([topic + flexible.array([]) + b"\0"])
+            + b"\0"
+        )
         with pytest.raises(ValueError, match="name"):
             read_produce(bytearray(frame), 0, 9)
 
@@ -125,14 +181,19 @@ def test_topics_and_partitions_together_are_limited():
     partitions = flexible.int32(half) + (flexible.int32(0) + flexible.int32(-1)) * half
     head = flexible.int16(1) + flexible.int32(1)
     one = b"\0\x01t" + partitions
-    assert len(read_produce(bytearray(head + flexible.int32(1) + one), 0, 0).topics[0].partitions) == half
+    assert (
+        len(read_produce(bytearray(head + flexible.int32(1) + one), 0, 0).topics[0].partitions)
+        == half
+    )
     with pytest.raises(ValueError, match="elements"):
         read_produce(bytearray(head + flexible.int32(2) + one + one), 0, 0)
 
 
 def _produced(index, code, base, time, start, ending):
     message, records = ending
-    return PartitionProduced(index, code, base, time, start, message, [RecordError(*one) for one in records])
+    return PartitionProduced(
+        index, code, base, time, start, message, [RecordError(*one) for one in records]
+    )
 
 
 @st.composite
@@ -144,7 +205,9 @@ def responses(draw):
     record = st.tuples(int32s, texts)
     ending = st.tuples(st.none(), st.just([])) | st.tuples(texts, st.lists(record, max_size=3))
     partition = st.tuples(int32s, int16s, int64s, int64s, int64s, ending)
-    rows = draw(st.lists(st.tuples(topics_of(version), st.lists(partition, max_size=4)), max_size=4))
+    rows = draw(
+        st.lists(st.tuples(topics_of(version), st.lists(partition, max_size=4)), max_size=4)
+    )
     theirs = CodecResponse(
         version=version,
         throttle_time_ms=throttle,
@@ -158,7 +221,9 @@ def responses(draw):
                         log_append_time_ms=time,
                         log_start_offset=start,
                         record_errors=[
-                            CodecPartitionProduced.BatchIndexAndErrorMessage(batch_index=at, batch_index_error_message=text)
+                            CodecPartitionProduced.BatchIndexAndErrorMessage(
+                                batch_index=at, batch_index_error_message=text
+                            )
                             for at, text in records
                         ],
                         error_message=message,
@@ -170,7 +235,13 @@ def responses(draw):
             for topic, partitions in rows
         ],
     )
-    ours = ProduceResponse([(named(topic, version)[1], [_produced(*row) for row in partitions]) for topic, partitions in rows], throttle)
+    ours = ProduceResponse(
+        [
+            (named(topic, version)[1], [_produced(*row) for row in partitions])
+            for topic, partitions in rows
+        ],
+        throttle,
+    )
     return version, theirs, ours
 
 
@@ -183,7 +254,14 @@ def test_a_response_is_written_byte_for_byte_as_the_codec_writes_it(response):
 @pytest.mark.parametrize("version", range(14))
 def test_many_partitions_are_written_as_the_codec_writes_them(version):
     topic = named("t", version)[0] if version < 13 else {"topic_id": None}
-    ours = ProduceResponse([("t" if version < 13 else bytes(16), [PartitionProduced(index, 0, index) for index in range(1000)])])
+    ours = ProduceResponse(
+        [
+            (
+                "t" if version < 13 else bytes(16),
+                [PartitionProduced(index, 0, index) for index in range(1000)],
+            )
+        ]
+    )
     theirs = CodecResponse(
         version=version,
         responses=[

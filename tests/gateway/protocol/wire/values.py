@@ -12,7 +12,9 @@ int32s = st.integers(-(2**31), 2**31 - 1)
 int64s = st.integers(-(2**63), 2**63 - 1)
 
 #: Without lone surrogates, which UTF-8 cannot write. Names of 128 bytes and more take a second byte of compact length.
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from(["é" * 64, "x" * 249, "漢" * 200])
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from(
+    ["é" * 64, "x" * 249, "漢" * 200]
+)
 names = texts.filter(bool)
 blobs = st.binary(max_size=60) | st.sampled_from([bytes(127), bytes(128), b"\xff" * 20_000])
 

@@ -10,7 +10,14 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
-from storage.pulsar.admin.admin_api import PARTITIONED, Admin, Conflict, LastMessageId, Missing, Unmet
+from storage.pulsar.admin.admin_api import (
+    PARTITIONED,
+    Admin,
+    Conflict,
+    LastMessageId,
+    Missing,
+    Unmet,
+)
 from storage.pulsar.admin.http import _listed_hosts
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
@@ -71,7 +78,9 @@ async def test_an_empty_topic_has_no_last_message(admin: Admin, topic: str) -> N
 
 
 @ensureDeferred
-async def test_brokers_list_the_hosts_that_calls_may_be_redirected_to(admin: Admin, settings: PulsarSettings) -> None:
+async def test_brokers_list_the_hosts_that_calls_may_be_redirected_to(
+    admin: Admin, settings: PulsarSettings
+) -> None:
     listed = await admin.get("/brokers", list[str])
     assert listed == [settings.admin_url.removeprefix("http://")]
     assert _listed_hosts(msgspec.json.encode(listed)) == {"127.0.0.1"}

@@ -69,12 +69,16 @@ def admins(url: str) -> Iterator[Callable[..., Admin]]:
 
 
 @ensureDeferred
-async def test_a_broker_whose_authority_is_trusted_is_asked(admins: Callable[..., Admin], authority: Authority, tmp_path: Path) -> None:
+async def test_a_broker_whose_authority_is_trusted_is_asked(
+    admins: Callable[..., Admin], authority: Authority, tmp_path: Path
+) -> None:
     assert await admins(tls_trust_file=authority.write(tmp_path)).get("/who") == ""
 
 
 @ensureDeferred
-async def test_a_broker_of_another_authority_is_not_trusted(admins: Callable[..., Admin], tmp_path: Path) -> None:
+async def test_a_broker_of_another_authority_is_not_trusted(
+    admins: Callable[..., Admin], tmp_path: Path
+) -> None:
     with pytest.raises(StorageFailed, match=r"cannot be reached: .*certificate verify failed"):
         await admins(tls_trust_file=Authority().write(tmp_path)).get("/who")
 
@@ -84,8 +88,16 @@ def names_in(*names: x509.GeneralName) -> x509.Certificate:
     own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pulsar.example.com")])
     day = datetime.timedelta(days=1)
     key = rsa.generate_private_key(65537, 2048)
-    builder = x509.CertificateBuilder().subject_name(own).issuer_name(own).public_key(key.public_key()).serial_number(1)
-    builder = builder.not_valid_before(datetime.datetime.now(datetime.UTC) - day).not_valid_after(datetime.datetime.now(datetime.UTC) + day)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(own)
+        .issuer_name(own)
+        .public_key(key.public_key())
+        .serial_number(1)
+    )
+    builder = builder.not_valid_before(datetime.datetime.now(datetime.UTC) - day).not_valid_after(
+        datetime.datetime.now(datetime.UTC) + day
+    )
     if names:
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return builder.sign(key, hashes.SHA256())
@@ -99,13 +111,35 @@ def names_in(*names: x509.GeneralName) -> x509.Certificate:
         ([x509.DNSName("*.example.com")], ["pulsar.example.com", "other.example.com"]),
         ([x509.DNSName("127.0.0.1")], []),
         ([x509.DNSName("127.0.0.1"), x509.DNSName("other.example.com")], ["other.example.com"]),
-        ([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.IPAddress(ipaddress.ip_address("::1"))], ["127.0.0.1", "::1"]),
-        ([x509.RFC822Name("a@pulsar.example.com"), x509.UniformResourceIdentifier("https://pulsar.example.com")], []),
+        (
+            [
+                x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+                x509.IPAddress(ipaddress.ip_address("::1")),
+            ],
+            ["127.0.0.1", "::1"],
+        ),
+        (
+            [
+                x509.RFC822Name("a@pulsar.example.com"),
+                x509.UniformResourceIdentifier("https://pulsar.example.com"),
+            ],
+            [],
+        ),
     ],
 )
-def test_a_certificate_is_for_the_hosts_that_it_names_and_no_others(names: list[x509.GeneralName], hosts: list[str]) -> None:
+def test_a_certificate_is_for_the_hosts_that_it_names_and_no_others(
+    names: list[x509.GeneralName], hosts: list[str]
+) -> None:
     certificate = names_in(*names)
-    asked = ["pulsar.example.com", "other.example.com", "deep.pulsar.example.com", "example.com", "127.0.0.1", "127.0.0.2", "::1"]
+    asked = [
+        "pulsar.example.com",
+        "other.example.com",
+        "deep.pulsar.example.com",
+        "example.com",
+        "127.0.0.1",
+        "127.0.0.2",
+        "::1",
+    ]
     assert [host for host in asked if is_for(certificate, host)] == hosts
 
 
@@ -114,12 +148,17 @@ def test_a_certificate_is_for_the_hosts_that_it_names_and_no_others(names: list[
 async def test_a_trusted_certificate_that_is_not_for_the_host_is_refused_before_anything_is_sent(
     authority: Authority, tmp_path: Path, named: list[str]
 ) -> None:
-    certificate, key = authority.sign("localhost", names=[x509.DNSName(name) for name in named]).write(tmp_path, "server")
+    certificate, key = authority.sign(
+        "localhost", names=[x509.DNSName(name) for name in named]
+    ).write(tmp_path, "server")
     seen = Who()
     own = ssl.PrivateCertificate.loadPEM(key.read_bytes() + certificate.read_bytes())
     port: Any = reactor.listenSSL(0, Site(seen), own.options(), interface="127.0.0.1")
     url = f"https://localhost:{port.getHost().port}"
-    admin = Admin(PulsarSettings("pulsar+ssl://localhost:1", url, tls_trust_file=authority.write(tmp_path)), reactor)
+    admin = Admin(
+        PulsarSettings("pulsar+ssl://localhost:1", url, tls_trust_file=authority.write(tmp_path)),
+        reactor,
+    )
     try:
         with pytest.raises(StorageFailed, match="the certificate shown there is not for localhost"):
             await admin.get("/who")
@@ -130,7 +169,9 @@ async def test_a_trusted_certificate_that_is_not_for_the_host_is_refused_before_
 
 
 @ensureDeferred
-async def test_without_a_trust_file_the_systems_authorities_count(admins: Callable[..., Admin]) -> None:
+async def test_without_a_trust_file_the_systems_authorities_count(
+    admins: Callable[..., Admin],
+) -> None:
     with pytest.raises(StorageFailed, match="certificate verify failed"):
         await admins().get("/who")
 
@@ -140,7 +181,11 @@ async def test_the_gateway_shows_its_certificate_and_the_one_that_took_its_place
     admins: Callable[..., Admin], authority: Authority, tmp_path: Path
 ) -> None:
     certificate, key = authority.sign("first").write(tmp_path, "own")
-    settings = {"tls_trust_file": authority.write(tmp_path), "tls_certificate_file": certificate, "tls_key_file": key}
+    settings = {
+        "tls_trust_file": authority.write(tmp_path),
+        "tls_certificate_file": certificate,
+        "tls_key_file": key,
+    }
     admin = admins(**settings)
     assert await admin.get("/who") == "first"
     await admin.close()
@@ -153,14 +198,24 @@ async def test_a_key_that_does_not_fit_is_said_without_anything_of_it(
     admins: Callable[..., Admin], authority: Authority, tmp_path: Path
 ) -> None:
     certificate, _ = authority.sign("own").write(tmp_path, "own")
-    for written in (authority.sign("other").write(tmp_path, "other")[1], authority.sign("own").write(tmp_path, "locked", b"secret")[1]):
-        with pytest.raises(StorageFailed, match=f"{written} is not the key of {certificate}, in PEM and without a password"):
+    for written in (
+        authority.sign("other").write(tmp_path, "other")[1],
+        authority.sign("own").write(tmp_path, "locked", b"secret")[1],
+    ):
+        with pytest.raises(
+            StorageFailed,
+            match=f"{written} is not the key of {certificate}, in PEM and without a password",
+        ):
             await admins(tls_certificate_file=certificate, tls_key_file=written).get("/who")
 
 
-@pytest.mark.parametrize("written", [None, b"", b"-----BEGIN CERTIFICATE-----\nbm8=\n-----END CERTIFICATE-----\n"])
+@pytest.mark.parametrize(
+    "written", [None, b"", b"-----BEGIN CERTIFICATE-----\nbm8=\n-----END CERTIFICATE-----\n"]
+)
 @ensureDeferred
-async def test_a_trust_file_that_is_none_is_named(admins: Callable[..., Admin], tmp_path: Path, written: bytes | None) -> None:
+async def test_a_trust_file_that_is_none_is_named(
+    admins: Callable[..., Admin], tmp_path: Path, written: bytes | None
+) -> None:
     file = tmp_path / "trust.pem"
     if written is not None:
         file.write_bytes(written)

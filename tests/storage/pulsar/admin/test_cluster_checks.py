@@ -64,7 +64,9 @@ def only(problems: list[Problem]) -> Problem:
 
 
 @ensureDeferred
-async def test_a_cluster_that_has_all_has_no_problem_and_is_left_as_it_was(pulsar: Tenant, checking: Checking) -> None:
+async def test_a_cluster_that_has_all_has_no_problem_and_is_left_as_it_was(
+    pulsar: Tenant, checking: Checking
+) -> None:
     settings = pulsar.settings()
     assert await checking(settings) == []
     for namespace in (settings.namespace, settings.metadata_namespace):
@@ -73,18 +75,24 @@ async def test_a_cluster_that_has_all_has_no_problem_and_is_left_as_it_was(pulsa
 
 
 @ensureDeferred
-async def test_what_a_gateway_left_that_could_not_clean_up_goes_an_hour_later(pulsar: Tenant, checking: Checking) -> None:
+async def test_what_a_gateway_left_that_could_not_clean_up_goes_an_hour_later(
+    pulsar: Tenant, checking: Checking
+) -> None:
     settings = pulsar.settings()
     namespace = f"persistent/{settings.tenant}/{settings.namespace}"
     hour_ago, now = (f"__kopgate-check-{int(time.time()) - seconds}-abc" for seconds in (3601, 0))
     for topic in (hour_ago, now):
         pulsar.admin("PUT", f"{namespace}/{topic}/partitions", 1)
     assert await checking(settings) == []
-    assert pulsar.admin("GET", f"{namespace}/partitioned") == [f"{namespace.replace('/', '://', 1)}/{now}"]
+    assert pulsar.admin("GET", f"{namespace}/partitioned") == [
+        f"{namespace.replace('/', '://', 1)}/{now}"
+    ]
 
 
 @ensureDeferred
-async def test_a_setup_of_brokers_in_trouble_may_be_tried_again(pulsar: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_setup_of_brokers_in_trouble_may_be_tried_again(
+    pulsar: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def fails(admin: Admin, path: str, body: object = None, content_type: str = "") -> None:
         raise Troubled("500 no bookies", 500, "no bookies")
 
@@ -94,7 +102,9 @@ async def test_a_setup_of_brokers_in_trouble_may_be_tried_again(pulsar: Tenant, 
 
 
 @ensureDeferred
-async def test_an_admin_address_without_anybody_is_said_apart_from_the_brokers(pulsar: Tenant, checking: Checking) -> None:
+async def test_an_admin_address_without_anybody_is_said_apart_from_the_brokers(
+    pulsar: Tenant, checking: Checking
+) -> None:
     (port,) = free_ports(1)
     problem = only(await checking(pulsar.settings(admin_url=f"http://127.0.0.1:{port}")))
     assert problem.stops
@@ -103,17 +113,27 @@ async def test_an_admin_address_without_anybody_is_said_apart_from_the_brokers(p
 
 
 @ensureDeferred
-async def test_brokers_that_are_not_there_are_said_apart_from_the_admin_address(pulsar: Tenant, checking: Checking) -> None:
+async def test_brokers_that_are_not_there_are_said_apart_from_the_admin_address(
+    pulsar: Tenant, checking: Checking
+) -> None:
     one, two = free_ports(2)
-    problem = only(await checking(pulsar.settings(service_url=f"pulsar://127.0.0.1:{one},127.0.0.1:{two}")))
+    problem = only(
+        await checking(pulsar.settings(service_url=f"pulsar://127.0.0.1:{one},127.0.0.1:{two}"))
+    )
     assert problem.stops
-    assert f"127.0.0.1:{one}: Connection refused, 127.0.0.1:{two}: Connection refused" in problem.text
+    assert (
+        f"127.0.0.1:{one}: Connection refused, 127.0.0.1:{two}: Connection refused" in problem.text
+    )
     assert "brokerServicePort" in problem.remedy
 
 
 @ensureDeferred
-async def test_a_tenant_and_a_namespace_that_are_missing_are_named_with_the_commands(pulsar: Tenant, checking: Checking) -> None:
-    settings = pulsar.settings(namespace="none", metadata_tenant="nobody", allowed_namespaces=(f"{pulsar.name}/neither",))
+async def test_a_tenant_and_a_namespace_that_are_missing_are_named_with_the_commands(
+    pulsar: Tenant, checking: Checking
+) -> None:
+    settings = pulsar.settings(
+        namespace="none", metadata_tenant="nobody", allowed_namespaces=(f"{pulsar.name}/neither",)
+    )
     own, metadata, allowed = await checking(settings)
     assert own == Problem(
         True,
@@ -121,7 +141,10 @@ async def test_a_tenant_and_a_namespace_that_are_missing_are_named_with_the_comm
         f"`pulsar-admin namespaces create {pulsar.name}/none`, or start the gateway with --pulsar-setup",
     )
     assert metadata.text == "there is no tenant nobody"
-    assert "`pulsar-admin tenants create nobody && pulsar-admin namespaces create nobody/" in metadata.remedy
+    assert (
+        "`pulsar-admin tenants create nobody && pulsar-admin namespaces create nobody/"
+        in metadata.remedy
+    )
     assert allowed.remedy == f"`pulsar-admin namespaces create {pulsar.name}/neither`"
     with pytest.raises(StorageFailed) as failure:
         await preparing(settings)
@@ -129,12 +152,26 @@ async def test_a_tenant_and_a_namespace_that_are_missing_are_named_with_the_comm
 
 
 @ensureDeferred
-async def test_policies_of_a_namespace_that_lose_data_or_topics_are_said(pulsar: Tenant, checking: Checking) -> None:
+async def test_policies_of_a_namespace_that_lose_data_or_topics_are_said(
+    pulsar: Tenant, checking: Checking
+) -> None:
     settings = pulsar.settings()
     name = f"{settings.tenant}/{settings.namespace}"
-    pulsar.admin("POST", f"namespaces/{name}/retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0})
-    pulsar.admin("POST", f"namespaces/{name}/autoTopicCreation", {"allowAutoTopicCreation": True, "topicType": "non-partitioned"})
-    idle = {"inactiveTopicDeleteMode": "delete_when_no_subscriptions", "maxInactiveDurationSeconds": 600, "deleteWhileInactive": True}
+    pulsar.admin(
+        "POST",
+        f"namespaces/{name}/retention",
+        {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0},
+    )
+    pulsar.admin(
+        "POST",
+        f"namespaces/{name}/autoTopicCreation",
+        {"allowAutoTopicCreation": True, "topicType": "non-partitioned"},
+    )
+    idle = {
+        "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+        "maxInactiveDurationSeconds": 600,
+        "deleteWhileInactive": True,
+    }
     pulsar.admin("POST", f"namespaces/{name}/inactiveTopicPolicies", idle)
     lost, made, deleted = await checking(settings)
     assert (lost.stops, made.stops, deleted.stops) == (True, False, True)
@@ -146,10 +183,16 @@ async def test_policies_of_a_namespace_that_lose_data_or_topics_are_said(pulsar:
 
 
 @ensureDeferred
-async def test_a_namespace_that_keeps_less_than_the_gateways_topics_is_a_pity(pulsar: Tenant, checking: Checking) -> None:
+async def test_a_namespace_that_keeps_less_than_the_gateways_topics_is_a_pity(
+    pulsar: Tenant, checking: Checking
+) -> None:
     settings = pulsar.settings(retention_ms=2 * 3_600_000)
     name = f"{settings.tenant}/{settings.namespace}"
-    pulsar.admin("POST", f"namespaces/{name}/retention", {"retentionTimeInMinutes": 120, "retentionSizeInMB": -1})
+    pulsar.admin(
+        "POST",
+        f"namespaces/{name}/retention",
+        {"retentionTimeInMinutes": 120, "retentionSizeInMB": -1},
+    )
     assert await checking(settings) == []
     problem = only(await checking(replace(settings, retention_ms=2 * 3_600_000 + 1)))
     assert not problem.stops
@@ -158,7 +201,9 @@ async def test_a_namespace_that_keeps_less_than_the_gateways_topics_is_a_pity(pu
 
 
 @ensureDeferred
-async def test_batches_that_no_broker_would_take_are_a_pity(pulsar: Tenant, checking: Checking) -> None:
+async def test_batches_that_no_broker_would_take_are_a_pity(
+    pulsar: Tenant, checking: Checking
+) -> None:
     # maxMessageSize is 5 MiB where nobody sets it.
     assert await checking(pulsar.settings(message_max_bytes=(5 << 20) - 1024)) == []
     problem = only(await checking(pulsar.settings(message_max_bytes=5 << 20)))
@@ -168,7 +213,9 @@ async def test_batches_that_no_broker_would_take_are_a_pity(pulsar: Tenant, chec
 
 
 @ensureDeferred
-async def test_rows_of_tables_that_no_broker_would_take_stop_the_start(pulsar: Tenant, checking: Checking) -> None:
+async def test_rows_of_tables_that_no_broker_would_take_stop_the_start(
+    pulsar: Tenant, checking: Checking
+) -> None:
     assert await checking(pulsar.settings(table_burst_bytes=(5 << 20) - 1024)) == []
     problem = only(await checking(pulsar.settings(table_burst_bytes=5 << 20)))
     assert problem.stops
@@ -188,7 +235,9 @@ async def test_rows_of_tables_that_no_broker_would_take_stop_the_start(pulsar: T
     ],
 )
 @ensureDeferred
-async def test_how_large_a_message_may_be_is_learned_by_trying(pulsar: Tenant, batch: int, assumed: int, least: int, most: int) -> None:
+async def test_how_large_a_message_may_be_is_learned_by_trying(
+    pulsar: Tenant, batch: int, assumed: int, least: int, most: int
+) -> None:
     settings = pulsar.settings(message_max_bytes=batch, message_bytes=assumed)
     admin, session = Admin(settings, reactor), Session(settings, reactor)
     await session.open()
@@ -215,10 +264,14 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         "defaultRetentionTimeInMinutes": "0",
     }
     with secured(tmp_path_factory.mktemp("guarded"), **as_it_comes) as running:
-        running.broker.call("PUT", "tenants/acme", {"allowedClusters": ["standalone"], "adminRoles": ["boss"]})
+        running.broker.call(
+            "PUT", "tenants/acme", {"allowedClusters": ["standalone"], "adminRoles": ["boss"]}
+        )
         for namespace in ("acme/shop", "acme/meta"):
             running.broker.call("PUT", f"namespaces/{namespace}")
-            running.broker.call("POST", f"namespaces/{namespace}/permissions/worker", ["produce", "consume"])
+            running.broker.call(
+                "POST", f"namespaces/{namespace}/permissions/worker", ["produce", "consume"]
+            )
         yield running
 
 
@@ -233,16 +286,37 @@ def roles(guarded: Secured, tmp_path: Path) -> Roles:
         file = tmp_path / "token"
         if with_token is not None:
             file.write_text(with_token)
-        named = {"tenant": "acme", "namespace": "shop", "metadata_tenant": "acme", "metadata_namespace": "meta"}
-        own = {"service_url": guarded.tls_service_url, "admin_url": guarded.tls_admin_url, "tls_trust_file": guarded.trust_file, **named}
-        return PulsarSettings(**{**own, "token_file": file if with_token else None, "operation_timeout_seconds": 30, **others})
+        named = {
+            "tenant": "acme",
+            "namespace": "shop",
+            "metadata_tenant": "acme",
+            "metadata_namespace": "meta",
+        }
+        own = {
+            "service_url": guarded.tls_service_url,
+            "admin_url": guarded.tls_admin_url,
+            "tls_trust_file": guarded.trust_file,
+            **named,
+        }
+        return PulsarSettings(
+            **{
+                **own,
+                "token_file": file if with_token else None,
+                "operation_timeout_seconds": 30,
+                **others,
+            }
+        )
 
     return come
 
 
-@pytest.mark.parametrize("with_token", [None, "x.y.z", token("super", secret=bytes(32)), expired("super")])
+@pytest.mark.parametrize(
+    "with_token", [None, "x.y.z", token("super", secret=bytes(32)), expired("super")]
+)
 @ensureDeferred
-async def test_who_is_not_known_is_told_to_look_at_the_token(roles: Roles, checking: Checking, with_token: str | None) -> None:
+async def test_who_is_not_known_is_told_to_look_at_the_token(
+    roles: Roles, checking: Checking, with_token: str | None
+) -> None:
     problem = only(await checking(roles(with_token)))
     assert problem.stops
     assert "does not accept who this gateway says that it is" in problem.text
@@ -251,22 +325,32 @@ async def test_who_is_not_known_is_told_to_look_at_the_token(roles: Roles, check
 
 
 @ensureDeferred
-async def test_a_role_without_rights_is_told_which_it_lacks(roles: Roles, checking: Checking) -> None:
+async def test_a_role_without_rights_is_told_which_it_lacks(
+    roles: Roles, checking: Checking
+) -> None:
     own, metadata = await checking(roles(token("nobody")))
     assert own.stops
     assert "the topics of acme/shop may not be listed" in own.text
-    assert own.remedy == "`pulsar-admin namespaces grant-permission acme/shop --role nobody --actions produce,consume`"
+    assert (
+        own.remedy
+        == "`pulsar-admin namespaces grant-permission acme/shop --role nobody --actions produce,consume`"
+    )
     assert "acme/meta" in metadata.text
 
 
 @ensureDeferred
-async def test_a_role_that_may_only_produce_and_consume_serves_no_tables_and_is_told_so(roles: Roles, checking: Checking) -> None:
+async def test_a_role_that_may_only_produce_and_consume_serves_no_tables_and_is_told_so(
+    roles: Roles, checking: Checking
+) -> None:
     own, metadata, unknown = await checking(roles(token("worker")))
     assert (own.stops, metadata.stops, unknown.stops) == (False, True, False)
     assert "the gateway may not make topics in acme/shop" in own.text
     assert "the gateway may not make topics in acme/meta" in metadata.text
     assert "`pulsar-admin tenants update acme --admin-roles worker`" in metadata.remedy
-    assert "how long acme/shop keeps messages; whether topics are made unasked in acme/shop" in unknown.text
+    assert (
+        "how long acme/shop keeps messages; whether topics are made unasked in acme/shop"
+        in unknown.text
+    )
 
 
 @ensureDeferred
@@ -281,18 +365,27 @@ async def test_pulsar_as_it_comes_lacks_much_and_the_administrator_of_a_tenant_i
     assert stopping[2].startswith("topics of acme/meta that nobody uses for a while are deleted")
     numbered, unknown = (problem for problem in problems if not problem.stops)
     assert "AppendIndexMetadataInterceptor" in numbered.remedy
-    assert "whether topics are made unasked in acme/shop; whether topics are made unasked in acme/meta" in unknown.text
+    assert (
+        "whether topics are made unasked in acme/shop; whether topics are made unasked in acme/meta"
+        in unknown.text
+    )
     assert "keeps messages" not in unknown.text
 
 
 @ensureDeferred
-async def test_without_numbered_entries_a_gateway_whose_topics_need_them_does_not_start(roles: Roles, checking: Checking) -> None:
+async def test_without_numbered_entries_a_gateway_whose_topics_need_them_does_not_start(
+    roles: Roles, checking: Checking
+) -> None:
     problems = await checking(roles(token("boss"), entry_format="pulsar"))
-    assert [problem.stops for problem in problems if "do not number their entries" in problem.text] == [True]
+    assert [
+        problem.stops for problem in problems if "do not number their entries" in problem.text
+    ] == [True]
 
 
 @ensureDeferred
-async def test_a_superuser_is_told_what_the_brokers_do_by_default(roles: Roles, checking: Checking) -> None:
+async def test_a_superuser_is_told_what_the_brokers_do_by_default(
+    roles: Roles, checking: Checking
+) -> None:
     texts = [problem.text for problem in await checking(roles(token("super")))]
     assert any(text.startswith("topics are made unasked in acme/shop") for text in texts)
     assert not any("could not be checked" in text for text in texts)
@@ -314,38 +407,53 @@ async def test_the_setup_of_a_tenants_administrator_leaves_only_what_is_the_brok
         assert line in said
     left = only(await checking(settings))
     assert "do not number their entries" in left.text
-    assert guarded.broker.call("GET", "namespaces/acme/fresh/retention") == {"retentionTimeInMinutes": 10080, "retentionSizeInMB": -1}
+    assert guarded.broker.call("GET", "namespaces/acme/fresh/retention") == {
+        "retentionTimeInMinutes": 10080,
+        "retentionSizeInMB": -1,
+    }
     caplog.clear()
     await preparing(settings)
     assert not [record for record in caplog.records if "set up in Pulsar" in record.getMessage()]
 
 
 @ensureDeferred
-async def test_the_setup_of_a_superuser_makes_the_tenant_too(guarded: Secured, roles: Roles) -> None:
+async def test_the_setup_of_a_superuser_makes_the_tenant_too(
+    guarded: Secured, roles: Roles
+) -> None:
     await preparing(roles(token("super"), tenant="newco", metadata_tenant="newco", setup=True))
     assert guarded.broker.call("GET", "tenants/newco")["allowedClusters"] == ["standalone"]
     assert guarded.broker.call("GET", "namespaces/newco") == ["newco/meta", "newco/shop"]
 
 
 @ensureDeferred
-async def test_a_setup_that_may_not_says_so_and_what_is_missing(roles: Roles, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_setup_that_may_not_says_so_and_what_is_missing(
+    roles: Roles, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(StorageFailed, match="there is no tenant elsewhere"):
         await preparing(roles(token("boss"), tenant="elsewhere", setup=True))
     assert "tenant elsewhere could not be made: Unauthorized" in caplog.text
 
 
 @ensureDeferred
-async def test_a_broker_whose_authority_is_not_trusted_is_not_talked_to(roles: Roles, checking: Checking) -> None:
+async def test_a_broker_whose_authority_is_not_trusted_is_not_talked_to(
+    roles: Roles, checking: Checking
+) -> None:
     problem = only(await checking(roles(token("boss"), tls_trust_file=None)))
     assert problem.stops
     assert "certificate verify failed" in problem.text
 
 
 @ensureDeferred
-async def test_a_token_that_only_the_binary_address_refuses_is_found_out(guarded: Secured, roles: Roles, checking: Checking) -> None:
+async def test_a_token_that_only_the_binary_address_refuses_is_found_out(
+    guarded: Secured, roles: Roles, checking: Checking
+) -> None:
     # There TLS is spoken by one side alone, which looks the same: nobody answers.
     _, port = guarded.tls_service_url.rsplit(":", 1)
-    problems = await checking(roles(token("boss"), service_url=f"pulsar://localhost:{port}", operation_timeout_seconds=2))
-    produce = next(problem for problem in problems if "may not produce in acme/shop" in problem.text)
+    problems = await checking(
+        roles(token("boss"), service_url=f"pulsar://localhost:{port}", operation_timeout_seconds=2)
+    )
+    produce = next(
+        problem for problem in problems if "may not produce in acme/shop" in problem.text
+    )
     assert produce.stops
     assert "TLS is used on both sides" in produce.remedy

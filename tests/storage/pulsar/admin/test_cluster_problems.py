@@ -20,7 +20,10 @@ def test_a_problem_is_said_with_what_to_do() -> None:
 
 
 def test_a_problem_is_one_line_whatever_a_broker_has_said() -> None:
-    assert str(Problem(True, "refused: an error\n\tat some.place", "mend it")) == "refused: an error at some.place. To do: mend it"
+    assert (
+        str(Problem(True, "refused: an error\n\tat some.place", "mend it"))
+        == "refused: an error at some.place. To do: mend it"
+    )
 
 
 @pytest.mark.parametrize("role", ["gateway", "an odd one/ü?"])
@@ -29,7 +32,9 @@ def test_the_role_of_a_token_is_seen(tmp_path: Path, role: str) -> None:
     assert role_of(settings(tmp_path / "token")) == role
 
 
-@pytest.mark.parametrize("written", ["", "opaque", "a.b.c", "a.e30.c", "a.W10.c", "a.eyJzdWIiOjF9.c"])
+@pytest.mark.parametrize(
+    "written", ["", "opaque", "a.b.c", "a.e30.c", "a.W10.c", "a.eyJzdWIiOjF9.c"]
+)
 def test_a_token_that_tells_no_role_is_no_problem_here(tmp_path: Path, written: str) -> None:
     (tmp_path / "token").write_text(written)
     assert role_of(settings(tmp_path / "token")) == "ROLE"

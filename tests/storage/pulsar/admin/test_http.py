@@ -37,7 +37,14 @@ class Server(Resource):
         self.url = f"http://127.0.0.1:{self._port.getHost().port}"
 
     def render(self, request: Request) -> Any:
-        self.requests.append((request.method.decode(), request.uri.decode(), request.getHeader("authorization"), request.content.read()))
+        self.requests.append(
+            (
+                request.method.decode(),
+                request.uri.decode(),
+                request.getHeader("authorization"),
+                request.content.read(),
+            )
+        )
         return self.answer(request)
 
     async def stop(self) -> None:
@@ -91,7 +98,10 @@ def sends_to(location: str) -> Answer:
 
 @ensureDeferred
 async def test_nobody_at_the_address_is_said_with_the_address(admins: Callable[..., Admin]) -> None:
-    with pytest.raises(StorageFailed, match=r"Pulsar's admin API at http://127.0.0.1:1 cannot be reached: .*refused"):
+    with pytest.raises(
+        StorageFailed,
+        match=r"Pulsar's admin API at http://127.0.0.1:1 cannot be reached: .*refused",
+    ):
         await admins("http://127.0.0.1:1").get("/clusters")
 
 
@@ -105,7 +115,14 @@ async def test_a_call_about_a_topic_goes_on_to_its_owner_with_method_body_and_to
     owner.answer = lambda _: b'{"done":true}'
     admin = admins(first.url, token_file=tmp_path / "token")
     assert await admin.post("/persistent/a/b/c/retention", {"x": 1}) == {"done": True}
-    assert owner.requests == [("POST", "/admin/v2/persistent/a/b/c/retention?authoritative=true", "Bearer secret", b'{"x":1}')]
+    assert owner.requests == [
+        (
+            "POST",
+            "/admin/v2/persistent/a/b/c/retention?authoritative=true",
+            "Bearer secret",
+            b'{"x":1}',
+        )
+    ]
 
 
 class Cluster:
@@ -139,22 +156,37 @@ async def test_a_call_follows_to_a_broker_that_the_cluster_lists(
 
 
 @pytest.mark.parametrize(
-    ("brokers", "status"), [(b'["broker-1:8080"]', 200), (b'["localhost:8080"]', 403), (b"{}", 200), (b'["["]', 200), (b"", 200)]
+    ("brokers", "status"),
+    [
+        (b'["broker-1:8080"]', 200),
+        (b'["localhost:8080"]', 403),
+        (b"{}", 200),
+        (b'["["]', 200),
+        (b"", 200),
+    ],
 )
 @ensureDeferred
 async def test_a_token_goes_to_no_host_outside_the_cluster(
-    servers: Callable[[], Server], admins: Callable[..., Admin], tmp_path: Path, brokers: bytes, status: int
+    servers: Callable[[], Server],
+    admins: Callable[..., Admin],
+    tmp_path: Path,
+    brokers: bytes,
+    status: int,
 ) -> None:
     first, stranger = servers(), servers()
     (tmp_path / "token").write_text("secret")
     url = Cluster(first, stranger, brokers, status).url
-    with pytest.raises(StorageFailed, match=rf"on to {url}, which is not followed: .*\(status {status}\)"):
+    with pytest.raises(
+        StorageFailed, match=rf"on to {url}, which is not followed: .*\(status {status}\)"
+    ):
         await admins(first.url, token_file=tmp_path / "token").get("/persistent/a/b/c/retention")
     assert stranger.requests == []
 
 
 @ensureDeferred
-async def test_a_host_of_the_service_url_is_one_of_the_cluster(servers: Callable[[], Server]) -> None:
+async def test_a_host_of_the_service_url_is_one_of_the_cluster(
+    servers: Callable[[], Server],
+) -> None:
     first, owner = servers(), servers()
     Cluster(first, owner, b"", 403)
     admin = Admin(PulsarSettings("pulsar://broker-1:6650,localhost:6650", first.url), reactor)
@@ -162,16 +194,30 @@ async def test_a_host_of_the_service_url_is_one_of_the_cluster(servers: Callable
     await admin.close()
 
 
-@pytest.mark.parametrize("elsewhere", ["/other", "https://127.0.0.1:1/admin/v2/clusters", "http://user@127.0.0.1:1/admin/v2/clusters", ""])
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        "/other",
+        "https://127.0.0.1:1/admin/v2/clusters",
+        "http://user@127.0.0.1:1/admin/v2/clusters",
+        "",
+    ],
+)
 @ensureDeferred
-async def test_a_token_goes_nowhere_but_to_the_same_call_of_a_broker(server: Server, admins: Callable[..., Admin], elsewhere: str) -> None:
+async def test_a_token_goes_nowhere_but_to_the_same_call_of_a_broker(
+    server: Server, admins: Callable[..., Admin], elsewhere: str
+) -> None:
     server.answer = sends_to(elsewhere)
-    with pytest.raises(StorageFailed, match="which is not followed" if elsewhere else "sent it on more than"):
+    with pytest.raises(
+        StorageFailed, match="which is not followed" if elsewhere else "sent it on more than"
+    ):
         await admins(server.url).get("/clusters")
 
 
 @ensureDeferred
-async def test_brokers_that_send_a_call_round_and_round_are_not_followed_for_ever(server: Server, admins: Callable[..., Admin]) -> None:
+async def test_brokers_that_send_a_call_round_and_round_are_not_followed_for_ever(
+    server: Server, admins: Callable[..., Admin]
+) -> None:
     server.answer = sends_to("/admin/v2/clusters")
     with pytest.raises(StorageFailed, match="disagree on its owner"):
         await admins(server.url).get("/clusters")
@@ -179,16 +225,22 @@ async def test_brokers_that_send_a_call_round_and_round_are_not_followed_for_eve
 
 
 @ensureDeferred
-async def test_an_answer_that_never_comes_is_given_up_at_the_deadline(server: Server, admins: Callable[..., Admin]) -> None:
+async def test_an_answer_that_never_comes_is_given_up_at_the_deadline(
+    server: Server, admins: Callable[..., Admin]
+) -> None:
     server.answer = lambda _: NOT_DONE_YET
     admin = admins(server.url)
     in_haste(admin, 0.05)
-    with pytest.raises(StorageFailed, match=r"GET /clusters: no answer .* within 0\.05 s \(admin_timeout_seconds\)"):
+    with pytest.raises(
+        StorageFailed, match=r"GET /clusters: no answer .* within 0\.05 s \(admin_timeout_seconds\)"
+    ):
         await admin.get("/clusters")
 
 
 @ensureDeferred
-async def test_an_answer_that_never_ends_is_given_up_at_the_deadline(server: Server, admins: Callable[..., Admin]) -> None:
+async def test_an_answer_that_never_ends_is_given_up_at_the_deadline(
+    server: Server, admins: Callable[..., Admin]
+) -> None:
     def begins(request: Request) -> int:
         request.write(b"[")
         return NOT_DONE_YET
@@ -202,7 +254,9 @@ async def test_an_answer_that_never_ends_is_given_up_at_the_deadline(server: Ser
 
 
 @ensureDeferred
-async def test_an_answer_is_read_up_to_its_limit(server: Server, admins: Callable[..., Admin]) -> None:
+async def test_an_answer_is_read_up_to_its_limit(
+    server: Server, admins: Callable[..., Admin]
+) -> None:
     admin = admins(server.url, admin_answer_bytes=100)
     server.answer = lambda _: b'"' + b"x" * 98 + b'"'
     assert await admin.get("/clusters") == "x" * 98
@@ -212,7 +266,9 @@ async def test_an_answer_is_read_up_to_its_limit(server: Server, admins: Callabl
 
 
 @ensureDeferred
-async def test_an_answer_that_breaks_off_is_none(server: Server, admins: Callable[..., Admin]) -> None:
+async def test_an_answer_that_breaks_off_is_none(
+    server: Server, admins: Callable[..., Admin]
+) -> None:
     def breaks_off(request: Request) -> int:
         request.setHeader("content-length", "100")
         request.write(b"[]")
@@ -226,9 +282,14 @@ async def test_an_answer_that_breaks_off_is_none(server: Server, admins: Callabl
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"a":1}', b"\xff", b"["])
 @ensureDeferred
-async def test_what_is_not_the_admin_api_is_said_to_be_none(server: Server, admins: Callable[..., Admin], body: bytes) -> None:
+async def test_what_is_not_the_admin_api_is_said_to_be_none(
+    server: Server, admins: Callable[..., Admin], body: bytes
+) -> None:
     server.answer = lambda _: body
-    with pytest.raises(StorageFailed, match=r"GET /clusters: the answer of http://.* is not that of Pulsar's admin API"):
+    with pytest.raises(
+        StorageFailed,
+        match=r"GET /clusters: the answer of http://.* is not that of Pulsar's admin API",
+    ):
         await admins(server.url).get("/clusters", list[str])
 
 
@@ -250,7 +311,10 @@ async def test_a_token_is_read_again_when_its_file_changes_and_is_in_no_error(
     file.write_text("newer-secret")
     with pytest.raises(Unauthenticated) as new:
         await admin.get("/clusters")
-    assert [token for _, _, token, _ in server.requests] == ["Bearer old-secret", "Bearer newer-secret"]
+    assert [token for _, _, token, _ in server.requests] == [
+        "Bearer old-secret",
+        "Bearer newer-secret",
+    ]
     assert "401 Error 401 Authentication required (" in str(old.value)
     assert "the token is missing, wrong or expired" in str(old.value)
     assert "secret" not in str(old.value) + str(new.value) + repr(admin)
@@ -258,19 +322,24 @@ async def test_a_token_is_read_again_when_its_file_changes_and_is_in_no_error(
 
 @pytest.mark.parametrize("status", [401, 403])
 @ensureDeferred
-async def test_a_role_that_may_not_is_told_from_one_that_is_not_known(server: Server, admins: Callable[..., Admin], status: int) -> None:
+async def test_a_role_that_may_not_is_told_from_one_that_is_not_known(
+    server: Server, admins: Callable[..., Admin], status: int
+) -> None:
     def refuses(request: Request) -> bytes:
         request.setResponseCode(status)
         return b'{"reason":"Unauthorized to validateTopicOperation for operation [LOOKUP] on topic [t]"}'
 
     server.answer = refuses
-    with pytest.raises(Forbidden, match="may not do that; a superuser or the tenant's administrator") as caught:
+    with pytest.raises(
+        Forbidden, match="may not do that; a superuser or the tenant's administrator"
+    ) as caught:
         await admins(server.url).get("/persistent/a/b/t/partitions")
     assert not isinstance(caught.value, Unauthenticated)
 
 
 @pytest.mark.parametrize(
-    ("status", "may_pass"), [(400, False), (405, False), (409, False), (412, False), (500, True), (503, True), (599, True)]
+    ("status", "may_pass"),
+    [(400, False), (405, False), (409, False), (412, False), (500, True), (503, True), (599, True)],
 )
 @ensureDeferred
 async def test_a_broker_in_trouble_may_be_asked_again_and_one_that_refuses_may_not(
@@ -294,13 +363,17 @@ async def test_a_file_without_a_token_is_said_before_anything_is_sent(
     file = tmp_path / "token"
     if written is not None:
         file.write_text(written, "latin-1")
-    with pytest.raises(StorageFailed, match="cannot be read" if written is None else "holds no token"):
+    with pytest.raises(
+        StorageFailed, match="cannot be read" if written is None else "holds no token"
+    ):
         await admins(server.url, token_file=file).get("/clusters")
     assert server.requests == []
 
 
 @ensureDeferred
-async def test_no_more_calls_are_under_way_than_connections_are_allowed(server: Server, admins: Callable[..., Admin]) -> None:
+async def test_no_more_calls_are_under_way_than_connections_are_allowed(
+    server: Server, admins: Callable[..., Admin]
+) -> None:
     held: list[Any] = []
 
     def holds(request: Request) -> int:

@@ -19,7 +19,9 @@ from storage.pulsar.admin.reachability import addresses, why_not
         ("pulsar://[::1]:7,127.0.0.1:8", [("::1", 7), ("127.0.0.1", 8)]),
     ],
 )
-def test_each_broker_of_a_service_url_has_an_address(url: str, expected: list[tuple[str, int]]) -> None:
+def test_each_broker_of_a_service_url_has_an_address(
+    url: str, expected: list[tuple[str, int]]
+) -> None:
     assert addresses(url) == expected
 
 

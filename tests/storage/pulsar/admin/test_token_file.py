@@ -23,7 +23,9 @@ def test_a_token_is_read_again_when_its_file_has_changed(file: Path) -> None:
     assert token() == token.read() == "the-second"
 
 
-def test_where_there_is_none_now_the_client_library_gets_the_one_before(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_there_is_none_now_the_client_library_gets_the_one_before(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file.write_text("secret\n")
     token = Token(file)
     assert token() == "secret"
@@ -33,8 +35,12 @@ def test_where_there_is_none_now_the_client_library_gets_the_one_before(file: Pa
     assert "secret" not in caplog.text.replace(str(file), "")
 
 
-@pytest.mark.parametrize("written", [b"", b"\n", b"secret and more\n", b"secret\nlines\n", b"secret\xff\n"])
-def test_a_file_without_a_token_is_no_token_and_the_client_library_gets_the_one_before(file: Path, written: bytes) -> None:
+@pytest.mark.parametrize(
+    "written", [b"", b"\n", b"secret and more\n", b"secret\nlines\n", b"secret\xff\n"]
+)
+def test_a_file_without_a_token_is_no_token_and_the_client_library_gets_the_one_before(
+    file: Path, written: bytes
+) -> None:
     file.write_text("good\n")
     token = Token(file)
     assert token.read() == "good"

@@ -22,12 +22,20 @@ def passed_on(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int, str]]:
 
 
 @pytest.mark.parametrize(
-    ("word", "level"), [("WARN", logging.WARNING), ("ERROR", logging.ERROR), ("INFO", logging.INFO), ("DEBUG", logging.DEBUG)]
+    ("word", "level"),
+    [
+        ("WARN", logging.WARNING),
+        ("ERROR", logging.ERROR),
+        ("INFO", logging.INFO),
+        ("DEBUG", logging.DEBUG),
+    ],
 )
 def test_a_line_keeps_its_level_and_its_text(word, level, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG, "pulsar")
     Sieve(10).pass_on(LINE.format(word), 0)
-    assert passed_on(caplog) == [("pulsar", level, "[<none> -> pulsar://127.0.0.1:1] Failed: refused | again")]
+    assert passed_on(caplog) == [
+        ("pulsar", level, "[<none> -> pulsar://127.0.0.1:1] Failed: refused | again")
+    ]
 
 
 def test_a_line_of_another_shape_is_a_warning(caplog: pytest.LogCaptureFixture):

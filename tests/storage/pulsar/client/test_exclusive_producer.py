@@ -31,7 +31,14 @@ class Scene:
 
     def send(self, *offsets: int) -> None:
         for offset in offsets:
-            sent = Sent(Header(offset, offset, -1, 0, 0), [Entry(offset, offset, -1, b"x")], b"x", {}, End(offset + 1, 1, -1), Deferred())
+            sent = Sent(
+                Header(offset, offset, -1, 0, 0),
+                [Entry(offset, offset, -1, b"x")],
+                b"x",
+                {},
+                End(offset + 1, 1, -1),
+                Deferred(),
+            )
             self.room.take(sent.cost)
             self.leader.send(sent)
 
@@ -127,7 +134,9 @@ def test_what_fails_makes_it_idle_too():
     assert idle.called
 
 
-@pytest.mark.parametrize(("limit_bytes", "limit_operations"), [(2 * (OPERATION_COST + 1), 100), (1 << 20, 2)])
+@pytest.mark.parametrize(
+    ("limit_bytes", "limit_operations"), [(2 * (OPERATION_COST + 1), 100), (1 << 20, 2)]
+)
 def test_what_is_in_flight_is_bounded(limit_bytes, limit_operations):
     scene = Scene(limit_bytes, limit_operations)
     scene.send(0, 1)

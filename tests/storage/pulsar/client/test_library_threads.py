@@ -35,7 +35,9 @@ def seen_by(producer: library.Producer, first: Callable[[], object]) -> list[tup
 
 def test_the_state_of_a_thread_of_the_librarys_stays_once_it_is_asked_to(pulsar):
     settings = pulsar.settings()
-    client = library.Client(settings.service_url, io_threads=1, logger=library.ConsoleLogger(library.LoggerLevel.Error))
+    client = library.Client(
+        settings.service_url, io_threads=1, logger=library.ConsoleLogger(library.LoggerLevel.Error)
+    )
     topic = f"{settings.tenant}/{settings.namespace}/callbacks"
     pulsar.admin("PUT", f"persistent/{topic}")
     producer = client.create_producer(f"persistent://{topic}")

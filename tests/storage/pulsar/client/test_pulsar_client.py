@@ -13,7 +13,15 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
-from storage.log import EntryTooLarge, Fenced, LogClosed, NotAllowed, StorageError, StorageFailed, UnknownTopic
+from storage.log import (
+    EntryTooLarge,
+    Fenced,
+    LogClosed,
+    NotAllowed,
+    StorageError,
+    StorageFailed,
+    UnknownTopic,
+)
 from storage.pulsar.client.pulsar_client import Session, translated
 from storage.pulsar.settings import PulsarSettings
 
@@ -28,12 +36,19 @@ def silent_address() -> Iterator[str]:
 
 
 def impatient(address: str) -> PulsarSettings:
-    return PulsarSettings(f"pulsar://{address}", f"http://{address}", operation_timeout_seconds=1, close_timeout_seconds=2)
+    return PulsarSettings(
+        f"pulsar://{address}",
+        f"http://{address}",
+        operation_timeout_seconds=1,
+        close_timeout_seconds=2,
+    )
 
 
 def patient(address: str) -> PulsarSettings:
     """Every wait for a broker takes an hour."""
-    return replace(impatient(address), operation_timeout_seconds=3600, connection_timeout_seconds=3600)
+    return replace(
+        impatient(address), operation_timeout_seconds=3600, connection_timeout_seconds=3600
+    )
 
 
 def soon(coroutine: Coroutine[Any, Any, None]) -> Deferred[None]:
@@ -72,7 +87,11 @@ async def test_what_a_silent_broker_is_asked_for_fails_in_time(silent_address):
     session = Session(impatient(silent_address), reactor)
     await session.open()
     with pytest.raises(StorageFailed):
-        await session.run(lambda: session.producer("persistent://public/default/t", pulsar.ProducerAccessMode.Shared))
+        await session.run(
+            lambda: session.producer(
+                "persistent://public/default/t", pulsar.ProducerAccessMode.Shared
+            )
+        )
     await session.close()
 
 

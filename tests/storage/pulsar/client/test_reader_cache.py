@@ -50,7 +50,11 @@ async def test_the_reader_longest_unused_is_closed_for_a_new_one(partition, open
         await reader.read(begin, 100, 0)
         assert len(side.cache) <= 3
     opened = side.session.readers
-    assert offsets(await reader.read(61, 100, 0) + await reader.read(41, 100, 0) + await reader.read(21, 100, 0)) == [61, 41, 21]
+    assert offsets(
+        await reader.read(61, 100, 0)
+        + await reader.read(41, 100, 0)
+        + await reader.read(21, 100, 0)
+    ) == [61, 41, 21]
     assert side.session.readers == opened
     assert offsets(await reader.read(1, 100, 0)) == [1]
     assert side.session.readers > opened
@@ -78,7 +82,9 @@ async def test_a_read_that_is_given_up_before_it_begins_does_not_begin(partition
     may_go_on = threading.Event()
     begun = []
     busy = side.session.run(may_go_on.wait)
-    given_up = side.cache.use(OpenReader(Source(side.session, partition.topic), None), lambda: begun.append(True))
+    given_up = side.cache.use(
+        OpenReader(Source(side.session, partition.topic), None), lambda: begun.append(True)
+    )
     given_up.cancel()
     with pytest.raises(CancelledError):
         await given_up
@@ -89,7 +95,9 @@ async def test_a_read_that_is_given_up_before_it_begins_does_not_begin(partition
 
 
 @ensureDeferred
-async def test_a_partition_that_is_closed_has_no_readers_and_others_keep_theirs(pulsar, reading_settings, writer, partition, side):
+async def test_a_partition_that_is_closed_has_no_readers_and_others_keep_theirs(
+    pulsar, reading_settings, writer, partition, side
+):
     other = type(partition)(pulsar, reading_settings, writer)
     readers = []
     for one in (partition, other):

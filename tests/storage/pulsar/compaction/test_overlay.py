@@ -34,7 +34,9 @@ class Topic:
         before, greatest = 0, -1
         for number, entry in enumerate(entries):
             greatest = max(greatest, entry.max_timestamp)
-            header = Header(entry.base_offset, entry.last_offset, entry.max_timestamp, before, 0, greatest)
+            header = Header(
+                entry.base_offset, entry.last_offset, entry.max_timestamp, before, 0, greatest
+            )
             self.stored.append(Stored(header, Position(1, number), bytes(entry.payload)))
             before += len(entry.payload)
         self.bytes = before
@@ -50,12 +52,20 @@ class Topic:
         return found
 
     async def at_time(self, timestamp: int, start: int, end: int) -> Stored | None:
-        some = [one for one in self.stored if one.header.last_offset >= start and one.header.base_offset < end]
+        some = [
+            one
+            for one in self.stored
+            if one.header.last_offset >= start and one.header.base_offset < end
+        ]
         return next((one for one in some if one.header.max_timestamp >= timestamp), None)
 
     async def latest(self, start: int, end: int) -> Stored | None:
         some = [
-            one for one in self.stored if one.header.last_offset >= start and one.header.base_offset < end and one.header.max_timestamp >= 0
+            one
+            for one in self.stored
+            if one.header.last_offset >= start
+            and one.header.base_offset < end
+            and one.header.max_timestamp >= 0
         ]
         return max(some, key=lambda one: one.header.max_timestamp, default=None)
 
@@ -80,18 +90,26 @@ class MemoryRuns:
     async def drop(self, partition: bytes, generation: int) -> None:
         del self.topics[generation]
 
-    async def write(self, partition: bytes, generation: int, first: int, last: int, entries: list[Entry]) -> Patch:
+    async def write(
+        self, partition: bytes, generation: int, first: int, last: int, entries: list[Entry]
+    ) -> Patch:
         if self.refuses:
             raise StorageFailed("no answer")
         token = f"{len(self.topics[generation])}"
         self.topics[generation][token] = list(entries)
         newest = max((one.max_timestamp for one in entries), default=-1)
         size = sum(len(one.payload) for one in entries)
-        return Patch(first, last, 0, 0, size, generation, messages=len(entries), token=token, newest=newest)
+        return Patch(
+            first, last, 0, 0, size, generation, messages=len(entries), token=token, newest=newest
+        )
 
     async def read(self, partition: bytes, patch: Patch) -> list[Entry]:
         entries = self.topics[patch.generation][patch.token]
-        return [one for one in entries if patch.first <= one.base_offset and one.last_offset <= patch.last]
+        return [
+            one
+            for one in entries
+            if patch.first <= one.base_offset and one.last_offset <= patch.last
+        ]
 
 
 class MemoryTable:
@@ -136,15 +154,28 @@ class Scene:
 
     def replace(self, first: int, last: int, kept: list[Entry], start: int = 0) -> None:
         done(self.replacing.replace(first, last, kept, start, self.end, self.topic.bytes))
-        gone = [one for one in self.model if first <= one.base_offset and one.last_offset <= last and one.last_offset >= start]
+        gone = [
+            one
+            for one in self.model
+            if first <= one.base_offset and one.last_offset <= last and one.last_offset >= start
+        ]
         left = [one for one in self.model if one not in gone]
-        self.model = sorted([*left, *(one for one in kept if one.last_offset >= start)], key=lambda one: one.base_offset)
+        self.model = sorted(
+            [*left, *(one for one in kept if one.last_offset >= start)],
+            key=lambda one: one.base_offset,
+        )
 
     def free(self, start: int = 0) -> None:
         """`PartitionLog.reclaim` of a log with that start."""
         end = End(self.end, self.topic.bytes, -1)
-        gathered = Gathering(Entries(self.topic), self.overlay, self.replacing, self.partition, self.settings)
-        done(Freeing("t", self.topic, gathered, self.partition, self.topic, lambda: (start, end)).free())
+        gathered = Gathering(
+            Entries(self.topic), self.overlay, self.replacing, self.partition, self.settings
+        )
+        done(
+            Freeing(
+                "t", self.topic, gathered, self.partition, self.topic, lambda: (start, end)
+            ).free()
+        )
 
     def delete_before(self, offset: int) -> None:
         """What a log does with the windows."""
@@ -152,14 +183,21 @@ class Scene:
         self.partition.patches = self.partition.patches.changed(gone, come)
 
     def size(self, start: int = 0) -> int:
-        return self.topic.bytes - self.partition.patches.savings - done(self.overlay.bytes_before(start, self.end, self.topic.bytes))
+        return (
+            self.topic.bytes
+            - self.partition.patches.savings
+            - done(self.overlay.bytes_before(start, self.end, self.topic.bytes))
+        )
 
     def check(self, start: int, max_bytes: int, timestamp: int) -> None:
         readable = [one for one in self.model if one.last_offset >= start]
         assert self.size(start) == sum(len(one.payload) for one in readable)
         expected: list[Entry] = []
         for one in readable:
-            if expected and sum(len(some.payload) for some in expected) + len(one.payload) > max_bytes:
+            if (
+                expected
+                and sum(len(some.payload) for some in expected) + len(one.payload) > max_bytes
+            ):
                 break
             expected.append(one)
         seen = done(self.overlay.read(start, self.end, max_bytes))
@@ -190,7 +228,11 @@ def done(coroutine: Any) -> Any:
     return results[0]
 
 
-ROWS = st.lists(st.tuples(st.integers(1, 5), st.integers(-1, 20), st.sampled_from([0, 1, 7, 30])), min_size=1, max_size=12)
+ROWS = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(-1, 20), st.sampled_from([0, 1, 7, 30])),
+    min_size=1,
+    max_size=12,
+)
 
 
 def entries_from(rows: list[tuple[int, int, int]]) -> list[Entry]:
@@ -206,11 +248,14 @@ def test_replacements_and_reads_are_as_of_a_list(rows, data, garbage):
     scene = Scene(entries_from(rows), garbage)
     start = 0
     for _ in range(data.draw(st.integers(1, 6))):
-        first, last = sorted(data.draw(st.tuples(st.integers(0, scene.end), st.integers(0, scene.end))))
+        first, last = sorted(
+            data.draw(st.tuples(st.integers(0, scene.end), st.integers(0, scene.end)))
+        )
         gone = [one for one in scene.model if first <= one.base_offset and one.last_offset <= last]
         kept = data.draw(st.lists(st.sampled_from(gone), unique_by=id)) if gone else []
         kept = sorted(
-            (Entry(one.base_offset, one.last_offset, one.max_timestamp, b"less") for one in kept), key=lambda one: one.base_offset
+            (Entry(one.base_offset, one.last_offset, one.max_timestamp, b"less") for one in kept),
+            key=lambda one: one.base_offset,
         )
         scene.replace(first, last, kept, start)
         if data.draw(st.booleans()):
@@ -218,8 +263,12 @@ def test_replacements_and_reads_are_as_of_a_list(rows, data, garbage):
             scene.delete_before(start)
         if data.draw(st.booleans()):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(patch_merge, "FEW_WINDOWS", data.draw(st.sampled_from([0, FEW_WINDOWS])))
-                patch.setattr(patch_merge, "PIECE_BYTES", data.draw(st.sampled_from([1, 40, 1 << 20])))
+                patch.setattr(
+                    patch_merge, "FEW_WINDOWS", data.draw(st.sampled_from([0, FEW_WINDOWS]))
+                )
+                patch.setattr(
+                    patch_merge, "PIECE_BYTES", data.draw(st.sampled_from([1, 40, 1 << 20]))
+                )
                 scene.free(start)
         scene.check(start, data.draw(st.integers(0, 100)), data.draw(st.integers(0, 20)))
 
@@ -261,7 +310,11 @@ def test_what_a_put_may_have_stored_though_it_failed_is_put_right_by_the_next():
     scene.replace(20, 29, [])
     scene.table.answers = False
     with pytest.raises(StorageFailed):
-        done(scene.replacing.replace(10, 29, [Entry(12, 12, 5, b"x")], 0, scene.end, scene.topic.bytes))
+        done(
+            scene.replacing.replace(
+                10, 29, [Entry(12, 12, 5, b"x")], 0, scene.end, scene.topic.bytes
+            )
+        )
     before = plain(done(scene.overlay.read(0, scene.end, 1000)))
     scene.table.answers = True
     done(scene.partition.change(reserved=100))

@@ -11,10 +11,14 @@ def patch(first: int, last: int, *, before: int = 0, hidden: int = 0, size: int 
     return Patch(first, last, before, hidden, size, messages=1, token=f"{first}")
 
 
-PATCHES = Patches([patch(30, 39, hidden=50, size=20), patch(10, 19, hidden=100, size=40), patch(20, 29, size=5)])
+PATCHES = Patches(
+    [patch(30, 39, hidden=50, size=20), patch(10, 19, hidden=100, size=40), patch(20, 29, size=5)]
+)
 
 
-@pytest.mark.parametrize(("offset", "first"), [(9, None), (10, 10), (19, 10), (20, 20), (39, 30), (40, None)])
+@pytest.mark.parametrize(
+    ("offset", "first"), [(9, None), (10, 10), (19, 10), (20, 20), (39, 30), (40, None)]
+)
 def test_a_window_has_its_first_and_its_last_offset(offset, first):
     found = PATCHES.at(offset)
     assert (found.first if found else None) == first
@@ -32,7 +36,13 @@ def test_windows_that_adjoin_are_a_region():
 
 
 def test_windows_before_the_start_go_and_the_next_begins_their_region():
-    patches = Patches([patch(0, 4, before=7, hidden=3), patch(5, 9, before=1, hidden=10), patch(11, 12, before=30)])
+    patches = Patches(
+        [
+            patch(0, 4, before=7, hidden=3),
+            patch(5, 9, before=1, hidden=10),
+            patch(11, 12, before=30),
+        ]
+    )
     assert patches.cut(4) == ([], [])
     gone, come = patches.cut(7)
     assert [one.first for one in gone] == [0, 5]
@@ -50,7 +60,9 @@ def test_what_adjoins_from_an_offset_on_is_covered():
 
 @pytest.mark.parametrize(("size", "crowd"), [(0, [6, 7]), (1, [5, 6, 7]), (3, [0, 5, 6, 7])])
 def test_a_crowd_adjoins_and_shows_little(size, crowd):
-    patches = Patches([patch(0, 4, size=2), patch(5, 5, size=1), patch(6, 6), patch(7, 7), patch(9, 9)])
+    patches = Patches(
+        [patch(0, 4, size=2), patch(5, 5, size=1), patch(6, 6), patch(7, 7), patch(9, 9)]
+    )
     assert [one.first for one in patches.crowd(size)] == crowd
 
 
@@ -77,7 +89,9 @@ SIZES = [(11, 1), (14, 2), (16, 4), (19, 8)]
         (12, 16, [(10, 11, 1, 100), (17, 19, 8, 0)], 0),
     ],
 )
-def test_what_is_left_of_a_window_shows_what_lies_in_it_and_hides_all_that_it_hid(first, last, left, rest):
+def test_what_is_left_of_a_window_shows_what_lies_in_it_and_hides_all_that_it_hid(
+    first, last, left, rest
+):
     pieces, hidden = trimmed(patch(10, 19, before=7, hidden=100, size=15), first, last, SIZES)
     assert [(one.first, one.last, one.size, one.hidden) for one in pieces] == left
     assert hidden == rest

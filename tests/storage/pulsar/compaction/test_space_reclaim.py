@@ -124,7 +124,9 @@ class Killed(Exception):
 
 
 @ensureDeferred
-async def test_a_store_that_was_killed_while_retention_was_lowered_loses_nothing_and_the_next_raises_it(compacted, monkeypatch):
+async def test_a_store_that_was_killed_while_retention_was_lowered_loses_nothing_and_the_next_raises_it(
+    compacted, monkeypatch
+):
     entries = await compacted.fill()
     log = await compacted.log()
     await log.replace(0, 27, [])
@@ -175,7 +177,9 @@ async def test_one_that_was_stopped_in_the_middle_of_it_finds_its_time_over(puls
 
 
 @ensureDeferred
-async def test_a_store_that_is_closed_in_the_middle_of_it_raises_the_retention_first(pulsar, monkeypatch):
+async def test_a_store_that_is_closed_in_the_middle_of_it_raises_the_retention_first(
+    pulsar, monkeypatch
+):
     compacted = Compacted(pulsar, pulsar.settings(lowered_seconds=TIMES["lowered_seconds"]))
     await compacted.make()
     await compacted.fill()
@@ -198,7 +202,9 @@ async def test_a_store_that_is_closed_in_the_middle_of_it_raises_the_retention_f
 
 
 @ensureDeferred
-async def test_where_somebody_takes_the_subscription_away_nothing_is_deleted_and_retention_is_raised(compacted, monkeypatch):
+async def test_where_somebody_takes_the_subscription_away_nothing_is_deleted_and_retention_is_raised(
+    compacted, monkeypatch
+):
     entries = await compacted.fill()
     log = await compacted.log()
     await log.replace(0, 27, [])
@@ -227,7 +233,10 @@ async def test_who_has_lost_the_store_lowers_no_retention(compacted):
     await other.open()
     try:
         with pytest.raises(Fenced):
-            await compacted.store.trim(f"persistent://{compacted.path.removeprefix('persistent/')}-partition-0", Position(1 << 40, 0))
+            await compacted.store.trim(
+                f"persistent://{compacted.path.removeprefix('persistent/')}-partition-0",
+                Position(1 << 40, 0),
+            )
         with pytest.raises(StorageError):
             await log.reclaim()
         assert not compacted.traces()
@@ -257,9 +266,13 @@ async def test_a_retention_of_the_topics_own_is_given_back(pulsar):
 
 
 @ensureDeferred
-async def test_where_a_subscription_waits_for_messages_they_stay_and_retention_is_not_touched(compacted):
+async def test_where_a_subscription_waits_for_messages_they_stay_and_retention_is_not_touched(
+    compacted,
+):
     entries = await compacted.fill()
-    compacted.tenant.admin("PUT", f"{compacted.path}-partition-0/subscription/slow", {"ledgerId": -1, "entryId": -1})
+    compacted.tenant.admin(
+        "PUT", f"{compacted.path}-partition-0/subscription/slow", {"ledgerId": -1, "entryId": -1}
+    )
     size = compacted.size()
     log = await compacted.log()
     await log.replace(0, 27, [])

@@ -61,7 +61,11 @@ class FreeingMachine(LogMachine):
     @rule(share=st.floats(0.3, 1), kept=st.sets(st.integers(0, 100), max_size=4))
     def compact_the_beginning(self, share: float, kept: set[int]) -> None:
         gone = self.entries[: max(1, int(share * (len(self.entries) - 1)))]
-        left = [Entry(one.base_offset, one.last_offset, one.max_timestamp, b"less") for n, one in enumerate(gone) if n in kept]
+        left = [
+            Entry(one.base_offset, one.last_offset, one.max_timestamp, b"less")
+            for n, one in enumerate(gone)
+            if n in kept
+        ]
         settle(self.log.replace(gone[0].base_offset, gone[-1].last_offset, left))
         self.entries = [*left, *self.entries[len(gone) :]]
 
@@ -69,7 +73,9 @@ class FreeingMachine(LogMachine):
     def reclaim(self) -> None:
         before = self.tenant.admin("GET", f"{self.path}/internalStats")["totalSize"]
         settle(self.log.reclaim())
-        self.freed.append(before - self.tenant.admin("GET", f"{self.path}/internalStats")["totalSize"])
+        self.freed.append(
+            before - self.tenant.admin("GET", f"{self.path}/internalStats")["totalSize"]
+        )
 
     @rule()
     def be_taken_over(self) -> None:
@@ -85,12 +91,21 @@ async def test_a_log_of_which_the_beginning_is_freed_is_a_list_of_entries(pulsar
     monkeypatch.setattr(patch_merge, "FEW_WINDOWS", 2)
     monkeypatch.setattr(patch_merge, "PIECE_BYTES", 3000)
     freed: list[int] = []
-    made = {"new_bench": lambda self: Bench(pulsar.settings(lowered_seconds=300.0)), "tenant": pulsar, "freed": freed}
+    made = {
+        "new_bench": lambda self: Bench(pulsar.settings(lowered_seconds=300.0)),
+        "tenant": pulsar,
+        "freed": freed,
+    }
     machine = type("Machine", (FreeingMachine,), made)
     # What is made up frees something or not; this does.
     await in_own_greenlet(lambda: frees_a_ledger(machine()))
     assert max(freed) > 0
-    limits = settings(max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, suppress_health_check=list(HealthCheck))
+    limits = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=STEPS,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     await in_own_greenlet(lambda: run_state_machine_as_test(machine, settings=limits))
 
 

@@ -8,7 +8,15 @@ import pytest
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from storage.log import Entry, EntryTooLarge, Fenced, LogClosed, OffsetOutOfRange, StorageError, StorageFailed
+from storage.log import (
+    Entry,
+    EntryTooLarge,
+    Fenced,
+    LogClosed,
+    OffsetOutOfRange,
+    StorageError,
+    StorageFailed,
+)
 from storage.pulsar.client.exclusive_producer import End, Room, Sent
 from storage.pulsar.compaction.patches import Patches
 from storage.pulsar.log.append_queue import MESSAGE_OVERHEAD, Appending, Opened
@@ -26,10 +34,26 @@ class Scene:
         self.session = Session(reserve_offsets=100, **settings)
         self.producer = Producer()
         self.table = Table()
-        self.partition = Partition(self.table, KEY, PartitionRow(reserved=reserved, epochs=((1, 0),) if not is_empty else ()), Patches())
+        self.partition = Partition(
+            self.table,
+            KEY,
+            PartitionRow(reserved=reserved, epochs=((1, 0),) if not is_empty else ()),
+            Patches(),
+        )
         self.room = Room(1 << 30, 1000)
         end = End(reserved, 0, -1) if is_empty else End(10, 1000, 7)
-        opened = Opened(self.session, "persistent://a/b/t", "mixed_kafka", self.producer, 3, self.partition, None, (0, 0), end, is_empty)
+        opened = Opened(
+            self.session,
+            "persistent://a/b/t",
+            "mixed_kafka",
+            self.producer,
+            3,
+            self.partition,
+            None,
+            (0, 0),
+            end,
+            is_empty,
+        )
         self.stored: list[int] = []
         self.appending = Appending(opened, self.room, self._stored, self._ended)
         self.over: StorageError | None = None
@@ -127,12 +151,17 @@ def test_what_waits_for_its_offsets_fails_with_their_note_and_was_not_stored():
 def test_nothing_new_is_taken_while_those_that_wait_are_told():
     scene = begun()
     base = scene.appending.next.offset
-    told = [scene.appending.append([Entry(base + 500 * n, base + 500 * n + 499, 5, b"x")]) for n in range(2)]
+    told = [
+        scene.appending.append([Entry(base + 500 * n, base + 500 * n + 499, 5, b"x")])
+        for n in range(2)
+    ]
     during: list[Any] = []
 
     def append_again(failure: Failure) -> None:
         expected = scene.appending.next.offset
-        scene.appending.append([Entry(expected, expected, 5, b"y")]).addErrback(lambda failure: during.append(failure.type))
+        scene.appending.append([Entry(expected, expected, 5, b"y")]).addErrback(
+            lambda failure: during.append(failure.type)
+        )
 
     told[0].addErrback(append_again)
     told[1].addErrback(lambda failure: None)
@@ -219,7 +248,16 @@ def test_headers_go_on_from_each_other():
     told.append(scene.appending.append([Entry(16, 16, 2, b"f")]))
     scene.table.land()
     assert [
-        (h.base_offset, h.last_offset, h.max_timestamp, h.bytes_before, h.leader_epoch, h.greatest_timestamp, h.entries) for h in headers
+        (
+            h.base_offset,
+            h.last_offset,
+            h.max_timestamp,
+            h.bytes_before,
+            h.leader_epoch,
+            h.greatest_timestamp,
+            h.entries,
+        )
+        for h in headers
     ] == [
         (10, 15, 9, 1000, 3, 9, 2),
         (16, 16, 2, 1005, 3, 9, 1),

@@ -39,7 +39,9 @@ class Side:
 
     def __post_init__(self) -> None:
         self.client = client.Client(self.settings.service_url)
-        self.topic = f"persistent://{self.settings.tenant}/{self.settings.namespace}/{NAME}-partition-0"
+        self.topic = (
+            f"persistent://{self.settings.tenant}/{self.settings.namespace}/{NAME}-partition-0"
+        )
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[PulsarStore]:
@@ -69,7 +71,9 @@ async def append(log: PartitionLog, *values: bytes) -> int | None:
     offset = log.next_offset
     if offset < 1 << 62:
         FORMAT.stamp(payload, offset, log.leader_epoch)
-    assigned = await log.append((Entry(offset, offset + len(values) - 1, now, memoryview(payload)),))
+    assigned = await log.append(
+        (Entry(offset, offset + len(values) - 1, now, memoryview(payload)),)
+    )
     return offset if assigned is None else assigned
 
 
@@ -78,7 +82,10 @@ async def seen(log: PartitionLog, max_bytes: int = 1 << 20) -> Sequence[tuple[in
     offset = log.start_offset
     while offset < log.end_offset:
         for entry in await log.read(offset, max_bytes):
-            found += [(entry.base_offset + n, one.value) for n, one in enumerate(FORMAT.unpack(entry.payload).records)]
+            found += [
+                (entry.base_offset + n, one.value)
+                for n, one in enumerate(FORMAT.unpack(entry.payload).records)
+            ]
             offset = entry.last_offset + 1
     return found
 
@@ -96,7 +103,9 @@ async def test_a_topic_in_the_format_pulsar_is_shared_with_native_clients(side: 
 
 
 @ensureDeferred
-async def test_offsets_go_on_and_everything_stays_readable_when_the_format_is_switched_there_and_back(side: Side) -> None:
+async def test_offsets_go_on_and_everything_stays_readable_when_the_format_is_switched_there_and_back(
+    side: Side,
+) -> None:
     async with side.store() as store:
         await store.create_topic(topic("mixed_kafka"))
         assert await append(await store.log(NAME, 0), b"k0") == 0
@@ -133,7 +142,9 @@ async def test_offsets_go_on_and_everything_stays_readable_when_the_format_is_sw
 
 
 @ensureDeferred
-async def test_nothing_is_given_out_twice_where_nothing_was_written_after_a_switch(side: Side) -> None:
+async def test_nothing_is_given_out_twice_where_nothing_was_written_after_a_switch(
+    side: Side,
+) -> None:
     async with side.store() as store:
         await store.create_topic(topic("mixed_kafka"))
         await append(await store.log(NAME, 0), b"k0", b"k1")
@@ -147,11 +158,18 @@ async def test_nothing_is_given_out_twice_where_nothing_was_written_after_a_swit
             assert (log.start_offset, log.end_offset) == (0, 3)
     async with side.store() as store:
         assert await append(await store.log(NAME, 0), b"k3") == 3
-        assert await seen(await store.log(NAME, 0)) == [(0, b"k0"), (1, b"k1"), (2, b"p2"), (3, b"k3")]
+        assert await seen(await store.log(NAME, 0)) == [
+            (0, b"k0"),
+            (1, b"k1"),
+            (2, b"p2"),
+            (3, b"k3"),
+        ]
 
 
 @ensureDeferred
-async def test_the_messages_of_a_topic_that_was_always_native_are_all_there(side: Side, pulsar: Tenant) -> None:
+async def test_the_messages_of_a_topic_that_was_always_native_are_all_there(
+    side: Side, pulsar: Tenant
+) -> None:
     path = f"persistent/{side.settings.tenant}/{side.settings.namespace}/{NAME}"
     pulsar.admin("PUT", f"{path}/partitions", 1)
     side.send(b"a", b"b", b"c")

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.log import Entry
-from storage.pulsar.log.entry_messages import ENTRY_FORMAT, HEADER, Header, entries_of, header_of, packed, payload_bytes
+from storage.pulsar.log.entry_messages import (
+    ENTRY_FORMAT,
+    HEADER,
+    Header,
+    entries_of,
+    header_of,
+    packed,
+    payload_bytes,
+)
 
 INT64 = st.integers(0, (1 << 63) - 1)
 
@@ -20,7 +28,9 @@ def test_a_header_is_written_as_its_fields_in_digits() -> None:
 
 
 @given(INT64, st.integers(0, 100), INT64, INT64, st.integers(-1, 1 << 40), st.integers(1, 9))
-def test_a_header_is_read_back_as_it_was(base: int, more: int, time: int, before: int, epoch: int, entries: int) -> None:
+def test_a_header_is_read_back_as_it_was(
+    base: int, more: int, time: int, before: int, epoch: int, entries: int
+) -> None:
     header = Header(base, min(base + more, (1 << 63) - 1), time, before, epoch, time, entries)
     assert header_of(header.properties("kafka")) == header
 
@@ -61,7 +71,10 @@ def test_several_entries_of_one_message_are_read_back_each() -> None:
     entries = [Entry(5, 7, 3, b"abc"), Entry(8, 8, -1, b""), Entry(9, 20, 1, b"de")]
     payload = packed(entries)
     header = Header(5, 20, 3, 0, 0, 3, 3)
-    assert [(e.base_offset, e.last_offset, e.max_timestamp, e.payload) for e in entries_of(header, payload)] == [
+    assert [
+        (e.base_offset, e.last_offset, e.max_timestamp, e.payload)
+        for e in entries_of(header, payload)
+    ] == [
         (5, 7, 3, b"abc"),
         (8, 8, -1, b""),
         (9, 20, 1, b"de"),
@@ -71,11 +84,18 @@ def test_several_entries_of_one_message_are_read_back_each() -> None:
 
 def test_the_only_entry_of_a_message_is_its_payload() -> None:
     (only,) = entries_of(Header(5, 7, 3, 0, 0, 3), b"abc")
-    assert (only.base_offset, only.last_offset, only.max_timestamp, only.payload) == (5, 7, 3, b"abc")
+    assert (only.base_offset, only.last_offset, only.max_timestamp, only.payload) == (
+        5,
+        7,
+        3,
+        b"abc",
+    )
     assert payload_bytes(Header(5, 7, 3, 0, 0, 3), b"abc") == 3
 
 
 @given(st.integers(1, 1 << 40), st.binary(max_size=200))
-def test_a_payload_that_does_not_hold_what_its_header_says_is_one_entry(entries: int, payload: bytes) -> None:
+def test_a_payload_that_does_not_hold_what_its_header_says_is_one_entry(
+    entries: int, payload: bytes
+) -> None:
     (only,) = entries_of(Header(5, 7, 3, 0, 0, 3, entries), payload)
     assert only.payload == payload

@@ -19,7 +19,12 @@ def messages(*sizes: int, times: list[int] | None = None, records: int = 1) -> l
     for number, size in enumerate(sizes):
         time = times[number] if times else -1
         greatest = max(greatest, time)
-        made.append((Header(number * records, (number + 1) * records - 1, time, before, 0, greatest), Position(7, number)))
+        made.append(
+            (
+                Header(number * records, (number + 1) * records - 1, time, before, 0, greatest),
+                Position(7, number),
+            )
+        )
         before += size
     return made
 
@@ -41,8 +46,20 @@ def test_an_empty_index_knows_no_place() -> None:
 def test_a_place_is_found_for_any_offset_at_or_after_it() -> None:
     index = appended(10, messages(FIRST_SPACING, FIRST_SPACING, records=10))
     first, second = Mark(0, Position(7, 0), 0, -1), Mark(10, Position(7, 1), FIRST_SPACING, -1)
-    assert [index.floor(offset) for offset in (-1, 0, 9, 10, 999)] == [None, first, first, second, second]
-    assert [index.above(offset) for offset in (-1, 0, 9, 10, 999)] == [first, second, second, None, None]
+    assert [index.floor(offset) for offset in (-1, 0, 9, 10, 999)] == [
+        None,
+        first,
+        first,
+        second,
+        second,
+    ]
+    assert [index.above(offset) for offset in (-1, 0, 9, 10, 999)] == [
+        first,
+        second,
+        second,
+        None,
+        None,
+    ]
 
 
 def test_small_messages_share_a_mark() -> None:
@@ -69,7 +86,9 @@ def test_the_mark_before_what_is_forgotten_stays_for_the_entry_that_straddles() 
     assert index.floor(15) == Mark(10, Position(7, 1), FIRST_SPACING, -1)
 
 
-def test_stretches_that_were_appended_here_are_passed_over_up_to_the_first_that_may_hold_the_time() -> None:
+def test_stretches_that_were_appended_here_are_passed_over_up_to_the_first_that_may_hold_the_time() -> (
+    None
+):
     index = appended(10, messages(*[FIRST_SPACING] * 4, times=[10, 30, 20, 40]))
     assert [index.passable(0, time) for time in (10, 11, 30, 31, 40, 41)] == [0, 1, 1, 3, 3, 4]
 
@@ -97,8 +116,18 @@ def test_the_marks_on_both_sides_of_a_time_are_found() -> None:
     partition = messages(*[FIRST_SPACING] * 4, times=[10, 30, 20, 40])
     index = appended(10, partition)
     marks = [mark_of(*message) for message in partition]
-    assert [index.before_time(time) for time in (10, 11, 31, 41)] == [None, marks[0], marks[2], marks[3]]
-    assert [index.at_time(time) for time in (10, 11, 31, 41)] == [marks[0], marks[1], marks[3], None]
+    assert [index.before_time(time) for time in (10, 11, 31, 41)] == [
+        None,
+        marks[0],
+        marks[2],
+        marks[3],
+    ]
+    assert [index.at_time(time) for time in (10, 11, 31, 41)] == [
+        marks[0],
+        marks[1],
+        marks[3],
+        None,
+    ]
 
 
 def test_the_marks_on_both_sides_of_a_byte_are_found() -> None:
@@ -106,7 +135,12 @@ def test_the_marks_on_both_sides_of_a_byte_are_found() -> None:
     index = appended(10, partition)
     marks = [mark_of(*message) for message in partition]
     numbers = (0, FIRST_SPACING - 1, FIRST_SPACING, 9 * FIRST_SPACING)
-    assert [index.before_byte(number) for number in numbers] == [marks[0], marks[0], marks[1], marks[2]]
+    assert [index.before_byte(number) for number in numbers] == [
+        marks[0],
+        marks[0],
+        marks[1],
+        marks[2],
+    ]
     assert [index.behind_byte(number) for number in numbers] == [marks[1], marks[1], marks[2], None]
 
 
@@ -126,11 +160,20 @@ def test_a_walk_that_begins_in_a_stretch_says_nothing_of_its_beginning() -> None
 
 
 sizes = st.lists(st.integers(0, 4), min_size=1, max_size=60)
-ways = st.lists(st.tuples(st.sampled_from(["append", "find", "walk", "forget"]), st.integers(0, 60), st.integers(0, 20)), max_size=30)
+ways = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "find", "walk", "forget"]),
+        st.integers(0, 60),
+        st.integers(0, 20),
+    ),
+    max_size=30,
+)
 
 
 @given(st.integers(2, 12), sizes, st.data(), ways)
-def test_whatever_was_seen_a_place_is_true_and_nothing_that_matters_is_passed_over(limit, sizes, data, ways) -> None:
+def test_whatever_was_seen_a_place_is_true_and_nothing_that_matters_is_passed_over(
+    limit, sizes, data, ways
+) -> None:
     times = data.draw(st.lists(st.integers(-1, 9), min_size=len(sizes), max_size=len(sizes)))
     partition = messages(*[size * FIRST_SPACING // 2 for size in sizes], times=times, records=3)
     index, end, start = OffsetIndex(limit), 0, 0
@@ -148,7 +191,9 @@ def test_whatever_was_seen_a_place_is_true_and_nothing_that_matters_is_passed_ov
             index.forget_before(number)
             start = max(start, number)
         assert len(index) <= limit
-        places = {header.base_offset: mark_of(header, position) for header, position in partition[:end]}
+        places = {
+            header.base_offset: mark_of(header, position) for header, position in partition[:end]
+        }
         for offset in range(start, 3 * end + 2):
             floor, above = index.floor(offset), index.above(offset)
             assert floor is None or floor == places[floor.offset]
@@ -159,7 +204,9 @@ def test_whatever_was_seen_a_place_is_true_and_nothing_that_matters_is_passed_ov
                 passed = index.passable(offset, time)
                 assert offset <= passed
                 assert [
-                    header for header, _ in partition[:end] if offset <= header.base_offset < passed and header.max_timestamp >= time
+                    header
+                    for header, _ in partition[:end]
+                    if offset <= header.base_offset < passed and header.max_timestamp >= time
                 ] == []
 
 
@@ -170,7 +217,9 @@ def test_where_everything_was_appended_here_the_first_message_stays_known(limit,
 
 
 @given(st.integers(2, 12), sizes, st.data())
-def test_where_everything_was_appended_here_nothing_needs_to_be_looked_through_for_a_time_that_is_not_there(limit, sizes, data) -> None:
+def test_where_everything_was_appended_here_nothing_needs_to_be_looked_through_for_a_time_that_is_not_there(
+    limit, sizes, data
+) -> None:
     times = data.draw(st.lists(st.integers(-1, 9), min_size=len(sizes), max_size=len(sizes)))
     index = appended(limit, messages(*[size * FIRST_SPACING for size in sizes], times=times))
     assert index.passable(0, 10) == len(sizes)

@@ -18,12 +18,21 @@ def test_a_topic_without_ledgers_has_no_entries() -> None:
 def test_entries_are_numbered_through_all_ledgers() -> None:
     ledgers = Ledgers([(3, 2), (5, 0), (9, 3)])
     assert len(ledgers) == 5
-    assert [ledgers.position(number) for number in range(5)] == [(3, 0), (3, 1), (9, 0), (9, 1), (9, 2)]
+    assert [ledgers.position(number) for number in range(5)] == [
+        (3, 0),
+        (3, 1),
+        (9, 0),
+        (9, 1),
+        (9, 2),
+    ]
 
 
 def test_a_place_that_is_gone_or_not_there_yet_has_the_number_of_the_next() -> None:
     ledgers = Ledgers([(3, 2), (5, 0), (9, 3)])
-    assert [ledgers.number(Position(*place)) for place in [(1, 7), (3, -1), (3, 9), (4, 0), (5, 3), (9, 1), (9, 9), (11, 0)]] == [
+    assert [
+        ledgers.number(Position(*place))
+        for place in [(1, 7), (3, -1), (3, 9), (4, 0), (5, 3), (9, 1), (9, 9), (11, 0)]
+    ] == [
         *(0, 0, 2, 2, 2, 3, 5, 5),
     ]
 
@@ -41,4 +50,6 @@ def test_the_last_ledger_is_counted_once_where_it_is_closed() -> None:
 @given(st.dictionaries(st.integers(0, 20), st.integers(0, 3), max_size=9))
 def test_a_number_and_a_place_are_each_others(counts) -> None:
     ledgers = Ledgers(sorted(counts.items()))
-    assert [ledgers.number(ledgers.position(number)) for number in range(len(ledgers))] == list(range(sum(counts.values())))
+    assert [ledgers.number(ledgers.position(number)) for number in range(len(ledgers))] == list(
+        range(sum(counts.values()))
+    )

@@ -78,7 +78,9 @@ async def test_many_small_ledgers_are_one_partition(partition, side):
 
 
 @ensureDeferred
-async def test_messages_sent_again_are_read_once_and_in_order_wherever_reading_begins(partition, side):
+async def test_messages_sent_again_are_read_once_and_in_order_wherever_reading_begins(
+    partition, side
+):
     partition.write([*numbered(0, 8), *numbered(5, 9)])
     for offset in range(9):
         assert offsets(await side.reader(partition).read(offset, 9, ALL)) == list(range(offset, 9))
@@ -87,7 +89,9 @@ async def test_messages_sent_again_are_read_once_and_in_order_wherever_reading_b
 
 @ensureDeferred
 async def test_what_a_replaced_leader_stored_too_late_is_void(partition, side):
-    partition.write([*numbered(0, 8, epoch=1), *numbered(5, 7, epoch=1), *numbered(7, 9, size=20, epoch=2)])
+    partition.write(
+        [*numbered(0, 8, epoch=1), *numbered(5, 7, epoch=1), *numbered(7, 9, size=20, epoch=2)]
+    )
     reader = side.reader(partition)
     reader.began(1, 0)
     reader.began(2, 7)
@@ -153,7 +157,9 @@ async def test_the_last_message_is_found_behind_many_ledgers_of_others(partition
 
 
 @ensureDeferred
-async def test_more_messages_of_others_than_are_looked_over_are_a_failure_that_says_so(partition, open_side):
+async def test_more_messages_of_others_than_are_looked_over_are_a_failure_that_says_so(
+    partition, open_side
+):
     side = await open_side(foreign_messages=10)
     partition.write([*numbered(0, 1), *[None] * 30])
     with pytest.raises(StorageFailed, match="foreign_messages"):
@@ -162,7 +168,9 @@ async def test_more_messages_of_others_than_are_looked_over_are_a_failure_that_s
 
 
 @ensureDeferred
-async def test_many_messages_of_others_before_the_first_and_the_last_are_looked_over(partition, side):
+async def test_many_messages_of_others_before_the_first_and_the_last_are_looked_over(
+    partition, side
+):
     partition.write([*[None] * 4200, *numbered(0, 2), *[None] * 4200])
     reader = side.reader(partition)
     assert offsets([await reader.first(), await reader.last()]) == [0, 1]
@@ -179,7 +187,11 @@ async def test_an_open_ledger_without_entries_does_not_hide_the_ones_before_it(p
 
 @ensureDeferred
 async def test_the_last_message_before_a_place_is_found(partition, side):
-    places = [*partition.write(numbered(0, 2)), *partition.write([None, None]), *partition.write(numbered(2, 3))]
+    places = [
+        *partition.write(numbered(0, 2)),
+        *partition.write([None, None]),
+        *partition.write(numbered(2, 3)),
+    ]
     reader = side.reader(partition)
     assert offsets([await reader.last(places[4]), await reader.last(places[1])]) == [1, 0]
     assert await reader.last(places[0]) is None
@@ -322,13 +334,18 @@ async def test_the_message_with_a_byte_of_all_payload_is_found_with_few_looks(pa
     # The first message, the last one, looks at a half of 10 MB, of 5 MB and so on until less than 512 KiB are left, and the reading.
     assert side.session.readers <= 2 + 5 + 1
     wanted = {(0, 0): 0, (1999, 0): 0, (2000, 0): 1, (2000, 7): 7, (9_999_999, 0): 4999}
-    assert {(byte, start): offsets([await reader.at_byte(byte, start, 5000)])[0] for byte, start in wanted} == wanted
+    assert {
+        (byte, start): offsets([await reader.at_byte(byte, start, 5000)])[0]
+        for byte, start in wanted
+    } == wanted
     assert await reader.at_byte(10_000_000, 0, 5000) is None
     assert await reader.at_byte(9_999_999, 0, 4000) is None
 
 
 @ensureDeferred
-async def test_a_byte_that_the_broker_has_trimmed_is_that_of_the_first_message_left(partition, side):
+async def test_a_byte_that_the_broker_has_trimmed_is_that_of_the_first_message_left(
+    partition, side
+):
     partition.write(numbered(0, 5))
     partition.roll()
     partition.write(numbered(5, 9))

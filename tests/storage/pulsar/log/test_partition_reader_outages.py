@@ -28,8 +28,12 @@ READ_SECONDS = 10 * 3 * STEP_SECONDS
 async def test_a_broker_that_stands_still_holds_up_a_read_no_longer_than_its_time():
     with Pulsar.start() as broker:
         tenant = Tenant.make(broker.service_url, broker.admin_url)
-        settings = tenant.settings(read_timeout_seconds=STEP_SECONDS, operation_timeout_seconds=STEP_SECONDS)
-        client = library.Client(broker.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error))
+        settings = tenant.settings(
+            read_timeout_seconds=STEP_SECONDS, operation_timeout_seconds=STEP_SECONDS
+        )
+        client = library.Client(
+            broker.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error)
+        )
         side = Side(settings, reactor)
         await side.session.open()
         partition = Partition(tenant, settings, client)
@@ -48,7 +52,9 @@ async def test_a_broker_that_stands_still_holds_up_a_read_no_longer_than_its_tim
 async def read_all(reader, offset):
     found = []
     while not found or found[-1] + 1 < 300:
-        found += offsets(await until_answered(partial(reader.read, found[-1] + 1 if found else offset, 300, ALL)))
+        found += offsets(
+            await until_answered(partial(reader.read, found[-1] + 1 if found else offset, 300, ALL))
+        )
     return found
 
 

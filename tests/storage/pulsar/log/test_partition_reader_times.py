@@ -17,7 +17,9 @@ def timed(times, size=10, greatest=-1):
     written = []
     for offset, time in enumerate(times):
         greatest = max(greatest, time)
-        written.append((header(offset, time=time, before=offset * size, greatest=greatest), bytes(size)))
+        written.append(
+            (header(offset, time=time, before=offset * size, greatest=greatest), bytes(size))
+        )
     return written
 
 
@@ -26,7 +28,9 @@ def found(stored):
 
 
 @ensureDeferred
-async def test_the_first_message_that_reaches_a_time_is_found_though_later_ones_are_older(partition, side):
+async def test_the_first_message_that_reaches_a_time_is_found_though_later_ones_are_older(
+    partition, side
+):
     partition.write(timed([10, 30, 20, 30, 40, -1, 15]))
     reader = side.reader(partition)
     wanted = {-1: 0, 10: 0, 11: 1, 30: 1, 31: 4, 40: 4, 41: None}
@@ -82,7 +86,9 @@ async def test_a_message_that_straddles_the_start_counts(partition, side):
 
 
 @ensureDeferred
-async def test_a_time_whose_message_the_broker_has_trimmed_is_looked_for_in_what_is_left(partition, side):
+async def test_a_time_whose_message_the_broker_has_trimmed_is_looked_for_in_what_is_left(
+    partition, side
+):
     times = [99, *[5] * 9, *[10, 30, 20, 40]]
     partition.write(timed(times)[:10])
     partition.roll()
@@ -96,7 +102,12 @@ async def test_a_time_whose_message_the_broker_has_trimmed_is_looked_for_in_what
 
 @ensureDeferred
 async def test_a_time_far_away_is_found_with_few_looks(partition, side):
-    partition.write([(header(offset, time=offset * 10, before=offset * 2000), bytes(2000)) for offset in range(5000)])
+    partition.write(
+        [
+            (header(offset, time=offset * 10, before=offset * 2000), bytes(2000))
+            for offset in range(5000)
+        ]
+    )
     reader = side.reader(partition)
     assert found(await reader.at_time(37_761, 0, 5000)) == 3777
     # The first message, the last one, looks at a half of 10 MB, of 5 MB and so on until less than 512 KiB are left, and the reading.

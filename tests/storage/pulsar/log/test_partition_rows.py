@@ -8,14 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.pulsar.log.partition_rows import MOST_EPOCHS, PartitionRow, decoded, encoded, end_of_epoch, key_of, with_epoch
+from storage.pulsar.log.partition_rows import (
+    MOST_EPOCHS,
+    PartitionRow,
+    decoded,
+    encoded,
+    end_of_epoch,
+    key_of,
+    with_epoch,
+)
 
 
 def test_rows_are_kept_by_topic_id_and_partition():
     assert key_of(b"i" * 16, 258) == b"iiiiiiiiiiiiiiii\0\0\1\2"
 
 
-@given(st.integers(0, 1 << 60), st.integers(0, 1 << 60), st.integers(0, 1 << 60), st.lists(st.tuples(st.integers(0), st.integers(0, 9))))
+@given(
+    st.integers(0, 1 << 60),
+    st.integers(0, 1 << 60),
+    st.integers(0, 1 << 60),
+    st.lists(st.tuples(st.integers(0), st.integers(0, 9))),
+)
 def test_a_row_is_read_back_as_it_was(start, size, reserved, epochs):
     epochs = [(epoch % (1 << 62), first) for epoch, first in epochs]
     row = PartitionRow(start, size, reserved, tuple(epochs))
@@ -50,7 +63,16 @@ def test_epochs_are_bounded_and_the_oldest_go_first():
 
 @pytest.mark.parametrize(
     ("epoch", "expected"),
-    [(-1, (-1, -1)), (2, (2, 100)), (3, (3, 150)), (4, (3, 150)), (5, (5, 200)), (6, (5, 200)), (7, (7, 250)), (8, (-1, -1))],
+    [
+        (-1, (-1, -1)),
+        (2, (2, 100)),
+        (3, (3, 150)),
+        (4, (3, 150)),
+        (5, (5, 200)),
+        (6, (5, 200)),
+        (7, (7, 250)),
+        (8, (-1, -1)),
+    ],
 )
 def test_the_end_of_an_epoch_is_the_beginning_of_the_next(epoch, expected):
     """By hand from the rules of LeaderEpochFileCache.endOffsetFor: epochs 3, 5 and 7 began at 100, 150 and 200, and the log ends at 250."""

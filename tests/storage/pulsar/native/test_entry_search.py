@@ -18,7 +18,9 @@ from tests.storage.pulsar.native_sender import Sender
 
 
 def stats(*sizes: int) -> InternalStats:
-    ledgers = [Ledger(10 + 5 * number, entries, 0) for number, entries in enumerate((*sizes[:-1], 0))]
+    ledgers = [
+        Ledger(10 + 5 * number, entries, 0) for number, entries in enumerate((*sizes[:-1], 0))
+    ]
     return InternalStats(ledgers, sizes[-1], 0, sum(sizes), 0, "")
 
 
@@ -29,7 +31,10 @@ def test_entries_are_numbered_through_all_ledgers():
     assert [entries.number(position) for position in positions] == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(("position", "number"), [((0, 7), 0), ((10, 2), 2), ((12, 0), 2), ((15, 0), 2), ((25, 1), 6), ((30, 0), 6)])
+@pytest.mark.parametrize(
+    ("position", "number"),
+    [((0, 7), 0), ((10, 2), 2), ((12, 0), 2), ((15, 0), 2), ((25, 1), 6), ((30, 0), 6)],
+)
 def test_what_is_not_there_has_the_number_of_what_comes_next(position, number):
     assert Entries(stats(2, 0, 3, 1)).number(Position(*position)) == number
 
@@ -54,7 +59,9 @@ def finder(sender: Sender) -> Iterator[Finder]:
 
 @pytest.mark.peer
 @ensureDeferred
-async def test_an_index_counts_messages_and_chunks_and_goes_on_over_ledgers(sender: Sender, finder: Finder) -> None:
+async def test_an_index_counts_messages_and_chunks_and_goes_on_over_ledgers(
+    sender: Sender, finder: Finder
+) -> None:
     sender.send(b"0")
     sender.batch(b"1", b"2", b"3")
     sender.unload()
@@ -63,8 +70,22 @@ async def test_an_index_counts_messages_and_chunks_and_goes_on_over_ledgers(send
     sender.send(b"7")
     entries = await finder.entries()
     peeked = [await finder.peek(entries.position(number)) for number in range(len(entries))]
-    assert [(one.index, one.messages) for one in peeked] == [(0, 1), (3, 3), (4, 1), (5, 1), (6, 1), (7, 1)]
-    assert [(one.chunk, one.chunks) for one in peeked] == [(-1, 0), (-1, 0), (0, 3), (1, 3), (2, 3), (-1, 0)]
+    assert [(one.index, one.messages) for one in peeked] == [
+        (0, 1),
+        (3, 3),
+        (4, 1),
+        (5, 1),
+        (6, 1),
+        (7, 1),
+    ]
+    assert [(one.chunk, one.chunks) for one in peeked] == [
+        (-1, 0),
+        (-1, 0),
+        (0, 3),
+        (1, 3),
+        (2, 3),
+        (-1, 0),
+    ]
     assert began - 1000 <= peeked[-1].publish_time <= time.time() * 1000 + 1000
 
 
@@ -76,7 +97,10 @@ async def test_an_entry_is_found_by_its_index(sender: Sender, finder: Finder) ->
         if number == 2:
             sender.unload()
     entries = await finder.entries()
-    found = [await finder.first(entries, lambda one, wanted=wanted: one.index >= wanted) for wanted in (0, 1, 2, 3, 20, 21)]  # type: ignore[misc]
+    found = [
+        await finder.first(entries, lambda one, wanted=wanted: one.index >= wanted)
+        for wanted in (0, 1, 2, 3, 20, 21)
+    ]  # type: ignore[misc]
     assert [one and one[1].index for one in found] == [0, 2, 2, 5, 20, None]
     assert [one and entries.number(one[0]) for one in found] == [0, 1, 1, 2, 5, None]
 

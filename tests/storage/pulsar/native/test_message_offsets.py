@@ -31,11 +31,15 @@ def test_an_id_tells_the_entry_the_place_in_it_and_how_many_it_has(serialized, p
 
 
 def test_the_id_of_a_chunked_message_tells_where_its_first_chunk_is():
-    assert place_of(b"\x08\x1d\x10\x04:\x04\x08\x1d\x10\x02") == at(29, 4, first_chunk=Position(29, 2))
+    assert place_of(b"\x08\x1d\x10\x04:\x04\x08\x1d\x10\x02") == at(
+        29, 4, first_chunk=Position(29, 2)
+    )
 
 
 def test_the_places_of_an_entrys_messages_follow_from_the_first_ones():
-    first, second, third = (pulsar.MessageId.deserialize(b"\x08#\x10\x00 %c0\x03" % number) for number in range(3))
+    first, second, third = (
+        pulsar.MessageId.deserialize(b"\x08#\x10\x00 %c0\x03" % number) for number in range(3)
+    )
     other = pulsar.MessageId(-1, 36, 0, -1)
     places = Places()
     assert [places.of(one) for one in (first, second, third, other, second)] == [
@@ -79,7 +83,11 @@ def test_after_chunks_it_goes_on_from_what_was_asked():
 
 def gathered(places, after=START):
     gathering = Gathering(after)
-    return [found for number, place in enumerate(places) if (found := gathering.add(place, lambda number=number: number)) is not None]
+    return [
+        found
+        for number, place in enumerate(places)
+        if (found := gathering.add(place, lambda number=number: number)) is not None
+    ]
 
 
 def test_messages_of_a_batch_are_one_entry():
@@ -88,7 +96,11 @@ def test_messages_of_a_batch_are_one_entry():
 
 def test_what_is_shown_again_is_not_taken_again():
     first, second = at(1, 1, 0, 2), at(1, 1, 1, 2)
-    assert gathered([at(1, 0), first, at(1, 0), first, second, second, first, at(1, 2)]) == [[0], [1, 4], [7]]
+    assert gathered([at(1, 0), first, at(1, 0), first, second, second, first, at(1, 2)]) == [
+        [0],
+        [1, 4],
+        [7],
+    ]
 
 
 def test_what_was_there_before_is_not_taken():

@@ -115,7 +115,9 @@ def bench(sender: Sender, partition: Partition) -> Iterator[Bench]:
 
 def append(log: NativeLog, *records: Record, sequence: ProducerSequence | None = None) -> Any:
     payload = FORMAT.pack(RecordBatch(records, sequence))
-    return log.append((Entry(log.next_offset, log.next_offset + len(records) - 1, TIME, memoryview(payload)),))
+    return log.append(
+        (Entry(log.next_offset, log.next_offset + len(records) - 1, TIME, memoryview(payload)),)
+    )
 
 
 def values(*those: bytes) -> tuple[Record, ...]:
@@ -174,7 +176,9 @@ async def test_appends_that_are_in_flight_together_keep_their_order(bench: Bench
 
 
 @ensureDeferred
-async def test_native_messages_batches_and_chunked_ones_get_offsets_between_kafkas(bench: Bench, sender: Sender) -> None:
+async def test_native_messages_batches_and_chunked_ones_get_offsets_between_kafkas(
+    bench: Bench, sender: Sender
+) -> None:
     log = await bench.open()
     assert await append(log, *values(b"k0", b"k1")) == 0
     sender.send(b"n2")
@@ -200,7 +204,9 @@ async def test_native_messages_batches_and_chunked_ones_get_offsets_between_kafk
 
 
 @ensureDeferred
-async def test_a_restart_finds_the_same_offsets_whatever_size_is_read_at_a_time(bench: Bench, sender: Sender) -> None:
+async def test_a_restart_finds_the_same_offsets_whatever_size_is_read_at_a_time(
+    bench: Bench, sender: Sender
+) -> None:
     log = await bench.open()
     for number in range(20):
         await append(log, *values(*[b"k%d" % number] * 3))
@@ -222,7 +228,9 @@ async def test_a_restart_finds_the_same_offsets_whatever_size_is_read_at_a_time(
 @ensureDeferred
 async def test_two_logs_of_one_topic_give_each_record_one_offset(bench: Bench) -> None:
     one, other = await bench.open(), await bench.open()
-    found = await gatherResults([append(log, *values(b"%d" % number)) for number in range(50) for log in (one, other)])
+    found = await gatherResults(
+        [append(log, *values(b"%d" % number)) for number in range(50) for log in (one, other)]
+    )
     assert sorted(found) == list(range(100))
     await reach(one, 100)
     await reach(other, 100)
@@ -232,19 +240,48 @@ async def test_two_logs_of_one_topic_give_each_record_one_offset(bench: Bench) -
 @ensureDeferred
 async def test_a_native_consumer_reads_what_was_appended(bench: Bench, sender: Sender) -> None:
     log = await bench.open()
-    await append(log, Record(b"k", b"v", ((b"h", b"1"),), TIME), Record(b"\xff", None, (), TIME + 1), Record(None, b"", (), -1))
+    await append(
+        log,
+        Record(b"k", b"v", ((b"h", b"1"),), TIME),
+        Record(b"\xff", None, (), TIME + 1),
+        Record(None, b"", (), -1),
+    )
     reader = sender.client.create_reader(sender.topic, client.MessageId.earliest)
     first, second, third = (reader.read_next(60_000) for _ in range(3))
-    assert (first.partition_key(), first.data(), first.properties(), first.event_timestamp()) == ("k", b"v", {"h": "1"}, TIME)
-    assert (second.partition_key(), second.has_null_value(), second.event_timestamp()) == ("/w==", True, TIME + 1)
-    assert (third.partition_key(), third.has_null_value(), third.data(), third.event_timestamp()) == ("", False, b"", 0)
+    assert (first.partition_key(), first.data(), first.properties(), first.event_timestamp()) == (
+        "k",
+        b"v",
+        {"h": "1"},
+        TIME,
+    )
+    assert (second.partition_key(), second.has_null_value(), second.event_timestamp()) == (
+        "/w==",
+        True,
+        TIME + 1,
+    )
+    assert (
+        third.partition_key(),
+        third.has_null_value(),
+        third.data(),
+        third.event_timestamp(),
+    ) == ("", False, b"", 0)
 
 
 @ensureDeferred
-async def test_what_a_native_producer_wrote_is_read_as_records(bench: Bench, sender: Sender) -> None:
+async def test_what_a_native_producer_wrote_is_read_as_records(
+    bench: Bench, sender: Sender
+) -> None:
     began = int(time.time() * 1000)
-    producer = sender.client.create_producer(sender.topic, compression_type=client.CompressionType.ZSTD)
-    producer.send(b"v", partition_key="k", ordering_key="o", properties={"b": "2", "a": "1"}, event_timestamp=TIME)
+    producer = sender.client.create_producer(
+        sender.topic, compression_type=client.CompressionType.ZSTD
+    )
+    producer.send(
+        b"v",
+        partition_key="k",
+        ordering_key="o",
+        properties={"b": "2", "a": "1"},
+        event_timestamp=TIME,
+    )
     producer.send(None, partition_key="gone")
     ended = time.time() * 1000
     log = await bench.open()
@@ -269,7 +306,9 @@ async def test_every_record_comes_back_as_it_was_with_its_producers_sequence(ben
 
 
 @ensureDeferred
-async def test_a_retry_is_recognised_from_the_log_by_whoever_opens_it_next(bench: Bench, sender: Sender) -> None:
+async def test_a_retry_is_recognised_from_the_log_by_whoever_opens_it_next(
+    bench: Bench, sender: Sender
+) -> None:
     sender.send(b"n")
     sequence = ProducerSequence(7, 0, 40)
     assert await append(await bench.open(), *values(b"a", b"b"), sequence=sequence) == 1
@@ -282,7 +321,9 @@ async def test_a_retry_is_recognised_from_the_log_by_whoever_opens_it_next(bench
 
 
 @ensureDeferred
-async def test_a_stored_batch_whose_acknowledgement_is_lost_is_not_stored_again_by_its_retry(pulsar: Tenant, partition: Partition) -> None:
+async def test_a_stored_batch_whose_acknowledgement_is_lost_is_not_stored_again_by_its_retry(
+    pulsar: Tenant, partition: Partition
+) -> None:
     """The batch arrives at the tail, so the log ends behind it; then the send times out, and the log with it."""
     sender = Sender(pulsar)
     with Between(sender.settings) as between:
@@ -297,7 +338,10 @@ async def test_a_stored_batch_whose_acknowledgement_is_lost_is_not_stored_again_
             with pytest.raises(KafkaError) as caught:
                 await unacknowledged
         assert caught.value.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
-        topic, snapshots = Topic("t", bytes(16), 1), ProducerSnapshots(10, 1, lambda: TIME, lambda work: None)
+        topic, snapshots = (
+            Topic("t", bytes(16), 1),
+            ProducerSnapshots(10, 1, lambda: TIME, lambda work: None),
+        )
         snapshots.hold(topic.topic_id, led)
         again = await bench.open()
         producers, offset = snapshots.load(topic, 0, again)
@@ -351,7 +395,9 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 @ensureDeferred
-async def test_who_opens_it_next_waits_until_the_broker_has_settled_what_was_under_way(pulsar: Tenant, partition: Partition) -> None:
+async def test_who_opens_it_next_waits_until_the_broker_has_settled_what_was_under_way(
+    pulsar: Tenant, partition: Partition
+) -> None:
     """Else it could come to be stored behind the end that was found. Here the broker never hears that the producer goes."""
     patience = 5.0
     sender = Sender(pulsar)
@@ -412,7 +458,9 @@ async def test_records_are_found_by_their_time(bench: Bench, sender: Sender) -> 
 
 
 @ensureDeferred
-async def test_what_is_too_much_in_flight_is_refused_and_nothing_of_it_is_stored(sender: Sender, partition: Partition) -> None:
+async def test_what_is_too_much_in_flight_is_refused_and_nothing_of_it_is_stored(
+    sender: Sender, partition: Partition
+) -> None:
     sender.settings = replace(sender.settings, queue_operations=5)
     bench = Bench(sender, partition)
     log = await bench.open()
@@ -450,7 +498,9 @@ async def test_what_cannot_be_taken_apart_is_refused_and_the_log_goes_on(bench: 
 
 
 @ensureDeferred
-async def test_where_all_was_trimmed_it_goes_on_at_the_brokers_index(bench: Bench, sender: Sender) -> None:
+async def test_where_all_was_trimmed_it_goes_on_at_the_brokers_index(
+    bench: Bench, sender: Sender
+) -> None:
     log = await bench.open()
     await append(log, *values(b"a", b"b"))
     await log.note_end()

@@ -30,7 +30,10 @@ class Library:
         self.sent: list[Answer] = []
         self.is_closed = False
         self.wake = SimpleNamespace(post=lambda call: call())
-        self._producer = SimpleNamespace(send_async=lambda message, answer: self.sent.append(answer), flush_async=lambda told: None)
+        self._producer = SimpleNamespace(
+            send_async=lambda message, answer: self.sent.append(answer),
+            flush_async=lambda told: None,
+        )
 
     def run(self, call: Callable[[], Any]) -> Deferred[Any]:
         return succeed(call())
@@ -46,10 +49,14 @@ class Scene:
         self.stored: list[Appending] = []
         self.ended: list[StorageError] = []
         library: Any = self.library
-        self.sender = NativeSender(library, library, FORMAT, self.room, self.stored.append, self.ended.append)
+        self.sender = NativeSender(
+            library, library, FORMAT, self.room, self.stored.append, self.ended.append
+        )
 
     def send(self, records: int = 1) -> Appending:
-        appending = Appending(FORMAT.pack(RecordBatch([Record(None, b"v", (), 1)] * records)), records)
+        appending = Appending(
+            FORMAT.pack(RecordBatch([Record(None, b"v", (), 1)] * records)), records
+        )
         appending.told.addErrback(lambda failure: self.failures.append(failure.value))
         self.failures: list[Exception] = getattr(self, "failures", [])
         self.sender.send(appending)
@@ -87,7 +94,9 @@ def test_what_is_acknowledged_is_stored_where_the_last_records_id_says(scene):
         (OK, (-1, -1), Fenced),
     ],
 )
-def test_what_is_lost_to_view_ends_the_log_and_takes_all_in_flight_along(scene, result, place, kind):
+def test_what_is_lost_to_view_ends_the_log_and_takes_all_in_flight_along(
+    scene, result, place, kind
+):
     scene.send()
     scene.send()
     scene.library.sent[0](result, message_id(*place))

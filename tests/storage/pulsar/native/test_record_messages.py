@@ -23,7 +23,12 @@ def as_shown(fields: Fields) -> Fields:
         (ordering_key or b"").decode()
     except UnicodeDecodeError:
         ordering_key = None
-    return replace(fields, ordering_key=ordering_key, properties=dict(sorted((fields.properties or {}).items())), publish_time=PUBLISHED)
+    return replace(
+        fields,
+        ordering_key=ordering_key,
+        properties=dict(sorted((fields.properties or {}).items())),
+        publish_time=PUBLISHED,
+    )
 
 
 def test_a_record_of_text_looks_like_a_message_of_a_native_producer():
@@ -33,7 +38,10 @@ def test_a_record_of_text_looks_like_a_message_of_a_native_producer():
 
 def test_a_message_of_a_native_producer_is_a_record():
     fields = Fields(b"v", "schlüssel", b"", {"a": "1", "b": ""}, 1234, PUBLISHED)
-    assert record_of(fields) == (Record("schlüssel".encode(), b"v", ((b"a", b"1"), (b"b", b"")), 1234), None)
+    assert record_of(fields) == (
+        Record("schlüssel".encode(), b"v", ((b"a", b"1"), (b"b", b"")), 1234),
+        None,
+    )
 
 
 def test_the_ordering_key_comes_before_the_partition_key():
@@ -50,7 +58,10 @@ def test_a_binary_key_of_kop_whose_ordering_key_no_client_can_show_is_in_its_par
 
 def test_a_binary_key_is_written_as_by_kop():
     fields = fields_of(Record(b"\xff\x00", b"v"))
-    assert (fields.partition_key, fields.ordering_key) == (b64encode(b"\xff\x00").decode(), b"\xff\x00")
+    assert (fields.partition_key, fields.ordering_key) == (
+        b64encode(b"\xff\x00").decode(),
+        b"\xff\x00",
+    )
 
 
 def test_a_text_that_is_base64_is_a_key_of_its_own():
@@ -59,7 +70,9 @@ def test_a_text_that_is_base64_is_a_key_of_its_own():
 
 
 def test_no_key_and_no_value_are_neither_empty_nor_each_other():
-    records = [Record(key, value, timestamp=1) for key in (None, b"", b"k") for value in (None, b"", b"v")]
+    records = [
+        Record(key, value, timestamp=1) for key in (None, b"", b"k") for value in (None, b"", b"v")
+    ]
     assert [record_of(as_shown(fields_of(record)))[0] for record in records] == records
 
 
@@ -71,11 +84,17 @@ def test_without_a_timestamp_a_record_is_as_old_as_its_message(timestamp):
 
 @pytest.mark.parametrize("timestamp", [0, 1, (1 << 63) - 1])
 def test_every_other_timestamp_is_kept(timestamp):
-    assert record_of(as_shown(fields_of(Record(None, b"v", timestamp=timestamp))))[0].timestamp == timestamp
+    assert (
+        record_of(as_shown(fields_of(Record(None, b"v", timestamp=timestamp))))[0].timestamp
+        == timestamp
+    )
 
 
 def test_an_event_time_that_no_record_can_bear_counts_as_none():
-    assert record_of(Fields(b"v", event_time=1 << 63, publish_time=PUBLISHED))[0].timestamp == PUBLISHED
+    assert (
+        record_of(Fields(b"v", event_time=1 << 63, publish_time=PUBLISHED))[0].timestamp
+        == PUBLISHED
+    )
 
 
 def test_a_binary_header_is_shown_in_base64_and_read_as_it_was():
@@ -93,7 +112,11 @@ def test_of_headers_of_one_name_the_last_is_shown():
 
 
 def test_a_producer_can_pass_no_record_off_as_something_else_by_a_header():
-    headers = ((MARK.encode(), b'{"key":""}'), (b"entry.format", b"kafka"), (b"kopgate", b"[1,0,0,0,0,0,0,1]"))
+    headers = (
+        (MARK.encode(), b'{"key":""}'),
+        (b"entry.format", b"kafka"),
+        (b"kopgate", b"[1,0,0,0,0,0,0,1]"),
+    )
     fields = fields_of(Record(b"k", b"v", headers, 1))
     assert fields.properties is not None
     assert set(fields.properties) == {MARK}
@@ -123,20 +146,37 @@ def test_the_first_record_of_a_batch_says_whose_sequence_it_bears():
 )
 def test_what_is_no_mark_of_ours_is_a_property_like_others(mark):
     record, sequence = record_of(Fields(b"v", "k", properties={"a": "1", MARK: mark}, event_time=5))
-    assert (record, sequence) == (Record(b"k", b"v", ((b"a", b"1"), (MARK.encode(), mark.encode())), 5), None)
+    assert (record, sequence) == (
+        Record(b"k", b"v", ((b"a", b"1"), (MARK.encode(), mark.encode())), 5),
+        None,
+    )
 
 
-names = st.sampled_from([b"", b"a", b"b", "ü".encode(), b"\xff", MARK.encode(), b"entry.format"]) | st.binary(max_size=4)
+names = st.sampled_from(
+    [b"", b"a", b"b", "ü".encode(), b"\xff", MARK.encode(), b"entry.format"]
+) | st.binary(max_size=4)
 values = st.none() | st.binary(max_size=6) | st.text(max_size=4).map(str.encode)
 timestamps = st.integers(0, (1 << 63) - 1)
 
 
-@given(st.builds(Record, values, values, st.lists(st.tuples(names, values), max_size=5).map(tuple), timestamps))
+@given(
+    st.builds(
+        Record,
+        values,
+        values,
+        st.lists(st.tuples(names, values), max_size=5).map(tuple),
+        timestamps,
+    )
+)
 def test_every_record_with_a_timestamp_comes_back_as_it_was(record):
     assert record_of(as_shown(fields_of(record))) == (record, None)
 
 
-@given(st.text(max_size=60), st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=3), st.none() | st.binary(max_size=6))
+@given(
+    st.text(max_size=60),
+    st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=3),
+    st.none() | st.binary(max_size=6),
+)
 def test_whatever_a_message_bears_it_is_a_record(mark, others, ordering_key):
     properties: Mapping[str, str] = {**others, MARK: mark}
     record, _ = record_of(Fields(b"v", None, ordering_key, properties))

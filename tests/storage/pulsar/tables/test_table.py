@@ -22,7 +22,11 @@ from tests.storage.pulsar.table_house import Tables
 pytestmark = pytest.mark.peer
 
 MIB = 1 << 20
-ODD_KEYS = [bytes([byte]) for byte in range(256)] + [bytes(range(256)) + b"\xff" * 224, b"\xc3\xa9", b"k" * 480]
+ODD_KEYS = [bytes([byte]) for byte in range(256)] + [
+    bytes(range(256)) + b"\xff" * 224,
+    b"\xc3\xa9",
+    b"k" * 480,
+]
 
 
 @pytest.fixture
@@ -43,7 +47,9 @@ async def test_rows_are_set_and_deleted_together_and_come_in_key_order(tables: T
     await table.put({b"b": b"2", b"a": b"1", b"\xff": b"4", b"ba": b"3"})
     await table.put({b"a": None, b"b": b"", b"never there": None})
     await table.put({})
-    assert await table.items() == await tables.rows() == [(b"b", b""), (b"ba", b"3"), (b"\xff", b"4")]
+    assert (
+        await table.items() == await tables.rows() == [(b"b", b""), (b"ba", b"3"), (b"\xff", b"4")]
+    )
 
 
 @ensureDeferred
@@ -68,7 +74,9 @@ async def test_any_row_is_deleted_by_compaction_too(tables: Tables) -> None:
 
 
 @ensureDeferred
-async def test_a_batch_of_which_compaction_took_some_rows_is_read_without_them(tables: Tables) -> None:
+async def test_a_batch_of_which_compaction_took_some_rows_is_read_without_them(
+    tables: Tables,
+) -> None:
     table = await tables.open()
     await table.put({b"a": b"1", b"b": b"1", b"c": b""})
     await table.put({b"a": None, b"b": b"2"})
@@ -78,7 +86,9 @@ async def test_a_batch_of_which_compaction_took_some_rows_is_read_without_them(t
 
 
 @ensureDeferred
-async def test_a_table_that_lost_all_rows_to_compaction_is_empty_and_can_be_used(tables: Tables) -> None:
+async def test_a_table_that_lost_all_rows_to_compaction_is_empty_and_can_be_used(
+    tables: Tables,
+) -> None:
     table = await tables.open()
     await table.put({b"a": b"1"})
     await table.put({b"a": None})
@@ -92,11 +102,15 @@ async def test_a_table_that_lost_all_rows_to_compaction_is_empty_and_can_be_used
 
 
 @ensureDeferred
-async def test_a_table_is_right_after_any_order_of_puts_compactions_and_moves(tables: Tables) -> None:
+async def test_a_table_is_right_after_any_order_of_puts_compactions_and_moves(
+    tables: Tables,
+) -> None:
     chance = random.Random(7)
     table, expected = await tables.open(), dict[bytes, bytes]()
     for turn in range(60):
-        rows = {b"%d" % chance.randrange(40): chance.choice([None, b"", b"%d" % turn]) for _ in range(5)}
+        rows = {
+            b"%d" % chance.randrange(40): chance.choice([None, b"", b"%d" % turn]) for _ in range(5)
+        }
         await table.put(rows)
         expected = {key: value for key, value in {**expected, **rows}.items() if value is not None}
         if not turn % 7:
@@ -120,17 +134,28 @@ async def test_a_put_may_be_as_large_as_a_burst_of_few_rows_or_many(tables: Tabl
     table = await tables.open()
     most = tables.settings.table_burst_bytes
     many = {b"%08d" % number: b"v" * 20 for number in range(most // 100)}
-    await gatherResults([table.put({b"large": b"v" * (most - 100)}), table.put(many), table.put({b"after": b""})])
+    await gatherResults(
+        [table.put({b"large": b"v" * (most - 100)}), table.put(many), table.put({b"after": b""})]
+    )
     rows = dict(await tables.rows())
     assert len(rows.pop(b"large")) == most - 100
     assert rows == {**many, b"after": b""}
 
 
 @ensureDeferred
-async def test_the_rows_of_a_put_are_in_one_entry_and_puts_that_wait_share_entries(tables: Tables) -> None:
-    table = await tables.open(settings=replace(tables.settings, table_burst_bytes=300_000, table_rows_at_once=500))
+async def test_the_rows_of_a_put_are_in_one_entry_and_puts_that_wait_share_entries(
+    tables: Tables,
+) -> None:
+    table = await tables.open(
+        settings=replace(tables.settings, table_burst_bytes=300_000, table_rows_at_once=500)
+    )
     sizes = [1, 30, 2000, 7, 3000, 400, *[3] * 100]
-    await gatherResults([table.put({b"%d.%d" % (n, row): b"v" * 10 for row in range(size)}) for n, size in enumerate(sizes)])
+    await gatherResults(
+        [
+            table.put({b"%d.%d" % (n, row): b"v" * 10 for row in range(size)})
+            for n, size in enumerate(sizes)
+        ]
+    )
     entries: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for key, place in tables.places().items():
         assert key
@@ -149,8 +174,12 @@ async def test_a_put_larger_than_a_burst_is_refused_whole(tables: Tables) -> Non
 
 
 @ensureDeferred
-async def test_puts_are_stored_whole_after_any_number_that_the_brokers_found_too_large(tables: Tables) -> None:
-    table = await tables.open(settings=replace(tables.settings, table_burst_bytes=6 * MIB, table_rows_at_once=100_000))
+async def test_puts_are_stored_whole_after_any_number_that_the_brokers_found_too_large(
+    tables: Tables,
+) -> None:
+    table = await tables.open(
+        settings=replace(tables.settings, table_burst_bytes=6 * MIB, table_rows_at_once=100_000)
+    )
     many = {b"%05d" % number: b"" for number in range(9_000)}
     for _ in range(12):
         with pytest.raises(EntryTooLarge, match="nothing of it is stored"):
@@ -162,12 +191,16 @@ async def test_puts_are_stored_whole_after_any_number_that_the_brokers_found_too
 class Narrow(Session):
     """Its producers take no more than this on its way, and say nothing of what they do not take."""
 
-    def producer(self, topic: str, access: client_library.ProducerAccessMode, **limits: Any) -> client_library.Producer:
+    def producer(
+        self, topic: str, access: client_library.ProducerAccessMode, **limits: Any
+    ) -> client_library.Producer:
         return super().producer(topic, access, **{**limits, "pending_messages": 10})
 
 
 @ensureDeferred
-async def test_a_put_of_which_the_library_does_not_take_every_row_fails_and_those_after_it_do_not(tables: Tables) -> None:
+async def test_a_put_of_which_the_library_does_not_take_every_row_fails_and_those_after_it_do_not(
+    tables: Tables,
+) -> None:
     table = await tables.open(session=Narrow(tables.settings, reactor))
     await table.put({b"a": b"1"})
     with pytest.raises(StorageFailed, match="other rows than it was given"):
@@ -216,7 +249,9 @@ async def test_closing_writes_what_waits_and_refuses_the_rest(tables: Tables) ->
 
 
 @ensureDeferred
-async def test_whoever_opens_the_table_anew_takes_it_from_the_other_for_ever(tables: Tables) -> None:
+async def test_whoever_opens_the_table_anew_takes_it_from_the_other_for_ever(
+    tables: Tables,
+) -> None:
     old = await tables.open()
     await old.put({b"a": b"old"})
     new = await tables.open()
@@ -230,7 +265,9 @@ async def test_whoever_opens_the_table_anew_takes_it_from_the_other_for_ever(tab
 
 
 @ensureDeferred
-async def test_puts_in_flight_when_the_table_is_taken_are_stored_or_fenced_and_never_torn(tables: Tables) -> None:
+async def test_puts_in_flight_when_the_table_is_taken_are_stored_or_fenced_and_never_torn(
+    tables: Tables,
+) -> None:
     old = await tables.open()
     puts = [old.put({b"%d a" % n: b"", b"%d b" % n: b""}) for n in range(200)]
     found = {key for key, _ in await tables.rows()}
@@ -245,15 +282,26 @@ async def test_puts_in_flight_when_the_table_is_taken_are_stored_or_fenced_and_n
 async def test_two_who_ask_for_the_rows_at_once_both_get_them(tables: Tables) -> None:
     table = await tables.open()
     await table.put({b"a": b"1"})
-    assert await gatherResults([Deferred.fromCoroutine(table.items()) for _ in range(2)]) == [[(b"a", b"1")]] * 2
+    assert (
+        await gatherResults([Deferred.fromCoroutine(table.items()) for _ in range(2)])
+        == [[(b"a", b"1")]] * 2
+    )
 
 
 @ensureDeferred
-async def test_foreign_messages_are_left_out_and_said_once(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
+async def test_foreign_messages_are_left_out_and_said_once(
+    tables: Tables, caplog: pytest.LogCaptureFixture
+) -> None:
     table = await tables.open()
     await table.put({b"a": b"1"})
     await table.close()
-    tables.send(("a", b"not ours"), (None, b"without a key"), ("\u2603", b"\x01x"), ("k" * 481, b"\x01x"), ("\u2403", b"\x01"))
+    tables.send(
+        ("a", b"not ours"),
+        (None, b"without a key"),
+        ("\u2603", b"\x01x"),
+        ("k" * 481, b"\x01x"),
+        ("\u2403", b"\x01"),
+    )
     assert await tables.rows() == [(b"a", b"1")]
     (said,) = [record for record in caplog.records if "no rows" in record.message]
     assert "4 messages" in said.message

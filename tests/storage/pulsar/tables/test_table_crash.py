@@ -29,10 +29,17 @@ def tables(pulsar: Tenant) -> Iterator[Tables]:
 
 def write_and_kill(settings: PulsarSettings, run: str, after: int) -> dict[str, int]:
     """The number of the last put that each lane was told of, by a writer killed after so many."""
-    where = (settings.service_url, settings.admin_url, settings.metadata_tenant, settings.metadata_namespace)
+    where = (
+        settings.service_url,
+        settings.admin_url,
+        settings.metadata_tenant,
+        settings.metadata_namespace,
+    )
     command = [sys.executable, "-m", "tests.storage.pulsar.row_writer", *where, run]
     told: dict[str, int] = {}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout
         assert process.stderr
         lines = list(islice(process.stdout, after))
@@ -49,7 +56,9 @@ def write_and_kill(settings: PulsarSettings, run: str, after: int) -> dict[str, 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=[pytest.mark.slow])])
 @ensureDeferred
-async def test_every_put_is_there_whole_or_not_at_all_and_whoever_was_told_finds_it(tables: Tables, rounds: int) -> None:
+async def test_every_put_is_there_whole_or_not_at_all_and_whoever_was_told_finds_it(
+    tables: Tables, rounds: int
+) -> None:
     chance = random.Random(rounds)
     told: dict[str, int] = {}
     for turn in range(rounds):

@@ -73,7 +73,9 @@ async def put_and_delete(tables: Tables) -> None:
 
 
 @ensureDeferred
-async def test_a_row_whose_deletion_was_compacted_away_while_it_was_read_stays_deleted(tables: Tables) -> None:
+async def test_a_row_whose_deletion_was_compacted_away_while_it_was_read_stays_deleted(
+    tables: Tables,
+) -> None:
     await put_and_delete(tables)
     session = InterruptedSession(tables.settings, tables.compact, 1)
     rows = dict(await (await tables.open(session=session)).items())

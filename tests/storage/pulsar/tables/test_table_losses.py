@@ -63,7 +63,11 @@ class Lane:
         """Nothing else becomes possible by whatever is still on its way."""
         assert len(stored) in (0, ROWS)
         assert len(set(stored)) < 2
-        self.possible = [number for number in self.possible if value_of(number) == (stored[0] if stored else None)]
+        self.possible = [
+            number
+            for number in self.possible
+            if value_of(number) == (stored[0] if stored else None)
+        ]
         assert self.possible
 
 
@@ -89,26 +93,40 @@ def network(pulsar: Tenant) -> Iterator[Network]:
 def tables(pulsar: Tenant, network: Network) -> Iterator[Tables]:
     settings = pulsar.settings(service_url=network.url, send_timeout_seconds=SEND_SECONDS)
     # So small that a burst takes few puts, and that the table is compacted while it is written.
-    made = Tables(pulsar, replace(settings, table_burst_bytes=20_000, table_compaction_bytes=200_000, table_upkeep_seconds=0.3))
+    made = Tables(
+        pulsar,
+        replace(
+            settings,
+            table_burst_bytes=20_000,
+            table_compaction_bytes=200_000,
+            table_upkeep_seconds=0.3,
+        ),
+    )
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("turns", [12, pytest.param(200, marks=[pytest.mark.slow])])
 @ensureDeferred
-async def test_an_acknowledged_put_stays_whole_and_none_that_failed_comes_after_it(tables: Tables, network: Network, turns: int) -> None:
+async def test_an_acknowledged_put_stays_whole_and_none_that_failed_comes_after_it(
+    tables: Tables, network: Network, turns: int
+) -> None:
     chance = random.Random(turns)
     lanes = [Lane(b"%02d" % number) for number in range(LANES)]
     process = Process(await tables.open(), lanes)
     for _ in range(turns):
-        trouble = chance.choice(["puts", "answers", "connections", "puts and connections", "none", "taken"])
+        trouble = chance.choice(
+            ["puts", "answers", "connections", "puts and connections", "none", "taken"]
+        )
         if trouble == "taken":
             taken = await tables.open()
             await process.end()
             check(lanes, await until_answered(taken.items))
             process = Process(taken, lanes)
             continue
-        network.lost = frozenset({SEND} if "puts" in trouble else {SEND_RECEIPT} if trouble == "answers" else ())
+        network.lost = frozenset(
+            {SEND} if "puts" in trouble else {SEND_RECEIPT} if trouble == "answers" else ()
+        )
         await after(chance.choice([0.2, 0.5, 1.5 * SEND_SECONDS, 2.5 * SEND_SECONDS]))
         if "connections" in trouble:
             network.drop()

@@ -67,7 +67,11 @@ async def test_puts_fail_in_time_while_the_broker_stands_still_and_succeed_after
     finally:
         broker.resume()
     await until_answered(lambda: table.put({b"a": b"after"}))
-    said = [record.message for record in caplog.records if record.name == "storage.pulsar.tables.table_writer"]
+    said = [
+        record.message
+        for record in caplog.records
+        if record.name == "storage.pulsar.tables.table_writer"
+    ]
     assert [("unknown" in one, "again" in one) for one in said] == [(True, False), (False, True)]
     rows = dict(await until_answered(table.items))
     assert rows[b"a"] == b"after"
@@ -75,7 +79,9 @@ async def test_puts_fail_in_time_while_the_broker_stands_still_and_succeed_after
 
 
 @ensureDeferred
-async def test_no_acknowledged_row_is_lost_or_older_when_the_broker_is_killed(broker: Pulsar, tables: Tables) -> None:
+async def test_no_acknowledged_row_is_lost_or_older_when_the_broker_is_killed(
+    broker: Pulsar, tables: Tables
+) -> None:
     table = await tables.open()
     told: dict[int, int] = {}
     is_over: list[bool] = []
@@ -85,7 +91,9 @@ async def test_no_acknowledged_row_is_lost_or_older_when_the_broker_is_killed(br
         while not is_over:
             number += 1
             try:
-                await table.put({b"%02d a" % lane: b"%d" % number, b"%02d b" % lane: b"%d" % number})
+                await table.put(
+                    {b"%02d a" % lane: b"%d" % number, b"%02d b" % lane: b"%d" % number}
+                )
             except StorageFailed:
                 continue
             told[lane] = number

@@ -46,9 +46,14 @@ def after(seconds: float) -> Deferred[None]:
 
 
 @ensureDeferred
-async def test_what_was_never_compacted_is_kept_although_the_topic_retains_nothing(tables: Tables) -> None:
+async def test_what_was_never_compacted_is_kept_although_the_topic_retains_nothing(
+    tables: Tables,
+) -> None:
     table = await tables.open(settings=replace(tables.settings, table_compaction_bytes=1 << 40))
-    assert tables.admin("GET", "/retention") == {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+    assert tables.admin("GET", "/retention") == {
+        "retentionTimeInMinutes": 0,
+        "retentionSizeInMB": 0,
+    }
     await table.put({b"a": b"1"})
     tables.move()
     await table.put({b"b": b"2"})
@@ -59,16 +64,24 @@ async def test_what_was_never_compacted_is_kept_although_the_topic_retains_nothi
 
 
 @ensureDeferred
-async def test_no_quota_of_the_namespace_moves_the_cursor_that_protects_the_rows(tables: Tables) -> None:
+async def test_no_quota_of_the_namespace_moves_the_cursor_that_protects_the_rows(
+    tables: Tables,
+) -> None:
     for _ in range(2):
         await tables.open()
         quotas = tables.admin("GET", "/backlogQuotaMap?applied=true")
         for kind in ("destination_storage", "message_age"):
-            assert (quotas[kind]["limitSize"], quotas[kind]["limitTime"], quotas[kind]["policy"]) == (-1, -1, "producer_request_hold")
+            assert (
+                quotas[kind]["limitSize"],
+                quotas[kind]["limitTime"],
+                quotas[kind]["policy"],
+            ) == (-1, -1, "producer_request_hold")
 
 
 @ensureDeferred
-async def test_a_table_that_is_rewritten_for_long_takes_bounded_space_and_loses_no_row(tables: Tables, admin: Admin) -> None:
+async def test_a_table_that_is_rewritten_for_long_takes_bounded_space_and_loses_no_row(
+    tables: Tables, admin: Admin
+) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     for turn in range(100):
         rows = {b"%d" % row: b"%d " % turn + VALUE for row in range(ROWS)}
@@ -100,7 +113,9 @@ async def test_deleted_rows_give_their_space_back(tables: Tables) -> None:
 
 
 @ensureDeferred
-async def test_a_table_is_compacted_after_so_many_bytes_and_not_before(tables: Tables, admin: Admin) -> None:
+async def test_a_table_is_compacted_after_so_many_bytes_and_not_before(
+    tables: Tables, admin: Admin
+) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
     await upkeep.prepare()
@@ -118,7 +133,9 @@ async def test_a_table_is_compacted_after_so_many_bytes_and_not_before(tables: T
 
 
 @ensureDeferred
-async def test_what_the_process_before_left_uncompacted_counts(tables: Tables, admin: Admin) -> None:
+async def test_what_the_process_before_left_uncompacted_counts(
+    tables: Tables, admin: Admin
+) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     await table.put({b"%d" % row: VALUE for row in range(LIMIT // len(VALUE) + 1)})
     upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
@@ -151,7 +168,9 @@ def unheard(tables: Tables) -> Iterator[Unheard]:
 
 
 @ensureDeferred
-async def test_a_compaction_that_got_lost_is_asked_for_again(tables: Tables, unheard: Unheard) -> None:
+async def test_a_compaction_that_got_lost_is_asked_for_again(
+    tables: Tables, unheard: Unheard
+) -> None:
     await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     upkeep = Upkeep(unheard, tables.settings, reactor, topic_of(tables.settings, "rows"))
     await upkeep.prepare()
@@ -186,7 +205,9 @@ async def test_a_compaction_that_failed_is_told_once_and_asked_for_again_until_i
 
 
 @ensureDeferred
-async def test_a_compaction_that_ended_before_the_topic_moved_is_not_asked_for_again(tables: Tables, admin: Admin) -> None:
+async def test_a_compaction_that_ended_before_the_topic_moved_is_not_asked_for_again(
+    tables: Tables, admin: Admin
+) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     await table.put({b"a": b"1"})
     upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
@@ -200,7 +221,9 @@ async def test_a_compaction_that_ended_before_the_topic_moved_is_not_asked_for_a
 
 
 @ensureDeferred
-async def test_a_topic_that_vanished_is_said_once(tables: Tables, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_topic_that_vanished_is_said_once(
+    tables: Tables, caplog: pytest.LogCaptureFixture
+) -> None:
     await tables.open()
     tables.admin("DELETE", "?force=true")
     while "grows until" not in caplog.text:

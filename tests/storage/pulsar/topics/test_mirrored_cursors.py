@@ -32,7 +32,10 @@ class Scene:
         name = f"persistent://{settings.tenant}/{settings.namespace}/orders"
         self.path = path_of(name).lstrip("/")
         tenant.admin("PUT", self.path)
-        self.client = client_library.Client(tenant.service_url, logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error))
+        self.client = client_library.Client(
+            tenant.service_url,
+            logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error),
+        )
         producer = self.client.create_producer(name)
         self.ids = [producer.send(b"%d" % number) for number in range(MESSAGES)]
         self.name = name
@@ -40,10 +43,16 @@ class Scene:
         self.mirror = CursorMirror(self.admin, self.place, reactor, settings)
 
     async def place(self, topic: str, partition: int, offset: int) -> Place | None:
-        return None if topic == "gone" else Place(f"/{self.path}", self.ids[0].ledger_id(), self.ids[0].entry_id() + offset)
+        return (
+            None
+            if topic == "gone"
+            else Place(f"/{self.path}", self.ids[0].ledger_id(), self.ids[0].entry_id() + offset)
+        )
 
     def backlog(self, group: str) -> int | None:
-        subscriptions: dict[str, Any] = self.tenant.admin("GET", f"{self.path}/stats")["subscriptions"]
+        subscriptions: dict[str, Any] = self.tenant.admin("GET", f"{self.path}/stats")[
+            "subscriptions"
+        ]
         return subscriptions[group]["msgBacklog"] if group in subscriptions else None
 
     async def until(self, group: str, backlog: int) -> None:
@@ -59,7 +68,12 @@ def after(seconds: float) -> Deferred[None]:
 
 @pytest.fixture
 def scene(pulsar: Tenant) -> Iterator[Scene]:
-    made = Scene(pulsar, pulsar.settings(mirror_cursors=True, mirror_seconds=0.05, mirror_moves_per_second=1000, mirror_waiting=2))
+    made = Scene(
+        pulsar,
+        pulsar.settings(
+            mirror_cursors=True, mirror_seconds=0.05, mirror_moves_per_second=1000, mirror_waiting=2
+        ),
+    )
     made.mirror.start()
     yield made
     made.mirror.stop()
@@ -88,7 +102,9 @@ async def test_a_group_may_have_any_name(scene: Scene) -> None:
 
 @ensureDeferred
 async def test_a_subscription_that_somebody_else_made_is_left_alone(scene: Scene) -> None:
-    scene.client.subscribe(scene.name, "theirs", initial_position=client_library.InitialPosition.Earliest).close()
+    scene.client.subscribe(
+        scene.name, "theirs", initial_position=client_library.InitialPosition.Earliest
+    ).close()
     scene.mirror.note("theirs", "orders", 0, 7)
     scene.mirror.note("ours", "orders", 0, 7)
     await scene.until("ours", MESSAGES - 7)
@@ -114,7 +130,9 @@ async def test_what_cannot_be_placed_keeps_nobody_else_waiting(scene: Scene) -> 
 
 
 @ensureDeferred
-async def test_no_more_wait_than_the_limit_and_a_newer_offset_takes_the_place_of_an_older(scene: Scene) -> None:
+async def test_no_more_wait_than_the_limit_and_a_newer_offset_takes_the_place_of_an_older(
+    scene: Scene,
+) -> None:
     scene.mirror.note("a", "orders", 0, 1)
     scene.mirror.note("b", "orders", 0, 1)
     scene.mirror.note("c", "orders", 0, 1)

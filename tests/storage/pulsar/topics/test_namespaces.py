@@ -23,11 +23,16 @@ from storage.pulsar.topics.retention_policies import Retention
         ((0, 0), (1, 1), False),
     ],
 )
-def test_a_retention_keeps_enough_if_neither_limit_is_below(has: tuple[int, int], wanted: tuple[int, int], enough: bool) -> None:
+def test_a_retention_keeps_enough_if_neither_limit_is_below(
+    has: tuple[int, int], wanted: tuple[int, int], enough: bool
+) -> None:
     assert keeps(Retention(*has), Retention(*wanted)) is enough
 
 
 def test_topics_and_tables_may_live_in_one_namespace() -> None:
     one = PulsarSettings("pulsar://h:1", "http://h:1", metadata_namespace="default")
     assert own_namespaces(one) == ("public/default",)
-    assert own_namespaces(PulsarSettings("pulsar://h:1", "http://h:1")) == ("public/default", "public/__kafka")
+    assert own_namespaces(PulsarSettings("pulsar://h:1", "http://h:1")) == (
+        "public/default",
+        "public/__kafka",
+    )

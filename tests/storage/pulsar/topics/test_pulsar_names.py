@@ -14,7 +14,11 @@ from storage.pulsar.topics.pulsar_names import LONGEST, Names, partition_name, p
 
 NAMES = Names(
     PulsarSettings(
-        "pulsar://h:1", "http://h:1", tenant="acme", namespace="shop", allowed_namespaces=("acme/stock", "other/shop", "acme/shop")
+        "pulsar://h:1",
+        "http://h:1",
+        tenant="acme",
+        namespace="shop",
+        allowed_namespaces=("acme/stock", "other/shop", "acme/shop"),
     )
 )
 
@@ -26,12 +30,18 @@ NAMES = Names(
         ("acme/shop/orders", "persistent://acme/shop/orders", "orders"),
         ("persistent://acme/shop/orders", "persistent://acme/shop/orders", "orders"),
         ("acme/stock/orders", "persistent://acme/stock/orders", "persistent://acme/stock/orders"),
-        ("persistent://other/shop/orders", "persistent://other/shop/orders", "persistent://other/shop/orders"),
+        (
+            "persistent://other/shop/orders",
+            "persistent://other/shop/orders",
+            "persistent://other/shop/orders",
+        ),
         ("orders-partition-3", "persistent://acme/shop/orders-partition-3", "orders-partition-3"),
         (TRAFFIC, f"persistent://acme/shop/{TRAFFIC}", TRAFFIC),
     ],
 )
-def test_a_topic_has_one_canonical_name_however_it_is_called(name: str, full: str, canonical: str) -> None:
+def test_a_topic_has_one_canonical_name_however_it_is_called(
+    name: str, full: str, canonical: str
+) -> None:
     assert (NAMES.full_name(name), NAMES.canonical(name)) == (full, canonical)
 
 
@@ -66,7 +76,12 @@ def test_the_default_namespace_is_served_first_and_each_once() -> None:
     assert NAMES.namespaces == ("acme/shop", "acme/stock", "other/shop")
 
 
-@given(st.text(max_size=40) | st.lists(st.sampled_from(["acme", "shop", "stock", "other", "t", ""]), max_size=5).map("/".join))
+@given(
+    st.text(max_size=40)
+    | st.lists(st.sampled_from(["acme", "shop", "stock", "other", "t", ""]), max_size=5).map(
+        "/".join
+    )
+)
 def test_any_text_is_a_topic_or_no_topic(name: str) -> None:
     try:
         canonical = NAMES.canonical(name)
@@ -92,7 +107,15 @@ def test_a_partition_tells_its_topic(full_name: str, partition: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["orders", "orders-partition-", "orders-partition-x", "orders-partition-03", "-partition-1", "a-partition--1"]
+    "name",
+    [
+        "orders",
+        "orders-partition-",
+        "orders-partition-x",
+        "orders-partition-03",
+        "-partition-1",
+        "a-partition--1",
+    ],
 )
 def test_what_is_named_otherwise_is_no_partition(name: str) -> None:
     assert partition_of(name) is None

@@ -40,7 +40,9 @@ def refresher(looks: Looks, clock: Clock) -> Refresher:
     return made
 
 
-def test_the_next_look_begins_a_while_after_the_end_of_the_last(refresher: Refresher, looks: Looks, clock: Clock) -> None:
+def test_the_next_look_begins_a_while_after_the_end_of_the_last(
+    refresher: Refresher, looks: Looks, clock: Clock
+) -> None:
     clock.advance(29)
     assert looks.begun == 0
     clock.advance(1)
@@ -59,7 +61,11 @@ def test_a_failure_is_said_once_and_again_when_it_works(
     for n, outcome in enumerate([None, "first", "second", None, None, "third"]):
         clock.advance(30)
         looks.ends[n].errback(StorageFailed(outcome)) if outcome else looks.ends[n].callback(None)
-    said = [record.getMessage() for record in caplog.records if record.name == "storage.pulsar.topics.refresh"]
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "storage.pulsar.topics.refresh"
+    ]
     assert len(said) == 3
     assert "the list cannot be refreshed" in said[0]
     assert "first" in said[0]
@@ -77,7 +83,9 @@ def test_what_nobody_foresaw_is_logged_and_the_next_look_comes(
     assert looks.begun == 2
 
 
-def test_nothing_is_looked_at_after_the_stop(refresher: Refresher, looks: Looks, clock: Clock) -> None:
+def test_nothing_is_looked_at_after_the_stop(
+    refresher: Refresher, looks: Looks, clock: Clock
+) -> None:
     refresher.stop()
     assert clock.getDelayedCalls() == []
 
@@ -89,5 +97,7 @@ def test_a_look_under_way_is_broken_off_by_the_stop(
     refresher.stop()
     assert looks.ends[0].called
     assert clock.getDelayedCalls() == []
-    assert [record for record in caplog.records if record.name == "storage.pulsar.topics.refresh"] == []
+    assert [
+        record for record in caplog.records if record.name == "storage.pulsar.topics.refresh"
+    ] == []
     refresher.stop()

@@ -33,18 +33,28 @@ WEEK = PulsarSettings("pulsar://h:1", "http://h:1", retention_ms=604_800_000, re
         ({"cleanup.policy": "compact, delete", "retention.ms": "60000"}, 1, -1),
     ],
 )
-def test_pulsar_keeps_what_the_configs_say(configs: dict[str, str], minutes: int, megabytes: int) -> None:
+def test_pulsar_keeps_what_the_configs_say(
+    configs: dict[str, str], minutes: int, megabytes: int
+) -> None:
     assert retention_of(configs, WEEK) == Retention(minutes, megabytes)
 
 
 def test_a_gateway_whose_topics_are_compacted_by_default_keeps_all() -> None:
-    assert retention_of({}, PulsarSettings("pulsar://h:1", "http://h:1", cleanup_policy="compact")) == ALL
+    assert (
+        retention_of({}, PulsarSettings("pulsar://h:1", "http://h:1", cleanup_policy="compact"))
+        == ALL
+    )
 
 
 @given(st.integers(-1, 1 << 63), st.integers(-1, 1 << 63))
 def test_pulsar_never_keeps_less_than_the_configs_say(milliseconds: int, size: int) -> None:
     kept = retention_of({"retention.ms": str(milliseconds), "retention.bytes": str(size)}, WEEK)
-    assert kept.retentionTimeInMinutes == -1 or (0 <= milliseconds <= kept.retentionTimeInMinutes * 60_000)
+    assert kept.retentionTimeInMinutes == -1 or (
+        0 <= milliseconds <= kept.retentionTimeInMinutes * 60_000
+    )
     assert kept.retentionSizeInMB == -1 or (0 <= size <= kept.retentionSizeInMB << 20)
     # Zero, or more than Java's int, is something else to Pulsar.
-    assert all(amount == -1 or 1 <= amount < 1 << 31 for amount in (kept.retentionTimeInMinutes, kept.retentionSizeInMB))
+    assert all(
+        amount == -1 or 1 <= amount < 1 << 31
+        for amount in (kept.retentionTimeInMinutes, kept.retentionSizeInMB)
+    )

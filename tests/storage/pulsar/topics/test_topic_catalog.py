@@ -72,7 +72,9 @@ class Native:
         self._pulsar = pulsar
         self.namespace = f"{settings.tenant}/{settings.namespace}"
 
-    def call(self, method: str, path: str, body: object = None, namespace: str | None = None) -> Any:
+    def call(
+        self, method: str, path: str, body: object = None, namespace: str | None = None
+    ) -> Any:
         return self._pulsar.admin(method, f"persistent/{namespace or self.namespace}/{path}", body)
 
     def names(self) -> list[str]:
@@ -86,7 +88,9 @@ def native(pulsar: Tenant, settings: PulsarSettings) -> Native:
 
 
 @ensureDeferred
-async def test_a_topic_is_listed_as_it_was_made_here_and_by_the_next_process(catalogue: TopicCatalogue, catalogues: Catalogues) -> None:
+async def test_a_topic_is_listed_as_it_was_made_here_and_by_the_next_process(
+    catalogue: TopicCatalogue, catalogues: Catalogues
+) -> None:
     made = topic("orders", 3, {"retention.ms": "1000", "x": "", "odd key &=%/?é": " a\nb "})
     await catalogue.create(made)
     assert dict(catalogue.topics) == {"orders": made}
@@ -96,7 +100,9 @@ async def test_a_topic_is_listed_as_it_was_made_here_and_by_the_next_process(cat
 
 
 @ensureDeferred
-async def test_partitions_are_topics_of_their_own_to_pulsar_and_to_nobody_else(catalogue: TopicCatalogue, native: Native) -> None:
+async def test_partitions_are_topics_of_their_own_to_pulsar_and_to_nobody_else(
+    catalogue: TopicCatalogue, native: Native
+) -> None:
     await catalogue.create(topic("orders", 2))
     assert native.names() == ["orders-partition-0", "orders-partition-1"]
     await catalogue.refresh()
@@ -119,7 +125,9 @@ async def test_a_native_topic_without_partitions_has_one_which_is_the_topic(
     await catalogue.refresh()
     assert dict(catalogue.topics) == dict(opened.topics)
     full = f"persistent://{native.namespace}/plain"
-    assert catalogue.topics["plain"] == Topic("plain", uuid.uuid5(uuid.NAMESPACE_URL, full).bytes, 1)
+    assert catalogue.topics["plain"] == Topic(
+        "plain", uuid.uuid5(uuid.NAMESPACE_URL, full).bytes, 1
+    )
     assert catalogue.full_name("plain", 0) == full
     assert catalogue.full_name("odd-partition-x", 0) == f"{full[:-5]}odd-partition-x"
     assert catalogue.entry_format("plain") is None
@@ -137,7 +145,10 @@ async def test_a_native_topic_takes_configs_and_is_deleted_but_does_not_grow(
     changed = Topic("plain", plain.topic_id, 1, {"retention.ms": "60000", "a": "b"})
     await catalogue.alter(changed)
     assert dict((await catalogues()).topics) == {"plain": changed}
-    assert native.call("GET", "plain/retention") == {"retentionTimeInMinutes": 1, "retentionSizeInMB": -1}
+    assert native.call("GET", "plain/retention") == {
+        "retentionTimeInMinutes": 1,
+        "retentionSizeInMB": -1,
+    }
     await catalogue.delete("plain")
     assert (native.names(), dict(catalogue.topics)) == ([], {})
 
@@ -175,11 +186,17 @@ async def test_own_changes_are_nothing_to_tell_of(catalogue: TopicCatalogue) -> 
 
 
 @ensureDeferred
-async def test_a_change_during_a_refresh_is_not_undone_by_it(catalogue: TopicCatalogue, native: Native) -> None:
+async def test_a_change_during_a_refresh_is_not_undone_by_it(
+    catalogue: TopicCatalogue, native: Native
+) -> None:
     for name in ("deleted", "altered"):
         await catalogue.create(topic(name))
     refreshing = Deferred.fromCoroutine(catalogue.refresh())
-    changes = (catalogue.create(topic("made")), catalogue.delete("deleted"), catalogue.alter(topic("altered", 2)))
+    changes = (
+        catalogue.create(topic("made")),
+        catalogue.delete("deleted"),
+        catalogue.alter(topic("altered", 2)),
+    )
     await gatherResults([refreshing, *map(Deferred.fromCoroutine, changes)])
     assert dict(catalogue.topics) == {"made": topic("made"), "altered": topic("altered", 2)}
 
@@ -194,7 +211,10 @@ async def test_configs_are_replaced_and_what_others_wrote_beside_them_stays(
     assert dict((await catalogues()).topics) == {"orders": topic("orders", 1, {"b": "3", "e": ""})}
     properties = native.call("GET", "orders/properties")
     assert properties["theirs"] == "x"
-    assert {key for key in properties if key.startswith("kafka.config.")} == {"kafka.config.b", "kafka.config.e"}
+    assert {key for key in properties if key.startswith("kafka.config.")} == {
+        "kafka.config.b",
+        "kafka.config.e",
+    }
 
 
 @ensureDeferred
@@ -221,7 +241,13 @@ async def test_what_is_refused_is_refused_as_by_every_store(catalogue: TopicCata
         await catalogue.alter(topic("orders", 1))
     with pytest.raises(ValueError, match="keeps its id"):
         await catalogue.alter(Topic("orders", b"another id, 16 B", 2))
-    for wrong in (Topic("short", b"id", 1), Topic("none", bytes(16), 0), topic("a-partition-1"), topic("__change_events"), topic("a/b")):
+    for wrong in (
+        Topic("short", b"id", 1),
+        Topic("none", bytes(16), 0),
+        topic("a-partition-1"),
+        topic("__change_events"),
+        topic("a/b"),
+    ):
         with pytest.raises(ValueError):
             await catalogue.create(wrong)
     with pytest.raises(UnknownTopic):
@@ -266,7 +292,9 @@ async def test_what_somebody_else_deleted_meanwhile_is_unknown_to_alter_and_gone
 
 
 @ensureDeferred
-async def test_a_topic_that_is_doubted_is_looked_at(catalogue: TopicCatalogue, catalogues: Catalogues) -> None:
+async def test_a_topic_that_is_doubted_is_looked_at(
+    catalogue: TopicCatalogue, catalogues: Catalogues
+) -> None:
     await catalogue.create(topic("orders"))
     other = await catalogues()
     await other.alter(topic("orders", 3))
@@ -285,7 +313,9 @@ async def test_missing_partitions_are_made(catalogue: TopicCatalogue, native: Na
 
 
 @ensureDeferred
-async def test_a_deleted_topic_leaves_nothing_to_the_next_of_its_name(catalogue: TopicCatalogue, native: Native) -> None:
+async def test_a_deleted_topic_leaves_nothing_to_the_next_of_its_name(
+    catalogue: TopicCatalogue, native: Native
+) -> None:
     await catalogue.create(topic("orders", 2, {"retention.ms": "-1", "a": "b"}))
     await catalogue.delete("orders")
     assert native.names() == []
@@ -312,7 +342,10 @@ async def test_pulsar_is_told_how_long_to_keep_a_topic(
     await catalogue.create(topic("made", 1, configs))
     await catalogue.create(topic("altered", 1, {"retention.ms": "120000"}))
     await catalogue.alter(topic("altered", 1, configs))
-    assert [native.call("GET", f"{name}/retention") for name in ("made", "altered")] == [wanted, wanted]
+    assert [native.call("GET", f"{name}/retention") for name in ("made", "altered")] == [
+        wanted,
+        wanted,
+    ]
 
 
 @ensureDeferred
@@ -327,7 +360,10 @@ async def test_pulsar_compacts_what_native_clients_share_and_nothing_else(
     await catalogue.create(topic("deleted", 1, {"entry.format": "pulsar"}))
 
     def thresholds() -> list[int | None]:
-        return [native.call("GET", f"{name}/compactionThreshold") or None for name in ("shared", "kafkas", "both", "deleted")]
+        return [
+            native.call("GET", f"{name}/compactionThreshold") or None
+            for name in ("shared", "kafkas", "both", "deleted")
+        ]
 
     size = settings.native_compaction_bytes
     assert thresholds() == [size, None, size, None]
@@ -358,7 +394,9 @@ async def test_a_retention_below_the_backlog_quota_is_said_once_and_the_topic_ma
         await catalogue.create(topic(name, 1, {"retention.bytes": "1000"}))
         await catalogue.refresh()
     assert not native.call("GET", "orders/retention")
-    (said,) = [record.getMessage() for record in caplog.records if record.name.startswith("storage.")]
+    (said,) = [
+        record.getMessage() for record in caplog.records if record.name.startswith("storage.")
+    ]
     assert "-1 minutes" not in said
     assert "set-backlog-quota" in said
     assert "backlog quota for topic" in said
@@ -382,10 +420,14 @@ async def test_topics_of_other_namespaces_are_served_where_they_are_allowed(
 
 
 @ensureDeferred
-async def test_pulsars_and_the_gateways_own_topics_are_hidden(catalogue: TopicCatalogue, native: Native) -> None:
+async def test_pulsars_and_the_gateways_own_topics_are_hidden(
+    catalogue: TopicCatalogue, native: Native
+) -> None:
     native.call("PUT", "__kopgate-lock")
     native.call("PUT", "shown")
-    native.call("POST", "shown/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})  # makes __change_events
+    native.call(
+        "POST", "shown/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+    )  # makes __change_events
     await catalogue.refresh()
     assert list(catalogue.topics) == ["shown"]
 
@@ -405,16 +447,24 @@ async def test_a_namespace_that_went_takes_its_topics_along_and_keeps_no_other_f
 
 
 @ensureDeferred
-async def test_a_namespace_that_is_missing_is_said_with_how_to_make_it(settings: PulsarSettings, admin: Admin, clock: task.Clock) -> None:
+async def test_a_namespace_that_is_missing_is_said_with_how_to_make_it(
+    settings: PulsarSettings, admin: Admin, clock: task.Clock
+) -> None:
     catalogue = TopicCatalogue(replace(settings, namespace="none"), admin, clock)
-    with pytest.raises(StorageFailed, match=f"pulsar-admin namespaces create {settings.tenant}/none"):
+    with pytest.raises(
+        StorageFailed, match=f"pulsar-admin namespaces create {settings.tenant}/none"
+    ):
         await catalogue.open()
-    with pytest.raises(StorageFailed, match=f"pulsar-admin namespaces create {settings.tenant}/none"):
+    with pytest.raises(
+        StorageFailed, match=f"pulsar-admin namespaces create {settings.tenant}/none"
+    ):
         await catalogue.create(topic("orders"))
 
 
 @ensureDeferred
-async def test_names_of_any_kind_find_their_topic(catalogue: TopicCatalogue, native: Native) -> None:
+async def test_names_of_any_kind_find_their_topic(
+    catalogue: TopicCatalogue, native: Native
+) -> None:
     native.call("PUT", quote("täst %2F?#&", safe=""))
     await catalogue.refresh()
     assert list(catalogue.topics) == ["täst %2F?#&"]
@@ -423,7 +473,9 @@ async def test_names_of_any_kind_find_their_topic(catalogue: TopicCatalogue, nat
 
 
 @ensureDeferred
-async def test_hundreds_of_topics_are_listed_within_three_seconds(catalogues: Catalogues, native: Native) -> None:
+async def test_hundreds_of_topics_are_listed_within_three_seconds(
+    catalogues: Catalogues, native: Native
+) -> None:
     """Of the gateway's own time; a broker on a busy machine may take longer, and is asked by several calls at once."""
     for n in range(300):
         native.call("PUT", f"t{n}/partitions", 1)

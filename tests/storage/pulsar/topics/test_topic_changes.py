@@ -40,7 +40,9 @@ class Forgetful(Resource):
     def render(self, request: Request) -> int:
         method, body = request.method.decode(), request.content.read()
         headers = {"Content-Type": request.getHeader("content-type") or "application/json"}
-        handed_on = deferToThread(rest_as_it_is, method, self._admin_url + request.uri.decode(), body, headers)
+        handed_on = deferToThread(
+            rest_as_it_is, method, self._admin_url + request.uri.decode(), body, headers
+        )
 
         def answer(result: tuple[int, bytes]) -> None:
             if method in self.forgets:
@@ -86,7 +88,9 @@ def catalogue(pulsar: Tenant, between: Forgetful) -> Iterator[TopicCatalogue]:
 
 
 @ensureDeferred
-async def test_a_topic_that_was_made_is_there_although_nobody_said_so(catalogue: TopicCatalogue, between: Forgetful) -> None:
+async def test_a_topic_that_was_made_is_there_although_nobody_said_so(
+    catalogue: TopicCatalogue, between: Forgetful
+) -> None:
     between.forgets = {"PUT"}
     await catalogue.create(topic("orders", 2, {"a": "b"}))
     assert dict(catalogue.topics) == {"orders": topic("orders", 2, {"a": "b"})}
@@ -96,7 +100,9 @@ async def test_a_topic_that_was_made_is_there_although_nobody_said_so(catalogue:
 
 
 @ensureDeferred
-async def test_a_topic_that_nobody_can_vouch_for_was_not_made_until_it_is_seen(catalogue: TopicCatalogue, between: Forgetful) -> None:
+async def test_a_topic_that_nobody_can_vouch_for_was_not_made_until_it_is_seen(
+    catalogue: TopicCatalogue, between: Forgetful
+) -> None:
     between.forgets = {"PUT", "GET"}
     with pytest.raises(StorageFailed, match="cannot be reached"):
         await catalogue.create(topic("orders"))
@@ -107,7 +113,9 @@ async def test_a_topic_that_nobody_can_vouch_for_was_not_made_until_it_is_seen(c
 
 
 @ensureDeferred
-async def test_a_topic_that_was_deleted_is_gone_although_nobody_said_so(catalogue: TopicCatalogue, between: Forgetful) -> None:
+async def test_a_topic_that_was_deleted_is_gone_although_nobody_said_so(
+    catalogue: TopicCatalogue, between: Forgetful
+) -> None:
     await catalogue.create(topic("orders", 2))
     between.forgets = {"DELETE"}
     await catalogue.delete("orders")
@@ -118,7 +126,9 @@ async def test_a_topic_that_was_deleted_is_gone_although_nobody_said_so(catalogu
 
 
 @ensureDeferred
-async def test_what_was_half_altered_shows_as_it_is_and_can_be_altered_again(catalogue: TopicCatalogue, between: Forgetful) -> None:
+async def test_what_was_half_altered_shows_as_it_is_and_can_be_altered_again(
+    catalogue: TopicCatalogue, between: Forgetful
+) -> None:
     told: list[int] = []
     await catalogue.create(topic("orders", 1, {"old": "1"}))
     catalogue.watch(lambda: told.append(1))
