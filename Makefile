@@ -36,10 +36,11 @@ pulsar: $(VENV)/.test ## start an Apache Pulsar on 127.0.0.1:6650 (admin API: 80
 check: lint ## format, lint, types and the fast tests (their properties with fewer examples), in under two minutes
 	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" --hypothesis-profile=quick $(ARGS)
 
-lint: $(VENV)/.dev ## format, lint and types alone
+lint: $(VENV)/.dev ## format, lint, types and the words of comments and documents alone
 	$(PY) -m ruff format --check $(SOURCES)
 	$(PY) -m ruff check $(SOURCES)
 	$(PY) -m mypy
+	$(PY) -m tests.prose
 
 test: $(VENV)/.test ## every test but the slow ones, real clients and brokers included
 	$(PY) -m pytest -q -n 2 -m "not peer and not slow and not spark" $(ARGS)

@@ -1,0 +1,93 @@
+"""The check of words and widths: `tests/prose.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.prose import (
+    CHECKED,
+    ROOT,
+    UNCHECKED,
+    complaints,
+    files,
+    is_unchecked,
+    wide_lines,
+    words_to_avoid,
+)
+
+
+@pytest.mark.parametrize("path", [path for path in files() if not is_unchecked(path)])
+def test_file_has_no_words_to_avoid_and_no_wide_lines(path):
+    assert complaints(path, (ROOT / path).read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "opened anew",
+        "Nobody reads it.",
+        "def test_what_comes_to_an_end():",
+        "a file of\nits own",
+        "    # a file of\n    # its own",
+        "#: a limit of\n#: its own",
+        "it hangs up",
+    ],
+)
+def test_word_to_avoid_is_found(text):
+    assert [line for line, _, _ in words_to_avoid(text)] == [1]
+
+
+@pytest.mark.parametrize("text", ["renewed", "the outdoors", "roadmap", "a wantss b", "hangs"])
+def test_only_whole_words_are_found(text):
+    assert list(words_to_avoid(text)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'KAFKA = "nobody knows"  # prose: quoted',
+        "As Kafka says, nobody knows. <!-- prose: quoted -->",
+        "// nobody  // prose: quoted",
+    ],
+)
+def test_quotation_may_contain_any_word(text):
+    assert list(words_to_avoid(text)) == []
+
+
+def test_complaint_names_file_line_word_and_replacement():
+    assert complaints("a.md", "One.\nIt opens anew.\n") == ["a.md:2: anew: again"]
+
+
+def test_markdown_line_over_100_columns_is_found():
+    assert list(wide_lines("x" * 100 + "\n" + "x" * 101)) == [(2, 101)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "| " + "x" * 101 + " |",
+        "```sh\n" + "x" * 101 + "\n```",
+        "<!-- " + "x" * 101 + " -->",
+        f"[link](https://example.com/{'x' * 101})",
+    ],
+)
+def test_tables_code_and_links_may_be_wider(text):
+    assert list(wide_lines(text)) == []
+
+
+def test_checked_and_unchecked_paths_exist():
+    entries = [*CHECKED, *(entry.removesuffix("/*") for entry in UNCHECKED)]
+    assert [entry for entry in entries if not (ROOT / entry).exists()] == []
+
+
+def test_folder_entry_covers_subfolders_and_star_entry_does_not():
+    folder, direct = "tests/nowhere", "tests/nowhere/*"
+    assert is_covered(folder, "tests/nowhere/a/b.py")
+    assert is_covered(direct, "tests/nowhere/b.py")
+    assert not is_covered(direct, "tests/nowhere/a/b.py")
+
+
+def is_covered(entry: str, path: str) -> bool:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.prose.UNCHECKED", (entry,))
+        return is_unchecked(path)
