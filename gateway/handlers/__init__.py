@@ -7,6 +7,7 @@ from gateway.handlers import (
     list_offsets,
     metadata,
     produce,
+    sasl,
 )
 from gateway.handlers.admin import (
     alter_configs,
@@ -55,5 +56,6 @@ __all__ = [
     "old_versions",
     "partition_reassignments",
     "produce",
+    "sasl",
     "security",
 ]

@@ -1,12 +1,9 @@
-"""What a connection may ask before it is known."""
-
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from gateway.handlers.api_versions import unsupported_api_versions
 from gateway.protocol.errors import ErrorCode
@@ -40,17 +37,3 @@ def test_a_version_that_is_too_new_is_answered_in_the_layout_of_version_zero():
     answer = ApiVersionsResponse.decode(b"".join(map(bytes, unsupported_api_versions())), version=0)
     assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
     assert ranges(answer)[ApiKey.API_VERSIONS] == (0, 4)
-
-
-@pytest.mark.parametrize("version", [0, 1])
-def test_a_handshake_without_log_in_is_an_illegal_state(version):
-    """KafkaApis.handleSaslHandshakeRequest."""
-    answer = ask(open_house(), SaslHandshakeRequest(mechanism="PLAIN"), version)
-    assert (answer.error_code, list(answer.mechanisms)) == (ErrorCode.ILLEGAL_SASL_STATE, [])
-
-
-@pytest.mark.parametrize("version", [0, 1, 2])
-def test_a_token_without_a_handshake_is_an_illegal_state(version):
-    answer = ask(open_house(), SaslAuthenticateRequest(auth_bytes=b"\0alice\0secret"), version)
-    assert (answer.error_code, bytes(answer.auth_bytes)) == (ErrorCode.ILLEGAL_SASL_STATE, b"")
-    assert "secret" not in answer.error_message
