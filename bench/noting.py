@@ -106,7 +106,7 @@ def _recorder() -> Recorder:
 def _seconds(recorder: Recorder, api_key: int, told: Callable[[], object]) -> float:
     """One request: it begins, its handler tells of it, and it is answered."""
     version = PRODUCE_VERSION if api_key == ApiKey.PRODUCE else FETCH_VERSION
-    owed = SimpleNamespace(api_key=api_key, version=version, size=BATCH_BYTES, began=0)
+    owed = SimpleNamespace(api_key=api_key, version=version, size=BATCH_BYTES, began=0, route=True)
     header = RequestHeader(api_key, version, 1, "producer-1", 20)
     reply = object()
 

@@ -259,15 +259,14 @@ class Dispatch:
             header.api_version,
             header.correlation_id,
         )
+        owed.route = route = ROUTES.get((header.api_key, header.api_version))
         self._traffic.began(owed, header)
         if not is_ready:
             session.admit(header.api_key)
-        route = ROUTES.get((header.api_key, header.api_version))
         if route is None:
             if header.api_key == ApiKey.API_VERSIONS:
                 return _reply([*unsupported_api_versions()], header.correlation_id, False)
             raise Refused("the gateway does not serve this api key and version")
-        owed.route = route
         caller = Caller(
             self._broker,
             session,

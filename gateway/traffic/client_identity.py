@@ -7,7 +7,6 @@ from typing import TypedDict
 
 import msgspec
 
-from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest
 from gateway.protocol.wire.header import RequestHeader
@@ -107,7 +106,7 @@ class Client:
                 [text(one) for one in value[:MAX_PROTOCOLS]] if isinstance(value, list) else value
             )
 
-    def notice(self, header: RequestHeader) -> bool:
+    def notice(self, header: RequestHeader, *, is_served: bool) -> bool:
         """One of the first requests, or the first under another client id. True once: when it has said of itself what it will, and asks for something."""
         client_id, api_key, version = header.client_id, header.api_key, header.api_version
         if client_id != self.client_id:
@@ -124,7 +123,7 @@ class Client:
         is_greeting = False
         if api_key == ApiKey.API_VERSIONS:
             if self._api_versions_refused is None:
-                self._api_versions_refused = (api_key, version) not in ROUTES
+                self._api_versions_refused = not is_served
         elif not self._is_greeted:
             self._is_greeted = is_greeting = True
         self.is_new = not self._is_greeted or len(self.first_requests) < MAX_FIRST_REQUESTS

@@ -128,7 +128,9 @@ class ConnectionRecorder(Recorder):
 
     def began(self, owed: Owed, header: RequestHeader) -> None:
         client = self._client
-        if (client.is_new or header.client_id != client.client_id) and client.notice(header):
+        if (client.is_new or header.client_id != client.client_id) and client.notice(
+            header, is_served=owed.route is not None
+        ):
             self._home.write([self._event("greeted")])
         owed.began = self._ticks()
 

@@ -19,6 +19,11 @@ class Owed(Protocol):
     size: int
     began: int
 
+    @property
+    def route(self) -> object | None:
+        """None where the gateway does not serve this API and version."""
+        ...
+
 
 class Recorder:
     """Notes nothing. Whatever is said may be said at any time and in any order, and costs its teller no failure."""
