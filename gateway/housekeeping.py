@@ -13,10 +13,10 @@ from gateway import logs
 from gateway.broker import Broker
 from gateway.coroutines import Cancel, Wake, call_later
 from gateway.groups.offsets.offset_expiry import Expiry
-from gateway.partitions.compaction import Compaction
+from gateway.partitions.compaction import LogCleaner
 from gateway.protocol.errors import KafkaError
 from gateway.settings.model import Settings
-from gateway.topics.topic_state import LiveTopic
+from gateway.topics.topic_state import TopicState
 from storage.log import StorageError
 
 _log = logs.part(__name__)
@@ -34,7 +34,7 @@ class Housekeeping:
     def __init__(self, broker: Broker, start: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._broker = broker
         self._start = start
-        self._compaction = Compaction(broker)
+        self._compaction = LogCleaner(broker)
         retention_ms = broker.settings.offsets_retention_minutes * _MINUTE_MS
         self._expiry = Expiry(broker.offsets, broker.groups, retention_ms, broker.clock)
         self._cancels: dict[Round, Cancel] = {}
@@ -101,7 +101,7 @@ class Housekeeping:
             if broker.topics.get(topic.topic_id) is None:
                 await broker.offsets.delete_topic(topic)
 
-    async def _look_after(self, live: LiveTopic) -> None:
+    async def _look_after(self, live: TopicState) -> None:
         for index in range(live.topic.partitions):
             if self._is_over(live):
                 return
@@ -114,11 +114,11 @@ class Housekeeping:
                     "retention failed", topic=live.name, partition=index, reason=str(failure)
                 )
 
-    def _is_over(self, live: LiveTopic) -> bool:
+    def _is_over(self, live: TopicState) -> bool:
         """The topic was deleted, or the gateway is going down."""
         return self._is_stopped or self._broker.topics.get(live.name) is not live
 
-    async def _retain(self, live: LiveTopic, index: int) -> None:
+    async def _retain(self, live: TopicState, index: int) -> None:
         now, config = self._broker.now(), live.config
         if index not in live.partitions and self._broker.store.retains_by_itself:
             # To open it would take it away from whoever leads it.

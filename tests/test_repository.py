@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from gateway.cli.main import main
 from gateway.cli.settings_command import as_markdown
 from gateway.settings import layers
-from gateway.settings.kop_aliases import OUR_NAMES
+from gateway.settings.kop_aliases import SETTING_BY_KOP_NAME
 from gateway.settings.model import Settings
 from tests.peers.pulsar import SETTINGS as PULSAR_SETTINGS
 from tests.peers.pulsar import VERSION as PULSAR
@@ -252,7 +252,7 @@ def test_the_settings_table_is_the_model():
 
 def test_every_setting_that_may_have_its_name_in_kop_is_told():
     (told,) = re.findall(r"^Who comes from KoP(?:.+\n)+", read("docs/operations.md"), re.MULTILINE)
-    assert [name for name in OUR_NAMES if f"`{name}`" not in told] == []
+    assert [name for name in SETTING_BY_KOP_NAME if f"`{name}`" not in told] == []
 
 
 def documents():
@@ -280,7 +280,7 @@ def test_a_setting_in_a_document_exists(path):
         name.upper() for name in re.findall(r"--set ([a-z_]+)=", text)
     }
     elsewhere = {"CONFIG", "CACHE", "REFERENCE", "REQUIRE_PEERS"}
-    known = set(Settings.model_fields) | {name.lower() for name in OUR_NAMES}
+    known = set(Settings.model_fields) | {name.lower() for name in SETTING_BY_KOP_NAME}
     assert {name.lower() for name in named - elsewhere} - known == set()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from gateway import logs
 from gateway.configs.overrides import ConfigTable, Overrides
 from gateway.configs.topic_configs import DEFINITIONS
-from gateway.configs.value_types import ConfigType, Definition, at_least, between
+from gateway.configs.value_types import ConfigDefinition, ConfigType, at_least, between
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from storage.log import StateTable
@@ -25,23 +25,25 @@ ALL_BROKERS = ""
 _DAY_MS = 24 * 3_600_000
 
 
-def _of_topics(name: str, topic_config: str) -> tuple[Definition, str]:
+def _of_topics(name: str, topic_config: str) -> tuple[ConfigDefinition, str]:
     """A default of topics: its values are those of the topics' config."""
     one = DEFINITIONS[topic_config]
     assert one.setting is not None
-    return Definition(
+    return ConfigDefinition(
         name, one.definition.type, one.definition.documentation, one.definition.rule
     ), one.setting
 
 
 def _own(
     name: str, kind: ConfigType, setting: str, rule: Callable[[Any], None]
-) -> tuple[Definition, str]:
-    return Definition(name, kind, Settings.model_fields[setting].description or "", rule), setting
+) -> tuple[ConfigDefinition, str]:
+    return ConfigDefinition(
+        name, kind, Settings.model_fields[setting].description or "", rule
+    ), setting
 
 
 #: By Kafka's name: the definition and the setting. What Kafka's DynamicBrokerConfig can change and has a meaning here.
-DYNAMIC: dict[str, tuple[Definition, str]] = {
+DYNAMIC: dict[str, tuple[ConfigDefinition, str]] = {
     pair[0].name: pair
     for pair in (
         _own(

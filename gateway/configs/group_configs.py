@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gateway.configs.overrides import ConfigTable, Overrides
-from gateway.configs.value_types import ConfigType, Definition
+from gateway.configs.value_types import ConfigDefinition, ConfigType
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from storage.log import StateTable
@@ -20,7 +20,7 @@ SETTINGS = {
 }
 
 DEFINITIONS = {
-    name: Definition(name, ConfigType.INT, Settings.model_fields[setting].description or "")
+    name: ConfigDefinition(name, ConfigType.INT, Settings.model_fields[setting].description or "")
     for name, setting in SETTINGS.items()
 }
 

@@ -13,16 +13,16 @@ from typing import Any
 
 from gateway.configs.value_types import (
     LONG_MAX,
+    ConfigDefinition,
     ConfigType,
-    Definition,
     Rule,
     at_least,
     between,
-    level_of_gzip,
+    gzip_level,
+    kafka_version,
     one_of,
-    replicas_to_throttle,
     show,
-    version_of_kafka,
+    throttled_replicas,
 )
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.wire.primitives import MAX_STRING_BYTES
@@ -37,7 +37,7 @@ class TopicDefinition:
     """A config of topics. Without an override its value is that of the broker's config `server_key`: the field `setting` of the settings where
     there is one, otherwise `default`."""
 
-    definition: Definition
+    definition: ConfigDefinition
     server_key: str | None
     setting: str | None = None
     default: str = ""
@@ -59,7 +59,7 @@ def setting_text(value: Any) -> str:
 
 #: The one config of our own, by KoP's name for it.
 ENTRY_FORMAT = "entry.format"
-MIXED, ONE_FORMAT, NATIVE = "mixed_kafka", "kafka", "pulsar"
+MIXED_FORMAT, KAFKA_FORMAT, PULSAR_FORMAT = "mixed_kafka", "kafka", "pulsar"
 
 #: The configs that mean something here, and what.
 _EFFECTS = {
@@ -95,7 +95,7 @@ def _documentation(name: str) -> str:
 def _set(name: str, kind: ConfigType, setting: str, rule: Rule | None = None) -> TopicDefinition:
     """A config whose default is a setting, which bears the name of the broker's config."""
     return TopicDefinition(
-        Definition(name, kind, _documentation(name), rule), setting.replace("_", "."), setting
+        ConfigDefinition(name, kind, _documentation(name), rule), setting.replace("_", "."), setting
     )
 
 
@@ -103,7 +103,7 @@ def _row(
     name: str, kind: ConfigType, default: str, server_key: str | None, rule: Rule | None = None
 ) -> TopicDefinition:
     return TopicDefinition(
-        Definition(name, kind, _documentation(name), rule), server_key, None, default
+        ConfigDefinition(name, kind, _documentation(name), rule), server_key, None, default
     )
 
 
@@ -115,7 +115,7 @@ _B, _S, _I, _L, _D, _X = (
     ConfigType.DOUBLE,
     ConfigType.LIST,
 )
-_EVER = str(LONG_MAX)
+_FOREVER = str(LONG_MAX)
 _CODECS = one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 _FOLLOWERS, _LEADERS = (
     "follower.replication.throttled.replicas",
@@ -126,42 +126,42 @@ _FOLLOWERS, _LEADERS = (
 #: one, and what else a value must be.
 _TABLE = (
     _set("cleanup.policy", _X, "log_cleanup_policy", one_of("compact", "delete")),
-    _row("compression.gzip.level", _I, "-1", "compression.gzip.level", level_of_gzip),
+    _row("compression.gzip.level", _I, "-1", "compression.gzip.level", gzip_level),
     _row("compression.lz4.level", _I, "9", "compression.lz4.level", between(1, 17)),
     _row("compression.type", _S, "producer", "compression.type", _CODECS),
     _row("compression.zstd.level", _I, "3", "compression.zstd.level", between(-131072, 22)),
     _row("delete.retention.ms", _L, "86400000", "log.cleaner.delete.retention.ms", at_least(0)),
-    _set(ENTRY_FORMAT, _S, "entry_format", one_of(MIXED, ONE_FORMAT, NATIVE)),
+    _set(ENTRY_FORMAT, _S, "entry_format", one_of(MIXED_FORMAT, KAFKA_FORMAT, PULSAR_FORMAT)),
     _row("file.delete.delay.ms", _L, "60000", "log.segment.delete.delay.ms", at_least(0)),
-    _row("flush.messages", _L, _EVER, "log.flush.interval.messages", at_least(1)),
-    _row("flush.ms", _L, _EVER, None, at_least(0)),
-    _row(_FOLLOWERS, _X, "", None, replicas_to_throttle(_FOLLOWERS)),
+    _row("flush.messages", _L, _FOREVER, "log.flush.interval.messages", at_least(1)),
+    _row("flush.ms", _L, _FOREVER, None, at_least(0)),
+    _row(_FOLLOWERS, _X, "", None, throttled_replicas(_FOLLOWERS)),
     _row("index.interval.bytes", _I, "4096", "log.index.interval.bytes", at_least(0)),
-    _row(_LEADERS, _X, "", None, replicas_to_throttle(_LEADERS)),
+    _row(_LEADERS, _X, "", None, throttled_replicas(_LEADERS)),
     _row("local.retention.bytes", _L, "-2", "log.local.retention.bytes", at_least(-2)),
     _row("local.retention.ms", _L, "-2", "log.local.retention.ms", at_least(-2)),
-    _row("max.compaction.lag.ms", _L, _EVER, "log.cleaner.max.compaction.lag.ms", at_least(1)),
+    _row("max.compaction.lag.ms", _L, _FOREVER, "log.cleaner.max.compaction.lag.ms", at_least(1)),
     _set("max.message.bytes", _I, "message_max_bytes", at_least(0)),
     _set("message.downconversion.enable", _B, "log_message_downconversion_enable"),
-    _row("message.format.version", _S, "3.0-IV1", "log.message.format.version", version_of_kafka),
+    _row("message.format.version", _S, "3.0-IV1", "log.message.format.version", kafka_version),
     _row(
         "message.timestamp.after.max.ms",
         _L,
-        _EVER,
+        _FOREVER,
         "log.message.timestamp.after.max.ms",
         at_least(0),
     ),
     _row(
         "message.timestamp.before.max.ms",
         _L,
-        _EVER,
+        _FOREVER,
         "log.message.timestamp.before.max.ms",
         at_least(0),
     ),
     _row(
         "message.timestamp.difference.max.ms",
         _L,
-        _EVER,
+        _FOREVER,
         "log.message.timestamp.difference.max.ms",
         at_least(0),
     ),
@@ -222,22 +222,22 @@ class TopicConfig:
         return self.keeps_one_format or (self.is_log_append_time and magic == 0)
 
 
-def value_of(name: str, overrides: Mapping[str, str], settings: Settings) -> Any:
+def effective_value(name: str, overrides: Mapping[str, str], settings: Settings) -> Any:
     """The value that counts: the override, or else the default. Raises KafkaError(INVALID_CONFIG)."""
     one = DEFINITIONS[name]
     override = overrides.get(name)
     return one.definition.read(one.default_text(settings) if override is None else override)
 
 
-def effective(overrides: Mapping[str, str], settings: Settings) -> TopicConfig:
+def effective_config(overrides: Mapping[str, str], settings: Settings) -> TopicConfig:
     """Read overrides that `check` has passed. One that it would not pass any more, since the store is of another version, counts for nothing:
     no stored topic keeps the gateway from starting."""
 
     def value(name: str) -> Any:
         try:
-            return value_of(name, overrides, settings)
+            return effective_value(name, overrides, settings)
         except KafkaError:
-            return value_of(name, {}, settings)
+            return effective_value(name, {}, settings)
 
     retention_ms, retention_bytes, policies = (
         value("retention.ms"),
@@ -260,7 +260,7 @@ def effective(overrides: Mapping[str, str], settings: Settings) -> TopicConfig:
             segment_bytes=value("segment.bytes"),
             segment_ms=value("segment.ms"),
         ),
-        keeps_one_format=value(ENTRY_FORMAT) == ONE_FORMAT,
+        keeps_one_format=value(ENTRY_FORMAT) == KAFKA_FORMAT,
     )
 
 
@@ -277,25 +277,25 @@ def check(overrides: Mapping[str, str], settings: Settings) -> None:
             )
         DEFINITIONS[name].definition.read(text)
     least, most = (
-        value_of("min.compaction.lag.ms", overrides, settings),
-        value_of("max.compaction.lag.ms", overrides, settings),
+        effective_value("min.compaction.lag.ms", overrides, settings),
+        effective_value("max.compaction.lag.ms", overrides, settings),
     )
     if least > most:
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
             f"conflict topic config setting min.compaction.lag.ms ({least}) > max.compaction.lag.ms ({most})",
         )
-    if value_of("remote.storage.enable", overrides, settings):
+    if effective_value("remote.storage.enable", overrides, settings):
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
             "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage.",
         )
     if (
-        value_of(ENTRY_FORMAT, overrides, settings) == NATIVE
+        effective_value(ENTRY_FORMAT, overrides, settings) == PULSAR_FORMAT
         and ENTRY_FORMAT in overrides
         and not settings.store.is_pulsar
     ):
         raise KafkaError(
             ErrorCode.INVALID_CONFIG,
-            f"{ENTRY_FORMAT}={NATIVE} needs a store in Apache Pulsar, and this one is {settings.store}; {MIXED} and {ONE_FORMAT} are for every store.",
+            f"{ENTRY_FORMAT}={PULSAR_FORMAT} needs a store in Apache Pulsar, and this one is {settings.store}; {MIXED_FORMAT} and {KAFKA_FORMAT} are for every store.",
         )

@@ -14,7 +14,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 INT_MAX, LONG_MAX = (1 << 31) - 1, (1 << 63) - 1
 
 #: What Java's String.trim takes off.
-_BLANKS = "".join(map(chr, range(0x21)))
+_WHITESPACE = "".join(map(chr, range(0x21)))
 
 # int() and float() themselves would also take underscores, digits of other scripts, and "nan".
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}\Z")
@@ -22,7 +22,7 @@ _DECIMAL = re.compile(r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})([eE][+-]?
 _COMMA = re.compile(r"[ \t\n\v\f\r]*,[ \t\n\v\f\r]*")
 
 #: How much of a wrong value a message quotes, in characters.
-_QUOTED = 200
+_MAX_QUOTED_CHARS = 200
 
 
 class ConfigType(IntEnum):
@@ -39,7 +39,7 @@ class ConfigType(IntEnum):
     PASSWORD = 9
 
 
-class _Wrong(Exception):
+class _InvalidValue(Exception):
     """A value that a rule does not pass: what of it, and why."""
 
     def __init__(self, shown: str, why: str) -> None:
@@ -53,7 +53,7 @@ Rule = Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class ConfigDefinition:
     """One config: its name, its type, what else its value must be, and what it is for."""
 
     name: str
@@ -67,10 +67,10 @@ class Definition:
             value = _READ[self.type](text)
             if self.rule is not None:
                 self.rule(value)
-        except _Wrong as wrong:
+        except _InvalidValue as wrong:
             raise KafkaError(
                 ErrorCode.INVALID_CONFIG,
-                f"Invalid value {wrong.shown[:_QUOTED]} for configuration {self.name}: {wrong.why}",
+                f"Invalid value {wrong.shown[:_MAX_QUOTED_CHARS]} for configuration {self.name}: {wrong.why}",
             ) from None
         return value
 
@@ -97,16 +97,16 @@ def between(lowest: int, highest: int | None) -> Rule:
 
     def rule(value: float) -> None:
         if value < lowest:
-            raise _Wrong(show(value), f"Value must be at least {lowest}")
+            raise _InvalidValue(show(value), f"Value must be at least {lowest}")
         if highest is not None and value > highest:
-            raise _Wrong(show(value), f"Value must be no more than {highest}")
+            raise _InvalidValue(show(value), f"Value must be no more than {highest}")
 
     return rule
 
 
-def level_of_gzip(value: int) -> None:
+def gzip_level(value: int) -> None:
     if value != -1 and not 1 <= value <= 9:
-        raise _Wrong(str(value), "Value must be between 1 and 9 or equal to -1")
+        raise _InvalidValue(str(value), "Value must be between 1 and 9 or equal to -1")
 
 
 def one_of(*choices: str) -> Rule:
@@ -115,7 +115,7 @@ def one_of(*choices: str) -> Rule:
     def rule(value: str | list[str]) -> None:
         for item in [value] if isinstance(value, str) else value:
             if item not in choices:
-                raise _Wrong(item, f"String must be one of: {', '.join(choices)}")
+                raise _InvalidValue(item, f"String must be one of: {', '.join(choices)}")
 
     return rule
 
@@ -125,21 +125,21 @@ _VERSION = re.compile(
 )
 
 
-def version_of_kafka(value: str) -> None:
+def kafka_version(value: str) -> None:
     """A release of Kafka, or one of its intermediate versions, such as 2.8-IV1 (MetadataVersion)."""
     if not _VERSION.match(value):
-        raise _Wrong(value, f"Version {value[:_QUOTED]} is not a valid version")
+        raise _InvalidValue(value, f"Version {value[:_MAX_QUOTED_CHARS]} is not a valid version")
 
 
 _REPLICA = re.compile(r"([0-9]+:[0-9]+)?\Z")
 
 
-def replicas_to_throttle(name: str) -> Rule:
+def throttled_replicas(name: str) -> Rule:
     """All of them, or partition:broker pairs (ThrottledReplicaListValidator)."""
 
     def rule(value: list[str]) -> None:
         if "".join(value) != "*" and not all(_REPLICA.match(item) for item in value):
-            raise _Wrong(
+            raise _InvalidValue(
                 f"[{', '.join(value)}]",
                 f"{name} must be the literal '*' or a list of replicas in the following format: "
                 "[partitionId]:[brokerId],[partitionId]:[brokerId],...",
@@ -149,31 +149,31 @@ def replicas_to_throttle(name: str) -> Rule:
 
 
 def _read_boolean(text: str) -> bool:
-    word = text.strip(_BLANKS).lower()
+    word = text.strip(_WHITESPACE).lower()
     if word not in ("true", "false"):
-        raise _Wrong(text, "Expected value to be either true or false")
+        raise _InvalidValue(text, "Expected value to be either true or false")
     return word == "true"
 
 
 def _integer_up_to(bound: int, noun: str) -> Callable[[str], int]:
     def read(text: str) -> int:
-        digits = text.strip(_BLANKS)
+        digits = text.strip(_WHITESPACE)
         if not _INTEGER.match(digits) or not -bound - 1 <= int(digits) <= bound:
-            raise _Wrong(text, f"Not a number of type {noun}")
+            raise _InvalidValue(text, f"Not a number of type {noun}")
         return int(digits)
 
     return read
 
 
 def _read_double(text: str) -> float:
-    digits = text.strip(_BLANKS)
+    digits = text.strip(_WHITESPACE)
     if not _DECIMAL.match(digits):
-        raise _Wrong(text, "Not a number of type DOUBLE")
+        raise _InvalidValue(text, "Not a number of type DOUBLE")
     return float(digits)
 
 
 def _read_list(text: str) -> list[str]:
-    trimmed = text.strip(_BLANKS)
+    trimmed = text.strip(_WHITESPACE)
     return _COMMA.split(trimmed) if trimmed else []
 
 

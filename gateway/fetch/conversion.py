@@ -28,7 +28,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError, release
 from storage.log import Buffer, Entry
 
 #: (topic id, partition, base offset, size, checksum, magic). An entry changes by compaction, which may even leave a packed one its size.
-Key = tuple[bytes, int, int, int, int, int]
+CacheKey = tuple[bytes, int, int, int, int, int]
 
 
 #: CPU time that one fetch may spend on conversions. The unit during which it is used up is finished; what is left belongs to the next
@@ -36,13 +36,13 @@ Key = tuple[bytes, int, int, int, int, int]
 FETCH_CPU_US = 200_000
 
 #: Units that may unpack to this many bytes together are converted in one call. Between calls a job looks whether it goes on.
-CALL_BYTES = 32 << 20
+MAX_CALL_BYTES = 32 << 20
 
 #: The most that a byte of an lz4 batch unpacks to.
 _LZ4_EXPANSION = 255
 
 
-class Share:
+class ConversionBudget:
     """The conversions that one fetch may cause, and whose turn they take (`Workers.run_for`)."""
 
     __slots__ = ("left_us", "owner")
@@ -52,7 +52,7 @@ class Share:
         self.left_us = FETCH_CPU_US
 
 
-class Flight(Shared[dict[Key, Buffer | KafkaError]]):
+class ConversionJob(Shared[dict[CacheKey, Buffer | KafkaError]]):
     """A job under way. Its result has the entries that were converted; a job that became too expensive leaves out the last ones.
 
     `cpu_us` is the CPU time it took, in microseconds. `waiters` counts the requests that wait for it; without any it is dropped.
@@ -81,21 +81,21 @@ class Flight(Shared[dict[Key, Buffer | KafkaError]]):
 ENTRY_OVERHEAD = 512
 
 #: Unreadable entries that are remembered to have been told of, some 300 bytes each; beyond it the log may be told of one again.
-TOLD_MAX = 1_000
+MAX_REPORTED_UNREADABLE = 1_000
 
 _CONTROL = 0x20
 _LZ4 = 3
 _ZSTD = 4
 
 #: As a consumer's format: 2, in any codec but zstd; and 2 in any.
-WITHOUT_ZSTD, WITH_ZSTD = 2, 3
+V2_WITHOUT_ZSTD, V2_WITH_ZSTD = 2, 3
 _CRC = Struct(">I")
 _CRC_AT = 17
 
 _log = logs.part(__name__)
 
 
-class Source(NamedTuple):
+class SourcePartition(NamedTuple):
     """The partition that entries come from."""
 
     topic: str
@@ -116,8 +116,8 @@ class Converter:
         self._run_for = run_for
         self._cache_bytes = cache_bytes
         self._max_decompressed_bytes = max_decompressed_bytes
-        self._cache: OrderedDict[Key, bytes] = OrderedDict()
-        self._flights: dict[Key, Flight] = {}
+        self._cache: OrderedDict[CacheKey, bytes] = OrderedDict()
+        self._flights: dict[CacheKey, ConversionJob] = {}
         # Of the unreadable entries those that the log has been told of, as keys without the format.
         self._told: OrderedDict[tuple[object, ...], None] = OrderedDict()
         self.cached_bytes = 0
@@ -125,11 +125,11 @@ class Converter:
 
     async def convert(
         self,
-        source: Source,
+        source: SourcePartition,
         entries: Sequence[Entry],
         magic: int,
         spent: Callable[[int], None] | None = None,
-        share: Share | None = None,
+        share: ConversionBudget | None = None,
     ) -> list[Buffer | KafkaError]:
         """Each entry's payload in a format that a consumer of `magic` reads; the payload itself where it is in one already.
 
@@ -140,9 +140,9 @@ class Converter:
 
         The list is shorter than `entries` if `share` is used up first. A share that is not used up converts at least one entry.
         """
-        share = share or Share()
+        share = share or ConversionBudget()
         while True:
-            own = Flight()
+            own = ConversionJob()
             results, coming, missing = self._look_up(
                 source, entries, magic, own if share.left_us > 0 else None
             )
@@ -170,12 +170,20 @@ class Converter:
             # Another request's job ended before it came to the first entry.
 
     def _look_up(
-        self, source: Source, entries: Sequence[Entry], magic: int, own: Flight | None
-    ) -> tuple[list[Buffer | KafkaError], list[tuple[int, Key, Flight]], list[tuple[Key, Entry]]]:
+        self,
+        source: SourcePartition,
+        entries: Sequence[Entry],
+        magic: int,
+        own: ConversionJob | None,
+    ) -> tuple[
+        list[Buffer | KafkaError],
+        list[tuple[int, CacheKey, ConversionJob]],
+        list[tuple[CacheKey, Entry]],
+    ]:
         """The results that are there, those that a job is to bring, and the entries for the job `own`, without which the rest is left out."""
         results: list[Buffer | KafkaError] = []
-        coming: list[tuple[int, Key, Flight]] = []
-        missing: list[tuple[Key, Entry]] = []
+        coming: list[tuple[int, CacheKey, ConversionJob]] = []
+        missing: list[tuple[CacheKey, Entry]] = []
         for entry in entries:
             payload = entry.payload
             stored = magic_of(payload)
@@ -212,9 +220,9 @@ class Converter:
 
     async def _fly(
         self,
-        source: Source,
-        missing: list[tuple[Key, Entry]],
-        flight: Flight,
+        source: SourcePartition,
+        missing: list[tuple[CacheKey, Entry]],
+        flight: ConversionJob,
         magic: int,
         owner: Hashable,
     ) -> None:
@@ -229,7 +237,7 @@ class Converter:
             for key, _ in missing:
                 if self._flights.get(key) is flight:
                     del self._flights[key]
-        results: dict[Key, Buffer | KafkaError] = {}
+        results: dict[CacheKey, Buffer | KafkaError] = {}
         for (key, entry), outcome in zip(missing, outcomes, strict=False):
             if isinstance(outcome, NoMemory):
                 # Clients before 0.11 know few codes; after this one they ask again.
@@ -247,7 +255,7 @@ class Converter:
             results[key] = outcome
         flight.succeed(results)
 
-    def tell(self, source: Source, entry: Entry, failure: RecordsError) -> None:
+    def tell(self, source: SourcePartition, entry: Entry, failure: RecordsError) -> None:
         """Say once that an entry cannot be read, so that old consumers miss it, and why."""
         payload = entry.payload
         unit = (
@@ -260,7 +268,7 @@ class Converter:
         if unit in self._told:
             return
         self._told[unit] = None
-        if len(self._told) > TOLD_MAX:
+        if len(self._told) > MAX_REPORTED_UNREADABLE:
             self._told.popitem(last=False)
         if isinstance(failure, RecordsTooLarge):
             event = "records unpack to more than max_decompressed_bytes, old consumers do not get them; a greater one and a restart would help"
@@ -276,7 +284,7 @@ class Converter:
             reason=str(failure),
         )
 
-    def _keep(self, key: Key, converted: bytes) -> None:
+    def _keep(self, key: CacheKey, converted: bytes) -> None:
         size = len(converted) + ENTRY_OVERHEAD
         if size > self._cache_bytes:
             return
@@ -303,25 +311,25 @@ def is_zstd(payload: Buffer) -> bool:
 def is_readable(payload: Buffer, magic: int) -> bool:
     """Whether a consumer of `magic` gets the payload as it is."""
     stored = magic_of(payload)
-    if magic < WITHOUT_ZSTD:
+    if magic < V2_WITHOUT_ZSTD:
         return stored <= magic
-    return stored not in (0, 1) and not (magic == WITHOUT_ZSTD and is_zstd(payload))
+    return stored not in (0, 1) and not (magic == V2_WITHOUT_ZSTD and is_zstd(payload))
 
 
 def _convert_all(
-    payloads: Sequence[Buffer], magic: int, max_decompressed_bytes: int, flight: Flight
+    payloads: Sequence[Buffer], magic: int, max_decompressed_bytes: int, flight: ConversionJob
 ) -> tuple[list[bytes | RecordsError], int]:
     """What the first ones came to, at least one, and the microseconds of CPU time of all."""
     begun = thread_time_ns()
     cpu_us = 0
     outcomes: list[bytes | RecordsError] = []
-    for units in _calls(payloads, max_decompressed_bytes):
-        if magic < WITHOUT_ZSTD:
+    for units in _split_into_calls(payloads, max_decompressed_bytes):
+        if magic < V2_WITHOUT_ZSTD:
             outcomes += down_convert_all(
                 units, magic, max_decompressed_bytes=max_decompressed_bytes
             )
         else:
-            outcomes += [_in_format_2(payload, max_decompressed_bytes) for payload in units]
+            outcomes += [_to_v2(payload, max_decompressed_bytes) for payload in units]
         cpu_us = (thread_time_ns() - begun) // 1000
         if flight.is_dropped or cpu_us > FETCH_CPU_US:
             break
@@ -331,22 +339,24 @@ def _convert_all(
     return outcomes, cpu_us
 
 
-def _calls(payloads: Sequence[Buffer], max_decompressed_bytes: int) -> Iterator[list[Buffer]]:
+def _split_into_calls(
+    payloads: Sequence[Buffer], max_decompressed_bytes: int
+) -> Iterator[list[Buffer]]:
     """The units of each call, by what they unpack to at worst."""
     units: list[Buffer] = []
-    left = CALL_BYTES
+    left = MAX_CALL_BYTES
     for payload in payloads:
-        worst = min(_worst_size(payload), max_decompressed_bytes)
+        worst = min(_max_unpacked_size(payload), max_decompressed_bytes)
         if units and worst > left:
             yield units
-            units, left = [], CALL_BYTES
+            units, left = [], MAX_CALL_BYTES
         units.append(payload)
         left -= worst
     if units:
         yield units
 
 
-def _worst_size(payload: Buffer) -> int:
+def _max_unpacked_size(payload: Buffer) -> int:
     """Bytes that a unit may unpack to, whatever it says of itself."""
     if magic_of(payload) == 2 and len(payload) > ATTRIBUTES:
         codec = payload[ATTRIBUTES] & 7
@@ -354,10 +364,10 @@ def _worst_size(payload: Buffer) -> int:
             return len(payload)
         if codec == _LZ4:
             return len(payload) * _LZ4_EXPANSION
-    return CALL_BYTES
+    return MAX_CALL_BYTES
 
 
-def _in_format_2(payload: Buffer, max_decompressed_bytes: int) -> bytes | RecordsError:
+def _to_v2(payload: Buffer, max_decompressed_bytes: int) -> bytes | RecordsError:
     """An older set that cannot be converted stays as it is: its consumer knows the format, and its library says what it thinks of it."""
     is_batch = magic_of(payload) == 2
     convert = gzip_for_zstd if is_batch else up_convert

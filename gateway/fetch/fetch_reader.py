@@ -12,8 +12,14 @@ from functools import partial
 from itertools import takewhile
 
 from compat.records import RecordsError, cut, has_old_lz4, with_right_lz4
-from gateway.fetch.conversion import WITH_ZSTD, WITHOUT_ZSTD, Share, Source, is_readable
-from gateway.fetch.fetch_sessions import Interest
+from gateway.fetch.conversion import (
+    V2_WITH_ZSTD,
+    V2_WITHOUT_ZSTD,
+    ConversionBudget,
+    SourcePartition,
+    is_readable,
+)
+from gateway.fetch.fetch_sessions import CachedPartition
 from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import MAGIC, magic_of
 from gateway.protocol.caller import Caller
@@ -26,7 +32,7 @@ from storage.log import Buffer, Entry
 #: Consumers of an older Fetch may not know zstd (KIP-110).
 _FIRST_FETCH_WITH_ZSTD = 10
 
-_UNKNOWN = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+_UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 
 #: Consumers of an older Fetch may not know this error, and give up on what they do not know (KIP-112).
 _FIRST_FETCH_WITH_STORAGE_ERROR = 6
@@ -37,21 +43,21 @@ EMPTY_READ_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
-class Reading:
+class FetchPass:
     """One pass over the pending partitions: rows in the order read, the bytes they hold, and whether there is one that cannot wait for more
     bytes: an error, or a log that diverges from what the consumer knows. `enough` is how many bytes are worth a reply at once: what the
     consumer asked for, but no more than half of what a reply may have, since whole batches hardly ever fill it to the last byte."""
 
     enough: int
 
-    rows: dict[Interest, PartitionFetched] = field(default_factory=dict)
+    rows: dict[CachedPartition, PartitionFetched] = field(default_factory=dict)
     size: int = 0
     is_urgent: bool = False
     #: There are rows of partitions that have never existed.
     has_unknown: bool = False
 
 
-class Reader:
+class FetchReader:
     """Reads for one request. `magic` is the newest format that its consumer reads, None for all formats."""
 
     __slots__ = (
@@ -73,13 +79,13 @@ class Reader:
         self._request = request
         self._turns = turns
         #: The format that the consumer reads: 0, 1, or 2 with or without zstd.
-        self._magic = _format_2(request.version) if magic is None else magic
+        self._magic = _v2_variant(request.version) if magic is None else magic
         self._limit = 0
         #: What this pass may spend on conversions; None until the first one.
-        self._share: Share | None = None
+        self._share: ConversionBudget | None = None
         self._aborted: tuple[()] | None = () if request.isolation_level == 1 else None
 
-    async def read(self, interests: list[Interest]) -> Reading:
+    async def read(self, interests: list[CachedPartition]) -> FetchPass:
         """One pass in this order. Failures are told in their rows."""
         outgoing = self._broker.outgoing
         self._limit = outgoing.promise(
@@ -91,8 +97,8 @@ class Reader:
         finally:
             outgoing.keep(self._limit)
 
-    async def _read(self, interests: list[Interest]) -> Reading:
-        reading = Reading(min(self._request.min_bytes, self._limit // 2 + 1))
+    async def _read(self, interests: list[CachedPartition]) -> FetchPass:
+        reading = FetchPass(min(self._request.min_bytes, self._limit // 2 + 1))
         for interest in interests:
             if interest.partition is None:
                 # Those that are not open yet open at the same time, lest each waits for the one before.
@@ -111,7 +117,7 @@ class Reader:
                     and self._request.version < _FIRST_FETCH_WITH_STORAGE_ERROR
                 ):
                     code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-                if code in _UNKNOWN and not interest.topic_id:
+                if code in _UNKNOWN_TOPIC and not interest.topic_id:
                     # A topic that was deleted had an id here, and may come back under its name.
                     reading.has_unknown = True
                 fetched = PartitionFetched(interest.key[1], code)
@@ -126,7 +132,7 @@ class Reader:
             reading.rows = {interest: reading.rows[interest] for interest in interests}
         return reading
 
-    def _order(self, interests: list[Interest]) -> list[Interest]:
+    def _order(self, interests: list[CachedPartition]) -> list[CachedPartition]:
         """The order to read in. The first partition may use up the time for conversions. Consumers from Fetch 3 on change the order
         of their partitions themselves; for older ones another partition is first each time."""
         if self._request.version >= 3 or len(interests) < 2:
@@ -134,7 +140,7 @@ class Reader:
         first = self._broker.now() % len(interests)
         return interests[first:] + interests[:first]
 
-    async def _read_one(self, interest: Interest, size: int) -> PartitionFetched:
+    async def _read_one(self, interest: CachedPartition, size: int) -> PartitionFetched:
         partition = await self._resolve(interest)
         log, wanted = partition.log, interest.wanted
         interest.known_size = log.size
@@ -167,7 +173,7 @@ class Reader:
             diverging,
         )
 
-    async def _resolve(self, interest: Interest) -> Partition:
+    async def _resolve(self, interest: CachedPartition) -> Partition:
         topics = self._broker.topics
         topic, index = interest.key
         partition = topics.opened(topic, index)
@@ -179,7 +185,7 @@ class Reader:
         return partition
 
     async def _records(
-        self, interest: Interest, partition: Partition, limit: int, *, is_first: bool
+        self, interest: CachedPartition, partition: Partition, limit: int, *, is_first: bool
     ) -> list[Buffer]:
         """At least one whole batch or message where this is the first with records, or where the client is so old that nothing says it
         may be left without (Fetch 0-2)."""
@@ -205,7 +211,7 @@ class Reader:
 
     async def _take(
         self,
-        interest: Interest,
+        interest: CachedPartition,
         partition: Partition,
         entries: list[Entry],
         offset: int,
@@ -238,7 +244,7 @@ class Reader:
             offset = entry.last_offset + 1
         return records, offset
 
-    def _note(self, interest: Interest, entry: Entry, payload: Buffer) -> None:
+    def _note(self, interest: CachedPartition, entry: Entry, payload: Buffer) -> None:
         stored = entry.payload
         if payload is not stored:
             count = entry.last_offset - entry.base_offset + 1
@@ -251,50 +257,52 @@ class Reader:
             )
 
     async def _readable(
-        self, interest: Interest, partition: Partition, entries: list[Entry]
+        self, interest: CachedPartition, partition: Partition, entries: list[Entry]
     ) -> Sequence[Buffer | KafkaError]:
         """The entries in a format that the consumer reads; empty where nothing in one exists for it, an error where it may not have it. The last ones are
         missing if the request has had its share of conversions."""
         newest = self._magic
-        if newest == WITH_ZSTD and all(
+        if newest == V2_WITH_ZSTD and all(
             len(entry.payload) > MAGIC and entry.payload[MAGIC] == 2 for entry in entries
         ):
             # The road of every consumer of today.
             return [entry.payload for entry in entries]
-        source = Source(partition.topic, interest.topic_id, partition.index)
+        source = SourcePartition(partition.topic, interest.topic_id, partition.index)
         wanted = entries
         if not partition.config.may_downconvert:
-            wanted = list(takewhile(lambda entry: not _needs_down(entry.payload, newest), entries))
+            wanted = list(
+                takewhile(lambda entry: not _needs_down_conversion(entry.payload, newest), entries)
+            )
         caller = self._caller
         if self._share is None:
-            self._share = Share(caller.owner)
+            self._share = ConversionBudget(caller.owner)
         spent = partial(caller.traffic.spent, ApiKey.FETCH, self._request.version, interest.key[0])
         readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(
             source, wanted, newest, spent, self._share
         )
         if len(readable) == len(wanted) < len(entries):
-            readable = [*readable, *[_refusal(newest)] * (len(entries) - len(wanted))]
-        return [_modern(payload) for payload in readable] if newest == 1 else readable
+            readable = [*readable, *[_down_conversion_error(newest)] * (len(entries) - len(wanted))]
+        return [_fix_lz4_checksum(payload) for payload in readable] if newest == 1 else readable
 
 
-def _format_2(version: int) -> int:
-    return WITH_ZSTD if version >= _FIRST_FETCH_WITH_ZSTD else WITHOUT_ZSTD
+def _v2_variant(version: int) -> int:
+    return V2_WITH_ZSTD if version >= _FIRST_FETCH_WITH_ZSTD else V2_WITHOUT_ZSTD
 
 
-def _needs_down(payload: Buffer, newest: int) -> bool:
+def _needs_down_conversion(payload: Buffer, newest: int) -> bool:
     return not is_readable(payload, newest) and magic_of(payload) > min(newest, 1)
 
 
-def _refusal(newest: int) -> KafkaError:
+def _down_conversion_error(newest: int) -> KafkaError:
     """For a topic that converts nothing down."""
     return KafkaError(
         ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-        if newest == WITHOUT_ZSTD
+        if newest == V2_WITHOUT_ZSTD
         else ErrorCode.UNSUPPORTED_VERSION
     )
 
 
-def _modern(payload: Buffer | KafkaError) -> Buffer | KafkaError:
+def _fix_lz4_checksum(payload: Buffer | KafkaError) -> Buffer | KafkaError:
     """Only consumers of format 0 want the checksum that lz4 frames of that format bear."""
     if isinstance(payload, KafkaError) or not has_old_lz4(payload):
         return payload

@@ -16,10 +16,10 @@ FINAL_EPOCH = -1
 INITIAL_EPOCH = 0
 NO_SESSION = 0
 
-Key = tuple[str | bytes, int]
+PartitionKey = tuple[str | bytes, int]
 
 
-class Interest:
+class CachedPartition:
     """One partition that somebody fetches. `partition` is None while it is not open, or not there.
 
     `told_high_watermark` and `told_start_offset` are what the session was last told: a difference alone makes it worth a row.
@@ -36,7 +36,9 @@ class Interest:
         "wanted",
     )
 
-    def __init__(self, key: Key, wanted: FetchPartition, wake: Callable[[Interest], None]) -> None:
+    def __init__(
+        self, key: PartitionKey, wanted: FetchPartition, wake: Callable[[CachedPartition], None]
+    ) -> None:
         self.key = key
         self.wanted = wanted
         self.wake = wake
@@ -71,14 +73,14 @@ class Interest:
         )
 
 
-class Round:
+class FetchSession:
     """The partitions of one fetch, with a session or without. `pending` is in the order in which they are to be read."""
 
     def __init__(self, session_id: int = NO_SESSION) -> None:
         self.session_id = session_id
         self.epoch = INITIAL_EPOCH
-        self.interests: dict[Key, Interest] = {}
-        self.pending: OrderedDict[Interest, None] = OrderedDict()
+        self.interests: dict[PartitionKey, CachedPartition] = {}
+        self.pending: OrderedDict[CachedPartition, None] = OrderedDict()
         #: Called whenever something becomes pending; set by the request that waits.
         self.on_change: Callable[[], None] | None = None
         self.is_in_use = False
@@ -88,16 +90,16 @@ class Round:
         #: How many of its partitions count in `FetchSessions.partitions`.
         self.counted = 0
 
-    def follow(self, key: Key, wanted: FetchPartition) -> Interest:
+    def follow(self, key: PartitionKey, wanted: FetchPartition) -> CachedPartition:
         """Add a partition, or change where its consumer stands."""
         interest = self.interests.get(key)
         if interest is None:
-            interest = self.interests[key] = Interest(key, wanted, self._woken)
+            interest = self.interests[key] = CachedPartition(key, wanted, self._woken)
         interest.wanted = wanted
         self.pending[interest] = None
         return interest
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: PartitionKey) -> None:
         interest = self.interests.pop(key, None)
         if interest is not None:
             interest.release()
@@ -113,7 +115,7 @@ class Round:
         self.interests.clear()
         self.pending.clear()
 
-    def _woken(self, interest: Interest) -> None:
+    def _woken(self, interest: CachedPartition) -> None:
         self.pending[interest] = None
         if self.on_change is not None:
             self.on_change()
@@ -144,12 +146,12 @@ class FetchSessions:
         self._slots = slots
         self._new_id = new_id
         self._min_idle_ms = min_idle_ms
-        self._sessions: OrderedDict[int, Round] = OrderedDict()
+        self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def get(self, session_id: int, now: int) -> Round | None:
+    def get(self, session_id: int, now: int) -> FetchSession | None:
         """The session, marked as used now (ms)."""
         found = self._sessions.get(session_id)
         if found is not None and self._is_expired(found, now):
@@ -160,14 +162,14 @@ class FetchSessions:
             self._sessions.move_to_end(session_id)
         return found
 
-    def create(self, now: int) -> Round:
+    def create(self, now: int) -> FetchSession:
         """A new session, or a round without one (id 0) where there is no room."""
         if len(self._sessions) >= self._slots and not self._evict(now):
-            return Round()
+            return FetchSession()
         session_id = self._new_id()
         while session_id in self._sessions or session_id == NO_SESSION:
             session_id = self._new_id()
-        created = Round(session_id)
+        created = FetchSession(session_id)
         created.last_used = now
         self._sessions[session_id] = created
         return created
@@ -179,7 +181,7 @@ class FetchSessions:
             found.counted = 0
             found.close()
 
-    def has_room(self, session: Round, now: int) -> bool:
+    def has_room(self, session: FetchSession, now: int) -> bool:
         """Count the partitions of `session`, which have changed. False if they are too many, for one session or for all together: it is not kept."""
         size = len(session.interests)
         self.partitions += size - session.counted
@@ -201,7 +203,7 @@ class FetchSessions:
             return True
         return False
 
-    def _is_expired(self, session: Round, now: int) -> bool:
+    def _is_expired(self, session: FetchSession, now: int) -> bool:
         return not session.is_in_use and now - session.last_used >= self._max_idle_ms
 
     def _evict(self, now: int) -> bool:
@@ -212,7 +214,7 @@ class FetchSessions:
             return True
         return False
 
-    def _candidates(self) -> Iterable[tuple[int, Round]]:
+    def _candidates(self) -> Iterable[tuple[int, FetchSession]]:
         return (
             (session_id, session)
             for session_id, session in self._sessions.items()

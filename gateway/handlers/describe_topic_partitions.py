@@ -15,7 +15,7 @@ from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import uuid_of
 from gateway.topics.topic_names import INTERNAL_TOPICS
-from gateway.topics.topic_state import LiveTopic
+from gateway.topics.topic_state import TopicState
 
 #: Most partitions in one reply, whatever is asked for. The default of Kafka's max.request.partition.size.limit.
 MAX_PARTITIONS = 2000
@@ -58,7 +58,7 @@ async def describe_topic_partitions(request: Any, caller: Caller) -> Any:
     return await in_bytes(_page(rows, None, 0), turns, caller)
 
 
-def _from(begin: str, asked: set[str], caller: Caller) -> Iterator[tuple[str, LiveTopic | None]]:
+def _from(begin: str, asked: set[str], caller: Caller) -> Iterator[tuple[str, TopicState | None]]:
     topics = caller.broker.topics
     names = asked or {live.name for live in topics.listed()}
     for name in sorted(name for name in names if name >= begin):
@@ -104,7 +104,7 @@ def _failed(name: str, code: ErrorCode, operations: int) -> Any:
     )
 
 
-def _row(live: LiveTopic, name: str, first: int, last: int, caller: Caller) -> Any:
+def _row(live: TopicState, name: str, first: int, last: int, caller: Caller) -> Any:
     partitions = []
     for index in range(first, last):
         leader = caller.broker.cluster.leader_of(live.name, index)

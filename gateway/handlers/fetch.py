@@ -6,13 +6,13 @@ max_wait_ms is an upper bound; `gateway.protocol.long_poll` says when the wait i
 from __future__ import annotations
 
 from gateway.coroutines import Wake
-from gateway.fetch.fetch_reader import Reader, Reading
+from gateway.fetch.fetch_reader import FetchPass, FetchReader
 from gateway.fetch.fetch_sessions import (
     FINAL_EPOCH,
     INITIAL_EPOCH,
     NO_SESSION,
-    Interest,
-    Round,
+    CachedPartition,
+    FetchSession,
     next_epoch,
 )
 from gateway.protocol.caller import Caller
@@ -45,7 +45,7 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
     turns = Turns(caller.broker.clock)
     try:
         await _follow(current, request, caller, turns)
-        reader = Reader(caller, request, magic, turns)
+        reader = FetchReader(caller, request, magic, turns)
         reading = await reader.read(list(current.pending))
         if (
             current.interests
@@ -76,7 +76,7 @@ async def answer(request: FetchRequest, caller: Caller, *, magic: int | None) ->
             current.close()
 
 
-def _begin(request: FetchRequest, caller: Caller) -> Round:
+def _begin(request: FetchRequest, caller: Caller) -> FetchSession:
     """The round that this request asks for (FetchManager.newContext). Raises KafkaError for a session that is not known or out of step."""
     sessions, now = caller.broker.fetch_sessions, caller.broker.now()
     if request.session_epoch in (FINAL_EPOCH, INITIAL_EPOCH):
@@ -84,7 +84,9 @@ def _begin(request: FetchRequest, caller: Caller) -> Round:
             sessions.remove(request.session_id)
         is_small = sum(len(topic.partitions) for topic in request.topics) <= sessions.max_partitions
         current = (
-            sessions.create(now) if request.session_epoch == INITIAL_EPOCH and is_small else Round()
+            sessions.create(now)
+            if request.session_epoch == INITIAL_EPOCH and is_small
+            else FetchSession()
         )
     else:
         found = sessions.get(request.session_id, now)
@@ -101,7 +103,9 @@ def _begin(request: FetchRequest, caller: Caller) -> Round:
     return current
 
 
-async def _follow(current: Round, request: FetchRequest, caller: Caller, turns: Turns) -> None:
+async def _follow(
+    current: FetchSession, request: FetchRequest, caller: Caller, turns: Turns
+) -> None:
     """Take the request's partitions into its round. Raises KafkaError for a session that has no room for them."""
     sessions = caller.broker.fetch_sessions
     for topic, indexes in request.forgotten:
@@ -120,7 +124,7 @@ async def _follow(current: Round, request: FetchRequest, caller: Caller, turns: 
 
 
 def _forget_unknown(
-    current: Round, reading: Reading, request: FetchRequest, caller: Caller
+    current: FetchSession, reading: FetchPass, request: FetchRequest, caller: Caller
 ) -> None:
     """A session keeps no partitions that never existed, or a client could make them up. Their consumer does without a session until they exist."""
     if current.session_id == NO_SESSION or not reading.has_unknown:
@@ -130,11 +134,13 @@ def _forget_unknown(
         current.session_id = NO_SESSION
 
 
-def _is_enough(reading: Reading, request: FetchRequest) -> bool:
+def _is_enough(reading: FetchPass, request: FetchRequest) -> bool:
     return reading.size >= reading.enough or reading.is_urgent or request.max_wait_ms <= 0
 
 
-async def _wait(current: Round, reading: Reading, request: FetchRequest, caller: Caller) -> None:
+async def _wait(
+    current: FetchSession, reading: FetchPass, request: FetchRequest, caller: Caller
+) -> None:
     """Until enough bytes are there, something failed or moved that the consumer should know of at once, another request is behind this one,
     or its time is up."""
     for interest in reading.rows:
@@ -161,7 +167,7 @@ async def _wait(current: Round, reading: Reading, request: FetchRequest, caller:
         long_poll.on_request = None
 
 
-def _has_enough(current: Round, reading: Reading) -> bool:
+def _has_enough(current: FetchSession, reading: FetchPass) -> bool:
     """Whether the bytes read, with those that have come since, are enough, or there is something that cannot wait."""
     size = reading.size
     for interest in current.pending:
@@ -179,7 +185,9 @@ def _has_enough(current: Round, reading: Reading) -> bool:
     return size >= reading.enough
 
 
-async def _reply(current: Round, reading: Reading, turns: Turns, *, is_full: bool) -> FetchResponse:
+async def _reply(
+    current: FetchSession, reading: FetchPass, turns: Turns, *, is_full: bool
+) -> FetchResponse:
     """All rows, or in a session that goes on only those that say something new."""
     topics: dict[str | bytes, list[PartitionFetched]] = {}
     for interest, row in reading.rows.items():
@@ -200,7 +208,7 @@ async def _reply(current: Round, reading: Reading, turns: Turns, *, is_full: boo
     return FetchResponse(list(topics.items()), session_id=current.session_id)
 
 
-def _is_news(interest: Interest, row: PartitionFetched) -> bool:
+def _is_news(interest: CachedPartition, row: PartitionFetched) -> bool:
     return bool(
         row.records
         or row.error_code

@@ -9,7 +9,7 @@ from typing import Any
 from kafka.protocol.consumer.offsets import ListOffsetsResponse, OffsetForLeaderEpochResponse
 
 from compat.records import NoMemory, RecordsError, first_at_or_after, records
-from gateway.fetch.conversion import Source
+from gateway.fetch.conversion import SourcePartition
 from gateway.fetch.fetch_reader import check_epoch
 from gateway.partitions.partition import Partition
 from gateway.protocol.caller import Caller
@@ -180,7 +180,7 @@ async def _look_into(
         raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(failure)) from failure
     except RecordsError as failure:
         release(failure)
-        source = Source(
+        source = SourcePartition(
             partition.topic, broker.topics.require(partition.topic).topic.topic_id, partition.index
         )
         broker.converter.tell(source, entry, failure)

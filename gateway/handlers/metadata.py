@@ -14,8 +14,8 @@ from gateway.protocol.routes import Encoded, serves
 from gateway.protocol.wire import messages
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import topic_id_of, uuid_of
-from gateway.topics.topic_names import INTERNAL_TOPICS, KEPT_TOPICS
-from gateway.topics.topic_state import LiveTopic
+from gateway.topics.topic_names import INTERNAL_TOPICS, RESERVED_TOPICS
+from gateway.topics.topic_state import TopicState
 
 _NO_ID = bytes(16)
 # AclOperation's numbers. Without ACLs everybody may do everything that there is to do.
@@ -76,7 +76,7 @@ async def describe(
     for one in list(topics.listed()) if wanted is None else wanted:
         found = (
             (one, one.name)
-            if isinstance(one, LiveTopic)
+            if isinstance(one, TopicState)
             else _find(*one, request, caller, failures)
         )
         rows.append(
@@ -151,14 +151,14 @@ def _may_be_made(name: str, topic_id: bytes, caller: Caller) -> bool:
     if topic_id != _NO_ID or topics.get(name) is not None:
         return False
     try:
-        return topics.names.canonical(name) not in KEPT_TOPICS
+        return topics.names.canonical(name) not in RESERVED_TOPICS
     except KafkaError:
         return False
 
 
 def _find(
     name: str | None, topic_id: bytes, request: Any, caller: Caller, failures: dict[str, ErrorCode]
-) -> tuple[LiveTopic, str] | Any:
+) -> tuple[TopicState, str] | Any:
     """The topic with the name that it was asked for by; the row that says why there is none."""
     topics, by_id = caller.broker.topics, caller.api_version >= FIRST_BY_ID
     try:
@@ -196,7 +196,7 @@ def _operations(request: Any) -> set[int]:
     return TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
 
 
-async def _describe(live: LiveTopic, name: str, request: Any, caller: Caller, turns: Turns) -> Any:
+async def _describe(live: TopicState, name: str, request: Any, caller: Caller, turns: Turns) -> Any:
     """`name` is what it was asked for by, which the client must find in the reply."""
     cluster = caller.broker.cluster
     partitions = []

@@ -13,9 +13,13 @@ from kafka.protocol.producer.transaction import InitProducerIdResponse
 from compat.records import MessageSet, RecordsError, RecordsTooLarge, keys
 from gateway import logs
 from gateway.coroutines import NOT_YET, Gathered, Wake, gather, unbroken_within
-from gateway.partitions.message_sets import LARGE_MESSAGE_SET, as_batch, check_old
-from gateway.partitions.partition import Appended, Partition, storage_error
-from gateway.partitions.record_batch import Batch, check_batch
+from gateway.partitions.message_sets import (
+    LARGE_MESSAGE_SET,
+    convert_to_batch,
+    validate_message_set,
+)
+from gateway.partitions.partition import AppendResult, Partition, storage_error
+from gateway.partitions.record_batch import BatchHeader, check_batch
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused, release
 from gateway.protocol.large_requests import TURN_ROWS
@@ -28,7 +32,7 @@ from gateway.protocol.wire.produce_codec import (
     ProduceResponse,
     RecordError,
 )
-from gateway.topics.topic_names import KEPT_TOPICS
+from gateway.topics.topic_names import RESERVED_TOPICS
 from storage.log import StorageError
 
 _log = logs.part(__name__)
@@ -68,10 +72,10 @@ TURN_PARTITIONS = 200
 OPEN_AT_ONCE = 100
 
 #: What became of each append.
-Outcomes = list[Appended | BaseException]
+Outcomes = list[AppendResult | BaseException]
 
 #: What stands ready to be appended to one partition, with the name that its topic was asked for by, if any; or why it cannot be.
-Ready = tuple[Partition, memoryview, Batch | MessageSet, str] | KafkaError
+Ready = tuple[Partition, memoryview, BatchHeader | MessageSet, str] | KafkaError
 
 
 @serves(ApiKey.PRODUCE, 0, 13)
@@ -99,7 +103,7 @@ async def produce(
             ready.append(prepared)
             if len(ready) % TURN_PARTITIONS == 0:
                 await Wake(caller.broker.clock).wait(0)
-    so_far: list[Appended | BaseException] = []
+    so_far: list[AppendResult | BaseException] = []
     if len(ready) > TURN_PARTITIONS:
         outcomes, so_far = await _begin_in_turns(ready, caller)
     else:
@@ -116,10 +120,10 @@ async def produce(
 
 async def _begin_in_turns(
     ready: list[Ready], caller: Caller
-) -> tuple[Coroutine[Any, Any, Outcomes], list[Appended | BaseException]]:
+) -> tuple[Coroutine[Any, Any, Outcomes], list[AppendResult | BaseException]]:
     """Queue the appends of a request for many partitions, and let others have their turn in between. The
     next request of the connection starts after all of them, so that the order in each partition is kept."""
-    gathered: Gathered[Appended] = Gathered()
+    gathered: Gathered[AppendResult] = Gathered()
     for count, one in enumerate(ready, 1):
         gathered.begin(_append(one, caller.broker.now(), caller))
         if count % TURN_PARTITIONS == 0:
@@ -139,7 +143,7 @@ async def _prepare(
         partition = caller.broker.topics.opened(topic, sent.index) or await _open(
             topic, sent.index, caller, named
         )
-        if partition.topic in KEPT_TOPICS:
+        if partition.topic in RESERVED_TOPICS:
             raise _kept(partition.topic)
         if sent.records is None or not (len(sent.records) or caller.api_version < 3):
             raise KafkaError(
@@ -156,14 +160,14 @@ async def _prepare(
             if partition.config.compacts:
                 await _check_keys(sent.records, batch, partition, caller, max_record_errors)
             return partition, sent.records, batch, topic if isinstance(topic, str) else ""
-        checked = await check_old(sent.records, caller)
+        checked = await validate_message_set(sent.records, caller)
         _check_size(checked.largest, partition)
         if partition.config.compacts and checked.has_null_key:
             # As brokers answered until Kafka 2.4; INVALID_RECORD is younger than these producers, and so are record errors.
             raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _without_key(partition))
         if not (partition.config.stores_in_format_2(checked.magic) and checked.count):
             return partition, sent.records, checked, ""
-        records, batch, cpu_us = await as_batch(sent.records, caller)
+        records, batch, cpu_us = await convert_to_batch(sent.records, caller)
         caller.traffic.converted(
             ApiKey.PRODUCE, caller.api_version, topic, records=batch.count, size=len(sent.records)
         )
@@ -197,7 +201,11 @@ def _kept(topic: str) -> KafkaError:
 
 
 async def _check_keys(
-    records: memoryview, batch: Batch, partition: Partition, caller: Caller, max_record_errors: int
+    records: memoryview,
+    batch: BatchHeader,
+    partition: Partition,
+    caller: Caller,
+    max_record_errors: int,
 ) -> None:
     """Refuse a batch with records that have no key: compaction needs one (LogValidator.validateKey). Raises KafkaError."""
     limit = caller.broker.settings.max_decompressed_bytes
@@ -244,19 +252,19 @@ def _check_size(size: int, partition: Partition) -> None:
         raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes where the topic takes {limit}")
 
 
-def _append(ready: Ready, now: int, caller: Caller) -> Coroutine[Any, Any, Appended]:
+def _append(ready: Ready, now: int, caller: Caller) -> Coroutine[Any, Any, AppendResult]:
     if isinstance(ready, KafkaError):
         return _fail(ready)
     partition, records, checked, called = ready
     try:
-        if isinstance(checked, Batch):
+        if isinstance(checked, BatchHeader):
             return partition.append_batch(records, checked, now, called)
         return partition.append_message_set(records, checked, now, caller.run)
     except KafkaError as failure:
         return _fail(failure)
 
 
-async def _fail(failure: KafkaError) -> Appended:
+async def _fail(failure: KafkaError) -> AppendResult:
     release(failure)
     raise failure
 
@@ -285,7 +293,7 @@ async def _answer(
 def _too_late(
     request: ProduceRequest,
     ready: list[Ready],
-    so_far: list[Appended | BaseException],
+    so_far: list[AppendResult | BaseException],
     caller: Caller,
 ) -> ProduceResponse | None:
     """The request's time is up, and the appends go on. As Kafka's DelayedProduce: what is stored by now is told as such.
@@ -298,7 +306,7 @@ def _too_late(
 def _rows(
     request: ProduceRequest,
     ready: list[Ready],
-    outcomes: Sequence[Appended | BaseException],
+    outcomes: Sequence[AppendResult | BaseException],
     caller: Caller,
 ) -> list[tuple[str | bytes, list[PartitionProduced]]]:
     ended = zip(ready, outcomes, strict=True)
@@ -314,7 +322,7 @@ def _rows(
 async def _rows_in_turns(
     request: ProduceRequest,
     ready: list[Ready],
-    outcomes: Sequence[Appended | BaseException],
+    outcomes: Sequence[AppendResult | BaseException],
     caller: Caller,
 ) -> list[tuple[str | bytes, list[PartitionProduced]]]:
     rows: list[tuple[str | bytes, list[PartitionProduced]]] = []
@@ -331,7 +339,11 @@ async def _rows_in_turns(
 
 
 def _row(
-    topic: str | bytes, index: int, ready: Ready, outcome: Appended | BaseException, caller: Caller
+    topic: str | bytes,
+    index: int,
+    ready: Ready,
+    outcome: AppendResult | BaseException,
+    caller: Caller,
 ) -> PartitionProduced:
     if isinstance(outcome, KafkaError):
         code = outcome.code

@@ -20,10 +20,10 @@ from gateway.broker import Broker
 from gateway.configs.topic_configs import CompactionConfig
 from gateway.configs.value_types import LONG_MAX
 from gateway.coroutines import Wake
-from gateway.partitions.latest_records import Cleaning, Horizon, LastOffsets, add_horizon
+from gateway.partitions.latest_records import Cleaner, DeleteHorizon, OffsetMap, add_delete_horizon
 from gateway.partitions.partition import Partition
 from gateway.protocol.errors import KafkaError
-from gateway.topics.topic_state import LiveTopic
+from gateway.topics.topic_state import TopicState
 from storage.log import (
     Entry,
     OffsetOutOfRange,
@@ -39,7 +39,7 @@ _log = logs.part(__name__)
 MAX_KEYS = 1_000_000
 
 #: What is read, rewritten and replaced at a time: some 50 ms of another thread's work, and little enough to hold.
-PIECE_BYTES = 4 << 20
+CHUNK_BYTES = 4 << 20
 
 #: Topics and partitions that are checked before the reactor gets a turn: some 5 us each.
 CHECKS_PER_TURN = 500
@@ -50,13 +50,13 @@ _TOPIC_ID_BYTES = 16
 _NEVER = LONG_MAX
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class CleanerCheckpoint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where the last pass over a partition ended, how many bytes it left before that, and where the log began then."""
 
     end: int = 0
     clean_bytes: int = 0
     start: int = 0
-    horizons: list[Horizon] = []
+    horizons: list[DeleteHorizon] = []
 
     def clean_bytes_from(self, start_offset: int) -> int:
         """About how many of them are left when the log begins at `start_offset`."""
@@ -66,7 +66,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class CleanableRange:
     """How far a pass may go: through the entries from `start` on, up to the first that it must leave alone.
 
     That is one that does not end before `end`, is newer than `newest` (ms), or neither begins within the first `old_bytes` bytes nor is as old as
@@ -87,7 +87,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdlePartition:
     """A partition in which there is nothing to compact before `until` (ms), as long as the other values stay the same."""
 
     start: int
@@ -98,8 +98,8 @@ class Idle:
 
 
 async def plan(
-    log: PartitionLog, config: CompactionConfig, progress: Progress, now: int
-) -> tuple[Reach | None, int]:
+    log: PartitionLog, config: CompactionConfig, progress: CleanerCheckpoint, now: int
+) -> tuple[CleanableRange | None, int]:
     """How far a pass may go, None where none is worth it yet; and the time (ms) until which that stays so if the log does not change.
 
     The bytes that it is decided by are counted, or estimated from the offsets.
@@ -111,7 +111,7 @@ async def plan(
     if start >= end or not dirty:
         return None, _NEVER
     may_be_overdue = now > config.max_compaction_lag_ms
-    if not may_be_overdue and not _is_worth_it(dirty, clean, config):
+    if not may_be_overdue and not _is_above_dirty_ratio(dirty, clean, config):
         # Nothing needs to be read: no more than all of it can be cleanable.
         return None, _NEVER
     old_age = min(config.segment_ms, config.max_compaction_lag_ms)
@@ -132,14 +132,14 @@ async def plan(
         cleanable = min(cleanable, await bytes_of_age(config.min_compaction_lag_ms))
     if cleanable <= 0:
         return None, until
-    if not _is_worth_it(cleanable, clean, config):
+    if not _is_above_dirty_ratio(cleanable, clean, config):
         overdue_at = await _overdue_at(log, start, config) if may_be_overdue else _NEVER
         if now < overdue_at:
             return None, min(until, overdue_at)
-    return Reach(start, end - 1, dirty - config.segment_bytes, old, newest), until
+    return CleanableRange(start, end - 1, dirty - config.segment_bytes, old, newest), until
 
 
-def _is_worth_it(cleanable: int, clean: int, config: CompactionConfig) -> bool:
+def _is_above_dirty_ratio(cleanable: int, clean: int, config: CompactionConfig) -> bool:
     return cleanable / (clean + cleanable) > config.min_cleanable_dirty_ratio
 
 
@@ -151,21 +151,21 @@ async def _overdue_at(log: PartitionLog, start: int, config: CompactionConfig) -
     return entries[0].max_timestamp + config.max_compaction_lag_ms + 1
 
 
-class Compaction:
+class LogCleaner:
     """The compacted topics of one broker. `round` checks each partition once; `stop` ends it at the next piece.
 
     A partition that was found idle costs no I/O until it changes. Space is reclaimed at the interval of retention, since that asks the store.
     """
 
     def __init__(
-        self, broker: Broker, *, max_keys: int = MAX_KEYS, piece_bytes: int = PIECE_BYTES
+        self, broker: Broker, *, max_keys: int = MAX_KEYS, piece_bytes: int = CHUNK_BYTES
     ) -> None:
         self._broker = broker
         self._max_keys = max_keys
         self._piece_bytes = piece_bytes
         self._table: StateTable | None = None
-        self._progress: dict[bytes, Progress] = {}
-        self._idle: dict[bytes, Idle] = {}
+        self._progress: dict[bytes, CleanerCheckpoint] = {}
+        self._idle: dict[bytes, IdlePartition] = {}
         self._left: set[bytes] = set()
         self._reclaims_at = 0
         self._is_stopped = False
@@ -220,7 +220,7 @@ class Compaction:
     def _is_there(self, key: bytes) -> bool:
         return self._broker.topics.get(key[:_TOPIC_ID_BYTES]) is not None
 
-    def _is_over(self, live: LiveTopic) -> bool:
+    def _is_over(self, live: TopicState) -> bool:
         return (
             self._is_stopped
             or not live.config.compacts
@@ -228,7 +228,7 @@ class Compaction:
         )
 
     async def _look_after(
-        self, live: LiveTopic, index: int, table: StateTable, *, reclaims: bool
+        self, live: TopicState, index: int, table: StateTable, *, reclaims: bool
     ) -> None:
         if index not in live.partitions and self._broker.store.retains_by_itself:
             # To open it would take it away from whoever leads it.
@@ -256,7 +256,7 @@ class Compaction:
                     "compaction failed", topic=live.name, partition=index, reason=str(failure)
                 )
 
-    async def _reclaim(self, live: LiveTopic, partition: Partition) -> None:
+    async def _reclaim(self, live: TopicState, partition: Partition) -> None:
         try:
             await partition.log.reclaim()
         except StorageFailed as failure:
@@ -267,7 +267,7 @@ class Compaction:
                 reason=str(failure),
             )
 
-    def _tell_left(self, live: LiveTopic) -> None:
+    def _tell_left(self, live: TopicState) -> None:
         """Once a topic."""
         if live.topic.topic_id not in self._left:
             self._left.add(live.topic.topic_id)
@@ -276,19 +276,19 @@ class Compaction:
                 topic=live.name,
             )
 
-    async def _pass(self, live: LiveTopic, partition: Partition, table: StateTable) -> bool:
+    async def _pass(self, live: TopicState, partition: Partition, table: StateTable) -> bool:
         """One pass where it is worth it; whether another should follow at once. Raises StorageError."""
         log, config, now = partition.log, live.config.compaction, self._broker.now()
         key = live.topic.topic_id + partition.index.to_bytes(4, "big")
         idle = self._idle.pop(key, None)
-        if idle is not None and now < idle.until and idle == _idle(log, config, idle.until):
+        if idle is not None and now < idle.until and idle == _idle_state(log, config, idle.until):
             self._idle[key] = idle
             return False
         progress = self._progress.get(key)
         if progress is None or progress.end > log.end_offset:
             # The log may have lost its end, as when only it was restored from a backup.
-            progress = Progress(log.start_offset)
-        looked_at = _idle(log, config, now)
+            progress = CleanerCheckpoint(log.start_offset)
+        looked_at = _idle_state(log, config, now)
         reach, until = await plan(log, config, progress, now)
         if reach is None:
             self._idle[key] = replace(looked_at, until=until)
@@ -310,12 +310,12 @@ class Compaction:
         horizons = progress.horizons
         if found.unreadable:
             # A value that a tombstone deletes may be among them: no tombstone of this pass may go.
-            _tell_unreadable(partition, found)
+            _warn_unreadable(partition, found)
         else:
-            horizons = add_horizon(
+            horizons = add_delete_horizon(
                 horizons, found.end, self._broker.now(), config.delete_retention_ms
             )
-        done = Progress(found.end, clean_bytes, start_offset, horizons)
+        done = CleanerCheckpoint(found.end, clean_bytes, start_offset, horizons)
         await table.put({key: _ENCODER.encode(done)})
         self._progress[key] = done
         _log.debug(
@@ -329,11 +329,11 @@ class Compaction:
         )
         return found.is_full
 
-    async def _read_keys(self, live: LiveTopic, log: PartitionLog, reach: Reach) -> LastOffsets:
+    async def _read_keys(
+        self, live: TopicState, log: PartitionLog, reach: CleanableRange
+    ) -> OffsetMap:
         """The keys of what the pass may reach, or of as much of it as there is room for."""
-        found = LastOffsets(
-            reach.start, self._max_keys, self._broker.settings.max_decompressed_bytes
-        )
+        found = OffsetMap(reach.start, self._max_keys, self._broker.settings.max_decompressed_bytes)
         bytes_before = 0
         while not found.is_full and not self._is_over(live):
             admitted: list[Entry] = []
@@ -350,11 +350,15 @@ class Compaction:
         return found
 
     async def _clean(
-        self, live: LiveTopic, partition: Partition, found: LastOffsets, horizons: Sequence[Horizon]
+        self,
+        live: TopicState,
+        partition: Partition,
+        found: OffsetMap,
+        horizons: Sequence[DeleteHorizon],
     ) -> int | None:
         """Rewrite the log up to the end of `found`; the bytes that are left there, None where it was broken off."""
         log = partition.log
-        cleaning = Cleaning(
+        cleaning = Cleaner(
             found, horizons, self._broker.now(), self._broker.settings.max_decompressed_bytes
         )
         offset, left = log.start_offset, 0
@@ -380,8 +384,8 @@ class Compaction:
         return left
 
 
-def _idle(log: PartitionLog, config: CompactionConfig, until: int) -> Idle:
-    return Idle(log.start_offset, log.end_offset, log.size, config, until)
+def _idle_state(log: PartitionLog, config: CompactionConfig, until: int) -> IdlePartition:
+    return IdlePartition(log.start_offset, log.end_offset, log.size, config, until)
 
 
 async def _replace(
@@ -399,7 +403,7 @@ async def _replace(
         await log.replace(entries[first].base_offset, entries[last].last_offset, left)
 
 
-def _tell_unreadable(partition: Partition, found: LastOffsets) -> None:
+def _warn_unreadable(partition: Partition, found: OffsetMap) -> None:
     offset, reason = next(iter(found.unreadable.items()))
     count = len(found.unreadable)
     message = "some records cannot be read and were not compacted"
@@ -423,4 +427,4 @@ def _last_batches(partition: Partition) -> set[int]:
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Progress)
+_DECODER = msgspec.msgpack.Decoder(CleanerCheckpoint)

@@ -28,34 +28,34 @@ _TURN_BYTES = 64 << 10
 _TURN_PAUSE_SECONDS = 50e-6
 
 
-class Horizon(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class DeleteHorizon(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tombstones before the offset `end`, and not before that of an earlier horizon, may go from `time` (ms) on."""
 
     end: int
     time: int
 
 
-def add_horizon(
-    horizons: Sequence[Horizon], end: int, now: int, delete_retention_ms: int
-) -> list[Horizon]:
+def add_delete_horizon(
+    horizons: Sequence[DeleteHorizon], end: int, now: int, delete_retention_ms: int
+) -> list[DeleteHorizon]:
     """The horizons after a pass that reached the offset `end`; its tombstones stay for at least `delete_retention_ms` from now.
 
     Times are rounded up, and stretches that may go already are joined, so that there are never many.
     """
     step = max(1, delete_retention_ms // _HORIZON_STEPS)
     time = -(-(now + delete_retention_ms) // step) * step
-    joined: list[Horizon] = []
-    for one in (*horizons, Horizon(end, time)):
+    joined: list[DeleteHorizon] = []
+    for one in (*horizons, DeleteHorizon(end, time)):
         if joined and (joined[-1].time == one.time or max(joined[-1].time, one.time) <= now):
-            one = Horizon(one.end, max(joined.pop().time, one.time))
+            one = DeleteHorizon(one.end, max(joined.pop().time, one.time))
         joined.append(one)
     while len(joined) > _MAX_HORIZONS:
         first, second, *rest = joined
-        joined = [Horizon(second.end, max(first.time, second.time)), *rest]
+        joined = [DeleteHorizon(second.end, max(first.time, second.time)), *rest]
     return joined
 
 
-class LastOffsets:
+class OffsetMap:
     """The last offset of every key in a stretch of a log, from `start` to before `end`; `limit` is the most keys that it holds."""
 
     __slots__ = (
@@ -82,7 +82,7 @@ class LastOffsets:
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Read on. Where the limit is reached, `end` is at the first record that has no place any more, be it in the middle of an entry."""
-        for entry in _by_turns(entries):
+        for entry in _yielding_gil(entries):
             try:
                 self._add(entry)
             except RecordsError as failure:
@@ -98,7 +98,7 @@ class LastOffsets:
         ):
             if key is None or offset < self.start:
                 continue
-            short = _short(key)
+            short = _hashed_key(key)
             if len(self._offsets) >= self._limit and short not in self._offsets:
                 self.is_full = True
                 self.end = offset
@@ -107,10 +107,10 @@ class LastOffsets:
 
     def has_later(self, key: bytes, offset: int) -> bool:
         """Whether a record of `key` behind `offset` is known."""
-        return self._offsets.get(_short(key), -1) > offset
+        return self._offsets.get(_hashed_key(key), -1) > offset
 
 
-def _by_turns(entries: Iterable[Entry]) -> Iterator[Entry]:
+def _yielding_gil(entries: Iterable[Entry]) -> Iterator[Entry]:
     """The entries, with pauses in which other threads get the interpreter's lock: left to itself it is handed over every 5 ms only."""
     size = 0
     for entry in entries:
@@ -121,19 +121,19 @@ def _by_turns(entries: Iterable[Entry]) -> Iterator[Entry]:
             sleep(_TURN_PAUSE_SECONDS)
 
 
-def _short(key: bytes) -> bytes:
+def _hashed_key(key: bytes) -> bytes:
     return key if len(key) < HASH_BYTES else blake2b(key, digest_size=HASH_BYTES).digest()
 
 
-class Cleaning:
+class Cleaner:
     """One pass: what it takes away. `now` (ms) decides which tombstones may go."""
 
     __slots__ = ("_ends", "_horizons", "_last_offsets", "_max_decompressed_bytes", "_now")
 
     def __init__(
         self,
-        last_offsets: LastOffsets,
-        horizons: Sequence[Horizon],
+        last_offsets: OffsetMap,
+        horizons: Sequence[DeleteHorizon],
         now: int,
         max_decompressed_bytes: int,
     ) -> None:
@@ -148,7 +148,7 @@ class Cleaning:
 
         `last_batches` are the last offsets of batches that must keep their header at least, since a producer's sequence stands nowhere else.
         """
-        return [self._rewrite(entry, last_batches) for entry in _by_turns(entries)]
+        return [self._rewrite(entry, last_batches) for entry in _yielding_gil(entries)]
 
     def _rewrite(self, entry: Entry, last_batches: Container[int]) -> Entry | None:
         unreadable, payload = self._last_offsets.unreadable, entry.payload
@@ -159,7 +159,7 @@ class Cleaning:
                 payload, self._stays, max_decompressed_bytes=self._max_decompressed_bytes
             )
             if left is None:
-                return _emptied(entry) if _is_last_of_producer(entry, last_batches) else None
+                return _emptied_batch(entry) if _is_last_of_producer(entry, last_batches) else None
             if left == payload:
                 return entry
             newest_left = newest(left)
@@ -196,6 +196,6 @@ def _is_last_of_producer(entry: Entry, last_batches: Container[int]) -> bool:
     return read_batch(payload).has_producer
 
 
-def _emptied(entry: Entry) -> Entry:
+def _emptied_batch(entry: Entry) -> Entry:
     """No record has its timestamp any more."""
     return Entry(entry.base_offset, entry.last_offset, -1, empty_batch(entry.payload))

@@ -19,7 +19,7 @@ from compat.records import (
     check_message_set,
     up_convert,
 )
-from gateway.partitions.record_batch import Batch, read_batch
+from gateway.partitions.record_batch import BatchHeader, read_batch
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError, release
 
@@ -27,7 +27,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError, release
 LARGE_MESSAGE_SET = 64 << 10
 
 
-async def check_old(records: memoryview, caller: Caller) -> MessageSet:
+async def validate_message_set(records: memoryview, caller: Caller) -> MessageSet:
     """What there is to know of a set before it is stored. Raises KafkaError."""
     limit = caller.broker.settings.max_decompressed_bytes
     try:
@@ -46,7 +46,9 @@ async def check_old(records: memoryview, caller: Caller) -> MessageSet:
         raise _error(failure) from failure
 
 
-async def as_batch(records: memoryview, caller: Caller) -> tuple[memoryview, Batch, int]:
+async def convert_to_batch(
+    records: memoryview, caller: Caller
+) -> tuple[memoryview, BatchHeader, int]:
     """A checked set that is not empty, in one batch: its codec, keys, values and timestamps (none from format 0) stay. With the CPU time that it took, in
     microseconds. Raises KafkaError."""
     limit = caller.broker.settings.max_decompressed_bytes

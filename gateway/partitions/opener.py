@@ -12,20 +12,20 @@ from typing import Any
 
 from gateway import logs
 from gateway.coroutines import Clock
-from gateway.partitions.partition import Partition, Recovery, storage_error
+from gateway.partitions.partition import Partition, ProducerRecovery, storage_error
 from gateway.partitions.producer_snapshots import ProducerSnapshots
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
-from gateway.topics.topic_state import LiveTopic, Opening, Troubles
+from gateway.topics.topic_state import OpenBackoff, Opening, TopicState
 from storage.log import StorageError, Store, UnknownTopic
 
 _log = logs.part(__name__)
 
 #: The pause after the second failure in a row. The first has none, since most are over at once; each further one has twice as much.
-FIRST_PAUSE_SECONDS = 0.1
+INITIAL_BACKOFF = 0.1
 
 
-class Leading:
+class PartitionOpener:
     """`start` runs a coroutine in the background."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Leading:
         #: Goes up whenever a partition's leader epoch is another than clients may have been told, for caches.
         self.version = 0
 
-    async def partition(self, live: LiveTopic, index: int) -> Partition:
+    async def partition(self, live: TopicState, index: int) -> Partition:
         """A partition that is there but not open, once it is. Raises KafkaError."""
         opening = live.opening.get(index) or self._begin(live, index)
         try:
@@ -57,7 +57,7 @@ class Leading:
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, "the partition is still being opened"
             ) from None
 
-    def open_soon(self, live: LiveTopic, index: int) -> None:
+    def open_soon(self, live: TopicState, index: int) -> None:
         """Begin to open a partition; whoever asks for it hears what came of it."""
         if (
             index in live.partitions
@@ -69,11 +69,11 @@ class Leading:
         if troubles is None or self._clock.seconds() >= troubles.until:
             self._begin(live, index)
 
-    def epoch_of(self, live: LiveTopic, index: int) -> int:
+    def epoch_of(self, live: TopicState, index: int) -> int:
         """The epoch of a partition's leader as far as it is known."""
         return live.epochs.get(index, self._unknown_epoch)
 
-    def _begin(self, live: LiveTopic, index: int) -> Opening:
+    def _begin(self, live: TopicState, index: int) -> Opening:
         now = self._clock.seconds()
         troubles = live.troubles.get(index)
         if troubles is not None and now < troubles.until:
@@ -82,7 +82,7 @@ class Leading:
         self._start(self._open(live, index, opening))
         return opening
 
-    async def _open(self, live: LiveTopic, index: int, opening: Opening) -> None:
+    async def _open(self, live: TopicState, index: int, opening: Opening) -> None:
         try:
             partition = await self._opened(live, index)
         except StorageError as failure:
@@ -133,7 +133,9 @@ class Leading:
                 "the partition's idempotent producers are still being recovered",
             ) from None
 
-    async def _recover(self, live: LiveTopic, partition: Partition, recovery: Recovery) -> None:
+    async def _recover(
+        self, live: TopicState, partition: Partition, recovery: ProducerRecovery
+    ) -> None:
         """Reads and what asks for no sequence are served meanwhile."""
         try:
             await self._snapshots.replay(live.topic.topic_id, partition, recovery)
@@ -161,7 +163,7 @@ class Leading:
             partition.recovery = None
             recovery.ended.succeed(None)
 
-    async def _opened(self, live: LiveTopic, index: int) -> Partition:
+    async def _opened(self, live: TopicState, index: int) -> Partition:
         log = await self._store.log(live.name, index)
         if live.is_gone:
             # Deleted meanwhile; the log may even be that of a new topic of the same name.
@@ -171,11 +173,13 @@ class Leading:
             live.name, index, log, live.config, producers, partial(self._give_up, live)
         )
         if offset < log.end_offset:
-            partition.recovery = Recovery(offset, self._clock.seconds() + self._longest_wait)
+            partition.recovery = ProducerRecovery(
+                offset, self._clock.seconds() + self._longest_wait
+            )
         return partition
 
     def _give_up(
-        self, live: LiveTopic, partition: Partition, reason: KafkaError | None = None
+        self, live: TopicState, partition: Partition, reason: KafkaError | None = None
     ) -> None:
         """Its log is finished, or its producers cannot be recovered: the next who asks for the partition has it opened anew."""
         index = partition.index
@@ -200,13 +204,13 @@ class Leading:
         )
         self._note_trouble(live, index, reason or other_leader)
 
-    def _note_trouble(self, live: LiveTopic, index: int, reason: KafkaError) -> None:
+    def _note_trouble(self, live: TopicState, index: int, reason: KafkaError) -> None:
         before = live.troubles.get(index)
         count = 1 if before is None else before.count + 1
         # The exponent is bounded, too: a partition may fail for weeks.
         pause = (
             0.0
             if count == 1
-            else min(FIRST_PAUSE_SECONDS * 2 ** min(count - 2, 20), self._longest_pause)
+            else min(INITIAL_BACKOFF * 2 ** min(count - 2, 20), self._longest_pause)
         )
-        live.troubles[index] = Troubles(count, self._clock.seconds() + pause, reason)
+        live.troubles[index] = OpenBackoff(count, self._clock.seconds() + pause, reason)

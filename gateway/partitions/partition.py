@@ -17,8 +17,8 @@ import msgspec
 from compat.records import MessageSet, stamp_message_set
 from gateway.configs.topic_configs import TopicConfig
 from gateway.coroutines import Shared, has_ended, start
-from gateway.partitions.producer_state import Producers, Sent
-from gateway.partitions.record_batch import Batch, stamp_batch
+from gateway.partitions.producer_state import BatchMetadata, ProducerStateManager
+from gateway.partitions.record_batch import BatchHeader, stamp_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import (
     Buffer,
@@ -35,7 +35,7 @@ from storage.log import (
 )
 
 
-class Appended(msgspec.Struct, frozen=True, gc=False):
+class AppendResult(msgspec.Struct, frozen=True, gc=False):
     """Where records went. `log_append_time` (ms) is -1 where the topic keeps the producer's timestamps."""
 
     base_offset: int
@@ -43,35 +43,35 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
 
 
 #: From so many unpacked bytes on, a set that must be packed anew is packed on another thread: some half a millisecond of work.
-LARGE_SET = 64 << 10
+REPACK_IN_THREAD_BYTES = 64 << 10
 
 #: Is told of a partition whose log is finished.
-GivenUp = Callable[["Partition"], None]
+FencedCallback = Callable[["Partition"], None]
 
 #: Runs a function on another thread.
-Run = Callable[..., Awaitable[Any]]
+RunInThread = Callable[..., Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _QueuedAppend:
     """An append that waits for the one before it to be packed. `queue` puts it into the log, and gives the wait for durability."""
 
-    queue: Callable[[], Awaitable[Coroutine[Any, Any, Appended]]]
-    result: Shared[Appended] = field(default_factory=Shared)
+    queue: Callable[[], Awaitable[Coroutine[Any, Any, AppendResult]]]
+    result: Shared[AppendResult] = field(default_factory=Shared)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sequenced:
+class _InFlightBatch:
     """An idempotent producer's batch in flight. `end_offset`: the log's end before it was queued."""
 
-    batch: Batch
+    batch: BatchHeader
     now: int
     end_offset: int
-    shared: Shared[Appended] = field(default_factory=Shared)
+    shared: Shared[AppendResult] = field(default_factory=Shared)
 
 
 @dataclass(slots=True)
-class Recovery:
+class ProducerRecovery:
     """The replay of the log into the state of the idempotent producers.
 
     `offset` is how far it has come. A request waits for its end until `until` at most, in seconds of the broker's clock.
@@ -108,8 +108,8 @@ class Partition:
         index: int,
         log: PartitionLog,
         config: TopicConfig,
-        producers: Producers,
-        give_up: GivenUp | None = None,
+        producers: ProducerStateManager,
+        give_up: FencedCallback | None = None,
     ) -> None:
         self.topic = topic
         self.index = index
@@ -118,14 +118,14 @@ class Partition:
         self.producers = producers
         self._give_up = give_up
         #: While it lasts, and if it has failed, nothing of an idempotent producer may be appended.
-        self.recovery: Recovery | None = None
+        self.recovery: ProducerRecovery | None = None
         #: Bytes appended since the producers' state was last saved.
         self.unsaved_bytes = 0
         # Idempotent producers' batches by the offset they were queued at, oldest first; a retry waits
         # for the first try. A batch whose outcome is unknown stays: snapshots must not skip it.
-        self._in_flight: dict[int, _Sequenced] = {}
+        self._in_flight: dict[int, _InFlightBatch] = {}
         # The large set that is being packed anew, and what came after it: nothing may overtake it, for its offsets are within what is packed.
-        self._turns: deque[_Turn] = deque()
+        self._turns: deque[_QueuedAppend] = deque()
         # By format, the last stretch of offsets found to hold nothing for its consumers: (first, the one after).
         self._invisible: dict[int | None, tuple[int, int]] = {}
 
@@ -146,8 +146,8 @@ class Partition:
         return storage_error(failure)
 
     def append_batch(
-        self, records: memoryview, batch: Batch, now: int, called: str = ""
-    ) -> Coroutine[Any, Any, Appended]:
+        self, records: memoryview, batch: BatchHeader, now: int, called: str = ""
+    ) -> Coroutine[Any, Any, AppendResult]:
         """Queue a checked v2 batch; the coroutine ends when it is durable. Raises KafkaError at once, or later through the coroutine.
 
         `called` is the name of the topic that its producer uses, where that is known.
@@ -157,19 +157,19 @@ class Partition:
         return self._append_batch(records, batch, now, called)
 
     async def _queue_batch(
-        self, records: memoryview, batch: Batch, now: int, called: str
-    ) -> Coroutine[Any, Any, Appended]:
+        self, records: memoryview, batch: BatchHeader, now: int, called: str
+    ) -> Coroutine[Any, Any, AppendResult]:
         return self._append_batch(records, batch, now, called)
 
     def _append_batch(
-        self, records: memoryview, batch: Batch, now: int, called: str
-    ) -> Coroutine[Any, Any, Appended]:
+        self, records: memoryview, batch: BatchHeader, now: int, called: str
+    ) -> Coroutine[Any, Any, AppendResult]:
         if batch.has_producer:
             twin = self.producers.check(batch, called)
             if twin is not None:
                 # Looked up now: by the time the coroutine runs the first try may have failed, and be forgotten.
                 first = self._in_flight.get(twin.base_offset)
-                return _again(twin, None if first is None else first.shared)
+                return _duplicate_result(twin, None if first is None else first.shared)
         base_offset, end_offset = self.log.next_offset, self.log.end_offset
         log_append_time = now if self.config.is_log_append_time else None
         stamp_batch(records, base_offset, self.log.leader_epoch, log_append_time)
@@ -180,14 +180,14 @@ class Partition:
             timestamp if timestamp >= 0 else now,
             records,
         )
-        result = Appended(base_offset, -1 if log_append_time is None else log_append_time)
+        result = AppendResult(base_offset, -1 if log_append_time is None else log_append_time)
         waiting = self.log.append((entry,))
         if not batch.has_producer:
             return self._finish(waiting, result, len(records))
         self.producers.note(
             batch, base_offset, result.log_append_time, self.log.end_offset, now, called
         )
-        sequenced = self._in_flight[base_offset] = _Sequenced(batch, now, end_offset)
+        sequenced = self._in_flight[base_offset] = _InFlightBatch(batch, now, end_offset)
         finishing = self._finish(waiting, result, len(records), sequenced)
         if not has_ended(waiting):
             return finishing
@@ -197,18 +197,18 @@ class Partition:
         return _result(sequenced.shared)
 
     def append_message_set(
-        self, records: memoryview, checked: MessageSet, now: int, run: Run | None = None
-    ) -> Coroutine[Any, Any, Appended]:
+        self, records: memoryview, checked: MessageSet, now: int, run: RunInThread | None = None
+    ) -> Coroutine[Any, Any, AppendResult]:
         """Queue a checked set of format 0 or 1, as `append_batch`. An empty one is taken and comes to nothing, as in Kafka.
 
         `run` takes the packing of a large one to another thread.
         """
         if not checked.count:
-            return _nothing()
+            return _empty_append()
         is_large = (
             run is not None
             and checked.repack
-            and sum(len(one.inner or b"") for one in checked.compressed) >= LARGE_SET
+            and sum(len(one.inner or b"") for one in checked.compressed) >= REPACK_IN_THREAD_BYTES
         )
         if self._turns or is_large:
             return self._wait_for_turn(
@@ -228,8 +228,8 @@ class Partition:
         return now if self.config.is_log_append_time and checked.magic == 1 else None
 
     async def _queue_set(
-        self, records: memoryview, checked: MessageSet, now: int, run: Run | None
-    ) -> Coroutine[Any, Any, Appended]:
+        self, records: memoryview, checked: MessageSet, now: int, run: RunInThread | None
+    ) -> Coroutine[Any, Any, AppendResult]:
         while True:
             base_offset, log_append_time = self.log.next_offset, self._append_time(checked, now)
             if run is None:
@@ -243,9 +243,9 @@ class Partition:
             # An append that was in flight before it has failed meanwhile, and its offsets are free again.
 
     def _wait_for_turn(
-        self, queue: Callable[[], Awaitable[Coroutine[Any, Any, Appended]]]
-    ) -> Coroutine[Any, Any, Appended]:
-        turn = _Turn(queue)
+        self, queue: Callable[[], Awaitable[Coroutine[Any, Any, AppendResult]]]
+    ) -> Coroutine[Any, Any, AppendResult]:
+        turn = _QueuedAppend(queue)
         self._turns.append(turn)
         if len(self._turns) == 1:
             start(self._take_turns(), _done, _crash)
@@ -270,7 +270,7 @@ class Partition:
         base_offset: int,
         log_append_time: int | None,
         now: int,
-    ) -> Coroutine[Any, Any, Appended]:
+    ) -> Coroutine[Any, Any, AppendResult]:
         timestamp = checked.max_timestamp if log_append_time is None else log_append_time
         # Where no record says when it was written, retention counts from now, as Kafka's does from the time of the segment's file.
         entry = Entry(
@@ -282,13 +282,13 @@ class Partition:
         waiting = self.log.append((entry,))
         return self._finish(
             waiting,
-            Appended(base_offset, -1 if log_append_time is None else log_append_time),
+            AppendResult(base_offset, -1 if log_append_time is None else log_append_time),
             len(stamped),
         )
 
     async def _finish(
-        self, waiting: Any, result: Appended, size: int, sequenced: _Sequenced | None = None
-    ) -> Appended:
+        self, waiting: Any, result: AppendResult, size: int, sequenced: _InFlightBatch | None = None
+    ) -> AppendResult:
         queued_offset = result.base_offset
         try:
             assigned: int | None = await waiting
@@ -306,7 +306,7 @@ class Partition:
             raise error from failure
         self.unsaved_bytes += size
         if assigned is not None:
-            result = Appended(assigned, result.log_append_time)
+            result = AppendResult(assigned, result.log_append_time)
         if sequenced is not None:
             if assigned is not None:
                 self.producers.settle(
@@ -317,7 +317,7 @@ class Partition:
         return result
 
     def snapshot(self) -> bytes:
-        """The state of the idempotent producers, as `Producers.load` reads it.
+        """The state of the idempotent producers, as `ProducerStateManager.load` reads it.
 
         The log is replayed from where the oldest batch in flight may have been stored. In a log that
         assigns offsets itself, such a batch can lie before `end_offset` although it is not
@@ -356,14 +356,16 @@ class Partition:
         )
 
 
-async def _again(twin: Sent, first: Shared[Appended] | None) -> Appended:
+async def _duplicate_result(
+    twin: BatchMetadata, first: Shared[AppendResult] | None
+) -> AppendResult:
     """A retry: the answer of the first try, once that is durable."""
     if first is not None:
         return await first
-    return Appended(twin.base_offset, twin.log_append_time)
+    return AppendResult(twin.base_offset, twin.log_append_time)
 
 
-async def _result(result: Shared[Appended]) -> Appended:
+async def _result(result: Shared[AppendResult]) -> AppendResult:
     return await result
 
 
@@ -372,15 +374,15 @@ def _done(_: None) -> None:
 
 
 def _ignore(_: object) -> None:
-    """Those who wait have the outcome from `_Sequenced.shared`."""
+    """Those who wait have the outcome from `_InFlightBatch.shared`."""
 
 
 def _crash(failure: BaseException) -> None:
     raise failure
 
 
-async def _nothing() -> Appended:
-    return Appended(-1, -1)
+async def _empty_append() -> AppendResult:
+    return AppendResult(-1, -1)
 
 
 def storage_error(failure: StorageError) -> KafkaError:

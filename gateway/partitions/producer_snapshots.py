@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from gateway import logs
-from gateway.partitions.partition import Partition, Recovery
-from gateway.partitions.producer_state import Producers
+from gateway.partitions.partition import Partition, ProducerRecovery
+from gateway.partitions.producer_state import ProducerStateManager
 from gateway.partitions.record_batch import HEADER_BYTES, magic_of, read_batch
 from storage.log import OffsetOutOfRange, PartitionLog, StateTable, StorageError, Store, Topic
 
@@ -52,9 +52,9 @@ class ProducerSnapshots:
         self._table = await store.table("producers")
         self._rows = dict(await self._table.items())
 
-    def load(self, topic: Topic, index: int, log: PartitionLog) -> tuple[Producers, int]:
+    def load(self, topic: Topic, index: int, log: PartitionLog) -> tuple[ProducerStateManager, int]:
         """The producers' state by the last snapshot, and the offset from which the log must be replayed."""
-        producers = Producers(self._limit)
+        producers = ProducerStateManager(self._limit)
         row = self._rows.get(_key(topic.topic_id, index))
         if row is None:
             return producers, log.start_offset
@@ -69,7 +69,9 @@ class ProducerSnapshots:
         producers.truncate(log.end_offset)
         return producers, max(log.start_offset, min(claimed, log.end_offset))
 
-    async def replay(self, topic_id: bytes, partition: Partition, recovery: Recovery) -> None:
+    async def replay(
+        self, topic_id: bytes, partition: Partition, recovery: ProducerRecovery
+    ) -> None:
         """Bring the producers' state up to the log's present end, saving it at steps. Raises StorageError.
 
         After an error `recovery.offset` tells how far it has come, and so does a snapshot taken then.

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import structs
 
-from gateway.partitions.record_batch import Batch
+from gateway.partitions.record_batch import BatchHeader
 from gateway.protocol.errors import ErrorCode, KafkaError
 
 #: How many of a producer's last batches are remembered: the most that a client has in flight with idempotence on (KIP-98).
-REMEMBERED_BATCHES = 5
+BATCHES_TO_RETAIN = 5
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class BatchMetadata(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One batch of a producer: its epoch, its first and last sequence and offset, and the log append time its answer bore."""
 
     epoch: int
@@ -31,15 +31,15 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 @dataclass(slots=True)
-class Producer:
+class ProducerStateEntry:
     """`sent` is oldest first; `last_seen` is when it last wrote, by the gateway's clock; `called` is the name of the topic that it uses, if known."""
 
-    sent: list[Sent]
+    sent: list[BatchMetadata]
     last_seen: int
     called: str = ""
 
 
-class Producers:
+class ProducerStateManager:
     """The producers of one partition. `limit` is the most that are remembered; the one silent longest is forgotten first.
 
     A producer with a batch in flight is kept, even over the limit: a retry of the batch would be stored again.
@@ -49,15 +49,15 @@ class Producers:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._producers: dict[int, Producer] = {}
+        self._producers: dict[int, ProducerStateEntry] = {}
 
     def __len__(self) -> int:
         return len(self._producers)
 
-    def __iter__(self) -> Iterator[tuple[int, Producer]]:
+    def __iter__(self) -> Iterator[tuple[int, ProducerStateEntry]]:
         return iter(self._producers.items())
 
-    def check(self, batch: Batch, called: str = "") -> Sent | None:
+    def check(self, batch: BatchHeader, called: str = "") -> BatchMetadata | None:
         """None for a batch that is next in its producer's order, or what was noted of it before if it is a retry.
 
         Raises KafkaError: INVALID_PRODUCER_EPOCH for an epoch that is past, OUT_OF_ORDER_SEQUENCE_NUMBER for a gap. A producer that is not
@@ -102,7 +102,7 @@ class Producers:
 
     def note(
         self,
-        batch: Batch,
+        batch: BatchHeader,
         base_offset: int,
         log_append_time: int,
         durable_end: int,
@@ -110,7 +110,7 @@ class Producers:
         called: str = "",
     ) -> None:
         """Remember a batch that was just queued at `base_offset`. Batches before `durable_end` cannot fail any more and may be let go."""
-        sent = Sent(
+        sent = BatchMetadata(
             batch.producer_epoch,
             batch.base_sequence,
             batch.last_sequence,
@@ -122,19 +122,19 @@ class Producers:
         if called:
             producer.called = called
 
-    def _put(self, producer_id: int, sent: Sent, now: int, durable_end: int) -> Producer:
+    def _put(
+        self, producer_id: int, sent: BatchMetadata, now: int, durable_end: int
+    ) -> ProducerStateEntry:
         producer = self._producers.pop(producer_id, None)
         if producer is None:
-            producer = Producer([], now)
+            producer = ProducerStateEntry([], now)
             self._evict(durable_end)
         # Put back at the end: the order of the dictionary is the order of last use.
         self._producers[producer_id] = producer
         producer.last_seen = now
         producer.sent.append(sent)
         # Of those that may still fail none may be dropped, or a rewind could not find the last good one.
-        while (
-            len(producer.sent) > REMEMBERED_BATCHES and producer.sent[1].last_offset < durable_end
-        ):
+        while len(producer.sent) > BATCHES_TO_RETAIN and producer.sent[1].last_offset < durable_end:
             del producer.sent[0]
         return producer
 
@@ -156,7 +156,7 @@ class Producers:
         producer = self._producers.get(producer_id)
         for number, sent in enumerate(producer.sent if producer else ()):
             if producer is not None and sent.base_offset == base_offset:
-                producer.sent[number : number + 1] = [] if number else [_before(sent)]
+                producer.sent[number : number + 1] = [] if number else [_predecessor_of(sent)]
                 return
 
     def rewind(self, end_offset: int) -> None:
@@ -169,10 +169,15 @@ class Producers:
                 first = producer.sent[0]
                 producer.sent = [
                     sent for sent in producer.sent if sent.last_offset < end_offset
-                ] or [_before(first)]
+                ] or [_predecessor_of(first)]
 
     def settle(
-        self, batch: Batch, queued_offset: int, base_offset: int, log_append_time: int, now: int
+        self,
+        batch: BatchHeader,
+        queued_offset: int,
+        base_offset: int,
+        log_append_time: int,
+        now: int,
     ) -> None:
         """What was noted at `queued_offset` is stored at `base_offset`: that of a log which gives offsets out itself is known only then.
 
@@ -204,7 +209,7 @@ class Producers:
         ]:
             del self._producers[producer_id]
 
-    def replay(self, batch: Batch, now: int) -> None:
+    def replay(self, batch: BatchHeader, now: int) -> None:
         """Note a batch found in the log, as `note` did when it was appended, unless the snapshot held it already."""
         if batch.has_producer and not self._is_noted(batch):
             self.note(
@@ -215,7 +220,7 @@ class Producers:
                 now,
             )
 
-    def _is_noted(self, batch: Batch) -> bool:
+    def _is_noted(self, batch: BatchHeader) -> bool:
         """Whether the batch, or a later one of its producer, is known. Older ones than the remembered ones are no news."""
         producer = self._producers.get(batch.producer_id)
         return producer is not None and batch.base_offset <= producer.sent[-1].last_offset
@@ -223,7 +228,7 @@ class Producers:
     def snapshot(self, durable_end: int, replay_from: int | None = None) -> bytes:
         """All that is durable, to be put beside the log; `load` reads it. The log must be replayed from `replay_from` on, by default `durable_end`."""
         rows = [
-            (producer_id, producer.last_seen, durable[-REMEMBERED_BATCHES:])
+            (producer_id, producer.last_seen, durable[-BATCHES_TO_RETAIN:])
             for producer_id, producer in self._producers.items()
             if (durable := [sent for sent in producer.sent if sent.last_offset < durable_end])
         ]
@@ -233,14 +238,14 @@ class Producers:
         """Take over a snapshot; the offset from which the log must be replayed. Raises msgspec.DecodeError."""
         replay_from, rows = _DECODER.decode(snapshot)
         for producer_id, last_seen, sent in rows[-self._limit :]:
-            self._producers[producer_id] = Producer(sent, last_seen)
+            self._producers[producer_id] = ProducerStateEntry(sent, last_seen)
         return replay_from
 
 
-def _before(sent: Sent) -> Sent:
+def _predecessor_of(sent: BatchMetadata) -> BatchMetadata:
     """As if the batch before this one were known, though not where it went: it is no batch's twin."""
-    return Sent(sent.epoch, -1, (sent.first_sequence - 1) & 0x7FFFFFFF, -1, -1)
+    return BatchMetadata(sent.epoch, -1, (sent.first_sequence - 1) & 0x7FFFFFFF, -1, -1)
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, list[Sent]]]])
+_DECODER = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, int, list[BatchMetadata]]]])

@@ -34,7 +34,7 @@ _ZSTD = 4
 _FIRST_PRODUCE_WITH_ZSTD = 7
 
 
-class Batch(msgspec.Struct, frozen=True, gc=False):
+class BatchHeader(msgspec.Struct, frozen=True, gc=False):
     """What the header says, with timestamps in milliseconds."""
 
     base_offset: int
@@ -78,10 +78,10 @@ def magic_of(records: Buffer) -> int:
     return magic if magic < 0x80 else magic - 0x100
 
 
-def read_batch(records: Buffer) -> Batch:
+def read_batch(records: Buffer) -> BatchHeader:
     """The header at the start of `records`, unchecked. Raises struct.error where there are fewer than 61 bytes."""
     fields = _HEADER.unpack_from(records)
-    return Batch(
+    return BatchHeader(
         fields[0],
         fields[1] + _SIZE_BEFORE_LENGTH,
         fields[2],
@@ -95,12 +95,12 @@ def read_batch(records: Buffer) -> Batch:
     )
 
 
-def check_batch(records: memoryview, produce_version: int) -> Batch:
+def check_batch(records: memoryview, produce_version: int) -> BatchHeader:
     """Check what a producer sent for one partition: exactly one whole batch that a broker may store.
 
     Follows ProduceRequest.validateRecords, DefaultRecordBatch.ensureValid and LogValidator.validateBatch. Raises KafkaError.
     """
-    found: Batch | None = compiled.batch(records, produce_version, Batch)
+    found: BatchHeader | None = compiled.batch(records, produce_version, BatchHeader)
     if found is not None:
         return found
     if len(records) > MAGIC and records[MAGIC] != 2:

@@ -14,10 +14,10 @@ from gateway.partitions.record_batch import magic_of, read_batch, stamp_batch
 from storage.log import Buffer
 from storage.plain_records import ProducerSequence, Record, RecordBatch
 
-_NOBODY = ProducerSequence(-1, -1, -1)
+_NO_PRODUCER = ProducerSequence(-1, -1, -1)
 
 
-class Format2:
+class V2BatchFormat:
     """`max_decompressed_bytes` bounds what a produced batch may unpack to."""
 
     def __init__(self, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> None:
@@ -45,7 +45,7 @@ class Format2:
     def pack(self, batch: RecordBatch) -> bytearray:
         """`BatchFormat.pack`."""
         first = batch.records[0].timestamp
-        producer = batch.sequence or _NOBODY
+        producer = batch.sequence or _NO_PRODUCER
         header = Batch(
             base_offset=0,
             leader_epoch=0,

@@ -7,7 +7,7 @@ and like all unknown names they stop the start.
 from __future__ import annotations
 
 #: From KoP's KafkaServiceConfiguration and, of Pulsar's broker, what KoP goes by. Its allowed namespaces go without the prefix, too.
-OUR_NAMES = {
+SETTING_BY_KOP_NAME = {
     "allowAutoTopicCreation": "auto_create_topics_enable",
     "allowedNamespaces": "pulsar_allowed_namespaces",
     "brokerClientCertificateFilePath": "pulsar_tls_certificate_file",
@@ -39,9 +39,9 @@ OUR_NAMES = {
     "saslAllowedMechanisms": "sasl_enabled_mechanisms",
 }
 
-_IN_SMALL_LETTERS = {name.lower(): name for name in OUR_NAMES}
+_BY_LOWER_CASE = {name.lower(): name for name in SETTING_BY_KOP_NAME}
 
 
-def in_small_letters(name: str) -> str | None:
+def kop_name_for(name: str) -> str | None:
     """KoP's name that `name` is in small letters, as an environment variable leaves it; None for no such name."""
-    return _IN_SMALL_LETTERS.get(name)
+    return _BY_LOWER_CASE.get(name)

@@ -16,11 +16,11 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 
-from gateway.settings.kop_aliases import OUR_NAMES, in_small_letters
+from gateway.settings.kop_aliases import SETTING_BY_KOP_NAME, kop_name_for
 from gateway.settings.model import Settings
 
 PREFIX = "KOPGATE_"
-NOT_SETTINGS = frozenset({"KOPGATE_CONFIG", "KOPGATE_PURE_PYTHON"})
+OTHER_VARIABLES = frozenset({"KOPGATE_CONFIG", "KOPGATE_PURE_PYTHON"})
 
 
 class SettingsError(Exception):
@@ -47,14 +47,14 @@ def load(
         (_file(config, problems), lambda field: f"{config}: {field}"),
         (_environment(problems), lambda field: f"{PREFIX}{field.upper()}"),
         (
-            {name: _typed(name, value) for name, value in flags.items()},
+            {name: _coerce(name, value) for name, value in flags.items()},
             lambda field: (flag_names or {}).get(field, f"--set {field}"),
         ),
     ]
     for layer, name_of in layers:
         by_other_names: set[str] = set()
         for name, value in layer.items():
-            field = OUR_NAMES.get(name, name)
+            field = SETTING_BY_KOP_NAME.get(name, name)
             if field != name:
                 if field in layer or field in by_other_names:
                     problems.append(f"{name_of(name)}: it is {field}, which is given too")
@@ -84,26 +84,26 @@ def _file(path: Path | None, problems: list[str]) -> dict[str, Any]:
 
 
 def _environment(problems: list[str]) -> dict[str, Any]:
-    given = {field: _typed(field, value) for field, value in EnvSettingsSource(Settings)().items()}
+    given = {field: _coerce(field, value) for field, value in EnvSettingsSource(Settings)().items()}
     for variable in sorted(os.environ):
         field = variable.removeprefix(PREFIX).lower()
         if (
             not variable.startswith(PREFIX)
-            or variable in NOT_SETTINGS
+            or variable in OTHER_VARIABLES
             or field in Settings.model_fields
         ):
             continue
-        name = in_small_letters(field)
+        name = kop_name_for(field)
         if name is None:
             problems.append(f"{variable}: there is no such setting")
         else:
-            given[name] = _typed(name, os.environ[variable])
+            given[name] = _coerce(name, os.environ[variable])
     return given
 
 
-def _typed(name: str, value: Any) -> Any:
+def _coerce(name: str, value: Any) -> Any:
     """A number, a truth value or nothing, where the text says that and the field wants it; the model, being strict, judges the rest."""
-    field = OUR_NAMES.get(name, name)
+    field = SETTING_BY_KOP_NAME.get(name, name)
     annotation = Settings.model_fields[field].annotation if field in Settings.model_fields else None
     wanted = (
         get_args(annotation)

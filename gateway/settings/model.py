@@ -30,7 +30,7 @@ SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 INT16_MAX, INT32_MAX = (1 << 15) - 1, (1 << 31) - 1
 
 #: A row of the store has a key of at most 480 bytes; 20 of them name the partition.
-LONGEST_GROUP_ID = 460
+MAX_GROUP_ID_BYTES = 460
 
 Level = Literal["debug", "info", "warning", "error"]
 TlsVersion = Literal["TLSv1", "TLSv1.1", "TLSv1.2", "TLSv1.3"]
@@ -422,9 +422,9 @@ class Settings(BaseSettings):
 
     # Committed offsets
     group_id_max_bytes: int = Field(
-        LONGEST_GROUP_ID,
+        MAX_GROUP_ID_BYTES,
         ge=1,
-        le=LONGEST_GROUP_ID,
+        le=MAX_GROUP_ID_BYTES,
         description="Longest name of a group. What the store has room for in a row's key.",
     )
     offset_metadata_max_bytes: int = Field(
@@ -713,9 +713,9 @@ class Settings(BaseSettings):
         names = [endpoint.name for endpoint in self.listeners]
         bound = [(endpoint.host, endpoint.port) for endpoint in self.listeners if endpoint.port]
         told = [endpoint.name for endpoint in self.advertised]
-        yield from (f"listeners: the name {name} is there twice" for name in _twice(names))
-        yield from (f"listeners: {host}:{port} is there twice" for host, port in _twice(bound))
-        yield from (f"advertised: the name {name} is there twice" for name in _twice(told))
+        yield from (f"listeners: the name {name} is there twice" for name in _duplicates(names))
+        yield from (f"listeners: {host}:{port} is there twice" for host, port in _duplicates(bound))
+        yield from (f"advertised: the name {name} is there twice" for name in _duplicates(told))
         yield from (
             f"advertised: there is no listener {name}" for name in sorted(set(told) - set(names))
         )
@@ -780,5 +780,5 @@ class Settings(BaseSettings):
             yield "group_consumer_heartbeat_interval_ms: not less than group_consumer_session_timeout_ms, so every member would be gone in between"
 
 
-def _twice(items: list[Any]) -> list[Any]:
+def _duplicates(items: list[Any]) -> list[Any]:
     return sorted({item for item in items if items.count(item) > 1})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gateway.partitions.record_format import Format2
+from gateway.partitions.record_format import V2BatchFormat
 from gateway.settings.model import Settings
 from storage.lmdb import LmdbSettings, LmdbStore
 from storage.log import Store
@@ -24,7 +24,7 @@ def make_store(settings: Settings, reactor: Any) -> Store:
         return PulsarStore(
             pulsar_settings(settings),
             reactor=reactor,
-            batch_format=Format2(settings.max_decompressed_bytes),
+            batch_format=V2BatchFormat(settings.max_decompressed_bytes),
         )
     limits = LmdbSettings(
         map_bytes=settings.lmdb_initial_map_bytes,

@@ -7,15 +7,20 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 from gateway import logs
-from gateway.configs.topic_configs import effective
+from gateway.configs.topic_configs import effective_config
 from gateway.coroutines import Clock, Shared, start, unbroken
-from gateway.partitions.opener import Leading
+from gateway.partitions.opener import PartitionOpener
 from gateway.partitions.partition import Partition, storage_error
 from gateway.partitions.producer_snapshots import ProducerSnapshots
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
-from gateway.topics.topic_names import INTERNAL_PARTITIONS, INTERNAL_TOPICS, Names, unified
-from gateway.topics.topic_state import LiveTopic
+from gateway.topics.topic_names import (
+    INTERNAL_PARTITIONS,
+    INTERNAL_TOPICS,
+    TopicNames,
+    unify_collision_chars,
+)
+from gateway.topics.topic_state import TopicState
 from storage.log import StorageError, Store, Topic, TopicExists, UnknownTopic
 
 _log = logs.part(__name__)
@@ -39,18 +44,18 @@ class Topics:
         self._store = store
         self._settings = settings
         self._now = now
-        self._by_name: dict[str, LiveTopic] = {}
-        self._by_id: dict[bytes, LiveTopic] = {}
-        self._by_alias: dict[str, LiveTopic] = {}
+        self._by_name: dict[str, TopicState] = {}
+        self._by_id: dict[bytes, TopicState] = {}
+        self._by_alias: dict[str, TopicState] = {}
         self._by_unified_name: dict[str, str] = {}
         self._snapshots = ProducerSnapshots(
             settings.max_producer_ids_per_partition, settings.producer_id_expiration_ms, now, start
         )
-        self._creating: dict[str, Shared[LiveTopic]] = {}
+        self._creating: dict[str, Shared[TopicState]] = {}
         self._gone: dict[bytes, tuple[Topic, int]] = {}
-        self._internal: dict[str, LiveTopic] = {}
-        self.names = Names(store)
-        self.leading = Leading(store, self._snapshots, settings, clock, start)
+        self._internal: dict[str, TopicState] = {}
+        self.names = TopicNames(store)
+        self.leading = PartitionOpener(store, self._snapshots, settings, clock, start)
         #: Goes up with every change of any topic, for caches.
         self.version = 0
 
@@ -66,26 +71,28 @@ class Topics:
         self._settings = settings
         self._snapshots.expiration_ms = settings.producer_id_expiration_ms
         # Topics without configs of their own share one.
-        default = effective({}, settings)
+        default = effective_config({}, settings)
         for live in self._by_name.values():
-            live.config = effective(live.topic.configs, settings) if live.topic.configs else default
+            live.config = (
+                effective_config(live.topic.configs, settings) if live.topic.configs else default
+            )
             for partition in live.partitions.values():
                 partition.config = live.config
         self.version += 1
 
-    def __iter__(self) -> Iterator[LiveTopic]:
+    def __iter__(self) -> Iterator[TopicState]:
         return iter(self._by_name.values())
 
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def get(self, topic: str | bytes) -> LiveTopic | None:
+    def get(self, topic: str | bytes) -> TopicState | None:
         """By any of its names, or by the 16 bytes of its id."""
         if not isinstance(topic, str):
             return self._by_id.get(topic)
         return self._by_name.get(topic) or self._by_alias.get(topic) or self._find_by_alias(topic)
 
-    def _find_by_alias(self, name: str) -> LiveTopic | None:
+    def _find_by_alias(self, name: str) -> TopicState | None:
         if "/" not in name:
             # Short names are what the registry has.
             return None
@@ -107,10 +114,12 @@ class Topics:
                 INTERNAL_PARTITIONS,
                 dict(INTERNAL_TOPICS[name]),
             )
-            self._internal[name] = LiveTopic(topic, effective(topic.configs, self._settings))
+            self._internal[name] = TopicState(
+                topic, effective_config(topic.configs, self._settings)
+            )
             self.version += 1
 
-    def internal(self, topic: str | bytes) -> LiveTopic | None:
+    def internal(self, topic: str | bytes) -> TopicState | None:
         """An internal topic in use, which is described but not stored; by any of its names, or by its id. None where one is stored."""
         if isinstance(topic, str):
             if "/" in topic:
@@ -130,16 +139,16 @@ class Topics:
         live = self.internal(topic)
         return live is not None and 0 <= index < live.topic.partitions
 
-    def listed(self) -> Iterator[LiveTopic]:
+    def listed(self) -> Iterator[TopicState]:
         """Every topic that clients are told of: all that there are, and the internal ones."""
         yield from self
         yield from (live for name, live in self._internal.items() if name not in self._by_name)
 
-    def find_listed(self, topic: str | bytes) -> LiveTopic | None:
+    def find_listed(self, topic: str | bytes) -> TopicState | None:
         """As `get`, the internal topics included."""
         return self.get(topic) or self.internal(topic)
 
-    def require(self, topic: str | bytes) -> LiveTopic:
+    def require(self, topic: str | bytes) -> TopicState:
         """As `get`. Raises KafkaError: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID for an id, TOPIC_AUTHORIZATION_FAILED for an internal topic."""
         found = self.get(topic)
         if found is None:
@@ -161,7 +170,7 @@ class Topics:
         return None if live is None else live.partitions.get(index)
 
     async def partition(self, topic: str | bytes, index: int) -> Partition:
-        """The partition, opened; its idempotent producers may still be recovered (`Leading.recovered`). Raises KafkaError."""
+        """The partition, opened; its idempotent producers may still be recovered (`PartitionOpener.recovered`). Raises KafkaError."""
         live = self.require(topic)
         partition = live.partitions.get(index)
         if partition is not None:
@@ -189,7 +198,7 @@ class Topics:
         if live := self._holder(partition):
             await self._snapshots.save(live.topic.topic_id, partition)
 
-    def _holder(self, partition: Partition) -> LiveTopic | None:
+    def _holder(self, partition: Partition) -> TopicState | None:
         """The topic of a partition, unless that was deleted or given up."""
         live = self._by_name.get(partition.topic)
         return (
@@ -215,7 +224,7 @@ class Topics:
             or canonical in INTERNAL_TOPICS
         ):
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
-        twin = self._by_unified_name.get(unified(canonical))
+        twin = self._by_unified_name.get(unify_collision_chars(canonical))
         if twin is not None:
             raise KafkaError(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
@@ -223,11 +232,11 @@ class Topics:
             )
         return canonical
 
-    async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> LiveTopic:
+    async def create(self, name: str, partitions: int, configs: Mapping[str, str]) -> TopicState:
         """Make a topic; durable when it returns. Raises KafkaError."""
         name = self.check_new(name)
         creating = self._creating[name] = Shared()
-        self._by_unified_name[unified(name)] = name
+        self._by_unified_name[unify_collision_chars(name)] = name
         # On its own: a client that goes away while it waits must not leave a topic that is stored and not known.
         start(
             self._create(Topic(name, uuid.uuid4().bytes, partitions, dict(configs))),
@@ -236,7 +245,7 @@ class Topics:
         )
         return await creating
 
-    async def _create(self, topic: Topic) -> LiveTopic:
+    async def _create(self, topic: Topic) -> TopicState:
         try:
             await self._store.create_topic(topic)
             return self._adopt(topic)
@@ -249,11 +258,11 @@ class Topics:
         finally:
             del self._creating[topic.name]
             if topic.name not in self._by_name:
-                self._by_unified_name.pop(unified(topic.name), None)
+                self._by_unified_name.pop(unify_collision_chars(topic.name), None)
                 # Somebody else may have been first.
                 self._look_at(topic.name)
 
-    async def find_or_create(self, name: str) -> LiveTopic:
+    async def find_or_create(self, name: str) -> TopicState:
         """The topic, made with the settings' defaults where it is missing. Raises KafkaError."""
         live = self.get(name)
         if live is not None:
@@ -263,7 +272,7 @@ class Topics:
             return await creating
         return await self.create(name, self._settings.num_partitions, {})
 
-    async def alter(self, live: LiveTopic, change: Callable[[Topic], Topic]) -> None:
+    async def alter(self, live: TopicState, change: Callable[[Topic], Topic]) -> None:
         """Replace a topic by what `change` makes of it, one change after the other. Raises KafkaError, and whatever `change` raises."""
         while live.altering is not None:
             await live.altering
@@ -271,7 +280,7 @@ class Topics:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         await unbroken(self._alter(live, change(live.topic)))
 
-    async def _alter(self, live: LiveTopic, topic: Topic) -> None:
+    async def _alter(self, live: TopicState, topic: Topic) -> None:
         altering = live.altering = Shared()
         try:
             await self._store.alter_topic(topic)
@@ -286,18 +295,18 @@ class Topics:
             self._look_at(live.name)
             altering.succeed(None)
 
-    def _take_over(self, live: LiveTopic, topic: Topic) -> None:
+    def _take_over(self, live: TopicState, topic: Topic) -> None:
         live.topic = topic
-        live.config = effective(topic.configs, self._settings)
+        live.config = effective_config(topic.configs, self._settings)
         for partition in live.partitions.values():
             partition.config = live.config
         self.version += 1
 
-    async def delete(self, live: LiveTopic) -> None:
+    async def delete(self, live: TopicState) -> None:
         """Delete a topic and all that is known of it. Raises KafkaError."""
         await unbroken(self._delete(live))
 
-    async def _delete(self, live: LiveTopic) -> None:
+    async def _delete(self, live: TopicState) -> None:
         if live.is_gone:
             # What has this name now is another topic, or none.
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -314,22 +323,22 @@ class Topics:
         self._gone.pop(live.topic.topic_id, None)
         await self._snapshots.delete(live.topic)
 
-    def _adopt(self, topic: Topic) -> LiveTopic:
-        live = LiveTopic(topic, effective(topic.configs, self._settings))
+    def _adopt(self, topic: Topic) -> TopicState:
+        live = TopicState(topic, effective_config(topic.configs, self._settings))
         self._by_name[topic.name] = live
         self._by_id[topic.topic_id] = live
-        self._by_unified_name[unified(topic.name)] = topic.name
+        self._by_unified_name[unify_collision_chars(topic.name)] = topic.name
         self._gone.pop(topic.topic_id, None)
         self.version += 1
         return live
 
-    def _drop(self, live: LiveTopic) -> None:
+    def _drop(self, live: TopicState) -> None:
         if live.is_gone:
             return
         live.is_gone = True
         del self._by_name[live.name]
         del self._by_id[live.topic.topic_id]
-        self._by_unified_name.pop(unified(live.name), None)
+        self._by_unified_name.pop(unify_collision_chars(live.name), None)
         self._by_alias.clear()
         self.version += 1
 

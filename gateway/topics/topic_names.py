@@ -31,14 +31,14 @@ INTERNAL_TOPICS: Mapping[str, Mapping[str, str]] = {
 #: Partitions of an internal topic: Kafka's default of offsets.topic.num.partitions and transaction.state.log.num.partitions.
 INTERNAL_PARTITIONS = 50
 
-TRAFFIC = "__kopgate_traffic"
+TRAFFIC_TOPIC = "__kopgate_traffic"
 
 #: No client produces into these, nor are they made because one names them. The log of the traffic is no internal topic: Spark's Kafka source reads none of
 #: those, even by its name (ConsumerStrategy).
-KEPT_TOPICS = frozenset({*INTERNAL_TOPICS, TRAFFIC})
+RESERVED_TOPICS = frozenset({*INTERNAL_TOPICS, TRAFFIC_TOPIC})
 
 
-class Names:
+class TopicNames:
     """The names that a store takes for its topics."""
 
     def __init__(self, store: Store) -> None:
@@ -74,6 +74,6 @@ def check_name(name: str) -> None:
     raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {why}")
 
 
-def unified(name: str) -> str:
+def unify_collision_chars(name: str) -> str:
     """What two names have in common that would collide in the names of metrics, where '.' and '_' are the same (Topic.unifyCollisionChars)."""
     return name.replace(".", "_")

@@ -20,7 +20,7 @@ class Opening:
 
 
 @dataclass(slots=True)
-class Troubles:
+class OpenBackoff:
     """How often in a row a partition could not be opened or was soon lost again, and until when (in seconds) nobody tries; those who ask get `reason`."""
 
     count: int
@@ -29,7 +29,7 @@ class Troubles:
 
 
 @dataclass(slots=True)
-class LiveTopic:
+class TopicState:
     """`partitions` holds those that were asked for; the others open on demand. `epochs` are the last leader epochs of those that ever were open.
 
     `is_leaving` while it is being deleted, `is_gone` when it was.
@@ -39,7 +39,7 @@ class LiveTopic:
     config: TopicConfig
     partitions: dict[int, Partition] = field(default_factory=dict)
     opening: dict[int, Opening] = field(default_factory=dict)
-    troubles: dict[int, Troubles] = field(default_factory=dict)
+    troubles: dict[int, OpenBackoff] = field(default_factory=dict)
     opened_at: dict[int, float] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
     altering: Shared[None] | None = None

@@ -13,10 +13,10 @@ from compat.records.layout import BATCH_OVERHEAD, build_batch, read_batch
 from gateway.coroutines import Clock, Shared
 from gateway.partitions import record_batch
 from gateway.partitions.partition import Partition
-from gateway.partitions.record_format import Format2
+from gateway.partitions.record_format import V2BatchFormat
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.topics.registry import Topics
-from gateway.topics.topic_names import TRAFFIC
+from gateway.topics.topic_names import TRAFFIC_TOPIC
 from gateway.traffic.dropped_lines import Losses
 from storage.plain_records import Record, RecordBatch
 
@@ -55,7 +55,7 @@ class TopicSink:
     def put(self, block: bytes, lines: int) -> None:
         """Take so many whole lines, or drop them."""
         if self._bytes + len(block) > self._max_bytes:
-            self._losses.add(lines, f"{TRAFFIC}: the store is too slow")
+            self._losses.add(lines, f"{TRAFFIC_TOPIC}: the store is too slow")
             return
         self._waiting.append((block, lines))
         self._bytes += len(block)
@@ -71,7 +71,7 @@ class TopicSink:
             await self._under_way.within(self._clock, seconds)
         except TimeoutError:
             self._losses.add(
-                sum(lines for _, lines in self._waiting), f"{TRAFFIC}: the store is too slow"
+                sum(lines for _, lines in self._waiting), f"{TRAFFIC_TOPIC}: the store is too slow"
             )
 
     async def _append_all(self) -> None:
@@ -95,16 +95,16 @@ class TopicSink:
                 partition = await self._partition()
                 await partition.append_batch(memoryview(batch), record_batch.read_batch(batch), now)
             except KafkaError as failure:
-                self._losses.add(count, f"{TRAFFIC}: {failure.message or failure.code.name}")
+                self._losses.add(count, f"{TRAFFIC_TOPIC}: {failure.message or failure.code.name}")
 
     async def _partition(self) -> Partition:
-        if self._topics.get(TRAFFIC) is None:
+        if self._topics.get(TRAFFIC_TOPIC) is None:
             try:
-                await self._topics.create(TRAFFIC, 1, self._configs)
+                await self._topics.create(TRAFFIC_TOPIC, 1, self._configs)
             except KafkaError as failure:
                 if failure.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
                     raise
-        return await self._topics.partition(TRAFFIC, 0)
+        return await self._topics.partition(TRAFFIC_TOPIC, 0)
 
 
 def _batches(lines: bytes, now: int) -> list[tuple[bytearray, int]]:
@@ -116,7 +116,7 @@ def _batches(lines: bytes, now: int) -> list[tuple[bytearray, int]]:
 
 
 def _batch(lines: list[bytes], now: int) -> tuple[bytearray, int]:
-    plain = Format2().pack(RecordBatch([Record(None, line, (), now) for line in lines]))
+    plain = V2BatchFormat().pack(RecordBatch([Record(None, line, (), now) for line in lines]))
     header = read_batch(plain)._replace(attributes=int(Codec.GZIP))
     return bytearray(
         build_batch(header, compress(Codec.GZIP, memoryview(plain)[BATCH_OVERHEAD:], magic=2))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pytest_twisted import ensureDeferred
 
-from gateway.configs.topic_configs import effective
-from gateway.partitions.partition import Appended, Partition, Recovery
+from gateway.configs.topic_configs import effective_config
+from gateway.partitions.partition import AppendResult, Partition, ProducerRecovery
 from gateway.partitions.producer_snapshots import ProducerSnapshots
-from gateway.partitions.producer_state import Producers
+from gateway.partitions.producer_state import ProducerStateManager
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
@@ -23,7 +23,7 @@ from tests.gateway.sets import batch
 
 @pytest.fixture
 def partition(log: PartitionLog) -> Partition:
-    return Partition("orders", 0, log, effective({}, Settings()), Producers(10))
+    return Partition("orders", 0, log, effective_config({}, Settings()), ProducerStateManager(10))
 
 
 def send(partition: Partition, sequence: int, producer: int = 7) -> Any:
@@ -41,15 +41,15 @@ async def reopened(partition: Partition, store: Store) -> Partition:
     await snapshots.open(store)
     snapshots.hold(topic().topic_id, partition)
     producers, offset = snapshots.load(topic(), 0, log)
-    again = Partition("orders", 0, log, effective({}, Settings()), producers)
-    await snapshots.replay(topic().topic_id, again, Recovery(offset, 0))
+    again = Partition("orders", 0, log, effective_config({}, Settings()), producers)
+    await snapshots.replay(topic().topic_id, again, ProducerRecovery(offset, 0))
     return again
 
 
 async def is_retry_of(partition: Partition, sequence: int, base_offset: int) -> bool:
     """Whether a batch is recognized as the one stored at `base_offset`, and not stored again."""
     end_offset = partition.log.end_offset
-    answer: Appended = await send(partition, sequence)
+    answer: AppendResult = await send(partition, sequence)
     return answer.base_offset == base_offset and partition.log.end_offset == end_offset
 
 
@@ -111,8 +111,8 @@ async def test_a_snapshot_after_a_refused_append_holds_what_was_in_flight(
     again = ProducerSnapshots(10, 1, lambda: 0, lambda work: None)
     await again.open(store)
     producers, offset = again.load(topic(), 0, partition.log)
-    reopened = Partition("orders", 0, partition.log, effective({}, Settings()), producers)
-    await again.replay(topic().topic_id, reopened, Recovery(offset, 0))
+    reopened = Partition("orders", 0, partition.log, effective_config({}, Settings()), producers)
+    await again.replay(topic().topic_id, reopened, ProducerRecovery(offset, 0))
     assert await is_retry_of(reopened, 0, 0)
 
 

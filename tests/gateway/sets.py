@@ -8,7 +8,7 @@ import aiokafka.record.default_records
 import kafka.record.default_records
 import kafka.record.legacy_records
 
-from gateway.partitions.record_batch import Batch, check_batch
+from gateway.partitions.record_batch import BatchHeader, check_batch
 
 Pair = tuple[bytes | None, bytes | None]
 
@@ -65,6 +65,6 @@ def old_set(
     return memoryview(bytearray(builder.build()))
 
 
-def checked(records: memoryview) -> tuple[memoryview, Batch]:
+def checked(records: memoryview) -> tuple[memoryview, BatchHeader]:
     """As the produce handler hands them to the partition."""
     return records, check_batch(records, 11)

@@ -10,7 +10,7 @@ from gateway.app import open_broker, open_traffic
 from gateway.net.flow_control import Outgoing
 from gateway.protocol.session import Session
 from gateway.settings.model import Settings
-from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC
+from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.file_appender import Rotation
 from gateway.traffic.log_files import Limits
@@ -99,7 +99,7 @@ def test_the_topic_alone_will_do(house):
     ended(log.close(5))
     stored = [
         one.value
-        for entry in ended(house.partition(TRAFFIC).read(0, 1 << 20))
+        for entry in ended(house.partition(TRAFFIC_TOPIC).read(0, 1 << 20))
         for one in records(entry.payload)
     ]
     assert [msgspec.json.decode(value)["event"] for value in stored] == ["opened", "closed"]

@@ -40,7 +40,7 @@ from kafka.protocol.sasl import (
     SaslHandshakeResponse,
 )
 
-from gateway.topics.topic_names import TRAFFIC
+from gateway.topics.topic_names import TRAFFIC_TOPIC
 from tests.certificates import Authority
 from tests.compat.records.building import NONE, Sample, batch, message_set, wrapper
 from tests.peers.gateway import Stopwatch, framed, gateway, one_record, producing
@@ -496,7 +496,7 @@ def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read_and_no_clien
         waits_until(lambda: len(reasons(log)) == 3)
         least = len(rows_of(log))
         with server.peer() as peer:
-            waits_until(lambda: peer.fetches(TRAFFIC, 0).high_watermark >= least)
+            waits_until(lambda: peer.fetches(TRAFFIC_TOPIC, 0).high_watermark >= least)
         assert server.stop() == 0
     with gateway(tmp_path) as server:
         address = "{}:{}".format(*server.address)
@@ -504,14 +504,14 @@ def test_the_same_rows_are_records_of_a_topic_that_anybody_can_read_and_no_clien
             closing(KafkaProducer(bootstrap_servers=address)) as producer,
             pytest.raises(InvalidTopicError),
         ):
-            producer.send(TRAFFIC, b"{}").get(240)
+            producer.send(TRAFFIC_TOPIC, b"{}").get(240)
         consumer = KafkaConsumer(
-            TRAFFIC,
+            TRAFFIC_TOPIC,
             bootstrap_servers=address,
             auto_offset_reset="earliest",
             consumer_timeout_ms=240_000,
         )
-        (end,) = consumer.end_offsets([TopicPartition(TRAFFIC, 0)]).values()
+        (end,) = consumer.end_offsets([TopicPartition(TRAFFIC_TOPIC, 0)]).values()
         records = list(islice(consumer, end))
         consumer.close()
     # A shutdown leaves topic and file little time: either may lack the last rows of the other.

@@ -12,7 +12,7 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.protocol.metadata.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
-from gateway.topics.topic_names import TRAFFIC
+from gateway.topics.topic_names import TRAFFIC_TOPIC
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
 from tests.peers.chaos.stages import BROKER_MEMORY, ONE_BOOKIE
@@ -56,13 +56,13 @@ def produces(peer: Peer) -> int:
 def in_topic(running: Gateway, seconds: float = 240.0, after: float | None = None) -> list[Row]:
     """The rows of the topic up to its end, or up to the first behind that number, or until nothing came for so long."""
     consumer = KafkaConsumer(
-        TRAFFIC,
+        TRAFFIC_TOPIC,
         bootstrap_servers=bootstrap(running),
         auto_offset_reset="earliest",
         consumer_timeout_ms=seconds * 1000,
     )
     try:
-        place = TopicPartition(TRAFFIC, 0)
+        place = TopicPartition(TRAFFIC_TOPIC, 0)
         end = consumer.end_offsets([place])[place]
         rows: list[Row] = []
         for record in consumer:
@@ -124,7 +124,8 @@ def test_while_pulsar_is_away_rows_are_dropped_and_told_and_nothing_else_suffers
             _asks_until(
                 running,
                 lambda: any(
-                    "traffic lines dropped" in line and TRAFFIC in line for line in running.lines()
+                    "traffic lines dropped" in line and TRAFFIC_TOPIC in line
+                    for line in running.lines()
                 ),
             )
             during = rows_of(log)[-1]["sequence"]
@@ -164,9 +165,9 @@ def _waits_for_the_topic(running: Gateway, rows: int = 1) -> None:
     """Until so many rows are in it: the file has rows long before the topic is made."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap(running))
     try:
-        end, place = time.monotonic() + RECOVER_SECONDS, TopicPartition(TRAFFIC, 0)
+        end, place = time.monotonic() + RECOVER_SECONDS, TopicPartition(TRAFFIC_TOPIC, 0)
         while (
-            not consumer.partitions_for_topic(TRAFFIC)
+            not consumer.partitions_for_topic(TRAFFIC_TOPIC)
             or consumer.end_offsets([place])[place] < rows
         ):
             assert time.monotonic() < end, "\n".join(running.lines())

@@ -13,7 +13,7 @@ from typing import Any
 from kafka.protocol.admin.configs import AlterConfigsResponse, IncrementalAlterConfigsResponse
 
 from gateway.configs.broker_configs import DYNAMIC
-from gateway.configs.topic_configs import DEFINITIONS, check, value_of
+from gateway.configs.topic_configs import DEFINITIONS, check, effective_value
 from gateway.configs.value_types import ConfigType, show
 from gateway.handlers.admin.describe_configs import ResourceType, broker_id_is_number
 from gateway.protocol.caller import Caller
@@ -233,7 +233,7 @@ def _items_of_topic(
 ) -> Iterable[str] | None:
     if name not in DEFINITIONS or DEFINITIONS[name].definition.type is not ConfigType.LIST:
         return None
-    items: list[str] = value_of(name, overrides, settings)
+    items: list[str] = effective_value(name, overrides, settings)
     return items
 
 

@@ -26,7 +26,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import topic_id_of, uuid_of
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
-from gateway.topics.topic_state import LiveTopic
+from gateway.topics.topic_state import TopicState
 from storage.log import Topic
 
 _NO_ID = bytes(16)
@@ -173,13 +173,13 @@ def _limit(plans: list[_Plan | KafkaError], most: int) -> None:
         plans[:] = [excess if isinstance(plan, _Plan) else plan for plan in plans]
 
 
-async def _create(plan: _Plan | KafkaError, topics: Topics) -> LiveTopic:
+async def _create(plan: _Plan | KafkaError, topics: Topics) -> TopicState:
     if isinstance(plan, KafkaError):
         raise plan
     return await topics.create(plan.name, plan.partitions, plan.configs)
 
 
-def _created(name: str, outcome: LiveTopic | _Plan | BaseException, caller: Caller) -> Any:
+def _created(name: str, outcome: TopicState | _Plan | BaseException, caller: Caller) -> Any:
     if isinstance(outcome, KafkaError):
         return _Created(
             name=name,
@@ -191,7 +191,7 @@ def _created(name: str, outcome: LiveTopic | _Plan | BaseException, caller: Call
         )
     if isinstance(outcome, BaseException):
         raise outcome
-    if isinstance(outcome, LiveTopic):
+    if isinstance(outcome, TopicState):
         topic_id, partitions, configs = (
             outcome.topic.topic_id,
             outcome.topic.partitions,
@@ -230,7 +230,7 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
     asked = [(topic.name, topic_id_of(topic.topic_id)) for topic in request.topics] + [
         (name, _NO_ID) for name in request.topic_names
     ]
-    found: dict[str, tuple[str, LiveTopic]] = {}
+    found: dict[str, tuple[str, TopicState]] = {}
     rows = []
     turns = Turns(caller.broker.clock)
     # Those by id first: of a topic that is named both ways, the name is refused.
@@ -261,13 +261,13 @@ async def delete_topics(request: Any, caller: Caller) -> Any:
     return await in_bytes(DeleteTopicsResponse(responses=rows), turns, caller)
 
 
-async def _delete(live: LiveTopic, caller: Caller) -> None:
+async def _delete(live: TopicState, caller: Caller) -> None:
     """The topic, and then what groups have committed for it, also when the client goes away in between."""
     await caller.broker.topics.delete(live)
     await caller.broker.offsets.delete_topic(live.topic)
 
 
-def _find(name: str | None, topic_id: bytes, count: int, topics: Topics) -> LiveTopic:
+def _find(name: str | None, topic_id: bytes, count: int, topics: Topics) -> TopicState:
     by_id = name is None
     if by_id and topic_id == _NO_ID:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Neither topic name nor id were specified.")

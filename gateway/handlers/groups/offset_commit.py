@@ -22,7 +22,7 @@ from gateway.protocol.wire.offset_commit_codec import (
     OffsetCommitResponse,
     write_offset_commit_response,
 )
-from gateway.topics.topic_state import LiveTopic
+from gateway.topics.topic_state import TopicState
 from storage.log import Buffer
 
 #: When the offset in a partition's part of the request counts as committed, and when it expires by itself, if ever; in ms.
@@ -106,7 +106,7 @@ def _key_of(topic: Any, caller: Caller) -> str | bytes:
     return topic_id_of(topic.topic_id) if caller.api_version >= BY_ID else str(topic.name)
 
 
-def _require(topic: str | bytes, partition: int, caller: Caller) -> LiveTopic:
+def _require(topic: str | bytes, partition: int, caller: Caller) -> TopicState:
     """The topic. Raises KafkaError where there is none, or no such partition of it."""
     live = caller.broker.topics.require(topic)
     if not 0 <= partition < live.topic.partitions:

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.configs.topic_configs import DEFINITIONS, NO_EFFECT, TopicConfig, check, effective
+from gateway.configs.topic_configs import (
+    DEFINITIONS,
+    NO_EFFECT,
+    TopicConfig,
+    check,
+    effective_config,
+)
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.addresses import parse_store
 from gateway.settings.model import Settings
@@ -50,7 +56,7 @@ def test_every_default_passes_its_own_check() -> None:
 
 def test_without_overrides_a_topic_is_as_the_settings_say() -> None:
     # Kafka's defaults: a week, no limit of bytes, 1 MiB and 12 bytes.
-    assert effective({}, SETTINGS) == TopicConfig(
+    assert effective_config({}, SETTINGS) == TopicConfig(
         7 * 24 * 3_600_000, None, 1_048_588, False, True, True, False
     )
     settings = Settings(
@@ -61,7 +67,7 @@ def test_without_overrides_a_topic_is_as_the_settings_say() -> None:
         log_message_downconversion_enable=False,
         log_cleanup_policy=("compact",),
     )
-    assert effective({}, settings) == TopicConfig(None, 500, 100, True, False, False, True)
+    assert effective_config({}, settings) == TopicConfig(None, 500, 100, True, False, False, True)
 
 
 def test_overrides_count_before_the_settings() -> None:
@@ -74,19 +80,19 @@ def test_overrides_count_before_the_settings() -> None:
         "cleanup.policy": "compact, delete",
     }
     check(overrides, SETTINGS)
-    assert effective(overrides, SETTINGS) == TopicConfig(5, None, 0, True, False, True, True)
+    assert effective_config(overrides, SETTINGS) == TopicConfig(5, None, 0, True, False, True, True)
 
 
 def test_a_topic_without_cleanup_keeps_everything() -> None:
     check({"cleanup.policy": ""}, SETTINGS)
-    config = effective({"cleanup.policy": ""}, SETTINGS)
+    config = effective_config({"cleanup.policy": ""}, SETTINGS)
     assert (config.deletes, config.compacts) == (False, False)
 
 
 def test_an_override_that_a_store_of_another_version_left_counts_for_nothing() -> None:
-    assert effective({"retention.ms": "a fortnight", "unheard.of": "1"}, SETTINGS) == effective(
-        {}, SETTINGS
-    )
+    assert effective_config(
+        {"retention.ms": "a fortnight", "unheard.of": "1"}, SETTINGS
+    ) == effective_config({}, SETTINGS)
 
 
 # As Kafka 3.9.2 said it.
@@ -117,7 +123,9 @@ def test_an_unknown_name_is_complained_of_before_any_value() -> None:
 def test_every_store_keeps_one_format_or_all_and_only_one_in_pulsar_keeps_pulsars() -> None:
     for entry_format, keeps_one in (("mixed_kafka", False), ("kafka", True)):
         check({"entry.format": entry_format}, SETTINGS)
-        assert effective({"entry.format": entry_format}, SETTINGS).keeps_one_format is keeps_one
+        assert (
+            effective_config({"entry.format": entry_format}, SETTINGS).keeps_one_format is keeps_one
+        )
     assert complaint(entry_format="pulsar").startswith(
         "entry.format=pulsar needs a store in Apache Pulsar, and this one is lmdb:./data;"
     )
@@ -128,11 +136,11 @@ def test_every_store_keeps_one_format_or_all_and_only_one_in_pulsar_keeps_pulsar
         store=parse_store("pulsar://localhost:6650"), pulsar_admin="http://localhost:8080"
     )
     check({"entry.format": "pulsar"}, in_pulsar)
-    assert not effective({"entry.format": "pulsar"}, in_pulsar).keeps_one_format
+    assert not effective_config({"entry.format": "pulsar"}, in_pulsar).keeps_one_format
 
 
 def test_the_setting_is_the_format_of_topics_without_one() -> None:
-    assert effective({}, Settings(entry_format="kafka")).keeps_one_format
-    assert not effective(
+    assert effective_config({}, Settings(entry_format="kafka")).keeps_one_format
+    assert not effective_config(
         {"entry.format": "mixed_kafka"}, Settings(entry_format="kafka")
     ).keeps_one_format

@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.configs.value_types import (
+    ConfigDefinition,
     ConfigType,
-    Definition,
     Rule,
     between,
-    level_of_gzip,
+    gzip_level,
+    kafka_version,
     one_of,
-    replicas_to_throttle,
-    version_of_kafka,
+    throttled_replicas,
 )
 from gateway.protocol.errors import ErrorCode, KafkaError
 
 
-def definition(kind: ConfigType, rule: Rule | None = None) -> Definition:
-    return Definition("some.config", kind, "", rule)
+def definition(kind: ConfigType, rule: Rule | None = None) -> ConfigDefinition:
+    return ConfigDefinition("some.config", kind, "", rule)
 
 
 def refusal(kind: ConfigType, text: str, rule: Rule | None = None) -> str:
@@ -108,19 +108,19 @@ def test_a_value_of_another_type_is_refused(kind: ConfigType, text: str) -> None
         ),
         (
             ConfigType.INT,
-            level_of_gzip,
+            gzip_level,
             "0",
             "Invalid value 0 for configuration some.config: Value must be between 1 and 9 or equal to -1",
         ),
         (
             ConfigType.STRING,
-            version_of_kafka,
+            kafka_version,
             "x",
             "Invalid value x for configuration some.config: Version x is not a valid version",
         ),
         (
             ConfigType.LIST,
-            replicas_to_throttle("some.config"),
+            throttled_replicas("some.config"),
             "x",
             "Invalid value [x] for configuration some.config: some.config must be the literal '*' or a list of replicas in the following "
             "format: [partitionId]:[brokerId],[partitionId]:[brokerId],...",
@@ -137,12 +137,12 @@ def test_a_value_that_a_rule_does_not_pass_is_refused_in_kafka_s_words(
     ("kind", "rule", "texts"),
     [
         (ConfigType.DOUBLE, between(0, 1), ["0", "1", "0.5"]),
-        (ConfigType.INT, level_of_gzip, ["-1", "1", "9"]),
+        (ConfigType.INT, gzip_level, ["-1", "1", "9"]),
         (ConfigType.LIST, one_of("compact", "delete"), ["", "delete", "delete,compact"]),
-        (ConfigType.LIST, replicas_to_throttle("x"), ["", "*", "0:1,2:3"]),
+        (ConfigType.LIST, throttled_replicas("x"), ["", "*", "0:1,2:3"]),
         (
             ConfigType.STRING,
-            version_of_kafka,
+            kafka_version,
             ["0.8.2", "0.10.2", "0.11.0-IV2", "2.8", "2.8.1", "3.0-IV1", "3.9-IV0"],
         ),
     ],

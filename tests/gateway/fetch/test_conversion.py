@@ -8,7 +8,7 @@ import pytest
 
 from compat.records import NoMemory
 from gateway.fetch import conversion
-from gateway.fetch.conversion import ENTRY_OVERHEAD, Converter, Share, Source
+from gateway.fetch.conversion import ENTRY_OVERHEAD, ConversionBudget, Converter, SourcePartition
 from gateway.partitions.record_batch import read_batch, stamp_batch
 from gateway.protocol.errors import ErrorCode
 from storage.log import Entry
@@ -18,7 +18,7 @@ from tests.compat.records.peers import read_with_kafka_python
 from tests.fakes.broker import Started, Threads, ended
 from tests.gateway.sets import TIME, batch, old_set
 
-SOURCE = Source("t", b"t" * 16, 0)
+SOURCE = SourcePartition("t", b"t" * 16, 0)
 
 
 @pytest.fixture
@@ -107,7 +107,9 @@ def test_another_entry_or_format_is_not_mistaken_for_it(
     one, topic, partition, base_offset, records, magic
 ):
     ended(one.convert(SOURCE, [stored()], 1))
-    ended(one.convert(Source("t", topic, partition), [stored(base_offset, records)], magic))
+    ended(
+        one.convert(SourcePartition("t", topic, partition), [stored(base_offset, records)], magic)
+    )
     assert one.conversions == 2
 
 
@@ -189,7 +191,7 @@ def test_of_an_entry_that_cannot_be_read_the_log_is_told_once(threads, caplog, c
 
 
 def test_what_the_log_was_told_of_is_remembered_within_a_bound(threads, caplog, monkeypatch):
-    monkeypatch.setattr(conversion, "TOLD_MAX", 2)
+    monkeypatch.setattr(conversion, "MAX_REPORTED_UNREADABLE", 2)
     one = converter(threads, 0)
     with caplog.at_level(logging.WARNING):
         for base_offset in (0, 10, 20, 20, 0):
@@ -265,7 +267,7 @@ def test_without_a_cache_every_conversion_is_made_anew(threads):
 def expensive(monkeypatch):
     """Every call uses up what one fetch may have converted."""
     monkeypatch.setattr(conversion, "FETCH_CPU_US", -1)
-    monkeypatch.setattr(conversion, "CALL_BYTES", 1)
+    monkeypatch.setattr(conversion, "MAX_CALL_BYTES", 1)
 
 
 def entries_at(*offsets: int) -> list[Entry]:
@@ -273,17 +275,17 @@ def entries_at(*offsets: int) -> list[Entry]:
 
 
 def test_a_fetch_gets_what_its_share_allows_and_the_rest_next_time(one, monkeypatch):
-    share = Share()
+    share = ConversionBudget()
     expensive(monkeypatch)
     entries = entries_at(0, 10, 20)
     assert len(ended(one.convert(SOURCE, entries, 1, share=share))) == 1
     assert one.conversions == 1
     monkeypatch.undo()
-    assert len(ended(one.convert(SOURCE, entries, 1, share=Share()))) == 3
+    assert len(ended(one.convert(SOURCE, entries, 1, share=ConversionBudget()))) == 3
 
 
 def test_a_share_that_is_used_up_gets_only_what_is_converted_already(one, monkeypatch):
-    share = Share()
+    share = ConversionBudget()
     share.left_us = 0
     ended(one.convert(SOURCE, entries_at(0), 1))
     assert len(ended(one.convert(SOURCE, entries_at(0, 10), 1, share=share))) == 1
@@ -320,7 +322,9 @@ def test_units_that_may_unpack_to_much_are_converted_one_by_one():
         for codec in (building.GZIP, building.ZSTD)
     ]
     small = [stored().payload] * 3
-    assert [len(units) for units in conversion._calls([*small, *compressed, *small], 1 << 30)] == [
+    assert [
+        len(units) for units in conversion._split_into_calls([*small, *compressed, *small], 1 << 30)
+    ] == [
         3,
         1,
         1,

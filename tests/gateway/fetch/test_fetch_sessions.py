@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.fetch.fetch_sessions import NO_SESSION, FetchSessions, Round, next_epoch
+from gateway.fetch.fetch_sessions import NO_SESSION, FetchSession, FetchSessions, next_epoch
 from gateway.protocol.wire.fetch_codec import FetchPartition
 from tests.fakes.broker import House, ended, open_house
 from tests.gateway.handlers.consuming import at, batch_entry
@@ -24,7 +24,7 @@ def sessions(slots: int = 2, **limits: int) -> FetchSessions:
     return FetchSessions(slots, lambda: next(ids), **limits)
 
 
-def followed(house: House, current: Round, index: int = 0, offset: int = 0):
+def followed(house: House, current: FetchSession, index: int = 0, offset: int = 0):
     interest = current.follow(("orders", index), FetchPartition(index, offset, 100))
     interest.lead(house.partition("orders", index), bytes(16))
     return interest
@@ -83,7 +83,7 @@ def test_no_slots_means_no_sessions():
 
 
 def test_following_watches_a_log_once_and_forgetting_lets_go(house):
-    current = Round(1)
+    current = FetchSession(1)
     for _ in range(3):
         followed(house, current)
     assert watchers(house) == 1
@@ -93,7 +93,7 @@ def test_following_watches_a_log_once_and_forgetting_lets_go(house):
 
 
 def test_closing_lets_go_of_every_log(house):
-    current = Round(1)
+    current = FetchSession(1)
     for index in range(3):
         followed(house, current, index)
     current.close()
@@ -114,7 +114,7 @@ def test_a_session_that_goes_lets_go_of_every_log(house, how):
 
 
 def test_what_changes_becomes_pending_and_wakes(house):
-    current = Round(1)
+    current = FetchSession(1)
     interest = followed(house, current)
     current.pending.clear()
     woken = []
@@ -125,7 +125,7 @@ def test_what_changes_becomes_pending_and_wakes(house):
 
 
 def test_what_nobody_follows_any_more_wakes_nobody(house):
-    current = Round(1)
+    current = FetchSession(1)
     followed(house, current)
     current.forget(KEY)
     ended(_append(house, 0))
@@ -133,7 +133,7 @@ def test_what_nobody_follows_any_more_wakes_nobody(house):
 
 
 def test_a_topic_made_anew_is_followed_in_place_of_the_old_one(house):
-    current = Round(1)
+    current = FetchSession(1)
     interest = followed(house, current)
     old = interest.partition
     ended(house.broker.topics.delete(house.broker.topics.require("orders")))
@@ -145,7 +145,7 @@ def test_a_topic_made_anew_is_followed_in_place_of_the_old_one(house):
 
 def test_a_consumer_at_the_end_is_not_behind(house):
     ended(_append(house, 0))
-    current = Round(1)
+    current = FetchSession(1)
     assert [followed(house, current, 0, offset).is_behind for offset in (0, 1)] == [True, False]
 
 
@@ -155,14 +155,14 @@ async def _append(house: House, index: int) -> None:
 
 
 def test_a_change_of_offset_keeps_a_partitions_place_in_the_queue(house):
-    current = Round(1)
+    current = FetchSession(1)
     for index in range(3):
         followed(house, current, index)
     current.follow(("orders", 0), at(5))
     assert [interest.key[1] for interest in current.pending] == [0, 1, 2]
 
 
-def following(kept: FetchSessions, count: int, now: int = 0) -> Round:
+def following(kept: FetchSessions, count: int, now: int = 0) -> FetchSession:
     made = kept.create(now)
     for index in range(count):
         made.follow(("t", index), wanted=None)

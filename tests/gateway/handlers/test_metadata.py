@@ -10,7 +10,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.routes import ROUTES, Encoded
 from gateway.protocol.wire.api_keys import ApiKey
-from gateway.topics.topic_names import TRAFFIC
+from gateway.topics.topic_names import TRAFFIC_TOPIC
 from tests.fakes.broker import House, ended, open_house
 from tests.gateway.handlers.asking import answer, ask, asked
 
@@ -116,10 +116,10 @@ def test_a_name_that_collides_with_another_is_invalid(house: House) -> None:
 
 
 def test_the_topic_of_the_traffic_log_is_not_made_and_is_not_internal(house: House) -> None:
-    (topic,) = ask(house, request(TRAFFIC), 9).topics
+    (topic,) = ask(house, request(TRAFFIC_TOPIC), 9).topics
     assert (topic.error_code, topic.is_internal) == (3, False)
-    house.topic(TRAFFIC)
-    (topic,) = ask(house, request(TRAFFIC), 9).topics
+    house.topic(TRAFFIC_TOPIC)
+    (topic,) = ask(house, request(TRAFFIC_TOPIC), 9).topics
     assert (topic.error_code, topic.is_internal) == (0, False)
 
 

@@ -14,7 +14,7 @@ from twisted.internet.defer import Deferred
 
 from gateway.handlers.produce import TURN_PARTITIONS
 from gateway.partitions.message_sets import LARGE_MESSAGE_SET
-from gateway.partitions.partition import Recovery
+from gateway.partitions.partition import ProducerRecovery
 from gateway.protocol.errors import ErrorCode, Refused
 from gateway.protocol.routes import ROUTES, Later
 from gateway.protocol.wire.api_keys import ApiKey
@@ -25,7 +25,7 @@ from gateway.protocol.wire.produce_codec import (
     TopicRecords,
     write_produce_response,
 )
-from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC
+from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
 from tests.compat.records import building
 from tests.compat.records.building import Sample
 from tests.compat.records.peers import read_with_kafka_python
@@ -229,11 +229,12 @@ def test_a_topic_that_is_not_there_is_unknown_and_not_made(house, version, topic
 
 @pytest.mark.parametrize("version", [0, NEW])
 def test_what_the_gateway_writes_itself_no_client_writes(house, version):
-    house.topic(TRAFFIC)
+    house.topic(TRAFFIC_TOPIC)
     assert (
-        code(house, version, set_for(version), topic=TRAFFIC) == ErrorCode.INVALID_TOPIC_EXCEPTION
+        code(house, version, set_for(version), topic=TRAFFIC_TOPIC)
+        == ErrorCode.INVALID_TOPIC_EXCEPTION
     )
-    assert house.partition(TRAFFIC).log.end_offset == 0
+    assert house.partition(TRAFFIC_TOPIC).log.end_offset == 0
 
 
 @pytest.mark.parametrize("version", [0, NEW, 13])
@@ -602,7 +603,7 @@ def test_a_producer_id_that_is_not_there_in_time_is_asked_for_again(house: House
 def test_while_idempotent_producers_are_recovered_others_are_served(house):
     """As after a restart without a snapshot of a large log."""
     partition = house.partition()
-    recovery = partition.recovery = Recovery(0, house.clock.seconds() + 5)
+    recovery = partition.recovery = ProducerRecovery(0, house.clock.seconds() + 5)
     waiting = start(house, request(NEW, (0, batch(1, producer=(7, 0, 0)))))
     assert code(house, NEW, batch(1)) == ErrorCode.NONE
     assert not waiting.is_done

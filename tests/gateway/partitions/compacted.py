@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from compat.records import check_message_set
-from gateway.partitions.compaction import Compaction
+from gateway.partitions.compaction import LogCleaner
 from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import check_batch
 from tests.fakes.broker import House, ended
@@ -76,7 +76,7 @@ def close(house: House, topic: str = "orders") -> None:
 
 def compact(house: House, **limits: int) -> None:
     """One round of a cleaner that has just started."""
-    ended(Compaction(house.broker, **limits).round())
+    ended(LogCleaner(house.broker, **limits).round())
     assert not house.bugs
 
 

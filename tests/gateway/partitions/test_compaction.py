@@ -10,7 +10,7 @@ import pytest
 
 from gateway.handlers.list_offsets import find
 from gateway.housekeeping import Housekeeping
-from gateway.partitions.compaction import Compaction
+from gateway.partitions.compaction import LogCleaner
 from gateway.partitions.record_batch import check_batch
 from storage.log import Entry, StorageFailed
 from tests.compat.records import building
@@ -271,7 +271,7 @@ def test_a_batch_in_flight_does_not_cost_its_producer_the_one_before(house):
     close(house)
     next_batch = batch([(b"z", b"1")], producer=(7, 0, 1))
     house.threads.hold()
-    going = Started(Compaction(house.broker).round())
+    going = Started(LogCleaner(house.broker).round())
     house.store.hold()
     waiting = Started(
         house.partition().append_batch(next_batch, check_batch(next_batch, 11), house.now())
@@ -358,7 +358,7 @@ def test_records_deleted_while_a_piece_is_rewritten_stay_deleted(house):
         put(house, (b"a", value), (b"b", value))
     close(house)
     house.threads.hold()
-    going = Started(Compaction(house.broker).round())
+    going = Started(LogCleaner(house.broker).round())
     ended(house.partition().log.delete_before(5))
     house.threads.release()
     assert going.is_done
@@ -374,7 +374,7 @@ def test_a_pass_is_broken_off_at_the_next_piece(house, end, caplog):
         put(house, (b"a", value))
     close(house)
     before = sizes(house.partition())
-    compaction = Compaction(house.broker, piece_bytes=1)
+    compaction = LogCleaner(house.broker, piece_bytes=1)
     house.threads.hold()
     going = Started(compaction.round())
     live = house.broker.topics.require("orders")
@@ -401,7 +401,7 @@ def test_appends_go_on_while_a_pass_is_made(house):
     put(house, (b"a", b"1"), (b"a", b"2"))
     close(house)
     house.threads.hold()
-    going = Started(Compaction(house.broker).round())
+    going = Started(LogCleaner(house.broker).round())
     put(house, (b"a", b"3"))
     house.threads.release()
     assert going.is_done
@@ -470,7 +470,7 @@ class Reads:
 
         return call
 
-    def of_round(self, compaction: Compaction) -> int:
+    def of_round(self, compaction: LogCleaner) -> int:
         self.count = 0
         ended(compaction.round())
         return self.count
@@ -483,7 +483,7 @@ def test_an_idle_partition_is_read_again_only_when_something_changes(monkeypatch
         put(house, (b"a", value), timestamp=house.now())
     house.clock.advance(60)
     put(house, (b"a", b"3"), timestamp=house.now())
-    compaction = Compaction(house.broker)
+    compaction = LogCleaner(house.broker)
     reads = Reads(house.partition().log, monkeypatch)
     assert reads.of_round(compaction) > 0
     assert reads.of_round(compaction) == 0
@@ -508,7 +508,7 @@ def test_new_records_that_are_too_few_cost_no_reading(monkeypatch):
     for n in range(10):
         put(house, (b"key %d" % n, b"1"))
     close(house)
-    compaction = Compaction(house.broker)
+    compaction = LogCleaner(house.broker)
     ended(compaction.round())
     reads = Reads(house.partition().log, monkeypatch)
     for _ in range(3):
@@ -520,7 +520,7 @@ def test_a_partition_whose_only_new_records_stay_is_read_again_at_the_interval_o
     house, monkeypatch
 ):
     put(house, (b"a", b"1"), (b"a", b"2"))
-    compaction = Compaction(house.broker)
+    compaction = LogCleaner(house.broker)
     reads = Reads(house.partition().log, monkeypatch)
     assert reads.of_round(compaction) > 0
     assert reads.of_round(compaction) == 0
@@ -534,7 +534,7 @@ def test_overdue_records_are_compacted_in_the_round_after_they_became_so():
     for value in (b"1", b"2"):
         put(house, (b"a", value), timestamp=house.now())
     close(house)
-    compaction = Compaction(house.broker)
+    compaction = LogCleaner(house.broker)
     for wait, left in ((0, 2), (HOUR / 1000 - 1, 2), (1.001, 1)):
         house.clock.advance(wait)
         ended(compaction.round())
@@ -542,7 +542,7 @@ def test_overdue_records_are_compacted_in_the_round_after_they_became_so():
 
 
 def test_space_is_reclaimed_at_the_interval_of_retention(house, monkeypatch):
-    compaction = Compaction(house.broker)
+    compaction = LogCleaner(house.broker)
     log = house.partition().log
     calls = []
     real = log.reclaim
@@ -561,7 +561,7 @@ def test_space_is_reclaimed_at_the_interval_of_retention(house, monkeypatch):
 def test_the_reactor_gets_a_turn_between_many_idle_partitions(house, monkeypatch):
     monkeypatch.setattr("gateway.partitions.compaction.CHECKS_PER_TURN", 10)
     table(house, "wide", partitions=25)
-    going = Started(Compaction(house.broker).round())
+    going = Started(LogCleaner(house.broker).round())
     assert not going.is_done
     house.clock.advance(0)
     assert going.is_done
@@ -581,7 +581,7 @@ def test_what_the_store_cannot_replace_stays_and_that_is_said_once(house, caplog
     put(house, (b"a", b"1"), (b"a", b"2"))
     close(house)
     house.partition().log.can_replace = False
-    compaction = Compaction(house.broker)
+    compaction = LogCleaner(house.broker)
     for _ in range(2):
         ended(compaction.round())
     assert values(consume(house)) == [(0, b"1"), (1, b"2")]
@@ -605,7 +605,7 @@ def test_a_log_that_is_found_finished_is_compacted_when_it_was_opened_anew(house
     put(house, (b"a", b"1"), (b"a", b"2"))
     close(house)
     house.store.fence("orders")
-    compaction = Compaction(house.broker)
+    compaction = LogCleaner(house.broker)
     ended(compaction.round())
     assert "compaction failed" in caplog.text
     ended(compaction.round())

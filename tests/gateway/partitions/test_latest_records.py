@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.partitions import latest_records
-from gateway.partitions.latest_records import Horizon, LastOffsets, add_horizon
+from gateway.partitions.latest_records import DeleteHorizon, OffsetMap, add_delete_horizon
 from gateway.partitions.record_batch import stamp_batch
 from storage.log import Entry
 from tests.compat.records.strategies import prop
@@ -22,7 +22,7 @@ def entry(base_offset: int, *keys: bytes | None) -> Entry:
 
 
 def test_the_last_offset_of_each_key_is_known():
-    found = LastOffsets(0, 10, 1 << 20)
+    found = OffsetMap(0, 10, 1 << 20)
     found.add([entry(0, b"a", b"b"), entry(2, b"a")])
     assert [found.has_later(b"a", offset) for offset in (0, 1, 2)] == [True, True, False]
     assert [found.has_later(b"b", offset) for offset in (0, 1)] == [True, False]
@@ -31,20 +31,20 @@ def test_the_last_offset_of_each_key_is_known():
 
 
 def test_a_key_that_is_known_needs_no_more_room():
-    found = LastOffsets(0, 2, 1 << 20)
+    found = OffsetMap(0, 2, 1 << 20)
     found.add([entry(0, b"a", b"b", b"a", b"b")])
     assert (found.end, found.is_full) == (4, False)
 
 
 def test_it_ends_before_the_first_key_that_it_has_no_room_for():
-    found = LastOffsets(0, 2, 1 << 20)
+    found = OffsetMap(0, 2, 1 << 20)
     found.add([entry(0, b"a", b"b"), entry(2, b"a", b"c", b"a"), entry(5, b"a")])
     assert (found.end, found.is_full) == (3, True)
     assert not found.has_later(b"a", 2)
 
 
 def test_records_before_the_start_are_not_its_business():
-    found = LastOffsets(1, 10, 1 << 20)
+    found = OffsetMap(1, 10, 1 << 20)
     found.add([entry(0, b"a", b"b")])
     assert len(found) == 1
 
@@ -53,26 +53,28 @@ def test_other_threads_get_their_turn_every_so_many_bytes(monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr(latest_records, "sleep", pauses.append)
     large = batch([(b"a", bytes(40_000))])
-    LastOffsets(0, 10, 1 << 20).add([Entry(n, n, TIME, bytes(large)) for n in range(8)])
+    OffsetMap(0, 10, 1 << 20).add([Entry(n, n, TIME, bytes(large)) for n in range(8)])
     assert len(pauses) == 4
     assert max(pauses) < 0.001
 
 
 def test_a_horizon_is_never_before_the_retention_time_and_a_64th_later_at_most():
-    ((end, time),) = [(one.end, one.time) for one in add_horizon([], 7, 1_000_001, HOUR)]
+    ((end, time),) = [(one.end, one.time) for one in add_delete_horizon([], 7, 1_000_001, HOUR)]
     assert end == 7
     assert 1_000_001 + HOUR <= time <= 1_000_001 + HOUR + HOUR // 64
 
 
 def test_without_retention_a_tombstone_may_go_at_once():
-    assert add_horizon([], 7, 1_000_001, 0) == [Horizon(7, 1_000_001)]
+    assert add_delete_horizon([], 7, 1_000_001, 0) == [DeleteHorizon(7, 1_000_001)]
 
 
 def test_what_may_go_already_is_joined():
-    assert add_horizon([Horizon(3, 10), Horizon(5, 90), Horizon(6, 200)], 7, 100, 0) == [
-        Horizon(5, 90),
-        Horizon(6, 200),
-        Horizon(7, 100),
+    assert add_delete_horizon(
+        [DeleteHorizon(3, 10), DeleteHorizon(5, 90), DeleteHorizon(6, 200)], 7, 100, 0
+    ) == [
+        DeleteHorizon(5, 90),
+        DeleteHorizon(6, 200),
+        DeleteHorizon(7, 100),
     ]
 
 
@@ -87,7 +89,7 @@ def test_there_are_never_many_and_none_lets_a_tombstone_go_early(passes):
     for wait, retention in passes:
         now += wait
         end += 1
-        horizons = add_horizon(horizons, end, now, retention)
+        horizons = add_delete_horizon(horizons, end, now, retention)
         due.append(now + retention)
     assert len(horizons) <= 256
     ends = [one.end for one in horizons]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from twisted.internet.defer import Deferred
 
-from gateway.partitions.partition import Appended, Partition
+from gateway.partitions.partition import AppendResult, Partition
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.topics.registry import Topics
@@ -59,7 +59,7 @@ def test_an_append_that_is_fenced_says_that_there_is_another_leader_and_the_next
     assert [code(one) for one in fenced_in_flight(house, 0)] == [NOT_LEADER]
     again = house.partition()
     assert again is not first
-    assert sending(again, 0).result == Appended(0, -1)
+    assert sending(again, 0).result == AppendResult(0, -1)
     assert again.log.leader_epoch == 1
 
 
@@ -68,11 +68,11 @@ def test_a_retry_of_a_fenced_append_that_was_stored_is_not_stored_twice(house):
     assert [code(one) for one in fenced_in_flight(house, 0, 1)] == [NOT_LEADER, NOT_LEADER]
     again = house.partition()
     assert [sending(again, 0).result, sending(again, 1).result] == [
-        Appended(0, -1),
-        Appended(1, -1),
+        AppendResult(0, -1),
+        AppendResult(1, -1),
     ]
     assert again.log.end_offset == 2
-    assert sending(again, 2).result == Appended(2, -1)
+    assert sending(again, 2).result == AppendResult(2, -1)
 
 
 def test_after_a_fenced_append_a_later_one_of_the_same_producer_does_not_take_its_place(house):
@@ -94,7 +94,7 @@ def test_a_log_that_is_opened_anew_is_read_from_where_it_was_known(house):
     again = house.partition()
     asked.append(again.unsaved_bytes)
     assert (asked, len(rows_read)) == ([0], 1)
-    assert sending(again, 0).result == Appended(0, -1)
+    assert sending(again, 0).result == AppendResult(0, -1)
 
 
 def test_a_snapshot_that_claims_more_than_the_log_has_is_cut_to_it(house):
@@ -107,7 +107,7 @@ def test_a_snapshot_that_claims_more_than_the_log_has_is_cut_to_it(house):
     del rows_left.entries[1:]
     rows_left.end_offset = 1
     again = open_house(house.store.medium).partition()
-    assert sending(again, 1).result == Appended(1, -1)
+    assert sending(again, 1).result == AppendResult(1, -1)
 
 
 def test_a_read_that_is_fenced_gives_the_partition_up(house):

@@ -291,7 +291,7 @@ def test_a_client_is_told_of_a_stores_failure_in_words_that_it_acts_on(failure, 
 
 
 def large_set(mark: bytes, magic: int = 0) -> memoryview:
-    """Compressed, of format 0 and so with absolute offsets within; it unpacks to more than `LARGE_SET`."""
+    """Compressed, of format 0 and so with absolute offsets within; it unpacks to more than `REPACK_IN_THREAD_BYTES`."""
     return old_set([(mark, b"." * 10_000) for _ in range(8)], magic=magic, codec=1)
 
 

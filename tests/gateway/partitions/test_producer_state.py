@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.partitions.producer_state import Producers, Sent
-from gateway.partitions.record_batch import Batch
+from gateway.partitions.producer_state import BatchMetadata, ProducerStateManager
+from gateway.partitions.record_batch import BatchHeader
 from gateway.protocol.errors import ErrorCode, KafkaError
 
 ANY_TIME = 1000
@@ -24,9 +24,9 @@ def batch(
     epoch: int = 0,
     base_offset: int = 0,
     append_time: int | None = None,
-) -> Batch:
+) -> BatchHeader:
     attributes, timestamp = (0, 5) if append_time is None else (0x08, append_time)
-    return Batch(
+    return BatchHeader(
         base_offset, 100, 0, attributes, count - 1, timestamp, producer, epoch, sequence, count
     )
 
@@ -35,10 +35,10 @@ class Log:
     """Producers with a log that grows; everything is durable at once unless `durable_end` is held back."""
 
     def __init__(self, limit: int = 1000) -> None:
-        self.producers = Producers(limit)
+        self.producers = ProducerStateManager(limit)
         self.end = self.durable_end = 0
 
-    def add(self, one: Batch, *, durable: bool = True) -> int:
+    def add(self, one: BatchHeader, *, durable: bool = True) -> int:
         assert self.producers.check(one) is None
         self.producers.note(one, self.end, -1, self.durable_end, ANY_TIME)
         base, self.end = self.end, self.end + one.count
@@ -46,12 +46,12 @@ class Log:
             self.durable_end = self.end
         return base
 
-    def twin(self, one: Batch) -> Sent:
+    def twin(self, one: BatchHeader) -> BatchMetadata:
         found = self.producers.check(one)
         assert found is not None
         return found
 
-    def refusal(self, one: Batch) -> ErrorCode:
+    def refusal(self, one: BatchHeader) -> ErrorCode:
         with pytest.raises(KafkaError) as caught:
             self.producers.check(one)
         return caught.value.code
@@ -167,7 +167,7 @@ def test_rewinding_leaves_other_producers_alone(log):
 
 
 def test_a_producer_silent_too_long_is_forgotten():
-    producers = Producers(10)
+    producers = ProducerStateManager(10)
     producers.note(batch(0, producer=1), 0, -1, 0, 100)
     producers.note(batch(0, producer=2), 1, -1, 1, 200)
     producers.expire(200)
@@ -223,7 +223,7 @@ def test_a_batch_that_a_snapshot_holds_is_not_noted_again_from_the_log():
     sent = [batch(sequence, base_offset=sequence) for sequence in range(8)]
     for one in sent:
         log.add(one)
-    again = Producers(10)
+    again = ProducerStateManager(10)
     again.load(log.producers.snapshot(8, 1))
     for one in sent[1:]:
         again.replay(one, ANY_TIME)
@@ -235,9 +235,9 @@ def test_a_snapshot_holds_what_is_durable_and_says_how_far_that_is():
     log = Log()
     log.add(batch(0, 2))
     log.add(batch(2), durable=False)
-    again = Producers(10)
+    again = ProducerStateManager(10)
     assert again.load(log.producers.snapshot(2)) == 2
-    assert again.check(batch(0, 2)) == Sent(0, 0, 1, 0, 1)
+    assert again.check(batch(0, 2)) == BatchMetadata(0, 0, 1, 0, 1)
     assert again.check(batch(2)) is None
 
 
@@ -245,7 +245,7 @@ def test_a_snapshot_keeps_the_order_of_last_use():
     log = Log()
     for producer in (3, 1, 2, 3):
         log.add(batch(1 if producer == 3 and log.end else 0, producer=producer))
-    again = Producers(3)
+    again = ProducerStateManager(3)
     again.load(log.producers.snapshot(log.end))
     again.note(batch(0, producer=9), 4, -1, 4, ANY_TIME)
     assert [producer_id for producer_id, _ in again] == [2, 3, 9]
@@ -255,7 +255,7 @@ def test_a_lowered_limit_holds_for_what_a_snapshot_brings():
     log = Log()
     for producer in range(20):
         log.add(batch(0, producer=producer))
-    again = Producers(5)
+    again = ProducerStateManager(5)
     again.load(log.producers.snapshot(log.end))
     assert [producer_id for producer_id, _ in again] == [15, 16, 17, 18, 19]
 
@@ -263,21 +263,21 @@ def test_a_lowered_limit_holds_for_what_a_snapshot_brings():
 @given(st.binary(max_size=50))
 def test_a_snapshot_of_garbage_is_refused(raw):
     with pytest.raises(msgspec.MsgspecError):
-        Producers(10).load(b"\xc1" + raw)
+        ProducerStateManager(10).load(b"\xc1" + raw)
 
 
 def test_a_replayed_batch_is_answered_with_the_append_time_it_bears():
-    producers = Producers(10)
+    producers = ProducerStateManager(10)
     producers.replay(batch(0, base_offset=5, append_time=777), ANY_TIME)
     producers.replay(batch(0, producer=8, base_offset=6), ANY_TIME)
     assert [producers.check(batch(0, producer=producer)) for producer in (7, 8)] == [
-        Sent(0, 0, 0, 5, 5, 777),
-        Sent(0, 0, 0, 6, 6, -1),
+        BatchMetadata(0, 0, 0, 5, 5, 777),
+        BatchMetadata(0, 0, 0, 6, 6, -1),
     ]
 
 
 def test_a_replayed_batch_without_a_producer_is_passed_over():
-    producers = Producers(10)
+    producers = ProducerStateManager(10)
     producers.replay(batch(-1, producer=-1, epoch=-1), ANY_TIME)
     assert len(producers) == 0
 
@@ -287,10 +287,10 @@ class Recovery(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.producers = Producers(1000)
-        self.log: list[Batch] = []
-        self.in_flight: list[Batch] = []
-        self.saved = Producers(1000).snapshot(0)
+        self.producers = ProducerStateManager(1000)
+        self.log: list[BatchHeader] = []
+        self.in_flight: list[BatchHeader] = []
+        self.saved = ProducerStateManager(1000).snapshot(0)
 
     @property
     def durable_end(self) -> int:
@@ -352,7 +352,7 @@ class Recovery(RuleBasedStateMachine):
 
     @invariant()
     def a_crash_forgets_nothing_that_is_durable(self) -> None:
-        again = Producers(1000)
+        again = ProducerStateManager(1000)
         begin = again.load(self.saved)
         for stored in self.log:
             if stored.base_offset >= begin:

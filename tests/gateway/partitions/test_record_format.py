@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.partitions.record_batch import check_batch
-from gateway.partitions.record_format import Format2
+from gateway.partitions.record_format import V2BatchFormat
 from storage.plain_records import ProducerSequence, Record, RecordBatch
 from tests.compat.records.peers import read_with_aiokafka, read_with_kafka_python
 from tests.gateway.sets import TIME, batch, old_set
 
-FORMAT = Format2()
+FORMAT = V2BatchFormat()
 
 times = st.integers(0, (1 << 62))
 values = st.none() | st.binary(max_size=300)
@@ -100,4 +100,4 @@ def test_what_cannot_be_read_is_refused_with_the_reason():
 
 def test_what_unpacks_to_more_than_is_allowed_is_refused():
     with pytest.raises(ValueError, match="1000"):
-        Format2(1000).unpack(batch([(None, b"." * 5000)], codec=1))
+        V2BatchFormat(1000).unpack(batch([(None, b"." * 5000)], codec=1))

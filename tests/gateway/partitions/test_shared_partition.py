@@ -8,7 +8,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from gateway.partitions.partition import Partition
-from gateway.partitions.producer_state import Producers
+from gateway.partitions.producer_state import ProducerStateManager
 from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import Entry, EntryTooLarge, Fenced, LogClosed
 from tests.fakes.broker import House, Started, open_house
@@ -52,7 +52,7 @@ def log() -> SharedLog:
 def partition(log: SharedLog) -> Partition:
     house: House = open_house()
     house.topic()
-    return Partition("orders", 0, log, house.partition().config, Producers(10))  # type: ignore[arg-type]
+    return Partition("orders", 0, log, house.partition().config, ProducerStateManager(10))  # type: ignore[arg-type]
 
 
 def offset(started: Started) -> int:
@@ -89,7 +89,7 @@ def test_a_snapshot_holds_real_offsets_only(partition, log):
     send(partition, batch(2, producer=(7, 0, 0)))
     log.store(5)
     send(partition, batch(2, producer=(7, 0, 2)))
-    again = Producers(10)
+    again = ProducerStateManager(10)
     assert again.load(partition.snapshot()) == 7
     assert [sent.base_offset for _, producer in again for sent in producer.sent] == [5]
 
@@ -130,7 +130,7 @@ def test_a_snapshot_is_replayed_from_where_the_oldest_batch_in_flight_may_lie(pa
     send(partition, batch(2, producer=(7, 0, 2)))
     send(partition, batch(2, producer=(8, 0, 0)))
     log.arrive(7)
-    again = Producers(10)
+    again = ProducerStateManager(10)
     assert again.load(partition.snapshot()) == 7
     log.store(7)
     assert again.load(partition.snapshot()) == 7
@@ -146,7 +146,7 @@ def test_a_batch_whose_outcome_is_unknown_is_looked_for_in_the_log(partition, lo
     send(partition, batch(2, producer=(7, 0, 0)))
     log.arrive(5)
     log.waiting.pop(0)[1].errback(failure)
-    assert Producers(10).load(partition.snapshot()) == 0
+    assert ProducerStateManager(10).load(partition.snapshot()) == 0
 
 
 def test_what_was_certainly_not_stored_is_not_looked_for_in_the_log(partition, log):
@@ -154,4 +154,4 @@ def test_what_was_certainly_not_stored_is_not_looked_for_in_the_log(partition, l
     log.store(4)
     send(partition, batch(2, producer=(7, 0, 0)))
     log.waiting.pop(0)[1].errback(EntryTooLarge("large"))
-    assert Producers(10).load(partition.snapshot()) == 5
+    assert ProducerStateManager(10).load(partition.snapshot()) == 5

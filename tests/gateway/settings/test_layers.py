@@ -7,7 +7,7 @@ import os
 import pytest
 
 from gateway.settings.addresses import parse_endpoint
-from gateway.settings.kop_aliases import OUR_NAMES
+from gateway.settings.kop_aliases import SETTING_BY_KOP_NAME
 from gateway.settings.layers import SettingsError, load
 from gateway.settings.model import Settings
 
@@ -207,7 +207,7 @@ def test_a_setting_of_kop_s_that_means_nothing_here_is_named(toml):
 
 
 def test_every_name_of_kop_s_is_a_setting():
-    assert set(OUR_NAMES.values()) <= set(Settings.model_fields)
+    assert set(SETTING_BY_KOP_NAME.values()) <= set(Settings.model_fields)
 
 
 def test_an_unknown_flag_is_named():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gateway.protocol.errors import ErrorCode, KafkaError
-from gateway.topics.topic_names import Names, check_name, unified
+from gateway.topics.topic_names import TopicNames, check_name, unify_collision_chars
 from tests.fakes.memory_store import MemoryStore
 
 
-def names(*, has_namespaces: bool = True) -> Names:
+def names(*, has_namespaces: bool = True) -> TopicNames:
     store = MemoryStore()
     store.has_namespaces = has_namespaces
-    return Names(store)
+    return TopicNames(store)
 
 
 def refusal(name: str, *, has_namespaces: bool = True) -> str:
@@ -55,4 +55,8 @@ def test_the_length_counts_for_the_last_part_alone():
 
 
 def test_names_that_would_collide_in_metrics_have_something_in_common():
-    assert unified("a.b_c") == unified("a_b.c") != unified("a-b.c")
+    assert (
+        unify_collision_chars("a.b_c")
+        == unify_collision_chars("a_b.c")
+        != unify_collision_chars("a-b.c")
+    )

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from compat.records import records
-from gateway.topics.topic_names import TRAFFIC
+from gateway.topics.topic_names import TRAFFIC_TOPIC
 from gateway.traffic.dropped_lines import Losses
 from gateway.traffic.traffic_topic import BATCH_BYTES, TopicSink
 from tests.fakes.broker import NOW, Started, ended, open_house
@@ -39,7 +39,7 @@ def sink(house, losses):
 
 def stored(house):
     """The values of all records of the topic."""
-    entries = ended(house.partition(TRAFFIC).read(0, 64 << 20))
+    entries = ended(house.partition(TRAFFIC_TOPIC).read(0, 64 << 20))
     return [
         (one.key, bytes(one.value), one.timestamp)
         for entry in entries
@@ -56,14 +56,14 @@ def test_each_line_is_a_record_in_its_order(house, sink):
 
 def test_the_topic_has_one_partition_and_the_retention_of_the_log(house, sink):
     sink.put(b"{}\n", 1)
-    topic = house.broker.topics.get(TRAFFIC).topic
+    topic = house.broker.topics.get(TRAFFIC_TOPIC).topic
     assert (topic.partitions, topic.configs["retention.ms"]) == (1, "1000")
 
 
 def test_a_topic_that_is_there_is_used_as_it_is(house, sink):
-    house.topic(TRAFFIC, 1, retention_ms="5")
+    house.topic(TRAFFIC_TOPIC, 1, retention_ms="5")
     sink.put(b"{}\n", 1)
-    assert house.broker.topics.get(TRAFFIC).topic.configs["retention.ms"] == "5"
+    assert house.broker.topics.get(TRAFFIC_TOPIC).topic.configs["retention.ms"] == "5"
     assert len(stored(house)) == 1
 
 
@@ -71,7 +71,7 @@ def test_many_lines_become_batches_of_bounded_size(house, sink):
     lines = [os.urandom(500).hex().encode() for _ in range(1000)]
     sink.put(b"".join(line + b"\n" for line in lines), len(lines))
     assert [value for _, value, _ in stored(house)] == lines
-    entries = ended(house.partition(TRAFFIC).read(0, 64 << 20))
+    entries = ended(house.partition(TRAFFIC_TOPIC).read(0, 64 << 20))
     assert len(entries) == -(-1000 * 1000 // BATCH_BYTES)
     assert all(len(entry.payload) <= BATCH_BYTES for entry in entries)
 

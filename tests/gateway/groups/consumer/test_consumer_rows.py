@@ -18,7 +18,7 @@ from gateway.groups.consumer.consumer_rows import (
     value_of,
 )
 from gateway.groups.consumer.consumer_states import MemberState
-from gateway.settings.model import LONGEST_GROUP_ID
+from gateway.settings.model import MAX_GROUP_ID_BYTES
 
 GROUP = ConsumerGroupRow(7, 6, 3, b"12345678", 1_700_000_000_000, {"a.*": frozenset({"a1", "a2"})})
 MEMBER = ConsumerMember(
@@ -55,7 +55,7 @@ def test_members_come_in_the_order_in_which_they_came():
 
 
 @given(
-    st.text(min_size=1).filter(lambda name: len(name.encode()) <= LONGEST_GROUP_ID),
+    st.text(min_size=1).filter(lambda name: len(name.encode()) <= MAX_GROUP_ID_BYTES),
     st.integers(0, (1 << 32) - 1),
 )
 def test_a_key_names_its_group_and_is_none_of_a_classic_group(group_id, number):

@@ -12,7 +12,7 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
-from gateway.partitions.record_format import Format2
+from gateway.partitions.record_format import V2BatchFormat
 from storage.log import Entry, LogClosed, PartitionLog, StorageFailed, Topic
 from storage.plain_records import Record, RecordBatch
 from storage.pulsar.log.entry_messages import ENTRY_FORMAT
@@ -22,7 +22,7 @@ from tests.peers.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 
-FORMAT = Format2()
+FORMAT = V2BatchFormat()
 NAME = "orders"
 ID = b"0123456789abcdef"
 

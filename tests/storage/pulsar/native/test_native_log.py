@@ -15,13 +15,13 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 
-from gateway.configs.topic_configs import effective
+from gateway.configs.topic_configs import effective_config
 from gateway.partitions.partition import Partition as Led
-from gateway.partitions.partition import Recovery
+from gateway.partitions.partition import ProducerRecovery
 from gateway.partitions.producer_snapshots import ProducerSnapshots
-from gateway.partitions.producer_state import Producers
+from gateway.partitions.producer_state import ProducerStateManager
 from gateway.partitions.record_batch import check_batch, read_batch
-from gateway.partitions.record_format import Format2
+from gateway.partitions.record_format import V2BatchFormat
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from storage.log import Entry, EntryTooLarge, Fenced, OffsetOutOfRange, StorageFailed, Topic
@@ -44,7 +44,7 @@ from tests.storage.pulsar.native_sender import Sender
 
 pytestmark = pytest.mark.peer
 
-FORMAT = Format2()
+FORMAT = V2BatchFormat()
 TIME = 1_700_000_000_000
 
 
@@ -312,7 +312,7 @@ async def test_a_retry_is_recognised_from_the_log_by_whoever_opens_it_next(
     sender.send(b"n")
     sequence = ProducerSequence(7, 0, 40)
     assert await append(await bench.open(), *values(b"a", b"b"), sequence=sequence) == 1
-    producers = Producers(10)
+    producers = ProducerStateManager(10)
     for entry in await (await bench.again()).read(0, 1 << 20):
         producers.replay(read_batch(entry.payload), TIME)
     twin = producers.check(read_batch(FORMAT.pack(RecordBatch(values(b"a", b"b"), sequence))))
@@ -330,7 +330,7 @@ async def test_a_stored_batch_whose_acknowledgement_is_lost_is_not_stored_again_
         sender.settings = replace(between.settings, send_timeout_seconds=5.0)
         bench = Bench(sender, partition)
         log = await bench.open()
-        led = Led("t", 0, log, effective({}, Settings()), Producers(10))
+        led = Led("t", 0, log, effective_config({}, Settings()), ProducerStateManager(10))
         assert (await send(led, 0)).base_offset == 0
         with between.losing(SEND_RECEIPT):
             unacknowledged = send(led, 1)
@@ -345,8 +345,8 @@ async def test_a_stored_batch_whose_acknowledgement_is_lost_is_not_stored_again_
         snapshots.hold(topic.topic_id, led)
         again = await bench.open()
         producers, offset = snapshots.load(topic, 0, again)
-        led = Led("t", 0, again, effective({}, Settings()), producers)
-        await snapshots.replay(topic.topic_id, led, Recovery(offset, 0))
+        led = Led("t", 0, again, effective_config({}, Settings()), producers)
+        await snapshots.replay(topic.topic_id, led, ProducerRecovery(offset, 0))
         assert (await send(led, 1)).base_offset == 1
         assert (await send(led, 2)).base_offset == 2
         await bench.close()

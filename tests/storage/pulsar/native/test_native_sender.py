@@ -10,14 +10,14 @@ import pulsar
 import pytest
 from twisted.internet.defer import Deferred, succeed
 
-from gateway.partitions.record_format import Format2
+from gateway.partitions.record_format import V2BatchFormat
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageError
 from storage.plain_records import Record, RecordBatch
 from storage.pulsar.client.exclusive_producer import Room, Taken
 from storage.pulsar.native.native_sender import Appending, NativeSender
 from storage.pulsar.settings import PulsarSettings
 
-FORMAT = Format2()
+FORMAT = V2BatchFormat()
 Answer = Callable[[Any, Any], None]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.topics.topic_names import TRAFFIC
+from gateway.topics.topic_names import TRAFFIC_TOPIC
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import LONGEST, Names, partition_name, partition_of, path_of
 
@@ -36,7 +36,7 @@ NAMES = Names(
             "persistent://other/shop/orders",
         ),
         ("orders-partition-3", "persistent://acme/shop/orders-partition-3", "orders-partition-3"),
-        (TRAFFIC, f"persistent://acme/shop/{TRAFFIC}", TRAFFIC),
+        (TRAFFIC_TOPIC, f"persistent://acme/shop/{TRAFFIC_TOPIC}", TRAFFIC_TOPIC),
     ],
 )
 def test_a_topic_has_one_canonical_name_however_it_is_called(
@@ -60,7 +60,7 @@ def test_a_topic_has_one_canonical_name_however_it_is_called(
         ("a\nb", "1 to 512 printable characters"),
         ("x" * (LONGEST + 1), "1 to 512 printable characters"),
         ("__kopgate-lock", "own topics"),
-        (f"{TRAFFIC}-partition-0", "own topics"),
+        (f"{TRAFFIC_TOPIC}-partition-0", "own topics"),
         ("__change_events", "own topics"),
         ("__change_events-partition-0", "own topics"),
         ("__transaction_buffer_snapshot", "own topics"),
