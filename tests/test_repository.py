@@ -251,7 +251,7 @@ def test_the_settings_table_is_the_model():
 
 
 def test_every_setting_that_may_have_its_name_in_kop_is_told():
-    (told,) = re.findall(r"^Who comes from KoP(?:.+\n)+", read("docs/operations.md"), re.MULTILINE)
+    (told,) = re.findall(r"^KoP's setting names(?:.+\n)+", read("docs/operations.md"), re.MULTILINE)
     assert [name for name in SETTING_BY_KOP_NAME if f"`{name}`" not in told] == []
 
 
