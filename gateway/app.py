@@ -26,7 +26,7 @@ from gateway.coroutines import Clock
 from gateway.fetch.conversion import Converter
 from gateway.fetch.fetch_sessions import FetchSessions
 from gateway.groups.consumer.topology import TopicView
-from gateway.groups.coordinator import Coordinator
+from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import Outgoing
 from gateway.partitions.producer_ids import ProducerIds
@@ -86,7 +86,7 @@ async def open_broker(
     group_configs = GroupConfigs(await store.table("group-configs"), settings)
     await group_configs.open()
     table, of_group = await store.table("groups"), group_configs.settings_of
-    groups = Coordinator(
+    groups = GroupCoordinator(
         table, topology, settings, clock, now_ms, lambda: str(uuid.uuid4()), start, of_group
     )
     await groups.open()

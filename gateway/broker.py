@@ -13,7 +13,7 @@ from gateway.configs.group_configs import GroupConfigs
 from gateway.coroutines import Clock, Waits, unbroken_within
 from gateway.fetch.conversion import Converter
 from gateway.fetch.fetch_sessions import FetchSessions
-from gateway.groups.coordinator import Coordinator
+from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.net.flow_control import Outgoing
 from gateway.partitions.producer_ids import ProducerIds
@@ -39,7 +39,7 @@ class Broker:
     fetch_sessions: FetchSessions
     producer_ids: ProducerIds
     offsets: CommittedOffsets
-    groups: Coordinator
+    groups: GroupCoordinator
     converter: Converter
     clock: Clock
     deadlines: CoarseClock

@@ -12,7 +12,7 @@ from typing import Any
 from gateway import logs
 from gateway.broker import Broker
 from gateway.coroutines import Cancel, Wake, call_later
-from gateway.groups.offsets.offset_expiry import Expiry
+from gateway.groups.offsets.offset_expiry import OffsetExpiry
 from gateway.partitions.compaction import LogCleaner
 from gateway.protocol.errors import KafkaError
 from gateway.settings.model import Settings
@@ -36,7 +36,7 @@ class Housekeeping:
         self._start = start
         self._compaction = LogCleaner(broker)
         retention_ms = broker.settings.offsets_retention_minutes * _MINUTE_MS
-        self._expiry = Expiry(broker.offsets, broker.groups, retention_ms, broker.clock)
+        self._expiry = OffsetExpiry(broker.offsets, broker.groups, retention_ms, broker.clock)
         self._cancels: dict[Round, Cancel] = {}
         self._is_stopped = False
 

@@ -8,14 +8,14 @@ from typing import TypeVar
 
 from gateway import logs
 from gateway.coroutines import CancelledError, Shared, unbroken
-from gateway.groups.classic.classic_group import Group
-from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
-from gateway.groups.consumer.consumer_group import ConsumerGroup, Fence
-from gateway.groups.consumer.consumer_member import Beat, Beaten
-from gateway.groups.consumer.consumer_states import JOINS
-from gateway.groups.consumer.topology import canonical
-from gateway.groups.group_driver import AnyGroup, Driver
-from gateway.groups.group_migration import as_consumer, check_upgrade
+from gateway.groups.classic.classic_group import ClassicGroup
+from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
+from gateway.groups.consumer.consumer_group import CommitValidator, ConsumerGroup
+from gateway.groups.consumer.consumer_member import HeartbeatResult, MemberHeartbeat
+from gateway.groups.consumer.consumer_states import JOIN_EPOCH
+from gateway.groups.consumer.topology import canonical_name
+from gateway.groups.group_driver import AnyGroup, GroupDriver
+from gateway.groups.group_migration import check_upgrade, to_consumer_group
 from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import StorageError
 
@@ -30,14 +30,14 @@ _MAX_PREFIX = 8_000
 _KNOWS_NO_GROUP = 9
 
 
-class Coordinator(Driver):
+class GroupCoordinator(GroupDriver):
     """A group is of the classic protocol or of KIP-848's, by what its members speak; it changes from the one to the other while they go on."""
 
     # What members ask
 
-    async def join(self, group_id: str, joining: Joining) -> Joined:
+    async def join(self, group_id: str, joining: MemberJoin) -> JoinResult:
         """The outcome of a JoinGroup, which may take as long as the slowest of the other members. A cancelled one waits no longer."""
-        waiting: Shared[Joined] = Shared()
+        waiting: Shared[JoinResult] = Shared()
         member_id = (
             joining.member_id
             or f"{(joining.instance_id or joining.client_id)[:_MAX_PREFIX]}-{self._new_id()}"
@@ -49,17 +49,21 @@ class Coordinator(Driver):
             else:
                 group.join(joining, member_id, waiting, self._now())
         except KafkaError as refusal:
-            return Joined(refusal.code, joining.member_id)
+            return JoinResult(refusal.code, joining.member_id)
         self._act(group)
         return await self._wait(group, member_id, waiting)
 
     def _join_instead(
-        self, before: ConsumerGroup, joining: Joining, member_id: str, waiting: Shared[Joined]
-    ) -> Group:
+        self,
+        before: ConsumerGroup,
+        joining: MemberJoin,
+        member_id: str,
+        waiting: Shared[JoinResult],
+    ) -> ClassicGroup:
         """A consumer group without members becomes a classic one, unless whoever joins is refused."""
         if joining.member_id:
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
-        group = Group(before.group_id, self._settings, self._now())
+        group = ClassicGroup(before.group_id, self._settings, self._now())
         group.inherit(before.stored_keys())
         group.join(joining, member_id, waiting, self._now())
         if not group.is_blank:
@@ -69,7 +73,7 @@ class Coordinator(Driver):
             self._groups[group.group_id] = group
         return group
 
-    async def sync(self, group_id: str, syncing: Syncing) -> Synced:
+    async def sync(self, group_id: str, syncing: MemberSync) -> SyncResult:
         """The outcome of a SyncGroup: the assignment, once the leader has brought it and it is stored."""
         try:
             group = self._group_of_member(group_id)
@@ -82,8 +86,8 @@ class Coordinator(Driver):
                 group_id, sum(len(assignment) for _, assignment in syncing.assignments)
             )
         except KafkaError as refusal:
-            return Synced(refusal.code)
-        waiting: Shared[Synced] = Shared()
+            return SyncResult(refusal.code)
+        waiting: Shared[SyncResult] = Shared()
         group.sync(syncing, waiting, self._now())
         self._act(group)
         return await self._wait(group, syncing.member_id, waiting)
@@ -112,16 +116,16 @@ class Coordinator(Driver):
         group.leave(member_id, instance_id, reason, self._now())
         self._act(group)
 
-    async def beat(self, group_id: str, beat: Beat) -> Beaten:
+    async def beat(self, group_id: str, beat: MemberHeartbeat) -> HeartbeatResult:
         """The outcome of a ConsumerGroupHeartbeat, once what it changes is stored. A newcomer without an id is given one."""
-        waiting: Shared[Beaten] = Shared()
+        waiting: Shared[HeartbeatResult] = Shared()
         try:
             self.check_active(group_id)
             before = self._groups.get(group_id)
             group = self._group_to_beat(group_id, before, beat)
             self._check_beat(group, beat)
         except KafkaError as refusal:
-            return Beaten(refusal.code, refusal.message)
+            return HeartbeatResult(refusal.code, refusal.message)
         is_taken = group.beat(
             beat if beat.member_id else replace(beat, member_id=self._new_id()),
             waiting,
@@ -132,19 +136,21 @@ class Coordinator(Driver):
         self._act(group)
         return await waiting
 
-    def _check_beat(self, group: ConsumerGroup, beat: Beat) -> None:
+    def _check_beat(self, group: ConsumerGroup, beat: MemberHeartbeat) -> None:
         if beat.told > self._settings.group_member_max_bytes:
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE)
-        if beat.topics is not None or beat.epoch == JOINS:
+        if beat.topics is not None or beat.epoch == JOIN_EPOCH:
             known = group.roster.get(beat.member_id)
             self._check_room(group.group_id, beat.size - (0 if known is None else known.size))
 
-    def _group_to_beat(self, group_id: str, before: AnyGroup | None, beat: Beat) -> ConsumerGroup:
+    def _group_to_beat(
+        self, group_id: str, before: AnyGroup | None, beat: MemberHeartbeat
+    ) -> ConsumerGroup:
         """The group; for a newcomer one that is made where there is none, or out of a classic one. Raises KafkaError(GROUP_ID_NOT_FOUND)."""
         if isinstance(before, ConsumerGroup):
             return before
         now = self._now()
-        if beat.epoch != JOINS:
+        if beat.epoch != JOIN_EPOCH:
             raise KafkaError(
                 ErrorCode.GROUP_ID_NOT_FOUND, f"There is no consumer group {group_id}."
             )
@@ -156,7 +162,7 @@ class Coordinator(Driver):
             check_upgrade(before, self._settings)
             settings = self._settings_of(group_id)
             group = ConsumerGroup.restored(
-                group_id, as_consumer(before, self._topology), self._topology, settings, now
+                group_id, to_consumer_group(before, self._topology), self._topology, settings, now
             )
         group.store_anew(before.stored_keys())
         return group
@@ -169,7 +175,7 @@ class Coordinator(Driver):
 
     def _take_place(self, group: ConsumerGroup, before: AnyGroup | None) -> None:
         """`group` is the one of its name from now on."""
-        if isinstance(before, Group):
+        if isinstance(before, ClassicGroup):
             self._drop(before)
             # They join again, and find themselves in a consumer group.
             before.end(ErrorCode.REBALANCE_IN_PROGRESS, self._now())
@@ -193,7 +199,7 @@ class Coordinator(Driver):
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
         return group
 
-    def _group_to_join(self, group_id: str, joining: Joining) -> AnyGroup:
+    def _group_to_join(self, group_id: str, joining: MemberJoin) -> AnyGroup:
         """The group, made for a newcomer where it is missing. Raises KafkaError."""
         self.check_active(group_id)
         settings = self._settings
@@ -216,7 +222,7 @@ class Coordinator(Driver):
         known = None if group is None else group.roster.get(joining.member_id)
         self._check_room(group_id, joining.size - (0 if known is None else known.size))
         if group is None:
-            group = self._groups[group_id] = Group(group_id, settings, self._now())
+            group = self._groups[group_id] = ClassicGroup(group_id, settings, self._now())
         return group
 
     # What others ask about groups
@@ -242,7 +248,7 @@ class Coordinator(Driver):
 
     def check_commit(
         self, group_id: str, member_id: str, generation: int, instance_id: str | None, version: int
-    ) -> Fence | None:
+    ) -> CommitValidator | None:
         """May this member commit? Which partitions it may not is told by what is returned, None where it may commit for all.
 
         A commit to a classic group counts as a heartbeat. With generation -1 it is for a group without members, of simple consumers. `version` is
@@ -250,7 +256,7 @@ class Coordinator(Driver):
         GROUP_ID_NOT_FOUND, UNSUPPORTED_VERSION.
         """
         match self._groups.get(group_id):
-            case Group() as group:
+            case ClassicGroup() as group:
                 group.check_commit(member_id, generation, instance_id, self._now())
                 self._arm(group)
             case ConsumerGroup() as group:
@@ -274,7 +280,9 @@ class Coordinator(Driver):
         group = self._groups.get(group_id)
         names = None if group is None else group.subscribed
         return (
-            None if names is None else frozenset(canonical(name, self._topology) for name in names)
+            None
+            if names is None
+            else frozenset(canonical_name(name, self._topology) for name in names)
         )
 
     def is_empty(self, group_id: str) -> bool:

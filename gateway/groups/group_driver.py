@@ -12,17 +12,17 @@ from msgspec import structs
 from gateway import logs
 from gateway.coroutines import Cancel, Clock, Shared, unbroken_within
 from gateway.groups.classic import classic_rows
-from gateway.groups.classic.classic_group import Group
-from gateway.groups.classic.classic_member import Joined, Synced
+from gateway.groups.classic.classic_group import ClassicGroup
+from gateway.groups.classic.classic_member import JoinResult, SyncResult
 from gateway.groups.classic.rebalance import NEVER
 from gateway.groups.consumer import consumer_rows
 from gateway.groups.consumer.consumer_group import ConsumerGroup
-from gateway.groups.consumer.consumer_member import Beaten, ConsumerMember
+from gateway.groups.consumer.consumer_member import ConsumerGroupMember, HeartbeatResult
 from gateway.groups.consumer.consumer_rows import ConsumerGroupRow
 from gateway.groups.consumer.topology import Topology
-from gateway.groups.group_effects import Answer, Effect, Note, Save, Write
-from gateway.groups.group_loader import load
-from gateway.groups.group_timers import Alarms
+from gateway.groups.group_effects import Effect, LogEvent, Reply, StoreClassicGroup, StoreRows
+from gateway.groups.group_loader import load_groups
+from gateway.groups.group_timers import GroupTimers
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from storage.log import StateTable, StorageError, StorageFailed
@@ -31,16 +31,16 @@ _log = logs.part(__name__)
 
 #: To look at what time has brought costs about 1 us for each member, and thousands may be due one millisecond after the other. So the next look comes
 #: a millisecond later for each so many members.
-HEADS_PER_MS = 50
+MEMBERS_PER_MS = 50
 
 #: Members that find no room come again and again, thousands of them: the log says so no more often.
-TELL_MS = 1000
+REFUSAL_LOG_INTERVAL_MS = 1000
 
 #: A group of the classic protocol, or of KIP-848's.
-AnyGroup = Group | ConsumerGroup
+AnyGroup = ClassicGroup | ConsumerGroup
 
 
-class Driver:
+class GroupDriver:
     """`open` it before use. `now` is the time in ms since 1970, for rows alone; groups live by `clock`, which must not step; `new_id` makes what no other member's id ends in,
     and `start` runs a coroutine in the background. `settings_of` gives the settings of a consumer group, where some have their own."""
 
@@ -60,7 +60,7 @@ class Driver:
         self._settings = settings
         self._settings_of = settings_of or (lambda _: settings)
         self._clock = clock
-        self._alarms = Alarms(clock)
+        self._alarms = GroupTimers(clock)
         self._wall_ms = now
         self._new_id = new_id
         self._start = start
@@ -77,7 +77,7 @@ class Driver:
 
     async def open(self) -> None:
         """Go on with the groups that the store has. Raises StorageError."""
-        for group in await load(
+        for group in await load_groups(
             self._table, self._topology, self._settings, self._now(), self._settings_of
         ):
             group.changed_at += self._now() - self._wall_ms()
@@ -131,13 +131,13 @@ class Driver:
 
     def _do(self, group: AnyGroup, effect: Effect) -> None:
         match effect:
-            case Answer(handle, reply):
-                cast("Shared[Joined | Synced | Beaten]", handle).succeed(reply)
-            case Save():
-                self._start(self._save(cast("Group", group), effect))
-            case Write():
+            case Reply(handle, reply):
+                cast("Shared[JoinResult | SyncResult | HeartbeatResult]", handle).succeed(reply)
+            case StoreClassicGroup():
+                self._start(self._save(cast("ClassicGroup", group), effect))
+            case StoreRows():
                 self._start(self._write(cast("ConsumerGroup", group), effect))
-            case Note(event, reason, member_id):
+            case LogEvent(event, reason, member_id):
                 told = {
                     name: value
                     for name, value in (("member", member_id), ("reason", reason))
@@ -151,14 +151,14 @@ class Driver:
                     **told,
                 )
 
-    async def _save(self, group: Group, save: Save) -> None:
-        stored = classic_rows.value_of(
+    async def _save(self, group: ClassicGroup, save: StoreClassicGroup) -> None:
+        stored = classic_rows.encode(
             structs.replace(save.row, changed_at=self._since_1970(save.row.changed_at))
         )
         self._storing += len(stored)
         try:
             await self._put(
-                {**dict.fromkeys(save.drops), classic_rows.key_of(group.group_id): stored}
+                {**dict.fromkeys(save.drops), classic_rows.row_key(group.group_id): stored}
             )
         except StorageError as failure:
             _log.error(
@@ -174,9 +174,9 @@ class Driver:
             self._storing -= len(stored)
         self._act(group)
 
-    async def _write(self, group: ConsumerGroup, write: Write) -> None:
+    async def _write(self, group: ConsumerGroup, write: StoreRows) -> None:
         stored = {
-            key: None if row is None else consumer_rows.value_of(self._as_stored(row))
+            key: None if row is None else consumer_rows.encode(self._as_stored(row))
             for key, row in write.rows.items()
         }
         try:
@@ -194,8 +194,8 @@ class Driver:
         self._act(group)
 
     def _as_stored(
-        self, row: ConsumerGroupRow | ConsumerMember
-    ) -> ConsumerGroupRow | ConsumerMember:
+        self, row: ConsumerGroupRow | ConsumerGroupMember
+    ) -> ConsumerGroupRow | ConsumerGroupMember:
         if isinstance(row, ConsumerGroupRow):
             return structs.replace(row, changed_at=self._since_1970(row.changed_at))
         return row
@@ -223,7 +223,7 @@ class Driver:
             return
         if armed is not None:
             armed[1]()
-        delay_ms = max(group.due - self._now(), group.heads // HEADS_PER_MS)
+        delay_ms = max(group.due - self._now(), group.heads // MEMBERS_PER_MS)
         self._timers[group.group_id] = (
             group.due,
             self._alarms.later(delay_ms / 1000, partial(self._expire, group)),
@@ -243,7 +243,7 @@ class Driver:
     def _tell_refusal(self, group_id: str) -> None:
         self._refused += 1
         now = self._now()
-        if not 0 <= now - self._told_at < TELL_MS:
+        if not 0 <= now - self._told_at < REFUSAL_LOG_INTERVAL_MS:
             words = "member refused: all groups together take max_group_bytes"
             _log.warning(words, group=group_id, bytes=self._bytes, refused=self._refused)
             self._refused, self._told_at = 0, now

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gateway import logs
 from gateway.groups.classic import classic_rows
-from gateway.groups.classic.classic_group import Group
+from gateway.groups.classic.classic_group import ClassicGroup
 from gateway.groups.consumer import consumer_rows
 from gateway.groups.consumer.consumer_group import ConsumerGroup
 from gateway.groups.consumer.topology import Topology
@@ -20,25 +20,25 @@ _log = logs.part(__name__)
 _Rows = dict[str, list[tuple[bytes, int, bytes]]]
 
 
-async def load(
+async def load_groups(
     table: StateTable,
     topology: Topology,
     settings: Settings,
     now: float,
     settings_of: Callable[[str], Settings],
-) -> list[Group | ConsumerGroup]:
+) -> list[ClassicGroup | ConsumerGroup]:
     """`settings_of` gives those of a consumer group. All that can be read; of what cannot the log tells, and its members join anew. Raises StorageError."""
-    groups: list[Group | ConsumerGroup] = []
+    groups: list[ClassicGroup | ConsumerGroup] = []
     parts: _Rows = defaultdict(list)
     for key, value in await table.items():
         try:
-            if consumer_rows.is_key(key):
-                group_id, number = consumer_rows.place_of(key)
+            if consumer_rows.is_consumer_key(key):
+                group_id, number = consumer_rows.parse_key(key)
                 parts[group_id].append((key, number, value))
             else:
                 groups.append(
-                    Group.restored(
-                        classic_rows.group_id_of(key), classic_rows.row_of(value), settings, now
+                    ClassicGroup.restored(
+                        classic_rows.parse_key(key), classic_rows.decode(value), settings, now
                     )
                 )
         except ValueError as failure:
@@ -48,7 +48,7 @@ async def load(
     unreadable: list[bytes] = []
     for group_id, found in parts.items():
         try:
-            stored = consumer_rows.stored_group((number, value) for _, number, value in found)
+            stored = consumer_rows.decode_group((number, value) for _, number, value in found)
             groups.append(
                 ConsumerGroup.restored(group_id, stored, topology, settings_of(group_id), now)
             )

@@ -5,60 +5,71 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.groups.classic.classic_group import Group
-from gateway.groups.classic.classic_member import Member
-from gateway.groups.classic.classic_roster import Roster
+from gateway.groups.classic.classic_group import ClassicGroup
+from gateway.groups.classic.classic_member import ClassicGroupMember
+from gateway.groups.classic.classic_roster import ClassicRoster
 from gateway.groups.classic.classic_rows import GroupRow, MemberRow
 from gateway.groups.classic.classic_states import GroupState
 from gateway.groups.classic.subscription import (
-    CONSUMER,
-    MAX_NAMED,
-    Named,
+    CONSUMER_PROTOCOL_TYPE,
+    MAX_ELEMENTS,
+    PartitionsByName,
     Subscription,
-    assignment_bytes,
-    assignment_of,
-    subscription_of,
+    encode_assignment,
+    parse_assignment,
+    parse_subscription,
 )
 from gateway.groups.consumer.assignors import TopicId
-from gateway.groups.consumer.consumer_member import ClassicWords, ConsumerMember, Partitions
-from gateway.groups.consumer.consumer_rows import ITSELF, ConsumerGroupRow, StoredGroup
-from gateway.groups.consumer.topology import Topology, known
+from gateway.groups.consumer.consumer_member import (
+    ClassicMemberMetadata,
+    ConsumerGroupMember,
+    Partitions,
+)
+from gateway.groups.consumer.consumer_rows import GROUP_ROW, ConsumerGroupRow, StoredGroup
+from gateway.groups.consumer.topology import Topology, named_topics
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 
 
-def as_classic(
+def to_classic_group(
     group_id: str,
     generation: int,
-    members: Sequence[ConsumerMember],
+    members: Sequence[ConsumerGroupMember],
     topology: Topology,
     settings: Settings,
     now: float,
-) -> Group:
+) -> ClassicGroup:
     """The same members in a stable classic group, each with what its target gave it. All of them must speak the classic protocol."""
     protocol = _elected(members)
     rows = tuple(_classic_row(member, protocol, topology) for member in members)
-    return Group.restored(
+    return ClassicGroup.restored(
         group_id,
-        GroupRow(generation, CONSUMER, protocol, members[0].member_id, int(now), rows),
+        GroupRow(
+            generation, CONSUMER_PROTOCOL_TYPE, protocol, members[0].member_id, int(now), rows
+        ),
         settings,
         now,
     )
 
 
-def _elected(members: Iterable[ConsumerMember]) -> str:
-    roster = Roster()
+def _elected(members: Iterable[ConsumerGroupMember]) -> str:
+    roster = ClassicRoster()
     for member in members:
         words = _words(member)
-        roster.add(Member(member.member_id, member.instance_id, "", "", words.protocols, 0, 0, 0))
+        roster.add(
+            ClassicGroupMember(
+                member.member_id, member.instance_id, "", "", words.protocols, 0, 0, 0
+            )
+        )
     return roster.elected_protocol()
 
 
-def _classic_row(member: ConsumerMember, protocol: str, topology: Topology) -> MemberRow:
+def _classic_row(member: ConsumerGroupMember, protocol: str, topology: Topology) -> MemberRow:
     words = _words(member)
     metadata = next(metadata for name, metadata in words.protocols if name == protocol)
     partitions = {
-        name: member.target[topic] for topic, name in known(member.target, member.topics, topology)
+        name: member.target[topic]
+        for topic, name in named_topics(member.target, member.topics, topology)
     }
     return MemberRow(
         member.member_id,
@@ -68,31 +79,31 @@ def _classic_row(member: ConsumerMember, protocol: str, topology: Topology) -> M
         words.session_timeout_ms,
         member.rebalance_timeout_ms,
         words.protocols,
-        assignment_bytes(partitions, metadata),
+        encode_assignment(partitions, metadata),
     )
 
 
-def _words(member: ConsumerMember) -> ClassicWords:
+def _words(member: ConsumerGroupMember) -> ClassicMemberMetadata:
     if member.classic is None:
         raise RuntimeError(f"{member.member_id} does not speak the classic protocol")
     return member.classic
 
 
-def check_upgrade(group: Group, settings: Settings) -> None:
+def check_upgrade(group: ClassicGroup, settings: Settings) -> None:
     """Raises KafkaError(GROUP_ID_NOT_FOUND), by which a client of the new protocol learns that this group is not for it."""
     policy = settings.group_consumer_migration_policy
     if policy not in ("bidirectional", "upgrade"):
         raise _refusal(group, f"group_consumer_migration_policy is {policy}")
-    if group.protocol_type != CONSUMER:
+    if group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         raise _refusal(group, f"its members are of the type {group.protocol_type}")
     if len(group.roster) > settings.group_max_size:
         raise _refusal(group, "it has more members than group_max_size allows")
 
 
-def as_consumer(group: Group, topology: Topology) -> StoredGroup:
+def to_consumer_group(group: ClassicGroup, topology: Topology) -> StoredGroup:
     """The same members, each with what it reads. Raises KafkaError(GROUP_ID_NOT_FOUND) where that is not to be told, or the group's own assignor has
     put something beside the assignments that would be lost."""
-    numbered = list(enumerate(group.roster, ITSELF + 1))
+    numbered = list(enumerate(group.roster, GROUP_ROW + 1))
     try:
         said = _said(group)
         read = _assigned(group, topology)
@@ -105,24 +116,24 @@ def as_consumer(group: Group, topology: Topology) -> StoredGroup:
         for number, member in numbered
     )
     row = ConsumerGroupRow(
-        group.generation, group.generation, len(members) + ITSELF + 1, b"", int(group.changed_at)
+        group.generation, group.generation, len(members) + GROUP_ROW + 1, b"", int(group.changed_at)
     )
     return StoredGroup(row, members)
 
 
-def _said(group: Group) -> dict[str, Subscription]:
+def _said(group: ClassicGroup) -> dict[str, Subscription]:
     """By member id. Raises ValueError, also where all of them together name too much to be looked at in one go."""
     said: dict[str, Subscription] = {}
-    room = MAX_NAMED
+    room = MAX_ELEMENTS
     for member in group.roster:
-        one = said[member.member_id] = subscription_of(
+        one = said[member.member_id] = parse_subscription(
             member.metadata(group.protocol or "") or member.protocols[0][1], room
         )
         room -= len(one.topics) + sum(map(len, one.owned.values()))
     return said
 
 
-def _assigned(group: Group, topology: Topology) -> dict[str, Partitions] | None:
+def _assigned(group: ClassicGroup, topology: Topology) -> dict[str, Partitions] | None:
     """By member id, what the group has assigned; None where it is between two generations and has taken back what it had. Raises ValueError."""
     if group.state is not GroupState.STABLE and not any(
         member.assignment for member in group.roster
@@ -130,9 +141,9 @@ def _assigned(group: Group, topology: Topology) -> dict[str, Partitions] | None:
         return None
     read: dict[str, Partitions] = {}
     taken: set[tuple[TopicId, int]] = set()
-    room = MAX_NAMED
+    room = MAX_ELEMENTS
     for member in group.roster:
-        named, beside = assignment_of(member.assignment, room)
+        named, beside = parse_assignment(member.assignment, room)
         room -= sum(map(len, named.values()))
         if beside:
             raise ValueError("its assignor keeps notes of its own in the assignments")
@@ -159,7 +170,7 @@ def _kept(said: Mapping[str, Subscription], topology: Topology) -> dict[str, Par
     return read
 
 
-def _by_id(named: Named, topology: Topology) -> Partitions:
+def _by_id(named: PartitionsByName, topology: Topology) -> Partitions:
     return {
         topic: indexes
         for name, indexes in named.items()
@@ -172,10 +183,14 @@ def _places(partitions: Partitions) -> set[tuple[TopicId, int]]:
 
 
 def _consumer_member(
-    number: int, member: Member, group: Group, said: Subscription, read: Partitions
-) -> ConsumerMember:
+    number: int,
+    member: ClassicGroupMember,
+    group: ClassicGroup,
+    said: Subscription,
+    read: Partitions,
+) -> ConsumerGroupMember:
     epoch = group.generation
-    return ConsumerMember(
+    return ConsumerGroupMember(
         number,
         member.member_id,
         member.instance_id,
@@ -184,7 +199,7 @@ def _consumer_member(
         member.client_host,
         member.rebalance_timeout_ms,
         said.topics,
-        classic=ClassicWords(member.session_timeout_ms, member.protocols),
+        classic=ClassicMemberMetadata(member.session_timeout_ms, member.protocols),
         epoch=epoch,
         previous_epoch=epoch,
         assigned={topic: dict.fromkeys(indexes, epoch) for topic, indexes in read.items()},
@@ -192,7 +207,7 @@ def _consumer_member(
     )
 
 
-def _refusal(group: Group, reason: str) -> KafkaError:
+def _refusal(group: ClassicGroup, reason: str) -> KafkaError:
     return KafkaError(
         ErrorCode.GROUP_ID_NOT_FOUND,
         f"The classic group {group.group_id} cannot become a consumer group: {reason}.",

@@ -14,7 +14,7 @@ from gateway.coroutines import Cancel, Clock, Timer
 TURN_SECONDS = 0.005
 
 #: Cancelled calls stay until their time or until they are most of all, beyond so many.
-MANY_CANCELLED = 100
+MAX_CANCELLED = 100
 
 
 class _Call:
@@ -25,7 +25,7 @@ class _Call:
         self.function: Callable[[], None] | None = function
 
 
-class Alarms:
+class GroupTimers:
     """`clock` counts the waits."""
 
     def __init__(self, clock: Clock) -> None:
@@ -53,7 +53,7 @@ class Alarms:
         call.function = None
         self._cancelled += 1
         if self._cancelled == len(self._calls) or (
-            self._cancelled > MANY_CANCELLED and self._cancelled * 2 > len(self._calls)
+            self._cancelled > MAX_CANCELLED and self._cancelled * 2 > len(self._calls)
         ):
             self._calls = [one for one in self._calls if one[2].function is not None]
             heapify(self._calls)

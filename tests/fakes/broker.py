@@ -18,7 +18,7 @@ from gateway.coroutines import Cancel, start
 from gateway.fetch.conversion import Converter
 from gateway.fetch.fetch_sessions import FetchSessions
 from gateway.groups.consumer.topology import TopicView
-from gateway.groups.coordinator import Coordinator
+from gateway.groups.coordinator import GroupCoordinator
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
 from gateway.partitions.producer_ids import ProducerIds
 from gateway.protocol.caller import Caller
@@ -192,7 +192,7 @@ def open_house(
     group_configs = GroupConfigs(ended(store.table("group-configs")), values)
     ended(group_configs.open())
     table, of_group = ended(store.table("groups")), group_configs.settings_of
-    groups = Coordinator(
+    groups = GroupCoordinator(
         table, topology, values, clock, now, lambda: next(member_ids), background, of_group
     )
     ended(groups.open())

@@ -20,7 +20,7 @@ from kafka.protocol.consumer.group import (
     OffsetFetchRequest,
 )
 
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.api_keys import ApiKey
@@ -55,7 +55,7 @@ ASKED = sorted((key, version) for key, version in ROUTES if key in KEYS)
 def house() -> House:
     house = open_house()
     house.topic("orders")
-    ended(house.broker.offsets.commit("g", {("orders", 0): Committed(5, -1, "", NOW)}))
+    ended(house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(5, -1, "", NOW)}))
     return house
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compat.records import check_message_set
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.housekeeping import Housekeeping
 from gateway.partitions.record_batch import check_batch
 from storage.log import StorageFailed
@@ -146,13 +146,15 @@ def test_offsets_expire_at_intervals_of_their_own():
     house.topic("orders")
     keeping = Housekeeping(house.broker, house.background)
     keeping.start()
-    ended(house.broker.offsets.commit("g", {("orders", 0): Committed(1, -1, "", house.now())}))
+    ended(
+        house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(1, -1, "", house.now())})
+    )
     house.clock.advance(40)
     assert house.broker.offsets.has("g")
     house.clock.advance(40)
     assert not house.broker.offsets.has("g")
     keeping.stop()
-    ended(house.broker.offsets.commit("g", {("orders", 0): Committed(1, -1, "", 0)}))
+    ended(house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(1, -1, "", 0)}))
     house.clock.advance(400)
     assert house.broker.offsets.has("g")
     assert house.bugs == []

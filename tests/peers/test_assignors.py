@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.groups.consumer.assignors import Partitions, Subscriber, assign_range, assign_uniform
+from gateway.groups.consumer.assignors import (
+    AssignedPartitions,
+    Subscriber,
+    assign_range,
+    assign_uniform,
+)
 from tests.peers.cache import CannotInstall
 from tests.peers.kafka import java
 
@@ -85,10 +90,10 @@ def line(assignor: str, group: Group) -> str:
     )
 
 
-def read(answer: str) -> dict[str, Partitions] | None:
+def read(answer: str) -> dict[str, AssignedPartitions] | None:
     if answer == FAILURE:
         return None
-    found: dict[str, Partitions] = {}
+    found: dict[str, AssignedPartitions] = {}
     for word in answer.split():
         name, _, rows = word.partition(":")
         pairs = [row.split("=") for row in rows.split(";") if row]
@@ -99,7 +104,7 @@ def read(answer: str) -> dict[str, Partitions] | None:
 
 
 QUESTIONS = [("range", True), ("range", False), ("uniform", True), ("uniform", False)]
-Answers = dict[tuple[str, bool], list[tuple[Group, dict[str, Partitions] | None]]]
+Answers = dict[tuple[str, bool], list[tuple[Group, dict[str, AssignedPartitions] | None]]]
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +130,11 @@ def kafka_s() -> Answers:
     return answers
 
 
-def unevenness(assigned: Mapping[str, Partitions]) -> int:
+def unevenness(assigned: Mapping[str, AssignedPartitions]) -> int:
     return sum(sum(map(len, rows.values())) ** 2 for rows in assigned.values())
 
 
-def moved(group: Group, assigned: Mapping[str, Partitions]) -> int:
+def moved(group: Group, assigned: Mapping[str, AssignedPartitions]) -> int:
     members, _ = group
     return sum(
         len(indexes - members[name].owned.get(topic_id, frozenset()))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.groups.consumer.topic_regexes import Expressions
+from gateway.groups.consumer.topic_regexes import TopicRegexes
 from gateway.protocol.errors import KafkaError
 from tests.peers import jvm
 from tests.peers.cache import CannotInstall, maven_jars
@@ -37,7 +37,7 @@ def random_ones(count: int) -> Iterable[str]:
 
 def ours(expression: str) -> str:
     try:
-        found = Expressions(2048).matching(expression, frozenset(NAMES))
+        found = TopicRegexes(2048).matching(expression, frozenset(NAMES))
     except KafkaError:
         return "refused"
     return "".join("1" if name in found else "0" for name in NAMES)

@@ -10,19 +10,25 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Self
 
-from gateway.groups.classic.classic_member import Joined, Joining, Member, Synced, Syncing
-from gateway.groups.classic.classic_rows import GroupRow, key_of
+from gateway.groups.classic.classic_member import (
+    ClassicGroupMember,
+    JoinResult,
+    MemberJoin,
+    MemberSync,
+    SyncResult,
+)
+from gateway.groups.classic.classic_rows import GroupRow, row_key
 from gateway.groups.classic.classic_states import GroupState
-from gateway.groups.classic.rebalance import NEVER, Generations
-from gateway.groups.group_effects import Answer, Effect, Handle, Note
+from gateway.groups.classic.rebalance import NEVER, RebalancingGroup
+from gateway.groups.group_effects import Effect, LogEvent, Reply, RequestHandle
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 
 #: How long a newcomer's first JoinGroup may wait: it has no session yet that could end. Kafka's NewMemberJoinTimeoutMs.
-NEWCOMER_MS = 5 * 60 * 1000
+NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 
 
-class Group(Generations):
+class ClassicGroup(RebalancingGroup):
     """Every JoinGroup and SyncGroup is answered exactly once through `take`, unless it is let go of first."""
 
     kind = "classic"
@@ -38,7 +44,7 @@ class Group(Generations):
         )
         for one in row.members:
             deadline = now + one.session_timeout_ms
-            member = Member(
+            member = ClassicGroupMember(
                 one.member_id,
                 one.instance_id,
                 one.client_id,
@@ -71,20 +77,20 @@ class Group(Generations):
 
     # What members ask
 
-    def join(self, joining: Joining, new_id: str, handle: Handle, now: float) -> None:
-        """Let somebody in, or in again: `handle` is answered with `Joined`, now or when the others have joined too."""
+    def join(self, joining: MemberJoin, new_id: str, handle: RequestHandle, now: float) -> None:
+        """Let somebody in, or in again: `handle` is answered with `JoinResult`, now or when the others have joined too."""
         try:
             self._join(joining, new_id, handle, now)
         except KafkaError as refusal:
-            self._effects.append(Answer(handle, Joined(refusal.code, joining.member_id)))
+            self._effects.append(Reply(handle, JoinResult(refusal.code, joining.member_id)))
         self._complete_if_all_joined(now)
 
-    def sync(self, syncing: Syncing, handle: Handle, now: float) -> None:
-        """Ask for the own assignment, or as the leader bring all: `handle` is answered with `Synced`, now or when the assignment is stored."""
+    def sync(self, syncing: MemberSync, handle: RequestHandle, now: float) -> None:
+        """Ask for the own assignment, or as the leader bring all: `handle` is answered with `SyncResult`, now or when the assignment is stored."""
         try:
             self._sync(syncing, handle, now)
         except KafkaError as refusal:
-            self._effects.append(Answer(handle, Synced(refusal.code)))
+            self._effects.append(Reply(handle, SyncResult(refusal.code)))
 
     def heartbeat(
         self, member_id: str, generation: int, instance_id: str | None, now: float
@@ -117,7 +123,7 @@ class Group(Generations):
             raise KafkaError(ErrorCode.REBALANCE_IN_PROGRESS)
         self._hear_of(member, now)
 
-    def let_go(self, member_id: str, handle: Handle, now: float) -> None:
+    def let_go(self, member_id: str, handle: RequestHandle, now: float) -> None:
         """The connection is gone on which this request waited. Its member may come again until its session ends, if it knows its id."""
         member = self.roster.get(member_id)
         if not self._parked.let_go(member_id, handle) or member is None:
@@ -135,13 +141,13 @@ class Group(Generations):
         """It was a consumer group, whose rows have these keys: they go in the moment in which its own is stored."""
         self._stale = frozenset(stale)
 
-    def store(self, answer: Answer | None) -> None:
+    def store(self, answer: Reply | None) -> None:
         """Store it as it is. Then `answer` is due."""
         self._save({one.member_id: one.assignment for one in self.roster}, answer)
 
     def stored_keys(self) -> set[bytes]:
         """Of all rows that may be stored of it."""
-        return {key_of(self.group_id), *self._stale}
+        return {row_key(self.group_id), *self._stale}
 
     def rebalance(self, reason: str, now: float) -> None:
         """Have all members join again."""
@@ -191,7 +197,7 @@ class Group(Generations):
             self._end_waiting(now)
         self.due = self._next_due()
 
-    def _is_awaited(self, member: Member) -> bool:
+    def _is_awaited(self, member: ClassicGroupMember) -> bool:
         """Whether its time can run out: one that waits for the others is heard of by its connection, but a newcomer's first wait has its limit."""
         if member.is_new:
             return True
@@ -199,7 +205,7 @@ class Group(Generations):
             member.member_id
         )
 
-    def _is_overdue(self, member: Member, now: float) -> bool:
+    def _is_overdue(self, member: ClassicGroupMember, now: float) -> bool:
         return (
             member.deadline <= now
             and self.roster.get(member.member_id) is member
@@ -222,13 +228,13 @@ class Group(Generations):
             if member is not None:
                 self.roster.remove(member)
                 self._effects.append(
-                    Note("member removed", "did not ask for its assignment", member_id)
+                    LogEvent("member removed", "did not ask for its assignment", member_id)
                 )
         self._prepare("members did not ask for their assignments", now)
 
     # Joining
 
-    def _join(self, joining: Joining, new_id: str, handle: Handle, now: float) -> None:
+    def _join(self, joining: MemberJoin, new_id: str, handle: RequestHandle, now: float) -> None:
         self._check_room(joining, now)
         self._check_protocols(joining)
         member_id, instance_id = joining.member_id, joining.instance_id
@@ -247,7 +253,7 @@ class Group(Generations):
         else:
             self._add(joining, new_id, handle, now)
 
-    def _check_room(self, joining: Joining, now: float) -> None:
+    def _check_room(self, joining: MemberJoin, now: float) -> None:
         """Raises KafkaError(GROUP_MAX_SIZE_REACHED). Those over the limit go in the order in which they join again."""
         member_id, most = joining.member_id, self._settings.group_max_size
         known = self.roster.get(member_id or self.roster.id_of(joining.instance_id or "") or "")
@@ -268,7 +274,7 @@ class Group(Generations):
             self._remove(member, "the group is full", now)
         raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED)
 
-    def _check_protocols(self, joining: Joining) -> None:
+    def _check_protocols(self, joining: MemberJoin) -> None:
         """Raises KafkaError(INCONSISTENT_GROUP_PROTOCOL) where the others could not be in one generation with it."""
         names = [name for name, _ in joining.protocols]
         is_fit = bool(names) and len(set(names)) == len(names)
@@ -283,15 +289,15 @@ class Group(Generations):
         if not is_fit:
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
-    def _tell_id(self, joining: Joining, new_id: str, handle: Handle, now: float) -> None:
+    def _tell_id(self, joining: MemberJoin, new_id: str, handle: RequestHandle, now: float) -> None:
         """KIP-394: a newcomer whose answer is lost must not stay as a member that nobody is."""
         if len(self.pending) >= self._settings.group_max_pending_members:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._expect(new_id, now + joining.session_timeout_ms)
-        self._effects.append(Answer(handle, Joined(ErrorCode.MEMBER_ID_REQUIRED, new_id)))
+        self._effects.append(Reply(handle, JoinResult(ErrorCode.MEMBER_ID_REQUIRED, new_id)))
 
-    def _add(self, joining: Joining, member_id: str, handle: Handle, now: float) -> None:
-        member = Member(
+    def _add(self, joining: MemberJoin, member_id: str, handle: RequestHandle, now: float) -> None:
+        member = ClassicGroupMember(
             member_id,
             joining.instance_id,
             joining.client_id,
@@ -299,7 +305,7 @@ class Group(Generations):
             joining.protocols,
             joining.session_timeout_ms,
             joining.rebalance_timeout_ms,
-            deadline=now + NEWCOMER_MS,
+            deadline=now + NEW_MEMBER_JOIN_TIMEOUT_MS,
             is_new=True,
             can_return=bool(joining.member_id) or joining.instance_id is not None,
         )
@@ -311,26 +317,33 @@ class Group(Generations):
         self._wake_by(member.deadline)
         self._rebalance(_because("a member came", joining.reason), now, member_id)
 
-    def _join_again(self, member: Member, joining: Joining, handle: Handle, now: float) -> None:
+    def _join_again(
+        self, member: ClassicGroupMember, joining: MemberJoin, handle: RequestHandle, now: float
+    ) -> None:
         """A follower that says nothing new is told again what is; otherwise everybody joins (GroupCoordinator.doCurrentMemberJoinGroup)."""
         says_nothing_new = member.protocols == joining.protocols
         leads = self.roster.leader == member.member_id
         is_completing = self.state is GroupState.COMPLETING_REBALANCE
         if says_nothing_new and (is_completing or (self.state is GroupState.STABLE and not leads)):
             self._hear_of(member, now)
-            self._effects.append(Answer(handle, self._joined(member)))
+            self._effects.append(Reply(handle, self._joined(member)))
             return
         self.roster.update(member, joining)
         self._parked.park_join(member.member_id, handle)
         self._rebalance(_because("a member joins again", joining.reason), now, member.member_id)
 
     def _replace(
-        self, member: Member, joining: Joining, new_id: str, handle: Handle, now: float
+        self,
+        member: ClassicGroupMember,
+        joining: MemberJoin,
+        new_id: str,
+        handle: RequestHandle,
+        now: float,
     ) -> None:
         """A static member is back under a new id, and whoever used the old one is fenced (GroupCoordinator.updateStaticMemberAndRebalance)."""
         old_id, old_leader = member.member_id, self.roster.leader
-        self._parked.answer_join(old_id, Joined(ErrorCode.FENCED_INSTANCE_ID, old_id))
-        self._parked.answer_sync(old_id, Synced(ErrorCode.FENCED_INSTANCE_ID))
+        self._parked.answer_join(old_id, JoinResult(ErrorCode.FENCED_INSTANCE_ID, old_id))
+        self._parked.answer_sync(old_id, SyncResult(ErrorCode.FENCED_INSTANCE_ID))
         if old_id in self._unsynced:
             self._unsynced.remove(old_id)
             self._unsynced.add(new_id)
@@ -345,11 +358,11 @@ class Group(Generations):
         if not joining.may_skip_assignment:
             # It takes itself for a follower, so that it does not bring an assignment that a stable group would not look at.
             joined = replace(joined, leader=old_leader or "", fellows=(), skips_assignment=False)
-        self._save({one.member_id: one.assignment for one in self.roster}, Answer(handle, joined))
+        self._save({one.member_id: one.assignment for one in self.roster}, Reply(handle, joined))
 
     # Syncing
 
-    def _sync(self, syncing: Syncing, handle: Handle, now: float) -> None:
+    def _sync(self, syncing: MemberSync, handle: RequestHandle, now: float) -> None:
         member = self._known(syncing.member_id, syncing.instance_id)
         self._check_generation(syncing.generation)
         if syncing.protocol_type not in (None, self.protocol_type) or syncing.protocol not in (
@@ -362,7 +375,7 @@ class Group(Generations):
         self._unsynced.discard(member.member_id)
         if self.state is GroupState.STABLE:
             self._hear_of(member, now)
-            self._effects.append(Answer(handle, self._synced(member)))
+            self._effects.append(Reply(handle, self._synced(member)))
             return
         self._parked.park_sync(member.member_id, handle)
         if self.roster.leader == member.member_id:
@@ -370,16 +383,16 @@ class Group(Generations):
 
     # Leaving
 
-    def _remove(self, member: Member, reason: str, now: float) -> None:
-        self._parked.answer_join(member.member_id, Joined(ErrorCode.UNKNOWN_MEMBER_ID, ""))
-        self._parked.answer_sync(member.member_id, Synced(ErrorCode.UNKNOWN_MEMBER_ID))
+    def _remove(self, member: ClassicGroupMember, reason: str, now: float) -> None:
+        self._parked.answer_join(member.member_id, JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, ""))
+        self._parked.answer_sync(member.member_id, SyncResult(ErrorCode.UNKNOWN_MEMBER_ID))
         self._unsynced.discard(member.member_id)
         self.roster.remove(member)
-        self._effects.append(Note("member removed", reason, member.member_id))
+        self._effects.append(LogEvent("member removed", reason, member.member_id))
         self._rebalance(_because("a member went", reason), now, member.member_id)
         self._complete_if_all_joined(now)
 
-    def _known(self, member_id: str, instance_id: str | None) -> Member:
+    def _known(self, member_id: str, instance_id: str | None) -> ClassicGroupMember:
         """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where somebody else is that static member now."""
         if (
             instance_id is not None

@@ -11,14 +11,14 @@ from gateway.protocol.errors import ErrorCode
 _MEMBER_BYTES = 2048
 
 #: What a protocol or a topic takes besides its characters, where it is named and where it is counted: many that are short are most of what they take.
-WORD_BYTES = 200
+NAME_BYTES = 200
 
 #: How each assignor that a member knows is called and what the member tells it, the one it likes best first.
 Protocols = tuple[tuple[str, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
+class MemberJoin:
     """What a JoinGroup asks for. `member_id` is empty where the member has none yet."""
 
     member_id: str
@@ -44,11 +44,11 @@ class Joining:
     @property
     def size(self) -> int:
         """What a member of such words takes in memory, roughly, in bytes."""
-        return _MEMBER_BYTES + self.told + len(self.protocols) * WORD_BYTES
+        return _MEMBER_BYTES + self.told + len(self.protocols) * NAME_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Syncing:
+class MemberSync:
     """What a SyncGroup asks for. Only the leader's has assignments, by member id; protocol type and name are None where the client says none."""
 
     member_id: str
@@ -60,7 +60,7 @@ class Syncing:
 
 
 @dataclass(frozen=True, slots=True)
-class Fellow:
+class JoinedMember:
     """A member as its leader sees it."""
 
     member_id: str
@@ -69,7 +69,7 @@ class Fellow:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinResult:
     """The answer to a JoinGroup. Only the leader is told who is there."""
 
     code: ErrorCode
@@ -78,12 +78,12 @@ class Joined:
     protocol_type: str | None = None
     protocol: str | None = None
     leader: str = ""
-    fellows: tuple[Fellow, ...] = ()
+    fellows: tuple[JoinedMember, ...] = ()
     skips_assignment: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class SyncResult:
     """The answer to a SyncGroup."""
 
     code: ErrorCode
@@ -93,7 +93,7 @@ class Synced:
 
 
 @dataclass(slots=True)
-class Member:
+class ClassicGroupMember:
     """One member. `deadline` is when its session ends unless it is heard of; while it waits for a rebalance it may be silent."""
 
     member_id: str
@@ -132,5 +132,5 @@ class Member:
             + len(self.assignment)
         )
         return told + sum(
-            len(name) + len(metadata) + WORD_BYTES for name, metadata in self.protocols
+            len(name) + len(metadata) + NAME_BYTES for name, metadata in self.protocols
         )

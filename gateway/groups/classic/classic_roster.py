@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gateway.groups.classic.classic_member import Joining, Member, Protocols
+from gateway.groups.classic.classic_member import ClassicGroupMember, MemberJoin, Protocols
 
 
-class Roster:
+class ClassicRoster:
     """In the order in which they came."""
 
     def __init__(self) -> None:
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, ClassicGroupMember] = {}
         self._static: dict[str, str] = {}
         self._speakers: Counter[str] = Counter()
         self.leader: str | None = None
@@ -22,20 +22,20 @@ class Roster:
     def __len__(self) -> int:
         return len(self._members)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[ClassicGroupMember]:
         return iter(self._members.values())
 
     def __contains__(self, member_id: str) -> bool:
         return member_id in self._members
 
-    def get(self, member_id: str) -> Member | None:
+    def get(self, member_id: str) -> ClassicGroupMember | None:
         return self._members.get(member_id)
 
     def id_of(self, instance_id: str) -> str | None:
         """The id that a static member has now."""
         return self._static.get(instance_id)
 
-    def add(self, member: Member) -> None:
+    def add(self, member: ClassicGroupMember) -> None:
         """The first one leads. Raises ValueError where its id or instance id is taken."""
         if member.member_id in self._members or member.instance_id in self._static:
             raise ValueError("such a member is here already")
@@ -47,7 +47,7 @@ class Roster:
         if self.leader is None:
             self.leader = member.member_id
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: ClassicGroupMember) -> None:
         """Where it led, the one that has been here longest leads."""
         del self._members[member.member_id]
         self.size -= member.size
@@ -57,7 +57,7 @@ class Roster:
         if self.leader == member.member_id:
             self.leader = next(iter(self._members), None)
 
-    def rename(self, member: Member, member_id: str) -> None:
+    def rename(self, member: ClassicGroupMember, member_id: str) -> None:
         """A static member has come back: it goes on under another id, and leads where it led."""
         del self._members[member.member_id]
         if self.leader == member.member_id:
@@ -68,7 +68,7 @@ class Roster:
         if member.instance_id is not None:
             self._static[member.instance_id] = member_id
 
-    def update(self, member: Member, joining: Joining) -> None:
+    def update(self, member: ClassicGroupMember, joining: MemberJoin) -> None:
         """It joins again, perhaps with other words."""
         self._forget_protocols(member)
         self.size -= member.size
@@ -81,11 +81,11 @@ class Roster:
         member.client_id, member.client_host = joining.client_id, joining.client_host
         self.size += member.size
 
-    def assign(self, member: Member, assignment: bytes) -> None:
+    def assign(self, member: ClassicGroupMember, assignment: bytes) -> None:
         self.size += len(assignment) - len(member.assignment)
         member.assignment = assignment
 
-    def _forget_protocols(self, member: Member) -> None:
+    def _forget_protocols(self, member: ClassicGroupMember) -> None:
         for name, _ in member.protocols:
             self._speakers[name] -= 1
             if not self._speakers[name]:

@@ -31,20 +31,20 @@ class GroupRow(msgspec.Struct, frozen=True, array_like=True):
     members: tuple[MemberRow, ...] = ()
 
 
-def key_of(group_id: str) -> bytes:
+def row_key(group_id: str) -> bytes:
     return group_id.encode()
 
 
-def group_id_of(key: bytes) -> str:
+def parse_key(key: bytes) -> str:
     """Raises ValueError for what is no such key."""
     return key.decode()
 
 
-def value_of(row: GroupRow) -> bytes:
+def encode(row: GroupRow) -> bytes:
     return _ENCODER.encode(row)
 
 
-def row_of(value: bytes) -> GroupRow:
+def decode(value: bytes) -> GroupRow:
     """Raises ValueError for what is no such row."""
     return _DECODER.decode(value)
 

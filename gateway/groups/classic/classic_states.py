@@ -21,7 +21,7 @@ class GroupState(Enum):
     """Deleted. A group of this name is another one."""
 
 
-MOVES: Mapping[GroupState, Set[GroupState]] = {
+TRANSITIONS: Mapping[GroupState, Set[GroupState]] = {
     # state                           may become
     GroupState.EMPTY: {GroupState.PREPARING_REBALANCE, GroupState.DEAD},
     GroupState.PREPARING_REBALANCE: {

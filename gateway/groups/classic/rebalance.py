@@ -6,12 +6,17 @@ leader brings the assignment. `gateway.groups.classic.classic_group` says what s
 
 from __future__ import annotations
 
-from gateway.groups.classic.classic_member import Fellow, Joined, Member, Synced
-from gateway.groups.classic.classic_roster import Roster
+from gateway.groups.classic.classic_member import (
+    ClassicGroupMember,
+    JoinedMember,
+    JoinResult,
+    SyncResult,
+)
+from gateway.groups.classic.classic_roster import ClassicRoster
 from gateway.groups.classic.classic_rows import GroupRow, MemberRow
-from gateway.groups.classic.classic_states import MOVES, GroupState
-from gateway.groups.classic.subscription import CONSUMER, subscribed_topics
-from gateway.groups.group_effects import Answer, Effect, Note, Parked, Save
+from gateway.groups.classic.classic_states import TRANSITIONS, GroupState
+from gateway.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE, subscribed_topics
+from gateway.groups.group_effects import Effect, LogEvent, Reply, StoreClassicGroup, WaitingRequests
 from gateway.protocol.errors import ErrorCode
 from gateway.settings.model import Settings
 
@@ -25,11 +30,11 @@ _PENDING_BYTES = 300
 _SHORTEST_WAIT_MS = 1000
 
 _MAY_REBALANCE = frozenset(
-    state for state, moves in MOVES.items() if GroupState.PREPARING_REBALANCE in moves
+    state for state, moves in TRANSITIONS.items() if GroupState.PREPARING_REBALANCE in moves
 )
 
 
-class Generations:
+class RebalancingGroup:
     """Begins empty, with generation 0, which nobody was ever in."""
 
     def __init__(self, group_id: str, settings: Settings, now: float) -> None:
@@ -39,7 +44,7 @@ class Generations:
         self.generation = 0
         self.protocol_type = ""
         self.protocol: str | None = None
-        self.roster = Roster()
+        self.roster = ClassicRoster()
         self.pending: dict[str, float] = {}
         """Ids that newcomers were told and have not come back with, and until when they may."""
         self.due = NEVER
@@ -48,7 +53,7 @@ class Generations:
         """The size that its coordinator has noted."""
         self._settings = settings
         self._effects: list[Effect] = []
-        self._parked = Parked(self._effects)
+        self._parked = WaitingRequests(self._effects)
         self._rebalance_ends = NEVER
         self._patience: float | None = None
         """How much longer the first rebalance may wait for more members; None in every later one."""
@@ -76,7 +81,7 @@ class Generations:
         """The topics of the members of this generation, None where they cannot be told. Read when it is asked for, which is seldom: what members say
         may be a hundred times larger when it is taken apart."""
         protocol = self.protocol
-        if self.protocol_type != CONSUMER:
+        if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return None
         return (
             frozenset()
@@ -103,7 +108,7 @@ class Generations:
         return True
 
     def _move(self, state: GroupState, now: float) -> None:
-        if state not in MOVES[self.state]:
+        if state not in TRANSITIONS[self.state]:
             raise RuntimeError(f"a group in state {self.state.value} cannot become {state.value}")
         self.state = state
         self.changed_at = now
@@ -127,7 +132,7 @@ class Generations:
             self._rebalance_ends, self._patience = now + timeout, None
         self._move(GroupState.PREPARING_REBALANCE, now)
         self._wake_by(self._rebalance_ends)
-        self._effects.append(Note("rebalance begins", reason, member_id))
+        self._effects.append(LogEvent("rebalance begins", reason, member_id))
 
     def _complete_if_all_joined(self, now: float) -> None:
         """The first rebalance of all always waits its time: members that start together shall be in one generation."""
@@ -157,7 +162,7 @@ class Generations:
             if not self._has_joined(member) and member.instance_id is None
         ]:
             self.roster.remove(member)
-            self._effects.append(Note("member removed", "did not join again", member.member_id))
+            self._effects.append(LogEvent("member removed", "did not join again", member.member_id))
         if len(self.roster) and not self._elect_leader():
             # Only static members are left, and none of them is there: until one comes or their sessions end.
             self._rebalance_ends, self._patience = (
@@ -176,9 +181,9 @@ class Generations:
         else:
             self._move(GroupState.EMPTY, now)
             self._save({})
-            self._effects.append(Note("group is empty"))
+            self._effects.append(LogEvent("group is empty"))
 
-    def _has_joined(self, member: Member) -> bool:
+    def _has_joined(self, member: ClassicGroupMember) -> bool:
         return self._parked.joins_of(member.member_id)
 
     def _elect_leader(self) -> bool:
@@ -203,18 +208,18 @@ class Generations:
             self._parked.answer_join(member.member_id, self._joined(member))
         self._sync_ends = now + self.roster.rebalance_timeout_ms
         self._wake_by(self._sync_ends)
-        self._effects.append(Note("generation begins"))
+        self._effects.append(LogEvent("generation begins"))
 
-    def _joined(self, member: Member, *, skips_assignment: bool = False) -> Joined:
+    def _joined(self, member: ClassicGroupMember, *, skips_assignment: bool = False) -> JoinResult:
         """What `member` is told of the generation that it is in."""
         leader, protocol = self.roster.leader or "", self.protocol or ""
-        fellows: tuple[Fellow, ...] = ()
+        fellows: tuple[JoinedMember, ...] = ()
         if leader == member.member_id:
             fellows = tuple(
-                Fellow(one.member_id, one.instance_id, one.metadata(protocol))
+                JoinedMember(one.member_id, one.instance_id, one.metadata(protocol))
                 for one in self.roster
             )
-        return Joined(
+        return JoinResult(
             ErrorCode.NONE,
             member.member_id,
             self.generation,
@@ -233,10 +238,10 @@ class Generations:
             self._proposal = assignments
             self._save(assignments)
 
-    def _save(self, assignments: dict[str, bytes], answer: Answer | None = None) -> None:
-        self._effects.append(Save(self._row(assignments), answer, self._stale))
+    def _save(self, assignments: dict[str, bytes], answer: Reply | None = None) -> None:
+        self._effects.append(StoreClassicGroup(self._row(assignments), answer, self._stale))
 
-    def saved(self, save: Save, now: float) -> None:
+    def saved(self, save: StoreClassicGroup, now: float) -> None:
         """What `save` asked to be stored is stored. A group that has gone on meanwhile stays where it is."""
         self._stale -= save.drops
         if save.answer is not None:
@@ -244,17 +249,17 @@ class Generations:
         if self._is_proposed(save):
             self._assign(now)
 
-    def save_failed(self, save: Save, now: float) -> None:
+    def save_failed(self, save: StoreClassicGroup, now: float) -> None:
         """It could not be stored: those who wait for it are told to try again."""
         if save.answer is not None:
             self._effects.append(
-                Answer(save.answer.handle, Joined(ErrorCode.COORDINATOR_NOT_AVAILABLE, ""))
+                Reply(save.answer.handle, JoinResult(ErrorCode.COORDINATOR_NOT_AVAILABLE, ""))
             )
         if self._is_proposed(save):
             self._drop_assignment(ErrorCode.COORDINATOR_NOT_AVAILABLE, now)
             self._prepare("the assignment could not be stored", now)
 
-    def _is_proposed(self, save: Save) -> bool:
+    def _is_proposed(self, save: StoreClassicGroup) -> bool:
         is_current = self._proposal is not None and save.row.generation == self.generation
         return is_current and self.state is GroupState.COMPLETING_REBALANCE
 
@@ -270,11 +275,11 @@ class Generations:
         self._proposal = None
         for member in self.roster:
             self.roster.assign(member, b"")
-            if self._parked.answer_sync(member.member_id, Synced(code)):
+            if self._parked.answer_sync(member.member_id, SyncResult(code)):
                 self._hear_of(member, now)
 
-    def _synced(self, member: Member) -> Synced:
-        return Synced(ErrorCode.NONE, self.protocol_type, self.protocol, member.assignment)
+    def _synced(self, member: ClassicGroupMember) -> SyncResult:
+        return SyncResult(ErrorCode.NONE, self.protocol_type, self.protocol, member.assignment)
 
     def _row(self, assignments: dict[str, bytes]) -> GroupRow:
         """The generation as it is to be stored, with these assignments."""
@@ -305,6 +310,6 @@ class Generations:
     def _wake_by(self, time: float) -> None:
         self.due = min(self.due, time)
 
-    def _hear_of(self, member: Member, now: float) -> None:
+    def _hear_of(self, member: ClassicGroupMember, now: float) -> None:
         member.deadline = now + member.session_timeout_ms
         self._wake_by(member.deadline)

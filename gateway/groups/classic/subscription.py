@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from struct import Struct, error
 
 #: The protocol type of those whose metadata has this layout; Connect and others have their own.
-CONSUMER = "consumer"
+CONSUMER_PROTOCOL_TYPE = "consumer"
 
 #: Topics and partitions that are read of what the members of one group say, one counting as often as it is named: some 30 ms' worth. A megabyte of
 #: metadata can name 300,000, and a group has many members.
-MAX_NAMED = 100_000
+MAX_ELEMENTS = 100_000
 
 #: The newest version that is known. Every version begins as the one before it, so a newer one is read as this.
 _NEWEST = 3
@@ -24,7 +24,7 @@ _INT16 = Struct(">h")
 _INT32 = Struct(">i")
 
 #: By topic name.
-Named = Mapping[str, frozenset[int]]
+PartitionsByName = Mapping[str, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Subscription:
     """What a member reads, and what it has while it joins (v1; those that give everything back before they join have nothing)."""
 
     topics: frozenset[str]
-    owned: Named
+    owned: PartitionsByName
     rack_id: str | None = None
 
 
 def subscribed_topics(metadata: Iterable[bytes]) -> frozenset[str] | None:
     """The topics that these members subscribe to; None where one of them does not say it in Kafka's layout, or they name more than MAX_NAMED."""
     found: set[str] = set()
-    room = MAX_NAMED
+    room = MAX_ELEMENTS
     try:
         for one in metadata:
             topics = _Reader(one, room).begin().strings()
@@ -50,7 +50,7 @@ def subscribed_topics(metadata: Iterable[bytes]) -> frozenset[str] | None:
     return frozenset(found)
 
 
-def subscription_of(metadata: bytes, most: int = MAX_NAMED) -> Subscription:
+def parse_subscription(metadata: bytes, most: int = MAX_ELEMENTS) -> Subscription:
     """Raises ValueError for what is not in Kafka's layout, or names more than `most` topics and partitions. What a client left out at the end counts
     as not said."""
     try:
@@ -66,8 +66,8 @@ def subscription_of(metadata: bytes, most: int = MAX_NAMED) -> Subscription:
     return Subscription(topics, owned, rack_id)
 
 
-def assignment_of(assignment: bytes, most: int = MAX_NAMED) -> tuple[Named, bytes]:
-    """The partitions, and what an assignor of their own put beside them. Raises ValueError as `subscription_of`."""
+def parse_assignment(assignment: bytes, most: int = MAX_ELEMENTS) -> tuple[PartitionsByName, bytes]:
+    """The partitions, and what an assignor of their own put beside them. Raises ValueError as `parse_subscription`."""
     if not assignment:
         return {}, b""
     try:
@@ -77,7 +77,7 @@ def assignment_of(assignment: bytes, most: int = MAX_NAMED) -> tuple[Named, byte
         raise ValueError("the assignment is cut short") from short
 
 
-def assignment_bytes(partitions: Named, metadata: bytes) -> bytes:
+def encode_assignment(partitions: PartitionsByName, metadata: bytes) -> bytes:
     """An assignment in the version of its member's metadata."""
     parts = [metadata[: _INT16.size], _INT32.pack(len(partitions))]
     for topic, indexes in sorted(partitions.items()):
@@ -116,7 +116,7 @@ class _Reader:
     def strings(self) -> list[str]:
         return [self._string() for _ in range(self._count(_INT16.size))]
 
-    def partitions(self) -> Named:
+    def partitions(self) -> PartitionsByName:
         found: dict[str, frozenset[int]] = {}
         for _ in range(self._count(_INT16.size + _INT32.size)):
             topic = self._string()

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush, heapreplace, nsmallest
 TopicId = bytes
 
 #: Partitions by topic; a topic of which there are none is left out.
-Partitions = dict[TopicId, frozenset[int]]
+AssignedPartitions = dict[TopicId, frozenset[int]]
 
 #: How often all topics are gone over to level what members have. One round and one more that finds nothing to do are enough where subscribers of a
 #: topic subscribe to all the same; where subscriptions overlap a round roughly halves what is left. Kafka's UniformHeterogeneousAssignmentBuilder
@@ -35,13 +35,13 @@ class Subscriber:
 
 def assign_range(
     members: Mapping[str, Subscriber], partitions: Mapping[TopicId, int]
-) -> dict[str, Partitions]:
+) -> dict[str, AssignedPartitions]:
     """Of each topic, consecutive partitions to each subscriber, the first ones one more where they do not divide (Kafka's RangeAssignor).
 
     Members that subscribe to the same topics get the same partitions of all topics that have equally many, so that these can be joined.
     """
     order = _in_order(members)
-    assigned: dict[str, Partitions] = {member_id: {} for member_id in order}
+    assigned: dict[str, AssignedPartitions] = {member_id: {} for member_id in order}
     for topic_id, subscribers in _subscribers(members, order, partitions).items():
         least, longer = divmod(partitions[topic_id], len(subscribers))
         start = 0
@@ -55,7 +55,7 @@ def assign_range(
 
 def assign_uniform(
     members: Mapping[str, Subscriber], partitions: Mapping[TopicId, int]
-) -> dict[str, Partitions]:
+) -> dict[str, AssignedPartitions]:
     """Equally many partitions to each as far as can be, and what is owned stays where that allows it (Kafka's UniformAssignor).
 
     No subscriber of a topic has two partitions fewer than one who could give it a partition of this topic. Where all subscribe to the same, no two
@@ -86,7 +86,7 @@ def assign_uniform(
     for topic in topics:
         topic.hand_out()
     _level(topics, load)
-    assigned: dict[str, Partitions] = {member_id: {} for member_id in order}
+    assigned: dict[str, AssignedPartitions] = {member_id: {} for member_id in order}
     for topic in topics:
         for place, indexes in topic.shares().items():
             assigned[order[place]][topic.topic_id] = frozenset(indexes)
@@ -95,7 +95,7 @@ def assign_uniform(
 
 #: By the name that clients ask for. The first one is taken where they ask for none, as in Kafka.
 ASSIGNORS: Mapping[
-    str, Callable[[Mapping[str, Subscriber], Mapping[TopicId, int]], dict[str, Partitions]]
+    str, Callable[[Mapping[str, Subscriber], Mapping[TopicId, int]], dict[str, AssignedPartitions]]
 ] = {
     "uniform": assign_uniform,
     "range": assign_range,

@@ -9,43 +9,47 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
+from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
 from gateway.groups.classic.subscription import (
-    CONSUMER,
-    Named,
+    CONSUMER_PROTOCOL_TYPE,
+    PartitionsByName,
     Subscription,
-    assignment_bytes,
-    subscription_of,
+    encode_assignment,
+    parse_subscription,
 )
-from gateway.groups.consumer.consumer_member import ClassicWords, ConsumerMember, Partitions
+from gateway.groups.consumer.consumer_member import (
+    ClassicMemberMetadata,
+    ConsumerGroupMember,
+    Partitions,
+)
 from gateway.groups.consumer.consumer_states import MemberState
 from gateway.groups.consumer.group_epochs import NEVER
-from gateway.groups.consumer.membership import Membership
-from gateway.groups.consumer.topology import known
-from gateway.groups.group_effects import Answer, Handle
+from gateway.groups.consumer.membership import GroupMembership
+from gateway.groups.consumer.topology import named_topics
+from gateway.groups.group_effects import Reply, RequestHandle
 from gateway.protocol.errors import ErrorCode, KafkaError
 
 
-class ClassicMembers(Membership):
+class ClassicProtocolMembers(GroupMembership):
     """Requests are answered as those of a classic group are."""
 
-    def join(self, joining: Joining, new_id: str, handle: Handle, now: float) -> None:
-        """`handle` is answered with `Joined`: at once, or when what has changed is stored."""
+    def join(self, joining: MemberJoin, new_id: str, handle: RequestHandle, now: float) -> None:
+        """`handle` is answered with `JoinResult`: at once, or when what has changed is stored."""
         try:
             joined = self._join(joining, new_id, handle, now)
         except KafkaError as refusal:
-            self._effects.append(Answer(handle, Joined(refusal.code, joining.member_id)))
+            self._effects.append(Reply(handle, JoinResult(refusal.code, joining.member_id)))
         else:
             if joined is not None:
                 self._ledger.answer(handle, joined)
         self._ledger.flush()
 
-    def sync(self, syncing: Syncing, handle: Handle, now: float) -> None:
-        """`handle` is answered with `Synced`. Assignments that a leader of old brings are not looked at: the group has no leader."""
+    def sync(self, syncing: MemberSync, handle: RequestHandle, now: float) -> None:
+        """`handle` is answered with `SyncResult`. Assignments that a leader of old brings are not looked at: the group has no leader."""
         try:
             self._ledger.answer(handle, self._sync(syncing, now))
         except KafkaError as refusal:
-            self._effects.append(Answer(handle, Synced(refusal.code)))
+            self._effects.append(Reply(handle, SyncResult(refusal.code)))
         self._ledger.flush()
 
     def heartbeat(
@@ -74,17 +78,19 @@ class ClassicMembers(Membership):
         )
         self._ledger.flush()
 
-    def let_go(self, member_id: str, handle: Handle, now: float) -> None:
+    def let_go(self, member_id: str, handle: RequestHandle, now: float) -> None:
         """The connection of a request is gone. Its answer, if it is still to come, goes to nobody."""
 
     # Joining
 
-    def _join(self, joining: Joining, new_id: str, handle: Handle, now: float) -> Joined | None:
+    def _join(
+        self, joining: MemberJoin, new_id: str, handle: RequestHandle, now: float
+    ) -> JoinResult | None:
         """None where the group has become a classic one, which answers."""
         self._check_classic(joining)
         if joining.is_told_first and not joining.member_id and joining.instance_id is None:
             # Nothing is kept of it: it is let in under any id that it comes with.
-            return Joined(ErrorCode.MEMBER_ID_REQUIRED, new_id)
+            return JoinResult(ErrorCode.MEMBER_ID_REQUIRED, new_id)
         subscription = _subscription(joining)
         before, replaced = self._joining_member(joining, new_id)
         after = _told(before, joining, subscription)
@@ -100,38 +106,46 @@ class ClassicMembers(Membership):
         deadlines = self._of(after)
         deadlines.join, deadlines.sync = NEVER, now + after.rebalance_timeout_ms
         self._wake_by(deadlines.sync)
-        return Joined(
-            ErrorCode.NONE, after.member_id, after.epoch, CONSUMER, joining.protocols[0][0]
+        return JoinResult(
+            ErrorCode.NONE,
+            after.member_id,
+            after.epoch,
+            CONSUMER_PROTOCOL_TYPE,
+            joining.protocols[0][0],
         )
 
-    def _check_classic(self, joining: Joining) -> None:
+    def _check_classic(self, joining: MemberJoin) -> None:
         if self._settings.group_consumer_migration_policy == "disabled":
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         self._check_room(joining.member_id)
         names = [name for name, _ in joining.protocols]
-        is_fit = bool(names) and len(set(names)) == len(names) and joining.protocol_type == CONSUMER
+        is_fit = (
+            bool(names)
+            and len(set(names)) == len(names)
+            and joining.protocol_type == CONSUMER_PROTOCOL_TYPE
+        )
         if not is_fit or not self.roster.all_classic_speak_one_of(names):
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
     def _joining_member(
-        self, joining: Joining, new_id: str
-    ) -> tuple[ConsumerMember, ConsumerMember | None]:
+        self, joining: MemberJoin, new_id: str
+    ) -> tuple[ConsumerGroupMember, ConsumerGroupMember | None]:
         """The member as it was, and the static one whose place it takes."""
         member_id, instance_id = joining.member_id, joining.instance_id
         if instance_id is None:
-            return self.roster.get(member_id or new_id) or ConsumerMember(
+            return self.roster.get(member_id or new_id) or ConsumerGroupMember(
                 0, member_id or new_id
             ), None
         static = self.roster.static(instance_id)
         if member_id:
             return self._known(member_id, instance_id), None
         return (
-            (ConsumerMember(0, new_id), None)
+            (ConsumerGroupMember(0, new_id), None)
             if static is None
             else (self._successor_of(static, new_id), static)
         )
 
-    def _by_id(self, named: Named) -> Partitions:
+    def _by_id(self, named: PartitionsByName) -> Partitions:
         return {
             topic: partitions
             for name, partitions in named.items()
@@ -140,10 +154,13 @@ class ClassicMembers(Membership):
 
     # What comes after
 
-    def _sync(self, syncing: Syncing, now: float) -> Synced:
+    def _sync(self, syncing: MemberSync, now: float) -> SyncResult:
         member = self._classic(syncing.member_id, syncing.instance_id, syncing.generation)
         name, metadata = _first_protocol(member)
-        if syncing.protocol_type not in (None, CONSUMER) or syncing.protocol not in (None, name):
+        if syncing.protocol_type not in (None, CONSUMER_PROTOCOL_TYPE) or syncing.protocol not in (
+            None,
+            name,
+        ):
             raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
         if self.target_epoch > member.epoch and member.state is not MemberState.UNREVOKED:
             self._expect_join(member, now)
@@ -152,16 +169,18 @@ class ClassicMembers(Membership):
         self._hear_of(member, now)
         partitions = {
             name: frozenset(member.assigned[topic])
-            for topic, name in known(member.assigned, member.topics, self._topology)
+            for topic, name in named_topics(member.assigned, member.topics, self._topology)
         }
-        return Synced(
+        return SyncResult(
             ErrorCode.NONE,
             syncing.protocol_type,
             syncing.protocol,
-            assignment_bytes(partitions, metadata),
+            encode_assignment(partitions, metadata),
         )
 
-    def _classic(self, member_id: str, instance_id: str | None, generation: int) -> ConsumerMember:
+    def _classic(
+        self, member_id: str, instance_id: str | None, generation: int
+    ) -> ConsumerGroupMember:
         """Raises KafkaError: UNKNOWN_MEMBER_ID, also for a member that speaks the new protocol, FENCED_INSTANCE_ID, ILLEGAL_GENERATION."""
         member = self._known(member_id, instance_id)
         if member.classic is None:
@@ -170,7 +189,7 @@ class ClassicMembers(Membership):
             raise KafkaError(ErrorCode.ILLEGAL_GENERATION)
         return member
 
-    def _can_be_given_more(self, member: ConsumerMember) -> bool:
+    def _can_be_given_more(self, member: ConsumerGroupMember) -> bool:
         """Whether nothing that it waits for is still another one's."""
         return all(
             index in member.assigned.get(topic, ()) or self.roster.owner(topic, index) is None
@@ -178,22 +197,24 @@ class ClassicMembers(Membership):
             for index in partitions
         )
 
-    def _expect_join(self, member: ConsumerMember, now: float) -> None:
+    def _expect_join(self, member: ConsumerGroupMember, now: float) -> None:
         deadlines = self._of(member)
         if deadlines.join == NEVER:
             deadlines.join = now + member.rebalance_timeout_ms
             self._wake_by(deadlines.join)
 
 
-def _subscription(joining: Joining) -> Subscription:
+def _subscription(joining: MemberJoin) -> Subscription:
     """What all its protocols say alike. Raises KafkaError(INCONSISTENT_GROUP_PROTOCOL) where it is not to be read."""
     try:
-        return subscription_of(joining.protocols[0][1])
+        return parse_subscription(joining.protocols[0][1])
     except ValueError as failure:
         raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL) from failure
 
 
-def _told(before: ConsumerMember, joining: Joining, subscription: Subscription) -> ConsumerMember:
+def _told(
+    before: ConsumerGroupMember, joining: MemberJoin, subscription: Subscription
+) -> ConsumerGroupMember:
     return replace(
         before,
         instance_id=joining.instance_id or before.instance_id,
@@ -203,11 +224,11 @@ def _told(before: ConsumerMember, joining: Joining, subscription: Subscription) 
         rebalance_timeout_ms=joining.rebalance_timeout_ms,
         topics=subscription.topics,
         regex="",
-        classic=ClassicWords(joining.session_timeout_ms, joining.protocols),
+        classic=ClassicMemberMetadata(joining.session_timeout_ms, joining.protocols),
     )
 
 
-def _first_protocol(member: ConsumerMember) -> tuple[str, bytes]:
+def _first_protocol(member: ConsumerGroupMember) -> tuple[str, bytes]:
     """The one that its JoinGroup was answered with."""
     if member.classic is None:
         raise RuntimeError(f"{member.member_id} does not speak the classic protocol")

@@ -11,16 +11,27 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gateway.groups.classic.subscription import CONSUMER
+from gateway.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE
 from gateway.groups.consumer.assignors import TopicId
-from gateway.groups.consumer.classic_protocol import ClassicMembers
-from gateway.groups.consumer.consumer_member import Beat, Beaten, ConsumerMember, Held, Partitions
+from gateway.groups.consumer.classic_protocol import ClassicProtocolMembers
+from gateway.groups.consumer.consumer_member import (
+    ConsumerGroupMember,
+    HeartbeatResult,
+    MemberHeartbeat,
+    PartitionEpochs,
+    Partitions,
+)
 from gateway.groups.consumer.consumer_rows import StoredGroup
-from gateway.groups.consumer.consumer_states import GOES_AWAY, JOINS, LEAVES, MemberState
+from gateway.groups.consumer.consumer_states import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    MemberState,
+)
 from gateway.groups.consumer.group_epochs import NEVER
-from gateway.groups.consumer.reconciliation import moved
+from gateway.groups.consumer.reconciliation import transition
 from gateway.groups.consumer.topology import Topology
-from gateway.groups.group_effects import Answer, Effect, Handle, Write
+from gateway.groups.group_effects import Effect, Reply, RequestHandle, StoreRows
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 
@@ -31,14 +42,14 @@ RETRY_MS = 1000
 _KNOWS_EPOCHS = 9
 
 #: The code for a commit to this partition.
-Fence = Callable[[TopicId, int], ErrorCode]
+CommitValidator = Callable[[TopicId, int], ErrorCode]
 
 
-class ConsumerGroup(ClassicMembers):
+class ConsumerGroup(ClassicProtocolMembers):
     """Every request is answered exactly once through `take`."""
 
     kind = "consumer"
-    protocol_type = CONSUMER
+    protocol_type = CONSUMER_PROTOCOL_TYPE
 
     @classmethod
     def restored(
@@ -102,22 +113,22 @@ class ConsumerGroup(ClassicMembers):
 
     # What members ask
 
-    def beat(self, beat: Beat, handle: Handle, now: float) -> bool:
-        """`handle` is answered with `Beaten`: at once, or when what has changed is stored. Whether it was not refused."""
+    def beat(self, beat: MemberHeartbeat, handle: RequestHandle, now: float) -> bool:
+        """`handle` is answered with `HeartbeatResult`: at once, or when what has changed is stored. Whether it was not refused."""
         try:
             beaten = (
                 self._leave(beat, now)
-                if beat.epoch in (LEAVES, GOES_AWAY)
+                if beat.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH)
                 else self._beat(beat, now)
             )
         except KafkaError as refusal:
-            self._effects.append(Answer(handle, Beaten(refusal.code, refusal.message)))
+            self._effects.append(Reply(handle, HeartbeatResult(refusal.code, refusal.message)))
             return False
         self._ledger.answer(handle, beaten)
         self._ledger.flush()
         return True
 
-    def _beat(self, beat: Beat, now: float) -> Beaten:
+    def _beat(self, beat: MemberHeartbeat, now: float) -> HeartbeatResult:
         self._check_room(beat.member_id)
         before, replaced = self._beating_member(beat)
         after = _told(before, beat)
@@ -129,7 +140,7 @@ class ConsumerGroup(ClassicMembers):
             deadlines = self._of(after)
             deadlines.join = deadlines.sync = NEVER
         is_told = beat.is_full or after.assigned != before.assigned
-        return Beaten(
+        return HeartbeatResult(
             ErrorCode.NONE,
             None,
             after.member_id,
@@ -137,15 +148,17 @@ class ConsumerGroup(ClassicMembers):
             _partitions(after.assigned) if is_told else None,
         )
 
-    def _beating_member(self, beat: Beat) -> tuple[ConsumerMember, ConsumerMember | None]:
+    def _beating_member(
+        self, beat: MemberHeartbeat
+    ) -> tuple[ConsumerGroupMember, ConsumerGroupMember | None]:
         """The member as it was, and the static one whose place it takes. Raises KafkaError."""
-        joins = beat.epoch == JOINS
+        joins = beat.epoch == JOIN_EPOCH
         if beat.instance_id is None:
             before = self.roster.get(beat.member_id)
             if before is None and joins:
-                return ConsumerMember(0, beat.member_id), None
+                return ConsumerGroupMember(0, beat.member_id), None
         elif joins and (static := self.roster.static(beat.instance_id)) is None:
-            return self.roster.get(beat.member_id) or ConsumerMember(0, beat.member_id), None
+            return self.roster.get(beat.member_id) or ConsumerGroupMember(0, beat.member_id), None
         elif joins and static is not None:
             if static.classic is None and static.state is not MemberState.AWAY:
                 raise KafkaError(
@@ -157,20 +170,20 @@ class ConsumerGroup(ClassicMembers):
         _check_epoch(member, beat)
         return member, None
 
-    def _leave(self, beat: Beat, now: float) -> Beaten:
+    def _leave(self, beat: MemberHeartbeat, now: float) -> HeartbeatResult:
         member = self._known(beat.member_id, beat.instance_id)
-        if beat.epoch == GOES_AWAY:
+        if beat.epoch == STATIC_LEAVE_EPOCH:
             # What it commits as its successor counts from the first epoch on.
             assigned = {
-                topic: dict.fromkeys(held, JOINS) for topic, held in member.assigned.items()
+                topic: dict.fromkeys(held, JOIN_EPOCH) for topic, held in member.assigned.items()
             }
-            self._put(moved(member, MemberState.AWAY, GOES_AWAY, assigned, {}))
+            self._put(transition(member, MemberState.AWAY, STATIC_LEAVE_EPOCH, assigned, {}))
             self._of(member).revoke = NEVER
         else:
             self._remove([member], "left", now)
-        return Beaten(ErrorCode.NONE, None, beat.member_id, beat.epoch)
+        return HeartbeatResult(ErrorCode.NONE, None, beat.member_id, beat.epoch)
 
-    def check_commit(self, member_id: str, epoch: int, version: int) -> Fence | None:
+    def check_commit(self, member_id: str, epoch: int, version: int) -> CommitValidator | None:
         """Which partitions this member may not commit to; None where it may to all. Raises KafkaError where it may to none.
 
         A commit of an older epoch is taken for what the member has had since then, as Kafka 4.3 does.
@@ -220,11 +233,11 @@ class ConsumerGroup(ClassicMembers):
 
     # What the store and time bring
 
-    def written(self, write: Write) -> None:
+    def written(self, write: StoreRows) -> None:
         """What `write` asked to be stored is stored."""
         self._ledger.written(write)
 
-    def write_failed(self, write: Write, now: float) -> None:
+    def write_failed(self, write: StoreRows, now: float) -> None:
         """It could not be stored: those who wait for it are told to try again."""
         self._ledger.write_failed(write)
         if not self.is_dead:
@@ -242,7 +255,7 @@ class ConsumerGroup(ClassicMembers):
         self.due = min((self._of(member).earliest for member in self.roster), default=NEVER)
 
 
-def _told(before: ConsumerMember, beat: Beat) -> ConsumerMember:
+def _told(before: ConsumerGroupMember, beat: MemberHeartbeat) -> ConsumerGroupMember:
     """The member with what it says now; what it does not say stays."""
     return replace(
         before,
@@ -262,9 +275,9 @@ def _told(before: ConsumerMember, beat: Beat) -> ConsumerMember:
     )
 
 
-def _check_epoch(member: ConsumerMember, beat: Beat) -> None:
+def _check_epoch(member: ConsumerGroupMember, beat: MemberHeartbeat) -> None:
     """Raises KafkaError(FENCED_MEMBER_EPOCH). The epoch before is good enough for a member that has nothing but what it was given: its answer was lost."""
-    if beat.epoch in (JOINS, member.epoch):
+    if beat.epoch in (JOIN_EPOCH, member.epoch):
         return
     if (
         beat.epoch != member.previous_epoch
@@ -275,16 +288,16 @@ def _check_epoch(member: ConsumerMember, beat: Beat) -> None:
         raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, words)
 
 
-def _has_only(owned: Partitions | None, assigned: Held) -> bool:
+def _has_only(owned: Partitions | None, assigned: PartitionEpochs) -> bool:
     return owned is not None and all(
         partitions <= assigned.get(topic, {}).keys() for topic, partitions in owned.items()
     )
 
 
-def _partitions(held: Held) -> Partitions:
+def _partitions(held: PartitionEpochs) -> Partitions:
     return {topic: frozenset(partitions) for topic, partitions in held.items()}
 
 
-def _stale(member: ConsumerMember) -> ErrorCode:
+def _stale(member: ConsumerGroupMember) -> ErrorCode:
     """What the wrong epoch is called in the member's protocol."""
     return ErrorCode.STALE_MEMBER_EPOCH if member.classic is None else ErrorCode.ILLEGAL_GENERATION

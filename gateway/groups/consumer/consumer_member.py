@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gateway.groups.classic.classic_member import WORD_BYTES, Protocols
+from gateway.groups.classic.classic_member import NAME_BYTES, Protocols
 from gateway.groups.consumer.assignors import TopicId
-from gateway.groups.consumer.consumer_states import JOINS, MemberState
+from gateway.groups.consumer.consumer_states import JOIN_EPOCH, MemberState
 from gateway.protocol.errors import ErrorCode
 
 #: Partitions by topic.
 Partitions = Mapping[TopicId, frozenset[int]]
 
 #: Partitions of a member by topic, each with the epoch in which it was given to it.
-Held = Mapping[TopicId, Mapping[int, int]]
+PartitionEpochs = Mapping[TopicId, Mapping[int, int]]
 
 #: What a member takes besides what it says, and each mention of a partition that it has or shall have. Measured, and a little more.
 _MEMBER_BYTES = 2048
@@ -24,7 +24,7 @@ _PARTITION_BYTES = 75
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class MemberHeartbeat:
     """What a ConsumerGroupHeartbeat says. None is what has not changed since the last one."""
 
     member_id: str
@@ -43,7 +43,7 @@ class Beat:
     def is_full(self) -> bool:
         """Whether it says everything, as a member does that has lost an answer."""
         says_subscription = self.topics is not None or self.regex is not None
-        return self.epoch == JOINS or (
+        return self.epoch == JOIN_EPOCH or (
             self.rebalance_timeout_ms is not None and says_subscription and self.owned is not None
         )
 
@@ -61,11 +61,11 @@ class Beat:
     @property
     def size(self) -> int:
         """What a member of such words takes in memory, roughly, in bytes."""
-        return _MEMBER_BYTES + self.told + len(self.topics or ()) * WORD_BYTES
+        return _MEMBER_BYTES + self.told + len(self.topics or ()) * NAME_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Beaten:
+class HeartbeatResult:
     """The answer to a ConsumerGroupHeartbeat. `assignment` is None where the member is not told anything new."""
 
     code: ErrorCode
@@ -75,14 +75,14 @@ class Beaten:
     assignment: Partitions | None = None
 
 
-class ClassicWords(msgspec.Struct, frozen=True, array_like=True):
+class ClassicMemberMetadata(msgspec.Struct, frozen=True, array_like=True):
     """What a member said that speaks the classic protocol (JoinGroup)."""
 
     session_timeout_ms: int
     protocols: Protocols
 
 
-class ConsumerMember(msgspec.Struct, frozen=True, array_like=True):
+class ConsumerGroupMember(msgspec.Struct, frozen=True, array_like=True):
     """One member, as it is stored. `number` is its own in the group for as long as there is the group."""
 
     number: int
@@ -95,14 +95,14 @@ class ConsumerMember(msgspec.Struct, frozen=True, array_like=True):
     topics: frozenset[str] = frozenset()
     regex: str = ""
     assignor: str | None = None
-    classic: ClassicWords | None = None
+    classic: ClassicMemberMetadata | None = None
     """Of a member that speaks the classic protocol."""
     state: MemberState = MemberState.STABLE
-    epoch: int = JOINS
-    previous_epoch: int = JOINS
-    assigned: Held = {}
+    epoch: int = JOIN_EPOCH
+    previous_epoch: int = JOIN_EPOCH
+    assigned: PartitionEpochs = {}
     """What it has been given and not been asked to give back."""
-    revoking: Held = {}
+    revoking: PartitionEpochs = {}
     """What it has been asked to give back and may still have."""
     target: Partitions = {}
     """What it shall have."""
@@ -120,11 +120,11 @@ class ConsumerMember(msgspec.Struct, frozen=True, array_like=True):
             + len(self.rack_id or "")
             + len(self.assignor or "")
         )
-        told += len(self.topics) * WORD_BYTES
+        told += len(self.topics) * NAME_BYTES
         told += len(self.member_id) + len(self.instance_id or "") + len(self.client_id)
         if self.classic is not None:
             told += sum(
-                len(name) + len(metadata) + WORD_BYTES for name, metadata in self.classic.protocols
+                len(name) + len(metadata) + NAME_BYTES for name, metadata in self.classic.protocols
             )
         partitions = sum(
             map(len, (*self.assigned.values(), *self.revoking.values(), *self.target.values()))

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from gateway.groups.consumer.assignors import TopicId
-from gateway.groups.consumer.consumer_member import ConsumerMember
+from gateway.groups.consumer.consumer_member import ConsumerGroupMember
 
 
 class ConsumerRoster:
     """In the order in which they came. A partition is somebody's from when it is given to them until they have given it back or are gone."""
 
     def __init__(self) -> None:
-        self._members: dict[str, ConsumerMember] = {}
+        self._members: dict[str, ConsumerGroupMember] = {}
         self._static: dict[str, str] = {}
         self._owners: dict[TopicId, dict[int, str]] = {}
         self._speakers: Counter[str] = Counter()
@@ -30,20 +30,20 @@ class ConsumerRoster:
     def __len__(self) -> int:
         return len(self._members)
 
-    def __iter__(self) -> Iterator[ConsumerMember]:
+    def __iter__(self) -> Iterator[ConsumerGroupMember]:
         return iter(self._members.values())
 
     def __contains__(self, member_id: str) -> bool:
         return member_id in self._members
 
-    def get(self, member_id: str) -> ConsumerMember | None:
+    def get(self, member_id: str) -> ConsumerGroupMember | None:
         return self._members.get(member_id)
 
-    def static(self, instance_id: str) -> ConsumerMember | None:
+    def static(self, instance_id: str) -> ConsumerGroupMember | None:
         """The static member of that instance id."""
         return self._members.get(self._static.get(instance_id, ""))
 
-    def put(self, member: ConsumerMember) -> None:
+    def put(self, member: ConsumerGroupMember) -> None:
         """Add a member, or replace the one of the same id. Raises ValueError where its instance id is another one's, or one of its partitions."""
         before = self._members.get(member.member_id)
         if self._static.get(member.instance_id or "", member.member_id) != member.member_id:
@@ -57,14 +57,14 @@ class ConsumerRoster:
         self._members[member.member_id] = member
         self._count(before, member)
 
-    def remove(self, member: ConsumerMember) -> None:
+    def remove(self, member: ConsumerGroupMember) -> None:
         del self._members[member.member_id]
         if member.instance_id is not None:
             del self._static[member.instance_id]
         self._give_back(member, None)
         self._count(member, None)
 
-    def _take(self, member: ConsumerMember) -> None:
+    def _take(self, member: ConsumerGroupMember) -> None:
         for held in (member.assigned, member.revoking):
             for topic, partitions in held.items():
                 owners = self._owners.setdefault(topic, {})
@@ -74,7 +74,9 @@ class ConsumerRoster:
                             f"partition {index} of {topic.hex()} would have two owners"
                         )
 
-    def _give_back(self, before: ConsumerMember | None, after: ConsumerMember | None) -> None:
+    def _give_back(
+        self, before: ConsumerGroupMember | None, after: ConsumerGroupMember | None
+    ) -> None:
         if before is None or (
             after is not None
             and before.assigned is after.assigned
@@ -89,7 +91,7 @@ class ConsumerRoster:
                 if not owners:
                     del self._owners[topic]
 
-    def _count(self, before: ConsumerMember | None, after: ConsumerMember | None) -> None:
+    def _count(self, before: ConsumerGroupMember | None, after: ConsumerGroupMember | None) -> None:
         self.size += (0 if after is None else after.size) - (0 if before is None else before.size)
         if before is not None and after is not None and _words(before) == _words(after):
             return
@@ -97,7 +99,7 @@ class ConsumerRoster:
             if member is not None:
                 self._add(member, sign)
 
-    def _add(self, member: ConsumerMember, sign: int) -> None:
+    def _add(self, member: ConsumerGroupMember, sign: int) -> None:
         _add(self.topics, member.topics, sign)
         _add(self.regexes, [member.regex] if member.regex else [], sign)
         _add(self._assignors, [member.assignor] if member.assignor else [], sign)
@@ -121,7 +123,7 @@ class ConsumerRoster:
         """Whether some of these classic protocols is known to every member that speaks any. To nobody, it is."""
         return any(self._speakers[name] == self.classic for name in names)
 
-    def others_are_classic(self, leaving: Iterable[ConsumerMember]) -> bool:
+    def others_are_classic(self, leaving: Iterable[ConsumerGroupMember]) -> bool:
         """Whether, without these, all members that are left speak the classic protocol, if any are."""
         gone = list(leaving)
         return self.classic - sum(one.classic is not None for one in gone) == len(
@@ -129,7 +131,7 @@ class ConsumerRoster:
         ) - len(gone)
 
 
-def _words(member: ConsumerMember) -> tuple[object, ...]:
+def _words(member: ConsumerGroupMember) -> tuple[object, ...]:
     """What is counted of it."""
     return member.topics, member.regex, member.assignor, member.classic
 

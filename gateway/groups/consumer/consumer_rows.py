@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.groups.consumer.consumer_member import ConsumerMember
+from gateway.groups.consumer.consumer_member import ConsumerGroupMember
 
 #: UTF-8 never has this byte.
 _MARK = 0xFF
 _PREFIX = Struct(">BI")
 
 #: The number of the group's own row.
-ITSELF = 0
+GROUP_ROW = 0
 
 
 class ConsumerGroupRow(msgspec.Struct, frozen=True, array_like=True):
@@ -39,34 +39,34 @@ class StoredGroup(NamedTuple):
     """A group as it was stored."""
 
     row: ConsumerGroupRow
-    members: tuple[ConsumerMember, ...]
+    members: tuple[ConsumerGroupMember, ...]
 
 
-def key_of(group_id: str, number: int) -> bytes:
+def row_key(group_id: str, number: int) -> bytes:
     return _PREFIX.pack(_MARK, number) + group_id.encode()
 
 
-def is_key(key: bytes) -> bool:
+def is_consumer_key(key: bytes) -> bool:
     """Whether this is a key of these rows, and not a classic group's."""
     return len(key) > _PREFIX.size and key[0] == _MARK
 
 
-def place_of(key: bytes) -> tuple[str, int]:
+def parse_key(key: bytes) -> tuple[str, int]:
     """Whose row it is, and its number. Raises ValueError for what is no such key."""
-    if not is_key(key):
+    if not is_consumer_key(key):
         raise ValueError("no key of a consumer group")
     return key[_PREFIX.size :].decode(), _PREFIX.unpack_from(key)[1]
 
 
-def value_of(row: ConsumerGroupRow | ConsumerMember) -> bytes:
+def encode(row: ConsumerGroupRow | ConsumerGroupMember) -> bytes:
     return _ENCODER.encode(row)
 
 
-def stored_group(rows: Iterable[tuple[int, bytes]]) -> StoredGroup:
+def decode_group(rows: Iterable[tuple[int, bytes]]) -> StoredGroup:
     """The group of these rows, by their numbers. Raises ValueError where they make no group."""
     group, members = None, []
     for number, value in rows:
-        if number == ITSELF:
+        if number == GROUP_ROW:
             group = _GROUP.decode(value)
         else:
             members.append(_MEMBER.decode(value))
@@ -82,4 +82,4 @@ def stored_group(rows: Iterable[tuple[int, bytes]]) -> StoredGroup:
 
 _ENCODER = msgspec.msgpack.Encoder()
 _GROUP = msgspec.msgpack.Decoder(ConsumerGroupRow)
-_MEMBER = msgspec.msgpack.Decoder(ConsumerMember)
+_MEMBER = msgspec.msgpack.Decoder(ConsumerGroupMember)

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Set
 from enum import Enum
 
 #: What a member says to join, to leave, and as a static member to leave for a while; the last is also its epoch while it is away.
-JOINS = 0
-LEAVES = -1
-GOES_AWAY = -2
+JOIN_EPOCH = 0
+LEAVE_EPOCH = -1
+STATIC_LEAVE_EPOCH = -2
 
 
 class MemberState(Enum):
@@ -28,7 +28,7 @@ class MemberState(Enum):
     """A static member that said it will be back. It keeps its partitions until its session ends."""
 
 
-MOVES: Mapping[MemberState, Set[MemberState]] = {
+TRANSITIONS: Mapping[MemberState, Set[MemberState]] = {
     # state                 may become
     MemberState.STABLE: {MemberState.UNREVOKED, MemberState.UNRELEASED, MemberState.AWAY},
     MemberState.UNREVOKED: {MemberState.STABLE, MemberState.UNRELEASED, MemberState.AWAY},

@@ -14,14 +14,14 @@ from functools import partial
 from msgspec.structs import replace
 
 from gateway.groups.consumer.assignors import ASSIGNORS, Subscriber, TopicId
-from gateway.groups.consumer.consumer_member import ConsumerMember, Partitions
+from gateway.groups.consumer.consumer_member import ConsumerGroupMember, Partitions
 from gateway.groups.consumer.consumer_roster import ConsumerRoster
-from gateway.groups.consumer.consumer_rows import ITSELF, ConsumerGroupRow, key_of
+from gateway.groups.consumer.consumer_rows import GROUP_ROW, ConsumerGroupRow, row_key
 from gateway.groups.consumer.consumer_states import ConsumerGroupState, MemberState
 from gateway.groups.consumer.reconciliation import reconcile
-from gateway.groups.consumer.topology import Topology, digest_of, ids_of
-from gateway.groups.consumer.unstored_changes import Ledger
-from gateway.groups.group_effects import Effect, Note
+from gateway.groups.consumer.topology import Topology, ids_of, topics_digest
+from gateway.groups.consumer.unstored_changes import UnstoredChanges
+from gateway.groups.group_effects import Effect, LogEvent
 from gateway.protocol.errors import KafkaError
 from gateway.settings.model import Settings
 
@@ -39,11 +39,11 @@ REGEX_REFRESH_MS = 10_000
 #: fifty thousand partitions, while nobody else is served, every two seconds.
 TARGET_US_PER_MEMBER = 5
 TARGET_US_PER_PARTITION = 2
-TARGET_SHARE = 20
+TARGET_INTERVAL_FACTOR = 20
 
 
 @dataclass(slots=True)
-class Deadlines:
+class MemberDeadlines:
     """Of a member: until when it must have been heard of, have given its partitions back, and in the classic protocol have joined and synced."""
 
     session: float = NEVER
@@ -56,7 +56,7 @@ class Deadlines:
         return min(self.session, self.revoke, self.join, self.sync)
 
 
-class Epochs:
+class GroupEpochs:
     """Begins empty, in epoch 0, which nobody was ever in."""
 
     def __init__(self, group_id: str, topology: Topology, settings: Settings, now: float) -> None:
@@ -74,9 +74,9 @@ class Epochs:
         self._topology = topology
         self._settings = settings
         self._effects: list[Effect] = []
-        self._ledger = Ledger(self._effects, key_of(group_id, ITSELF), self._row)
-        self._deadlines: dict[str, Deadlines] = {}
-        self._next_number = ITSELF + 1
+        self._ledger = UnstoredChanges(self._effects, row_key(group_id, GROUP_ROW), self._row)
+        self._deadlines: dict[str, MemberDeadlines] = {}
+        self._next_number = GROUP_ROW + 1
         self._resolved: dict[str, frozenset[str]] = {}
         self._resolved_names = 0
         self._matched: dict[str, tuple[int, float]] = {}
@@ -120,14 +120,14 @@ class Epochs:
 
     # Members as they are kept
 
-    def _put(self, member: ConsumerMember) -> None:
+    def _put(self, member: ConsumerGroupMember) -> None:
         self.roster.put(member)
-        self._ledger.mark(key_of(self.group_id, member.number), member)
+        self._ledger.mark(row_key(self.group_id, member.number), member)
 
-    def _drop(self, member: ConsumerMember) -> None:
+    def _drop(self, member: ConsumerGroupMember) -> None:
         self.roster.remove(member)
         self._deadlines.pop(member.member_id, None)
-        self._ledger.mark(key_of(self.group_id, member.number), None)
+        self._ledger.mark(row_key(self.group_id, member.number), None)
 
     def _new_number(self) -> int:
         self._next_number += 1
@@ -152,7 +152,7 @@ class Epochs:
         self._looked_at = self._topology.version
         self._seen = self._digest()
         self._ledger.mark_group()
-        self._effects.append(Note("group changed", reason, member_id))
+        self._effects.append(LogEvent("group changed", reason, member_id))
 
     def _look_at_topics(self, regex: str, now: float) -> bool:
         """Whether the topics of this regular expression, or any that the group subscribes to, are not what they were when its epoch began."""
@@ -174,7 +174,7 @@ class Epochs:
         except KafkaError as failure:
             # It was good when it came, and takes too long now that there are more topics: it names what it named.
             after = before or frozenset()
-            self._effects.append(Note("regular expression not matched again", failure.message))
+            self._effects.append(LogEvent("regular expression not matched again", failure.message))
         self._resolve(regex, after)
         return after != before
 
@@ -189,9 +189,9 @@ class Epochs:
             self._matched.pop(regex, None)
 
     def _digest(self) -> bytes:
-        return digest_of(ids_of(self.subscribed, self._topology), self._topology)
+        return topics_digest(ids_of(self.subscribed, self._topology), self._topology)
 
-    def _topics_of(self, member: ConsumerMember) -> frozenset[TopicId]:
+    def _topics_of(self, member: ConsumerGroupMember) -> frozenset[TopicId]:
         return ids_of(member.topics | self._resolved.get(member.regex, frozenset()), self._topology)
 
     # The target
@@ -209,7 +209,7 @@ class Epochs:
                 self._put(replace(member, target=target))
         self.target_epoch, self._target_at = self.epoch, now
         self._ledger.mark_group()
-        self._effects.append(Note("target made", self.assignor))
+        self._effects.append(LogEvent("target made", self.assignor))
 
     def _assign(self) -> dict[str, dict[TopicId, frozenset[int]]]:
         topics: dict[tuple[frozenset[str], str], frozenset[TopicId]] = {}
@@ -225,14 +225,19 @@ class Epochs:
         cost = (
             len(members) * TARGET_US_PER_MEMBER + sum(partitions.values()) * TARGET_US_PER_PARTITION
         )
-        self._target_ms = cost * TARGET_SHARE // 1000
+        self._target_ms = cost * TARGET_INTERVAL_FACTOR // 1000
         return ASSIGNORS[self.assignor](members, partitions)
 
     # A member's way to its target
 
     def _reconcile(
-        self, member: ConsumerMember, owned: Partitions | None, now: float, *, subscribes_anew: bool
-    ) -> ConsumerMember:
+        self,
+        member: ConsumerGroupMember,
+        owned: Partitions | None,
+        now: float,
+        *,
+        subscribes_anew: bool,
+    ) -> ConsumerGroupMember:
         if member.has_arrived(self.target_epoch) and not subscribes_anew:
             return member
         is_free = partial(self.roster.is_free, member_id=member.member_id)
@@ -256,10 +261,10 @@ class Epochs:
 
     # Time
 
-    def _of(self, member: ConsumerMember) -> Deadlines:
-        return self._deadlines.setdefault(member.member_id, Deadlines())
+    def _of(self, member: ConsumerGroupMember) -> MemberDeadlines:
+        return self._deadlines.setdefault(member.member_id, MemberDeadlines())
 
-    def _hear_of(self, member: ConsumerMember, now: float) -> None:
+    def _hear_of(self, member: ConsumerGroupMember, now: float) -> None:
         classic = member.classic
         session = (
             self._settings.group_consumer_session_timeout_ms

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from gateway.groups.classic.classic_group import Group
-from gateway.groups.classic.classic_member import Joined
-from gateway.groups.classic.subscription import CONSUMER
-from gateway.groups.consumer.consumer_member import ConsumerMember, Partitions
-from gateway.groups.consumer.consumer_rows import ITSELF, key_of
-from gateway.groups.consumer.consumer_states import JOINS, MemberState
-from gateway.groups.consumer.group_epochs import Epochs
-from gateway.groups.group_effects import Answer, Handle, Note
-from gateway.groups.group_migration import as_classic
+from gateway.groups.classic.classic_group import ClassicGroup
+from gateway.groups.classic.classic_member import JoinResult
+from gateway.groups.classic.subscription import CONSUMER_PROTOCOL_TYPE
+from gateway.groups.consumer.consumer_member import ConsumerGroupMember, Partitions
+from gateway.groups.consumer.consumer_rows import GROUP_ROW, row_key
+from gateway.groups.consumer.consumer_states import JOIN_EPOCH, MemberState
+from gateway.groups.consumer.group_epochs import GroupEpochs
+from gateway.groups.group_effects import LogEvent, Reply, RequestHandle
+from gateway.groups.group_migration import to_classic_group
 from gateway.protocol.errors import ErrorCode, KafkaError
 
 
-class Membership(Epochs):
+class GroupMembership(GroupEpochs):
     """`successor` is the classic group that this one has become; from then on it is spoken to."""
 
-    successor: Group | None = None
+    successor: ClassicGroup | None = None
 
     def _check_room(self, member_id: str) -> None:
         """Raises KafkaError(GROUP_MAX_SIZE_REACHED)."""
@@ -32,7 +32,7 @@ class Membership(Epochs):
                 f"The group has {most} members, and group_max_size allows no more.",
             )
 
-    def _check_growth(self, before: ConsumerMember | None, after: ConsumerMember) -> None:
+    def _check_growth(self, before: ConsumerGroupMember | None, after: ConsumerGroupMember) -> None:
         """Raises KafkaError(GROUP_MAX_SIZE_REACHED) where a member says more than there is room for."""
         if before is not None and (after.topics, after.regex, after.classic) == (
             before.topics,
@@ -48,7 +48,7 @@ class Membership(Epochs):
                 f"The group says as much as max_bytes_per_group={most} allows.",
             )
 
-    def _known(self, member_id: str, instance_id: str | None) -> ConsumerMember:
+    def _known(self, member_id: str, instance_id: str | None) -> ConsumerGroupMember:
         """Raises KafkaError: UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID where somebody else is that static member now."""
         if instance_id is None:
             member = self.roster.get(member_id)
@@ -66,25 +66,25 @@ class Membership(Epochs):
             )
         return member
 
-    def _successor_of(self, static: ConsumerMember, member_id: str) -> ConsumerMember:
+    def _successor_of(self, static: ConsumerGroupMember, member_id: str) -> ConsumerGroupMember:
         """A static member under its next id: with all that it had, and nothing that it must still give back, as its client has begun anew."""
         return replace(
             static,
             member_id=member_id,
-            epoch=JOINS,
-            previous_epoch=JOINS,
+            epoch=JOIN_EPOCH,
+            previous_epoch=JOIN_EPOCH,
             state=MemberState.STABLE,
             revoking={},
         )
 
     def _step(
         self,
-        before: ConsumerMember,
-        after: ConsumerMember,
-        replaced: ConsumerMember | None,
+        before: ConsumerGroupMember,
+        after: ConsumerGroupMember,
+        replaced: ConsumerGroupMember | None,
         owned: Partitions | None,
         now: float,
-    ) -> ConsumerMember:
+    ) -> ConsumerGroupMember:
         """A member has been heard of: take its words, see whether the group must move, and take its next step."""
         self._check_growth(
             self.roster.get(after.member_id) if replaced is None else replaced, after
@@ -102,7 +102,7 @@ class Membership(Epochs):
             self._put(after)
         if is_new:
             self._effects.append(
-                Note(
+                LogEvent(
                     "member came" if replaced is None else "static member came back",
                     member_id=after.member_id,
                 )
@@ -120,10 +120,10 @@ class Membership(Epochs):
         self._hear_of(after, now)
         return after
 
-    def _remove(self, members: Sequence[ConsumerMember], reason: str, now: float) -> None:
+    def _remove(self, members: Sequence[ConsumerGroupMember], reason: str, now: float) -> None:
         """These are members no more; what they had is free."""
         for member in members:
-            self._effects.append(Note("member removed", reason, member.member_id))
+            self._effects.append(LogEvent("member removed", reason, member.member_id))
         if len(members) < len(self.roster) and self._may_become_classic(members):
             self._become_classic(members, None, None, now)
             return
@@ -134,12 +134,12 @@ class Membership(Epochs):
             self._bump("a member went", members[-1].member_id)
         if not len(self.roster):
             self.changed_at = now
-            self._effects.append(Note("group is empty"))
+            self._effects.append(LogEvent("group is empty"))
 
     def stored_keys(self) -> set[bytes]:
         """Of all rows that may be stored of it."""
-        numbers = {ITSELF, *(member.number for member in self.roster)}
-        return self._ledger.keys() | {key_of(self.group_id, number) for number in numbers}
+        numbers = {GROUP_ROW, *(member.number for member in self.roster)}
+        return self._ledger.keys() | {row_key(self.group_id, number) for number in numbers}
 
     def retire(self) -> None:
         """It is a group no more, and writes nothing more."""
@@ -148,7 +148,7 @@ class Membership(Epochs):
 
     # Becoming a classic group
 
-    def _may_become_classic(self, leaving: Sequence[ConsumerMember]) -> bool:
+    def _may_become_classic(self, leaving: Sequence[ConsumerGroupMember]) -> bool:
         """Whether, without these, no member of the new protocol is left, and a classic group may be made of the others (KIP-848's downgrade)."""
         is_allowed = self._settings.group_consumer_migration_policy in (
             "bidirectional",
@@ -158,9 +158,9 @@ class Membership(Epochs):
 
     def _become_classic(
         self,
-        leaving: Sequence[ConsumerMember],
-        joining: ConsumerMember | None,
-        handle: Handle | None,
+        leaving: Sequence[ConsumerGroupMember],
+        joining: ConsumerGroupMember | None,
+        handle: RequestHandle | None,
         now: float,
     ) -> None:
         """`joining` takes the place of the one that leaves, and `handle` is answered by the classic group."""
@@ -173,17 +173,20 @@ class Membership(Epochs):
         stale = self.stored_keys()
         self.retire()
         members = left if joining is None else [*left, joining]
-        group = self.successor = as_classic(
+        group = self.successor = to_classic_group(
             self.group_id, self.epoch, members, self._topology, self._settings, now
         )
         answer = None
         if joining is not None and handle is not None and joining.classic is not None:
             name = joining.classic.protocols[0][0]
-            answer = Answer(
-                handle, Joined(ErrorCode.NONE, joining.member_id, self.epoch, CONSUMER, name)
+            answer = Reply(
+                handle,
+                JoinResult(
+                    ErrorCode.NONE, joining.member_id, self.epoch, CONSUMER_PROTOCOL_TYPE, name
+                ),
             )
         group.inherit(stale)
         group.store(answer)
-        self._effects.append(Note("group is a classic one now"))
+        self._effects.append(LogEvent("group is a classic one now"))
         if not is_settled:
             group.rebalance("was a consumer group", now)

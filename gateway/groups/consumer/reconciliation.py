@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Set
 from msgspec.structs import replace
 
 from gateway.groups.consumer.assignors import TopicId
-from gateway.groups.consumer.consumer_member import ConsumerMember, Held, Partitions
-from gateway.groups.consumer.consumer_states import MOVES, MemberState
+from gateway.groups.consumer.consumer_member import ConsumerGroupMember, PartitionEpochs, Partitions
+from gateway.groups.consumer.consumer_states import TRANSITIONS, MemberState
 
 #: Whether a partition may be given to this member now: nobody else has it.
 IsFree = Callable[[TopicId, int], bool]
@@ -18,14 +18,14 @@ _NONE: frozenset[int] = frozenset()
 
 
 def reconcile(
-    member: ConsumerMember,
+    member: ConsumerGroupMember,
     goal: int,
     topics: Set[TopicId],
     owned: Partitions | None,
     is_free: IsFree,
     *,
     subscribes_anew: bool = False,
-) -> ConsumerMember:
+) -> ConsumerGroupMember:
     """The member after one step, or itself where there is none to take. `goal` is the epoch of its target, `topics` what it subscribes to now,
     `owned` what it says it has, None where it says nothing; `subscribes_anew` where its subscription has just changed."""
     if member.state is MemberState.STABLE and member.epoch == goal:
@@ -35,11 +35,15 @@ def reconcile(
     return _step(member, goal, topics, owned, is_free)
 
 
-def moved(
-    member: ConsumerMember, state: MemberState, epoch: int, assigned: Held, revoking: Held
-) -> ConsumerMember:
+def transition(
+    member: ConsumerGroupMember,
+    state: MemberState,
+    epoch: int,
+    assigned: PartitionEpochs,
+    revoking: PartitionEpochs,
+) -> ConsumerGroupMember:
     """The one way from a state to another. Raises RuntimeError for an impossible one."""
-    if state is not member.state and state not in MOVES[member.state]:
+    if state is not member.state and state not in TRANSITIONS[member.state]:
         raise RuntimeError(f"a member that is {member.state.name} cannot become {state.name}")
     return replace(
         member,
@@ -52,12 +56,12 @@ def moved(
 
 
 def _step(
-    member: ConsumerMember,
+    member: ConsumerGroupMember,
     goal: int,
     topics: Set[TopicId],
     owned: Partitions | None,
     is_free: IsFree,
-) -> ConsumerMember:
+) -> ConsumerGroupMember:
     kept: dict[TopicId, Mapping[int, int]] = {}
     revoking: dict[TopicId, Mapping[int, int]] = {}
     given: dict[TopicId, dict[int, int]] = {}
@@ -75,19 +79,19 @@ def _step(
         waits = waits or len(comes) < len(lacks)
     if revoking and _has_any(owned, revoking):
         # It stays in its epoch, and is given nothing, until it has given those back.
-        return moved(member, MemberState.UNREVOKED, member.epoch, kept, revoking)
+        return transition(member, MemberState.UNREVOKED, member.epoch, kept, revoking)
     assigned = {
         topic: {**kept.get(topic, _NOTHING), **given.get(topic, _NOTHING)}
         for topic in {*kept, *given}
     }
-    return moved(
+    return transition(
         member, MemberState.UNRELEASED if waits else MemberState.STABLE, goal, assigned, {}
     )
 
 
 def _give_up_topics(
-    member: ConsumerMember, topics: Set[TopicId], owned: Partitions | None
-) -> ConsumerMember:
+    member: ConsumerGroupMember, topics: Set[TopicId], owned: Partitions | None
+) -> ConsumerGroupMember:
     """Ask it to give back what it no longer subscribes to, before there is a new target."""
     gone = [topic for topic in member.assigned if topic not in topics]
     if not gone:
@@ -97,11 +101,11 @@ def _give_up_topics(
     for topic in gone:
         revoking[topic] = {**revoking.get(topic, _NOTHING), **member.assigned[topic]}
     if _has_any(owned, revoking):
-        return moved(member, MemberState.UNREVOKED, member.epoch, assigned, revoking)
-    return moved(member, member.state, member.epoch, assigned, {})
+        return transition(member, MemberState.UNREVOKED, member.epoch, assigned, revoking)
+    return transition(member, member.state, member.epoch, assigned, {})
 
 
-def _has_any(owned: Partitions | None, held: Held) -> bool:
+def _has_any(owned: Partitions | None, held: PartitionEpochs) -> bool:
     """Whether the member still has any of these; one that does not say what it has may have them all."""
     if owned is None:
         return True

@@ -15,25 +15,25 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 INSTRUCTIONS_PER_BYTE = 1.25
 
 #: Expressions that are remembered, each with half a megabyte at the most and some kilobytes as a rule. One more is compiled anew when it is needed.
-MAX_REMEMBERED = 128
+MAX_CACHED = 128
 
 #: What looking at topics may take: so much, and so much for each, in seconds of the processor. A usual expression takes 2 us a name. The first is for
 #: machines that count as work what others took of a shared processor meanwhile: a good expression must not be refused, for its consumer ends then.
-ALLOWANCE = 0.25
-ALLOWANCE_PER_NAME = 20e-6
+MAX_CPU_SECONDS = 0.25
+MAX_CPU_SECONDS_PER_NAME = 20e-6
 
 #: So many names are looked at whatever the clock says: at most a tenth of a second of work, in which a slow clock proves nothing.
-LOOKED_AT_ANYHOW = 40
+MIN_NAMES_MATCHED = 40
 
 #: All first looks together: seconds of the processor that they may take at once, and the share of it in the long run. Whoever sends ever new costly
 #: expressions waits for its own kind, and not all others for them.
-RESERVE = 1.0
-SHARE = 0.1
+NEW_REGEX_CPU_SECONDS = 1.0
+NEW_REGEX_CPU_SHARE = 0.1
 
 _MAX_MEMORY = 1 << 19
 
 
-class Expressions:
+class TopicRegexes:
     """Expressions and what was found by them. A name is looked at once, so a new topic costs one look by each expression."""
 
     __slots__ = ("_cpu_time", "_known", "_max_bytes", "_now", "_refilled_at", "_reserve")
@@ -49,7 +49,7 @@ class Expressions:
         self._cpu_time = cpu_time
         self._now = now
         self._known: dict[str, _Expression] = {}
-        self._reserve = RESERVE
+        self._reserve = NEW_REGEX_CPU_SECONDS
         self._refilled_at = now()
 
     def matching(self, expression: str, names: frozenset[str]) -> frozenset[str]:
@@ -63,13 +63,15 @@ class Expressions:
         else:
             found = known.among(names, self._cpu_time)
         self._known[expression] = known
-        if len(self._known) > MAX_REMEMBERED:
+        if len(self._known) > MAX_CACHED:
             del self._known[next(iter(self._known))]
         return found
 
     def _first_look(self, text: str, names: frozenset[str]) -> tuple[_Expression, frozenset[str]]:
         now = self._now()
-        self._reserve = min(self._reserve + (now - self._refilled_at) * SHARE, RESERVE)
+        self._reserve = min(
+            self._reserve + (now - self._refilled_at) * NEW_REGEX_CPU_SHARE, NEW_REGEX_CPU_SECONDS
+        )
         self._refilled_at = now
         if self._reserve <= 0:
             raise KafkaError(
@@ -96,12 +98,12 @@ class _Expression:
     def among(self, names: frozenset[str], cpu_time: Callable[[], float]) -> frozenset[str]:
         if names is not self._seen:
             new = names - self._seen
-            until = cpu_time() + ALLOWANCE + ALLOWANCE_PER_NAME * len(new)
+            until = cpu_time() + MAX_CPU_SECONDS + MAX_CPU_SECONDS_PER_NAME * len(new)
             found = set()
             for number, name in enumerate(new):
                 if self._compiled.fullmatch(name.encode()) is not None:
                     found.add(name)
-                if number >= LOOKED_AT_ANYHOW and cpu_time() > until:
+                if number >= MIN_NAMES_MATCHED and cpu_time() > until:
                     raise _invalid(self._text, "it takes too long to evaluate")
             self._found = (self._found & names) | found
             self._seen = names

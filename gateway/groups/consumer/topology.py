@@ -8,7 +8,7 @@ from struct import Struct
 from typing import Protocol
 
 from gateway.groups.consumer.assignors import TopicId
-from gateway.groups.consumer.topic_regexes import Expressions
+from gateway.groups.consumer.topic_regexes import TopicRegexes
 from gateway.topics.registry import Topics
 
 _SEEN = Struct(">16sI")
@@ -38,7 +38,7 @@ class TopicView:
 
     def __init__(self, topics: Topics, regex_max_bytes: int) -> None:
         self._topics = topics
-        self._expressions = Expressions(regex_max_bytes)
+        self._expressions = TopicRegexes(regex_max_bytes)
         self._names: frozenset[str] = frozenset()
         self._names_at = -1
 
@@ -72,7 +72,7 @@ def ids_of(names: Iterable[str], topology: Topology) -> frozenset[TopicId]:
     return frozenset(topic for name in names if (topic := topology.id_of(name)) is not None)
 
 
-def digest_of(topics: Set[TopicId], topology: Topology) -> bytes:
+def topics_digest(topics: Set[TopicId], topology: Topology) -> bytes:
     """Tells whether any of these topics has come, gone or grown."""
     digest = hashlib.blake2b(digest_size=8)
     for topic in sorted(topics):
@@ -80,13 +80,13 @@ def digest_of(topics: Set[TopicId], topology: Topology) -> bytes:
     return digest.digest()
 
 
-def canonical(name: str, topology: Topology) -> str:
+def canonical_name(name: str, topology: Topology) -> str:
     """The name that a topic has in all lists, of those that it may be called by; one that is not there is called what it is called."""
     topic = topology.id_of(name)
     return (None if topic is None else topology.name_of(topic)) or name
 
 
-def known(
+def named_topics(
     topics: Iterable[TopicId], asked: Iterable[str], topology: Topology
 ) -> Iterator[tuple[TopicId, str]]:
     """Those that are still there, by the names that they were asked for by where they were: a client knows no others."""

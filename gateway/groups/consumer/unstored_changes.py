@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.groups.classic.classic_member import Joined, Synced
-from gateway.groups.consumer.consumer_member import Beaten, ConsumerMember
+from gateway.groups.classic.classic_member import JoinResult, SyncResult
+from gateway.groups.consumer.consumer_member import ConsumerGroupMember, HeartbeatResult
 from gateway.groups.consumer.consumer_rows import ConsumerGroupRow
-from gateway.groups.group_effects import Answer, Effect, Handle, Write
+from gateway.groups.group_effects import Effect, Reply, RequestHandle, StoreRows
 from gateway.protocol.errors import ErrorCode
 
-Row = ConsumerMember | ConsumerGroupRow | None
+Row = ConsumerGroupMember | ConsumerGroupRow | None
 
 
-class Ledger:
+class UnstoredChanges:
     """`row` makes the group's own row, of the key `row_key`, as it is at that moment."""
 
     def __init__(
@@ -28,27 +28,29 @@ class Ledger:
         self._row_key = row_key
         self._row = row
         self._unsaved: dict[bytes, Row] = {}
-        self._held: list[Answer] = []
-        self._writing: Write | None = None
+        self._held: list[Reply] = []
+        self._writing: StoreRows | None = None
 
     @property
     def is_clean(self) -> bool:
         """Whether all is stored."""
         return not self._unsaved and self._writing is None
 
-    def mark(self, key: bytes, row: ConsumerMember | None) -> None:
+    def mark(self, key: bytes, row: ConsumerGroupMember | None) -> None:
         """This row changes, or with None goes."""
         self._unsaved[key] = row
 
     def mark_group(self) -> None:
         self._unsaved[self._row_key] = None
 
-    def answer(self, handle: Handle, reply: Joined | Synced | Beaten) -> None:
+    def answer(
+        self, handle: RequestHandle, reply: JoinResult | SyncResult | HeartbeatResult
+    ) -> None:
         """Now, or when all that has changed so far is stored."""
         if self.is_clean:
-            self._effects.append(Answer(handle, reply))
+            self._effects.append(Reply(handle, reply))
         else:
-            self._held.append(Answer(handle, reply))
+            self._held.append(Reply(handle, reply))
 
     def flush(self) -> None:
         """Write what is to be written, unless a write is on its way."""
@@ -57,12 +59,12 @@ class Ledger:
         rows = dict(self._unsaved)
         if self._row_key in rows:
             rows[self._row_key] = self._row()
-        self._writing = Write(rows, tuple(self._held))
+        self._writing = StoreRows(rows, tuple(self._held))
         self._effects.append(self._writing)
         self._unsaved.clear()
         self._held.clear()
 
-    def written(self, write: Write) -> None:
+    def written(self, write: StoreRows) -> None:
         self._writing = None
         self._effects.extend(write.answers)
         if self._unsaved:
@@ -71,18 +73,18 @@ class Ledger:
             self._effects.extend(self._held)
             self._held.clear()
 
-    def write_failed(self, write: Write) -> None:
+    def write_failed(self, write: StoreRows) -> None:
         """All who wait are told to ask again; the rows go with the next write."""
         self._writing = None
         self._unsaved = {**write.rows, **self._unsaved}
         self._effects.extend(
-            refused(answer, ErrorCode.COORDINATOR_NOT_AVAILABLE) for answer in write.answers
+            as_refusal(answer, ErrorCode.COORDINATOR_NOT_AVAILABLE) for answer in write.answers
         )
         self.refuse_all(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     def refuse_all(self, code: ErrorCode) -> None:
         """Whoever waits for what has not been written yet is told this."""
-        self._effects.extend(refused(answer, code) for answer in self._held)
+        self._effects.extend(as_refusal(answer, code) for answer in self._held)
         self._held.clear()
 
     def keys(self) -> set[bytes]:
@@ -94,20 +96,20 @@ class Ledger:
         self._unsaved.clear()
         self.refuse_all(ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
-    def handles(self) -> set[Handle]:
+    def handles(self) -> set[RequestHandle]:
         """Those that wait for the next write."""
         return {answer.handle for answer in self._held}
 
 
-def refused(answer: Answer, code: ErrorCode) -> Answer:
+def as_refusal(answer: Reply, code: ErrorCode) -> Reply:
     """The same answer as a refusal, unless it is one."""
     reply = answer.reply
     if reply.code is not ErrorCode.NONE:
         return answer
     match reply:
-        case Joined():
-            return Answer(answer.handle, Joined(code, ""))
-        case Synced():
-            return Answer(answer.handle, Synced(code))
-        case Beaten():
-            return Answer(answer.handle, replace(reply, code=code, epoch=0, assignment=None))
+        case JoinResult():
+            return Reply(answer.handle, JoinResult(code, ""))
+        case SyncResult():
+            return Reply(answer.handle, SyncResult(code))
+        case HeartbeatResult():
+            return Reply(answer.handle, replace(reply, code=code, epoch=0, assignment=None))

@@ -15,12 +15,12 @@ from typing import Any
 from gateway import logs
 from gateway.coroutines import Clock, unbroken_within
 from gateway.groups.offsets.offset_rows import (
-    Committed,
-    Place,
-    committed_of,
-    key_of,
-    place_of,
-    value_of,
+    CommittedOffset,
+    OffsetKey,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_value,
 )
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
@@ -30,19 +30,19 @@ from storage.log import EntryTooLarge, StateTable, StorageError, Topic
 _log = logs.part(__name__)
 
 #: A group's offsets by topic id and partition.
-Rows = dict[bytes, dict[int, Committed]]
+GroupOffsets = dict[bytes, dict[int, CommittedOffset]]
 
 #: Is told of a durable commit: group, topic, partition and offset (`Store.note_committed`).
-Note = Callable[[str, str, int, int], None]
+CommitListener = Callable[[str, str, int, int], None]
 
 #: Groups that find no room of which the log tells: the names of others may be made up.
-MOST_TOLD = 20
+MAX_LOGGED_GROUPS = 20
 
 #: What an offset takes in memory besides its metadata and its group's name: measured, for one that is the only one of its group.
-ROW_BYTES = 600
+OFFSET_BYTES = 600
 
 
-def nobody(group_id: str, topic: str, partition: int, offset: int) -> None:
+def no_listener(group_id: str, topic: str, partition: int, offset: int) -> None:
     """Where nobody else wants to know."""
 
 
@@ -55,7 +55,7 @@ class CommittedOffsets:
         topics: Topics,
         settings: Settings,
         clock: Clock,
-        note: Note = nobody,
+        note: CommitListener = no_listener,
         *,
         topics_may_come_back: bool = False,
     ) -> None:
@@ -68,7 +68,7 @@ class CommittedOffsets:
         self._table = table
         self._topics = topics
         self._settings = settings
-        self._groups: dict[str, Rows] = {}
+        self._groups: dict[str, GroupOffsets] = {}
         self._bytes = 0
         self._told: set[str] = set()
         """Groups whose refusals the log has told since offsets went."""
@@ -81,7 +81,7 @@ class CommittedOffsets:
         orphans: list[bytes] = []
         for key, value in await self._table.items():
             try:
-                place, committed = place_of(key), committed_of(value)
+                place, committed = decode_key(key), decode_value(value)
             except ValueError as failure:
                 _log.error(
                     "committed offset unreadable: its group begins as if it were not there",
@@ -105,7 +105,7 @@ class CommittedOffsets:
         if not self._missing:
             return
         places = [
-            Place(group_id, topic_id, partition)
+            OffsetKey(group_id, topic_id, partition)
             for group_id, topics in self._groups.items()
             for topic_id in topics.keys() & self._missing
             for partition, committed in topics[topic_id].items()
@@ -113,7 +113,7 @@ class CommittedOffsets:
         ]
         for place in places:
             self._drop(place)
-        await self._clear([key_of(place) for place in places])
+        await self._clear([encode_key(place) for place in places])
 
     def __len__(self) -> int:
         return sum(len(rows) for group in self._groups.values() for rows in group.values())
@@ -130,14 +130,14 @@ class CommittedOffsets:
         """Whether an offset of the group is on its way to the disk."""
         return group_id in self._committing
 
-    def get(self, group_id: str, topic: str, partition: int) -> Committed | None:
+    def get(self, group_id: str, topic: str, partition: int) -> CommittedOffset | None:
         """One offset, of the topic that has this name now."""
         rows, live = self._groups.get(group_id), self._topics.get(topic)
         if rows is None or live is None:
             return None
         return rows.get(live.topic.topic_id, {}).get(partition)
 
-    def of_group(self, group_id: str) -> Mapping[tuple[str, int], Committed]:
+    def of_group(self, group_id: str) -> Mapping[tuple[str, int], CommittedOffset]:
         """All that the group has committed, by topic and partition, as it is now."""
         return {
             (live.name, partition): committed
@@ -146,7 +146,7 @@ class CommittedOffsets:
             for partition, committed in rows.items()
         }
 
-    def by_topic(self, group_id: str) -> Iterator[tuple[str, bytes, dict[int, Committed]]]:
+    def by_topic(self, group_id: str) -> Iterator[tuple[str, bytes, dict[int, CommittedOffset]]]:
         """The same topic after topic: name, id and offsets in order, as they are when the topic's turn comes. The group may commit meanwhile."""
         topics = self._groups.get(group_id, {}).items()
         found = [
@@ -161,7 +161,7 @@ class CommittedOffsets:
     async def commit(
         self,
         group_id: str,
-        rows: Mapping[tuple[str, int], Committed],
+        rows: Mapping[tuple[str, int], CommittedOffset],
         pause: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Set these offsets, all or none; durable when it returns. `pause` lets others have their turn, where there are many.
@@ -180,13 +180,13 @@ class CommittedOffsets:
             # On its own: what is on its way to the disk must reach the memory, too, when its client has gone.
             await self._wait_for(self._commit(group_id, placed, grows))
 
-    def _place(self, group_id: str, topic: str, partition: int) -> Place:
+    def _place(self, group_id: str, topic: str, partition: int) -> OffsetKey:
         live = self._topics.require(topic)
         if not 0 <= partition < live.topic.partitions:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return Place(group_id, live.topic.topic_id, partition)
+        return OffsetKey(group_id, live.topic.topic_id, partition)
 
-    def _check(self, group_id: str, placed: Mapping[Place, Committed]) -> int:
+    def _check(self, group_id: str, placed: Mapping[OffsetKey, CommittedOffset]) -> int:
         """How many bytes they add at the most."""
         settings = self._settings
         if len(group_id.encode()) > settings.group_id_max_bytes:
@@ -216,17 +216,19 @@ class CommittedOffsets:
 
     def _no_room(self, group_id: str, reason: str) -> KafkaError:
         """The reply has no words, so the log says them: once for each group, which commits again and again, and for some groups, until offsets go."""
-        if group_id not in self._told and len(self._told) < MOST_TOLD:
+        if group_id not in self._told and len(self._told) < MAX_LOGGED_GROUPS:
             self._told.add(group_id)
             _log.warning("commit refused", group=group_id, reason=reason)
         return KafkaError(ErrorCode.INVALID_COMMIT_OFFSET_SIZE, reason)
 
-    async def _commit(self, group_id: str, placed: Mapping[Place, Committed], grows: int) -> None:
+    async def _commit(
+        self, group_id: str, placed: Mapping[OffsetKey, CommittedOffset], grows: int
+    ) -> None:
         self._coming += grows
         self._committing[group_id] = self._committing.get(group_id, 0) + 1
         try:
             await self._put(
-                {key_of(place): value_of(committed) for place, committed in placed.items()}
+                {encode_key(place): encode_value(committed) for place, committed in placed.items()}
             )
         finally:
             self._coming -= grows
@@ -244,7 +246,7 @@ class CommittedOffsets:
                 self._keep(place, committed)
             else:
                 orphans.append(place)
-        await self._clear([key_of(place) for place in orphans])
+        await self._clear([encode_key(place) for place in orphans])
 
     async def delete(
         self, group_id: str, partitions: Iterable[tuple[str, int]] | None = None
@@ -269,37 +271,37 @@ class CommittedOffsets:
                 "the store takes longer than offsets_commit_timeout_ms",
             ) from None
 
-    def _all_of(self, group_id: str) -> list[Place]:
+    def _all_of(self, group_id: str) -> list[OffsetKey]:
         return [
-            Place(group_id, topic_id, partition)
+            OffsetKey(group_id, topic_id, partition)
             for topic_id, rows in self._groups.get(group_id, {}).items()
             for partition in rows
         ]
 
-    def _those_of(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> list[Place]:
+    def _those_of(self, group_id: str, partitions: Iterable[tuple[str, int]]) -> list[OffsetKey]:
         known = self._groups.get(group_id, {})
         found = []
         for topic, partition in partitions:
             live = self._topics.get(topic)
             if live is not None and partition in known.get(live.topic.topic_id, ()):
-                found.append(Place(group_id, live.topic.topic_id, partition))
+                found.append(OffsetKey(group_id, live.topic.topic_id, partition))
         return found
 
-    async def _delete(self, places: list[Place]) -> None:
-        await self._put(dict.fromkeys(map(key_of, places)))
+    async def _delete(self, places: list[OffsetKey]) -> None:
+        await self._put(dict.fromkeys(map(encode_key, places)))
         for place in places:
             self._drop(place)
 
     async def delete_topic(self, topic: Topic) -> None:
         """Forget what all groups have committed for a topic that has been deleted."""
         places = [
-            Place(group_id, topic.topic_id, partition)
+            OffsetKey(group_id, topic.topic_id, partition)
             for group_id, rows in self._groups.items()
             for partition in rows.get(topic.topic_id, ())
         ]
         for place in places:
             self._drop(place)
-        await self._clear([key_of(place) for place in places])
+        await self._clear([encode_key(place) for place in places])
 
     async def _clear(self, orphans: list[bytes]) -> None:
         """Free the room of rows that nobody finds any more."""
@@ -323,7 +325,7 @@ class CommittedOffsets:
             # What clients take as a reason to ask again, as Kafka answers while its offsets topic cannot be written.
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, str(failure)) from failure
 
-    def _keep(self, place: Place, committed: Committed) -> None:
+    def _keep(self, place: OffsetKey, committed: CommittedOffset) -> None:
         if place.group_id not in self._groups:
             self._bytes += getsizeof(place.group_id)
         rows = self._groups.setdefault(place.group_id, {}).setdefault(place.topic_id, {})
@@ -331,7 +333,7 @@ class CommittedOffsets:
         rows[place.partition] = committed
         self._bytes += _growth(before, committed)
 
-    def _drop(self, place: Place) -> None:
+    def _drop(self, place: OffsetKey) -> None:
         group = self._groups.get(place.group_id, {})
         rows = group.get(place.topic_id, {})
         committed = rows.pop(place.partition, None)
@@ -346,12 +348,12 @@ class CommittedOffsets:
             self._bytes -= getsizeof(place.group_id)
 
 
-def _size(committed: Committed) -> int:
+def _size(committed: CommittedOffset) -> int:
     """Bytes of memory."""
-    return ROW_BYTES + getsizeof(committed.metadata)
+    return OFFSET_BYTES + getsizeof(committed.metadata)
 
 
-def _growth(before: Committed | None, committed: Committed) -> int:
+def _growth(before: CommittedOffset | None, committed: CommittedOffset) -> int:
     """By how many bytes of memory an offset in the place of the one before it takes more. Nearly always the metadata stays as it was."""
     if before is None:
         return _size(committed)

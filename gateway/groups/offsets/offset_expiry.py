@@ -13,40 +13,40 @@ from typing import Protocol
 from gateway import logs
 from gateway.coroutines import Clock, Wake, gather
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import KafkaError
 
 _log = logs.part(__name__)
 
 #: Offsets looked at in one turn of the reactor, some 5 ms' worth.
-TURN_OFFSETS = 5_000
+OFFSETS_PER_TURN = 5_000
 
 #: Groups whose offsets are deleted at the same time: the store writes them in one go.
-GROUPS_AT_ONCE = 100
+GROUPS_PER_DELETION = 100
 
-Offsets = Mapping[tuple[str, int], Committed]
+OffsetsByPartition = Mapping[tuple[str, int], CommittedOffset]
 
 
-class Named(Protocol):
+class HasGroupId(Protocol):
     @property
     def group_id(self) -> str: ...
 
 
-class Memberships(Protocol):
+class GroupMemberships(Protocol):
     """What is asked of the coordinator. Times are ms since 1970."""
 
-    def __iter__(self) -> Iterator[Named]: ...
+    def __iter__(self) -> Iterator[HasGroupId]: ...
     def is_empty(self, group_id: str) -> bool: ...
     def emptied_at(self, group_id: str) -> float | None: ...
     def subscribed(self, group_id: str) -> frozenset[str] | None: ...
     def forget(self, group_id: str) -> None: ...
 
 
-class Expiry:
+class OffsetExpiry:
     """`retention_ms` is for all groups; `clock` gives the reactor its turns."""
 
     def __init__(
-        self, offsets: CommittedOffsets, groups: Memberships, retention_ms: int, clock: Clock
+        self, offsets: CommittedOffsets, groups: GroupMemberships, retention_ms: int, clock: Clock
     ) -> None:
         self._offsets = offsets
         self._groups = groups
@@ -67,11 +67,11 @@ class Expiry:
             expired = list(self._expired(group_id, offsets, now))
             if expired:
                 due[group_id] = expired
-            if len(due) >= GROUPS_AT_ONCE or seen >= TURN_OFFSETS:
+            if len(due) >= GROUPS_PER_DELETION or seen >= OFFSETS_PER_TURN:
                 # Before anything else can happen: what has expired is not kept in mind while its group may commit.
                 deleted += await self._delete(due)
                 due = {}
-            if seen >= TURN_OFFSETS:
+            if seen >= OFFSETS_PER_TURN:
                 seen = 0
                 await Wake(self._clock).wait(0)
                 if self._is_stopped:
@@ -81,7 +81,9 @@ class Expiry:
             _log.info("offsets expired", offsets=deleted)
         await self._forget_groups()
 
-    def _expired(self, group_id: str, offsets: Offsets, now: int) -> Iterator[tuple[str, int]]:
+    def _expired(
+        self, group_id: str, offsets: OffsetsByPartition, now: int
+    ) -> Iterator[tuple[str, int]]:
         if self._offsets.is_committing(group_id):
             # Its offsets are about to be newer than they look.
             return
@@ -130,5 +132,5 @@ class Expiry:
             if self._groups.is_empty(group.group_id) and not self._offsets.has(group.group_id):
                 self._groups.forget(group.group_id)
                 forgotten += 1
-                if forgotten % GROUPS_AT_ONCE == 0:
+                if forgotten % GROUPS_PER_DELETION == 0:
                     await Wake(self._clock).wait(0)

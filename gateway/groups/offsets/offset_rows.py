@@ -14,7 +14,7 @@ import msgspec
 _PLACE = Struct(">16sI")
 
 
-class Committed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class CommittedOffset(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where a group stands in a partition. `leader_epoch` is -1 where the client said none; `committed_at` is in ms since 1970, as is
     `expires_at`, which only OffsetCommit 2-4 with a retention time of their own set."""
 
@@ -25,7 +25,7 @@ class Committed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     expires_at: int | None = None
 
 
-class Place(NamedTuple):
+class OffsetKey(NamedTuple):
     """Whose offset of which partition it is."""
 
     group_id: str
@@ -33,26 +33,26 @@ class Place(NamedTuple):
     partition: int
 
 
-def key_of(place: Place) -> bytes:
+def encode_key(place: OffsetKey) -> bytes:
     return _PLACE.pack(place.topic_id, place.partition) + place.group_id.encode()
 
 
-def place_of(key: bytes) -> Place:
+def decode_key(key: bytes) -> OffsetKey:
     """Raises ValueError for what is no such key."""
     if len(key) < _PLACE.size:
         raise ValueError(f"a key of {len(key)} bytes is too short")
     topic_id, partition = _PLACE.unpack_from(key)
-    return Place(key[_PLACE.size :].decode(), topic_id, partition)
+    return OffsetKey(key[_PLACE.size :].decode(), topic_id, partition)
 
 
-def value_of(committed: Committed) -> bytes:
+def encode_value(committed: CommittedOffset) -> bytes:
     return _ENCODER.encode(committed)
 
 
-def committed_of(value: bytes) -> Committed:
+def decode_value(value: bytes) -> CommittedOffset:
     """Raises ValueError for what is no such value."""
     return _DECODER.decode(value)
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Committed)
+_DECODER = msgspec.msgpack.Decoder(CommittedOffset)

@@ -7,8 +7,8 @@ from typing import Any
 
 from gateway.groups.consumer.assignors import TopicId
 from gateway.groups.consumer.consumer_group import ConsumerGroup
-from gateway.groups.consumer.consumer_member import ConsumerMember
-from gateway.handlers.groups.describe_groups import OPERATIONS
+from gateway.groups.consumer.consumer_member import ConsumerGroupMember
+from gateway.handlers.groups.describe_groups import GROUP_OPERATIONS
 from gateway.handlers.metadata import NOT_ASKED
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
@@ -32,7 +32,7 @@ async def describe_consumer_groups(request: Any, caller: Caller) -> Any:
 
     Whatever is no consumer group is an error, and a group that is named twice is described once.
     """
-    operations = OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
     rows = []
     turns = Turns(caller.broker.clock)
     try:
@@ -88,7 +88,7 @@ def _described(group: ConsumerGroup, caller: Caller) -> Any:
     )
 
 
-def _described_member(member: ConsumerMember, caller: Caller) -> Any:
+def _described_member(member: ConsumerGroupMember, caller: Caller) -> Any:
     """What it has to give back counts as its own until it has, and who has no expression has an empty one, as in Kafka 4.3."""
     held = {
         topic: {*member.assigned.get(topic, ()), *member.revoking.get(topic, ())}

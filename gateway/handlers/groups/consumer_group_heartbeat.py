@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.groups.consumer.assignors import ASSIGNORS
-from gateway.groups.consumer.consumer_member import Beat, Beaten, Partitions
-from gateway.groups.consumer.consumer_states import GOES_AWAY, JOINS, LEAVES
-from gateway.handlers.groups.join_group import host
+from gateway.groups.consumer.consumer_member import HeartbeatResult, MemberHeartbeat, Partitions
+from gateway.groups.consumer.consumer_states import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH
+from gateway.handlers.groups.join_group import java_host
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.routes import serves
@@ -25,21 +25,21 @@ _UNCHANGED = -1
 async def consumer_group_heartbeat(request: Any, caller: Caller) -> Any:
     """A member joins, lives, leaves, and is told its epoch and, where that is new, its assignment. It has made its id itself (KIP-1082), and may
     subscribe by a regular expression."""
-    return await beat(request, caller, makes_its_id=True)
+    return await heartbeat_reply(request, caller, makes_its_id=True)
 
 
-async def beat(request: Any, caller: Caller, *, makes_its_id: bool) -> Any:
+async def heartbeat_reply(request: Any, caller: Caller, *, makes_its_id: bool) -> Any:
     """The reply to a ConsumerGroupHeartbeat."""
     caller.traffic.for_group(request.group_id)
     try:
         _check(request, makes_its_id=makes_its_id)
         await caller.broker.confirm_coordinator()
     except KafkaError as failure:
-        return _reply(Beaten(failure.code, failure.message), request.group_id, caller)
+        return _reply(HeartbeatResult(failure.code, failure.message), request.group_id, caller)
     owned = None
     if request.topic_partitions is not None:
         owned = _partitions(request.topic_partitions)
-    said = Beat(
+    said = MemberHeartbeat(
         request.member_id,
         request.member_epoch,
         request.instance_id,
@@ -52,7 +52,7 @@ async def beat(request: Any, caller: Caller, *, makes_its_id: bool) -> Any:
         request.server_assignor,
         owned,
         caller.client_id or "",
-        host(caller),
+        java_host(caller),
     )
     return _reply(await caller.broker.groups.beat(request.group_id, said), request.group_id, caller)
 
@@ -65,21 +65,21 @@ def _check(request: Any, *, makes_its_id: bool) -> None:
         "InstanceId": request.instance_id,
         "RackId": request.rack_id,
     }
-    if makes_its_id or epoch > JOINS or epoch == LEAVES:
+    if makes_its_id or epoch > JOIN_EPOCH or epoch == LEAVE_EPOCH:
         names["MemberId"] = request.member_id
     for name, value in names.items():
         if value is not None and not value.strip():
             raise _invalid(f"{name} must not be empty.")
-    if epoch == JOINS:
+    if epoch == JOIN_EPOCH:
         if request.rebalance_timeout_ms == _UNCHANGED:
             raise _invalid("Who joins must say RebalanceTimeoutMs.")
         if request.topic_partitions is None or request.topic_partitions:
             raise _invalid("Who joins has no TopicPartitions and must say so.")
         if request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
             raise _invalid("Who joins must say SubscribedTopicNames or SubscribedTopicRegex.")
-    elif epoch == GOES_AWAY and request.instance_id is None:
+    elif epoch == STATIC_LEAVE_EPOCH and request.instance_id is None:
         raise _invalid("Only a member with an InstanceId leaves for a while.")
-    elif epoch < GOES_AWAY:
+    elif epoch < STATIC_LEAVE_EPOCH:
         raise _invalid("There is no such MemberEpoch.")
     if request.server_assignor is not None and request.server_assignor not in ASSIGNORS:
         raise KafkaError(
@@ -99,7 +99,7 @@ def _partitions(rows: Any) -> Partitions:
     return {topic: frozenset(indexes) for topic, indexes in found.items()}
 
 
-def _reply(beaten: Beaten, group_id: str, caller: Caller) -> Any:
+def _reply(beaten: HeartbeatResult, group_id: str, caller: Caller) -> Any:
     settings = caller.broker.group_configs.settings_of(group_id)
     is_taken = beaten.code is ErrorCode.NONE
     assignment = None
@@ -117,7 +117,7 @@ def _reply(beaten: Beaten, group_id: str, caller: Caller) -> Any:
         member_id=beaten.member_id if is_taken else None,
         member_epoch=beaten.epoch,
         heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms
-        if is_taken and beaten.epoch >= JOINS
+        if is_taken and beaten.epoch >= JOIN_EPOCH
         else 0,
         assignment=assignment,
     )

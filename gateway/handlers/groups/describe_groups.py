@@ -11,8 +11,8 @@ from kafka.protocol.admin.groups import (
     ListGroupsResponse,
 )
 
-from gateway.groups.classic.classic_group import Group
-from gateway.groups.classic.classic_member import Member
+from gateway.groups.classic.classic_group import ClassicGroup
+from gateway.groups.classic.classic_member import ClassicGroupMember
 from gateway.groups.classic.classic_states import GroupState
 from gateway.handlers.metadata import NOT_ASKED
 from gateway.protocol.caller import Caller
@@ -22,7 +22,7 @@ from gateway.protocol.routes import serves
 from gateway.protocol.wire.api_keys import ApiKey
 
 #: AclOperation's numbers for what can be done with a group: read, delete, describe. Without ACLs everybody may.
-OPERATIONS = {3, 6, 8}
+GROUP_OPERATIONS = {3, 6, 8}
 
 _Listed = ListGroupsResponse.ListedGroup
 _Described = DescribeGroupsResponse.DescribedGroup
@@ -62,7 +62,7 @@ def _all_groups(caller: Caller) -> Iterable[tuple[str, str, str, str]]:
         yield group.group_id, group.protocol_type, group.state.value, group.kind
     for group_id in caller.broker.offsets.groups():
         if groups.get(group_id) is None:
-            yield group_id, "", GroupState.EMPTY.value, Group.kind
+            yield group_id, "", GroupState.EMPTY.value, ClassicGroup.kind
 
 
 @serves(ApiKey.DESCRIBE_GROUPS, 6, 6)
@@ -74,13 +74,15 @@ async def describe_groups(request: Any, caller: Caller) -> Any:
         words = f"Group {group_id} {'is not a classic group' if is_there else 'not found'}."
         return not_found(group_id, ErrorCode.GROUP_ID_NOT_FOUND, words)
 
-    return await describe(request, caller, missing)
+    return await describe_classic_groups(request, caller, missing)
 
 
-async def describe(request: Any, caller: Caller, missing: Callable[[str], Any]) -> Any:
+async def describe_classic_groups(
+    request: Any, caller: Caller, missing: Callable[[str], Any]
+) -> Any:
     """The reply to a DescribeGroups. A group that is named twice is described once; `missing` makes the row of one that is not there, and to
     this request no consumer group is: ConsumerGroupDescribe finds those."""
-    operations = OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
     rows = []
     turns = Turns(caller.broker.clock)
     try:
@@ -91,7 +93,7 @@ async def describe(request: Any, caller: Caller, missing: Callable[[str], Any]) 
         )
     for group_id in dict.fromkeys(request.groups):
         group = caller.broker.groups.get(group_id)
-        if isinstance(group, Group):
+        if isinstance(group, ClassicGroup):
             row = _described(group)
         elif group is None and caller.broker.offsets.has(group_id):
             row = _empty(group_id)
@@ -134,7 +136,7 @@ def _empty(group_id: str) -> Any:
     )
 
 
-def _described(group: Group) -> Any:
+def _described(group: ClassicGroup) -> Any:
     """What members say to each other and are assigned is of this moment only while the group is stable."""
     protocol = group.protocol or "" if group.state is GroupState.STABLE else ""
     return _Described(
@@ -147,7 +149,7 @@ def _described(group: Group) -> Any:
     )
 
 
-def _described_member(member: Member, protocol: str) -> Any:
+def _described_member(member: ClassicGroupMember, protocol: str) -> Any:
     return _Described.DescribedGroupMember(
         member_id=member.member_id,
         group_instance_id=member.instance_id,

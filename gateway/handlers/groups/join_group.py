@@ -6,7 +6,7 @@ from typing import Any
 
 from kafka.protocol.consumer.group import JoinGroupResponse, LeaveGroupResponse, SyncGroupResponse
 
-from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
+from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import Turns, in_bytes
@@ -29,12 +29,12 @@ _Left = LeaveGroupResponse.MemberResponse
 @serves(ApiKey.JOIN_GROUP, 9, 9)
 async def join_group(request: Any, caller: Caller) -> Any:
     """Become a member, or stay one, and be told the generation; the leader also who is in it. Older versions are in `old_groups`."""
-    return await join(
+    return await join_group_reply(
         request, caller, request.rebalance_timeout_ms, is_told_first=True, may_skip_assignment=True
     )
 
 
-async def join(
+async def join_group_reply(
     request: Any,
     caller: Caller,
     rebalance_timeout_ms: int,
@@ -42,7 +42,7 @@ async def join(
     is_told_first: bool,
     may_skip_assignment: bool,
 ) -> Any:
-    """The reply to a JoinGroup; `is_told_first` and `may_skip_assignment` as in `Joining`."""
+    """The reply to a JoinGroup; `is_told_first` and `may_skip_assignment` as in `MemberJoin`."""
     if len(request.protocols) > MAX_PROTOCOLS:
         return JoinGroupResponse(
             error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
@@ -53,11 +53,11 @@ async def join(
             members=[],
         )
     _note(request, caller)
-    joining = Joining(
+    joining = MemberJoin(
         request.member_id,
         request.group_instance_id,
         caller.client_id or "",
-        host(caller),
+        java_host(caller),
         request.protocol_type,
         tuple((protocol.name, bytes(protocol.metadata)) for protocol in request.protocols),
         request.session_timeout_ms,
@@ -69,7 +69,7 @@ async def join(
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
-        joined = Joined(refusal.code, request.member_id)
+        joined = JoinResult(refusal.code, request.member_id)
     else:
         joined = await caller.broker.groups.join(request.group_id, joining)
     return JoinGroupResponse(
@@ -100,7 +100,7 @@ def _note(request: Any, caller: Caller) -> None:
     traffic.habit("protocols", [protocol.name for protocol in request.protocols])
 
 
-def host(caller: Caller) -> str:
+def java_host(caller: Caller) -> str:
     """The client's address as Java writes one that has no name."""
     return "/" + caller.peer.rpartition(":")[0]
 
@@ -110,13 +110,13 @@ async def sync_group(request: Any, caller: Caller) -> Any:
     """Get the own assignment; the leader brings all of them. The protocol must be the one of the generation (KIP-559)."""
     if request.protocol_type is None or request.protocol_name is None:
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, assignment=b"")
-    return await sync_group_of_any_protocol(request, caller)
+    return await sync_group_unchecked_protocol(request, caller)
 
 
 @serves(ApiKey.SYNC_GROUP, 0, 4)
-async def sync_group_of_any_protocol(request: Any, caller: Caller) -> Any:
+async def sync_group_unchecked_protocol(request: Any, caller: Caller) -> Any:
     """v3 knows static members (KIP-345); the protocol is not named."""
-    syncing = Syncing(
+    syncing = MemberSync(
         request.member_id,
         request.group_instance_id,
         request.generation_id,
@@ -128,7 +128,7 @@ async def sync_group_of_any_protocol(request: Any, caller: Caller) -> Any:
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
-        synced = Synced(refusal.code)
+        synced = SyncResult(refusal.code)
     else:
         synced = await caller.broker.groups.sync(request.group_id, syncing)
     return SyncGroupResponse(
@@ -166,7 +166,7 @@ async def leave_group(request: Any, caller: Caller) -> Any:
     rows = []
     turns = Turns(caller.broker.clock)
     for member in request.members:
-        code = leave(
+        code = leave_group_member(
             request.group_id, member.member_id, member.group_instance_id, member.reason, caller
         )
         rows.append(
@@ -182,7 +182,7 @@ async def leave_group(request: Any, caller: Caller) -> Any:
     )
 
 
-def leave(
+def leave_group_member(
     group_id: str, member_id: str, instance_id: str | None, reason: str | None, caller: Caller
 ) -> ErrorCode:
     """What comes of one member's leaving."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from kafka.protocol.consumer.group import OffsetDeleteResponse, OffsetFetchResponse
 
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.large_requests import TURN_ROWS, Turns, in_bytes
@@ -26,37 +26,37 @@ from gateway.topics.topic_state import TopicState
 from storage.log import Buffer
 
 #: When the offset in a partition's part of the request counts as committed, and when it expires by itself, if ever; in ms.
-Times = Callable[[CommittedPartition], tuple[int, int | None]]
+CommitTimes = Callable[[CommittedPartition], tuple[int, int | None]]
 
 _FetchedTopic = OffsetFetchResponse.OffsetFetchResponseTopic
 _FetchedGroup = OffsetFetchResponse.OffsetFetchResponseGroup
 _DeletedTopic = OffsetDeleteResponse.OffsetDeleteResponseTopic
 
 #: The first version that names topics by id instead of by name.
-BY_ID = 10
+FIRST_WITH_TOPIC_IDS = 10
 
 _NO_ID = bytes(16)
 
 #: Offsets that one request may commit, since they are stored all or none. About as many fit in a batch of
 #: 1 MiB, which is Kafka's limit (message.max.bytes of the offsets topic); beyond it the error is the same.
-MAX_OFFSETS = 10_000
+MAX_OFFSETS_PER_COMMIT = 10_000
 
 #: The first version of OffsetFetch whose reply has an error code for the group.
 _WITH_ERROR = 2
 
 #: What is told of a partition that the group has committed nothing for.
-NOTHING = Committed(-1, -1, "", -1)
+NO_OFFSET = CommittedOffset(-1, -1, "", -1)
 
 
 @serves(ApiKey.OFFSET_COMMIT, 5, 10)
 async def offset_commit(request: OffsetCommitRequest, caller: Caller) -> OffsetCommitResponse:
     """Where a group stands from now on. v6 leader epochs, v7 static members (KIP-345), v9 members of the new protocol, v10 topic ids."""
     now = caller.broker.now()
-    return await commit(request, caller, lambda _: (now, None))
+    return await commit_offsets(request, caller, lambda _: (now, None))
 
 
-async def commit(
-    request: OffsetCommitRequest, caller: Caller, times: Times
+async def commit_offsets(
+    request: OffsetCommitRequest, caller: Caller, times: CommitTimes
 ) -> OffsetCommitResponse:
     """The reply: what is wrong with a partition is said there, what is wrong with the group or the member at each partition that is right."""
     caller.traffic.for_group(request.group_id)
@@ -103,7 +103,11 @@ def _write_commit(reply: OffsetCommitResponse, version: int) -> list[Buffer]:
 
 def _key_of(topic: Any, caller: Caller) -> str | bytes:
     """What the topic is named by: its id or its name."""
-    return topic_id_of(topic.topic_id) if caller.api_version >= BY_ID else str(topic.name)
+    return (
+        topic_id_of(topic.topic_id)
+        if caller.api_version >= FIRST_WITH_TOPIC_IDS
+        else str(topic.name)
+    )
 
 
 def _require(topic: str | bytes, partition: int, caller: Caller) -> TopicState:
@@ -118,13 +122,13 @@ async def _commit_known(
     request: OffsetCommitRequest,
     known: dict[tuple[str, int], CommittedPartition],
     caller: Caller,
-    times: Times,
+    times: CommitTimes,
     turns: Turns,
 ) -> dict[tuple[str, int], ErrorCode]:
     """What became of each of these partitions, which are there."""
     if not known:
         return {}
-    if len(known) > MAX_OFFSETS:
+    if len(known) > MAX_OFFSETS_PER_COMMIT:
         return dict.fromkeys(known, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
     broker = caller.broker
     codes: dict[tuple[str, int], ErrorCode] = {}
@@ -161,9 +165,9 @@ async def _commit_known(
     return codes
 
 
-def _row(asked: CommittedPartition, times: Times) -> Committed:
+def _row(asked: CommittedPartition, times: CommitTimes) -> CommittedOffset:
     committed_at, expires_at = times(asked)
-    return Committed(
+    return CommittedOffset(
         asked.committed_offset,
         asked.committed_leader_epoch,
         asked.committed_metadata or "",
@@ -180,12 +184,14 @@ async def offset_fetch(request: Any, caller: Caller) -> Any:
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
-        return await refused_by_name(request, caller, refusal)
-    return await fetched_by_name(standing(request.group_id, request.topics, caller), caller)
+        return await single_group_refusal(request, caller, refusal)
+    return await single_group_reply(
+        committed_offsets(request.group_id, request.topics, caller), caller
+    )
 
 
 @serves(ApiKey.OFFSET_FETCH, 8, 10)
-async def offset_fetch_of_groups(request: Any, caller: Caller) -> Any:
+async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
     """The same for several groups, each named once. v9 has members of the new protocol, v10 topic ids."""
     try:
         await caller.broker.confirm_coordinator()
@@ -207,7 +213,7 @@ async def offset_fetch_of_groups(request: Any, caller: Caller) -> Any:
                 # A few bytes a group, and all topics of it each time: such a reply has no bound.
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
             caller.broker.groups.check_fetch(asked.group_id, asked.member_id, asked.member_epoch)
-            found = standing(asked.group_id, asked.topics, caller)
+            found = committed_offsets(asked.group_id, asked.topics, caller)
             topics = await _fetched_in_turns(_FetchedGroup.OffsetFetchResponseTopics, found, turns)
         except KafkaError as failure:
             code = failure.code
@@ -216,22 +222,24 @@ async def offset_fetch_of_groups(request: Any, caller: Caller) -> Any:
     return await in_bytes(OffsetFetchResponse(groups=groups), turns, caller)
 
 
-class Standing(NamedTuple):
+class TopicOffsets(NamedTuple):
     """Where a group stands in a topic. `get` gives each partition's offset, or None, which is told with the code `missing`."""
 
     name: str
     topic_id: bytes
     partitions: Iterable[int]
-    get: Callable[[int], Committed | None]
+    get: Callable[[int], CommittedOffset | None]
     missing: ErrorCode = ErrorCode.NONE
 
 
-def standing(group_id: str, asked: Iterable[Any] | None, caller: Caller) -> Iterator[Standing]:
+def committed_offsets(
+    group_id: str, asked: Iterable[Any] | None, caller: Caller
+) -> Iterator[TopicOffsets]:
     """What is asked for, None for everything. Each partition comes once however often it is asked for: a small request makes no huge reply."""
     offsets, topics = caller.broker.offsets, caller.broker.topics
     if asked is None:
         for name, topic_id, committed in offsets.by_topic(group_id):
-            yield Standing(name, topic_id, committed, committed.get)
+            yield TopicOffsets(name, topic_id, committed, committed.get)
         return
     seen: set[tuple[str | bytes, int]] = set()
     for topic in asked:
@@ -244,20 +252,20 @@ def standing(group_id: str, asked: Iterable[Any] | None, caller: Caller) -> Iter
         live = topics.get(key)
         if live is not None:
             get = partial(offsets.get, group_id, live.name)
-            yield Standing(
+            yield TopicOffsets(
                 key if isinstance(key, str) else live.name, live.topic.topic_id, partitions, get
             )
         elif isinstance(key, bytes):
-            yield Standing("", key, partitions, _nothing, ErrorCode.UNKNOWN_TOPIC_ID)
+            yield TopicOffsets("", key, partitions, _nothing, ErrorCode.UNKNOWN_TOPIC_ID)
         else:
-            yield Standing(key, _NO_ID, partitions, _nothing)
+            yield TopicOffsets(key, _NO_ID, partitions, _nothing)
 
 
 def _nothing(partition: int) -> None:
     """The group has committed nothing for a topic that is not there."""
 
 
-async def fetched_by_name(found: Iterable[Standing], caller: Caller) -> Any:
+async def single_group_reply(found: Iterable[TopicOffsets], caller: Caller) -> Any:
     """The reply of the versions for one group."""
     turns = Turns(caller.broker.clock)
     topics = await _fetched_in_turns(_FetchedTopic, found, turns)
@@ -266,18 +274,20 @@ async def fetched_by_name(found: Iterable[Standing], caller: Caller) -> Any:
     )
 
 
-async def refused_by_name(request: Any, caller: Caller, refusal: KafkaError) -> Any:
+async def single_group_refusal(request: Any, caller: Caller, refusal: KafkaError) -> Any:
     """The reply of the versions for one group to a group that is not answered for: up to v1 each partition has the error code."""
     if caller.api_version >= _WITH_ERROR:
         return OffsetFetchResponse(topics=[], error_code=refusal.code)
     found = (
-        Standing(topic.name, _NO_ID, dict.fromkeys(topic.partition_indexes), _nothing, refusal.code)
+        TopicOffsets(
+            topic.name, _NO_ID, dict.fromkeys(topic.partition_indexes), _nothing, refusal.code
+        )
         for topic in request.topics
     )
-    return await fetched_by_name(found, caller)
+    return await single_group_reply(found, caller)
 
 
-async def _fetched_in_turns(kind: Any, found: Iterable[Standing], turns: Turns) -> list[Any]:
+async def _fetched_in_turns(kind: Any, found: Iterable[TopicOffsets], turns: Turns) -> list[Any]:
     topics = []
     for one in found:
         topics.append(await _fetched(kind, one, turns))
@@ -285,7 +295,7 @@ async def _fetched_in_turns(kind: Any, found: Iterable[Standing], turns: Turns) 
     return topics
 
 
-async def _fetched(kind: Any, found: Standing, turns: Turns) -> Any:
+async def _fetched(kind: Any, found: TopicOffsets, turns: Turns) -> Any:
     make = (
         kind.OffsetFetchResponsePartition
         if kind is _FetchedTopic
@@ -293,14 +303,14 @@ async def _fetched(kind: Any, found: Standing, turns: Turns) -> Any:
     )
     rows: list[Any] = []
     for index in found.partitions:
-        committed = found.get(index) or NOTHING
+        committed = found.get(index) or NO_OFFSET
         rows.append(
             make(
                 partition_index=index,
                 committed_offset=committed.offset,
                 committed_leader_epoch=committed.leader_epoch,
                 metadata=committed.metadata,
-                error_code=found.missing if committed is NOTHING else ErrorCode.NONE,
+                error_code=found.missing if committed is NO_OFFSET else ErrorCode.NONE,
             )
         )
         await turns.take()

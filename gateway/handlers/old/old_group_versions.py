@@ -6,9 +6,9 @@ from typing import Any
 
 from kafka.protocol.consumer.group import LeaveGroupResponse
 
-from gateway.handlers.groups.consumer_group_heartbeat import beat
-from gateway.handlers.groups.describe_groups import describe, not_found
-from gateway.handlers.groups.join_group import join, leave
+from gateway.handlers.groups.consumer_group_heartbeat import heartbeat_reply
+from gateway.handlers.groups.describe_groups import describe_classic_groups, not_found
+from gateway.handlers.groups.join_group import join_group_reply, leave_group_member
 from gateway.protocol.caller import Caller
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.routes import serves
@@ -16,17 +16,17 @@ from gateway.protocol.wire.api_keys import ApiKey
 
 
 @serves(ApiKey.JOIN_GROUP, 0, 0)
-async def join_group_with_one_timeout(request: Any, caller: Caller) -> Any:
+async def join_group_v0(request: Any, caller: Caller) -> Any:
     """Kafka 0.9 and 0.10.0, kafka-python 1, Sarama, kafka-node: a rebalance waits as long as a session lasts."""
-    return await join(
+    return await join_group_reply(
         request, caller, request.session_timeout_ms, is_told_first=False, may_skip_assignment=False
     )
 
 
 @serves(ApiKey.JOIN_GROUP, 1, 3)
-async def join_group_in_one_step(request: Any, caller: Caller) -> Any:
+async def join_group_v1_v3(request: Any, caller: Caller) -> Any:
     """Kafka 0.10.1 to 2.1: a newcomer learns its id with its first generation."""
-    return await join(
+    return await join_group_reply(
         request,
         caller,
         request.rebalance_timeout_ms,
@@ -36,16 +36,16 @@ async def join_group_in_one_step(request: Any, caller: Caller) -> Any:
 
 
 @serves(ApiKey.JOIN_GROUP, 4, 8)
-async def join_group_in_two_steps(request: Any, caller: Caller) -> Any:
+async def join_group_v4_v8(request: Any, caller: Caller) -> Any:
     """Kafka 2.2 to 3.1: a newcomer is told its id first (KIP-394). v5 static members (KIP-345), v7 protocol type (KIP-559), v8 reasons
     (KIP-800). A leader that comes back takes itself for a follower."""
-    return await join(
+    return await join_group_reply(
         request, caller, request.rebalance_timeout_ms, is_told_first=True, may_skip_assignment=False
     )
 
 
 @serves(ApiKey.LEAVE_GROUP, 0, 2)
-async def leave_group_alone(request: Any, caller: Caller) -> Any:
+async def leave_group_one_member(request: Any, caller: Caller) -> Any:
     """Kafka 0.9 to 2.3: one member leaves, itself."""
     caller.traffic.for_group(request.group_id)
     try:
@@ -53,14 +53,15 @@ async def leave_group_alone(request: Any, caller: Caller) -> Any:
     except KafkaError as refusal:
         return LeaveGroupResponse(error_code=refusal.code, members=[])
     return LeaveGroupResponse(
-        error_code=leave(request.group_id, request.member_id, None, None, caller), members=[]
+        error_code=leave_group_member(request.group_id, request.member_id, None, None, caller),
+        members=[],
     )
 
 
 @serves(ApiKey.DESCRIBE_GROUPS, 0, 5)
-async def describe_groups_dead_or_alive(request: Any, caller: Caller) -> Any:
+async def describe_groups_missing_as_dead(request: Any, caller: Caller) -> Any:
     """Up to Kafka 3.9: a group that is not there is a dead one. v3 authorized operations, v4 static members."""
-    return await describe(
+    return await describe_classic_groups(
         request, caller, lambda group_id: not_found(group_id, ErrorCode.NONE, None)
     )
 
@@ -68,4 +69,4 @@ async def describe_groups_dead_or_alive(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, 0)
 async def consumer_group_heartbeat_without_id(request: Any, caller: Caller) -> Any:
     """Kafka 3.7 to 3.9, librdkafka 2.4 to 2.9: a newcomer may be given its id by the group."""
-    return await beat(request, caller, makes_its_id=False)
+    return await heartbeat_reply(request, caller, makes_its_id=False)

@@ -9,7 +9,12 @@ from kafka.protocol.consumer.offsets import ListOffsetsResponse
 from compat.handlers.list_offsets import offsets_before
 from compat.handlers.offset_commit import committed_at, expires_at
 from gateway.handlers.fetch import answer
-from gateway.handlers.groups.offset_commit import commit, fetched_by_name, refused_by_name, standing
+from gateway.handlers.groups.offset_commit import (
+    commit_offsets,
+    committed_offsets,
+    single_group_refusal,
+    single_group_reply,
+)
 from gateway.handlers.list_offsets import find
 from gateway.handlers.metadata import describe
 from gateway.protocol.caller import Caller
@@ -21,25 +26,25 @@ from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 
 
 @serves(ApiKey.FETCH, 0, 1)
-async def fetch_of_format_0(request: FetchRequest, caller: Caller) -> FetchResponse:
+async def fetch_format_0(request: FetchRequest, caller: Caller) -> FetchResponse:
     """Consumers of Kafka 0.8 and 0.9, kafka-node, Sarama below 0.10: they read message sets of format 0."""
     return await answer(request, caller, magic=0)
 
 
 @serves(ApiKey.FETCH, 2, 3)
-async def fetch_of_format_1(request: FetchRequest, caller: Caller) -> FetchResponse:
+async def fetch_format_1(request: FetchRequest, caller: Caller) -> FetchResponse:
     """Consumers of Kafka 0.10, kafka-python 1.3, KafkaJS 1.0: they read message sets up to format 1. v3 has max_bytes (KIP-74)."""
     return await answer(request, caller, magic=1)
 
 
 @serves(ApiKey.METADATA, 0, 0)
-async def metadata_of_all(request: Any, caller: Caller) -> Any:
+async def metadata_empty_means_all(request: Any, caller: Caller) -> Any:
     """Kafka 0.8 and 0.9: an empty list of topics means all of them, and null was not known."""
     return await describe(request, caller, request.topics or None, may_create=True)
 
 
 @serves(ApiKey.LIST_OFFSETS, 0, 0)
-async def list_offsets_in_arrays(request: Any, caller: Caller) -> Any:
+async def list_offsets_v0(request: Any, caller: Caller) -> Any:
     """Kafka 0.8 to 0.10.0: up to `max_num_offsets` offsets a partition."""
     topics = []
     turns = Turns(caller.broker.clock)
@@ -86,37 +91,37 @@ async def _look_up(topic: str, asked: Any, caller: Caller) -> Any:
 
 
 @serves(ApiKey.OFFSET_COMMIT, 0, 0)
-async def offset_commit_to_zookeeper(request: Any, caller: Caller) -> Any:
+async def offset_commit_v0(request: Any, caller: Caller) -> Any:
     """Kafka 0.8.0 to 0.8.1, kafka-node, Sarama below 0.8.2: it knew no members, and Kafka kept it in ZooKeeper. Here it is like all others."""
     now = caller.broker.now()
-    return await commit(request, caller, lambda _: (now, None))
+    return await commit_offsets(request, caller, lambda _: (now, None))
 
 
 @serves(ApiKey.OFFSET_COMMIT, 1, 1)
-async def offset_commit_with_timestamps(request: Any, caller: Caller) -> Any:
+async def offset_commit_v1(request: Any, caller: Caller) -> Any:
     """Kafka 0.8.2, kafka-python 1.0 to 1.3: each partition says when it was committed."""
     now = caller.broker.now()
-    return await commit(
+    return await commit_offsets(
         request, caller, lambda asked: (committed_at(asked.commit_timestamp, now), None)
     )
 
 
 @serves(ApiKey.OFFSET_COMMIT, 2, 4)
-async def offset_commit_with_retention(request: Any, caller: Caller) -> Any:
+async def offset_commit_v2_v4(request: Any, caller: Caller) -> Any:
     """Kafka 0.9 to 2.0: the client may say how long the offsets are to be kept."""
     now = caller.broker.now()
     until = expires_at(request.retention_time_ms, now)
-    return await commit(request, caller, lambda _: (now, until))
+    return await commit_offsets(request, caller, lambda _: (now, until))
 
 
 @serves(ApiKey.OFFSET_FETCH, 0, 0)
-async def offset_fetch_from_zookeeper(request: Any, caller: Caller) -> Any:
+async def offset_fetch_v0(request: Any, caller: Caller) -> Any:
     """As with OffsetCommit v0; a partition without an offset is an error, as it was where ZooKeeper had no node for it."""
     caller.traffic.for_group(request.group_id)
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
-        return await refused_by_name(request, caller, refusal)
-    found = standing(request.group_id, request.topics, caller)
+        return await single_group_refusal(request, caller, refusal)
+    found = committed_offsets(request.group_id, request.topics, caller)
     told = (one._replace(missing=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) for one in found)
-    return await fetched_by_name(told, caller)
+    return await single_group_reply(told, caller)

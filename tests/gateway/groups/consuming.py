@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
-from gateway.groups.classic.subscription import assignment_bytes
+from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
+from gateway.groups.classic.subscription import encode_assignment
 from gateway.groups.consumer.consumer_group import ConsumerGroup
-from gateway.groups.consumer.consumer_member import Beat, Beaten
-from gateway.groups.group_effects import Answer, Write
+from gateway.groups.consumer.consumer_member import HeartbeatResult, MemberHeartbeat
+from gateway.groups.group_effects import Reply, StoreRows
 from gateway.settings.model import Settings
 from tests.fakes.topology import FakeTopology, id_of
 
@@ -31,22 +31,22 @@ class Told:
         self.settings = Settings(**{"group_consumer_assignment_interval_ms": 0, **settings})
         self.now = START
         self.group = ConsumerGroup("g", self.topology, self.settings, self.now)
-        self.answers: dict[int, Beaten | Joined | Synced] = {}
-        self.writes: list[Write] = []
+        self.answers: dict[int, HeartbeatResult | JoinResult | SyncResult] = {}
+        self.writes: list[StoreRows] = []
         self.is_held = False
         self.count = 0
 
     def act(self) -> None:
         while effects := self.group.take():
             for effect in effects:
-                if isinstance(effect, Answer):
+                if isinstance(effect, Reply):
                     self.answers[effect.handle] = effect.reply
-                elif isinstance(effect, Write):
+                elif isinstance(effect, StoreRows):
                     self.writes.append(effect)
                     if not self.is_held:
                         self.group.written(effect)
 
-    def beat(self, member_id: str, epoch: int = 0, **words: Any) -> Beaten | None:
+    def beat(self, member_id: str, epoch: int = 0, **words: Any) -> HeartbeatResult | None:
         """One heartbeat: a newcomer says everything, others only what is given. None while its answer waits."""
         if epoch == 0:
             words = {
@@ -56,16 +56,16 @@ class Told:
                 **words,
             }
         self.count += 1
-        self.group.beat(Beat(member_id, epoch, **words), self.count, self.now)
+        self.group.beat(MemberHeartbeat(member_id, epoch, **words), self.count, self.now)
         self.act()
         return self.answers.get(self.count)
 
     def join(
         self, member_id: str, metadata: bytes, *, protocol: str = "range", **words: Any
-    ) -> Joined | None:
+    ) -> JoinResult | None:
         self.count += 1
         fields = {"instance_id": None, "is_told_first": False, **words}
-        joining = Joining(
+        joining = MemberJoin(
             member_id,
             fields["instance_id"],
             "c",
@@ -82,9 +82,9 @@ class Told:
 
     def sync(
         self, member_id: str, generation: int, instance_id: str | None = None
-    ) -> Synced | None:
+    ) -> SyncResult | None:
         self.count += 1
-        self.group.sync(Syncing(member_id, instance_id, generation), self.count, self.now)
+        self.group.sync(MemberSync(member_id, instance_id, generation), self.count, self.now)
         self.act()
         return self.answers.get(self.count)
 
@@ -104,5 +104,5 @@ def metadata_of(owned: set[int]) -> bytes:
     head = (
         b"\0\1" + b"\0\0\0\1" + len(TOPIC).to_bytes(2, "big") + TOPIC.encode() + b"\xff\xff\xff\xff"
     )
-    said = assignment_bytes({TOPIC: frozenset(owned)} if owned else {}, b"\0\1")
+    said = encode_assignment({TOPIC: frozenset(owned)} if owned else {}, b"\0\1")
     return head + said[2:-4]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.groups.classic.classic_member import Joined, Joining, Syncing
-from gateway.groups.classic.classic_rows import GroupRow, MemberRow, value_of
+from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync
+from gateway.groups.classic.classic_rows import GroupRow, MemberRow, encode
 from gateway.groups.classic.classic_states import GroupState
 from gateway.protocol.errors import ErrorCode, KafkaError
 from tests.fakes.broker import House, Started, ended, open_house
@@ -25,8 +25,8 @@ def house() -> House:
 
 def joining(
     member_id: str = "", instance: str | None = None, *, first: bool = False, metadata: bytes = b"m"
-) -> Joining:
-    return Joining(
+) -> MemberJoin:
+    return MemberJoin(
         member_id,
         instance,
         "c",
@@ -48,11 +48,11 @@ def join(
 def sync(house: House, member_id: str, generation: int, **assignments: bytes) -> Started:
     words = tuple((name.replace("_", "-"), word) for name, word in assignments.items())
     return Started(
-        house.broker.groups.sync("g", Syncing(member_id, None, generation, assignments=words))
+        house.broker.groups.sync("g", MemberSync(member_id, None, generation, assignments=words))
     )
 
 
-def alone(house: House, instance: str | None = None) -> Joined:
+def alone(house: House, instance: str | None = None) -> JoinResult:
     """A stable group of one member, `c-id-1`."""
     waiting = join(house, instance=instance)
     house.clock.advance(INITIAL_DELAY)
@@ -66,7 +66,7 @@ def alone(house: House, instance: str | None = None) -> Joined:
     return member
 
 
-def two(house: House) -> tuple[Joined, Joined]:
+def two(house: House) -> tuple[JoinResult, JoinResult]:
     """The leader and the follower of a generation whose assignment is still to come, `c-id-1` and `c-id-2`."""
     waiting = join(house), join(house)
     for _ in range(2):
@@ -179,7 +179,7 @@ def test_a_group_that_shrank_by_its_settings_joins_again(house):
 
 def test_a_row_that_nobody_can_read_is_a_group_that_begins_anew(caplog):
     twice = MemberRow("m", None, "c", "/h", 1, 1, (("range", b""),), b"")
-    row = value_of(GroupRow(1, "consumer", "range", "m", 0, (twice, twice)))
+    row = encode(GroupRow(1, "consumer", "range", "m", 0, (twice, twice)))
     house = open_house(Medium(tables={"groups": {b"g": b"\xff", b"\xff": b"\xff", b"h": row}}))
     assert caplog.text.count("group unreadable") == 3
     assert alone(house).generation == 1
@@ -260,7 +260,7 @@ def test_an_answer_may_bring_the_next_request_at_once(house):
         words = tuple((fellow.member_id, fellow.member_id.encode()) for fellow in joined.fellows)
         return (
             await house.broker.groups.sync(
-                "g", Syncing(joined.member_id, None, joined.generation, assignments=words)
+                "g", MemberSync(joined.member_id, None, joined.generation, assignments=words)
             )
         ).assignment
 

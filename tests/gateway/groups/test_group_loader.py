@@ -5,9 +5,9 @@ from __future__ import annotations
 from gateway.groups.classic import classic_rows
 from gateway.groups.classic.classic_rows import GroupRow
 from gateway.groups.consumer import consumer_rows
-from gateway.groups.consumer.consumer_member import ConsumerMember
-from gateway.groups.consumer.consumer_rows import ITSELF, ConsumerGroupRow
-from gateway.groups.group_loader import load
+from gateway.groups.consumer.consumer_member import ConsumerGroupMember
+from gateway.groups.consumer.consumer_rows import GROUP_ROW, ConsumerGroupRow
+from gateway.groups.group_loader import load_groups
 from gateway.settings.model import Settings
 from tests.fakes.broker import ended
 from tests.fakes.memory_store import MemoryStore
@@ -30,40 +30,45 @@ def start(
 
     ended(put())
     store.refuse_writes = refuses
-    groups = ended(load(table, FakeTopology(), Settings(), START, lambda _: Settings()))
+    groups = ended(load_groups(table, FakeTopology(), Settings(), START, lambda _: Settings()))
     return sorted((group.group_id, group.kind) for group in groups), set(
         store.medium.tables["groups"]
     )
 
 
-def consumer_group(group_id: str, *members: ConsumerMember) -> dict[bytes, bytes]:
+def consumer_group(group_id: str, *members: ConsumerGroupMember) -> dict[bytes, bytes]:
     row = ConsumerGroupRow(3, 3, 9, b"", START)
-    found = {consumer_rows.key_of(group_id, ITSELF): consumer_rows.value_of(row)}
+    found = {consumer_rows.row_key(group_id, GROUP_ROW): consumer_rows.encode(row)}
     return found | {
-        consumer_rows.key_of(group_id, one.number): consumer_rows.value_of(one) for one in members
+        consumer_rows.row_key(group_id, one.number): consumer_rows.encode(one) for one in members
     }
 
 
 def classic_group(group_id: str) -> dict[bytes, bytes]:
     return {
-        classic_rows.key_of(group_id): classic_rows.value_of(
+        classic_rows.row_key(group_id): classic_rows.encode(
             GroupRow(3, "consumer", None, None, START)
         )
     }
 
 
 def test_groups_of_both_kinds_go_on():
-    found = classic_group("c") | consumer_group("n", ConsumerMember(1, "m")) | consumer_group("e")
+    found = (
+        classic_group("c") | consumer_group("n", ConsumerGroupMember(1, "m")) | consumer_group("e")
+    )
     assert start(found) == ([("c", "classic"), ("e", "consumer"), ("n", "consumer")], set(found))
 
 
 def test_a_consumer_group_that_contradicts_itself_begins_anew_and_its_rows_go():
     twice = [
-        ConsumerMember(number, f"m{number}", epoch=3, assigned={A: {0: 3}}) for number in (1, 2)
+        ConsumerGroupMember(number, f"m{number}", epoch=3, assigned={A: {0: 3}})
+        for number in (1, 2)
     ]
-    namesakes = [ConsumerMember(number, f"m{number}", "i") for number in (1, 2)]
+    namesakes = [ConsumerGroupMember(number, f"m{number}", "i") for number in (1, 2)]
     fine = consumer_group("fine")
-    headless = {consumer_rows.key_of("headless", 1): consumer_rows.value_of(ConsumerMember(1, "m"))}
+    headless = {
+        consumer_rows.row_key("headless", 1): consumer_rows.encode(ConsumerGroupMember(1, "m"))
+    }
     found = (
         fine | consumer_group("twice", *twice) | consumer_group("namesakes", *namesakes) | headless
     )
@@ -74,11 +79,11 @@ def test_rows_of_other_groups_do_not_suffer_from_one_that_nobody_can_read():
     found = classic_group("c") | {
         b"\xfe": b"?",
         b"\xff\xff": b"?",
-        consumer_rows.key_of("x", ITSELF): b"?",
+        consumer_rows.row_key("x", GROUP_ROW): b"?",
     }
     assert start(found)[0] == [("c", "classic")]
 
 
 def test_a_store_that_takes_nothing_is_no_reason_not_to_start():
-    found = classic_group("c") | {consumer_rows.key_of("x", ITSELF): b"?"}
+    found = classic_group("c") | {consumer_rows.row_key("x", GROUP_ROW): b"?"}
     assert start(found, refuses=True) == ([("c", "classic")], set(found))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.groups.classic.classic_group import Group
-from gateway.groups.classic.classic_member import Joining, Syncing
+from gateway.groups.classic.classic_group import ClassicGroup
+from gateway.groups.classic.classic_member import MemberJoin, MemberSync
 from gateway.groups.classic.classic_states import GroupState
-from gateway.groups.classic.subscription import MAX_NAMED, assignment_bytes, assignment_of
-from gateway.groups.consumer.consumer_member import ClassicWords, ConsumerMember
-from gateway.groups.consumer.consumer_states import GOES_AWAY
-from gateway.groups.group_migration import as_classic, as_consumer, check_upgrade
+from gateway.groups.classic.subscription import MAX_ELEMENTS, encode_assignment, parse_assignment
+from gateway.groups.consumer.consumer_member import ClassicMemberMetadata, ConsumerGroupMember
+from gateway.groups.consumer.consumer_states import STATIC_LEAVE_EPOCH
+from gateway.groups.group_migration import check_upgrade, to_classic_group, to_consumer_group
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from tests.fakes.topology import FakeTopology, id_of
@@ -26,13 +26,13 @@ def topology() -> FakeTopology:
     return topology
 
 
-def joined(*owned: set[int]) -> Group:
+def joined(*owned: set[int]) -> ClassicGroup:
     """Members m0, m1 ... that have said what they have, and wait for the assignment of generation 1."""
-    group = Group("g", Settings(group_initial_rebalance_delay_ms=0), START)
+    group = ClassicGroup("g", Settings(group_initial_rebalance_delay_ms=0), START)
     for number, indexes in enumerate(owned):
         words = (("sticky", metadata_of(indexes)),)
         group.join(
-            Joining("", f"i{number}", "c", "/h", "consumer", words, 30_000, 60_000),
+            MemberJoin("", f"i{number}", "c", "/h", "consumer", words, 30_000, 60_000),
             f"m{number}",
             number,
             START,
@@ -44,26 +44,28 @@ def joined(*owned: set[int]) -> Group:
     return group
 
 
-def assign(group: Group, *assignments: bytes) -> None:
+def assign(group: ClassicGroup, *assignments: bytes) -> None:
     words = tuple((f"m{number}", words) for number, words in enumerate(assignments))
-    group.sync(Syncing("m0", None, 1, assignments=words), "sync", START)
+    group.sync(MemberSync("m0", None, 1, assignments=words), "sync", START)
     (save,) = group.take()
     group.saved(save, START)
     assert group.state is GroupState.STABLE
 
 
 def to(*indexes: int) -> bytes:
-    return assignment_bytes({TOPIC: frozenset(indexes)} if indexes else {}, b"\0\1")
+    return encode_assignment({TOPIC: frozenset(indexes)} if indexes else {}, b"\0\1")
 
 
-def has(group: Group, topology: FakeTopology) -> list[set[int]]:
-    return [set(member.assigned.get(T, ())) for member in as_consumer(group, topology).members]
+def has(group: ClassicGroup, topology: FakeTopology) -> list[set[int]]:
+    return [
+        set(member.assigned.get(T, ())) for member in to_consumer_group(group, topology).members
+    ]
 
 
 def test_members_of_a_stable_group_have_what_it_assigned(topology):
     group = joined({0, 1, 2, 3}, set())
     assign(group, to(0, 1), to(2, 3))
-    stored = as_consumer(group, topology)
+    stored = to_consumer_group(group, topology)
     assert [dict(member.assigned) for member in stored.members] == [
         {T: {0: 1, 1: 1}},
         {T: {2: 1, 3: 1}},
@@ -87,7 +89,7 @@ def test_a_topic_that_has_gone_is_nobodys(topology):
     group = joined(set())
     assign(group, to(0, 1))
     topology.delete(TOPIC)
-    assert as_consumer(group, topology).members[0].assigned == {}
+    assert to_consumer_group(group, topology).members[0].assigned == {}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +99,7 @@ def test_what_a_consumer_group_could_not_keep_stays_in_a_classic_one(topology, a
     group = joined(set(), set())
     assign(group, *assignments)
     with pytest.raises(KafkaError) as refusal:
-        as_consumer(group, topology)
+        to_consumer_group(group, topology)
     assert refusal.value.code is ErrorCode.GROUP_ID_NOT_FOUND
 
 
@@ -107,9 +109,11 @@ def test_a_group_larger_than_a_consumer_group_may_be_stays_a_classic_one():
 
 
 def test_members_of_a_classic_group_have_what_their_targets_gave_them(topology):
-    words = ClassicWords(30_000, (("sticky", metadata_of(set())), ("range", metadata_of(set()))))
+    words = ClassicMemberMetadata(
+        30_000, (("sticky", metadata_of(set())), ("range", metadata_of(set())))
+    )
     members = [
-        ConsumerMember(
+        ConsumerGroupMember(
             1,
             "a",
             "i",
@@ -121,25 +125,25 @@ def test_members_of_a_classic_group_have_what_their_targets_gave_them(topology):
             epoch=7,
             target={T: frozenset({0, 3})},
         ),
-        ConsumerMember(
-            2, "b", classic=ClassicWords(30_000, (("range", metadata_of(set())),)), epoch=6
+        ConsumerGroupMember(
+            2, "b", classic=ClassicMemberMetadata(30_000, (("range", metadata_of(set())),)), epoch=6
         ),
     ]
-    group = as_classic("g", 7, members, topology, Settings(), START)
+    group = to_classic_group("g", 7, members, topology, Settings(), START)
     assert (group.state, group.generation, group.protocol, group.roster.leader) == (
         GroupState.STABLE,
         7,
         "range",
         "a",
     )
-    assert [assignment_of(member.assignment)[0] for member in group.roster] == [
+    assert [parse_assignment(member.assignment)[0] for member in group.roster] == [
         {TOPIC: frozenset({0, 3})},
         {},
     ]
     assert group.subscribed == frozenset({TOPIC})
 
 
-@pytest.mark.parametrize("epochs", [(), (GOES_AWAY,)], ids=["still there", "away"])
+@pytest.mark.parametrize("epochs", [(), (STATIC_LEAVE_EPOCH,)], ids=["still there", "away"])
 def test_a_group_of_one_static_member_is_a_classic_one_when_that_comes_back_so(epochs):
     told = Told(partitions=1)
     told.topology.make(TOPIC, 2)
@@ -150,18 +154,18 @@ def test_a_group_of_one_static_member_is_a_classic_one_when_that_comes_back_so(e
     group = told.group.successor
     assert group is not None
     assert group.state is GroupState.STABLE
-    assert [assignment_of(member.assignment)[0] for member in group.roster] == [
+    assert [parse_assignment(member.assignment)[0] for member in group.roster] == [
         {TOPIC: frozenset({0, 1})}
     ]
 
 
 def test_members_that_name_too_much_to_be_looked_at_in_one_go_stay_in_their_group(topology):
-    half = range(MAX_NAMED // 2 + 1)
+    half = range(MAX_ELEMENTS // 2 + 1)
     group = joined(set(half), set(half))
     with pytest.raises(KafkaError, match="too many") as refusal:
-        as_consumer(group, topology)
+        to_consumer_group(group, topology)
     assert refusal.value.code is ErrorCode.GROUP_ID_NOT_FOUND
     few = joined({0})
-    assign(few, assignment_bytes({TOPIC: frozenset(range(MAX_NAMED + 1))}, bytes(2)))
+    assign(few, encode_assignment({TOPIC: frozenset(range(MAX_ELEMENTS + 1))}, bytes(2)))
     with pytest.raises(KafkaError, match="too many"):
-        as_consumer(few, topology)
+        to_consumer_group(few, topology)

@@ -20,11 +20,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.groups.classic.classic_member import Joining, Syncing
-from gateway.groups.classic.subscription import assignment_bytes, assignment_of, subscription_of
+from gateway.groups.classic.classic_member import MemberJoin, MemberSync
+from gateway.groups.classic.subscription import (
+    encode_assignment,
+    parse_assignment,
+    parse_subscription,
+)
 from gateway.groups.consumer.assignors import Subscriber, assign_uniform
-from gateway.groups.consumer.consumer_member import Beat
-from gateway.groups.consumer.consumer_states import LEAVES
+from gateway.groups.consumer.consumer_member import MemberHeartbeat
+from gateway.groups.consumer.consumer_states import LEAVE_EPOCH
 from gateway.protocol.errors import ErrorCode, KafkaError
 from tests.fakes.broker import House, Started, open_house
 from tests.gateway.groups.consuming import TOPIC, metadata_of
@@ -68,7 +72,9 @@ class Client:
         self.reads.clear()
         self.is_gone = True
         if not self.is_classic:
-            Started(self.house.broker.groups.beat("g", Beat(self.member_id, LEAVES)))
+            Started(
+                self.house.broker.groups.beat("g", MemberHeartbeat(self.member_id, LEAVE_EPOCH))
+            )
             return
         if self.waiting is not None:
             self.waiting.cancel()
@@ -88,7 +94,7 @@ class Client:
         if not self.is_classic:
             topic = self.house.broker.topics.get(TOPIC).topic.topic_id
             owned = {topic: frozenset(self.reads)} if self.reads else {}
-            beat = Beat(
+            beat = MemberHeartbeat(
                 self.member_id, self.epoch, None, None, 60_000, frozenset({TOPIC}), owned=owned
             )
             self.waiting = Started(groups.beat("g", beat))
@@ -97,7 +103,7 @@ class Client:
                 self.reads.clear()
             protocol = "stepwise" if self.is_stepwise else "at once"
             words = ((protocol, metadata_of(self.reads)),)
-            joining = Joining(
+            joining = MemberJoin(
                 self.member_id if self.epoch else "",
                 None,
                 self.member_id,
@@ -124,7 +130,7 @@ class Client:
                 self.reads = {index for indexes in reply.assignment.values() for index in indexes}
         elif self.is_syncing:
             self.is_syncing = False
-            told = set(assignment_of(reply.assignment)[0].get(TOPIC, ()))
+            told = set(parse_assignment(reply.assignment)[0].get(TOPIC, ()))
             # Step by step: what it had to give back others are given when it has joined again.
             self.must_join = self.is_stepwise and bool(self.reads - told)
             self.reads = told
@@ -142,7 +148,7 @@ class Client:
             )
             self.waiting = Started(
                 self.house.broker.groups.sync(
-                    "g", Syncing(self.member_id, None, self.epoch, assignments=words)
+                    "g", MemberSync(self.member_id, None, self.epoch, assignments=words)
                 )
             )
 
@@ -160,7 +166,7 @@ class Client:
     def _assigns(self, fellows: Any) -> dict[str, bytes]:
         """As a leader does; one that goes step by step gives nobody what another one still has."""
         owned = {
-            one.member_id: subscription_of(one.metadata).owned.get(TOPIC, frozenset())
+            one.member_id: parse_subscription(one.metadata).owned.get(TOPIC, frozenset())
             for one in fellows
         }
         topic = TOPIC.encode()
@@ -177,7 +183,7 @@ class Client:
                 if other != name:
                     indexes -= has
         return {
-            name: assignment_bytes({TOPIC: frozenset(indexes)} if indexes else {}, b"\0\1")
+            name: encode_assignment({TOPIC: frozenset(indexes)} if indexes else {}, b"\0\1")
             for name, indexes in given.items()
         }
 
@@ -298,5 +304,5 @@ test_a_group_of_both_protocols_keeps_its_word = ConversionModel.TestCase
 
 @pytest.mark.parametrize("owned", [set(), {0, 3}])
 def test_the_clients_of_this_test_say_what_they_have(owned):
-    said = subscription_of(metadata_of(owned))
+    said = parse_subscription(metadata_of(owned))
     assert (said.topics, set(said.owned.get(TOPIC, ()))) == ({TOPIC}, owned)

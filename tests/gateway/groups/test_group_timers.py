@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from twisted.internet.task import Clock
 
-from gateway.groups.group_timers import MANY_CANCELLED, Alarms
+from gateway.groups.group_timers import MAX_CANCELLED, GroupTimers
 
 
 class Working(Clock):
@@ -22,7 +22,7 @@ class Working(Clock):
 
 def test_calls_are_made_in_order_at_their_time():
     clock = Clock()
-    alarms = Alarms(clock)
+    alarms = GroupTimers(clock)
     made: list[int] = []
     for number in (3, 1, 2):
         alarms.later(number, lambda number=number: made.append(number))
@@ -37,7 +37,7 @@ def test_calls_are_made_in_order_at_their_time():
 
 def test_a_cancelled_call_is_not_made():
     clock = Clock()
-    alarms = Alarms(clock)
+    alarms = GroupTimers(clock)
     made: list[int] = []
     cancels = [alarms.later(1, lambda number=number: made.append(number)) for number in range(3)]
     cancels[0]()
@@ -50,7 +50,7 @@ def test_a_cancelled_call_is_not_made():
 
 def test_calls_that_take_long_are_made_in_turns():
     clock = Working()
-    alarms = Alarms(clock)
+    alarms = GroupTimers(clock)
     for number in range(10):
         alarms.later(1, lambda number=number: clock.work(number, 0.003))
     clock.rightNow = 1.0
@@ -61,16 +61,16 @@ def test_calls_that_take_long_are_made_in_turns():
 
 
 def test_calls_that_were_cancelled_long_before_their_time_are_not_kept():
-    alarms = Alarms(Clock())
+    alarms = GroupTimers(Clock())
     kept = [alarms.later(1800, lambda: None) for _ in range(10)]
     for _ in range(10_000):
         alarms.later(1800, lambda: None)()
-    assert len(alarms) <= len(kept) + MANY_CANCELLED + 1
+    assert len(alarms) <= len(kept) + MAX_CANCELLED + 1
 
 
 def test_a_call_that_fails_keeps_no_other_from_being_made():
     clock = Clock()
-    alarms = Alarms(clock)
+    alarms = GroupTimers(clock)
     made: list[int] = []
     alarms.later(1, lambda: made.remove(0))
     alarms.later(1, lambda: made.append(1))
@@ -82,7 +82,7 @@ def test_a_call_that_fails_keeps_no_other_from_being_made():
 
 def test_nothing_is_waited_for_when_all_calls_are_cancelled():
     clock = Clock()
-    alarms = Alarms(clock)
+    alarms = GroupTimers(clock)
     cancels = [alarms.later(1, lambda: None) for _ in range(3)]
     for cancel in cancels:
         cancel()

@@ -9,7 +9,7 @@ from struct import pack
 
 import pytest
 
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.api_keys import ApiKey
 from storage.log import Entry
@@ -163,7 +163,7 @@ def test_offset_commit_0_has_no_member(house: House) -> None:
     request = text("g") + array(text("orders") + array(pack(">iq", 1, 7) + text("mine")))
     expected = array(text("orders") + array(pack(">ih", 1, 0)))
     assert answer(house, ApiKey.OFFSET_COMMIT, 0, request) == expected
-    assert house.broker.offsets.get("g", "orders", 1) == Committed(7, -1, "mine", NOW)
+    assert house.broker.offsets.get("g", "orders", 1) == CommittedOffset(7, -1, "mine", NOW)
 
 
 def test_offset_commit_1_has_a_member_and_a_timestamp_a_partition(house: House) -> None:
@@ -171,7 +171,7 @@ def test_offset_commit_1_has_a_member_and_a_timestamp_a_partition(house: House) 
     request = text("g") + pack(">i", -1) + text("") + array(text("orders") + rows)
     expected = array(text("orders") + array(pack(">ih", 1, 0), pack(">ih", 2, 3)))
     assert answer(house, ApiKey.OFFSET_COMMIT, 1, request) == expected
-    assert house.broker.offsets.get("g", "orders", 1) == Committed(7, -1, "", 1234)
+    assert house.broker.offsets.get("g", "orders", 1) == CommittedOffset(7, -1, "", 1234)
 
 
 def test_offset_fetch_0(house: House) -> None:

@@ -21,7 +21,7 @@ from kafka.protocol.consumer.group import (
 from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
-from gateway.groups.consumer.topology import TopicView, canonical, known
+from gateway.groups.consumer.topology import TopicView, canonical_name, named_topics
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import House, ended, open_house
 from tests.gateway.handlers.asking import ask
@@ -245,11 +245,11 @@ def test_groups_know_a_topic_by_each_of_its_names_and_tell_members_the_one_they_
     topic_id = live.topic.topic_id
     assert (
         topology.id_of(LONG),
-        canonical(LONG, topology),
-        canonical("a/b/nothing", topology),
+        canonical_name(LONG, topology),
+        canonical_name("a/b/nothing", topology),
     ) == (topic_id, "orders", "a/b/nothing")
-    assert list(known([topic_id], [LONG], topology)) == [(topic_id, LONG)]
-    assert list(known([topic_id], [], topology)) == [(topic_id, "orders")]
+    assert list(named_topics([topic_id], [LONG], topology)) == [(topic_id, LONG)]
+    assert list(named_topics([topic_id], [], topology)) == [(topic_id, "orders")]
 
 
 def test_a_name_of_a_topic_that_is_gone_is_nobodys(house):

@@ -25,7 +25,7 @@ from kafka.protocol.consumer.group import (
     OffsetFetchRequest,
 )
 
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.handlers.groups import join_group, offset_commit
 from gateway.protocol import large_requests as turns_of_requests
 from gateway.protocol.errors import ErrorCode
@@ -76,7 +76,7 @@ def test_all_that_a_group_has_committed_is_told_in_turns():
     for name in ("a", "b", "c"):
         house.topic(name, TURN_ROWS)
     rows = {
-        (name, index): Committed(1, -1, "", 5)
+        (name, index): CommittedOffset(1, -1, "", 5)
         for name in ("b", "c", "a")
         for index in reversed(range(TURN_ROWS))
     }

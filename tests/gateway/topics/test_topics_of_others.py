@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.housekeeping import Housekeeping
 from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import Topic
@@ -114,7 +114,7 @@ def test_a_topic_that_goes_while_it_is_being_deleted_is_gone_once(house):
 
 
 def commit(house: House) -> None:
-    ended(house.broker.offsets.commit("g", {("orders", 0): Committed(5, -1, "", NOW)}))
+    ended(house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(5, -1, "", NOW)}))
 
 
 def passed(house: House, rounds: int) -> None:
@@ -155,7 +155,9 @@ def test_what_is_acknowledged_while_its_topic_is_missed_for_a_moment_is_there_af
     house.store.outside([Topic("orders", ID, 1)])
     commit(house)
     house.store.hold()
-    waiting = Started(house.broker.offsets.commit("g", {("orders", 0): Committed(9, -1, "", NOW)}))
+    waiting = Started(
+        house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(9, -1, "", NOW)})
+    )
     house.store.outside([])
     house.store.release()
     assert waiting.failure is None
@@ -169,7 +171,9 @@ def test_what_is_acknowledged_while_its_topic_is_missed_goes_with_it(house):
     Housekeeping(house.broker, house.background).start()
     house.store.hold()
     commits = [
-        Started(house.broker.offsets.commit("g", {("orders", 0): Committed(offset, -1, "", NOW)}))
+        Started(
+            house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(offset, -1, "", NOW)})
+        )
         for offset in (8, 9)
     ]
     house.store.outside([])
@@ -188,7 +192,7 @@ def test_topics_that_come_back_while_they_are_being_forgotten_keep_their_offsets
     house.store.outside(both)
     for topic in both:
         ended(house.broker.topics.save(house.partition(topic.name)))
-        ended(house.broker.offsets.commit("g", {(topic.name, 0): Committed(5, -1, "", NOW)}))
+        ended(house.broker.offsets.commit("g", {(topic.name, 0): CommittedOffset(5, -1, "", NOW)}))
     Housekeeping(house.broker, house.background).start()
     house.store.outside([])
     house.store.hold()
@@ -232,7 +236,9 @@ def test_what_was_committed_for_a_topic_that_is_missing_at_the_start_is_there_wh
 def test_what_was_committed_for_a_topic_that_does_not_come_back_expires(house, shared):
     house.store.outside([Topic("orders", ID, 1), Topic("bills", OTHER, 1)])
     commit(house)
-    ended(house.broker.offsets.commit("h", {("bills", 0): Committed(1, -1, "", NOW + 300_000)}))
+    ended(
+        house.broker.offsets.commit("h", {("bills", 0): CommittedOffset(1, -1, "", NOW + 300_000)})
+    )
     house.store.outside([])
     again = restarted(house)
     ended(again.broker.offsets.forget_orphans(NOW + 200_000))

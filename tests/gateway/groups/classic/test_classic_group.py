@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.groups.classic.classic_group import NEWCOMER_MS, Group
-from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
+from gateway.groups.classic.classic_group import NEW_MEMBER_JOIN_TIMEOUT_MS, ClassicGroup
+from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
 from gateway.groups.classic.classic_states import GroupState
-from gateway.groups.group_effects import Answer, Note, Save
+from gateway.groups.group_effects import LogEvent, Reply, StoreClassicGroup
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 
@@ -21,19 +21,21 @@ class Played:
     """A group without an initial delay, and what it answered. Handles are names; what it wants stored is stored at once unless `holds_store`."""
 
     def __init__(self, **settings: Any) -> None:
-        self.group = Group("g", Settings(**{"group_initial_rebalance_delay_ms": 0} | settings), 0)
+        self.group = ClassicGroup(
+            "g", Settings(**{"group_initial_rebalance_delay_ms": 0} | settings), 0
+        )
         self.now = 0
-        self.answers: dict[Any, Joined | Synced] = {}
-        self.saves: list[Save] = []
-        self.notes: list[Note] = []
+        self.answers: dict[Any, JoinResult | SyncResult] = {}
+        self.saves: list[StoreClassicGroup] = []
+        self.notes: list[LogEvent] = []
         self.holds_store = False
 
     def _take(self) -> None:
         for effect in self.group.take():
-            if isinstance(effect, Answer):
+            if isinstance(effect, Reply):
                 assert effect.handle not in self.answers
                 self.answers[effect.handle] = effect.reply
-            elif isinstance(effect, Save):
+            elif isinstance(effect, StoreClassicGroup):
                 self.saves.append(effect)
             else:
                 self.notes.append(effect)
@@ -58,7 +60,7 @@ class Played:
         } | fields
         timeouts = {"session_timeout_ms": SESSION, "rebalance_timeout_ms": REBALANCE}
         self.group.join(
-            Joining(member_id=member_id, protocols=protocols, **timeouts | values),
+            MemberJoin(member_id=member_id, protocols=protocols, **timeouts | values),
             new or handle,
             handle,
             self.now,
@@ -68,7 +70,7 @@ class Played:
 
     def syncs(self, handle: str, member_id: str, **words: bytes) -> Any:
         self.group.sync(
-            Syncing(member_id, None, self.group.generation, assignments=tuple(words.items())),
+            MemberSync(member_id, None, self.group.generation, assignments=tuple(words.items())),
             handle,
             self.now,
         )
@@ -136,7 +138,7 @@ def test_a_follower_that_asks_before_the_leader_brings_the_assignment_waits_for_
 
 def test_who_is_left_out_of_the_assignment_has_an_empty_one(two):
     two.syncs("sync a", "a", a=b"A", nobody=b"N")
-    assert two.syncs("sync b", "b") == Synced(ErrorCode.NONE, "consumer", "range", b"")
+    assert two.syncs("sync b", "b") == SyncResult(ErrorCode.NONE, "consumer", "range", b"")
 
 
 def test_a_member_that_leaves_while_it_waits_for_its_assignment_is_unknown(two):
@@ -213,13 +215,17 @@ def test_who_waits_for_the_others_may_be_silent(stable):
 
 
 def test_a_newcomer_s_first_wait_has_its_limit():
-    played = Played(group_max_session_timeout_ms=2 * NEWCOMER_MS)
-    played.joins("a", rebalance_timeout_ms=2 * NEWCOMER_MS, session_timeout_ms=2 * NEWCOMER_MS)
+    played = Played(group_max_session_timeout_ms=2 * NEW_MEMBER_JOIN_TIMEOUT_MS)
+    played.joins(
+        "a",
+        rebalance_timeout_ms=2 * NEW_MEMBER_JOIN_TIMEOUT_MS,
+        session_timeout_ms=2 * NEW_MEMBER_JOIN_TIMEOUT_MS,
+    )
     played.passes(0)
     played.syncs("sync a", "a")
-    played.joins("b", rebalance_timeout_ms=2 * NEWCOMER_MS)
-    played.passes(NEWCOMER_MS)
-    assert played.answers["b"] == Joined(ErrorCode.UNKNOWN_MEMBER_ID, "")
+    played.joins("b", rebalance_timeout_ms=2 * NEW_MEMBER_JOIN_TIMEOUT_MS)
+    played.passes(NEW_MEMBER_JOIN_TIMEOUT_MS)
+    assert played.answers["b"] == JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, "")
 
 
 def test_a_member_that_joins_twice_is_answered_where_it_asked_last(stable):

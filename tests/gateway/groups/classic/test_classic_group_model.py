@@ -18,12 +18,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.groups.classic.classic_group import Group
-from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
-from gateway.groups.classic.classic_rows import row_of, value_of
+from gateway.groups.classic.classic_group import ClassicGroup
+from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
+from gateway.groups.classic.classic_rows import decode, encode
 from gateway.groups.classic.classic_states import GroupState
 from gateway.groups.classic.rebalance import NEVER
-from gateway.groups.group_effects import Answer, Save
+from gateway.groups.group_effects import Reply, StoreClassicGroup
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 
@@ -58,12 +58,12 @@ class GroupModel(RuleBasedStateMachine):
             group_initial_rebalance_delay_ms=delay, group_max_size=size, group_max_pending_members=3
         )
         self.now = START
-        self.group = Group("g", self.settings, self.now)
+        self.group = ClassicGroup("g", self.settings, self.now)
         self.handles = 0
         self.waiting: dict[int, str] = {}
         self.ids = [""]
         self.stored = None
-        self.saves: list[Save] = []
+        self.saves: list[StoreClassicGroup] = []
         self.leaders: dict[int, str] = {}
         self.words: dict[int, set[bytes]] = {}
         self.generation = 0
@@ -78,18 +78,18 @@ class GroupModel(RuleBasedStateMachine):
 
     def _take(self):
         for effect in self.group.take():
-            if isinstance(effect, Answer):
+            if isinstance(effect, Reply):
                 assert effect.handle in self.waiting, (
                     "answered twice, or after its connection went (1)"
                 )
                 self._check(effect.reply, self.waiting.pop(effect.handle))
-            elif isinstance(effect, Save):
+            elif isinstance(effect, StoreClassicGroup):
                 self.saves.append(effect)
 
     def _check(self, reply, member_id):
         if reply.code is not ErrorCode.NONE:
             return
-        if isinstance(reply, Joined):
+        if isinstance(reply, JoinResult):
             assert reply.member_id == member_id
             assert bool(reply.fellows) <= (reply.leader == member_id), (
                 "who is there is for the leader alone (4)"
@@ -101,9 +101,9 @@ class GroupModel(RuleBasedStateMachine):
                     "two leaders of one generation (4)"
                 )
                 self.leaders[reply.generation] = member_id
-        elif isinstance(reply, Synced):
+        elif isinstance(reply, SyncResult):
             assert self.stored is not None
-            row = row_of(self.stored)
+            row = decode(self.stored)
             assert row.generation == self.group.generation, (
                 "an assignment of a generation that is not stored (5)"
             )
@@ -141,7 +141,7 @@ class GroupModel(RuleBasedStateMachine):
         if not member_id:
             self.ids.append(new_id)
         handle = self._handle(new_id)
-        joining = Joining(
+        joining = MemberJoin(
             member_id, instance, "c", "/h", "consumer", protocols, session, rebalance, first, skip
         )
         self.group.join(joining, new_id, handle, self.now)
@@ -156,7 +156,7 @@ class GroupModel(RuleBasedStateMachine):
             self.words.setdefault(generation, set()).update(assignments.values())
         handle = self._handle(member_id)
         self.group.sync(
-            Syncing(member_id, instance, generation, assignments=tuple(assignments.items())),
+            MemberSync(member_id, instance, generation, assignments=tuple(assignments.items())),
             handle,
             self.now,
         )
@@ -246,7 +246,9 @@ class GroupModel(RuleBasedStateMachine):
         if any(save.answer is not None and save.answer.handle == handle for save in self.saves):
             # Its answer waits for the store, and goes to nobody.
             self.saves = [
-                save if save.answer is None or save.answer.handle != handle else Save(save.row)
+                save
+                if save.answer is None or save.answer.handle != handle
+                else StoreClassicGroup(save.row)
                 for save in self.saves
             ]
         self._take()
@@ -256,7 +258,7 @@ class GroupModel(RuleBasedStateMachine):
     def store_answers(self, is_stored):
         save = self.saves.pop(0)
         if is_stored:
-            self.stored = value_of(save.row)
+            self.stored = encode(save.row)
             self.group.saved(save, self.now)
         else:
             self.group.save_failed(save, self.now)
@@ -279,16 +281,16 @@ class GroupModel(RuleBasedStateMachine):
     def crash(self, is_stored):
         """The process is gone with everything that waited; what was on its way to the disk is there or not."""
         if is_stored and self.saves:
-            self.stored = value_of(self.saves[-1].row)
+            self.stored = encode(self.saves[-1].row)
         self.waiting.clear()
         self.saves.clear()
         self.leaders.clear()
         if self.stored is None:
-            self.group = Group("g", self.settings, self.now)
+            self.group = ClassicGroup("g", self.settings, self.now)
             self.generation = 0
             return
-        row = row_of(self.stored)
-        self.group = Group.restored("g", row, self.settings, self.now)
+        row = decode(self.stored)
+        self.group = ClassicGroup.restored("g", row, self.settings, self.now)
         self.generation = row.generation
         assert self.group.generation == row.generation
         assert [one.member_id for one in self.group.roster] == [

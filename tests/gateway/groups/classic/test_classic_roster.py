@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.groups.classic.classic_member import Joining, Member
-from gateway.groups.classic.classic_roster import Roster
+from gateway.groups.classic.classic_member import ClassicGroupMember, MemberJoin
+from gateway.groups.classic.classic_roster import ClassicRoster
 
 
-def member(name: str, *protocols: str, instance: str | None = None, rebalance: int = 1) -> Member:
-    return Member(
+def member(
+    name: str, *protocols: str, instance: str | None = None, rebalance: int = 1
+) -> ClassicGroupMember:
+    return ClassicGroupMember(
         name,
         instance,
         "c",
@@ -23,8 +25,8 @@ def member(name: str, *protocols: str, instance: str | None = None, rebalance: i
     )
 
 
-def roster(*members: Member) -> Roster:
-    made = Roster()
+def roster(*members: ClassicGroupMember) -> ClassicRoster:
+    made = ClassicRoster()
     for one in members:
         made.add(one)
     return made
@@ -62,7 +64,7 @@ def test_a_newcomer_must_share_a_protocol_with_everybody():
 def test_a_member_that_joins_again_speaks_what_it_says_now():
     made = roster(member("a", "range"), member("b", "range", "sticky"))
     made.update(
-        made.get("a"), Joining("a", None, "c2", "/h2", "consumer", (("sticky", b""),), 5, 9)
+        made.get("a"), MemberJoin("a", None, "c2", "/h2", "consumer", (("sticky", b""),), 5, 9)
     )
     assert made.elected_protocol() == "sticky"
     assert (made.get("a").client_host, made.rebalance_timeout_ms) == ("/h2", 9)
@@ -91,7 +93,7 @@ def test_what_members_take_is_known_at_any_time():
     made = roster(one)
     made.assign(one, bytes(100))
     made.update(
-        one, Joining("a", None, "longer", "/h", "consumer", (("range", bytes(1000)),), 1, 1)
+        one, MemberJoin("a", None, "longer", "/h", "consumer", (("range", bytes(1000)),), 1, 1)
     )
     made.rename(one, "another")
     assert made.size == one.size == replace(one).size > 1_100

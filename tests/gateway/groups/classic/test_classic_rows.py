@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from gateway.groups.classic.classic_rows import (
     GroupRow,
     MemberRow,
-    group_id_of,
-    key_of,
-    row_of,
-    value_of,
+    decode,
+    encode,
+    parse_key,
+    row_key,
 )
 
 MEMBER = MemberRow(
@@ -36,7 +36,7 @@ STATIC = MemberRow("m-2", "one", "", "/::1", 1, -1, (("range", b""),), b"")
     ],
 )
 def test_a_row_says_again_what_was_stored(row):
-    assert row_of(value_of(row)) == row
+    assert decode(encode(row)) == row
 
 
 @given(
@@ -45,13 +45,13 @@ def test_a_row_says_again_what_was_stored(row):
     )
 )
 def test_a_key_is_the_group_s_name(name):
-    assert group_id_of(key_of(name)) == name
+    assert parse_key(row_key(name)) == name
 
 
 @given(st.binary(max_size=100))
 def test_bytes_that_are_no_row_are_a_value_error(value):
     try:
-        row_of(value)
+        decode(value)
     except ValueError:
         return
-    assert value_of(row_of(value))
+    assert encode(decode(value))

@@ -13,11 +13,11 @@ from kafka.protocol.consumer.metadata import (
 )
 
 from gateway.groups.classic.subscription import (
-    MAX_NAMED,
-    assignment_bytes,
-    assignment_of,
+    MAX_ELEMENTS,
+    encode_assignment,
+    parse_assignment,
+    parse_subscription,
     subscribed_topics,
-    subscription_of,
 )
 
 PARTITIONS = {"orders": frozenset({0, 2}), "größe": frozenset({1})}
@@ -76,7 +76,7 @@ def test_a_subscription_says_what_a_member_reads_and_has_and_where_it_is(version
         generation_id=7,
         rack_id="r1",
     )
-    read = subscription_of(bytes(said.encode(version=version)))
+    read = parse_subscription(bytes(said.encode(version=version)))
     assert read.topics == {"orders"}
     assert read.owned == (PARTITIONS if version >= 1 else {})
     assert read.rack_id == ("r1" if version >= 3 else None)
@@ -92,12 +92,12 @@ def test_a_subscription_of_a_later_version_is_read_as_the_newest_known():
         rack_id=None,
     )
     later = b"\0\x09" + bytes(said.encode(version=3))[2:] + b"more"
-    assert subscription_of(later).topics == {"orders"}
+    assert parse_subscription(later).topics == {"orders"}
 
 
 def test_what_a_client_leaves_out_at_the_end_is_not_said():
     said = ConsumerProtocolSubscription(version=0, topics=["orders"], user_data=b"x")
-    assert subscription_of(b"\0\1" + bytes(said.encode(version=0))[2:]).owned == {}
+    assert parse_subscription(b"\0\1" + bytes(said.encode(version=0))[2:]).owned == {}
 
 
 @pytest.mark.parametrize("version", range(4))
@@ -108,25 +108,25 @@ def test_an_assignment_is_written_in_its_members_version_as_the_codec_writes_it(
         for topic, indexes in sorted(PARTITIONS.items())
     ]
     codec = ConsumerProtocolAssignment(version=version, assigned_partitions=rows, user_data=None)
-    written = assignment_bytes(PARTITIONS, version.to_bytes(2, "big") + b"the rest of it")
+    written = encode_assignment(PARTITIONS, version.to_bytes(2, "big") + b"the rest of it")
     assert written == bytes(codec.encode(version=version))
-    assert assignment_of(written) == (PARTITIONS, b"")
+    assert parse_assignment(written) == (PARTITIONS, b"")
 
 
 def test_what_an_assignor_puts_beside_an_assignment_is_seen():
     codec = ConsumerProtocolAssignment(version=1, assigned_partitions=[], user_data=b"notes")
-    assert assignment_of(bytes(codec.encode(version=1))) == ({}, b"notes")
+    assert parse_assignment(bytes(codec.encode(version=1))) == ({}, b"notes")
 
 
 def test_no_assignment_is_nothing():
-    assert assignment_of(b"") == ({}, b"")
+    assert parse_assignment(b"") == ({}, b"")
 
 
 @given(
     st.binary(max_size=80) | st.binary(max_size=40).map(lambda rest: b"\0\1\0\0\0\1\0\1a" + rest)
 )
 def test_any_bytes_are_read_or_refused(message):
-    for read in (subscription_of, assignment_of):
+    for read in (parse_subscription, parse_assignment):
         try:
             read(message)
         except ValueError:
@@ -143,9 +143,9 @@ def naming(topics: int, tag: str = "") -> bytes:
 
 
 def test_more_topics_than_can_be_looked_at_cannot_be_told():
-    half = MAX_NAMED // 2
-    assert len(subscribed_topics([naming(half, "a"), naming(half, "b")]) or ()) == MAX_NAMED
+    half = MAX_ELEMENTS // 2
+    assert len(subscribed_topics([naming(half, "a"), naming(half, "b")]) or ()) == MAX_ELEMENTS
     assert subscribed_topics([naming(half, "a"), naming(half, "b"), naming(1)]) is None
-    assert len(subscription_of(naming(MAX_NAMED)).topics) == MAX_NAMED
+    assert len(parse_subscription(naming(MAX_ELEMENTS)).topics) == MAX_ELEMENTS
     with pytest.raises(ValueError, match="too many"):
-        subscription_of(naming(MAX_NAMED + 1))
+        parse_subscription(naming(MAX_ELEMENTS + 1))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.groups.consumer.consumer_group import ConsumerGroup
-from gateway.groups.consumer.consumer_rows import place_of, stored_group, value_of
+from gateway.groups.consumer.consumer_rows import decode_group, encode, parse_key
 from gateway.groups.consumer.consumer_states import (
-    GOES_AWAY,
-    LEAVES,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
     ConsumerGroupState,
     MemberState,
 )
@@ -76,7 +76,7 @@ def test_a_partition_is_given_on_when_it_was_given_back(told):
 
 def test_what_somebody_leaves_is_given_to_the_others(told):
     two(told)
-    assert told.beat("m2", LEAVES).epoch == LEAVES
+    assert told.beat("m2", LEAVE_EPOCH).epoch == LEAVE_EPOCH
     beaten = told.beat("m1", 2)
     assert (beaten.epoch, beaten.assignment) == (3, of(0, 1, 2, 3))
 
@@ -125,7 +125,7 @@ def test_a_member_of_an_epoch_that_is_not_its_own_is_fenced(told):
 
 def test_who_lost_its_answer_comes_with_the_epoch_before(told):
     two(told)
-    told.beat("m2", LEAVES)
+    told.beat("m2", LEAVE_EPOCH)
     assert told.beat("m1", 2).epoch == 3
     assert told.beat("m1", 2, owned=of(0, 1)).epoch == 3
     assert told.beat("m1", 2, owned=of(5)).code is ErrorCode.FENCED_MEMBER_EPOCH
@@ -134,7 +134,7 @@ def test_who_lost_its_answer_comes_with_the_epoch_before(told):
 def test_a_stranger_is_told_so(told):
     two(told)
     assert told.beat("m9", 2).code is ErrorCode.UNKNOWN_MEMBER_ID
-    assert told.beat("m9", LEAVES).code is ErrorCode.UNKNOWN_MEMBER_ID
+    assert told.beat("m9", LEAVE_EPOCH).code is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_a_full_group_takes_nobody_in():
@@ -181,11 +181,11 @@ def test_what_a_regular_expression_names_counts_until_nobody_subscribes_by_it(to
     told.beat("m1", topics=None, regex="a")
     alone = told.group.size
     assert alone - empty > told.group.roster.size
-    stored = stored_group(
-        (place_of(key)[1], value_of(row)) for key, row in told.writes[0].rows.items()
+    stored = decode_group(
+        (parse_key(key)[1], encode(row)) for key, row in told.writes[0].rows.items()
     )
     assert ConsumerGroup.restored("g", stored, told.topology, told.settings, told.now).size == alone
-    told.beat("m1", LEAVES)
+    told.beat("m1", LEAVE_EPOCH)
     assert told.group.size == empty
 
 
@@ -230,7 +230,7 @@ def test_a_static_member_that_will_be_back_keeps_its_partitions_under_its_next_i
     told.beat("m1", 1, instance_id="one")
     told.beat("m1", 1, instance_id="one", owned=of(0, 1))
     before = has(told, "m1")
-    assert told.beat("m1", GOES_AWAY, instance_id="one").epoch == GOES_AWAY
+    assert told.beat("m1", STATIC_LEAVE_EPOCH, instance_id="one").epoch == STATIC_LEAVE_EPOCH
     back = told.beat("m3", instance_id="one")
     assert (back.epoch, back.assignment) == (2, of(*before))
     assert told.group.epoch == 2
@@ -245,7 +245,7 @@ def test_a_static_member_that_is_there_is_not_replaced(told):
 def test_a_member_that_takes_a_static_members_place_is_one_member(told):
     told.beat("m1", instance_id="one")
     told.beat("m2")
-    told.beat("m1", GOES_AWAY, instance_id="one")
+    told.beat("m1", STATIC_LEAVE_EPOCH, instance_id="one")
     assert told.beat("m2", instance_id="one").code is ErrorCode.NONE
     assert [(member.member_id, member.instance_id) for member in told.group.roster] == [
         ("m2", "one")
@@ -256,7 +256,7 @@ def test_a_member_that_takes_a_static_members_place_is_one_member(told):
 
 def test_a_static_member_that_does_not_come_back_is_gone_when_its_session_ends(told):
     told.beat("m1", instance_id="one")
-    told.beat("m1", GOES_AWAY, instance_id="one")
+    told.beat("m1", STATIC_LEAVE_EPOCH, instance_id="one")
     told.pass_time(SESSION - 1)
     assert len(told.group.roster) == 1
     told.pass_time(1)
@@ -265,7 +265,7 @@ def test_a_static_member_that_does_not_come_back_is_gone_when_its_session_ends(t
 
 def test_the_epoch_of_an_empty_group_goes_on_rising(told):
     told.beat("m1")
-    told.beat("m1", LEAVES)
+    told.beat("m1", LEAVE_EPOCH)
     assert told.group.is_empty
     assert told.beat("m2").epoch == 3
 
@@ -304,8 +304,8 @@ def test_a_group_goes_on_after_a_restart_as_if_nothing_had_been(told):
     rows = {}
     for write in told.writes:
         rows |= write.rows
-    stored = stored_group(
-        (place_of(key)[1], value_of(row)) for key, row in rows.items() if row is not None
+    stored = decode_group(
+        (parse_key(key)[1], encode(row)) for key, row in rows.items() if row is not None
     )
     told.group = ConsumerGroup.restored("g", stored, told.topology, told.settings, told.now)
     assert (told.beat("m1", 2).epoch, told.beat("m2", 2).epoch) == (2, 2)
@@ -317,7 +317,7 @@ def test_a_topic_that_grew_just_before_a_crash_is_seen_after_it(told):
     told.beat("m1")
     rows = dict(told.writes[0].rows)
     told.topology.make("a", 5)
-    stored = stored_group((place_of(key)[1], value_of(row)) for key, row in rows.items())
+    stored = decode_group((parse_key(key)[1], encode(row)) for key, row in rows.items())
     told.group = ConsumerGroup.restored("g", stored, told.topology, told.settings, told.now)
     assert told.beat("m1", 1).assignment == of(0, 1, 2, 3, 4)
 

@@ -25,13 +25,17 @@ from kafka.protocol.consumer.metadata import (
     ConsumerProtocolSubscription,
 )
 
-from gateway.groups.classic.classic_member import Joined, Joining, Synced, Syncing
+from gateway.groups.classic.classic_member import JoinResult, MemberJoin, MemberSync, SyncResult
 from gateway.groups.consumer.consumer_group import ConsumerGroup
-from gateway.groups.consumer.consumer_member import Beat, Beaten
-from gateway.groups.consumer.consumer_rows import place_of, stored_group, value_of
-from gateway.groups.consumer.consumer_states import GOES_AWAY, LEAVES, ConsumerGroupState
+from gateway.groups.consumer.consumer_member import HeartbeatResult, MemberHeartbeat
+from gateway.groups.consumer.consumer_rows import decode_group, encode, parse_key
+from gateway.groups.consumer.consumer_states import (
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    ConsumerGroupState,
+)
 from gateway.groups.consumer.group_epochs import NEVER
-from gateway.groups.group_effects import Answer, Write
+from gateway.groups.group_effects import Reply, StoreRows
 from gateway.protocol.errors import ErrorCode
 from gateway.settings.model import Settings
 from tests.fakes.topology import FakeTopology
@@ -81,7 +85,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         self.now = START
         self.group = ConsumerGroup("g", self.topology, self.settings, self.now)
         self.rows: dict[bytes, bytes] = {}
-        self.writes: list[Write] = []
+        self.writes: list[StoreRows] = []
         self.waiting: dict[int, Client] = {}
         self.clients: list[Client] = []
         self.count = 0
@@ -95,9 +99,9 @@ class ConsumerGroupModel(RuleBasedStateMachine):
     def _take(self):
         while effects := self.group.take():
             for effect in effects:
-                if isinstance(effect, Answer):
+                if isinstance(effect, Reply):
                     self._answered(effect.handle, effect.reply)
-                elif isinstance(effect, Write):
+                elif isinstance(effect, StoreRows):
                     assert not self.writes, "two writes at a time"
                     self.writes.append(effect)
         if self.group.successor is not None:
@@ -125,9 +129,9 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         if client not in self.clients:
             return
         match reply:
-            case Beaten(code=ErrorCode.NONE):
+            case HeartbeatResult(code=ErrorCode.NONE):
                 self._told(client, reply.epoch, reply.assignment)
-            case Joined(code=ErrorCode.NONE):
+            case JoinResult(code=ErrorCode.NONE):
                 client.epoch, client.is_joined, client.must_join = (
                     reply.generation,
                     True,
@@ -136,23 +140,23 @@ class ConsumerGroupModel(RuleBasedStateMachine):
                 self._ask(
                     client,
                     lambda handle: self.group.sync(
-                        Syncing(client.member_id, client.instance_id, client.epoch),
+                        MemberSync(client.member_id, client.instance_id, client.epoch),
                         handle,
                         self.now,
                     ),
                 )
-            case Synced(code=ErrorCode.NONE):
+            case SyncResult(code=ErrorCode.NONE):
                 self._told(client, client.epoch, self._by_id(reply.assignment))
             case (
-                Beaten(code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
-                | Joined(code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                HeartbeatResult(code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                | JoinResult(code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
             ):
                 client.must_join = client.must_join or client.is_classic
                 client.lost += 1
-            case Beaten(code=ErrorCode.FENCED_MEMBER_EPOCH) if client.lost > 1:
+            case HeartbeatResult(code=ErrorCode.FENCED_MEMBER_EPOCH) if client.lost > 1:
                 # Only the epoch before is forgiven.
                 client.epoch, client.reads, client.is_joined, client.lost = 0, set(), False, 0
-            case Synced() | Joined(code=ErrorCode.REBALANCE_IN_PROGRESS):
+            case SyncResult() | JoinResult(code=ErrorCode.REBALANCE_IN_PROGRESS):
                 client.must_join = True
             case _:
                 assert (
@@ -201,7 +205,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         metadata = bytes(said.encode(version=1))
         client.said = client.topics
         known = "" if client.instance_id is not None and not client.is_joined else client.member_id
-        joining = Joining(
+        joining = MemberJoin(
             known,
             client.instance_id,
             "c",
@@ -217,7 +221,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
 
     def _beat(self, client):
         is_first = not client.is_joined
-        beat = Beat(
+        beat = MemberHeartbeat(
             client.member_id,
             client.epoch,
             client.instance_id,
@@ -301,11 +305,13 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         if client.is_classic:
             self.group.leave(client.member_id, client.instance_id, "", self.now)
         else:
-            epoch = GOES_AWAY if goes_away and client.instance_id is not None else LEAVES
+            epoch = (
+                STATIC_LEAVE_EPOCH if goes_away and client.instance_id is not None else LEAVE_EPOCH
+            )
             self._ask(
                 client,
                 lambda handle: self.group.beat(
-                    Beat(client.member_id, epoch, client.instance_id), handle, self.now
+                    MemberHeartbeat(client.member_id, epoch, client.instance_id), handle, self.now
                 ),
             )
         self._take()
@@ -369,7 +375,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             if row is None:
                 self.rows.pop(key, None)
             else:
-                self.rows[key] = value_of(row)
+                self.rows[key] = encode(row)
 
     @rule(ms=st.sampled_from([1, 1_000, 5_000, 10_000, 10_000, REBALANCE, SESSION]))
     def time_passes(self, ms):
@@ -397,7 +403,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
             self.group = ConsumerGroup("g", self.topology, self.settings, self.now)
             self.clients = []
         else:
-            stored = stored_group((place_of(key)[1], value) for key, value in self.rows.items())
+            stored = decode_group((parse_key(key)[1], value) for key, value in self.rows.items())
             self.group = ConsumerGroup.restored("g", stored, self.topology, self.settings, self.now)
             for client in self.clients:
                 assert not client.is_joined or client.member_id in self.group.roster, (
@@ -443,7 +449,7 @@ class ConsumerGroupModel(RuleBasedStateMachine):
         for member in group.roster:
             assert (
                 member.epoch >= self.member_epochs.get(member.member_id, 0)
-                or member.epoch == GOES_AWAY
+                or member.epoch == STATIC_LEAVE_EPOCH
             ), "(2)"
             self.member_epochs[member.member_id] = member.epoch
             assert member.epoch <= group.target_epoch, "(2)"

@@ -7,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.groups.classic import classic_rows
-from gateway.groups.consumer.consumer_member import ClassicWords, ConsumerMember
+from gateway.groups.consumer.consumer_member import ClassicMemberMetadata, ConsumerGroupMember
 from gateway.groups.consumer.consumer_rows import (
-    ITSELF,
+    GROUP_ROW,
     ConsumerGroupRow,
-    is_key,
-    key_of,
-    place_of,
-    stored_group,
-    value_of,
+    decode_group,
+    encode,
+    is_consumer_key,
+    parse_key,
+    row_key,
 )
 from gateway.groups.consumer.consumer_states import MemberState
 from gateway.settings.model import MAX_GROUP_ID_BYTES
 
 GROUP = ConsumerGroupRow(7, 6, 3, b"12345678", 1_700_000_000_000, {"a.*": frozenset({"a1", "a2"})})
-MEMBER = ConsumerMember(
+MEMBER = ConsumerGroupMember(
     2,
     "m",
     "i",
@@ -32,7 +32,7 @@ MEMBER = ConsumerMember(
     frozenset({"a", "größe"}),
     "a.*",
     "range",
-    ClassicWords(45_000, (("range", b"\0\1"),)),
+    ClassicMemberMetadata(45_000, (("range", b"\0\1"),)),
     MemberState.UNREVOKED,
     6,
     5,
@@ -43,13 +43,13 @@ MEMBER = ConsumerMember(
 
 
 def test_a_group_is_read_as_it_was_written():
-    assert stored_group([(2, value_of(MEMBER)), (ITSELF, value_of(GROUP))]) == (GROUP, (MEMBER,))
+    assert decode_group([(2, encode(MEMBER)), (GROUP_ROW, encode(GROUP))]) == (GROUP, (MEMBER,))
 
 
 def test_members_come_in_the_order_in_which_they_came():
-    members = [ConsumerMember(number, f"m{number}") for number in (2, 1)]
-    stored = stored_group(
-        [(ITSELF, value_of(GROUP)), *((one.number, value_of(one)) for one in members)]
+    members = [ConsumerGroupMember(number, f"m{number}") for number in (2, 1)]
+    stored = decode_group(
+        [(GROUP_ROW, encode(GROUP)), *((one.number, encode(one)) for one in members)]
     )
     assert [member.member_id for member in stored.members] == ["m1", "m2"]
 
@@ -59,35 +59,35 @@ def test_members_come_in_the_order_in_which_they_came():
     st.integers(0, (1 << 32) - 1),
 )
 def test_a_key_names_its_group_and_is_none_of_a_classic_group(group_id, number):
-    key = key_of(group_id, number)
-    assert place_of(key) == (group_id, number)
-    assert is_key(key)
-    assert not is_key(classic_rows.key_of(group_id))
+    key = row_key(group_id, number)
+    assert parse_key(key) == (group_id, number)
+    assert is_consumer_key(key)
+    assert not is_consumer_key(classic_rows.row_key(group_id))
     assert len(key) <= 480
 
 
 @pytest.mark.parametrize(
     "found",
     [
-        [(1, value_of(MEMBER))],
-        [(ITSELF, b"?")],
-        [(ITSELF, value_of(GROUP)), (2, b"?")],
-        [(ITSELF, value_of(GROUP)), (3, value_of(ConsumerMember(3, "m")))],
+        [(1, encode(MEMBER))],
+        [(GROUP_ROW, b"?")],
+        [(GROUP_ROW, encode(GROUP)), (2, b"?")],
+        [(GROUP_ROW, encode(GROUP)), (3, encode(ConsumerGroupMember(3, "m")))],
         [
-            (ITSELF, value_of(GROUP)),
-            (1, value_of(ConsumerMember(1, "m"))),
-            (2, value_of(ConsumerMember(2, "m"))),
+            (GROUP_ROW, encode(GROUP)),
+            (1, encode(ConsumerGroupMember(1, "m"))),
+            (2, encode(ConsumerGroupMember(2, "m"))),
         ],
     ],
 )
 def test_rows_that_make_no_group_are_refused(found):
     with pytest.raises(ValueError):
-        stored_group(found)
+        decode_group(found)
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_group_or_refused(value):
     try:
-        stored_group([(ITSELF, value), (1, value)])
+        decode_group([(GROUP_ROW, value), (1, value)])
     except ValueError:
         return

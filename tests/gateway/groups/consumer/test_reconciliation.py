@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gateway.groups.consumer.consumer_member import ConsumerMember
-from gateway.groups.consumer.consumer_states import MOVES, MemberState
-from gateway.groups.consumer.reconciliation import moved, reconcile
+from gateway.groups.consumer.consumer_member import ConsumerGroupMember
+from gateway.groups.consumer.consumer_states import TRANSITIONS, MemberState
+from gateway.groups.consumer.reconciliation import reconcile, transition
 from tests.fakes.topology import id_of
 
 A, B = id_of("a"), id_of("b")
@@ -16,7 +16,7 @@ BOTH = frozenset({A, B})
 
 def member(**fields):
     values = {"state": MemberState.STABLE, "epoch": 5, "previous_epoch": 4, **fields}
-    return ConsumerMember(1, "m", rebalance_timeout_ms=60_000, **values)
+    return ConsumerGroupMember(1, "m", rebalance_timeout_ms=60_000, **values)
 
 
 def held(epoch, *indexes):
@@ -123,8 +123,8 @@ def test_a_new_target_of_a_topic_that_is_not_read_is_no_target():
 def test_who_is_away_takes_no_step():
     one = replace(member(assigned=held(0, 0)), state=MemberState.AWAY)
     with pytest.raises(RuntimeError):
-        moved(one, MemberState.STABLE, 6, {}, {})
+        transition(one, MemberState.STABLE, 6, {}, {})
 
 
 def test_every_state_has_its_row():
-    assert set(MOVES) == set(MemberState)
+    assert set(TRANSITIONS) == set(MemberState)

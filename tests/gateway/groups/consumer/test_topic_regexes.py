@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from gateway.groups.consumer import topic_regexes
 from gateway.groups.consumer.topic_regexes import (
-    ALLOWANCE,
-    ALLOWANCE_PER_NAME,
-    LOOKED_AT_ANYHOW,
-    MAX_REMEMBERED,
-    Expressions,
+    MAX_CACHED,
+    MAX_CPU_SECONDS,
+    MAX_CPU_SECONDS_PER_NAME,
+    MIN_NAMES_MATCHED,
+    TopicRegexes,
 )
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
@@ -26,12 +26,12 @@ NAMES = frozenset({"orders", "orders-eu", "orders.v2", "Orders", "bills", "bill"
 
 
 def found(expression, names=NAMES):
-    return sorted(Expressions(MAX_BYTES).matching(expression, frozenset(names)))
+    return sorted(TopicRegexes(MAX_BYTES).matching(expression, frozenset(names)))
 
 
 def refusal(expression, names=NAMES, **settings):
     with pytest.raises(KafkaError) as refused:
-        Expressions(MAX_BYTES, **settings).matching(expression, frozenset(names))
+        TopicRegexes(MAX_BYTES, **settings).matching(expression, frozenset(names))
     assert refused.value.code is ErrorCode.INVALID_REGULAR_EXPRESSION
     return refused.value.message
 
@@ -85,7 +85,7 @@ def test_what_re2_does_not_know_is_refused(expression):
 
 
 def test_a_topic_that_comes_or_goes_is_seen():
-    kept = Expressions(MAX_BYTES)
+    kept = TopicRegexes(MAX_BYTES)
     assert kept.matching("orders.*", frozenset({"orders", "bills"})) == {"orders"}
     assert kept.matching("orders.*", frozenset({"orders", "orders-eu"})) == {"orders", "orders-eu"}
     assert kept.matching("orders.*", frozenset({"orders-eu"})) == {"orders-eu"}
@@ -97,7 +97,7 @@ def test_a_topic_that_comes_or_goes_is_seen():
     st.sampled_from(["orders.*", "b.*", ".*s", "bill"]),
 )
 def test_what_is_remembered_changes_nothing(moments, expression):
-    kept = Expressions(MAX_BYTES)
+    kept = TopicRegexes(MAX_BYTES)
     for names in moments:
         assert sorted(kept.matching(expression, names)) == found(expression, names)
 
@@ -112,18 +112,18 @@ def test_a_name_is_looked_at_once(monkeypatch):
             return compiled.fullmatch(name)
 
     monkeypatch.setattr(topic_regexes, "_compile", lambda text, max_bytes: Counted())
-    kept = Expressions(MAX_BYTES)
+    kept = TopicRegexes(MAX_BYTES)
     kept.matching("orders", frozenset({"orders", "bills"}))
     kept.matching("orders", frozenset({"orders", "bills", "bill"}))
     assert sorted(looks) == [b"bill", b"bills", b"orders"]
 
 
 def test_expressions_that_nobody_asked_for_longest_are_forgotten():
-    kept = Expressions(MAX_BYTES)
-    for number in range(MAX_REMEMBERED + 10):
+    kept = TopicRegexes(MAX_BYTES)
+    for number in range(MAX_CACHED + 10):
         kept.matching("orders", NAMES)
         kept.matching(f"orders{number}", NAMES)
-    assert len(kept._known) == MAX_REMEMBERED
+    assert len(kept._known) == MAX_CACHED
     assert "orders" in kept._known
 
 
@@ -133,15 +133,15 @@ def test_one_of_more_bytes_than_allowed_is_refused_and_not_quoted():
 
 
 def test_one_that_takes_too_long_is_refused():
-    ticks = count(0, 2 * ALLOWANCE)
-    names = {f"bills{number}" for number in range(LOOKED_AT_ANYHOW + 1)}
+    ticks = count(0, 2 * MAX_CPU_SECONDS)
+    names = {f"bills{number}" for number in range(MIN_NAMES_MATCHED + 1)}
     assert "too long" in refusal("bills", names, cpu_time=lambda: next(ticks))
 
 
 def test_a_machine_that_stood_still_for_a_few_names_has_refused_nobody():
-    ticks = count(0, 2 * ALLOWANCE)
-    names = {f"bills{number}" for number in range(LOOKED_AT_ANYHOW)}
-    assert Expressions(MAX_BYTES, cpu_time=lambda: next(ticks)).matching(
+    ticks = count(0, 2 * MAX_CPU_SECONDS)
+    names = {f"bills{number}" for number in range(MIN_NAMES_MATCHED)}
+    assert TopicRegexes(MAX_BYTES, cpu_time=lambda: next(ticks)).matching(
         "bills1", frozenset(names)
     ) == {"bills1"}
 
@@ -163,9 +163,11 @@ def test_no_expression_holds_everybody_up(expression):
     names = frozenset(("ab" * 125)[number % 40 :] + str(number) for number in range(5000))
     began = time.thread_time()
     with suppress(KafkaError):
-        Expressions(MAX_BYTES).matching(expression, names)
+        TopicRegexes(MAX_BYTES).matching(expression, names)
     # Without the allowance, the first two would take 20 seconds.
-    assert time.thread_time() - began < 10 * (ALLOWANCE + ALLOWANCE_PER_NAME * len(names))
+    assert time.thread_time() - began < 10 * (
+        MAX_CPU_SECONDS + MAX_CPU_SECONDS_PER_NAME * len(names)
+    )
 
 
 @given(
@@ -174,18 +176,18 @@ def test_no_expression_holds_everybody_up(expression):
 )
 def test_any_text_is_evaluated_or_refused(text):
     with suppress(KafkaError):
-        assert Expressions(MAX_BYTES).matching(text, NAMES) <= NAMES
+        assert TopicRegexes(MAX_BYTES).matching(text, NAMES) <= NAMES
 
 
 def test_ten_thousand_topics_are_looked_at_within_the_allowance():
     """An expression that takes longer is refused. This one takes less than a tenth of the allowance."""
     names = frozenset(f"team-{number % 17}.orders.region-{number}" for number in range(10_000))
-    assert len(Expressions(MAX_BYTES).matching("team-3\\.orders\\..*", names)) == 589
+    assert len(TopicRegexes(MAX_BYTES).matching("team-3\\.orders\\..*", names)) == 589
 
 
 def test_ever_new_costly_expressions_have_a_share_of_the_time_and_known_ones_are_looked_at():
-    ticks, texts, now = count(0, ALLOWANCE / 4), map(str, count()), [0.0]
-    kept = Expressions(MAX_BYTES, lambda: next(ticks), lambda: now[0])
+    ticks, texts, now = count(0, MAX_CPU_SECONDS / 4), map(str, count()), [0.0]
+    kept = TopicRegexes(MAX_BYTES, lambda: next(ticks), lambda: now[0])
     assert kept.matching("orders", frozenset({"orders"})) == {"orders"}
 
     def outcome():

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from gateway.groups.classic.classic_member import Joined, Synced
-from gateway.groups.consumer.consumer_member import Beaten, ConsumerMember
+from gateway.groups.classic.classic_member import JoinResult, SyncResult
+from gateway.groups.consumer.consumer_member import ConsumerGroupMember, HeartbeatResult
 from gateway.groups.consumer.consumer_rows import ConsumerGroupRow
-from gateway.groups.consumer.unstored_changes import Ledger
-from gateway.groups.group_effects import Answer, Effect, Write
+from gateway.groups.consumer.unstored_changes import UnstoredChanges
+from gateway.groups.group_effects import Effect, Reply, StoreRows
 from gateway.protocol.errors import ErrorCode
 
 GROUP = b"group"
-FINE = Beaten(ErrorCode.NONE, None, "m", 3)
+FINE = HeartbeatResult(ErrorCode.NONE, None, "m", 3)
 
 
 class Told:
@@ -19,7 +19,7 @@ class Told:
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         self.rows = 0
-        self.ledger = Ledger(self.effects, GROUP, self.row)
+        self.ledger = UnstoredChanges(self.effects, GROUP, self.row)
 
     def row(self) -> ConsumerGroupRow:
         self.rows += 1
@@ -31,15 +31,15 @@ class Told:
         return taken
 
 
-def member(number: int) -> ConsumerMember:
-    return ConsumerMember(number, f"m{number}")
+def member(number: int) -> ConsumerGroupMember:
+    return ConsumerGroupMember(number, f"m{number}")
 
 
 def test_where_nothing_has_changed_the_answer_goes_at_once():
     told = Told()
     told.ledger.answer(1, FINE)
     told.ledger.flush()
-    assert told.take() == [Answer(1, FINE)]
+    assert told.take() == [Reply(1, FINE)]
 
 
 def test_an_answer_waits_for_what_changed_before_it():
@@ -48,11 +48,11 @@ def test_an_answer_waits_for_what_changed_before_it():
     told.ledger.answer(1, FINE)
     told.ledger.flush()
     (write,) = told.take()
-    assert write == Write({b"a": member(1)}, (Answer(1, FINE),))
+    assert write == StoreRows({b"a": member(1)}, (Reply(1, FINE),))
     told.ledger.answer(2, FINE)
     assert told.take() == []
     told.ledger.written(write)
-    assert told.take() == [Answer(1, FINE), Answer(2, FINE)]
+    assert told.take() == [Reply(1, FINE), Reply(2, FINE)]
     assert told.ledger.is_clean
 
 
@@ -69,9 +69,9 @@ def test_what_changes_during_a_write_goes_with_the_next_one():
     assert told.take() == []
     told.ledger.written(first)
     (second,) = told.take()
-    assert second == Write(
+    assert second == StoreRows(
         {b"a": member(3), GROUP: ConsumerGroupRow(1, 0, 1, b"", 0)},
-        (Answer(2, FINE), Answer(3, FINE)),
+        (Reply(2, FINE), Reply(3, FINE)),
     )
 
 
@@ -90,25 +90,25 @@ def test_what_failed_goes_with_the_next_write_unless_it_has_changed_again():
         (2, ErrorCode.COORDINATOR_NOT_AVAILABLE),
     ]
     told.ledger.flush()
-    assert told.take() == [Write({b"a": None, b"b": member(2)})]
+    assert told.take() == [StoreRows({b"a": None, b"b": member(2)})]
 
 
 def test_a_refusal_of_any_request_says_nothing_but_its_code():
     told = Told()
     told.ledger.mark(b"a", None)
     replies = [
-        Joined(ErrorCode.NONE, "m", 3),
-        Synced(ErrorCode.NONE, assignment=b"x"),
+        JoinResult(ErrorCode.NONE, "m", 3),
+        SyncResult(ErrorCode.NONE, assignment=b"x"),
         FINE,
-        Beaten(ErrorCode.INVALID_REQUEST, "why"),
+        HeartbeatResult(ErrorCode.INVALID_REQUEST, "why"),
     ]
     for handle, reply in enumerate(replies):
         told.ledger.answer(handle, reply)
     told.ledger.refuse_all(ErrorCode.NOT_COORDINATOR)
     refusals = [effect.reply for effect in told.take()]
     assert refusals[:2] == [
-        Joined(ErrorCode.NOT_COORDINATOR, ""),
-        Synced(ErrorCode.NOT_COORDINATOR),
+        JoinResult(ErrorCode.NOT_COORDINATOR, ""),
+        SyncResult(ErrorCode.NOT_COORDINATOR),
     ]
     assert (refusals[2].code, refusals[2].epoch, refusals[2].assignment) == (
         ErrorCode.NOT_COORDINATOR,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.groups.offsets.committed_offsets import MOST_TOLD, CommittedOffsets
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.committed_offsets import MAX_LOGGED_GROUPS, CommittedOffsets
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import EntryTooLarge
 from tests.fakes.broker import House, Started, ended, open_house
@@ -23,8 +23,8 @@ def house() -> House:
     return house
 
 
-def at(offset: int, metadata: str = "", committed_at: int = 5) -> Committed:
-    return Committed(offset, -1, metadata, committed_at)
+def at(offset: int, metadata: str = "", committed_at: int = 5) -> CommittedOffset:
+    return CommittedOffset(offset, -1, metadata, committed_at)
 
 
 def commit(house: House, group: str, rows: Mapping[tuple[str, int], int]) -> None:
@@ -75,7 +75,9 @@ def test_a_later_commit_takes_the_place_of_an_earlier_one_even_if_it_goes_back(h
 
 def test_everything_said_with_an_offset_survives_a_restart(house):
     rows = {
-        ("orders", 2): Committed(12, 4, "bei mir, früh", 1_700_000_000_000, 1_700_000_600_000),
+        ("orders", 2): CommittedOffset(
+            12, 4, "bei mir, früh", 1_700_000_000_000, 1_700_000_600_000
+        ),
         ("bills", 0): at(-1),
     }
     ended(house.broker.offsets.commit("grüppe", rows))
@@ -287,14 +289,14 @@ def test_a_limit_that_many_run_into_is_told_once_until_offsets_go(caplog):
             refusal(house, f"g{number % 500}", {("orders", 0): 1, ("orders", 1): 1})
             == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
         )
-    assert len(caplog.records) == MOST_TOLD
+    assert len(caplog.records) == MAX_LOGGED_GROUPS
     commit(house, "a", {("orders", 0): 1})
     ended(house.broker.offsets.delete("a"))
     assert (
         refusal(house, "b", {("orders", 0): 1, ("orders", 1): 1})
         == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
     )
-    assert len(caplog.records) == MOST_TOLD + 1
+    assert len(caplog.records) == MAX_LOGGED_GROUPS + 1
 
 
 def test_names_of_groups_take_room_as_well():

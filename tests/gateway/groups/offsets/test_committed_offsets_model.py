@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import KafkaError
 from tests.fakes.broker import House, Started, ended, open_house
 
@@ -79,7 +79,7 @@ class Life:
                 if self.ids.get(topic) == ids[topic]:
                     self.acknowledged[group, topic, partition] = offset
 
-        rows = {place: Committed(offset, -1, "", 1) for place, offset in offsets.items()}
+        rows = {place: CommittedOffset(offset, -1, "", 1) for place, offset in offsets.items()}
         self.ask(self.house.broker.offsets.commit(group, rows), then)
 
     def delete_group(self, group: str) -> None:

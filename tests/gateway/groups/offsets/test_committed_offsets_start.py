@@ -12,7 +12,7 @@ from twisted.internet import reactor
 from twisted.internet.task import Clock
 
 from gateway.groups.offsets.committed_offsets import CommittedOffsets
-from gateway.groups.offsets.offset_rows import Committed, Place, key_of, value_of
+from gateway.groups.offsets.offset_rows import CommittedOffset, OffsetKey, encode_key, encode_value
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
 from storage.lmdb import LmdbSettings, LmdbStore
@@ -32,11 +32,11 @@ async def seconds_to_open(folder: Path, groups: int) -> float:
     await topics.open()
     live = await topics.create("orders", PARTITIONS, {})
     table = await store.table("offsets")
-    row = value_of(Committed(1 << 40, 7, "consumer-host-17", 1_700_000_000_000))
+    row = encode_value(CommittedOffset(1 << 40, 7, "consumer-host-17", 1_700_000_000_000))
     for index in range(PARTITIONS):
         await table.put(
             {
-                key_of(Place(f"application-{number}", live.topic.topic_id, index)): row
+                encode_key(OffsetKey(f"application-{number}", live.topic.topic_id, index)): row
                 for number in range(groups)
             }
         )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.groups.offsets.offset_expiry import GROUPS_AT_ONCE, TURN_OFFSETS, Expiry
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_expiry import GROUPS_PER_DELETION, OFFSETS_PER_TURN, OffsetExpiry
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from tests.fakes.broker import NOW, House, Started, ended, open_house
 
 DAY = 24 * 3600 * 1000
@@ -70,14 +70,14 @@ def groups() -> Memberships:
 def commit(house: House, group: str, *topics: str, at: int = NOW, until: int | None = None) -> None:
     ended(
         house.broker.offsets.commit(
-            group, {(topic, 0): Committed(1, -1, "", at, until) for topic in topics}
+            group, {(topic, 0): CommittedOffset(1, -1, "", at, until) for topic in topics}
         )
     )
 
 
 def kept(house: House, groups: Memberships, now: int, group: str = "g") -> set[str]:
     """Which topics' offsets the group still has after a round at that time."""
-    ended(Expiry(house.broker.offsets, groups, WEEK, house.clock).round(now))
+    ended(OffsetExpiry(house.broker.offsets, groups, WEEK, house.clock).round(now))
     return {topic for topic, _ in house.broker.offsets.of_group(group)}
 
 
@@ -155,29 +155,31 @@ def test_a_commit_on_its_way_to_the_disk_is_not_overtaken(house, groups):
     commit(house, "g", "orders")
     house.store.hold()
     newer = Started(
-        house.broker.offsets.commit("g", {("orders", 0): Committed(2, -1, "", NOW + WEEK)})
+        house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(2, -1, "", NOW + WEEK)})
     )
-    ending = Started(Expiry(house.broker.offsets, groups, WEEK, house.clock).round(NOW + WEEK))
+    ending = Started(
+        OffsetExpiry(house.broker.offsets, groups, WEEK, house.clock).round(NOW + WEEK)
+    )
     house.store.release()
     assert newer.is_done
     assert ending.is_done
-    assert house.broker.offsets.get("g", "orders", 0) == Committed(2, -1, "", NOW + WEEK)
+    assert house.broker.offsets.get("g", "orders", 0) == CommittedOffset(2, -1, "", NOW + WEEK)
     # And the next round looks at it as at any other.
     assert kept(house, groups, NOW + 2 * WEEK) == set()
 
 
 def test_a_commit_between_two_turns_of_a_round_counts(house, groups):
     commit(house, "first", "orders")
-    for index in range(TURN_OFFSETS):
+    for index in range(OFFSETS_PER_TURN):
         commit(house, f"g{index}", "orders", at=NOW + DAY)
     commit(house, "last", "orders")
-    going = Started(Expiry(house.broker.offsets, groups, WEEK, house.clock).round(NOW + WEEK))
+    going = Started(OffsetExpiry(house.broker.offsets, groups, WEEK, house.clock).round(NOW + WEEK))
     for group in ("first", "last"):
         commit(house, group, "orders", at=NOW + WEEK)
     house.clock.advance(0)
     assert going.is_done
     assert [house.broker.offsets.get(group, "orders", 0) for group in ("first", "last")] == [
-        Committed(1, -1, "", NOW + WEEK)
+        CommittedOffset(1, -1, "", NOW + WEEK)
     ] * 2
 
 
@@ -185,7 +187,7 @@ def test_a_commit_that_fails_keeps_nothing_alive(house, groups):
     commit(house, "g", "orders")
     house.store.refuse_writes = True
     assert Started(
-        house.broker.offsets.commit("g", {("orders", 0): Committed(2, -1, "", NOW + WEEK)})
+        house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(2, -1, "", NOW + WEEK)})
     ).failure
     house.store.refuse_writes = False
     assert kept(house, groups, NOW + WEEK) == set()
@@ -205,10 +207,10 @@ def test_a_store_that_fails_is_said_and_the_next_round_tries_again(house, groups
 
 
 def test_many_groups_expire_in_one_round_and_the_reactor_has_its_turns(house, groups):
-    count = TURN_OFFSETS + GROUPS_AT_ONCE // 2
+    count = OFFSETS_PER_TURN + GROUPS_PER_DELETION // 2
     for index in range(count):
         commit(house, f"g{index}", "orders")
-    going = Started(Expiry(house.broker.offsets, groups, WEEK, house.clock).round(NOW + WEEK))
+    going = Started(OffsetExpiry(house.broker.offsets, groups, WEEK, house.clock).round(NOW + WEEK))
     assert not going.is_done
     house.clock.advance(0)
     assert going.is_done
@@ -216,10 +218,10 @@ def test_many_groups_expire_in_one_round_and_the_reactor_has_its_turns(house, gr
 
 
 def test_a_stop_ends_the_round_at_its_next_turn(house, groups):
-    for index in range(TURN_OFFSETS):
+    for index in range(OFFSETS_PER_TURN):
         commit(house, f"g{index}", "orders", at=NOW + DAY)
     commit(house, "last", "orders")
-    expiry = Expiry(house.broker.offsets, groups, WEEK, house.clock)
+    expiry = OffsetExpiry(house.broker.offsets, groups, WEEK, house.clock)
     going = Started(expiry.round(NOW + WEEK))
     expiry.stop()
     house.clock.advance(0)
@@ -229,10 +231,12 @@ def test_a_stop_ends_the_round_at_its_next_turn(house, groups):
 
 def test_thousands_of_groups_are_forgotten_a_hundred_at_a_time(house):
     memberships = Memberships()
-    for number in range(3 * GROUPS_AT_ONCE):
+    for number in range(3 * GROUPS_PER_DELETION):
         memberships.lost_its_last(f"g{number}", NOW)
-    round_of_all = Started(Expiry(house.broker.offsets, memberships, WEEK, house.clock).round(NOW))
-    assert len(memberships.forgotten) == GROUPS_AT_ONCE
+    round_of_all = Started(
+        OffsetExpiry(house.broker.offsets, memberships, WEEK, house.clock).round(NOW)
+    )
+    assert len(memberships.forgotten) == GROUPS_PER_DELETION
     house.clock.advance(0)
     assert round_of_all.is_done
-    assert len(memberships.forgotten) == 3 * GROUPS_AT_ONCE
+    assert len(memberships.forgotten) == 3 * GROUPS_PER_DELETION

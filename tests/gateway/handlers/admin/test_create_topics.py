@@ -11,7 +11,7 @@ from kafka.protocol.admin.topics import (
 )
 
 from gateway.cluster import Node
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import House, ended, open_house
 from tests.fakes.memory_store import Medium
@@ -315,9 +315,12 @@ def test_topics_are_deleted_by_name(house: House, version: int) -> None:
 
 def test_a_deleted_topic_takes_with_it_what_groups_have_committed(house: House) -> None:
     create(house, new("orders", 2), new("kept"))
-    at = {("orders", 0): Committed(1, -1, "", 1), ("orders", 1): Committed(2, -1, "", 1)}
+    at = {
+        ("orders", 0): CommittedOffset(1, -1, "", 1),
+        ("orders", 1): CommittedOffset(2, -1, "", 1),
+    }
     ended(house.broker.offsets.commit("first", at))
-    ended(house.broker.offsets.commit("second", {**at, ("kept", 0): Committed(3, -1, "", 1)}))
+    ended(house.broker.offsets.commit("second", {**at, ("kept", 0): CommittedOffset(3, -1, "", 1)}))
     delete(house, "orders")
     assert list(house.broker.offsets.groups()) == ["second"]
     assert list(house.broker.offsets.of_group("second")) == [("kept", 0)]
@@ -325,7 +328,7 @@ def test_a_deleted_topic_takes_with_it_what_groups_have_committed(house: House) 
 
 def test_a_client_that_goes_away_leaves_no_topic_half_deleted(house: House) -> None:
     create(house, new("orders"))
-    ended(house.broker.offsets.commit("g", {("orders", 0): Committed(1, -1, "", 1)}))
+    ended(house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(1, -1, "", 1)}))
     house.store.hold()
     asked(house, DeleteTopicsRequest(topic_names=["orders"], timeout_ms=1000), 5).cancel()
     house.store.release()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import (
     ConsumerGroupDescribeRequest,
@@ -162,7 +162,11 @@ def test_a_topic_that_is_deleted_is_not_shown(house):
 
 def test_a_group_that_is_not_there_is_an_error_and_one_of_another_kind_as_well(house):
     stable(house)
-    ended(house.broker.offsets.commit("simple", {("orders", 0): Committed(7, -1, "", house.now())}))
+    ended(
+        house.broker.offsets.commit(
+            "simple", {("orders", 0): CommittedOffset(7, -1, "", house.now())}
+        )
+    )
     found = [
         (row.group_id, row.error_code, row.error_message)
         for row in described(house, "other", "g", "simple")

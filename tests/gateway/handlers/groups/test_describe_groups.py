@@ -9,7 +9,7 @@ from kafka.protocol.admin.groups import (
     ListGroupsRequest,
 )
 
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
 from tests.fakes.broker import House, ended, open_house
@@ -22,7 +22,11 @@ def house() -> House:
     """A topic, and a group that has only committed offsets in it."""
     house = open_house()
     house.topic("orders")
-    ended(house.broker.offsets.commit("simple", {("orders", 0): Committed(7, -1, "", house.now())}))
+    ended(
+        house.broker.offsets.commit(
+            "simple", {("orders", 0): CommittedOffset(7, -1, "", house.now())}
+        )
+    )
     return house
 
 

@@ -12,8 +12,8 @@ from kafka.protocol.consumer.group import (
     OffsetFetchRequest,
 )
 
-from gateway.groups.classic.classic_member import Joining, Syncing
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.classic.classic_member import MemberJoin, MemberSync
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import NOW, House, Started, ended, open_house
 from tests.gateway.handlers.asking import ask, asked
@@ -145,7 +145,7 @@ def fetch(
 
 def stored(
     house: House, topic: str = "orders", partition: int = 0, group: str = "g"
-) -> Committed | None:
+) -> CommittedOffset | None:
     return house.broker.offsets.get(group, topic, partition)
 
 
@@ -157,7 +157,7 @@ def test_a_commit_is_answered_partition_by_partition_and_kept(house, version):
     assert commit(
         house, ("orders", 0, 5), ("orders", 1, 6), ("bills", 0, 7), version=version, metadata="mine"
     ) == [0, 0, 0]
-    assert stored(house) == Committed(5, -1, "mine", NOW, None)
+    assert stored(house) == CommittedOffset(5, -1, "mine", NOW, None)
     assert {place: row.offset for place, row in house.broker.offsets.of_group("g").items()} == {
         ("orders", 0): 5,
         ("orders", 1): 6,
@@ -280,11 +280,13 @@ def member_of(
 ) -> tuple[str, int]:
     """The id and generation of the only member of group g, which has its assignment."""
     told = subscription(*topics) if metadata is None else metadata
-    joining = Joining("", instance, "test", "/127.0.0.1", kind, (("range", told),), 10_000, 10_000)
+    joining = MemberJoin(
+        "", instance, "test", "/127.0.0.1", kind, (("range", told),), 10_000, 10_000
+    )
     waiting = Started(house.broker.groups.join("g", joining))
     house.clock.advance(house.broker.settings.group_initial_rebalance_delay_ms / 1000)
     joined = waiting.result
-    syncing = Syncing(
+    syncing = MemberSync(
         joined.member_id, instance, joined.generation, assignments=((joined.member_id, b""),)
     )
     assert Started(house.broker.groups.sync("g", syncing)).result.code == 0

@@ -10,7 +10,7 @@ from kafka.protocol.consumer.offsets import ListOffsetsRequest
 from kafka.protocol.metadata.metadata import MetadataRequest
 
 from compat.records import check_message_set
-from gateway.groups.offsets.offset_rows import Committed
+from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode
 from tests.fakes.broker import NOW, House, ended, open_house
@@ -126,7 +126,7 @@ def offset(
 @pytest.mark.parametrize("version", range(5))
 def test_old_commits_go_where_all_others_go(house, version):
     assert commit(house, version) == 0
-    assert house.broker.offsets.get("g", "orders", 0) == Committed(2, -1, "mine", NOW, None)
+    assert house.broker.offsets.get("g", "orders", 0) == CommittedOffset(2, -1, "mine", NOW, None)
     assert [offset(house, fetching) for fetching in (0, 1, 7)] == [(2, "mine", 0)] * 3
 
 
@@ -137,13 +137,15 @@ def test_an_old_commit_for_what_is_not_there_is_refused(house, version):
 
 def test_a_commit_of_version_1_brings_its_time(house):
     commit(house, 1, timestamp=1234)
-    assert house.broker.offsets.get("g", "orders", 0) == Committed(2, -1, "mine", 1234, None)
+    assert house.broker.offsets.get("g", "orders", 0) == CommittedOffset(2, -1, "mine", 1234, None)
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
 def test_a_commit_of_version_2_to_4_may_bring_its_retention_time(house, version):
     commit(house, version, retention=60_000)
-    assert house.broker.offsets.get("g", "orders", 0) == Committed(2, -1, "mine", NOW, NOW + 60_000)
+    assert house.broker.offsets.get("g", "orders", 0) == CommittedOffset(
+        2, -1, "mine", NOW, NOW + 60_000
+    )
 
 
 @pytest.mark.parametrize(
