@@ -30,20 +30,20 @@ from storage.pulsar.admin.admin_api import Admin
 from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import LOCK_TOPIC
-from storage.pulsar.tables.table_upkeep import forget_the_old, make_topic
+from storage.pulsar.tables.table_compaction import clear_retention, ensure_topic
 from storage.pulsar.topics.pulsar_names import OURS, PREFIX
 
 RETRY_SECONDS = 1.0
 """Between two attempts to have the lock again."""
 
-BEGAN = time.time()
+PROCESS_START = time.time()
 """When this process did, or little later."""
 
 Access = pulsar.ProducerAccessMode
 log = logging.getLogger(__name__)
 
 
-class Holder(msgspec.Struct, frozen=True):
+class LockHolder(msgspec.Struct, frozen=True):
     """`token` is of one `take`. Times are seconds since 1970."""
 
     token: str
@@ -68,7 +68,7 @@ class StoreLock:
             f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{OURS}.{LOCK_TOPIC}"
         )
         self._producer: Any = None
-        self._holder: Holder | None = None
+        self._holder: LockHolder | None = None
         self._timer: Timer | None = None
         self._lost: Callable[[str], None] = lambda reason: None
         self._contested_since: float | None = None
@@ -85,10 +85,10 @@ class StoreLock:
 
     async def take(self, node: str, takeover: bool) -> None:
         """Have the store, or with `takeover` take it away from whoever has it. Raises StoreInUse (StoreLeft where its holder seems to be gone), StorageFailed."""
-        await make_topic(self._admin, self._topic)
-        await forget_the_old(self._admin, self._topic)
+        await ensure_topic(self._admin, self._topic)
+        await clear_retention(self._admin, self._topic)
         now = time.time()
-        holder = Holder(uuid4().hex, node, socket.gethostname(), os.getpid(), now, now)
+        holder = LockHolder(uuid4().hex, node, socket.gethostname(), os.getpid(), now, now)
         access = Access.ExclusiveWithFencing if takeover else Access.Exclusive
 
         def open_and_say() -> Any:
@@ -105,7 +105,9 @@ class StoreLock:
             self._producer = await self._session.run(open_and_say)
         except Fenced:
             other = await self._last_holder()
-            is_left = other is not None and seems_gone(other, 2 * self._settings.lock_beat_seconds)
+            is_left = other is not None and appears_dead(
+                other, 2 * self._settings.lock_beat_seconds
+            )
             raise (StoreLeft if is_left else StoreInUse)(self._in_use(other)) from None
         self._holder = holder
         self._again(self._settings.lock_beat_seconds, self._beat)
@@ -121,16 +123,16 @@ class StoreLock:
         Fails with StorageFailed where Pulsar does not say so within `send_timeout_seconds`; where it refuses this holder and nobody says that they have the
         store, that is told after `lock_contest_seconds`. To be asked before anything is taken from another process: that may be the new holder.
         """
-        told: Deferred[None] = Deferred()
+        result: Deferred[None] = Deferred()
         if self._producer is None:
-            told.errback(Fenced("another process has taken the store"))
-            return told
-        self._doubting.append(told)
+            result.errback(Fenced("another process has taken the store"))
+            return result
+        self._doubting.append(result)
         if self._contested_since is None and not self._is_said:
             if self._timer:
                 self._timer.cancel()
             self._beat()
-        return told
+        return result
 
     async def release(self) -> None:
         """Let others have it. Nothing happens where it is not held."""
@@ -193,13 +195,13 @@ class StoreLock:
 
     def _tell_hoping(self, failure: StorageError | None = None) -> None:
         hoping, self._hoping = self._hoping, []
-        for told in hoping:
-            if told.called:
+        for result in hoping:
+            if result.called:
                 continue
             if failure is None:
-                told.callback(None)
+                result.callback(None)
             else:
-                told.errback(failure)
+                result.errback(failure)
 
     def _again(self, delay: float, call: Callable[[], None]) -> None:
         self._timer = self._reactor.callLater(delay, call)
@@ -219,7 +221,7 @@ class StoreLock:
         if self._producer is not refused:
             return
         if holder is not None and holder.token != self._holder.token:
-            self._lose(f"{told(holder)} has taken the store")
+            self._lose(f"{describe(holder)} has taken the store")
             return
         try:
             producer = await self._open(Access.Exclusive)
@@ -263,35 +265,35 @@ class StoreLock:
             self._timer = None
         producer, self._producer = self._producer, None
         doubting, self._doubting, self._hoping = [*self._hoping, *self._doubting], [], []
-        for told in doubting:
-            if not told.called:
-                told.errback(Fenced("another process has taken the store, or it is closed here"))
+        for result in doubting:
+            if not result.called:
+                result.errback(Fenced("another process has taken the store, or it is closed here"))
         return producer
 
-    async def _last_holder(self) -> Holder | None:
+    async def _last_holder(self) -> LockHolder | None:
         """Who said last that they have it; None where nobody ever did, or it is forgotten."""
         return await self._session.run(self._read_last)
 
-    def _read_last(self) -> Holder | None:
+    def _read_last(self) -> LockHolder | None:
         reader = self._session.reader(self._topic, pulsar.MessageId.latest)
         try:
             if not reader.has_message_available():
                 return None
             return msgspec.json.decode(
                 reader.read_next(round(self._settings.operation_timeout_seconds * 1000)).data(),
-                type=Holder,
+                type=LockHolder,
             )
         except msgspec.DecodeError:
             return None
         finally:
             reader.close()
 
-    def _in_use(self, holder: Holder | None) -> str:
+    def _in_use(self, holder: LockHolder | None) -> str:
         place = f"{self._settings.metadata_tenant}/{self._settings.metadata_namespace}"
         who = (
             "by a process that has not said who it is"
             if holder is None
-            else f"by {told(holder)}, heard last {ago(holder.said)} ago"
+            else f"by {describe(holder)}, heard last {age(holder.said)} ago"
         )
         return (
             f"the store in Pulsar's namespace {place} is in use {who}: stop that process, or give this one namespaces of its own. The store of a killed "
@@ -300,12 +302,12 @@ class StoreLock:
         )
 
 
-def seems_gone(holder: Holder, seconds: float) -> bool:
+def appears_dead(holder: LockHolder, seconds: float) -> bool:
     """Whether that process has ended, as far as one can tell from here, or has said nothing for so long."""
-    return not _may_live(holder) or time.time() - holder.said > seconds
+    return not _may_be_alive(holder) or time.time() - holder.said > seconds
 
 
-def _may_live(holder: Holder) -> bool:
+def _may_be_alive(holder: LockHolder) -> bool:
     """False where the number of its process is nobody's on this host, or is ours and was another's before: a container's first process is 1 each time."""
     if holder.host != socket.gethostname():
         return True
@@ -315,13 +317,13 @@ def _may_live(holder: Holder) -> bool:
         return False
     except (OSError, OverflowError):
         return True
-    return holder.process != os.getpid() or holder.since >= BEGAN
+    return holder.process != os.getpid() or holder.since >= PROCESS_START
 
 
-def told(holder: Holder) -> str:
+def describe(holder: LockHolder) -> str:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(holder.since))
     return f"node {holder.node!r} (process {holder.process} on {holder.host}, since {since} UTC)"
 
 
-def ago(moment: float) -> str:
+def age(moment: float) -> str:
     return f"{max(0, round(time.time() - moment))} s"

@@ -17,13 +17,19 @@ from storage.pulsar.admin.cluster_checks import prepare
 from storage.pulsar.client.exclusive_producer import Room, Taken
 from storage.pulsar.client.process_stalls import Standstills
 from storage.pulsar.client.pulsar_client import Session
-from storage.pulsar.compaction.side_topic import Runs
+from storage.pulsar.compaction.side_topic import SideTopics
 from storage.pulsar.lock import StoreLock
-from storage.pulsar.log.entry_formats import Formats
+from storage.pulsar.log.entry_formats import PulsarLogOpener
 from storage.pulsar.log.format_history import PulsarPartitionLog
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_reader import ReaderCache
-from storage.pulsar.log.partition_rows import TABLE, Partition, PartitionRow, key_of, loaded
+from storage.pulsar.log.partition_rows import (
+    TABLE,
+    PartitionRow,
+    PartitionState,
+    load_partitions,
+    partition_key,
+)
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.table import PulsarTable
 from storage.pulsar.topics.mirrored_cursors import CursorMirror, Place
@@ -54,9 +60,9 @@ class PulsarStore:
         self._catalogue = TopicCatalogue(settings, self._admin, reactor)
         self._cache = ReaderCache(self._session, settings.readers)
         self._tail = Tail(settings.tail_bytes)
-        self._runs = Runs(self._session, self._admin, settings)
+        self._runs = SideTopics(self._session, self._admin, settings)
         self._room = Room(settings.queue_bytes, settings.queue_operations)
-        self._formats = Formats(
+        self._formats = PulsarLogOpener(
             self._session,
             self._admin,
             self._cache,
@@ -68,7 +74,7 @@ class PulsarStore:
         )
         self._logs: OnceEach[tuple[str, int], PulsarPartitionLog] = OnceEach()
         self._tables: OnceEach[str, PulsarTable] = OnceEach()
-        self._partitions: dict[bytes, Partition] = {}
+        self._partitions: dict[bytes, PartitionState] = {}
         self._full_names: dict[bytes, str] = {}
         """Of the partitions that were opened."""
         self._rows: PulsarTable | None = None
@@ -105,9 +111,9 @@ class PulsarStore:
         if self.settings.mirror_cursors:
             self._mirror.start()
 
-    async def _load(self, rows: PulsarTable) -> dict[bytes, Partition]:
+    async def _load(self, rows: PulsarTable) -> dict[bytes, PartitionState]:
         try:
-            return loaded(rows, await rows.items())
+            return load_partitions(rows, await rows.items())
         except ValueError as error:
             raise StorageFailed(f"a row of the table {TABLE} cannot be read: {error}") from None
 
@@ -250,7 +256,7 @@ class PulsarStore:
             self._leaving.discard(name)
         await self._shut(name)
         for index in range(topic.partitions):
-            partition = self._partitions.pop(key_of(topic.topic_id, index), None)
+            partition = self._partitions.pop(partition_key(topic.topic_id, index), None)
             if partition:
                 await self._forget_partition(partition)
 
@@ -275,7 +281,7 @@ class PulsarStore:
         keys = [key for key in self._logs.made if key[0] == name]
         return DeferredList([self._logs.made.pop(key).shut() for key in keys])
 
-    async def _forget_partition(self, partition: Partition) -> None:
+    async def _forget_partition(self, partition: PartitionState) -> None:
         """What stays is of no use to anybody, and small, but for what compaction wrote."""
         assert self._rows
         keys = partition.keys()
@@ -294,7 +300,7 @@ class PulsarStore:
             is_gone = (
                 topic is None
                 or index >= topic.partitions
-                or key_of(topic.topic_id, index) != log.partition.key
+                or partition_key(topic.topic_id, index) != log.partition.key
             )
             if is_gone or log.partition.row.is_native != (self._entry_format(name) == NATIVE):
                 del self._logs.made[name, index]
@@ -331,9 +337,9 @@ class PulsarStore:
         if name not in self.topics:
             raise UnknownTopic(f"topic {name} was deleted before it was opened")
         self._check_stays(name)
-        key = key_of(self.topics[name].topic_id, index)
+        key = partition_key(self.topics[name].topic_id, index)
         assert self._rows
-        partition = self._partitions.get(key) or Partition(self._rows, key, PartitionRow())
+        partition = self._partitions.get(key) or PartitionState(self._rows, key, PartitionRow())
         try:
             log = await self._formats.open(
                 full_name,
@@ -345,7 +351,7 @@ class PulsarStore:
             await self._catalogue.look(name)
             raise
         topic = self.topics.get(name)
-        if not self._is_open or topic is None or key_of(topic.topic_id, index) != key:
+        if not self._is_open or topic is None or partition_key(topic.topic_id, index) != key:
             log.shut()
             self._check_open()
             raise UnknownTopic(f"topic {name} was deleted while it was opened")

@@ -13,7 +13,7 @@ from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
 from tests.peers.on_pulsar import bootstrap, ends, on, options
 from tests.peers.pulsar import distribution
-from tests.storage.pulsar.secured import SUPERUSER, secured, token
+from tests.storage.pulsar.secured_pulsar import SUPERUSER, secured, token
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 

@@ -20,7 +20,7 @@ from tests.peers.chaos.servers import Gateway, Supervised
 from tests.peers.gateway import MIB, Peer, one_record
 from tests.peers.tenant import CLUSTER, Tenant
 from tests.peers.verifiable import TOPIC
-from tests.storage.pulsar.secured import secured, token
+from tests.storage.pulsar.secured_pulsar import secured, token
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
 

@@ -16,7 +16,7 @@ from storage.pulsar.admin.cluster_setup import set_up
 from storage.pulsar.admin.namespace_probe import Findings, probe
 from storage.pulsar.admin.reachability import why_not
 from storage.pulsar.client.pulsar_client import Session
-from storage.pulsar.log.append_queue import MESSAGE_OVERHEAD
+from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.namespaces import Rules, keeps, own_namespaces, rules_of, runtime_of
 from storage.pulsar.topics.pulsar_names import Names
@@ -189,7 +189,7 @@ class Checks:
 
     def _learn(self, findings: Findings) -> None:
         """How large a message may be, where only a superuser could read it."""
-        largest = findings.taken_bytes + MESSAGE_OVERHEAD
+        largest = findings.taken_bytes + MAX_MESSAGE_OVERHEAD
         is_all = not findings.refused.keys() & {LARGE, ROWS}
         self._session.message_bytes = (
             max(largest, self._session.message_bytes) if is_all else largest
@@ -222,12 +222,12 @@ class Checks:
             self._add(
                 False,
                 text,
-                f"set message_max_bytes to less, or {self._remedies.take_messages(limit + MESSAGE_OVERHEAD)}",
+                f"set message_max_bytes to less, or {self._remedies.take_messages(limit + MAX_MESSAGE_OVERHEAD)}",
             )
         elif what == ROWS:
             limit = self._settings.table_burst_bytes
             text = f"the gateway's tables store up to {limit} bytes in one message, and the brokers refuse that: {reason}"
-            self._add(True, text, self._remedies.take_messages(limit + MESSAGE_OVERHEAD))
+            self._add(True, text, self._remedies.take_messages(limit + MAX_MESSAGE_OVERHEAD))
         elif (
             what == "set policies of topics"
             and isinstance(failure, AdminFailed)

@@ -17,7 +17,7 @@ import pulsar
 
 from storage.log import StorageFailed
 from storage.pulsar.client.pulsar_client import Session
-from storage.pulsar.log.entry_messages import Header, header_of
+from storage.pulsar.log.entry_messages import Header, parse_header
 from storage.pulsar.log.offset_index import Position
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Source:
     def own(self, message: Any) -> Header | None:
         """The header of a message that counts."""
         try:
-            header = header_of(message.properties())
+            header = parse_header(message.properties())
         except UnicodeDecodeError:  # the library does not look what others write
             header = None
         if header is None:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from storage.log import Entry
-from storage.pulsar.compaction.patches import Patch, Patches
-from storage.pulsar.compaction.side_topic import Runs
-from storage.pulsar.log.entries import SCAN_BYTES, Entries, cut
-from storage.pulsar.log.partition_rows import Partition
+from storage.pulsar.compaction.replaced_ranges import ReplacedRange, ReplacedRanges
+from storage.pulsar.compaction.side_topic import SideTopics
+from storage.pulsar.log.entries import SCAN_BYTES, PartitionEntries, limit_entries
+from storage.pulsar.log.partition_rows import PartitionState
 
 
 class Overlay:
-    """`Entries`, with the patches of `partition`. Positions count the bytes that can be read, not those of the topic."""
+    """`PartitionEntries`, with the patches of `partition`. Positions count the bytes that can be read, not those of the topic."""
 
-    def __init__(self, plain: Entries, runs: Runs, partition: Partition) -> None:
+    def __init__(
+        self, plain: PartitionEntries, runs: SideTopics, partition: PartitionState
+    ) -> None:
         self._plain = plain
         self._runs = runs
         self._partition = partition
 
     @property
-    def patches(self) -> Patches:
+    def patches(self) -> ReplacedRanges:
         return self._partition.patches
 
     async def read(self, offset: int, end: int, max_bytes: int) -> list[Entry]:
@@ -35,7 +37,9 @@ class Overlay:
                     return found
         return await self._plain.read(offset, end, max_bytes)
 
-    async def _read(self, patches: Patches, offset: int, end: int, max_bytes: int) -> list[Entry]:
+    async def _read(
+        self, patches: ReplacedRanges, offset: int, end: int, max_bytes: int
+    ) -> list[Entry]:
         found: list[Entry] = []
         room = max_bytes
         while offset < end and (room >= 0 or not found):
@@ -46,7 +50,9 @@ class Overlay:
                 some, reached = await self._between(patches, offset, end, max(room, 1))
                 if reached == offset:
                     break
-            kept = cut([*found, *some], found[0].base_offset if found else offset, max_bytes)
+            kept = limit_entries(
+                [*found, *some], found[0].base_offset if found else offset, max_bytes
+            )
             if len(kept) < len(found) + sum(entry.last_offset >= offset for entry in some):
                 return kept
             found, offset = kept, reached
@@ -54,7 +60,7 @@ class Overlay:
         return found
 
     async def _between(
-        self, patches: Patches, offset: int, end: int, max_bytes: int
+        self, patches: ReplacedRanges, offset: int, end: int, max_bytes: int
     ) -> tuple[list[Entry], int]:
         """Entries of the topic that no patch hides, up to the next patch, and the offset up to which all of them are here.
 
@@ -69,7 +75,7 @@ class Overlay:
         reached = shown[-1].last_offset + 1 if shown else stop
         return shown, stop if len(shown) < len(entries) else reached
 
-    async def shown(self, patch: Patch) -> list[Entry]:
+    async def shown(self, patch: ReplacedRange) -> list[Entry]:
         """The entries in the patch's window."""
         return await self._runs.read(self._partition.key, patch)
 

@@ -10,16 +10,16 @@ from msgspec import structs
 
 from storage.log import Entry, StorageError, StorageFailed
 from storage.pulsar.compaction.overlay import Overlay
-from storage.pulsar.compaction.patches import Patch, trimmed
-from storage.pulsar.compaction.side_topic import Runs
-from storage.pulsar.log.entries import SCAN_BYTES, Entries
-from storage.pulsar.log.partition_rows import Partition, patch_row
+from storage.pulsar.compaction.replaced_ranges import ReplacedRange, cut_out
+from storage.pulsar.compaction.side_topic import SideTopics
+from storage.pulsar.log.entries import SCAN_BYTES, PartitionEntries
+from storage.pulsar.log.partition_rows import PartitionState, replaced_range_row
 from storage.pulsar.settings import PulsarSettings
 
 logger = logging.getLogger(__name__)
 
 
-class Window(NamedTuple):
+class RangeExtent(NamedTuple):
     """What a patch says of it."""
 
     first: int
@@ -28,15 +28,15 @@ class Window(NamedTuple):
     hidden: int
 
 
-class Replacing:
-    """For one log; one step at a time, within `Partition.turn`."""
+class EntryReplacer:
+    """For one log; one step at a time, within `PartitionState.turn`."""
 
     def __init__(
         self,
-        plain: Entries,
+        plain: PartitionEntries,
         overlay: Overlay,
-        runs: Runs,
-        partition: Partition,
+        runs: SideTopics,
+        partition: PartitionState,
         settings: PulsarSettings,
     ) -> None:
         self._plain = plain
@@ -66,17 +66,21 @@ class Replacing:
                 (entry.last_offset, len(entry.payload))
                 for entry in await self._overlay.shown(patch)
             ]
-            pieces, rest = trimmed(patch, begin, stop, sizes)
+            pieces, rest = cut_out(patch, begin, stop, sizes)
             come += pieces
             hidden += rest
         if len(patches) + len(come) + 1 - len(gone) > self._settings.compacted_windows:
             raise StorageFailed(
                 f"compaction has replaced {len(patches)} pieces of this partition already (compacted_windows)"
             )
-        await self.show(gone, come, Window(begin, stop, before, hidden), kept)
+        await self.show(gone, come, RangeExtent(begin, stop, before, hidden), kept)
 
     async def show(
-        self, gone: Sequence[Patch], come: Sequence[Patch], window: Window, entries: Sequence[Entry]
+        self,
+        gone: Sequence[ReplacedRange],
+        come: Sequence[ReplacedRange],
+        window: RangeExtent,
+        entries: Sequence[Entry],
     ) -> None:
         """From one durable step on `entries` are what is in the window; beside it `come` is in place of `gone`. Raises StorageFailed, EntryTooLarge."""
         generation = self._partition.row.generation
@@ -113,12 +117,14 @@ class Replacing:
             await self._runs.make(self._partition.key, generation)
             self._is_made = True
 
-    async def _show(self, gone: Sequence[Patch], come: Sequence[Patch], **fields: int) -> None:
+    async def _show(
+        self, gone: Sequence[ReplacedRange], come: Sequence[ReplacedRange], **fields: int
+    ) -> None:
         """The one durable step."""
         rows: dict[bytes, bytes | None] = {}
         for patch in gone:
-            rows[patch_row(self._partition.key, patch)[0]] = None
-        rows.update(patch_row(self._partition.key, patch) for patch in come)
+            rows[replaced_range_row(self._partition.key, patch)[0]] = None
+        rows.update(replaced_range_row(self._partition.key, patch) for patch in come)
         await self._partition.change(rows, **fields)
         self._partition.patches = self._partition.patches.changed(gone, come)
 

@@ -15,32 +15,32 @@ import pulsar
 from storage.log import Entry, StorageFailed
 from storage.pulsar.admin.admin_api import Admin, AdminFailed, Conflict, Missing, Troubled
 from storage.pulsar.client.pulsar_client import Session
-from storage.pulsar.compaction.patches import Patch
-from storage.pulsar.log.entry_messages import Header, entries_of, header_of, packed
+from storage.pulsar.compaction.replaced_ranges import ReplacedRange
+from storage.pulsar.log.entry_messages import Header, pack_entries, parse_header, unpack_entries
 from storage.pulsar.settings import MIB, PulsarSettings
-from storage.pulsar.tables.table_upkeep import EARLIEST, make_topic
+from storage.pulsar.tables.table_compaction import EARLIEST, ensure_topic
 from storage.pulsar.topics.pulsar_names import OURS, PREFIX, path_of
 
 log = logging.getLogger(__name__)
 
-RUN = "kopgate.run"
+BATCH_PROPERTY = "kopgate.run"
 """The property of a message that says which run it is of, and its number there."""
 
-KEEPER = "kopgate"
+SUBSCRIPTION = "kopgate"
 """The subscription that is never moved: whatever the retention of the namespace, nothing of a side topic goes but the whole."""
 
-FOR_EVER = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
+UNLIMITED_RETENTION = {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}
 
 MESSAGE_BYTES = MIB
 """Entries are packed into messages of about this size; a larger one is alone in its own."""
 
 
-def side_topic(settings: PulsarSettings, partition: bytes, generation: int) -> str:
+def side_topic_name(settings: PulsarSettings, partition: bytes, generation: int) -> str:
     """The full name of a partition's side topic. `partition` is its row's key."""
     return f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{OURS}.compacted.{partition.hex()}.{generation}"
 
 
-class Runs:
+class SideTopics:
     """Reads and writes runs; those that were read last are kept, up to `compacted_bytes`. For the reactor's thread."""
 
     def __init__(self, session: Session, admin: Admin, settings: PulsarSettings) -> None:
@@ -52,13 +52,13 @@ class Runs:
 
     async def make(self, partition: bytes, generation: int) -> None:
         """The side topic, where it is missing. Raises StorageFailed."""
-        topic = side_topic(self._settings, partition, generation)
-        await make_topic(self._admin, topic)
+        topic = side_topic_name(self._settings, partition, generation)
+        await ensure_topic(self._admin, topic)
         with suppress(Conflict):
-            await self._admin.put(f"{path_of(topic)}/subscription/{KEEPER}", EARLIEST)
+            await self._admin.put(f"{path_of(topic)}/subscription/{SUBSCRIPTION}", EARLIEST)
         try:
             # A time to live or a backlog quota with eviction would move the subscription.
-            await self._admin.post(f"{path_of(topic)}/retention", FOR_EVER)
+            await self._admin.post(f"{path_of(topic)}/retention", UNLIMITED_RETENTION)
         except Troubled:
             raise
         except AdminFailed as error:
@@ -72,23 +72,23 @@ class Runs:
         """The side topic is gone, if it was there. Raises StorageFailed."""
         with suppress(Missing):
             await self._admin.delete(
-                f"{path_of(side_topic(self._settings, partition, generation))}?force=true"
+                f"{path_of(side_topic_name(self._settings, partition, generation))}?force=true"
             )
 
     async def write(
         self, partition: bytes, generation: int, first: int, last: int, entries: Sequence[Entry]
-    ) -> Patch:
+    ) -> ReplacedRange:
         """A run of `entries`, durably, as a patch of that window that hides nothing yet. Raises StorageFailed, EntryTooLarge."""
         size = sum(len(entry.payload) for entry in entries)
         if not entries:
-            return Patch(first, last, 0, 0, 0, generation, newest=-1)
+            return ReplacedRange(first, last, 0, 0, 0, generation, newest=-1)
         token = uuid4().hex
-        topic = side_topic(self._settings, partition, generation)
+        topic = side_topic_name(self._settings, partition, generation)
         place, messages = await self._session.run(
-            lambda: write_run(self._session, topic, token, entries)
+            lambda: write_batch(self._session, topic, token, entries)
         )
         newest = max(entry.max_timestamp for entry in entries)
-        return Patch(
+        return ReplacedRange(
             first,
             last,
             0,
@@ -102,7 +102,7 @@ class Runs:
             newest,
         )
 
-    async def read(self, partition: bytes, patch: Patch) -> list[Entry]:
+    async def read(self, partition: bytes, patch: ReplacedRange) -> list[Entry]:
         """What `patch` shows. Raises StorageFailed."""
         if not patch.messages:
             return []
@@ -111,8 +111,8 @@ class Runs:
             self._kept.move_to_end(patch.token)
             entries = kept[0]
         else:
-            topic = side_topic(self._settings, partition, patch.generation)
-            entries = await self._session.run(lambda: read_run(self._session, topic, patch))
+            topic = side_topic_name(self._settings, partition, patch.generation)
+            entries = await self._session.run(lambda: read_batch(self._session, topic, patch))
             self._keep(patch.token, entries)
         return [
             entry
@@ -131,7 +131,7 @@ class Runs:
             self._held -= size
 
 
-def messages_of(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+def split_into_messages(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     """Entries that are packed together."""
     some: list[Entry] = []
     size = 0
@@ -145,22 +145,26 @@ def messages_of(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
         yield some
 
 
-def write_run(
+def write_batch(
     session: Session, topic: str, token: str, entries: Sequence[Entry]
 ) -> tuple[Any, int]:
     """The place of the run's first message, and how many it has. Blocks. One producer at a time, so that nothing comes between them."""
     producer = session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
     try:
         places = []
-        for number, some in enumerate(messages_of(entries)):
+        for number, some in enumerate(split_into_messages(entries)):
             time_ = max(entry.max_timestamp for entry in some)
             header = Header(
                 some[0].base_offset, some[-1].last_offset, time_, 0, 0, time_, len(some)
             )
-            payload = bytes(some[0].payload) if len(some) == 1 else packed(some)
+            payload = bytes(some[0].payload) if len(some) == 1 else pack_entries(some)
             places.append(
                 producer.send(
-                    payload, properties={**header.properties("compacted"), RUN: f"{token} {number}"}
+                    payload,
+                    properties={
+                        **header.properties("compacted"),
+                        BATCH_PROPERTY: f"{token} {number}",
+                    },
                 )
             )
         return places[0], len(places)
@@ -169,7 +173,7 @@ def write_run(
             producer.close()
 
 
-def read_run(session: Session, topic: str, patch: Patch) -> list[Entry]:
+def read_batch(session: Session, topic: str, patch: ReplacedRange) -> list[Entry]:
     """Every entry of the patch's run. Blocks. What was sent twice after a broker's crash is passed over."""
     deadline = time.monotonic() + session.settings.read_timeout_seconds
     place = pulsar.MessageId(-1, patch.ledger_id, patch.entry_id, -1)
@@ -180,9 +184,9 @@ def read_run(session: Session, topic: str, patch: Patch) -> list[Entry]:
         while number < patch.messages:
             message = reader.read_next(max(1, round(1000 * (deadline - time.monotonic()))))
             properties = message.properties()
-            header = header_of(properties)
-            if header and properties.get(RUN) == f"{patch.token} {number}":
-                found += entries_of(header, message.data())
+            header = parse_header(properties)
+            if header and properties.get(BATCH_PROPERTY) == f"{patch.token} {number}":
+                found += unpack_entries(header, message.data())
                 number += 1
     except pulsar.Timeout:
         seconds = session.settings.read_timeout_seconds

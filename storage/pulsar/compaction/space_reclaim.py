@@ -11,21 +11,21 @@ from typing import Protocol, TypeVar
 
 from storage.pulsar.client.exclusive_producer import End
 from storage.pulsar.client.topic_readers import Stored
-from storage.pulsar.compaction.patch_merge import Gathering
+from storage.pulsar.compaction.range_merge import RangeMerger
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.log.partition_rows import Partition
+from storage.pulsar.log.partition_rows import PartitionState
 
 T = TypeVar("T")
 
 
-class Messages(Protocol):
+class MessageSource(Protocol):
     """What is needed of a `PartitionReader`."""
 
     async def read(self, offset: int, end_offset: int, max_bytes: int) -> list[Stored]: ...
     async def last(self) -> Stored | None: ...
 
 
-class Trimming(Protocol):
+class TopicTrimmer(Protocol):
     """Deletes what is before a place in a topic of Pulsar, of that full name."""
 
     async def can_trim(self, topic: str, keep: Position) -> bool:
@@ -37,16 +37,16 @@ class Trimming(Protocol):
         ...
 
 
-class Freeing:
+class SpaceReclaimer:
     """For one log. `state` gives its start and its end, and raises what the log does when it is over."""
 
     def __init__(
         self,
         topic: str,
-        messages: Messages,
-        gathering: Gathering,
-        partition: Partition,
-        trimming: Trimming,
+        messages: MessageSource,
+        gathering: RangeMerger,
+        partition: PartitionState,
+        trimming: TopicTrimmer,
         state: Callable[[], tuple[int, End]],
     ) -> None:
         self._topic = topic

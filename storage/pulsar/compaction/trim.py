@@ -31,7 +31,7 @@ from storage.pulsar.admin.admin_api import (
 )
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.tables.table_upkeep import EARLIEST, NO_QUOTA, QUOTAS
+from storage.pulsar.tables.table_compaction import EARLIEST, NO_QUOTA, QUOTAS
 from storage.pulsar.topics.pulsar_names import OURS, PREFIX, partition_name, path_of
 from storage.pulsar.topics.retention_policies import Retention
 from storage.pulsar.topics.topic_listing import LOWERED, RETENTION, Found, each
@@ -39,14 +39,14 @@ from storage.pulsar.topics.topic_listing import LOWERED, RETENTION, Found, each
 CURSOR = f"{OURS}_compaction"
 TIME_TO_LIVE = "messageTTL"
 
-TRIES = 25
-PAUSE_SECONDS = 0.2
+TRIM_ATTEMPTS = 25
+TRIM_RETRY_SECONDS = 0.2
 """A policy is in force some milliseconds after it was set; a broker that takes longer than five seconds is tried again with the next round."""
 
 log = logging.getLogger(__name__)
 
 
-class Lowering:
+class RetentionTrimmer:
     """Of topics in one cluster. Everything raises StorageFailed where a broker does not answer or does not do it."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Lowering:
 
     async def guard(self, found: Found, topic: str, keep: Position) -> None:
         """From here on nothing goes of `topic`, a partition, from `keep` on, and of the others nothing at all, whatever the retention."""
-        for policy in _policies(found):
+        for policy in _protective_policies(found):
             if policy == TIME_TO_LIVE:
                 await self._admin.post(f"{found.path}/{TIME_TO_LIVE}?messageTTL=0")
             else:
@@ -104,7 +104,7 @@ class Lowering:
         async def stand(partition: str) -> None:
             await self._stand(partition, keep if partition == topic else None)
 
-        await each(_partitions(found), stand, self._settings.admin_connections)
+        await each(_partition_topics(found), stand, self._settings.admin_connections)
 
     async def _stand(self, topic: str, keep: Position | None) -> None:
         """The subscription stands before `keep`, or before everything; it is looked at whether it does."""
@@ -117,14 +117,14 @@ class Lowering:
         )
         stats = await self._admin.internal_stats(topic)
         first = min((ledger.ledger_id for ledger in stats.ledgers), default=0)
-        if not marked(stats, CURSOR) < (keep or Position(first, 0)):
+        if not mark_delete_position(stats, CURSOR) < (keep or Position(first, 0)):
             raise AdminFailed(
                 f"{topic}: the subscription {CURSOR} does not stand where it was put", 0, ""
             )
 
     def check_time(self, since: float) -> None:
         """Raises StorageFailed where so much time has passed since then that the subscription may be gone."""
-        if now() - since > self._settings.lowered_seconds:
+        if clock_seconds() - since > self._settings.lowered_seconds:
             raise StorageFailed(
                 f"it took longer than {self._settings.lowered_seconds:g} s to lower a retention, so it was given up"
             )
@@ -133,16 +133,16 @@ class Lowering:
         """Let Pulsar delete what it may."""
         stats = await self._admin.internal_stats(topic)
         before = stats.total_size
-        for _ in range(TRIES):
+        for _ in range(TRIM_ATTEMPTS):
             self.check_time(since)
-            if not marked(stats, CURSOR) < keep:
+            if not mark_delete_position(stats, CURSOR) < keep:
                 raise StorageFailed(f"{topic}: somebody has taken the subscription {CURSOR} away")
             await self._admin.post(f"{path_of(topic)}/trim")
             stats = await self._admin.internal_stats(topic)
             if not has_whole_ledgers(stats, keep):
                 log.info("%s: %d of %d bytes were freed", topic, before - stats.total_size, before)
                 return
-            await self._pause(PAUSE_SECONDS)
+            await self._pause(TRIM_RETRY_SECONDS)
         log.warning("%s: Pulsar keeps ledgers that nobody needs; it is tried again", topic)
 
     def is_raised(self, found: Found) -> bool:
@@ -155,15 +155,15 @@ class Lowering:
 
     async def end(self, found: Found, retention: Retention) -> bool:
         """The topic was given that retention again: take away what has protected it meanwhile, if it is time. Whether that is done."""
-        since = self._raised.setdefault(found.full_name, now())
-        if now() - since < self._settings.settling_seconds:
+        since = self._raised.setdefault(found.full_name, clock_seconds())
+        if clock_seconds() - since < self._settings.settling_seconds:
             return False
         if await self._admin.get(f"{found.path}/retention", Retention) != retention:
-            self._raised[found.full_name] = now()
+            self._raised[found.full_name] = clock_seconds()
             return False
         with suppress(Missing):
             await self._admin.delete(f"{found.path}/subscription/{CURSOR}")
-        for policy in _policies(found):
+        for policy in _protective_policies(found):
             name = (
                 TIME_TO_LIVE
                 if policy == TIME_TO_LIVE
@@ -177,14 +177,14 @@ class Lowering:
 def has_whole_ledgers(stats: InternalStats, keep: Position) -> bool:
     """Whether a ledger lies before `keep` and before what every subscription waits for."""
     others = [
-        marked(stats, name)
+        mark_delete_position(stats, name)
         for name in stats.cursors
-        if name != CURSOR and not name.startswith(_READER)
+        if name != CURSOR and not name.startswith(_READER_PREFIX)
     ]
     return any(ledger.ledger_id < min([keep, *others]).ledger_id for ledger in stats.ledgers)
 
 
-def marked(stats: InternalStats, subscription: str) -> Position:
+def mark_delete_position(stats: InternalStats, subscription: str) -> Position:
     """What the subscription has acknowledged up to; behind everything where it is not there."""
     cursor = stats.cursors.get(subscription)
     ledger, _, entry = (
@@ -193,21 +193,21 @@ def marked(stats: InternalStats, subscription: str) -> Position:
     return Position(int(ledger), int(entry))
 
 
-def now() -> float:
+def clock_seconds() -> float:
     """Seconds of a clock that goes on while the machine sleeps, where there is one."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-_READER = "reader"
+_READER_PREFIX = "reader"
 """Begins the names of readers' cursors, which keep nothing."""
 
 
-def _partitions(found: Found) -> list[str]:
+def _partition_topics(found: Found) -> list[str]:
     if not found.is_partitioned:
         return [found.full_name]
     return [partition_name(found.full_name, index) for index in range(found.topic.partitions)]
 
 
-def _policies(found: Found) -> list[str]:
+def _protective_policies(found: Found) -> list[str]:
     """Those that were set because retention was lowered."""
     return (found.retention or "").split()[1:]

@@ -22,18 +22,18 @@ from storage.log import (
 )
 from storage.pulsar.client.exclusive_producer import End, Leader, Room, Sent
 from storage.pulsar.client.pulsar_client import Session
-from storage.pulsar.log.entry_messages import Header, packed
+from storage.pulsar.log.entry_messages import Header, pack_entries
 from storage.pulsar.log.partition_reader import PartitionReader
-from storage.pulsar.log.partition_rows import Epochs, Partition, with_epoch
+from storage.pulsar.log.partition_rows import Epochs, PartitionState, add_epoch
 
 logger = logging.getLogger(__name__)
 
-MESSAGE_OVERHEAD = 1024
+MAX_MESSAGE_OVERHEAD = 1024
 """What the header and the library's own fields may take of the largest message; some 200 bytes were seen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedPartition:
     """What was found when the right to write was taken. `start`: the first readable offset as far as the partition's row knows, and what can be
     read before it, in bytes."""
 
@@ -42,19 +42,19 @@ class Opened:
     entry_format: str
     producer: Any
     leader_epoch: int
-    partition: Partition
+    partition: PartitionState
     reader: PartitionReader
     start: tuple[int, int]
     end: End
     is_empty: bool
 
 
-class Appending:
+class AppendQueue:
     """`on_stored` is told of each burst of acknowledged messages, and `on_end` once why nothing can be appended any more and what failed by it."""
 
     def __init__(
         self,
-        opened: Opened,
+        opened: OpenedPartition,
         room: Room,
         on_stored: Callable[[list[Sent]], None],
         on_end: Callable[[StorageError, list[Sent]], None],
@@ -99,7 +99,7 @@ class Appending:
         return (
             epochs
             if self.has_begun
-            else with_epoch(epochs, self._opened.leader_epoch, end_offset, start_offset)
+            else add_epoch(epochs, self._opened.leader_epoch, end_offset, start_offset)
         )
 
     async def idle(self) -> None:
@@ -131,8 +131,8 @@ class Appending:
             size += len(payload)
             time = max(time, entry.max_timestamp)
         if len(kept) > 1:
-            payload = packed(kept)
-        largest = self._opened.session.message_bytes - MESSAGE_OVERHEAD
+            payload = pack_entries(kept)
+        largest = self._opened.session.message_bytes - MAX_MESSAGE_OVERHEAD
         if len(payload) > largest:
             raise EntryTooLarge(
                 f"{len(payload)} bytes are more than a message of Pulsar holds, {largest} (maxMessageSize of the brokers)"
@@ -263,7 +263,7 @@ class Appending:
         self._on_end(self.over, [*unconfirmed, *left, *held])
 
 
-def ended_as(error: StorageError) -> LogClosed | Fenced:
+def end_error(error: StorageError) -> LogClosed | Fenced:
     """What a call on a log is told that is over, in an exception of its own."""
     kind = LogClosed if isinstance(error, LogClosed) else Fenced
     return kind(str(error))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from storage.log import Entry
-from storage.pulsar.log.entry_messages import entries_of, payload_bytes
+from storage.pulsar.log.entry_messages import entry_payload_bytes, unpack_entries
 from storage.pulsar.log.partition_reader import PartitionReader, Stored
 
 SCAN_BYTES = 1 << 20
 """What is read at a time where entries are looked through one after the other."""
 
 
-def cut(entries: list[Entry], offset: int, max_bytes: int) -> list[Entry]:
+def limit_entries(entries: list[Entry], offset: int, max_bytes: int) -> list[Entry]:
     """Those of `entries` that a read of `max_bytes` from `offset` on gives."""
     found: list[Entry] = []
     for entry in entries:
@@ -23,7 +23,7 @@ def cut(entries: list[Entry], offset: int, max_bytes: int) -> list[Entry]:
     return found
 
 
-class Entries:
+class PartitionEntries:
     """The entries of one partition by offset, time and size. A search is from `start` (the first entry reaches to it) to before `end`."""
 
     def __init__(self, messages: PartitionReader) -> None:
@@ -33,14 +33,14 @@ class Entries:
         """`PartitionLog.read`, nothing at or above `end`."""
         found: list[Entry] = []
         for stored in await self._messages.read(offset, end, max_bytes):
-            found += entries_of(stored.header, stored.payload)
-        return cut(found, offset, max_bytes)
+            found += unpack_entries(stored.header, stored.payload)
+        return limit_entries(found, offset, max_bytes)
 
     async def at_time(self, start: int, end: int, timestamp: int) -> Entry | None:
         """The first with a `max_timestamp` of at least `timestamp`."""
         while start < end and (reached := await self._messages.at_time(timestamp, start, end)):
             # Of several entries in one message the one that bears the time may be deleted already.
-            for entry in entries_of(reached.header, reached.payload):
+            for entry in unpack_entries(reached.header, reached.payload):
                 if entry.last_offset >= start and entry.max_timestamp >= timestamp:
                     return entry
             start = reached.header.last_offset + 1
@@ -52,7 +52,7 @@ class Entries:
         if stored is None:
             return None
         newest = max(
-            entries_of(stored.header, stored.payload), key=lambda entry: entry.max_timestamp
+            unpack_entries(stored.header, stored.payload), key=lambda entry: entry.max_timestamp
         )
         if newest.last_offset >= start:
             return newest
@@ -69,7 +69,7 @@ class Entries:
         """The payload before the entry that contains `offset`, or before the next one; `end_bytes` lie before `end`."""
         for stored in await self._messages.read(offset, end, 1):
             before = stored.header.bytes_before
-            for entry in entries_of(stored.header, stored.payload):
+            for entry in unpack_entries(stored.header, stored.payload):
                 if entry.last_offset >= offset:
                     return before
                 before += len(entry.payload)
@@ -81,7 +81,7 @@ class Entries:
         if stored is None:
             return None
         before = stored.header.bytes_before
-        for entry in entries_of(stored.header, stored.payload):
+        for entry in unpack_entries(stored.header, stored.payload):
             before += len(entry.payload)
             if entry.last_offset >= start and before > position:
                 return entry
@@ -96,7 +96,7 @@ class Entries:
             if not some:
                 end = middle
             elif (
-                some[0].header.bytes_before + payload_bytes(some[0].header, some[0].payload)
+                some[0].header.bytes_before + entry_payload_bytes(some[0].header, some[0].payload)
                 > position
             ):
                 found = some[0]

@@ -19,19 +19,24 @@ ENTRY_FORMAT = "entry.format"
 HEADER = "kopgate"
 """The property with the header: its version and then the fields of `Header`, a JSON array of numbers."""
 
-VERSION = 1
+HEADER_VERSION = 1
 
-_MOST = (1 << 63) - 1
-_Natural = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
-_OrNone = Annotated[int, msgspec.Meta(ge=-1, le=_MOST)]
+_MAX_INT64 = (1 << 63) - 1
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=_MAX_INT64)]
+_OrNone = Annotated[int, msgspec.Meta(ge=-1, le=_MAX_INT64)]
 """-1 is none."""
 
-_PLACE = struct.Struct(">qqqI")
+_ENTRY_HEADER = struct.Struct(">qqqI")
 """Where a message holds several entries: base offset, last offset, greatest timestamp and bytes of each, before the payloads."""
 
 
 class Header(
-    msgspec.Struct, frozen=True, array_like=True, gc=False, tag=VERSION, forbid_unknown_fields=True
+    msgspec.Struct,
+    frozen=True,
+    array_like=True,
+    gc=False,
+    tag=HEADER_VERSION,
+    forbid_unknown_fields=True,
 ):
     """`bytes_before`: the payload bytes of all messages that the partition ever had before this one. `leader_epoch`: of the writer.
 
@@ -46,7 +51,7 @@ class Header(
     bytes_before: _Natural
     leader_epoch: _OrNone
     greatest_timestamp: _OrNone = -1
-    entries: Annotated[int, msgspec.Meta(ge=1, le=_MOST)] = 1
+    entries: Annotated[int, msgspec.Meta(ge=1, le=_MAX_INT64)] = 1
 
     def properties(self, entry_format: str) -> dict[str, str]:
         """The properties of a message in that format."""
@@ -57,7 +62,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Header).decode
 
 
-def header_of(properties: Mapping[str, str]) -> Header | None:
+def parse_header(properties: Mapping[str, str]) -> Header | None:
     """The header that `properties` bear; None for a message that this store did not write, whatever its properties are."""
     text = properties.get(HEADER)
     if text is None:
@@ -74,21 +79,21 @@ def header_of(properties: Mapping[str, str]) -> Header | None:
     )
 
 
-def packed(entries: Sequence[Entry]) -> bytes:
+def pack_entries(entries: Sequence[Entry]) -> bytes:
     """The payload of one message with several entries. Kafka's batches come alone: only what must be stored together is packed so."""
     places = [
-        _PLACE.pack(one.base_offset, one.last_offset, one.max_timestamp, len(one.payload))
+        _ENTRY_HEADER.pack(one.base_offset, one.last_offset, one.max_timestamp, len(one.payload))
         for one in entries
     ]
     return b"".join([*places, *(one.payload for one in entries)])
 
 
-def entries_of(header: Header, payload: bytes) -> list[Entry]:
+def unpack_entries(header: Header, payload: bytes) -> list[Entry]:
     """The entries of a message, in order; `payload` as the only one where it does not hold as many as the header says."""
-    if header.entries > 1 and header.entries * _PLACE.size <= len(payload):
+    if header.entries > 1 and header.entries * _ENTRY_HEADER.size <= len(payload):
         found = []
-        begin = header.entries * _PLACE.size
-        for base, last, time, size in _PLACE.iter_unpack(payload[:begin]):
+        begin = header.entries * _ENTRY_HEADER.size
+        for base, last, time, size in _ENTRY_HEADER.iter_unpack(payload[:begin]):
             found.append(Entry(base, last, time, payload[begin : begin + size]))
             begin += size
         if (
@@ -100,6 +105,6 @@ def entries_of(header: Header, payload: bytes) -> list[Entry]:
     return [Entry(header.base_offset, header.last_offset, header.max_timestamp, payload)]
 
 
-def payload_bytes(header: Header, payload: bytes) -> int:
+def entry_payload_bytes(header: Header, payload: bytes) -> int:
     """How many bytes of a message's payload are its entries' payloads."""
-    return len(payload) - (header.entries * _PLACE.size if header.entries > 1 else 0)
+    return len(payload) - (header.entries * _ENTRY_HEADER.size if header.entries > 1 else 0)

@@ -8,16 +8,16 @@ from typing import Protocol
 from twisted.internet.defer import Deferred
 
 from storage.log import Entry, OffsetOutOfRange, PartitionLog, StorageFailed
-from storage.pulsar.log.format_ranges import Past
+from storage.pulsar.log.format_ranges import FormatRangeReader
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.log.partition_rows import Partition
+from storage.pulsar.log.partition_rows import PartitionState
 
 
 class PulsarPartitionLog(PartitionLog, Protocol):
     """What the store on Pulsar needs of a log beyond what it hands out."""
 
     topic: str
-    partition: Partition
+    partition: PartitionState
 
     @property
     def is_over(self) -> bool: ...
@@ -27,11 +27,11 @@ class PulsarPartitionLog(PartitionLog, Protocol):
     async def position_of(self, offset: int) -> Position | None: ...
 
 
-class HistoryLog:
+class MultiFormatLog:
     """A `PartitionLog`. `current` begins where the last of `pasts` ends; `start_offset` is the first that is still there of all of them."""
 
     def __init__(
-        self, pasts: Sequence[Past], current: PulsarPartitionLog, start_offset: int
+        self, pasts: Sequence[FormatRangeReader], current: PulsarPartitionLog, start_offset: int
     ) -> None:
         self.topic = current.topic
         self.partition = current.partition
@@ -182,7 +182,7 @@ class HistoryLog:
         return await self._current.position_of(offset)
 
 
-async def first_offset(pasts: Sequence[Past], current: PulsarPartitionLog) -> int:
+async def first_offset(pasts: Sequence[FormatRangeReader], current: PulsarPartitionLog) -> int:
     """The first offset that Pulsar still has."""
     for past in pasts:
         offset = await past.start()

@@ -9,17 +9,17 @@ from typing import Protocol
 
 from storage.log import Entry
 from storage.pulsar.compaction.overlay import Overlay
-from storage.pulsar.compaction.side_topic import Runs
-from storage.pulsar.log.entries import Entries
+from storage.pulsar.compaction.side_topic import SideTopics
+from storage.pulsar.log.entries import PartitionEntries
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_reader import PartitionReader
-from storage.pulsar.log.partition_rows import Partition, Stretch
-from storage.pulsar.native.stored_entries import NativeStored
+from storage.pulsar.log.partition_rows import FormatRange, PartitionState
+from storage.pulsar.native.stored_entries import NativeEntries
 
 SCAN_BYTES = 1 << 20
 
 
-class Past(Protocol):
+class FormatRangeReader(Protocol):
     """A stretch that nothing is written to any more. `first_offset` to before `end_offset`."""
 
     first_offset: int
@@ -39,22 +39,22 @@ class Past(Protocol):
     async def close(self) -> None: ...
 
 
-class KafkaPast:
+class KafkaRangeReader:
     """Of Kafka's batches, as compaction left them."""
 
     def __init__(
         self,
-        stretch: Stretch,
+        stretch: FormatRange,
         end_offset: int,
         reader: PartitionReader,
-        partition: Partition,
-        runs: Runs,
+        partition: PartitionState,
+        runs: SideTopics,
     ) -> None:
         self.first_offset = stretch.first_offset
         self.end_offset = end_offset
         self._reader = reader
         self._partition = partition
-        self._entries = Overlay(Entries(reader), runs, partition)
+        self._entries = Overlay(PartitionEntries(reader), runs, partition)
 
     async def start(self) -> int | None:
         first = await self._reader.first()
@@ -89,10 +89,10 @@ class KafkaPast:
         await self._reader.close()
 
 
-class NativePast:
+class NativeRangeReader:
     """Of native messages."""
 
-    def __init__(self, stretch: Stretch, end_offset: int, stored: NativeStored) -> None:
+    def __init__(self, stretch: FormatRange, end_offset: int, stored: NativeEntries) -> None:
         self.first_offset = stretch.first_offset
         self.end_offset = end_offset
         self._stored = stored

@@ -14,10 +14,10 @@ import msgspec
 
 from storage.pulsar.log.entry_messages import Header
 
-UNKNOWN = (1 << 63) - 1
+UNKNOWN_TIMESTAMP = (1 << 63) - 1
 """The greatest timestamp of a stretch that nobody has looked through: it cannot be ruled out to hold any."""
 
-FIRST_SPACING = 64 << 10
+INITIAL_SPACING = 64 << 10
 """Bytes of payload between two marks as long as there are few; twice as much each time they become too many."""
 
 
@@ -28,7 +28,7 @@ class Position(NamedTuple):
     entry_id: int
 
 
-class Mark(msgspec.Struct, frozen=True, gc=False):
+class IndexEntry(msgspec.Struct, frozen=True, gc=False):
     """A message that begins at `offset` is at `position`. The rest is as its header has it."""
 
     offset: int
@@ -37,8 +37,8 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     greatest_timestamp: int
 
 
-def mark_of(header: Header, position: Position) -> Mark:
-    return Mark(header.base_offset, position, header.bytes_before, header.greatest_timestamp)
+def index_entry(header: Header, position: Position) -> IndexEntry:
+    return IndexEntry(header.base_offset, position, header.bytes_before, header.greatest_timestamp)
 
 
 class OffsetIndex:
@@ -49,7 +49,7 @@ class OffsetIndex:
 
     def __init__(self, limit: int) -> None:
         self._limit = max(2, limit)
-        self._spacing = FIRST_SPACING
+        self._spacing = INITIAL_SPACING
         self._offsets = array("q")
         self._ledgers = array("q")
         self._entries = array("q")
@@ -57,32 +57,32 @@ class OffsetIndex:
         self._times = array("q")
         self._greatest = array("q")
         self._known_to = -1
-        self._walk = Walk(-1)
+        self._walk = SequentialScan(-1)
 
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def floor(self, offset: int) -> Mark | None:
+    def floor(self, offset: int) -> IndexEntry | None:
         """The last mark at or before `offset`."""
         return self._mark(bisect_right(self._offsets, offset) - 1)
 
-    def above(self, offset: int) -> Mark | None:
+    def above(self, offset: int) -> IndexEntry | None:
         """The first mark behind `offset`."""
         return self._mark(bisect_right(self._offsets, offset))
 
-    def before_time(self, timestamp: int) -> Mark | None:
+    def before_time(self, timestamp: int) -> IndexEntry | None:
         """The last mark up to which no message of the partition reached `timestamp`."""
         return self._mark(bisect_left(self._times, timestamp) - 1)
 
-    def at_time(self, timestamp: int) -> Mark | None:
+    def at_time(self, timestamp: int) -> IndexEntry | None:
         """The first mark up to which one did."""
         return self._mark(bisect_left(self._times, timestamp))
 
-    def before_byte(self, number: int) -> Mark | None:
+    def before_byte(self, number: int) -> IndexEntry | None:
         """The last mark that begins with that byte of the partition's payload, or before it."""
         return self._mark(bisect_right(self._bytes, number) - 1)
 
-    def behind_byte(self, number: int) -> Mark | None:
+    def behind_byte(self, number: int) -> IndexEntry | None:
         """The first mark that begins behind it."""
         return self._mark(bisect_right(self._bytes, number))
 
@@ -112,7 +112,7 @@ class OffsetIndex:
     def walked(self, start: int, passed: Sequence[tuple[Header, Position]]) -> None:
         """All messages from offset `start` on were looked at, up to and including the last of `passed`. Walks that go on from each other are one."""
         if start != self._walk.reached:
-            self._walk = Walk(start)
+            self._walk = SequentialScan(start)
         for header, position in passed:
             self._insert(header, position)
             self._step(header)
@@ -167,11 +167,11 @@ class OffsetIndex:
         if index == len(self._offsets) and offset >= self._known_to:
             if offset > self._known_to and self._greatest:
                 # Nobody has seen what lies between.
-                self._greatest[-1] = UNKNOWN
+                self._greatest[-1] = UNKNOWN_TIMESTAMP
             greatest, self._known_to = header.max_timestamp, header.last_offset + 1
         else:
             # What a stretch did not exceed as a whole, its parts do not exceed.
-            greatest = self._greatest[index - 1] if index else UNKNOWN
+            greatest = self._greatest[index - 1] if index else UNKNOWN_TIMESTAMP
         for column, value in zip(
             self._columns(),
             (offset, *position, header.bytes_before, header.greatest_timestamp, greatest),
@@ -196,17 +196,17 @@ class OffsetIndex:
             del column[1::2]
         self._greatest[:] = array("q", merged)
 
-    def _mark(self, index: int) -> Mark | None:
+    def _mark(self, index: int) -> IndexEntry | None:
         if not 0 <= index < len(self._offsets):
             return None
         position = Position(self._ledgers[index], self._entries[index])
-        return Mark(self._offsets[index], position, self._bytes[index], self._times[index])
+        return IndexEntry(self._offsets[index], position, self._bytes[index], self._times[index])
 
     def _columns(self) -> tuple[array[int], ...]:
         return self._offsets, self._ledgers, self._entries, self._bytes, self._times, self._greatest
 
 
-class Walk:
+class SequentialScan:
     """A reading without gaps: from `begin` up to before `reached` no timestamp was greater than `greatest`."""
 
     __slots__ = ("begin", "greatest", "reached")

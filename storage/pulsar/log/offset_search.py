@@ -11,13 +11,13 @@ from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import Admin, InternalStats
 from storage.pulsar.client.topic_readers import Source, Stored, look
 from storage.pulsar.log.entry_messages import Header
-from storage.pulsar.log.offset_index import Mark, OffsetIndex, Position
+from storage.pulsar.log.offset_index import IndexEntry, OffsetIndex, Position
 
-NEAR_BYTES = 512 << 10
-NEAR_MESSAGES = 1000
+SEQUENTIAL_READ_BYTES = 512 << 10
+SEQUENTIAL_READ_MESSAGES = 1000
 """What is read and passed over sooner than another look is had, which takes some 5 ms."""
 
-STRIDE = 4096
+MESSAGES_PER_LOOKUP = 4096
 """Messages looked over in one call: more would hold up its thread."""
 
 
@@ -54,7 +54,7 @@ class Ledgers:
         return Position(self._ids[index], number - self._begins[index])
 
 
-class Seeker:
+class MessageSearch:
     """Looks at one partition's topic; what it meets goes into `index`."""
 
     def __init__(self, source: Source, admin: Admin, index: OffsetIndex) -> None:
@@ -76,7 +76,7 @@ class Seeker:
         ledgers = await self._ledgers()
         begin, most = 0, min(len(ledgers), self._source.settings.foreign_messages)
         while begin < most:
-            end = min(begin + STRIDE, most)
+            end = min(begin + MESSAGES_PER_LOOKUP, most)
             found = await self._look(ledgers.position(begin), ledgers.position(end - 1))
             if found:
                 return found
@@ -106,13 +106,13 @@ class Seeker:
             )
             if found:
                 return found
-            upper, span = lower, min(8 * span, STRIDE)
+            upper, span = lower, min(8 * span, MESSAGES_PER_LOOKUP)
         if upper:
             raise self._hidden(begin - upper, "last")
         return None
 
     async def narrowed(
-        self, low: Mark, high: Position, high_bytes: int, is_before: Callable[[Header], bool]
+        self, low: IndexEntry, high: Position, high_bytes: int, is_before: Callable[[Header], bool]
     ) -> Position:
         """A place at or behind `low`, shortly before the first message for which `is_before` does not hold; that one is at `high` or before it.
 
@@ -120,18 +120,19 @@ class Seeker:
         """
         if low.position.ledger_id == high.ledger_id:
             ledgers = Ledgers([(high.ledger_id, high.entry_id + 1)])
-        elif high_bytes - low.bytes_before <= NEAR_BYTES // 8:
+        elif high_bytes - low.bytes_before <= SEQUENTIAL_READ_BYTES // 8:
             return low.position
         else:
             ledgers = await self._ledgers()
         begin, end = ledgers.number(low.position), ledgers.number(high)
         position, low_bytes = low.position, low.bytes_before
         while end - begin > 1 and (
-            end - begin > NEAR_MESSAGES or high_bytes - low_bytes > NEAR_BYTES
+            end - begin > SEQUENTIAL_READ_MESSAGES or high_bytes - low_bytes > SEQUENTIAL_READ_BYTES
         ):
             middle = (begin + end) // 2
             found = await self._look(
-                ledgers.position(middle), ledgers.position(min(middle + STRIDE, end) - 1)
+                ledgers.position(middle),
+                ledgers.position(min(middle + MESSAGES_PER_LOOKUP, end) - 1),
             )
             if found is None:
                 # Others wrote there. Wherever the reading begins, it comes by.

@@ -10,14 +10,14 @@ from twisted.internet.defer import Deferred, fail
 from storage.log import Entry, LogClosed, OffsetOutOfRange, StorageError
 from storage.pulsar.client.exclusive_producer import End, Room, Sent
 from storage.pulsar.compaction.overlay import Overlay
-from storage.pulsar.compaction.patch_merge import Gathering
-from storage.pulsar.compaction.replacement import Replacing
-from storage.pulsar.compaction.side_topic import Runs
-from storage.pulsar.compaction.space_reclaim import Freeing, Trimming
-from storage.pulsar.log.append_queue import Appending, Opened, ended_as
-from storage.pulsar.log.entries import Entries
+from storage.pulsar.compaction.range_merge import RangeMerger
+from storage.pulsar.compaction.replacement import EntryReplacer
+from storage.pulsar.compaction.side_topic import SideTopics
+from storage.pulsar.compaction.space_reclaim import SpaceReclaimer, TopicTrimmer
+from storage.pulsar.log.append_queue import AppendQueue, OpenedPartition, end_error
+from storage.pulsar.log.entries import PartitionEntries
 from storage.pulsar.log.partition_reader import Position
-from storage.pulsar.log.partition_rows import end_of_epoch, patch_row
+from storage.pulsar.log.partition_rows import epoch_end_offset, replaced_range_row
 from storage.tail import Run, Tail
 
 logger = logging.getLogger(__name__)
@@ -28,26 +28,26 @@ class PulsarLog:
 
     def __init__(
         self,
-        opened: Opened,
+        opened: OpenedPartition,
         room: Room,
         tail: Tail,
-        runs: Runs,
-        trimming: Trimming,
+        runs: SideTopics,
+        trimming: TopicTrimmer,
         when_over: Callable[[PulsarLog, StorageError], None],
     ) -> None:
         self.topic = opened.topic
         self.leader_epoch = opened.leader_epoch
         self.partition = opened.partition
         self._reader = opened.reader
-        plain = Entries(opened.reader)
+        plain = PartitionEntries(opened.reader)
         self._entries = Overlay(plain, runs, opened.partition)
         settings = opened.session.settings
-        self._replacing = Replacing(plain, self._entries, runs, opened.partition, settings)
-        gathering = Gathering(plain, self._entries, self._replacing, opened.partition, settings)
-        self._freeing = Freeing(
+        self._replacing = EntryReplacer(plain, self._entries, runs, opened.partition, settings)
+        gathering = RangeMerger(plain, self._entries, self._replacing, opened.partition, settings)
+        self._freeing = SpaceReclaimer(
             opened.topic, opened.reader, gathering, opened.partition, trimming, self._bounds
         )
-        self._appending = Appending(opened, room, self._stored, self._ended)
+        self._appending = AppendQueue(opened, room, self._stored, self._ended)
         self._end = opened.end
         self._start_offset, self._start_bytes = opened.start
         self._front: Entry | None = None
@@ -79,7 +79,7 @@ class PulsarLog:
 
     def append(self, entries: Sequence[Entry]) -> Awaitable[None]:
         over = self._appending.over
-        return fail(ended_as(over)) if over else self._appending.append(entries)
+        return fail(end_error(over)) if over else self._appending.append(entries)
 
     def _stored(self, messages: list[Sent]) -> None:
         """First what has changed, then the watchers, then whoever waits: they see the whole burst."""
@@ -141,7 +141,7 @@ class PulsarLog:
                 return entry
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
-        return end_of_epoch(
+        return epoch_end_offset(
             self._appending.epochs(self._end.offset, self._start_offset),
             leader_epoch,
             self._end.offset,
@@ -170,9 +170,9 @@ class PulsarLog:
             patch.hidden - patch.size for patch in come
         )
         rows: dict[bytes, bytes | None] = dict.fromkeys(
-            patch_row(partition.key, patch)[0] for patch in gone
+            replaced_range_row(partition.key, patch)[0] for patch in gone
         )
-        rows.update(patch_row(partition.key, patch) for patch in come)
+        rows.update(replaced_range_row(partition.key, patch) for patch in come)
         await partition.change(rows, start_offset=offset, start_bytes=before)
         partition.patches = partition.patches.changed(gone, come)
         self._move_start(offset, before)
@@ -308,7 +308,7 @@ class PulsarLog:
 
     def _check_open(self) -> None:
         if self._appending.over:
-            raise ended_as(self._appending.over)
+            raise end_error(self._appending.over)
 
     def _check_offset(self, offset: int) -> None:
         if not self._start_offset <= offset <= self._end.offset:

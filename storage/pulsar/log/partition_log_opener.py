@@ -11,25 +11,25 @@ from storage.log import StorageError, StorageFailed, UnknownTopic
 from storage.pulsar.admin.admin_api import Admin, Missing
 from storage.pulsar.client.exclusive_producer import End
 from storage.pulsar.client.pulsar_client import Session
-from storage.pulsar.log.append_queue import Opened
-from storage.pulsar.log.entry_messages import payload_bytes
+from storage.pulsar.log.append_queue import OpenedPartition
+from storage.pulsar.log.entry_messages import entry_payload_bytes
 from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache
-from storage.pulsar.log.partition_rows import Partition, with_epoch
+from storage.pulsar.log.partition_rows import PartitionState, add_epoch
 
 log = logging.getLogger(__name__)
 
-EPOCH = "pulsar.topic.epoch"
+EPOCH_PROPERTY = "pulsar.topic.epoch"
 """The property of a topic that counts how often the right to write to it was taken."""
 
 
-async def take(
+async def open_partition(
     session: Session,
     admin: Admin,
     cache: ReaderCache,
     topic: str,
     entry_format: str,
-    partition: Partition,
-) -> Opened:
+    partition: PartitionState,
+) -> OpenedPartition:
     """Fence whoever wrote to `topic`, a partition's full name, and look at what is there. Raises UnknownTopic, LogClosed, StorageFailed."""
     producer = await session.run(
         lambda: session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
@@ -48,7 +48,7 @@ async def take(
         else:
             end = End(
                 last.header.last_offset + 1,
-                last.header.bytes_before + payload_bytes(last.header, last.payload),
+                last.header.bytes_before + entry_payload_bytes(last.header, last.payload),
                 last.header.greatest_timestamp,
             )
             start = (
@@ -56,9 +56,9 @@ async def take(
                 if row.start_offset <= end.offset
                 else (end.offset, end.bytes - partition.patches.savings)
             )
-        for one in with_epoch(row.epochs, epoch, end.offset, start[0]):
+        for one in add_epoch(row.epochs, epoch, end.offset, start[0]):
             reader.began(*one)
-        return Opened(
+        return OpenedPartition(
             session,
             topic,
             entry_format,
@@ -71,7 +71,7 @@ async def take(
             last is None,
         )
     except BaseException:
-        release(session, producer)
+        close_unused_producer(session, producer)
         await reader.close()
         raise
 
@@ -79,17 +79,17 @@ async def take(
 async def leader_epoch(admin: Admin, topic: str) -> int:
     """How often the right to write was taken before. Raises UnknownTopic, StorageFailed."""
     try:
-        text = (await admin.properties(topic)).get(EPOCH, "")
+        text = (await admin.properties(topic)).get(EPOCH_PROPERTY, "")
     except Missing:
         raise UnknownTopic(f"{topic} was deleted") from None
     if not text.isdecimal():
         raise StorageFailed(
-            f"{topic} has an exclusive producer and no property {EPOCH}: the brokers are older than Pulsar 2.8, or not Pulsar"
+            f"{topic} has an exclusive producer and no property {EPOCH_PROPERTY}: the brokers are older than Pulsar 2.8, or not Pulsar"
         )
     return int(text)
 
 
-def release(session: Session, producer: Any) -> None:
+def close_unused_producer(session: Session, producer: Any) -> None:
     """Close a producer that nothing was sent with; nobody waits for it."""
 
     def close() -> None:

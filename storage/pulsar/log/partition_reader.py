@@ -14,15 +14,15 @@ from storage.pulsar.admin.admin_api import Admin
 from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.client.reader_cache import ReaderCache
 from storage.pulsar.client.topic_readers import OpenReader, Source, Stored
-from storage.pulsar.log.entry_messages import Header, payload_bytes
-from storage.pulsar.log.offset_index import Mark, OffsetIndex, Position, mark_of
-from storage.pulsar.log.offset_search import Seeker
+from storage.pulsar.log.entry_messages import Header, entry_payload_bytes
+from storage.pulsar.log.offset_index import IndexEntry, OffsetIndex, Position, index_entry
+from storage.pulsar.log.offset_search import MessageSearch
 from storage.pulsar.settings import MIB, PulsarSettings
 
 __all__ = ["PartitionReader", "Position", "ReaderCache", "Stored"]
 
-PIECE_BYTES = MIB
-PIECE_MESSAGES = 500
+SCAN_BYTES = MIB
+SCAN_MESSAGES = 500
 """What a scan looks at in one go in the reactor's thread."""
 
 
@@ -41,8 +41,8 @@ class PartitionReader:
         self._cache = cache
         self._source = Source(session, topic)
         self._index = OffsetIndex(settings.index_marks)
-        self._seeker = Seeker(self._source, admin, self._index)
-        self._newest: Mark | None = None
+        self._seeker = MessageSearch(self._source, admin, self._index)
+        self._newest: IndexEntry | None = None
 
     def began(self, leader_epoch: int, first_offset: int) -> None:
         """The leader of that epoch gave out offsets from `first_offset` on. What an earlier one stored from there on is void: nobody was told of it."""
@@ -53,7 +53,7 @@ class PartitionReader:
     def note(self, header: Header, position: Position) -> None:
         """The message was acknowledged: the newest of the partition."""
         self._index.appended(header, position)
-        self._newest = mark_of(header, position)
+        self._newest = index_entry(header, position)
 
     async def first(self) -> Stored | None:
         """The first message, also one that only marks an offset; None where there is none."""
@@ -72,7 +72,7 @@ class PartitionReader:
         if stored:
             self._index.found(stored.header, stored.position)
             if before is None and (self._newest is None or self._newest.position < stored.position):
-                self._newest = mark_of(stored.header, stored.position)
+                self._newest = index_entry(stored.header, stored.position)
         return stored
 
     async def read(self, offset: int, end_offset: int, max_bytes: int) -> list[Stored]:
@@ -102,7 +102,7 @@ class PartitionReader:
             if passed > reached:
                 reached = min(passed, end_offset)
                 continue
-            found, is_dry = await self._read(reached, end_offset, PIECE_BYTES, PIECE_MESSAGES)
+            found, is_dry = await self._read(reached, end_offset, SCAN_BYTES, SCAN_MESSAGES)
             if not found:
                 return end_offset if is_dry else reached
             begin = min(reached, found[0].header.base_offset)
@@ -170,7 +170,8 @@ class PartitionReader:
             end_offset,
             lambda one: one.bytes_before <= number,
             lambda stored: (
-                stored.header.bytes_before + payload_bytes(stored.header, stored.payload) > number
+                stored.header.bytes_before + entry_payload_bytes(stored.header, stored.payload)
+                > number
             ),
         )
         if found and found.header.last_offset < start_offset:
@@ -240,12 +241,12 @@ class PartitionReader:
 
     async def _search(
         self,
-        around: tuple[Mark | None, Mark | None],
+        around: tuple[IndexEntry | None, IndexEntry | None],
         end: int,
-        is_before: Callable[[Header | Mark], bool],
+        is_before: Callable[[Header | IndexEntry], bool],
         is_it: Callable[[Stored], bool],
     ) -> Stored | None:
-        """The first message before `end` that `is_it`. `is_before` as `Seeker.narrowed` has it: so from the beginning up to that message or the one before it."""
+        """The first message before `end` that `is_it`. `is_before` as `MessageSearch.narrowed` has it: so from the beginning up to that message or the one before it."""
         low, high = around[0] or await self._known_first(), around[1] or await self._known_newest()
         if low is None or high is None:
             return None
@@ -256,14 +257,14 @@ class PartitionReader:
         )
         reader = OpenReader(self._source, place)
         found = await self._cache.use(
-            reader, partial(reader.read, 0, end, PIECE_BYTES, PIECE_MESSAGES)
+            reader, partial(reader.read, 0, end, SCAN_BYTES, SCAN_MESSAGES)
         )
         while found:
             for stored in found:
                 if is_it(stored):
                     return stored
             found, _ = await self._read(
-                found[-1].header.last_offset + 1, end, PIECE_BYTES, PIECE_MESSAGES
+                found[-1].header.last_offset + 1, end, SCAN_BYTES, SCAN_MESSAGES
             )
         return None
 
@@ -276,11 +277,11 @@ class PartitionReader:
                 return
             start = reached
 
-    async def _known_first(self) -> Mark | None:
+    async def _known_first(self) -> IndexEntry | None:
         stored = await self.first()
-        return mark_of(stored.header, stored.position) if stored else None
+        return index_entry(stored.header, stored.position) if stored else None
 
-    async def _known_newest(self) -> Mark | None:
+    async def _known_newest(self) -> IndexEntry | None:
         if self._newest is None:
             await self.last()
         return self._newest

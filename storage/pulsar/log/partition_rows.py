@@ -14,17 +14,17 @@ from msgspec import structs
 from twisted.internet.defer import Deferred, DeferredLock, succeed
 
 from storage.log import EntryTooLarge, StateTable, StorageError
-from storage.pulsar.compaction.patches import Patch, Patches
+from storage.pulsar.compaction.replaced_ranges import ReplacedRange, ReplacedRanges
 
 TABLE = "_partitions"
 
-MOST_EPOCHS = 256
+MAX_EPOCHS = 256
 """Epochs that are remembered of a partition: each time that its right to write is taken makes one, some six bytes in the row. The oldest go first."""
 
 Epochs = tuple[tuple[int, int], ...]
 
 
-class Stretch(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class FormatRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """From `first_offset` on the topic is written in the format `pulsar`, message 0 having the offset `base`, or, without `base`, in Kafka's."""
 
     first_offset: int
@@ -47,7 +47,7 @@ class PartitionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start_bytes: int = 0
     reserved: int = 0
     epochs: Epochs = ()
-    stretches: tuple[Stretch, ...] = ()
+    stretches: tuple[FormatRange, ...] = ()
     generation: int = 0
     written: int = 0
     freed: int = 0
@@ -61,41 +61,45 @@ class PartitionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(PartitionRow)
-_PATCHES = msgspec.msgpack.Decoder(Patch)
+_RANGE_DECODER = msgspec.msgpack.Decoder(ReplacedRange)
 _KEY_BYTES = 20
 
 
-def key_of(topic_id: bytes, partition: int) -> bytes:
+def partition_key(topic_id: bytes, partition: int) -> bytes:
     return topic_id + partition.to_bytes(4, "big")
 
 
-def decoded(row: bytes) -> PartitionRow:
+def decode_row(row: bytes) -> PartitionRow:
     """Raises msgspec.MsgspecError, which is a ValueError."""
     return _DECODER.decode(row)
 
 
-def encoded(row: PartitionRow) -> bytes:
+def encode_row(row: PartitionRow) -> bytes:
     return _ENCODER.encode(row)
 
 
-def patch_row(key: bytes, patch: Patch) -> tuple[bytes, bytes]:
+def replaced_range_row(key: bytes, patch: ReplacedRange) -> tuple[bytes, bytes]:
     """Key and value of the row for `patch` in the partition of that key."""
     return key + patch.first.to_bytes(8, "big"), _ENCODER.encode(patch)
 
 
-class Partition:
+class PartitionState:
     """What is durable of one partition; the same object for all logs that it has one after the other.
 
     `turn` is held by whoever reads, thinks and then changes; a single change takes its own turn.
     """
 
     def __init__(
-        self, table: StateTable, key: bytes, row: PartitionRow, patches: Patches | None = None
+        self,
+        table: StateTable,
+        key: bytes,
+        row: PartitionRow,
+        patches: ReplacedRanges | None = None,
     ) -> None:
         self._table = table
         self.key = key
         self.row = row
-        self.patches = patches or Patches()
+        self.patches = patches or ReplacedRanges()
         self.turn = DeferredLock()
         self.letting_go: Deferred[None] = succeed(None)
         """Fires when the broker has settled all that the last log had under way and let go of its producer, or nobody hears from it any more."""
@@ -108,7 +112,7 @@ class Partition:
         await self._change.acquire()
         try:
             row = structs.replace(self.row, **fields)
-            await self._table.put({**self._doubtful, **(rows or {}), self.key: encoded(row)})
+            await self._table.put({**self._doubtful, **(rows or {}), self.key: encode_row(row)})
         except EntryTooLarge:
             raise
         except StorageError:
@@ -121,39 +125,41 @@ class Partition:
             self._change.release()
 
     def _known(self, keys: Iterable[bytes]) -> dict[bytes, bytes | None]:
-        known = dict(patch_row(self.key, patch) for patch in self.patches)
+        known = dict(replaced_range_row(self.key, patch) for patch in self.patches)
         return {key: known.get(key) for key in keys}
 
     def keys(self) -> list[bytes]:
         """Of all its rows."""
-        return [self.key, *(patch_row(self.key, patch)[0] for patch in self.patches)]
+        return [self.key, *(replaced_range_row(self.key, patch)[0] for patch in self.patches)]
 
 
-def loaded(table: StateTable, rows: Iterable[tuple[bytes, bytes]]) -> dict[bytes, Partition]:
+def load_partitions(
+    table: StateTable, rows: Iterable[tuple[bytes, bytes]]
+) -> dict[bytes, PartitionState]:
     """The partitions of these rows, by key. Raises ValueError: to go on without what a row says could give out offsets a second time."""
-    partitions: dict[bytes, Partition] = {}
-    patches: dict[bytes, list[Patch]] = {}
+    partitions: dict[bytes, PartitionState] = {}
+    patches: dict[bytes, list[ReplacedRange]] = {}
     for key, row in rows:
         if len(key) == _KEY_BYTES:
-            partitions[key] = Partition(table, key, decoded(row))
+            partitions[key] = PartitionState(table, key, decode_row(row))
         else:
-            patches.setdefault(key[:_KEY_BYTES], []).append(_PATCHES.decode(row))
+            patches.setdefault(key[:_KEY_BYTES], []).append(_RANGE_DECODER.decode(row))
     for key, some in patches.items():
         if key in partitions:
-            partitions[key].patches = Patches(some)
+            partitions[key].patches = ReplacedRanges(some)
     return partitions
 
 
-def with_epoch(epochs: Epochs, epoch: int, first_offset: int, start_offset: int) -> Epochs:
+def add_epoch(epochs: Epochs, epoch: int, first_offset: int, start_offset: int) -> Epochs:
     """`epochs` when `epoch` begins at `first_offset`: what wrote nothing before it goes, and what ended before `start_offset`."""
     kept = [one for one in epochs if one[0] < epoch and one[1] < first_offset]
     kept.append((epoch, first_offset))
     while len(kept) > 1 and kept[1][1] <= start_offset:
         del kept[0]
-    return tuple(kept[-MOST_EPOCHS:])
+    return tuple(kept[-MAX_EPOCHS:])
 
 
-def end_of_epoch(epochs: Epochs, epoch: int, end_offset: int) -> tuple[int, int]:
+def epoch_end_offset(epochs: Epochs, epoch: int, end_offset: int) -> tuple[int, int]:
     """`PartitionLog.end_offset_for_epoch`. One older than all that are known ended where they begin (LeaderEpochFileCache.endOffsetFor)."""
     if epoch < 0 or not epochs or epoch > epochs[-1][0]:
         return -1, -1

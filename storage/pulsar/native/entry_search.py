@@ -10,14 +10,14 @@ from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import Admin, InternalStats, Missing, Peeked
 from storage.pulsar.log.offset_index import Position
 
-NO_INDEX = (
+NO_INDEX_MESSAGE = (
     "the brokers give entries of {topic} no index: the entry format `pulsar` needs "
     "brokerEntryMetadataInterceptors=org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor in broker.conf, "
     "and counts from the first entry that was written with it"
 )
 
 
-class Entries:
+class EntryNumbering:
     """The entries of a topic's ledgers, numbered from 0 in their order."""
 
     def __init__(self, stats: InternalStats) -> None:
@@ -51,15 +51,15 @@ class Entries:
         return self._ends[at] - (self._ends[at - 1] if at else 0)
 
 
-class Finder:
+class EntryFinder:
     """Peeks at the entries of one topic."""
 
     def __init__(self, admin: Admin, topic: str) -> None:
         self._admin = admin
         self.topic = topic
 
-    async def entries(self) -> Entries:
-        return Entries(await self._admin.internal_stats(self.topic))
+    async def entries(self) -> EntryNumbering:
+        return EntryNumbering(await self._admin.internal_stats(self.topic))
 
     async def sizes(self) -> tuple[list[tuple[int, int]], int]:
         """Bytes of each ledger in their order, and of all together."""
@@ -82,12 +82,12 @@ class Finder:
         """The index of an entry's last message. Raises StorageFailed where brokers give none, Missing."""
         peeked = await self.peek(position)
         if peeked.index < 0:
-            raise StorageFailed(NO_INDEX.format(topic=self.topic))
+            raise StorageFailed(NO_INDEX_MESSAGE.format(topic=self.topic))
         return peeked.index
 
     async def first(
         self,
-        entries: Entries,
+        entries: EntryNumbering,
         is_reached: Callable[[Peeked], bool],
         begin: int = 0,
         end: int | None = None,

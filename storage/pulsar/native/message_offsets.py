@@ -17,7 +17,7 @@ START = Position(-1, -1)
 """Before every entry."""
 
 
-class Place(NamedTuple):
+class MessageLocation(NamedTuple):
     """Of one message: its entry (the last chunk's, if it has several), its number in it and how many that has, and the first chunk's entry."""
 
     position: Position
@@ -30,37 +30,37 @@ class Place(NamedTuple):
         return self.number == self.messages - 1
 
 
-def place_of(message_id: bytes) -> Place:
+def parse_message_id(message_id: bytes) -> MessageLocation:
     """The place that a serialized message id (Pulsar's MessageIdData) tells. Raises StorageFailed for another kind of bytes.
 
     The id's own attributes leave out how many messages the entry has.
     """
-    fields = _fields(message_id)
+    fields = _parse_fields(message_id)
     ledger, entry = fields.get(_LEDGER), fields.get(_ENTRY)
     first_chunk = fields.get(_FIRST_CHUNK)
     if not isinstance(ledger, int) or not isinstance(entry, int):
         raise StorageFailed("pulsar-client gave a message id that names no entry")
     count, index = fields.get(_BATCH_SIZE, 0), fields.get(_BATCH_INDEX, 0)
-    first = place_of(first_chunk).position if isinstance(first_chunk, bytes) else None
+    first = parse_message_id(first_chunk).position if isinstance(first_chunk, bytes) else None
     if (
         not isinstance(count, int)
         or not isinstance(index, int)
         or count <= 1
         or not 0 <= index < count
     ):
-        return Place(Position(ledger, entry), 0, 1, first)
-    return Place(Position(ledger, entry), index, count, first)
+        return MessageLocation(Position(ledger, entry), 0, 1, first)
+    return MessageLocation(Position(ledger, entry), index, count, first)
 
 
-class Places:
+class MessageIdParser:
     """The places of one message after another. Of an entry's messages only the first id is taken apart, which costs as much as all the rest."""
 
     __slots__ = ("_last",)
 
     def __init__(self) -> None:
-        self._last = Place(START)
+        self._last = MessageLocation(START)
 
-    def of(self, message_id: Any) -> Place:
+    def of(self, message_id: Any) -> MessageLocation:
         """Raises StorageFailed."""
         number = message_id.batch_index()
         last = self._last
@@ -71,12 +71,12 @@ class Places:
         ):
             place = last._replace(number=number)
         else:
-            place = place_of(message_id.serialize())
+            place = parse_message_id(message_id.serialize())
         self._last = place
         return place
 
 
-class Counter:
+class IndexCounter:
     """Gives the index of one entry after another, in their order."""
 
     __slots__ = ("_index", "_position")
@@ -89,7 +89,7 @@ class Counter:
         """The index of that entry is known."""
         self._position, self._index = position, last_index
 
-    def next(self, place: Place) -> int | None:
+    def next(self, place: MessageLocation) -> int | None:
         """The index of the last message of the entry at `place`; None where it must be asked for, and told by `anchor`."""
         ledger, entry = self._position
         if place.position != (ledger, entry + 1) or place.first_chunk is not None:
@@ -99,7 +99,7 @@ class Counter:
         return self._index
 
 
-class Gathering:
+class EntryAssembler:
     """Messages, one by one, become entries: whole ones, each once. After a reconnect a reader may show again what it has shown before."""
 
     __slots__ = ("_found", "_position", "done")
@@ -110,7 +110,7 @@ class Gathering:
         self._position = after
         self._found: list[Any] = []
 
-    def add(self, place: Place, message: Callable[[], Any]) -> list[Any] | None:
+    def add(self, place: MessageLocation, message: Callable[[], Any]) -> list[Any] | None:
         """The messages of the entry that this one makes whole, or None. `message` is called where it is wanted.
 
         Raises StorageFailed where an entry came in part: then the offsets of what is missing cannot be told apart.
@@ -141,13 +141,13 @@ _LEDGER, _ENTRY, _BATCH_INDEX, _BATCH_SIZE, _FIRST_CHUNK = 1, 2, 4, 6, 7
 _VARINT, _BYTES = 0, 2
 
 
-def _fields(message: bytes) -> dict[int, int | bytes]:
+def _parse_fields(message: bytes) -> dict[int, int | bytes]:
     """The fields of a protobuf message by their number, of those with varints and bytes; the last of each."""
     fields: dict[int, int | bytes] = {}
     at = 0
     while at < len(message):
-        tag, at = _varint(message, at)
-        number, at = _varint(message, at)
+        tag, at = _parse_varint(message, at)
+        number, at = _parse_varint(message, at)
         if tag & 7 == _BYTES and number <= len(message) - at:
             fields[tag >> 3] = message[at : at + number]
             at += number
@@ -159,7 +159,7 @@ def _fields(message: bytes) -> dict[int, int | bytes]:
     return fields
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
+def _parse_varint(message: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at == len(message):

@@ -11,23 +11,23 @@ from twisted.internet.defer import Deferred, fail, succeed
 
 from storage.log import Entry, Fenced, LogClosed, OffsetOutOfRange, StorageError, StorageFailed
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.log.partition_rows import Partition, end_of_epoch
-from storage.pulsar.native.native_sender import Appending, NativeSender
-from storage.pulsar.native.stored_entries import NativeStored
-from storage.pulsar.native.tail_entries import Arrivals
-from storage.pulsar.native.tail_reader import NativeTail
+from storage.pulsar.log.partition_rows import PartitionState, epoch_end_offset
+from storage.pulsar.native.native_sender import NativeSender, PendingAppend
+from storage.pulsar.native.stored_entries import NativeEntries
+from storage.pulsar.native.tail_entries import TailEntries
+from storage.pulsar.native.tail_reader import TailReader
 from storage.tail import Run, Tail
 
 logger = logging.getLogger(__name__)
 
-PROVISIONAL = 1 << 62
+FIRST_PROVISIONAL_OFFSET = 1 << 62
 """Appends in flight are told apart by numbers from here on: no offset of a real record."""
 
 SCAN_BYTES = 1 << 20
 """Looked through at a time for a timestamp."""
 
 
-class Youngest:
+class LatestTimestampSearch:
     """The entry with the greatest timestamp. What was looked through once is not looked through again, unless the entry was deleted."""
 
     def __init__(self) -> None:
@@ -52,10 +52,10 @@ class Youngest:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class NativeLogBounds:
     """What was found when the log was opened."""
 
-    stored: NativeStored
+    stored: NativeEntries
     first_offset: int
     end_offset: int
     size: int
@@ -66,8 +66,8 @@ class NativeLog:
 
     def __init__(
         self,
-        opened: Opened,
-        partition: Partition,
+        opened: NativeLogBounds,
+        partition: PartitionState,
         entries: Tail,
         when_over: Callable[[NativeLog, StorageError], None],
     ) -> None:
@@ -80,15 +80,15 @@ class NativeLog:
         self._run = Run()
         self._start_offset = max(opened.first_offset, partition.row.start_offset)
         self._end_offset = max(opened.end_offset, self._start_offset)
-        self._next_offset = PROVISIONAL
+        self._next_offset = FIRST_PROVISIONAL_OFFSET
         self._size = opened.size
-        self.arrivals = Arrivals(stored, self._take, self._tell, self.end)
-        self._youngest = Youngest()
+        self.arrivals = TailEntries(stored, self._take, self._tell, self.end)
+        self._youngest = LatestTimestampSearch()
         self._watchers: list[Callable[[], None]] = []
         self._idle: list[Deferred[None]] = []
         self._failure: StorageError | None = None
         self.sender: NativeSender | None = None
-        self.tail: NativeTail | None = None
+        self.tail: TailReader | None = None
 
     @property
     def start_offset(self) -> int:
@@ -122,14 +122,14 @@ class NativeLog:
                     "a batch at a time is appended to a topic in the format `pulsar`"
                 )
             (entry,) = entries
-            appending = Appending(entry.payload, entry.last_offset - entry.base_offset + 1)
+            appending = PendingAppend(entry.payload, entry.last_offset - entry.base_offset + 1)
             sender.send(appending)
         except StorageError as error:
             return fail(error)
         self._next_offset = expected
         self.arrivals.in_flight += 1
         appending.told.addBoth(self._told)
-        return _shielded(appending.told)
+        return _uncancelled(appending.told)
 
     def _told(self, result: Any) -> Any:
         self.arrivals.settled()
@@ -211,7 +211,9 @@ class NativeLog:
 
     def end_offset_for_epoch(self, leader_epoch: int) -> tuple[int, int]:
         """`PartitionLog.end_offset_for_epoch`."""
-        return end_of_epoch(self.partition.row.epochs or ((0, 0),), leader_epoch, self._end_offset)
+        return epoch_end_offset(
+            self.partition.row.epochs or ((0, 0),), leader_epoch, self._end_offset
+        )
 
     async def delete_before(self, offset: int) -> int:
         """`PartitionLog.delete_before`. Pulsar frees the space when its own retention allows it."""
@@ -323,7 +325,7 @@ class NativeLog:
             told.callback(None)
 
 
-def _shielded(told: Deferred[int]) -> Deferred[int]:
+def _uncancelled(told: Deferred[int]) -> Deferred[int]:
     """Whoever waits may give up; the append goes on."""
     mine: Deferred[int] = Deferred()
 

@@ -9,25 +9,25 @@ from storage.plain_records import BatchFormat
 from storage.pulsar.admin.admin_api import Admin
 from storage.pulsar.client.exclusive_producer import Room
 from storage.pulsar.client.pulsar_client import Session
-from storage.pulsar.log.partition_rows import Partition, Stretch
-from storage.pulsar.native.entry_search import Finder
-from storage.pulsar.native.native_log import NativeLog, Opened
+from storage.pulsar.log.partition_rows import FormatRange, PartitionState
+from storage.pulsar.native.entry_search import EntryFinder
+from storage.pulsar.native.native_log import NativeLog, NativeLogBounds
 from storage.pulsar.native.native_sender import NativeSender, open_producer
-from storage.pulsar.native.stored_entries import NativeStored
-from storage.pulsar.native.tail_reader import NativeTail
+from storage.pulsar.native.stored_entries import NativeEntries
+from storage.pulsar.native.tail_reader import TailReader
 from storage.tail import Tail
 
 
-async def open_log(
+async def open_native_log(
     session: Session,
     admin: Admin,
     topic: str,
     batch_format: BatchFormat,
-    partition: Partition,
+    partition: PartitionState,
     entries: Tail,
     room: Room,
     when_over: Callable[[NativeLog, StorageError], None],
-    stretch: Stretch,
+    stretch: FormatRange,
 ) -> NativeLog:
     """The log of the topic of that full name, which begins with `stretch`. Raises StorageFailed where the brokers keep no index, and what making readers and producers raises.
 
@@ -36,15 +36,15 @@ async def open_log(
     """
     await partition.letting_go
     epochs = partition.row.epochs
-    stored = NativeStored(
+    stored = NativeEntries(
         session,
-        Finder(admin, topic),
+        EntryFinder(admin, topic),
         batch_format,
         stretch.base or 0,
         leader_epoch=epochs[-1][0] if epochs else 0,
     )
     log = NativeLog(
-        await _found(stored, partition, stretch.first_offset), partition, entries, when_over
+        await _find_bounds(stored, partition, stretch.first_offset), partition, entries, when_over
     )
     producer = await open_producer(session, topic)
     log.sender = NativeSender(
@@ -54,7 +54,7 @@ async def open_log(
     def lost(error: StorageError) -> None:
         log.end(Fenced(f"what was written to the topic cannot be followed: {error}"))
 
-    log.tail = NativeTail(session, topic, batch_format, stored.last, log.arrivals.add, lost)
+    log.tail = TailReader(session, topic, batch_format, stored.last, log.arrivals.add, lost)
     log.arrivals.leave = log.tail.leave
     try:
         await log.tail.open()
@@ -64,16 +64,18 @@ async def open_log(
     return log
 
 
-async def _found(stored: NativeStored, partition: Partition, first: int) -> Opened:
+async def _find_bounds(
+    stored: NativeEntries, partition: PartitionState, first: int
+) -> NativeLogBounds:
     _, size = await stored.finder.sizes()
     last = await stored.finder.last()
     if last is None:
         # What Pulsar has deleted wholly is no reason to begin at 0 again: the first message that comes will tell.
         known = max(first, partition.row.reserved, partition.row.start_offset)
-        return Opened(stored, known, known, size)
+        return NativeLogBounds(stored, known, known, size)
     end_offset = stored.base + await stored.finder.index_of(last) + 1
     there = await stored.first_offset()
     first_offset = end_offset if there is None else max(there, first)
     stored.last = last
     stored.average_bytes = max(1, size // max(1, end_offset - first_offset))
-    return Opened(stored, first_offset, end_offset, size)
+    return NativeLogBounds(stored, first_offset, end_offset, size)

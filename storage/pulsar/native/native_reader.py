@@ -12,25 +12,30 @@ from storage.log import StorageFailed
 from storage.plain_records import BatchFormat, RecordBatch
 from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.native.message_offsets import START, Gathering, Place, Places
-from storage.pulsar.native.record_messages import Fields, record_of
+from storage.pulsar.native.message_offsets import (
+    START,
+    EntryAssembler,
+    MessageIdParser,
+    MessageLocation,
+)
+from storage.pulsar.native.record_messages import MessageFields, record_from_message
 
-CHUNK_REACH = 20
+CHUNK_LOOKBACK = 20
 """A chunked message is shown to those alone who read from its first chunk on: reading begins so many entries before what is wanted."""
 
-QUIET_MS = 2000
+MESSAGE_WAIT_MS = 2000
 """So long a reader waits for a message that must be there, before it is asked whether it is; and once more so long if it says so."""
 
 
-class Gathered(msgspec.Struct, frozen=True, gc=False):
+class PackedEntry(msgspec.Struct, frozen=True, gc=False):
     """One entry, packed, but for its offset. `place` is that of its last message."""
 
-    place: Place
+    place: MessageLocation
     payload: bytearray
     max_timestamp: int
 
 
-def fields_of_message(message: pulsar.Message) -> Fields:
+def message_fields(message: pulsar.Message) -> MessageFields:
     """What a client shows of a message. Text that is none (Pulsar's protocol does not allow it) makes the library fail, field by field."""
     # The wrapper adds a call to each field.
     raw = message._message
@@ -48,7 +53,7 @@ def fields_of_message(message: pulsar.Message) -> Fields:
         properties = raw.properties()
     except UnicodeDecodeError:
         properties = None
-    return Fields(
+    return MessageFields(
         content,
         partition_key,
         ordering_key,
@@ -58,18 +63,20 @@ def fields_of_message(message: pulsar.Message) -> Fields:
     )
 
 
-def pack(batch_format: BatchFormat, place: Place, messages: Sequence[Fields]) -> Gathered:
+def pack_entry(
+    batch_format: BatchFormat, place: MessageLocation, messages: Sequence[MessageFields]
+) -> PackedEntry:
     """The messages of one entry as a batch."""
-    found = [record_of(message) for message in messages]
+    found = [record_from_message(message) for message in messages]
     batch = RecordBatch([record for record, _ in found], found[0][1])
-    return Gathered(
+    return PackedEntry(
         place, batch_format.pack(batch), max(record.timestamp for record in batch.records)
     )
 
 
-def before(position: Position) -> pulsar.MessageId:
+def reading_start(position: Position) -> pulsar.MessageId:
     """Where to begin reading so that a chunked message which ends at `position`, or a little behind it, is shown."""
-    return pulsar.MessageId(-1, position.ledger_id, max(0, position.entry_id - CHUNK_REACH), -1)
+    return pulsar.MessageId(-1, position.ledger_id, max(0, position.entry_id - CHUNK_LOOKBACK), -1)
 
 
 class NativeReader:
@@ -88,24 +95,24 @@ class NativeReader:
         self._format = batch_format
         self._position = position
         self._queue = queue
-        self._gathering = Gathering(START)
-        self._places = Places()
+        self._gathering = EntryAssembler(START)
+        self._places = MessageIdParser()
         self._reader: Any = None
 
-    def more(self, max_bytes: int, last: Position) -> list[Gathered]:
+    def more(self, max_bytes: int, last: Position) -> list[PackedEntry]:
         """Entries up to and including the one at `last`, until they have `max_bytes`; at least one, where there is one. Raises StorageFailed.
 
         What goes beyond `max_bytes` is given all the same: it is not read again.
         """
         if self._reader is None:
             self._reader = self._session.reader(
-                self._topic, before(self._position), queue=self._queue
+                self._topic, reading_start(self._position), queue=self._queue
             )
-        found: list[Gathered] = []
+        found: list[PackedEntry] = []
         was_quiet = False
         while max_bytes > 0 and self._gathering.done < last:
             try:
-                message = self._reader.read_next(QUIET_MS)
+                message = self._reader.read_next(MESSAGE_WAIT_MS)
             except pulsar.Timeout:
                 if was_quiet or not self._reader.has_message_available():
                     # Behind what it has shown lie entries that are shown to nobody, which count as available.
@@ -116,9 +123,9 @@ class NativeReader:
             place = self._places.of(message.message_id())
             if place.position < self._position:
                 continue
-            entry = self._gathering.add(place, lambda message=message: fields_of_message(message))  # type: ignore[misc]
+            entry = self._gathering.add(place, lambda message=message: message_fields(message))  # type: ignore[misc]
             if entry is not None:
-                found.append(pack(self._format, place, entry))
+                found.append(pack_entry(self._format, place, entry))
                 max_bytes -= len(found[-1].payload)
         return found
 

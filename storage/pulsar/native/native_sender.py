@@ -18,23 +18,23 @@ from storage.pulsar.client.exclusive_producer import OPERATION_COST, Room, endin
 from storage.pulsar.client.library_threads import keep_state
 from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.native.message_offsets import Place, place_of
-from storage.pulsar.native.record_messages import Fields, fields_of
+from storage.pulsar.native.message_offsets import MessageLocation, parse_message_id
+from storage.pulsar.native.record_messages import MessageFields, message_from_record
 
 log = logging.getLogger(__name__)
 
-WHOLE_BATCH = 1 << 30
+UNLIMITED = 1 << 30
 """Bytes, messages and milliseconds within which the library must not end a batch by itself: each is ended when all of its records are in it."""
 
 
-FIRST = Position(0, 0)
+FIRST_POSITION = Position(0, 0)
 
 
-class Unreadable(StorageError):
+class UnreadableBatch(StorageError):
     """The payload holds no records that could be taken apart. It was not stored, and never will be."""
 
 
-class Appending:
+class PendingAppend:
     """One batch on its way: who waits for it, and where it came to lie."""
 
     __slots__ = ("is_settled", "payload", "place", "records", "told")
@@ -43,7 +43,7 @@ class Appending:
         self.payload = payload
         self.records = records
         self.told: Deferred[int] = Deferred()
-        self.place: Place | None = None
+        self.place: MessageLocation | None = None
         self.is_settled = False
 
     @property
@@ -51,7 +51,7 @@ class Appending:
         return len(self.payload) + self.records * OPERATION_COST
 
 
-def message_of(fields: Fields) -> Any:
+def build_message(fields: MessageFields) -> Any:
     """The library's message. Its wrapper takes an ordering key as text only, and Kafka's keys are bytes."""
     builder = _pulsar.MessageBuilder()
     if fields.content is None:
@@ -76,9 +76,9 @@ async def open_producer(session: Session, topic: str) -> Any:
             topic,
             pulsar.ProducerAccessMode.Shared,
             batching=True,
-            batch_messages=WHOLE_BATCH,
-            batch_bytes=WHOLE_BATCH,
-            batch_delay_ms=WHOLE_BATCH,
+            batch_messages=UNLIMITED,
+            batch_bytes=UNLIMITED,
+            batch_delay_ms=UNLIMITED,
             compression=pulsar.CompressionType.LZ4,
         )
     )
@@ -93,7 +93,7 @@ class NativeSender:
         producer: Any,
         batch_format: BatchFormat,
         room: Room,
-        on_stored: Callable[[Appending], None],
+        on_stored: Callable[[PendingAppend], None],
         on_end: Callable[[StorageError], object],
     ) -> None:
         self._session = session
@@ -102,13 +102,13 @@ class NativeSender:
         self._room = room
         self._on_stored = on_stored
         self._on_end = on_end
-        self._queue: deque[Appending] = deque()
-        self._in_flight: deque[Appending] = deque()
+        self._queue: deque[PendingAppend] = deque()
+        self._in_flight: deque[PendingAppend] = deque()
         self._records = 0
         self._is_at_work = False
         self.is_over = False
 
-    def send(self, appending: Appending) -> None:
+    def send(self, appending: PendingAppend) -> None:
         """Behind all that was sent before. Raises EntryTooLarge, and StorageFailed where too much is in flight."""
         limit = self._session.settings.queue_operations
         if appending.records > limit:
@@ -146,7 +146,7 @@ class NativeSender:
                 lambda failure: self.end(Fenced(f"a batch was not sent: {failure.value}"))
             )
 
-    def _hand_over(self, appending: Appending) -> None:
+    def _hand_over(self, appending: PendingAppend) -> None:
         try:
             batch = self._format.unpack(appending.payload)
         except ValueError as error:
@@ -154,12 +154,12 @@ class NativeSender:
                 partial(
                     self._answered,
                     appending,
-                    Unreadable(f"the batch cannot be taken apart: {error}"),
+                    UnreadableBatch(f"the batch cannot be taken apart: {error}"),
                 )
             )
             return
         messages = [
-            message_of(fields_of(record, None if number else batch.sequence))
+            build_message(message_from_record(record, None if number else batch.sequence))
             for number, record in enumerate(batch.records)
         ]
         send = self._producer._producer.send_async
@@ -174,7 +174,7 @@ class NativeSender:
             )
 
     def _acknowledged(
-        self, appending: Appending, records: int, result: Any, message_id: Any
+        self, appending: PendingAppend, records: int, result: Any, message_id: Any
     ) -> None:
         """The library's callback for the last record, in its thread. Nothing may be raised here."""
         keep_state()
@@ -187,8 +187,8 @@ class NativeSender:
             elif result != pulsar.Result.Ok:
                 failure = ending(result.name)
             else:
-                appending.place = place_of(message_id.serialize())
-                if appending.place.position < FIRST:
+                appending.place = parse_message_id(message_id.serialize())
+                if appending.place.position < FIRST_POSITION:
                     # Pulsar's deduplication knew it again when the library sent it a second time, and does not say where the first lies.
                     failure = Fenced("a batch is stored, and Pulsar does not say where")
                 elif appending.place.messages != records:
@@ -197,7 +197,7 @@ class NativeSender:
             failure = Fenced(f"an acknowledgement could not be understood: {error}")
         self._session.wake.post(partial(self._answered, appending, failure))
 
-    def _answered(self, appending: Appending, failure: StorageError | None) -> None:
+    def _answered(self, appending: PendingAppend, failure: StorageError | None) -> None:
         self._settle(appending)
         if self.is_over:
             return
@@ -212,7 +212,7 @@ class NativeSender:
         else:
             appending.told.errback(failure)
 
-    def _settle(self, appending: Appending) -> None:
+    def _settle(self, appending: PendingAppend) -> None:
         if not appending.is_settled:
             appending.is_settled = True
             self._room.give(appending.cost)

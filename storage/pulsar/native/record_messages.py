@@ -23,16 +23,16 @@ import msgspec
 from storage.plain_records import ProducerSequence, Record
 from storage.pulsar.log.entry_messages import ENTRY_FORMAT, HEADER
 
-MARK = "kopgate.record"
+DETAILS_PROPERTY = "kopgate.record"
 
-RESERVED = frozenset((MARK, HEADER, ENTRY_FORMAT))
+RESERVED_PROPERTIES = frozenset((DETAILS_PROPERTY, HEADER, ENTRY_FORMAT))
 """Properties that say what a message is: a header of that name is in the mark only, or a producer could pass a record off as something else."""
 
 NO_EVENT_TIME = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class MessageFields:
     """The fields of a Pulsar message as clients give and show them.
 
     `content` None is a null value. A key is empty where there is none; `partition_key` or `ordering_key` None is one that a client cannot show,
@@ -50,7 +50,7 @@ class Fields:
 _Headers = list[list[str | int | None]]
 
 
-class Mark(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class RecordDetails(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What the other fields of the message do not say, in JSON.
 
     `key`: EMPTY, or BASE64 where the partition key is that. `headers`, all of them in their order, each one of: [name], its value being in the
@@ -64,16 +64,16 @@ class Mark(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 EMPTY, BASE64 = "", "base64"
-_PLAIN = Mark()
+_NO_DETAILS = RecordDetails()
 _ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder(Mark)
+_DECODER = msgspec.json.Decoder(RecordDetails)
 
 
-def fields_of(record: Record, sequence: ProducerSequence | None = None) -> Fields:
+def message_from_record(record: Record, sequence: ProducerSequence | None = None) -> MessageFields:
     """The message of a record; `sequence` where it is the first of a batch that has one."""
     partition_key, ordering_key, key_mark = "", b"", None
     if record.key is not None:
-        text = _text(record.key)
+        text = _decode_text(record.key)
         if text is None:
             partition_key, ordering_key, key_mark = (
                 b64encode(record.key).decode(),
@@ -86,22 +86,22 @@ def fields_of(record: Record, sequence: ProducerSequence | None = None) -> Field
             key_mark = EMPTY
     properties, header_mark = _properties(record.headers)
     timestamp = record.timestamp
-    mark = Mark(key_mark, header_mark, 0 if timestamp == 0 else None, sequence)
-    if mark != _PLAIN:
-        properties[MARK] = _ENCODER.encode(mark).decode()
-    return Fields(
+    mark = RecordDetails(key_mark, header_mark, 0 if timestamp == 0 else None, sequence)
+    if mark != _NO_DETAILS:
+        properties[DETAILS_PROPERTY] = _ENCODER.encode(mark).decode()
+    return MessageFields(
         record.value, partition_key, ordering_key, properties, max(timestamp, NO_EVENT_TIME)
     )
 
 
-def record_of(fields: Fields) -> tuple[Record, ProducerSequence | None]:
+def record_from_message(fields: MessageFields) -> tuple[Record, ProducerSequence | None]:
     """The record of a message, whoever wrote it. Never raises: what is no mark of ours counts as a property like others."""
     properties = fields.properties or {}
-    mark = _mark(properties)
-    headers = None if mark is None else _marked_headers(mark, properties)
+    mark = _parse_details(properties)
+    headers = None if mark is None else _headers_from_details(mark, properties)
     if mark is None or headers is None:
         mark, headers = (
-            _PLAIN,
+            _NO_DETAILS,
             tuple([(name.encode(), value.encode()) for name, value in properties.items()]),
         )
     event_time = fields.event_time if 0 < fields.event_time < _INT64 else fields.publish_time
@@ -120,12 +120,12 @@ def _properties(
     # The last of those that share a name is the one that the property shows: the one that Kafka's lastHeader gives.
     last = {name: index for index, (name, _) in enumerate(headers)}
     for index, (name, value) in enumerate(headers):
-        name_text = _text(name)
+        name_text = _decode_text(name)
         if name_text is None:
             exact.append([b64encode(name).decode(), _base64(value), 1])
             continue
-        is_shown = last[name] == index and name_text not in RESERVED
-        value_text = None if value is None else _text(value)
+        is_shown = last[name] == index and name_text not in RESERVED_PROPERTIES
+        value_text = None if value is None else _decode_text(value)
         if is_shown:
             properties[name_text] = (_base64(value) or "") if value_text is None else value_text
         exact.append(
@@ -138,10 +138,10 @@ def _properties(
     return properties, None if is_plain else exact
 
 
-def _mark(properties: Mapping[str, str]) -> Mark | None:
-    text = properties.get(MARK)
+def _parse_details(properties: Mapping[str, str]) -> RecordDetails | None:
+    text = properties.get(DETAILS_PROPERTY)
     if text is None:
-        return _PLAIN
+        return _NO_DETAILS
     try:
         mark = _DECODER.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError):
@@ -150,23 +150,27 @@ def _mark(properties: Mapping[str, str]) -> Mark | None:
     is_sound = (
         mark.key in (None, EMPTY, BASE64)
         and mark.timestamp in (None, 0)
-        and (sequence is None or _is_sound(sequence))
+        and (sequence is None or _is_valid(sequence))
     )
     return mark if is_sound else None
 
 
-def _is_sound(sequence: ProducerSequence) -> bool:
+def _is_valid(sequence: ProducerSequence) -> bool:
     producer_id, epoch, base = sequence.producer_id, sequence.producer_epoch, sequence.base_sequence
     return 0 <= producer_id < _INT64 and 0 <= epoch < _INT16 and 0 <= base < _INT32
 
 
-def _marked_headers(
-    mark: Mark, properties: Mapping[str, str]
+def _headers_from_details(
+    mark: RecordDetails, properties: Mapping[str, str]
 ) -> tuple[tuple[bytes, bytes | None], ...] | None:
     """None where the mark is not one of ours."""
     if mark.headers is None:
         return tuple(
-            [(name.encode(), value.encode()) for name, value in properties.items() if name != MARK]
+            [
+                (name.encode(), value.encode())
+                for name, value in properties.items()
+                if name != DETAILS_PROPERTY
+            ]
         )
     headers: list[tuple[bytes, bytes | None]] = []
     try:
@@ -187,7 +191,7 @@ def _marked_headers(
     return tuple(headers)
 
 
-def _key(fields: Fields, mark: Mark) -> bytes | None:
+def _key(fields: MessageFields, mark: RecordDetails) -> bytes | None:
     if mark.key == EMPTY:
         return b""
     partition_key, ordering_key = fields.partition_key, fields.ordering_key
@@ -200,7 +204,7 @@ def _key(fields: Fields, mark: Mark) -> bytes | None:
     return ordering_key or (partition_key or "").encode() or None
 
 
-def _text(value: bytes) -> str | None:
+def _decode_text(value: bytes) -> str | None:
     try:
         return value.decode()
     except UnicodeDecodeError:

@@ -10,26 +10,26 @@ from storage.plain_records import BatchFormat
 from storage.pulsar.admin.admin_api import Missing, Peeked
 from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.native.entry_search import Finder
-from storage.pulsar.native.message_offsets import START, Counter
-from storage.pulsar.native.native_reader import Gathered, NativeReader
+from storage.pulsar.native.entry_search import EntryFinder
+from storage.pulsar.native.message_offsets import START, IndexCounter
+from storage.pulsar.native.native_reader import NativeReader, PackedEntry
 
-KEPT_READERS = 4
+MAX_CACHED_CURSORS = 4
 """Of one partition, for consumers that read on: more of them behind its end, at different places, are rare."""
 
-CLOCKS_APART_MS = 3_600_000
+MAX_CLOCK_SKEW_MS = 3_600_000
 """So far ahead of the broker's a producer's clock may be: a record is not looked for in what was published longer before its own time."""
 
-READ_AHEAD_MESSAGES = (8, 1000)
+READER_QUEUE_MESSAGES = (8, 1000)
 """A reader's queue has at least and at most so many; in between it is `reader_queue_bytes` by the average message."""
 
 
 @dataclass(eq=False, slots=True)
-class Cursor:
+class ReadCursor:
     """A reader, how its entries are counted, and those that it has read but nobody has taken; who reads on comes with `next_offset`."""
 
     reader: NativeReader
-    counter: Counter = field(default_factory=Counter)
+    counter: IndexCounter = field(default_factory=IndexCounter)
     ahead: deque[Entry] = field(default_factory=deque)
     next_offset: int = -1
 
@@ -43,13 +43,13 @@ class Cursor:
         return found
 
 
-class NativeStored:
+class NativeEntries:
     """`base` is the offset of the message with index 0. `last` is the last entry that is known, and grows with the tail."""
 
     def __init__(
         self,
         session: Session,
-        finder: Finder,
+        finder: EntryFinder,
         batch_format: BatchFormat,
         base: int,
         leader_epoch: int,
@@ -61,9 +61,9 @@ class NativeStored:
         self.leader_epoch = leader_epoch
         self.last = START
         self.average_bytes = 1024
-        self._cursors: OrderedDict[Cursor, None] = OrderedDict()
+        self._cursors: OrderedDict[ReadCursor, None] = OrderedDict()
 
-    async def number(self, counter: Counter, gathered: Gathered) -> Entry:
+    async def number(self, counter: IndexCounter, gathered: PackedEntry) -> Entry:
         """The entry with its offsets."""
         index = counter.next(gathered.place)
         if index is None:
@@ -71,7 +71,7 @@ class NativeStored:
             counter.anchor(gathered.place.position, index)
         return self.stamped(gathered, index)
 
-    def stamped(self, gathered: Gathered, index: int) -> Entry:
+    def stamped(self, gathered: PackedEntry, index: int) -> Entry:
         """The entry whose last message has that index."""
         last = self.base + index
         first = last - gathered.place.messages + 1
@@ -97,7 +97,7 @@ class NativeStored:
             self._close(cursor)
         return found
 
-    async def _read_on(self, cursor: Cursor, offset: int, max_bytes: int) -> bool:
+    async def _read_on(self, cursor: ReadCursor, offset: int, max_bytes: int) -> bool:
         """Whether there was anything to read."""
         last = self.last
         lot = await self.session.run(lambda: cursor.reader.more(max(max_bytes, 1), last))
@@ -116,7 +116,7 @@ class NativeStored:
         """The offset from which on there may be records as young as `timestamp`; None where there are none."""
         entries = await self.finder.entries()
         found = await self.finder.first(
-            entries, lambda one: one.publish_time >= timestamp - CLOCKS_APART_MS
+            entries, lambda one: one.publish_time >= timestamp - MAX_CLOCK_SKEW_MS
         )
         return None if found is None else self._first_offset(found[1])
 
@@ -159,18 +159,18 @@ class NativeStored:
     def _first_offset(self, peeked: Peeked) -> int:
         return self.base + peeked.index - peeked.messages + 1
 
-    def _cursor_at(self, offset: int) -> Cursor | None:
+    def _cursor_at(self, offset: int) -> ReadCursor | None:
         return next((cursor for cursor in self._cursors if cursor.next_offset == offset), None)
 
-    async def _open(self, offset: int) -> Cursor | None:
+    async def _open(self, offset: int) -> ReadCursor | None:
         found = await self._find(offset)
         if found is None:
             return None
-        fewest, most = READ_AHEAD_MESSAGES
+        fewest, most = READER_QUEUE_MESSAGES
         queue = min(
             max(self.session.settings.reader_queue_bytes // self.average_bytes, fewest), most
         )
-        return Cursor(
+        return ReadCursor(
             NativeReader(self.session, self.finder.topic, self.batch_format, found[0], queue)
         )
 
@@ -178,10 +178,10 @@ class NativeStored:
         entries = await self.finder.entries()
         return await self.finder.first(entries, lambda one: one.index >= offset - self.base)
 
-    def _keep(self, cursor: Cursor) -> None:
+    def _keep(self, cursor: ReadCursor) -> None:
         self._cursors[cursor] = None
-        while len(self._cursors) > KEPT_READERS:
+        while len(self._cursors) > MAX_CACHED_CURSORS:
             self._close(self._cursors.popitem(last=False)[0])
 
-    def _close(self, cursor: Cursor) -> None:
+    def _close(self, cursor: ReadCursor) -> None:
         self.session.run(cursor.reader.close).addErrback(lambda _: None)

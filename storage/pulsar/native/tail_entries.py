@@ -12,24 +12,24 @@ from twisted.internet.defer import Deferred
 from storage.log import Entry, Fenced, StorageError, StorageFailed
 from storage.pulsar.admin.admin_api import Missing
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.native.message_offsets import Counter
-from storage.pulsar.native.native_reader import Gathered
-from storage.pulsar.native.native_sender import Appending
-from storage.pulsar.native.stored_entries import NativeStored
+from storage.pulsar.native.message_offsets import IndexCounter
+from storage.pulsar.native.native_reader import PackedEntry
+from storage.pulsar.native.native_sender import PendingAppend
+from storage.pulsar.native.stored_entries import NativeEntries
 
 logger = logging.getLogger(__name__)
 
-PEEKS, PEEK_AGAIN_SECONDS = 10, 1.0
+INDEX_ATTEMPTS, INDEX_RETRY_SECONDS = 10, 1.0
 """So often, and so far apart, an entry's index is asked for before the log gives up: while a broker starts, its admin API may come after its topics."""
 
 
-class Arrivals:
+class TailEntries:
     """`on_entry` is told of every entry, in order; `on_pause` when there is no other at once, before the appends that came to lie among them are
     told their offset; `on_failure` once why it cannot go on."""
 
     def __init__(
         self,
-        stored: NativeStored,
+        stored: NativeEntries,
         on_entry: Callable[[Position, Entry], None],
         on_pause: Callable[[], None],
         on_failure: Callable[[StorageError], object],
@@ -38,26 +38,26 @@ class Arrivals:
         self._on_entry = on_entry
         self._on_pause = on_pause
         self._on_failure = on_failure
-        self._counter = Counter()
-        self._queue: deque[Gathered] = deque()
+        self._counter = IndexCounter()
+        self._queue: deque[PackedEntry] = deque()
         self._is_at_work = False
         self._is_over = False
         # Of own batches: acknowledged and not yet arrived; and what has arrived while one was in flight, which may be it.
-        self._acknowledged: dict[Position, Appending] = {}
+        self._acknowledged: dict[Position, PendingAppend] = {}
         self._arrived: dict[Position, int] = {}
-        self._placed: list[tuple[Appending, int]] = []
+        self._placed: list[tuple[PendingAppend, int]] = []
         #: Called for each entry that has been dealt with.
-        self.leave: Callable[[Gathered], None] = lambda gathered: None
+        self.leave: Callable[[PackedEntry], None] = lambda gathered: None
         #: How many own batches are in flight.
         self.in_flight = 0
 
-    def add(self, gathered: Gathered) -> None:
+    def add(self, gathered: PackedEntry) -> None:
         self._queue.append(gathered)
         if not self._is_at_work and not self._is_over:
             self._is_at_work = True
             Deferred.fromCoroutine(self._work()).addErrback(self._failed)
 
-    def acknowledged(self, appending: Appending) -> None:
+    def acknowledged(self, appending: PendingAppend) -> None:
         """An own batch is stored; whoever appended it is told once it has arrived."""
         assert appending.place
         base_offset = self._arrived.pop(appending.place.position, None)
@@ -111,8 +111,8 @@ class Arrivals:
         for appending, base_offset in placed:
             appending.told.callback(base_offset)
 
-    async def _numbered(self, gathered: Gathered) -> Entry:
-        for _ in range(PEEKS):
+    async def _numbered(self, gathered: PackedEntry) -> Entry:
+        for _ in range(INDEX_ATTEMPTS):
             try:
                 return await self._stored.number(self._counter, gathered)
             except Missing:
@@ -121,7 +121,7 @@ class Arrivals:
                 logger.warning(
                     "%s: an entry's index is asked for again: %s", self._stored.finder.topic, error
                 )
-                await self._stored.session.pause(PEEK_AGAIN_SECONDS)
+                await self._stored.session.pause(INDEX_RETRY_SECONDS)
         return await self._stored.number(self._counter, gathered)
 
     def _failed(self, failure: Any) -> None:

@@ -13,11 +13,16 @@ from storage.log import StorageError, StorageFailed
 from storage.plain_records import BatchFormat
 from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.native.message_offsets import START, Gathering, Places
-from storage.pulsar.native.native_reader import Gathered, before, fields_of_message, pack
+from storage.pulsar.native.message_offsets import START, EntryAssembler, MessageIdParser
+from storage.pulsar.native.native_reader import (
+    PackedEntry,
+    message_fields,
+    pack_entry,
+    reading_start,
+)
 
 
-class Gate:
+class ByteGate:
     """Bytes on their way from the library's thread to the reactor's: who brings more than there may be waits."""
 
     def __init__(self, limit: int) -> None:
@@ -46,7 +51,7 @@ class Gate:
             self._changed.notify_all()
 
 
-class NativeTail:
+class TailReader:
     """Tells `on_entry` of every entry behind `after`, in order, and `on_failure` once why it cannot. `leave` is to be called for each when dealt with."""
 
     def __init__(
@@ -55,23 +60,23 @@ class NativeTail:
         topic: str,
         batch_format: BatchFormat,
         after: Position,
-        on_entry: Callable[[Gathered], None],
+        on_entry: Callable[[PackedEntry], None],
         on_failure: Callable[[StorageError], None],
     ) -> None:
         self._session = session
         self._topic = topic
         self._format = batch_format
         self._after = after
-        self._gathering = Gathering(after)
-        self._places = Places()
+        self._gathering = EntryAssembler(after)
+        self._places = MessageIdParser()
         self._on_entry = on_entry
         self._on_failure = on_failure
-        self._gate = Gate(session.settings.arriving_bytes)
+        self._gate = ByteGate(session.settings.arriving_bytes)
         self._is_over = False
         self._reader: Any = None
 
     async def open(self) -> None:
-        start = pulsar.MessageId.earliest if self._after == START else before(self._after)
+        start = pulsar.MessageId.earliest if self._after == START else reading_start(self._after)
         self._reader = await self._session.run(
             lambda: self._session.reader(self._topic, start, listener=self._heard)
         )
@@ -82,10 +87,10 @@ class NativeTail:
             return
         try:
             place = self._places.of(message.message_id())
-            entry = self._gathering.add(place, lambda: fields_of_message(message))
+            entry = self._gathering.add(place, lambda: message_fields(message))
             if entry is None:
                 return
-            gathered = pack(self._format, place, entry)
+            gathered = pack_entry(self._format, place, entry)
         except Exception as error:  # noqa: BLE001 - whatever it is, this log can go on no more
             self._is_over = True
             failure = (
@@ -98,7 +103,7 @@ class NativeTail:
         if self._gate.enter(len(gathered.payload)):
             self._session.wake.post(partial(self._on_entry, gathered))
 
-    def leave(self, gathered: Gathered) -> None:
+    def leave(self, gathered: PackedEntry) -> None:
         self._gate.leave(len(gathered.payload))
 
     async def close(self) -> None:

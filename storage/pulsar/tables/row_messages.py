@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import OURS, PREFIX
 
-LONGEST_KEY = 480
+MAX_KEY_BYTES = 480
 """As the interface of tables promises."""
 
-MESSAGE_BYTES = 64
+MAX_MESSAGE_OVERHEAD = 64
 """What a row takes in a batch beside key and value, at the most: its metadata's fields and their lengths."""
 
 END_KEY = "\u2403"
@@ -29,7 +29,7 @@ _ROW = b"\x01"
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
-def topic_of(settings: PulsarSettings, table: str) -> str:
+def table_topic(settings: PulsarSettings, table: str) -> str:
     """The full name of the table's topic. What is no plain word, or means something to Pulsar, is written in hexadecimal digits."""
     is_plain = _PLAIN.fullmatch(table) and "-partition-" not in table and table != LOCK_TOPIC
     local = table if is_plain else f"hex.{table.encode().hex()}"
@@ -45,28 +45,30 @@ def payload(value: bytes | None) -> bytes:
     return b"" if value is None else _ROW + value
 
 
-def size_of(rows: Mapping[bytes, bytes | None]) -> int:
+def max_batch_bytes(rows: Mapping[bytes, bytes | None]) -> int:
     """The most that these rows may take in a batch; bytes of a key above 127 take two there."""
-    return sum(2 * len(key) + len(value or b"") + MESSAGE_BYTES for key, value in rows.items())
+    return sum(
+        2 * len(key) + len(value or b"") + MAX_MESSAGE_OVERHEAD for key, value in rows.items()
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """`value` is None for a deleted one."""
 
     key: bytes
     value: bytes | None
 
 
-def row_of(key: str, data: bytes) -> Row | None:
+def parse_row(key: str, data: bytes) -> TableRow | None:
     """The row that a message sets; None for one that was not written here."""
     try:
         name = key.encode("latin-1")
     except UnicodeEncodeError:
         return None
-    if not 1 <= len(name) <= LONGEST_KEY or not (data == b"" or data.startswith(_ROW)):
+    if not 1 <= len(name) <= MAX_KEY_BYTES or not (data == b"" or data.startswith(_ROW)):
         return None
-    return Row(name, data[1:] if data else None)
+    return TableRow(name, data[1:] if data else None)
 
 
 def is_gap(key: str, data: bytes) -> bool:

@@ -11,10 +11,15 @@ from storage.bridge import Reactor
 from storage.pulsar.admin.admin_api import Admin
 from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.tables.row_messages import END_KEY, LONGEST_KEY, MESSAGE_BYTES, topic_of
+from storage.pulsar.tables.row_messages import (
+    END_KEY,
+    MAX_KEY_BYTES,
+    MAX_MESSAGE_OVERHEAD,
+    table_topic,
+)
+from storage.pulsar.tables.table_compaction import TableCompactor
 from storage.pulsar.tables.table_loader import load
-from storage.pulsar.tables.table_upkeep import Upkeep
-from storage.pulsar.tables.table_writer import TableWriter, refused
+from storage.pulsar.tables.table_writer import TableWriter, failed
 
 
 class PulsarTable:
@@ -26,8 +31,8 @@ class PulsarTable:
         self._session = session
         self._admin = admin
         self._settings = settings
-        self._topic = topic_of(settings, name)
-        self._upkeep = Upkeep(admin, settings, reactor, self._topic)
+        self._topic = table_topic(settings, name)
+        self._upkeep = TableCompactor(admin, settings, reactor, self._topic)
         self._writer = TableWriter(session, settings, reactor, self._topic, self._upkeep.wrote)
         self._loading = DeferredLock()
 
@@ -50,7 +55,7 @@ class PulsarTable:
         await self._loading.acquire()
         try:
             end = os.urandom(16)
-            await self._writer.send({END_KEY: end}, MESSAGE_BYTES)
+            await self._writer.send({END_KEY: end}, MAX_MESSAGE_OVERHEAD)
             rows = await load(self._session, self._admin, self._topic, end)
         finally:
             self._loading.release()
@@ -60,6 +65,6 @@ class PulsarTable:
         """As `StateTable.put`. What fails with StorageFailed may become durable all the same, before anything that is put later; so may what fails with
         Fenced, and then every later put fails with it, too: another process writes this table.
         """
-        if not all(1 <= len(key) <= LONGEST_KEY for key in rows):
-            return refused(lambda: ValueError(f"a key has 1 to {LONGEST_KEY} bytes"))
+        if not all(1 <= len(key) <= MAX_KEY_BYTES for key in rows):
+            return failed(lambda: ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes"))
         return self._writer.put(rows)

@@ -19,7 +19,7 @@ import pulsar
 from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import Admin, Ledger
 from storage.pulsar.client.pulsar_client import Session
-from storage.pulsar.tables.row_messages import END_KEY, is_gap, row_of
+from storage.pulsar.tables.row_messages import END_KEY, is_gap, parse_row
 from storage.pulsar.topics.pulsar_names import path_of
 
 ATTEMPTS = 5
@@ -49,7 +49,7 @@ class TopicSpace(msgspec.Struct, frozen=True, rename="camel"):
         return self.compacted_ledger, max((ledger.ledger_id for ledger in self.ledgers), default=-1)
 
 
-async def space_of(admin: Admin, topic: str) -> TopicSpace:
+async def topic_space(admin: Admin, topic: str) -> TopicSpace:
     """Raises as `Admin.get`."""
     space: TopicSpace = await admin.get(f"{path_of(topic)}/internalStats", TopicSpace)
     return space
@@ -58,9 +58,9 @@ async def space_of(admin: Admin, topic: str) -> TopicSpace:
 async def load(session: Session, admin: Admin, topic: str, end: bytes) -> dict[bytes, bytes]:
     """Every row, up to the message with END_KEY and `end`, which has been written. Raises StorageFailed."""
     for _ in range(ATTEMPTS):
-        before = (await space_of(admin, topic)).state
+        before = (await topic_space(admin, topic)).state
         rows = await session.run(lambda: read_rows(session, topic, end))
-        if (await space_of(admin, topic)).state == before:
+        if (await topic_space(admin, topic)).state == before:
             return rows
     raise StorageFailed(
         f"{topic} was compacted, or moved, {ATTEMPTS} times while it was read: try again later"
@@ -87,7 +87,7 @@ def read_rows(session: Session, topic: str, end: bytes) -> dict[bytes, bytes]:
                 continue
             if key == END_KEY and data == end:
                 break
-            row = row_of(key, data)
+            row = parse_row(key, data)
             if row is None:
                 foreign += key != END_KEY and not is_gap(key, data)
             elif row.value is None:

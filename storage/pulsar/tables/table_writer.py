@@ -27,18 +27,18 @@ from storage.bridge import Reactor, Readers
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageError, StorageFailed
 from storage.pulsar.client.pulsar_client import Session, translated
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.tables.row_messages import message_key, payload, size_of
+from storage.pulsar.tables.row_messages import max_batch_bytes, message_key, payload
 
-NEVER_BYTES = 1 << 40
-NEVER_MESSAGES = (1 << 31) - 1
-NEVER_MILLISECONDS = 100_000_000_000
+UNLIMITED_BYTES = 1 << 40
+UNLIMITED_MESSAGES = (1 << 31) - 1
+UNLIMITED_MILLISECONDS = 100_000_000_000
 """Three years."""
 
 Failure = Callable[[], Exception]
 log = logging.getLogger(__name__)
 
 
-class Put:
+class PendingPut:
     """Messages that are stored together; `told` fires when they are durable."""
 
     __slots__ = ("rows", "size", "told")
@@ -69,9 +69,9 @@ class TableWriter:
         self._given = 0
         """The sequence id of the last row that the library was given."""
         self._thread: Readers | None = None
-        self._waiting: deque[Put] = deque()
+        self._waiting: deque[PendingPut] = deque()
         self._waiting_bytes = 0
-        self._burst: list[Put] = []
+        self._burst: list[PendingPut] = []
         self._ended: Failure | None = None
         self._idle: Deferred[None] | None = None
         self._is_failing = False
@@ -84,9 +84,9 @@ class TableWriter:
                 pulsar.ProducerAccessMode.ExclusiveWithFencing,
                 batching=True,
                 pending_messages=0,
-                batch_messages=NEVER_MESSAGES,
-                batch_bytes=NEVER_BYTES,
-                batch_delay_ms=NEVER_MILLISECONDS,
+                batch_messages=UNLIMITED_MESSAGES,
+                batch_bytes=UNLIMITED_BYTES,
+                batch_delay_ms=UNLIMITED_MILLISECONDS,
             )
         )
         self._producer = made
@@ -95,9 +95,9 @@ class TableWriter:
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Deferred[None]:
         """As `StateTable.put`."""
-        size = size_of(rows)
+        size = max_batch_bytes(rows)
         if size > self._settings.table_burst_bytes:
-            return refused(
+            return failed(
                 lambda: EntryTooLarge(
                     f"{len(rows)} rows take {size} bytes, and {self._settings.table_burst_bytes} are stored in one step (table_burst_bytes)"
                 )
@@ -107,19 +107,19 @@ class TableWriter:
     def send(self, messages: Mapping[str, bytes], size: int) -> Deferred[None]:
         """Queue these messages by their keys, to be stored together, after all that was queued before."""
         if self._ended:
-            return refused(self._ended)
+            return failed(self._ended)
         if not messages:
             return succeed(None)
         if (
             len(self._waiting) >= self._settings.queue_operations
             or self._waiting_bytes + size > self._settings.table_queue_bytes
         ):
-            return refused(
+            return failed(
                 lambda: StorageFailed(
                     f"{len(self._waiting)} puts ({self._waiting_bytes} bytes) wait for Pulsar already: try again later"
                 )
             )
-        put = Put(messages, size)
+        put = PendingPut(messages, size)
         self._waiting.append(put)
         self._waiting_bytes += size
         if not self._burst:
@@ -224,7 +224,7 @@ class TableWriter:
     def _next(self, failure: Failure | None) -> None:
         """Tell those of the burst; what they put now is in the next one, with what has come meanwhile."""
         for put in self._burst:
-            settle(put, failure)
+            finish(put, failure)
         self._burst = []
         if self._waiting:
             self._write()
@@ -241,7 +241,7 @@ class TableWriter:
         self._waiting_bytes = 0
         self._burst = []
         for put in puts:
-            settle(put, failure)
+            finish(put, failure)
         if self._idle:
             idle, self._idle = self._idle, None
             idle.callback(None)
@@ -258,7 +258,7 @@ def send_batch(producer: Any, messages: Mapping[str, bytes]) -> None:
         send(message, None)
 
 
-def settle(put: Put, failure: Failure | None) -> None:
+def finish(put: PendingPut, failure: Failure | None) -> None:
     """Each gets an exception of its own: one that many raise again grows a traceback through all of them."""
     if failure is None:
         put.told.callback(None)
@@ -266,7 +266,7 @@ def settle(put: Put, failure: Failure | None) -> None:
         put.told.errback(failure())
 
 
-def refused(failure: Failure) -> Deferred[None]:
+def failed(failure: Failure) -> Deferred[None]:
     told: Deferred[None] = Deferred()
     told.errback(failure())
     return told

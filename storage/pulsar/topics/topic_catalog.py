@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred
 from storage.bridge import Reactor
 from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
 from storage.pulsar.admin.admin_api import Admin, AdminFailed, Missing
-from storage.pulsar.compaction.trim import Lowering, has_whole_ledgers, now
+from storage.pulsar.compaction.trim import RetentionTrimmer, clock_seconds, has_whole_ledgers
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import Names, partition_name, partition_of
@@ -30,7 +30,7 @@ class TopicCatalogue:
     def __init__(self, settings: PulsarSettings, admin: Admin, reactor: Reactor) -> None:
         self.names = Names(settings)
         self._listing = Listing(self.names, admin, settings.admin_connections)
-        self._lowering = Lowering(admin, partial(pause, reactor), settings)
+        self._lowering = RetentionTrimmer(admin, partial(pause, reactor), settings)
         self._changes = Changes(settings, admin, self._listing, self._lowering)
         self._admin = admin
         self._view = View()
@@ -158,7 +158,7 @@ class TopicCatalogue:
             found = self._view.known(name)
             if not self._changes.is_retained(found):
                 return
-            since = now()
+            since = clock_seconds()
             await confirm()
             lowered = await self._lowering.begin(found)
             self._view.keep(lowered)

@@ -16,7 +16,7 @@ from storage.pulsar.admin.admin_api import (
     Missing,
     Troubled,
 )
-from storage.pulsar.compaction.trim import Lowering
+from storage.pulsar.compaction.trim import RetentionTrimmer
 from storage.pulsar.log.entry_messages import ENTRY_FORMAT
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
@@ -48,7 +48,7 @@ class Changes:
     """Each raises StorageFailed where Pulsar does not do it or does not say whether it has."""
 
     def __init__(
-        self, settings: PulsarSettings, admin: Admin, listing: Listing, lowering: Lowering
+        self, settings: PulsarSettings, admin: Admin, listing: Listing, lowering: RetentionTrimmer
     ) -> None:
         self._settings = settings
         self._admin = admin

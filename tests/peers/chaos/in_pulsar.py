@@ -10,7 +10,7 @@ import pulsar
 from kafka.record import MemoryRecords
 
 from storage.log import Buffer
-from storage.pulsar.log.entry_messages import entries_of, header_of
+from storage.pulsar.log.entry_messages import parse_header, unpack_entries
 from tests.peers.chaos.evidence import Log, Place
 from tests.peers.verifiable import TOPIC
 
@@ -28,7 +28,7 @@ def stored(service_url: str, namespace: str, partitions: int, found: Log) -> Log
         for partition in range(partitions):
             end, epoch = 0, -1
             for message in _messages(client, f"{namespace}/{TOPIC}-partition-{partition}"):
-                header = header_of(message.properties())
+                header = parse_header(message.properties())
                 assert header, f"a message of somebody else's in partition {partition}"
                 if header.leader_epoch > epoch:
                     epoch = header.leader_epoch
@@ -39,7 +39,7 @@ def stored(service_url: str, namespace: str, partitions: int, found: Log) -> Log
                 elif header.leader_epoch < epoch or header.base_offset < end:
                     hidden += 1
                     continue
-                for entry in entries_of(header, message.data()):
+                for entry in unpack_entries(header, message.data()):
                     values.update(
                         ((partition, offset), value) for offset, value in _records(entry.payload)
                     )

@@ -13,9 +13,9 @@ from storage.pulsar.client.topic_readers import QUEUE_MESSAGES
 from storage.pulsar.settings import PulsarSettings
 from tests.contract.waiting import settle
 from tests.peers.tenant import Tenant
-from tests.storage.pulsar.partitions import Partition, Side
+from tests.storage.pulsar.partition_topics import PartitionTopic, ReadingStack
 
-SideOpener = Callable[..., Awaitable[Side]]
+SideOpener = Callable[..., Awaitable[ReadingStack]]
 
 
 @pytest.fixture(scope="session")
@@ -35,19 +35,19 @@ def writer(pulsar: Tenant) -> Iterator[library.Client]:
 @pytest.fixture
 def partition(
     pulsar: Tenant, reading_settings: PulsarSettings, writer: library.Client
-) -> Partition:
+) -> PartitionTopic:
     """An empty one."""
-    return Partition(pulsar, reading_settings, writer)
+    return PartitionTopic(pulsar, reading_settings, writer)
 
 
 @pytest.fixture
 def open_side(reading_settings: PulsarSettings) -> Iterator[SideOpener]:
     """A side with these settings in place of the usual ones; closed after the test."""
-    sides: list[Side] = []
+    sides: list[ReadingStack] = []
 
-    async def open_one(**others: Any) -> Side:
+    async def open_one(**others: Any) -> ReadingStack:
         names = {name: getattr(reading_settings, name) for name in PulsarSettings.__slots__}
-        side = Side(PulsarSettings(**{**names, **others}), reactor)
+        side = ReadingStack(PulsarSettings(**{**names, **others}), reactor)
         await side.session.open()
         sides.append(side)
         return side
@@ -58,6 +58,6 @@ def open_side(reading_settings: PulsarSettings) -> Iterator[SideOpener]:
 
 
 @pytest.fixture
-def side(open_side: SideOpener) -> Side:
+def side(open_side: SideOpener) -> ReadingStack:
     """Its readers fetch as many messages ahead as suits the small ones of most tests, so that none gives place to another."""
     return settle(open_side(reader_queue_messages=QUEUE_MESSAGES))

@@ -21,7 +21,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from storage.log import Fenced, StoreInUse, StoreLeft
 from storage.pulsar.admin.admin_api import Admin
 from storage.pulsar.client.pulsar_client import Session
-from storage.pulsar.lock import Holder, StoreLock, seems_gone
+from storage.pulsar.lock import LockHolder, StoreLock, appears_dead
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
 from tests.contract.waiting import settle
@@ -182,7 +182,7 @@ def test_a_holder_seems_gone_where_its_process_is_or_where_it_says_nothing_any_m
 ) -> None:
     now = time.time()
     assert (
-        seems_gone(Holder("t", "one", host, process, now + since, now + said), SILENT_SECONDS)
+        appears_dead(LockHolder("t", "one", host, process, now + since, now + said), SILENT_SECONDS)
         == is_gone
     )
 

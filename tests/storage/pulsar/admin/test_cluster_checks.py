@@ -17,7 +17,7 @@ from storage.pulsar.admin.admin_api import Admin, Troubled
 from storage.pulsar.admin.cluster_checks import check, prepare
 from storage.pulsar.admin.cluster_problems import Problem
 from storage.pulsar.client.pulsar_client import Session
-from storage.pulsar.log.append_queue import MESSAGE_OVERHEAD
+from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD
 from storage.pulsar.settings import PulsarSettings
 from tests.contract.waiting import settle
 from tests.legacy_clients.brokers import are_required
@@ -25,7 +25,7 @@ from tests.peers.cache import CannotInstall
 from tests.peers.kafka import free_ports
 from tests.peers.pulsar import distribution
 from tests.peers.tenant import Tenant
-from tests.storage.pulsar.secured import Secured, expired, secured, token
+from tests.storage.pulsar.secured_pulsar import SecuredPulsar, expired, secured, token
 
 pytestmark = [pytest.mark.peer]
 
@@ -243,14 +243,14 @@ async def test_how_large_a_message_may_be_is_learned_by_trying(
     await session.open()
     try:
         await check(settings, admin, session)
-        assert least <= session.message_bytes - MESSAGE_OVERHEAD <= most
+        assert least <= session.message_bytes - MAX_MESSAGE_OVERHEAD <= most
     finally:
         await session.close()
         await admin.close()
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredPulsar]:
     """As Pulsar comes, but for who may use it: it keeps nothing, makes topics unasked, deletes idle ones, numbers no entries."""
     try:
         distribution()
@@ -279,7 +279,7 @@ Roles = Callable[..., PulsarSettings]
 
 
 @pytest.fixture
-def roles(guarded: Secured, tmp_path: Path) -> Roles:
+def roles(guarded: SecuredPulsar, tmp_path: Path) -> Roles:
     """Settings of a gateway that comes with this token."""
 
     def come(with_token: str | None, **others: Any) -> PulsarSettings:
@@ -393,7 +393,7 @@ async def test_a_superuser_is_told_what_the_brokers_do_by_default(
 
 @ensureDeferred
 async def test_the_setup_of_a_tenants_administrator_leaves_only_what_is_the_brokers(
-    guarded: Secured, roles: Roles, checking: Checking, caplog: pytest.LogCaptureFixture
+    guarded: SecuredPulsar, roles: Roles, checking: Checking, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = roles(token("boss"), namespace="fresh", metadata_namespace="tables", setup=True)
     await preparing(settings)
@@ -418,7 +418,7 @@ async def test_the_setup_of_a_tenants_administrator_leaves_only_what_is_the_brok
 
 @ensureDeferred
 async def test_the_setup_of_a_superuser_makes_the_tenant_too(
-    guarded: Secured, roles: Roles
+    guarded: SecuredPulsar, roles: Roles
 ) -> None:
     await preparing(roles(token("super"), tenant="newco", metadata_tenant="newco", setup=True))
     assert guarded.broker.call("GET", "tenants/newco")["allowedClusters"] == ["standalone"]
@@ -445,7 +445,7 @@ async def test_a_broker_whose_authority_is_not_trusted_is_not_talked_to(
 
 @ensureDeferred
 async def test_a_token_that_only_the_binary_address_refuses_is_found_out(
-    guarded: Secured, roles: Roles, checking: Checking
+    guarded: SecuredPulsar, roles: Roles, checking: Checking
 ) -> None:
     # There TLS is spoken by one side alone, which looks the same: nobody answers.
     _, port = guarded.tls_service_url.rsplit(":", 1)

@@ -8,7 +8,7 @@ import pytest
 
 from storage.pulsar.admin.cluster_problems import Problem, Remedies, role_of
 from storage.pulsar.settings import PulsarSettings
-from tests.storage.pulsar.secured import token
+from tests.storage.pulsar.secured_pulsar import token
 
 
 def settings(file: Path | None = None) -> PulsarSettings:

@@ -11,13 +11,13 @@ from twisted.internet.defer import Deferred
 from storage.log import Entry, Fenced, LogClosed, StorageError, StorageFailed
 from storage.pulsar.client.exclusive_producer import OPERATION_COST, End, Leader, Room, Sent
 from storage.pulsar.log.entry_messages import Header
-from tests.storage.pulsar.broker_by_hand import Ok, Producer, Session, Timeout
+from tests.storage.pulsar.fake_client import FakeProducer, FakeSession, Ok, Timeout
 
 
 class Scene:
     def __init__(self, limit_bytes: int = 1 << 20, limit_operations: int = 100) -> None:
-        self.session = Session()
-        self.producer = Producer()
+        self.session = FakeSession()
+        self.producer = FakeProducer()
         self.room = Room(limit_bytes, limit_operations)
         self.stored: list[list[int]] = []
         self.ends: list[tuple[StorageError, list[int]]] = []

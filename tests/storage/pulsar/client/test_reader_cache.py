@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from storage.log import LogClosed
 from storage.pulsar.client.topic_readers import OpenReader, Source
-from tests.storage.pulsar.partitions import numbered, offsets
+from tests.storage.pulsar.partition_topics import numbered, offsets
 
 pytestmark = pytest.mark.peer
 

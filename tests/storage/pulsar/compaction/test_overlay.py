@@ -12,18 +12,18 @@ from twisted.internet.defer import Deferred, fail, succeed
 from storage.log import Entry, StorageFailed
 from storage.pulsar.client.exclusive_producer import End
 from storage.pulsar.client.topic_readers import Stored
-from storage.pulsar.compaction import patch_merge
+from storage.pulsar.compaction import range_merge
 from storage.pulsar.compaction.overlay import Overlay
-from storage.pulsar.compaction.patch_merge import FEW_WINDOWS, Gathering
-from storage.pulsar.compaction.patches import Patch, Patches
-from storage.pulsar.compaction.replacement import Replacing
-from storage.pulsar.compaction.space_reclaim import Freeing
-from storage.pulsar.log.entries import Entries
+from storage.pulsar.compaction.range_merge import MIN_RANGES, RangeMerger
+from storage.pulsar.compaction.replaced_ranges import ReplacedRange, ReplacedRanges
+from storage.pulsar.compaction.replacement import EntryReplacer
+from storage.pulsar.compaction.space_reclaim import SpaceReclaimer
+from storage.pulsar.log.entries import PartitionEntries
 from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.log.partition_rows import Partition, PartitionRow, loaded
+from storage.pulsar.log.partition_rows import PartitionRow, PartitionState, load_partitions
 from tests.contract.entries import plain
-from tests.storage.pulsar.broker_by_hand import Session
+from tests.storage.pulsar.fake_client import FakeSession
 
 
 class Topic:
@@ -92,18 +92,18 @@ class MemoryRuns:
 
     async def write(
         self, partition: bytes, generation: int, first: int, last: int, entries: list[Entry]
-    ) -> Patch:
+    ) -> ReplacedRange:
         if self.refuses:
             raise StorageFailed("no answer")
         token = f"{len(self.topics[generation])}"
         self.topics[generation][token] = list(entries)
         newest = max((one.max_timestamp for one in entries), default=-1)
         size = sum(len(one.payload) for one in entries)
-        return Patch(
+        return ReplacedRange(
             first, last, 0, 0, size, generation, messages=len(entries), token=token, newest=newest
         )
 
-    async def read(self, partition: bytes, patch: Patch) -> list[Entry]:
+    async def read(self, partition: bytes, patch: ReplacedRange) -> list[Entry]:
         entries = self.topics[patch.generation][patch.token]
         return [
             one
@@ -143,14 +143,16 @@ class Scene:
         self.topic = Topic(entries)
         self.runs = MemoryRuns()
         self.table = MemoryTable()
-        self.partition = Partition(self.table, KEY, PartitionRow(), Patches())
-        self.settings = Session(compacted_garbage_bytes=garbage, compacted_windows=50).settings
+        self.partition = PartitionState(self.table, KEY, PartitionRow(), ReplacedRanges())
+        self.settings = FakeSession(compacted_garbage_bytes=garbage, compacted_windows=50).settings
         self.open()
 
     def open(self) -> None:
-        entries = Entries(self.topic)
+        entries = PartitionEntries(self.topic)
         self.overlay = Overlay(entries, self.runs, self.partition)
-        self.replacing = Replacing(entries, self.overlay, self.runs, self.partition, self.settings)
+        self.replacing = EntryReplacer(
+            entries, self.overlay, self.runs, self.partition, self.settings
+        )
 
     def replace(self, first: int, last: int, kept: list[Entry], start: int = 0) -> None:
         done(self.replacing.replace(first, last, kept, start, self.end, self.topic.bytes))
@@ -168,11 +170,15 @@ class Scene:
     def free(self, start: int = 0) -> None:
         """`PartitionLog.reclaim` of a log with that start."""
         end = End(self.end, self.topic.bytes, -1)
-        gathered = Gathering(
-            Entries(self.topic), self.overlay, self.replacing, self.partition, self.settings
+        gathered = RangeMerger(
+            PartitionEntries(self.topic),
+            self.overlay,
+            self.replacing,
+            self.partition,
+            self.settings,
         )
         done(
-            Freeing(
+            SpaceReclaimer(
                 "t", self.topic, gathered, self.partition, self.topic, lambda: (start, end)
             ).free()
         )
@@ -264,10 +270,10 @@ def test_replacements_and_reads_are_as_of_a_list(rows, data, garbage):
         if data.draw(st.booleans()):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(
-                    patch_merge, "FEW_WINDOWS", data.draw(st.sampled_from([0, FEW_WINDOWS]))
+                    range_merge, "MIN_RANGES", data.draw(st.sampled_from([0, MIN_RANGES]))
                 )
                 patch.setattr(
-                    patch_merge, "PIECE_BYTES", data.draw(st.sampled_from([1, 40, 1 << 20]))
+                    range_merge, "COPY_BYTES", data.draw(st.sampled_from([1, 40, 1 << 20]))
                 )
                 scene.free(start)
         scene.check(start, data.draw(st.integers(0, 100)), data.draw(st.integers(0, 20)))
@@ -278,7 +284,7 @@ def test_what_is_shown_is_found_again_from_the_rows():
     scene.replace(10, 39, [Entry(12, 14, 5, b"new"), Entry(30, 31, 5, b"newer")])
     scene.replace(30, 49, [])
     before = plain(done(scene.overlay.read(0, scene.end, 1000)))
-    scene.partition = loaded(scene.table, scene.table.rows.items())[KEY]
+    scene.partition = load_partitions(scene.table, scene.table.rows.items())[KEY]
     scene.open()
     assert plain(done(scene.overlay.read(0, scene.end, 1000))) == before
     assert scene.size() == 103
@@ -318,7 +324,7 @@ def test_what_a_put_may_have_stored_though_it_failed_is_put_right_by_the_next():
     before = plain(done(scene.overlay.read(0, scene.end, 1000)))
     scene.table.answers = True
     done(scene.partition.change(reserved=100))
-    scene.partition = loaded(scene.table, scene.table.rows.items())[KEY]
+    scene.partition = load_partitions(scene.table, scene.table.rows.items())[KEY]
     scene.open()
     assert plain(done(scene.overlay.read(0, scene.end, 1000))) == before
 
@@ -351,7 +357,7 @@ def test_few_windows_are_let_be():
     for n in range(0, 40, 10):
         scene.replace(n, n + 9, [Entry(n, n, 5, b"x" * 30)])
     scene.free()
-    assert FEW_WINDOWS > len(scene.partition.patches) == 4
+    assert MIN_RANGES > len(scene.partition.patches) == 4
 
 
 def test_what_is_needed_no_more_is_deleted_and_nothing_else():
@@ -361,7 +367,7 @@ def test_what_is_needed_no_more_is_deleted_and_nothing_else():
     assert [one.header.base_offset for one in scene.topic.stored] == [60, 70, 80, 90]
     assert (scene.partition.row.freed, scene.partition.row.freed_bytes) == (60, 600)
     scene.check(0, 10_000, 3)
-    scene.partition = loaded(scene.table, scene.table.rows.items())[KEY]
+    scene.partition = load_partitions(scene.table, scene.table.rows.items())[KEY]
     scene.open()
     scene.check(0, 10_000, 4)
 

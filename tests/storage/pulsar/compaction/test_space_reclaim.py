@@ -11,7 +11,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
 from storage.log import Fenced, StorageError, StorageFailed
-from storage.pulsar.compaction.trim import CURSOR, Lowering
+from storage.pulsar.compaction.trim import CURSOR, RetentionTrimmer
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.store import PulsarStore
 from storage.pulsar.topics.topic_catalog import TopicCatalogue
@@ -19,7 +19,7 @@ from storage.pulsar.topics.topic_changes import Changes
 from tests.contract.entries import bases, everything, plain, sized, topic
 from tests.contract.waiting import settle
 from tests.peers.tenant import Tenant
-from tests.storage.pulsar.compacted import COMPACT, SIZE, Compacted
+from tests.storage.pulsar.compacted_topic import COMPACT, SIZE, CompactedTopic
 
 pytestmark = pytest.mark.peer
 
@@ -29,8 +29,8 @@ TIMES = {"refresh_seconds": 0.3, "settling_seconds": 0.5, "lowered_seconds": 300
 
 
 @pytest.fixture
-def compacted(pulsar: Tenant) -> Iterator[Compacted]:
-    made = Compacted(pulsar, pulsar.settings(**TIMES))
+def compacted(pulsar: Tenant) -> Iterator[CompactedTopic]:
+    made = CompactedTopic(pulsar, pulsar.settings(**TIMES))
     settle(made.make())
     yield made
     settle(made.store.close())
@@ -97,7 +97,7 @@ async def test_what_compaction_wrote_is_compacted_and_freed_again(compacted):
 
 @ensureDeferred
 async def test_the_other_partitions_of_the_topic_keep_all_they_have(pulsar):
-    compacted = Compacted(pulsar, pulsar.settings(**TIMES))
+    compacted = CompactedTopic(pulsar, pulsar.settings(**TIMES))
     await compacted.make(partitions=2)
     try:
         await compacted.fill(3)
@@ -140,7 +140,7 @@ async def test_a_store_that_was_killed_while_retention_was_lowered_loses_nothing
     # Whoever is killed looks at no topic any more.
     compacted.store._catalogue._refresher.stop()
     with monkeypatch.context() as patched:
-        patched.setattr(Lowering, "trim", killed)
+        patched.setattr(RetentionTrimmer, "trim", killed)
         patched.setattr(TopicCatalogue, "_retain_soon", nothing)
         with pytest.raises(Killed):
             await log.reclaim()
@@ -161,7 +161,7 @@ async def test_a_store_that_was_killed_while_retention_was_lowered_loses_nothing
 
 @ensureDeferred
 async def test_one_that_was_stopped_in_the_middle_of_it_finds_its_time_over(pulsar):
-    compacted = Compacted(pulsar, pulsar.settings(**{**TIMES, "lowered_seconds": 0.0}))
+    compacted = CompactedTopic(pulsar, pulsar.settings(**{**TIMES, "lowered_seconds": 0.0}))
     await compacted.make()
     try:
         await compacted.fill()
@@ -180,13 +180,13 @@ async def test_one_that_was_stopped_in_the_middle_of_it_finds_its_time_over(puls
 async def test_a_store_that_is_closed_in_the_middle_of_it_raises_the_retention_first(
     pulsar, monkeypatch
 ):
-    compacted = Compacted(pulsar, pulsar.settings(lowered_seconds=TIMES["lowered_seconds"]))
+    compacted = CompactedTopic(pulsar, pulsar.settings(lowered_seconds=TIMES["lowered_seconds"]))
     await compacted.make()
     await compacted.fill()
     log = await compacted.log()
     await log.replace(0, 27, [])
     closing = []
-    trim = Lowering.trim
+    trim = RetentionTrimmer.trim
 
     async def trim_meanwhile(*arguments):
         closing.append(Deferred.fromCoroutine(compacted.store.close()))
@@ -194,7 +194,7 @@ async def test_a_store_that_is_closed_in_the_middle_of_it_raises_the_retention_f
         await trim(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Lowering, "trim", trim_meanwhile)
+        patched.setattr(RetentionTrimmer, "trim", trim_meanwhile)
         await log.reclaim()
     await closing[0]
     assert compacted.size() < 2 * 10 * SIZE + 5000
@@ -248,7 +248,7 @@ async def test_who_has_lost_the_store_lowers_no_retention(compacted):
 
 @ensureDeferred
 async def test_a_retention_of_the_topics_own_is_given_back(pulsar):
-    compacted = Compacted(pulsar, pulsar.settings(**TIMES))
+    compacted = CompactedTopic(pulsar, pulsar.settings(**TIMES))
     await compacted.make(configs={"cleanup.policy": "compact,delete", "retention.ms": "7200000"})
     try:
         entries = await compacted.fill()

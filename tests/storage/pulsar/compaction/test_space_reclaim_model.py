@@ -13,7 +13,7 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
 from storage.log import Entry
-from storage.pulsar.compaction import patch_merge
+from storage.pulsar.compaction import range_merge
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
 from tests.contract.test_model import LogMachine
@@ -88,8 +88,8 @@ class FreeingMachine(LogMachine):
 
 @ensureDeferred
 async def test_a_log_of_which_the_beginning_is_freed_is_a_list_of_entries(pulsar, monkeypatch):
-    monkeypatch.setattr(patch_merge, "FEW_WINDOWS", 2)
-    monkeypatch.setattr(patch_merge, "PIECE_BYTES", 3000)
+    monkeypatch.setattr(range_merge, "MIN_RANGES", 2)
+    monkeypatch.setattr(range_merge, "COPY_BYTES", 3000)
     freed: list[int] = []
     made = {
         "new_bench": lambda self: Bench(pulsar.settings(lowered_seconds=300.0)),

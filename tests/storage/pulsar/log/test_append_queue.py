@@ -18,11 +18,11 @@ from storage.log import (
     StorageFailed,
 )
 from storage.pulsar.client.exclusive_producer import End, Room, Sent
-from storage.pulsar.compaction.patches import Patches
-from storage.pulsar.log.append_queue import MESSAGE_OVERHEAD, Appending, Opened
-from storage.pulsar.log.entry_messages import header_of
-from storage.pulsar.log.partition_rows import Partition, PartitionRow, decoded
-from tests.storage.pulsar.broker_by_hand import Ok, Producer, Session, Table, Timeout
+from storage.pulsar.compaction.replaced_ranges import ReplacedRanges
+from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD, AppendQueue, OpenedPartition
+from storage.pulsar.log.entry_messages import parse_header
+from storage.pulsar.log.partition_rows import PartitionRow, PartitionState, decode_row
+from tests.storage.pulsar.fake_client import FakeProducer, FakeSession, FakeTable, Ok, Timeout
 
 KEY = b"k" * 20
 
@@ -31,18 +31,18 @@ class Scene:
     """A partition that ends at offset 10, or an empty one; `reserve_offsets` is 100."""
 
     def __init__(self, *, is_empty: bool = False, reserved: int = 0, **settings: Any) -> None:
-        self.session = Session(reserve_offsets=100, **settings)
-        self.producer = Producer()
-        self.table = Table()
-        self.partition = Partition(
+        self.session = FakeSession(reserve_offsets=100, **settings)
+        self.producer = FakeProducer()
+        self.table = FakeTable()
+        self.partition = PartitionState(
             self.table,
             KEY,
             PartitionRow(reserved=reserved, epochs=((1, 0),) if not is_empty else ()),
-            Patches(),
+            ReplacedRanges(),
         )
         self.room = Room(1 << 30, 1000)
         end = End(reserved, 0, -1) if is_empty else End(10, 1000, 7)
-        opened = Opened(
+        opened = OpenedPartition(
             self.session,
             "persistent://a/b/t",
             "mixed_kafka",
@@ -55,7 +55,7 @@ class Scene:
             is_empty,
         )
         self.stored: list[int] = []
-        self.appending = Appending(opened, self.room, self._stored, self._ended)
+        self.appending = AppendQueue(opened, self.room, self._stored, self._ended)
         self.over: StorageError | None = None
 
     def _stored(self, messages: list[Sent]) -> None:
@@ -82,7 +82,7 @@ class Scene:
     def row(self) -> PartitionRow:
         """The one that is on its way into the table."""
         rows, _ = self.table.puts[0]
-        return decoded(rows[KEY] or b"")
+        return decode_row(rows[KEY] or b"")
 
 
 def begun() -> Scene:
@@ -240,7 +240,7 @@ def test_headers_go_on_from_each_other():
     headers = []
 
     def send_async(payload: bytes, callback: Any, properties: dict[str, str]) -> None:
-        headers.append(header_of(properties))
+        headers.append(parse_header(properties))
 
     scene.producer.send_async = send_async
     told: list[Deferred[None]] = []
@@ -265,7 +265,7 @@ def test_headers_go_on_from_each_other():
 
 
 def test_what_is_too_large_is_refused_before_it_has_an_offset():
-    scene = Scene(message_bytes=MESSAGE_OVERHEAD + 10)
+    scene = Scene(message_bytes=MAX_MESSAGE_OVERHEAD + 10)
     outcome = scene.append(payload=b"x" * 11)
     assert outcome[0].check(EntryTooLarge)
     assert scene.appending.next.offset == 10

@@ -11,10 +11,10 @@ from storage.pulsar.log.entry_messages import (
     ENTRY_FORMAT,
     HEADER,
     Header,
-    entries_of,
-    header_of,
-    packed,
-    payload_bytes,
+    entry_payload_bytes,
+    pack_entries,
+    parse_header,
+    unpack_entries,
 )
 
 INT64 = st.integers(0, (1 << 63) - 1)
@@ -32,7 +32,7 @@ def test_a_header_is_read_back_as_it_was(
     base: int, more: int, time: int, before: int, epoch: int, entries: int
 ) -> None:
     header = Header(base, min(base + more, (1 << 63) - 1), time, before, epoch, time, entries)
-    assert header_of(header.properties("kafka")) == header
+    assert parse_header(header.properties("kafka")) == header
 
 
 @pytest.mark.parametrize(
@@ -58,44 +58,44 @@ def test_a_header_is_read_back_as_it_was(
     ],
 )
 def test_what_is_no_header_makes_the_message_a_foreign_one(text: str) -> None:
-    assert header_of({HEADER: text, ENTRY_FORMAT: "kafka"}) is None
+    assert parse_header({HEADER: text, ENTRY_FORMAT: "kafka"}) is None
 
 
 @given(st.dictionaries(st.sampled_from([HEADER, ENTRY_FORMAT, "other"]), st.text()))
 def test_any_properties_are_a_header_or_none(properties: dict[str, str]) -> None:
-    found = header_of(properties)
+    found = parse_header(properties)
     assert found is None or found.base_offset <= found.last_offset + 1
 
 
 def test_several_entries_of_one_message_are_read_back_each() -> None:
     entries = [Entry(5, 7, 3, b"abc"), Entry(8, 8, -1, b""), Entry(9, 20, 1, b"de")]
-    payload = packed(entries)
+    payload = pack_entries(entries)
     header = Header(5, 20, 3, 0, 0, 3, 3)
     assert [
         (e.base_offset, e.last_offset, e.max_timestamp, e.payload)
-        for e in entries_of(header, payload)
+        for e in unpack_entries(header, payload)
     ] == [
         (5, 7, 3, b"abc"),
         (8, 8, -1, b""),
         (9, 20, 1, b"de"),
     ]
-    assert payload_bytes(header, payload) == 5
+    assert entry_payload_bytes(header, payload) == 5
 
 
 def test_the_only_entry_of_a_message_is_its_payload() -> None:
-    (only,) = entries_of(Header(5, 7, 3, 0, 0, 3), b"abc")
+    (only,) = unpack_entries(Header(5, 7, 3, 0, 0, 3), b"abc")
     assert (only.base_offset, only.last_offset, only.max_timestamp, only.payload) == (
         5,
         7,
         3,
         b"abc",
     )
-    assert payload_bytes(Header(5, 7, 3, 0, 0, 3), b"abc") == 3
+    assert entry_payload_bytes(Header(5, 7, 3, 0, 0, 3), b"abc") == 3
 
 
 @given(st.integers(1, 1 << 40), st.binary(max_size=200))
 def test_a_payload_that_does_not_hold_what_its_header_says_is_one_entry(
     entries: int, payload: bytes
 ) -> None:
-    (only,) = entries_of(Header(5, 7, 3, 0, 0, 3, entries), payload)
+    (only,) = unpack_entries(Header(5, 7, 3, 0, 0, 3, entries), payload)
     assert only.payload == payload

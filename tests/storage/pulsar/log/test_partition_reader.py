@@ -7,7 +7,7 @@ from pytest_twisted import ensureDeferred
 
 from storage.log import StorageFailed
 from storage.pulsar.log.offset_index import Position
-from tests.storage.pulsar.partitions import header, numbered, offsets
+from tests.storage.pulsar.partition_topics import header, numbered, offsets
 
 pytestmark = pytest.mark.peer
 

@@ -13,8 +13,8 @@ from twisted.internet.defer import Deferred
 from storage.log import StorageFailed
 from tests.peers.pulsar import Pulsar
 from tests.peers.tenant import Tenant
-from tests.storage.pulsar.partitions import Partition, Side, numbered, offsets
-from tests.storage.pulsar.table_house import until_answered
+from tests.storage.pulsar.broker_tables import until_answered
+from tests.storage.pulsar.partition_topics import PartitionTopic, ReadingStack, numbered, offsets
 
 pytestmark = [pytest.mark.peer]
 
@@ -34,9 +34,9 @@ async def test_a_broker_that_stands_still_holds_up_a_read_no_longer_than_its_tim
         client = library.Client(
             broker.service_url, logger=library.ConsoleLogger(library.LoggerLevel.Error)
         )
-        side = Side(settings, reactor)
+        side = ReadingStack(settings, reactor)
         await side.session.open()
-        partition = Partition(tenant, settings, client)
+        partition = PartitionTopic(tenant, settings, client)
         partition.write(numbered(0, 300, size=1000))
         client.close()
         reader = side.reader(partition)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pytest_twisted import ensureDeferred
 
-from tests.storage.pulsar.partitions import header, numbered, offsets
+from tests.storage.pulsar.partition_topics import header, numbered, offsets
 
 pytestmark = pytest.mark.peer
 

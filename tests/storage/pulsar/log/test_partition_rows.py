@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.pulsar.log.partition_rows import (
-    MOST_EPOCHS,
+    MAX_EPOCHS,
     PartitionRow,
-    decoded,
-    encoded,
-    end_of_epoch,
-    key_of,
-    with_epoch,
+    add_epoch,
+    decode_row,
+    encode_row,
+    epoch_end_offset,
+    partition_key,
 )
 
 
 def test_rows_are_kept_by_topic_id_and_partition():
-    assert key_of(b"i" * 16, 258) == b"iiiiiiiiiiiiiiii\0\0\1\2"
+    assert partition_key(b"i" * 16, 258) == b"iiiiiiiiiiiiiiii\0\0\1\2"
 
 
 @given(
@@ -32,32 +32,32 @@ def test_rows_are_kept_by_topic_id_and_partition():
 def test_a_row_is_read_back_as_it_was(start, size, reserved, epochs):
     epochs = [(epoch % (1 << 62), first) for epoch, first in epochs]
     row = PartitionRow(start, size, reserved, tuple(epochs))
-    assert decoded(encoded(row)) == row
+    assert decode_row(encode_row(row)) == row
 
 
 @given(st.binary())
 def test_what_is_no_row_is_refused(garbage):
     with suppress(ValueError):
-        assert isinstance(decoded(garbage), PartitionRow)
+        assert isinstance(decode_row(garbage), PartitionRow)
 
 
 def test_an_epoch_begins_where_it_is_told():
-    assert with_epoch(((0, 0), (1, 10)), 4, 30, 0) == ((0, 0), (1, 10), (4, 30))
+    assert add_epoch(((0, 0), (1, 10)), 4, 30, 0) == ((0, 0), (1, 10), (4, 30))
 
 
 def test_an_epoch_that_wrote_nothing_goes_when_the_next_begins():
-    assert with_epoch(((0, 0), (1, 10)), 2, 10, 0) == ((0, 0), (2, 10))
+    assert add_epoch(((0, 0), (1, 10)), 2, 10, 0) == ((0, 0), (2, 10))
 
 
 def test_epochs_that_ended_before_the_start_go():
-    assert with_epoch(((0, 0), (1, 10), (2, 20)), 3, 30, 20) == ((2, 20), (3, 30))
+    assert add_epoch(((0, 0), (1, 10), (2, 20)), 3, 30, 20) == ((2, 20), (3, 30))
 
 
 def test_epochs_are_bounded_and_the_oldest_go_first():
     epochs = ()
-    for n in range(MOST_EPOCHS + 7):
-        epochs = with_epoch(epochs, n, n, 0)
-    assert len(epochs) == MOST_EPOCHS
+    for n in range(MAX_EPOCHS + 7):
+        epochs = add_epoch(epochs, n, n, 0)
+    assert len(epochs) == MAX_EPOCHS
     assert epochs[0] == (7, 7)
 
 
@@ -76,8 +76,8 @@ def test_epochs_are_bounded_and_the_oldest_go_first():
 )
 def test_the_end_of_an_epoch_is_the_beginning_of_the_next(epoch, expected):
     """By hand from the rules of LeaderEpochFileCache.endOffsetFor: epochs 3, 5 and 7 began at 100, 150 and 200, and the log ends at 250."""
-    assert end_of_epoch(((3, 100), (5, 150), (7, 200)), epoch, 250) == expected
+    assert epoch_end_offset(((3, 100), (5, 150), (7, 200)), epoch, 250) == expected
 
 
 def test_of_a_log_without_epochs_none_is_known():
-    assert end_of_epoch((), 0, 5) == (-1, -1)
+    assert epoch_end_offset((), 0, 5) == (-1, -1)

@@ -11,10 +11,10 @@ from twisted.internet import reactor
 
 from storage.pulsar.admin.admin_api import Admin, InternalStats, Ledger, Missing
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.native.entry_search import Entries, Finder
+from storage.pulsar.native.entry_search import EntryFinder, EntryNumbering
 from tests.contract.waiting import settle
 from tests.peers.tenant import Tenant
-from tests.storage.pulsar.native_sender import Sender
+from tests.storage.pulsar.native_application import NativeApplication
 
 
 def stats(*sizes: int) -> InternalStats:
@@ -25,7 +25,7 @@ def stats(*sizes: int) -> InternalStats:
 
 
 def test_entries_are_numbered_through_all_ledgers():
-    entries = Entries(stats(2, 0, 3, 1))
+    entries = EntryNumbering(stats(2, 0, 3, 1))
     positions = [entries.position(number) for number in range(len(entries))]
     assert positions == [(10, 0), (10, 1), (20, 0), (20, 1), (20, 2), (25, 0)]
     assert [entries.number(position) for position in positions] == [0, 1, 2, 3, 4, 5]
@@ -36,31 +36,31 @@ def test_entries_are_numbered_through_all_ledgers():
     [((0, 7), 0), ((10, 2), 2), ((12, 0), 2), ((15, 0), 2), ((25, 1), 6), ((30, 0), 6)],
 )
 def test_what_is_not_there_has_the_number_of_what_comes_next(position, number):
-    assert Entries(stats(2, 0, 3, 1)).number(Position(*position)) == number
+    assert EntryNumbering(stats(2, 0, 3, 1)).number(Position(*position)) == number
 
 
 def test_a_topic_without_ledgers_has_no_entries():
-    assert len(Entries(InternalStats([], 0, 0, 0, 0, "-1:-1"))) == 0
+    assert len(EntryNumbering(InternalStats([], 0, 0, 0, 0, "-1:-1"))) == 0
 
 
 @pytest.fixture
-def sender(pulsar: Tenant) -> Iterator[Sender]:
-    made = Sender(pulsar)
+def sender(pulsar: Tenant) -> Iterator[NativeApplication]:
+    made = NativeApplication(pulsar)
     yield made
     made.client.close()
 
 
 @pytest.fixture
-def finder(sender: Sender) -> Iterator[Finder]:
+def finder(sender: NativeApplication) -> Iterator[EntryFinder]:
     admin = Admin(sender.settings, reactor)
-    yield Finder(admin, sender.topic)
+    yield EntryFinder(admin, sender.topic)
     settle(admin.close())
 
 
 @pytest.mark.peer
 @ensureDeferred
 async def test_an_index_counts_messages_and_chunks_and_goes_on_over_ledgers(
-    sender: Sender, finder: Finder
+    sender: NativeApplication, finder: EntryFinder
 ) -> None:
     sender.send(b"0")
     sender.batch(b"1", b"2", b"3")
@@ -91,7 +91,9 @@ async def test_an_index_counts_messages_and_chunks_and_goes_on_over_ledgers(
 
 @pytest.mark.peer
 @ensureDeferred
-async def test_an_entry_is_found_by_its_index(sender: Sender, finder: Finder) -> None:
+async def test_an_entry_is_found_by_its_index(
+    sender: NativeApplication, finder: EntryFinder
+) -> None:
     for number in range(6):
         sender.batch(*[b"%d" % number] * (number + 1))
         if number == 2:
@@ -107,7 +109,9 @@ async def test_an_entry_is_found_by_its_index(sender: Sender, finder: Finder) ->
 
 @pytest.mark.peer
 @ensureDeferred
-async def test_an_entry_that_is_gone_is_missing(sender: Sender, finder: Finder) -> None:
+async def test_an_entry_that_is_gone_is_missing(
+    sender: NativeApplication, finder: EntryFinder
+) -> None:
     sender.send(b"0")
     with pytest.raises(Missing):
         await finder.peek(Position(0, 0))

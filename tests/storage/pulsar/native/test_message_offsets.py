@@ -9,11 +9,18 @@ from hypothesis import strategies as st
 
 from storage.log import StorageFailed
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.native.message_offsets import START, Counter, Gathering, Place, Places, place_of
+from storage.pulsar.native.message_offsets import (
+    START,
+    EntryAssembler,
+    IndexCounter,
+    MessageIdParser,
+    MessageLocation,
+    parse_message_id,
+)
 
 
 def at(ledger, entry, number=0, messages=1, first_chunk=None):
-    return Place(Position(ledger, entry), number, messages, first_chunk)
+    return MessageLocation(Position(ledger, entry), number, messages, first_chunk)
 
 
 @pytest.mark.parametrize(
@@ -27,11 +34,11 @@ def at(ledger, entry, number=0, messages=1, first_chunk=None):
     ],
 )
 def test_an_id_tells_the_entry_the_place_in_it_and_how_many_it_has(serialized, place):
-    assert place_of(serialized) == place
+    assert parse_message_id(serialized) == place
 
 
 def test_the_id_of_a_chunked_message_tells_where_its_first_chunk_is():
-    assert place_of(b"\x08\x1d\x10\x04:\x04\x08\x1d\x10\x02") == at(
+    assert parse_message_id(b"\x08\x1d\x10\x04:\x04\x08\x1d\x10\x02") == at(
         29, 4, first_chunk=Position(29, 2)
     )
 
@@ -41,7 +48,7 @@ def test_the_places_of_an_entrys_messages_follow_from_the_first_ones():
         pulsar.MessageId.deserialize(b"\x08#\x10\x00 %c0\x03" % number) for number in range(3)
     )
     other = pulsar.MessageId(-1, 36, 0, -1)
-    places = Places()
+    places = MessageIdParser()
     assert [places.of(one) for one in (first, second, third, other, second)] == [
         at(35, 0, 0, 3),
         at(35, 0, 1, 3),
@@ -54,27 +61,27 @@ def test_the_places_of_an_entrys_messages_follow_from_the_first_ones():
 @given(st.binary(max_size=30))
 def test_other_bytes_are_a_place_or_refused(junk):
     try:
-        place = place_of(junk)
+        place = parse_message_id(junk)
     except StorageFailed:
         return
     assert 0 <= place.number < place.messages
 
 
 def test_entries_are_counted_from_one_that_is_known():
-    counter = Counter()
+    counter = IndexCounter()
     counter.anchor(Position(29, 0), 0)
     assert [counter.next(at(29, 1, 4, 5)), counter.next(at(29, 2))] == [5, 6]
 
 
 @pytest.mark.parametrize("place", [at(29, 3), at(30, 0), at(29, 2, first_chunk=Position(29, 2))])
 def test_what_does_not_follow_at_once_must_be_asked_for(place):
-    counter = Counter()
+    counter = IndexCounter()
     counter.anchor(Position(29, 1), 5)
     assert counter.next(place) is None
 
 
 def test_after_chunks_it_goes_on_from_what_was_asked():
-    counter = Counter()
+    counter = IndexCounter()
     counter.anchor(Position(29, 1), 5)
     assert counter.next(at(29, 4, first_chunk=Position(29, 2))) is None
     counter.anchor(Position(29, 4), 8)
@@ -82,7 +89,7 @@ def test_after_chunks_it_goes_on_from_what_was_asked():
 
 
 def gathered(places, after=START):
-    gathering = Gathering(after)
+    gathering = EntryAssembler(after)
     return [
         found
         for number, place in enumerate(places)

@@ -29,10 +29,10 @@ from storage.plain_records import ProducerSequence, Record, RecordBatch
 from storage.pulsar.admin.admin_api import Admin
 from storage.pulsar.client.exclusive_producer import Room
 from storage.pulsar.client.pulsar_client import Session
-from storage.pulsar.log.partition_rows import Partition, PartitionRow, Stretch
+from storage.pulsar.log.partition_rows import FormatRange, PartitionRow, PartitionState
 from storage.pulsar.native.native_log import NativeLog
-from storage.pulsar.native.native_opener import open_log
-from storage.pulsar.native.native_sender import Unreadable
+from storage.pulsar.native.native_opener import open_native_log
+from storage.pulsar.native.native_sender import UnreadableBatch
 from storage.tail import Tail
 from tests.contract.waiting import settle
 from tests.fakes.memory_store import Medium, MemoryStore
@@ -40,7 +40,7 @@ from tests.gateway.sets import batch
 from tests.peers.pulsar import Pulsar
 from tests.peers.relay import CLOSE_PRODUCER, SEND_RECEIPT, Between
 from tests.peers.tenant import Tenant
-from tests.storage.pulsar.native_sender import Sender
+from tests.storage.pulsar.native_application import NativeApplication
 
 pytestmark = pytest.mark.peer
 
@@ -52,8 +52,8 @@ TIME = 1_700_000_000_000
 class Bench:
     """The topic of `sender`, opened as a gateway would."""
 
-    sender: Sender
-    partition: Partition
+    sender: NativeApplication
+    partition: PartitionState
     tail_bytes: int = 1 << 20
     logs: list[NativeLog] = field(default_factory=list)
 
@@ -65,7 +65,7 @@ class Bench:
     async def open(self) -> NativeLog:
         if not self.logs:
             await self.session.open()
-        log = await open_log(
+        log = await open_native_log(
             self.session,
             self.admin,
             self.sender.topic,
@@ -74,7 +74,7 @@ class Bench:
             Tail(self.tail_bytes),
             Room(1 << 30, 100_000),
             lambda log, error: None,
-            Stretch(0, 0),
+            FormatRange(0, 0),
         )
         self.logs.append(log)
         return log
@@ -92,22 +92,22 @@ class Bench:
 
 
 @pytest.fixture
-def sender(pulsar: Tenant) -> Iterator[Sender]:
-    made = Sender(pulsar)
+def sender(pulsar: Tenant) -> Iterator[NativeApplication]:
+    made = NativeApplication(pulsar)
     yield made
     made.client.close()
 
 
 @pytest.fixture
-def partition() -> Iterator[Partition]:
+def partition() -> Iterator[PartitionState]:
     store = MemoryStore(Medium())
     settle(store.open())
-    yield Partition(settle(store.table("partitions")), b"key", PartitionRow())
+    yield PartitionState(settle(store.table("partitions")), b"key", PartitionRow())
     settle(store.close())
 
 
 @pytest.fixture
-def bench(sender: Sender, partition: Partition) -> Iterator[Bench]:
+def bench(sender: NativeApplication, partition: PartitionState) -> Iterator[Bench]:
     made = Bench(sender, partition)
     yield made
     settle(made.close())
@@ -177,7 +177,7 @@ async def test_appends_that_are_in_flight_together_keep_their_order(bench: Bench
 
 @ensureDeferred
 async def test_native_messages_batches_and_chunked_ones_get_offsets_between_kafkas(
-    bench: Bench, sender: Sender
+    bench: Bench, sender: NativeApplication
 ) -> None:
     log = await bench.open()
     assert await append(log, *values(b"k0", b"k1")) == 0
@@ -205,7 +205,7 @@ async def test_native_messages_batches_and_chunked_ones_get_offsets_between_kafk
 
 @ensureDeferred
 async def test_a_restart_finds_the_same_offsets_whatever_size_is_read_at_a_time(
-    bench: Bench, sender: Sender
+    bench: Bench, sender: NativeApplication
 ) -> None:
     log = await bench.open()
     for number in range(20):
@@ -238,7 +238,9 @@ async def test_two_logs_of_one_topic_give_each_record_one_offset(bench: Bench) -
 
 
 @ensureDeferred
-async def test_a_native_consumer_reads_what_was_appended(bench: Bench, sender: Sender) -> None:
+async def test_a_native_consumer_reads_what_was_appended(
+    bench: Bench, sender: NativeApplication
+) -> None:
     log = await bench.open()
     await append(
         log,
@@ -269,7 +271,7 @@ async def test_a_native_consumer_reads_what_was_appended(bench: Bench, sender: S
 
 @ensureDeferred
 async def test_what_a_native_producer_wrote_is_read_as_records(
-    bench: Bench, sender: Sender
+    bench: Bench, sender: NativeApplication
 ) -> None:
     began = int(time.time() * 1000)
     producer = sender.client.create_producer(
@@ -307,7 +309,7 @@ async def test_every_record_comes_back_as_it_was_with_its_producers_sequence(ben
 
 @ensureDeferred
 async def test_a_retry_is_recognised_from_the_log_by_whoever_opens_it_next(
-    bench: Bench, sender: Sender
+    bench: Bench, sender: NativeApplication
 ) -> None:
     sender.send(b"n")
     sequence = ProducerSequence(7, 0, 40)
@@ -322,10 +324,10 @@ async def test_a_retry_is_recognised_from_the_log_by_whoever_opens_it_next(
 
 @ensureDeferred
 async def test_a_stored_batch_whose_acknowledgement_is_lost_is_not_stored_again_by_its_retry(
-    pulsar: Tenant, partition: Partition
+    pulsar: Tenant, partition: PartitionState
 ) -> None:
     """The batch arrives at the tail, so the log ends behind it; then the send times out, and the log with it."""
-    sender = Sender(pulsar)
+    sender = NativeApplication(pulsar)
     with Between(sender.settings) as between:
         sender.settings = replace(between.settings, send_timeout_seconds=5.0)
         bench = Bench(sender, partition)
@@ -361,7 +363,7 @@ def send(partition: Led, sequence: int) -> Any:
 
 @ensureDeferred
 async def test_a_batch_that_has_arrived_is_answered_although_the_log_ends_before_the_next_entry_is_counted(
-    bench: Bench, sender: Sender
+    bench: Bench, sender: NativeApplication
 ) -> None:
     log = await bench.open()
     index_of = log._stored.finder.index_of
@@ -396,11 +398,11 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 @ensureDeferred
 async def test_who_opens_it_next_waits_until_the_broker_has_settled_what_was_under_way(
-    pulsar: Tenant, partition: Partition
+    pulsar: Tenant, partition: PartitionState
 ) -> None:
     """Else it could come to be stored behind the end that was found. Here the broker never hears that the producer goes."""
     patience = 5.0
-    sender = Sender(pulsar)
+    sender = NativeApplication(pulsar)
     with Between(sender.settings) as between:
         sender.settings = replace(between.settings, operation_timeout_seconds=patience)
         bench = Bench(sender, partition)
@@ -438,7 +440,7 @@ async def test_the_start_moves_and_stays_moved(bench: Bench) -> None:
 
 
 @ensureDeferred
-async def test_records_are_found_by_their_time(bench: Bench, sender: Sender) -> None:
+async def test_records_are_found_by_their_time(bench: Bench, sender: NativeApplication) -> None:
     now = round(time.time() * 1000)
     log = await bench.open()
     for late in (0, 30, 10, 20):
@@ -459,7 +461,7 @@ async def test_records_are_found_by_their_time(bench: Bench, sender: Sender) -> 
 
 @ensureDeferred
 async def test_what_is_too_much_in_flight_is_refused_and_nothing_of_it_is_stored(
-    sender: Sender, partition: Partition
+    sender: NativeApplication, partition: PartitionState
 ) -> None:
     sender.settings = replace(sender.settings, queue_operations=5)
     bench = Bench(sender, partition)
@@ -492,14 +494,14 @@ async def test_what_cannot_be_taken_apart_is_refused_and_the_log_goes_on(bench: 
     log = await bench.open()
     payload = FORMAT.pack(RecordBatch(values(b"x" * 50)))
     payload[63] ^= 0x55
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableBatch):
         await log.append((Entry(log.next_offset, log.next_offset, TIME, memoryview(payload)),))
     assert await append(log, *values(b"g")) == 0
 
 
 @ensureDeferred
 async def test_where_all_was_trimmed_it_goes_on_at_the_brokers_index(
-    bench: Bench, sender: Sender
+    bench: Bench, sender: NativeApplication
 ) -> None:
     log = await bench.open()
     await append(log, *values(b"a", b"b"))
@@ -513,9 +515,11 @@ async def test_where_all_was_trimmed_it_goes_on_at_the_brokers_index(
 
 
 @ensureDeferred
-async def test_offsets_go_on_after_the_broker_was_killed(partition: Partition) -> None:
+async def test_offsets_go_on_after_the_broker_was_killed(partition: PartitionState) -> None:
     with Pulsar.start() as broker:
-        bench = Bench(Sender(Tenant.make(broker.service_url, broker.admin_url)), partition)
+        bench = Bench(
+            NativeApplication(Tenant.make(broker.service_url, broker.admin_url)), partition
+        )
         log = await bench.open()
         assert await append(log, *values(b"a", b"b")) == 0
         bench.sender.send(b"n")
@@ -530,9 +534,11 @@ async def test_offsets_go_on_after_the_broker_was_killed(partition: Partition) -
 
 
 @ensureDeferred
-async def test_without_an_index_the_brokers_setting_is_named(partition: Partition) -> None:
+async def test_without_an_index_the_brokers_setting_is_named(partition: PartitionState) -> None:
     with Pulsar.start(brokerEntryMetadataInterceptors="") as broker:
-        bench = Bench(Sender(Tenant.make(broker.service_url, broker.admin_url)), partition)
+        bench = Bench(
+            NativeApplication(Tenant.make(broker.service_url, broker.admin_url)), partition
+        )
         bench.sender.send(b"n")
         with pytest.raises(StorageFailed, match="AppendIndexMetadataInterceptor"):
             await bench.open()

@@ -14,7 +14,7 @@ from gateway.partitions.record_format import V2BatchFormat
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageError
 from storage.plain_records import Record, RecordBatch
 from storage.pulsar.client.exclusive_producer import Room, Taken
-from storage.pulsar.native.native_sender import Appending, NativeSender
+from storage.pulsar.native.native_sender import NativeSender, PendingAppend
 from storage.pulsar.settings import PulsarSettings
 
 FORMAT = V2BatchFormat()
@@ -46,15 +46,15 @@ class Scene:
     def __init__(self) -> None:
         self.library = Library()
         self.room = Room(1 << 20, 1000)
-        self.stored: list[Appending] = []
+        self.stored: list[PendingAppend] = []
         self.ended: list[StorageError] = []
         library: Any = self.library
         self.sender = NativeSender(
             library, library, FORMAT, self.room, self.stored.append, self.ended.append
         )
 
-    def send(self, records: int = 1) -> Appending:
-        appending = Appending(
+    def send(self, records: int = 1) -> PendingAppend:
+        appending = PendingAppend(
             FORMAT.pack(RecordBatch([Record(None, b"v", (), 1)] * records)), records
         )
         appending.told.addErrback(lambda failure: self.failures.append(failure.value))

@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageFailed
 from storage.pulsar.client.pulsar_client import Session
 from tests.peers.tenant import Tenant
-from tests.storage.pulsar.table_house import Tables
+from tests.storage.pulsar.broker_tables import BrokerTables
 
 pytestmark = pytest.mark.peer
 
@@ -30,19 +30,21 @@ ODD_KEYS = [bytes([byte]) for byte in range(256)] + [
 
 
 @pytest.fixture
-def tables(pulsar: Tenant) -> Iterator[Tables]:
-    made = Tables(pulsar, pulsar.settings())
+def tables(pulsar: Tenant) -> Iterator[BrokerTables]:
+    made = BrokerTables(pulsar, pulsar.settings())
     yield made
     made.close()
 
 
 @ensureDeferred
-async def test_a_new_table_is_empty(tables: Tables) -> None:
+async def test_a_new_table_is_empty(tables: BrokerTables) -> None:
     assert await tables.rows() == []
 
 
 @ensureDeferred
-async def test_rows_are_set_and_deleted_together_and_come_in_key_order(tables: Tables) -> None:
+async def test_rows_are_set_and_deleted_together_and_come_in_key_order(
+    tables: BrokerTables,
+) -> None:
     table = await tables.open()
     await table.put({b"b": b"2", b"a": b"1", b"\xff": b"4", b"ba": b"3"})
     await table.put({b"a": None, b"b": b"", b"never there": None})
@@ -53,7 +55,7 @@ async def test_rows_are_set_and_deleted_together_and_come_in_key_order(tables: T
 
 
 @ensureDeferred
-async def test_a_key_may_be_any_bytes(tables: Tables) -> None:
+async def test_a_key_may_be_any_bytes(tables: BrokerTables) -> None:
     table = await tables.open()
     rows = {key: b"of " + key for key in ODD_KEYS}
     await table.put(dict.fromkeys(ODD_KEYS, b"old"))
@@ -65,7 +67,7 @@ async def test_a_key_may_be_any_bytes(tables: Tables) -> None:
 
 
 @ensureDeferred
-async def test_any_row_is_deleted_by_compaction_too(tables: Tables) -> None:
+async def test_any_row_is_deleted_by_compaction_too(tables: BrokerTables) -> None:
     table = await tables.open()
     await table.put(dict.fromkeys(ODD_KEYS, b"old"))
     await table.put(dict.fromkeys(ODD_KEYS[1:]))
@@ -75,7 +77,7 @@ async def test_any_row_is_deleted_by_compaction_too(tables: Tables) -> None:
 
 @ensureDeferred
 async def test_a_batch_of_which_compaction_took_some_rows_is_read_without_them(
-    tables: Tables,
+    tables: BrokerTables,
 ) -> None:
     table = await tables.open()
     await table.put({b"a": b"1", b"b": b"1", b"c": b""})
@@ -87,7 +89,7 @@ async def test_a_batch_of_which_compaction_took_some_rows_is_read_without_them(
 
 @ensureDeferred
 async def test_a_table_that_lost_all_rows_to_compaction_is_empty_and_can_be_used(
-    tables: Tables,
+    tables: BrokerTables,
 ) -> None:
     table = await tables.open()
     await table.put({b"a": b"1"})
@@ -103,7 +105,7 @@ async def test_a_table_that_lost_all_rows_to_compaction_is_empty_and_can_be_used
 
 @ensureDeferred
 async def test_a_table_is_right_after_any_order_of_puts_compactions_and_moves(
-    tables: Tables,
+    tables: BrokerTables,
 ) -> None:
     chance = random.Random(7)
     table, expected = await tables.open(), dict[bytes, bytes]()
@@ -121,7 +123,7 @@ async def test_a_table_is_right_after_any_order_of_puts_compactions_and_moves(
 
 
 @ensureDeferred
-async def test_puts_in_flight_are_stored_in_the_order_of_the_calls(tables: Tables) -> None:
+async def test_puts_in_flight_are_stored_in_the_order_of_the_calls(tables: BrokerTables) -> None:
     table = await tables.open()
     await gatherResults([table.put({b"k": b"%d" % n, b"only %d" % n: b""}) for n in range(500)])
     rows = dict(await tables.rows())
@@ -130,7 +132,7 @@ async def test_puts_in_flight_are_stored_in_the_order_of_the_calls(tables: Table
 
 
 @ensureDeferred
-async def test_a_put_may_be_as_large_as_a_burst_of_few_rows_or_many(tables: Tables) -> None:
+async def test_a_put_may_be_as_large_as_a_burst_of_few_rows_or_many(tables: BrokerTables) -> None:
     table = await tables.open()
     most = tables.settings.table_burst_bytes
     many = {b"%08d" % number: b"v" * 20 for number in range(most // 100)}
@@ -144,7 +146,7 @@ async def test_a_put_may_be_as_large_as_a_burst_of_few_rows_or_many(tables: Tabl
 
 @ensureDeferred
 async def test_the_rows_of_a_put_are_in_one_entry_and_puts_that_wait_share_entries(
-    tables: Tables,
+    tables: BrokerTables,
 ) -> None:
     table = await tables.open(
         settings=replace(tables.settings, table_burst_bytes=300_000, table_rows_at_once=500)
@@ -166,7 +168,7 @@ async def test_the_rows_of_a_put_are_in_one_entry_and_puts_that_wait_share_entri
 
 
 @ensureDeferred
-async def test_a_put_larger_than_a_burst_is_refused_whole(tables: Tables) -> None:
+async def test_a_put_larger_than_a_burst_is_refused_whole(tables: BrokerTables) -> None:
     table = await tables.open()
     with pytest.raises(EntryTooLarge, match="table_burst_bytes"):
         await table.put({b"a": b"1", b"b": b"v" * tables.settings.table_burst_bytes})
@@ -175,7 +177,7 @@ async def test_a_put_larger_than_a_burst_is_refused_whole(tables: Tables) -> Non
 
 @ensureDeferred
 async def test_puts_are_stored_whole_after_any_number_that_the_brokers_found_too_large(
-    tables: Tables,
+    tables: BrokerTables,
 ) -> None:
     table = await tables.open(
         settings=replace(tables.settings, table_burst_bytes=6 * MIB, table_rows_at_once=100_000)
@@ -199,7 +201,7 @@ class Narrow(Session):
 
 @ensureDeferred
 async def test_a_put_of_which_the_library_does_not_take_every_row_fails_and_those_after_it_do_not(
-    tables: Tables,
+    tables: BrokerTables,
 ) -> None:
     table = await tables.open(session=Narrow(tables.settings, reactor))
     await table.put({b"a": b"1"})
@@ -213,7 +215,9 @@ async def test_a_put_of_which_the_library_does_not_take_every_row_fails_and_thos
 
 @pytest.mark.parametrize("key", [b"", b"k" * 481])
 @ensureDeferred
-async def test_a_key_of_the_wrong_length_refuses_the_whole_put(tables: Tables, key: bytes) -> None:
+async def test_a_key_of_the_wrong_length_refuses_the_whole_put(
+    tables: BrokerTables, key: bytes
+) -> None:
     table = await tables.open()
     with pytest.raises(ValueError, match="480"):
         await table.put({b"good": b"1", key: b"2"})
@@ -221,7 +225,7 @@ async def test_a_key_of_the_wrong_length_refuses_the_whole_put(tables: Tables, k
 
 
 @ensureDeferred
-async def test_more_than_may_wait_is_refused_and_the_rest_is_stored(tables: Tables) -> None:
+async def test_more_than_may_wait_is_refused_and_the_rest_is_stored(tables: BrokerTables) -> None:
     table = await tables.open(settings=replace(tables.settings, queue_operations=3))
     puts = [table.put({b"%d" % n: b""}) for n in range(6)]
     refused = [n for n, put in enumerate(puts) if await outcome(put) is not None]
@@ -231,14 +235,14 @@ async def test_more_than_may_wait_is_refused_and_the_rest_is_stored(tables: Tabl
 
 
 @ensureDeferred
-async def test_rows_that_wait_are_bounded_in_bytes(tables: Tables) -> None:
+async def test_rows_that_wait_are_bounded_in_bytes(tables: BrokerTables) -> None:
     table = await tables.open(settings=replace(tables.settings, table_queue_bytes=10_000))
     puts = [table.put({b"%d" % n: b"v" * 4000}) for n in range(5)]
     assert [type(await outcome(put)) for put in puts] == [type(None)] * 3 + [StorageFailed] * 2
 
 
 @ensureDeferred
-async def test_closing_writes_what_waits_and_refuses_the_rest(tables: Tables) -> None:
+async def test_closing_writes_what_waits_and_refuses_the_rest(tables: BrokerTables) -> None:
     table = await tables.open()
     puts = [table.put({b"%d" % n: b""}) for n in range(3)]
     await table.close()
@@ -250,7 +254,7 @@ async def test_closing_writes_what_waits_and_refuses_the_rest(tables: Tables) ->
 
 @ensureDeferred
 async def test_whoever_opens_the_table_anew_takes_it_from_the_other_for_ever(
-    tables: Tables,
+    tables: BrokerTables,
 ) -> None:
     old = await tables.open()
     await old.put({b"a": b"old"})
@@ -266,7 +270,7 @@ async def test_whoever_opens_the_table_anew_takes_it_from_the_other_for_ever(
 
 @ensureDeferred
 async def test_puts_in_flight_when_the_table_is_taken_are_stored_or_fenced_and_never_torn(
-    tables: Tables,
+    tables: BrokerTables,
 ) -> None:
     old = await tables.open()
     puts = [old.put({b"%d a" % n: b"", b"%d b" % n: b""}) for n in range(200)]
@@ -279,7 +283,7 @@ async def test_puts_in_flight_when_the_table_is_taken_are_stored_or_fenced_and_n
 
 
 @ensureDeferred
-async def test_two_who_ask_for_the_rows_at_once_both_get_them(tables: Tables) -> None:
+async def test_two_who_ask_for_the_rows_at_once_both_get_them(tables: BrokerTables) -> None:
     table = await tables.open()
     await table.put({b"a": b"1"})
     assert (
@@ -290,7 +294,7 @@ async def test_two_who_ask_for_the_rows_at_once_both_get_them(tables: Tables) ->
 
 @ensureDeferred
 async def test_foreign_messages_are_left_out_and_said_once(
-    tables: Tables, caplog: pytest.LogCaptureFixture
+    tables: BrokerTables, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = await tables.open()
     await table.put({b"a": b"1"})
@@ -309,7 +313,7 @@ async def test_foreign_messages_are_left_out_and_said_once(
 
 @pytest.mark.parametrize("name", ["Grüße", "a/b", "a.b", "x-partition-1", "lock", "%2F", "k" * 120])
 @ensureDeferred
-async def test_a_table_may_have_any_name(tables: Tables, name: str) -> None:
+async def test_a_table_may_have_any_name(tables: BrokerTables, name: str) -> None:
     table = await tables.open(name)
     await table.put({b"k": name.encode()})
     other = await tables.open("rows")

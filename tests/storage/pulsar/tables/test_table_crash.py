@@ -14,15 +14,15 @@ from pytest_twisted import ensureDeferred
 
 from storage.pulsar.settings import PulsarSettings
 from tests.peers.tenant import Tenant
+from tests.storage.pulsar.broker_tables import BrokerTables
 from tests.storage.pulsar.row_writer import LANES, ROWS
-from tests.storage.pulsar.table_house import Tables
 
 pytestmark = pytest.mark.peer
 
 
 @pytest.fixture
-def tables(pulsar: Tenant) -> Iterator[Tables]:
-    made = Tables(pulsar, pulsar.settings())
+def tables(pulsar: Tenant) -> Iterator[BrokerTables]:
+    made = BrokerTables(pulsar, pulsar.settings())
     yield made
     made.close()
 
@@ -57,7 +57,7 @@ def write_and_kill(settings: PulsarSettings, run: str, after: int) -> dict[str, 
 @pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=[pytest.mark.slow])])
 @ensureDeferred
 async def test_every_put_is_there_whole_or_not_at_all_and_whoever_was_told_finds_it(
-    tables: Tables, rounds: int
+    tables: BrokerTables, rounds: int
 ) -> None:
     chance = random.Random(rounds)
     told: dict[str, int] = {}

@@ -15,7 +15,7 @@ from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.table_loader import ATTEMPTS
 from tests.peers.tenant import Tenant
-from tests.storage.pulsar.table_house import Tables
+from tests.storage.pulsar.broker_tables import BrokerTables
 
 pytestmark = pytest.mark.peer
 
@@ -57,13 +57,13 @@ class InterruptedSession(Session):
 
 
 @pytest.fixture
-def tables(pulsar: Tenant) -> Iterator[Tables]:
-    made = Tables(pulsar, replace(pulsar.settings(), table_reader_messages=1))
+def tables(pulsar: Tenant) -> Iterator[BrokerTables]:
+    made = BrokerTables(pulsar, replace(pulsar.settings(), table_reader_messages=1))
     yield made
     made.close()
 
 
-async def put_and_delete(tables: Tables) -> None:
+async def put_and_delete(tables: BrokerTables) -> None:
     """The row `a`, much else, and the deletion of `a`; a reader that has seen the row is far from what deletes it."""
     table = await tables.open()
     await table.put({b"a": b"1"})
@@ -74,7 +74,7 @@ async def put_and_delete(tables: Tables) -> None:
 
 @ensureDeferred
 async def test_a_row_whose_deletion_was_compacted_away_while_it_was_read_stays_deleted(
-    tables: Tables,
+    tables: BrokerTables,
 ) -> None:
     await put_and_delete(tables)
     session = InterruptedSession(tables.settings, tables.compact, 1)
@@ -85,7 +85,9 @@ async def test_a_row_whose_deletion_was_compacted_away_while_it_was_read_stays_d
 
 
 @ensureDeferred
-async def test_a_table_that_is_compacted_whenever_it_is_read_is_given_up(tables: Tables) -> None:
+async def test_a_table_that_is_compacted_whenever_it_is_read_is_given_up(
+    tables: BrokerTables,
+) -> None:
     await put_and_delete(tables)
     table = await tables.open(session=InterruptedSession(tables.settings, tables.compact, ATTEMPTS))
     with pytest.raises(StorageFailed, match="was compacted"):
@@ -94,7 +96,9 @@ async def test_a_table_that_is_compacted_whenever_it_is_read_is_given_up(tables:
 
 
 @ensureDeferred
-async def test_a_table_whose_topic_moves_while_it_is_read_is_read_whole(tables: Tables) -> None:
+async def test_a_table_whose_topic_moves_while_it_is_read_is_read_whole(
+    tables: BrokerTables,
+) -> None:
     """Again: a reader that connects in the midst of what compaction left may go on behind it, since its place is in ledgers that were trimmed."""
     table = await tables.open()
     for row in range(200):

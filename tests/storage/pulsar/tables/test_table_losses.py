@@ -18,7 +18,7 @@ from storage.log import Fenced, StorageFailed
 from storage.pulsar.tables.table import PulsarTable
 from tests.peers.relay import SEND, SEND_RECEIPT, BrokerRelay
 from tests.peers.tenant import Tenant
-from tests.storage.pulsar.table_house import Tables, until_answered
+from tests.storage.pulsar.broker_tables import BrokerTables, until_answered
 
 pytestmark = pytest.mark.peer
 
@@ -90,10 +90,10 @@ def network(pulsar: Tenant) -> Iterator[Network]:
 
 
 @pytest.fixture
-def tables(pulsar: Tenant, network: Network) -> Iterator[Tables]:
+def tables(pulsar: Tenant, network: Network) -> Iterator[BrokerTables]:
     settings = pulsar.settings(service_url=network.url, send_timeout_seconds=SEND_SECONDS)
     # So small that a burst takes few puts, and that the table is compacted while it is written.
-    made = Tables(
+    made = BrokerTables(
         pulsar,
         replace(
             settings,
@@ -109,7 +109,7 @@ def tables(pulsar: Tenant, network: Network) -> Iterator[Tables]:
 @pytest.mark.parametrize("turns", [12, pytest.param(200, marks=[pytest.mark.slow])])
 @ensureDeferred
 async def test_an_acknowledged_put_stays_whole_and_none_that_failed_comes_after_it(
-    tables: Tables, network: Network, turns: int
+    tables: BrokerTables, network: Network, turns: int
 ) -> None:
     chance = random.Random(turns)
     lanes = [Lane(b"%02d" % number) for number in range(LANES)]

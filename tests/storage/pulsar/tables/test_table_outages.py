@@ -14,7 +14,7 @@ from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
 from tests.peers.pulsar import Pulsar, distribution
 from tests.peers.tenant import Tenant
-from tests.storage.pulsar.table_house import Tables, until_answered
+from tests.storage.pulsar.broker_tables import BrokerTables, until_answered
 
 pytestmark = pytest.mark.peer
 
@@ -40,15 +40,15 @@ def tenant(broker: Pulsar) -> Tenant:
 
 
 @pytest.fixture
-def tables(tenant: Tenant) -> Iterator[Tables]:
-    made = Tables(tenant, tenant.settings(send_timeout_seconds=SEND_SECONDS))
+def tables(tenant: Tenant) -> Iterator[BrokerTables]:
+    made = BrokerTables(tenant, tenant.settings(send_timeout_seconds=SEND_SECONDS))
     yield made
     made.close()
 
 
 @ensureDeferred
 async def test_puts_fail_in_time_while_the_broker_stands_still_and_succeed_afterwards(
-    broker: Pulsar, tables: Tables, caplog: pytest.LogCaptureFixture
+    broker: Pulsar, tables: BrokerTables, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = await tables.open()
     await until_answered(lambda: table.put({b"a": b"before"}))
@@ -80,7 +80,7 @@ async def test_puts_fail_in_time_while_the_broker_stands_still_and_succeed_after
 
 @ensureDeferred
 async def test_no_acknowledged_row_is_lost_or_older_when_the_broker_is_killed(
-    broker: Pulsar, tables: Tables
+    broker: Pulsar, tables: BrokerTables
 ) -> None:
     table = await tables.open()
     told: dict[int, int] = {}
@@ -116,7 +116,7 @@ async def test_no_acknowledged_row_is_lost_or_older_when_the_broker_is_killed(
 
 @ensureDeferred
 async def test_where_topics_have_no_policies_the_table_works_and_says_what_that_costs(
-    tables: Tables, caplog: pytest.LogCaptureFixture
+    tables: BrokerTables, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = await tables.open()
     assert caplog.text.count("freed only as far as") == 1

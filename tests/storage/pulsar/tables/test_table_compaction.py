@@ -12,11 +12,11 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
 from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.tables.row_messages import topic_of
-from storage.pulsar.tables.table_upkeep import Compaction, Upkeep
+from storage.pulsar.tables.row_messages import table_topic
+from storage.pulsar.tables.table_compaction import CompactionStatus, TableCompactor
 from tests.contract.waiting import settle
 from tests.peers.tenant import Tenant
-from tests.storage.pulsar.table_house import Tables
+from tests.storage.pulsar.broker_tables import BrokerTables
 
 pytestmark = pytest.mark.peer
 
@@ -26,14 +26,16 @@ LIMIT = 200_000
 
 
 @pytest.fixture
-def tables(pulsar: Tenant) -> Iterator[Tables]:
-    made = Tables(pulsar, pulsar.settings(table_upkeep_seconds=0.05, table_compaction_bytes=LIMIT))
+def tables(pulsar: Tenant) -> Iterator[BrokerTables]:
+    made = BrokerTables(
+        pulsar, pulsar.settings(table_upkeep_seconds=0.05, table_compaction_bytes=LIMIT)
+    )
     yield made
     made.close()
 
 
 @pytest.fixture
-def admin(tables: Tables) -> Iterator[Admin]:
+def admin(tables: BrokerTables) -> Iterator[Admin]:
     made = Admin(tables.settings, reactor)
     yield made
     settle(made.close())
@@ -47,7 +49,7 @@ def after(seconds: float) -> Deferred[None]:
 
 @ensureDeferred
 async def test_what_was_never_compacted_is_kept_although_the_topic_retains_nothing(
-    tables: Tables,
+    tables: BrokerTables,
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_compaction_bytes=1 << 40))
     assert tables.admin("GET", "/retention") == {
@@ -65,7 +67,7 @@ async def test_what_was_never_compacted_is_kept_although_the_topic_retains_nothi
 
 @ensureDeferred
 async def test_no_quota_of_the_namespace_moves_the_cursor_that_protects_the_rows(
-    tables: Tables,
+    tables: BrokerTables,
 ) -> None:
     for _ in range(2):
         await tables.open()
@@ -80,14 +82,16 @@ async def test_no_quota_of_the_namespace_moves_the_cursor_that_protects_the_rows
 
 @ensureDeferred
 async def test_a_table_that_is_rewritten_for_long_takes_bounded_space_and_loses_no_row(
-    tables: Tables, admin: Admin
+    tables: BrokerTables, admin: Admin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     for turn in range(100):
         rows = {b"%d" % row: b"%d " % turn + VALUE for row in range(ROWS)}
         await table.put(rows)
         if turn % 10 == 9:
-            upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
+            upkeep = TableCompactor(
+                admin, tables.settings, reactor, table_topic(tables.settings, "rows")
+            )
             await upkeep.prepare()
             await upkeep.look()
             tables.until_compacted()
@@ -99,7 +103,7 @@ async def test_a_table_that_is_rewritten_for_long_takes_bounded_space_and_loses_
 
 
 @ensureDeferred
-async def test_deleted_rows_give_their_space_back(tables: Tables) -> None:
+async def test_deleted_rows_give_their_space_back(tables: BrokerTables) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     for turn in range(10):
         await table.put({b"%d %d" % (turn, row): VALUE for row in range(ROWS)})
@@ -114,10 +118,10 @@ async def test_deleted_rows_give_their_space_back(tables: Tables) -> None:
 
 @ensureDeferred
 async def test_a_table_is_compacted_after_so_many_bytes_and_not_before(
-    tables: Tables, admin: Admin
+    tables: BrokerTables, admin: Admin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
-    upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    upkeep = TableCompactor(admin, tables.settings, reactor, table_topic(tables.settings, "rows"))
     await upkeep.prepare()
     await table.put({b"a": b"1"})
     upkeep.wrote(LIMIT - 1)
@@ -134,11 +138,11 @@ async def test_a_table_is_compacted_after_so_many_bytes_and_not_before(
 
 @ensureDeferred
 async def test_what_the_process_before_left_uncompacted_counts(
-    tables: Tables, admin: Admin
+    tables: BrokerTables, admin: Admin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     await table.put({b"%d" % row: VALUE for row in range(LIMIT // len(VALUE) + 1)})
-    upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    upkeep = TableCompactor(admin, tables.settings, reactor, table_topic(tables.settings, "rows"))
     await upkeep.prepare()
     await upkeep.look()
     assert tables.admin("GET", "/compaction")["status"] != "NOT_RUN"
@@ -148,10 +152,12 @@ class Unheard(Admin):
     """What it asks for of compaction gets lost, as where the topic moves to another broker in the midst of it; `says` is what became of it."""
 
     asked = 0
-    says: Compaction | None = None
+    says: CompactionStatus | None = None
 
     async def get(self, path: str, kind: Any = Any) -> Any:
-        return self.says if self.says and kind is Compaction else await super().get(path, kind)
+        return (
+            self.says if self.says and kind is CompactionStatus else await super().get(path, kind)
+        )
 
     async def put(self, path: str, body: Any = None, content_type: str = "application/json") -> Any:
         if path.endswith("/compaction"):
@@ -161,7 +167,7 @@ class Unheard(Admin):
 
 
 @pytest.fixture
-def unheard(tables: Tables) -> Iterator[Unheard]:
+def unheard(tables: BrokerTables) -> Iterator[Unheard]:
     made = Unheard(tables.settings, reactor)
     yield made
     settle(made.close())
@@ -169,10 +175,10 @@ def unheard(tables: Tables) -> Iterator[Unheard]:
 
 @ensureDeferred
 async def test_a_compaction_that_got_lost_is_asked_for_again(
-    tables: Tables, unheard: Unheard
+    tables: BrokerTables, unheard: Unheard
 ) -> None:
     await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
-    upkeep = Upkeep(unheard, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    upkeep = TableCompactor(unheard, tables.settings, reactor, table_topic(tables.settings, "rows"))
     await upkeep.prepare()
     upkeep.wrote(LIMIT)
     for times in (1, 2, 3):
@@ -183,19 +189,19 @@ async def test_a_compaction_that_got_lost_is_asked_for_again(
 
 @ensureDeferred
 async def test_a_compaction_that_failed_is_told_once_and_asked_for_again_until_it_succeeds(
-    tables: Tables, unheard: Unheard, caplog: pytest.LogCaptureFixture
+    tables: BrokerTables, unheard: Unheard, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     await table.put({b"%d" % row: VALUE for row in range(LIMIT // len(VALUE) + 1)})
-    upkeep = Upkeep(unheard, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    upkeep = TableCompactor(unheard, tables.settings, reactor, table_topic(tables.settings, "rows"))
     await upkeep.prepare()
     for times in (1, 2, 3):
         await upkeep.look()
         assert unheard.asked == times
-        unheard.says = Compaction("ERROR", "request timeout")
-    unheard.says = Compaction("RUNNING")
+        unheard.says = CompactionStatus("ERROR", "request timeout")
+    unheard.says = CompactionStatus("RUNNING")
     await upkeep.look()
-    unheard.says = Compaction("SUCCESS")
+    unheard.says = CompactionStatus("SUCCESS")
     await upkeep.look()
     assert unheard.asked == 3
     assert [one.split(" ", 1)[1] for one in caplog.messages if "compact" in one] == [
@@ -206,11 +212,11 @@ async def test_a_compaction_that_failed_is_told_once_and_asked_for_again_until_i
 
 @ensureDeferred
 async def test_a_compaction_that_ended_before_the_topic_moved_is_not_asked_for_again(
-    tables: Tables, admin: Admin
+    tables: BrokerTables, admin: Admin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     await table.put({b"a": b"1"})
-    upkeep = Upkeep(admin, tables.settings, reactor, topic_of(tables.settings, "rows"))
+    upkeep = TableCompactor(admin, tables.settings, reactor, table_topic(tables.settings, "rows"))
     await upkeep.prepare()
     upkeep.wrote(LIMIT)
     await upkeep.look()
@@ -222,7 +228,7 @@ async def test_a_compaction_that_ended_before_the_topic_moved_is_not_asked_for_a
 
 @ensureDeferred
 async def test_a_topic_that_vanished_is_said_once(
-    tables: Tables, caplog: pytest.LogCaptureFixture
+    tables: BrokerTables, caplog: pytest.LogCaptureFixture
 ) -> None:
     await tables.open()
     tables.admin("DELETE", "?force=true")

@@ -18,7 +18,7 @@ COMPACT = {"cleanup.policy": "compact"}
 SIZE = 10_000
 
 
-class Compacted:
+class CompactedTopic:
     """Topic `orders`."""
 
     store: PulsarStore

@@ -17,7 +17,7 @@ from storage.bridge import Reactor, Timer
 from storage.log import StorageError
 from storage.pulsar.admin.admin_api import Admin, AdminFailed, Conflict, Missing
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.tables.table_loader import space_of
+from storage.pulsar.tables.table_loader import topic_space
 from storage.pulsar.topics.pulsar_names import path_of
 
 CURSOR = "__compaction"
@@ -31,23 +31,23 @@ QUOTAS = ("destination_storage", "message_age")
 log = logging.getLogger(__name__)
 
 
-class Compaction(msgspec.Struct, frozen=True, rename="camel"):
+class CompactionStatus(msgspec.Struct, frozen=True, rename="camel"):
     """NOT_RUN, RUNNING, SUCCESS or ERROR, of the last one since the broker has the topic."""
 
     status: str
     last_error: str = ""
 
 
-async def make_topic(admin: Admin, topic: str) -> None:
+async def ensure_topic(admin: Admin, topic: str) -> None:
     """The topic, where it is missing, without partitions. Raises StorageFailed."""
     try:
-        await space_of(admin, topic)
+        await topic_space(admin, topic)
     except Missing:
         with suppress(Conflict):
             await admin.put(path_of(topic))
 
 
-async def forget_the_old(admin: Admin, topic: str) -> None:
+async def clear_retention(admin: Admin, topic: str) -> None:
     """Keep nothing in the topic that no cursor needs; where the topic's policies cannot be set, what the namespace says holds.
 
     A backlog quota of the namespace could move compaction's cursor over rows that it has not read (`consumer_backlog_eviction`), so there is none here.
@@ -68,7 +68,7 @@ async def forget_the_old(admin: Admin, topic: str) -> None:
         )
 
 
-class Upkeep:
+class TableCompactor:
     """Of one table's topic."""
 
     def __init__(
@@ -91,12 +91,12 @@ class Upkeep:
 
     async def prepare(self) -> None:
         """Make the topic and compaction's cursor in it, before any row is written. Raises StorageFailed."""
-        await make_topic(self._admin, self._topic)
-        space = await space_of(self._admin, self._topic)
+        await ensure_topic(self._admin, self._topic)
+        space = await topic_space(self._admin, self._topic)
         if CURSOR not in space.cursors:
             with suppress(Conflict):
                 await self._admin.put(f"{self._path}/subscription/{CURSOR}", EARLIEST)
-        await forget_the_old(self._admin, self._topic)
+        await clear_retention(self._admin, self._topic)
         self._written = space.total_size
 
     def start(self) -> None:
@@ -114,10 +114,12 @@ class Upkeep:
 
     async def look(self) -> None:
         """Compact the topic if that is worth while by now. Raises StorageFailed."""
-        compaction: Compaction = await self._admin.get(f"{self._path}/compaction", Compaction)
+        compaction: CompactionStatus = await self._admin.get(
+            f"{self._path}/compaction", CompactionStatus
+        )
         if compaction.status == "RUNNING":
             return
-        space = await space_of(self._admin, self._topic)
+        space = await topic_space(self._admin, self._topic)
         if compaction.status == "NOT_RUN" and space.compacted_ledger.ledger_id == self._before:
             # The topic moved, or its broker was killed, in the midst of it: the broker that has it now knows of none.
             self._written += self._asked

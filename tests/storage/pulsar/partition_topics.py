@@ -53,7 +53,7 @@ def numbered(begin: int, end: int, size: int = 10, epoch: int = 0) -> list[Writt
     ]
 
 
-class Partition:
+class PartitionTopic:
     """The topic of a partition, written by a plain client. What it asks of the broker blocks."""
 
     def __init__(self, tenant: Tenant, settings: PulsarSettings, client: library.Client) -> None:
@@ -117,7 +117,7 @@ class Partition:
         ]
 
 
-class Counted(Session):
+class CountingSession(Session):
     """A session that knows how many readers were opened in it."""
 
     readers = 0
@@ -127,16 +127,16 @@ class Counted(Session):
         return super().reader(*arguments, **options)
 
 
-class Side:
+class ReadingStack:
     """All that a store has for reading, with its settings; `reader` reads a partition."""
 
     def __init__(self, settings: PulsarSettings, reactor: Any) -> None:
         self.settings = settings
-        self.session = Counted(settings, reactor)
+        self.session = CountingSession(settings, reactor)
         self.admin = Admin(settings, reactor)
         self.cache = ReaderCache(self.session, settings.readers)
 
-    def reader(self, partition: Partition) -> PartitionReader:
+    def reader(self, partition: PartitionTopic) -> PartitionReader:
         return PartitionReader(self.session, self.admin, self.cache, partition.topic, self.settings)
 
     async def close(self) -> None:

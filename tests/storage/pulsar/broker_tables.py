@@ -13,7 +13,7 @@ from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import Admin
 from storage.pulsar.client.pulsar_client import Session
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.tables.row_messages import topic_of
+from storage.pulsar.tables.row_messages import table_topic
 from storage.pulsar.tables.table import PulsarTable
 from storage.pulsar.topics.pulsar_names import path_of
 from tests.contract.waiting import settle
@@ -36,7 +36,7 @@ async def until_answered(call: Callable[[], Awaitable[T]]) -> T:
             await task.deferLater(reactor, 0.1)
 
 
-class Tables:
+class BrokerTables:
     """The tables of one namespace; closed together."""
 
     def __init__(self, tenant: Tenant, settings: PulsarSettings) -> None:
@@ -74,7 +74,7 @@ class Tables:
     def admin(self, method: str, what: str = "", body: object = None, name: str = "rows") -> Any:
         """A call about the table's topic; blocks."""
         return self.tenant.admin(
-            method, path_of(topic_of(self.settings, name)).lstrip("/") + what, body
+            method, path_of(table_topic(self.settings, name)).lstrip("/") + what, body
         )
 
     def compact(self, name: str = "rows") -> None:
@@ -113,7 +113,7 @@ class Tables:
             self.settings.service_url,
             logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error),
         )
-        producer = client.create_producer(topic_of(self.settings, "rows"))
+        producer = client.create_producer(table_topic(self.settings, "rows"))
         for key, payload in messages:
             producer.send(payload, partition_key=key)
         client.close()
@@ -125,7 +125,7 @@ class Tables:
             logger=client_library.ConsoleLogger(client_library.LoggerLevel.Error),
         )
         reader = client.create_reader(
-            topic_of(self.settings, "rows"), client_library.MessageId.earliest
+            table_topic(self.settings, "rows"), client_library.MessageId.earliest
         )
         found = {}
         while reader.has_message_available():

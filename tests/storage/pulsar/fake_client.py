@@ -14,7 +14,7 @@ Ok = pulsar.Result.Ok
 Timeout = pulsar.Result.Timeout
 
 
-class Place:
+class FakeMessageId:
     def __init__(self, entry: int) -> None:
         self._entry = entry
 
@@ -25,7 +25,7 @@ class Place:
         return self._entry
 
 
-class Producer:
+class FakeProducer:
     """What was sent waits in `waiting`. `refuses` is raised by the next send."""
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ class Producer:
     def answer(self, *results: Any) -> None:
         """To the oldest that wait, in order."""
         for result in results:
-            self.waiting.pop(0)(result, Place(len(self.sent) - len(self.waiting)))
+            self.waiting.pop(0)(result, FakeMessageId(len(self.sent) - len(self.waiting)))
 
     def close(self) -> None:
         self.closed += 1
         self.answer(*[pulsar.Result.AlreadyClosed] * len(self.waiting))
 
 
-class Wake:
+class FakeWake:
     """`run` is the reactor's turn."""
 
     def __init__(self) -> None:
@@ -67,19 +67,19 @@ class Wake:
             call()
 
 
-class Session:
+class FakeSession:
     """Calls run at once."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = PulsarSettings("pulsar://nowhere", "http://nowhere", **settings)
         self.message_bytes = self.settings.message_bytes
-        self.wake = Wake()
+        self.wake = FakeWake()
 
     def run(self, call: Callable[[], Any]) -> Deferred[Any]:
         return maybeDeferred(call)
 
 
-class Table:
+class FakeTable:
     """Puts land when the test says so."""
 
     def __init__(self) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from storage.pulsar.compaction.patches import Patch, Patches, trimmed
+from storage.pulsar.compaction.replaced_ranges import ReplacedRange, ReplacedRanges, cut_out
 
 
-def patch(first: int, last: int, *, before: int = 0, hidden: int = 0, size: int = 0) -> Patch:
-    return Patch(first, last, before, hidden, size, messages=1, token=f"{first}")
+def patch(
+    first: int, last: int, *, before: int = 0, hidden: int = 0, size: int = 0
+) -> ReplacedRange:
+    return ReplacedRange(first, last, before, hidden, size, messages=1, token=f"{first}")
 
 
-PATCHES = Patches(
+PATCHES = ReplacedRanges(
     [patch(30, 39, hidden=50, size=20), patch(10, 19, hidden=100, size=40), patch(20, 29, size=5)]
 )
 
@@ -31,12 +33,12 @@ def test_the_next_window_begins_behind_the_offset(offset, first):
 
 
 def test_windows_that_adjoin_are_a_region():
-    patches = Patches([patch(0, 4), patch(5, 9), patch(11, 12)])
+    patches = ReplacedRanges([patch(0, 4), patch(5, 9), patch(11, 12)])
     assert [[one.first for one in region] for region in patches.regions()] == [[0, 5], [11]]
 
 
 def test_windows_before_the_start_go_and_the_next_begins_their_region():
-    patches = Patches(
+    patches = ReplacedRanges(
         [
             patch(0, 4, before=7, hidden=3),
             patch(5, 9, before=1, hidden=10),
@@ -52,7 +54,7 @@ def test_windows_before_the_start_go_and_the_next_begins_their_region():
 
 
 def test_what_adjoins_from_an_offset_on_is_covered():
-    patches = Patches([patch(0, 4), patch(5, 9), patch(11, 12)])
+    patches = ReplacedRanges([patch(0, 4), patch(5, 9), patch(11, 12)])
     assert [patches.covered(offset) for offset in (0, 7, 10, 12, 13)] == [10, 10, 10, 13, 13]
     assert [one.first for one in patches.chain(2, 5)] == [0]
     assert [one.first for one in patches.chain(2, 6)] == [0, 5]
@@ -60,7 +62,7 @@ def test_what_adjoins_from_an_offset_on_is_covered():
 
 @pytest.mark.parametrize(("size", "crowd"), [(0, [6, 7]), (1, [5, 6, 7]), (3, [0, 5, 6, 7])])
 def test_a_crowd_adjoins_and_shows_little(size, crowd):
-    patches = Patches(
+    patches = ReplacedRanges(
         [patch(0, 4, size=2), patch(5, 5, size=1), patch(6, 6), patch(7, 7), patch(9, 9)]
     )
     assert [one.first for one in patches.crowd(size)] == crowd
@@ -92,7 +94,7 @@ SIZES = [(11, 1), (14, 2), (16, 4), (19, 8)]
 def test_what_is_left_of_a_window_shows_what_lies_in_it_and_hides_all_that_it_hid(
     first, last, left, rest
 ):
-    pieces, hidden = trimmed(patch(10, 19, before=7, hidden=100, size=15), first, last, SIZES)
+    pieces, hidden = cut_out(patch(10, 19, before=7, hidden=100, size=15), first, last, SIZES)
     assert [(one.first, one.last, one.size, one.hidden) for one in pieces] == left
     assert hidden == rest
     assert all((one.token, one.before) == ("10", 7) for one in pieces)

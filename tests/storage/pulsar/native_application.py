@@ -10,7 +10,7 @@ from storage.pulsar.topics.pulsar_names import path_of
 from tests.peers.tenant import Tenant
 
 
-class Sender:
+class NativeApplication:
     """Makes the topic, with one client of pulsar-client."""
 
     def __init__(self, pulsar: Tenant) -> None:

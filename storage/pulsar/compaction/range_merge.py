@@ -8,28 +8,28 @@ from __future__ import annotations
 
 from storage.log import StorageFailed
 from storage.pulsar.compaction.overlay import Overlay
-from storage.pulsar.compaction.replacement import Replacing, Window
-from storage.pulsar.log.entries import Entries
-from storage.pulsar.log.partition_rows import Partition
+from storage.pulsar.compaction.replacement import EntryReplacer, RangeExtent
+from storage.pulsar.log.entries import PartitionEntries
+from storage.pulsar.log.partition_rows import PartitionState
 from storage.pulsar.settings import MIB, PulsarSettings
 
-PIECE_BYTES = 4 * MIB
+COPY_BYTES = 4 * MIB
 """What is copied in one step, and what a window shows where several become one: a run is read as a whole."""
 
-FEW_WINDOWS = 64
-CROWDED = 4
+MIN_RANGES = 64
+MAX_RANGE_EXCESS = 4
 """Windows are brought together when there are more of them than this, and so many times more than their bytes need: no byte is copied for it often."""
 
 
-class Gathering:
-    """For one log; each step within `Partition.turn`."""
+class RangeMerger:
+    """For one log; each step within `PartitionState.turn`."""
 
     def __init__(
         self,
-        plain: Entries,
+        plain: PartitionEntries,
         overlay: Overlay,
-        replacing: Replacing,
-        partition: Partition,
+        replacing: EntryReplacer,
+        partition: PartitionState,
         settings: PulsarSettings,
     ) -> None:
         self._plain = plain
@@ -66,7 +66,7 @@ class Gathering:
             return False
         following = patches.behind(covered)
         stop = min(target, following.first) if following else target
-        entries = await self._plain.read(covered, end, PIECE_BYTES)
+        entries = await self._plain.read(covered, end, COPY_BYTES)
         if not entries:
             raise StorageFailed(
                 f"nothing was found from offset {covered} on, though there must be something"
@@ -76,22 +76,22 @@ class Gathering:
         last = shown[-1].last_offset if len(shown) == len(entries) else stop - 1
         before = await self._plain.bytes_before(first, end, end_bytes)
         hidden = sum(len(entry.payload) for entry in shown)
-        await self._replacing.show((), (), Window(first, last, before, hidden), shown)
+        await self._replacing.show((), (), RangeExtent(first, last, before, hidden), shown)
         return True
 
     async def merge(self) -> bool:
         """Make one window of several where there are too many; whether it was done. Raises StorageFailed."""
         patches = self._partition.patches
         if (
-            len(patches) <= FEW_WINDOWS + CROWDED * patches.size // PIECE_BYTES
+            len(patches) <= MIN_RANGES + MAX_RANGE_EXCESS * patches.size // COPY_BYTES
             and not self.is_urgent
         ):
             return False
-        crowd = patches.crowd(PIECE_BYTES)
+        crowd = patches.crowd(COPY_BYTES)
         if not crowd:
             return False
         entries = [entry for patch in crowd for entry in await self._overlay.shown(patch)]
-        window = Window(
+        window = RangeExtent(
             crowd[0].first, crowd[-1].last, crowd[0].before, sum(patch.hidden for patch in crowd)
         )
         await self._replacing.show(crowd, (), window, entries)

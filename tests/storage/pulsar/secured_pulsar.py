@@ -74,7 +74,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Secured:
+class SecuredPulsar:
     """The running broker, its addresses with TLS, and the authority that it and its clients trust."""
 
     broker: Guarded
@@ -85,7 +85,7 @@ class Secured:
 
 
 @contextmanager
-def secured(folder: Path, **others: str) -> Iterator[Secured]:
+def secured(folder: Path, **others: str) -> Iterator[SecuredPulsar]:
     """`others`: more of the broker's settings."""
     authority = Authority()
     trust = authority.write(folder)
@@ -107,7 +107,7 @@ def secured(folder: Path, **others: str) -> Iterator[Secured]:
         "tlsTrustCertsFilePath": str(trust),
     }
     with Guarded.start(**settings, **others) as broker:
-        yield Secured(
+        yield SecuredPulsar(
             broker,
             f"pulsar+ssl://localhost:{port}",
             f"https://localhost:{web_port}",
