@@ -9,7 +9,7 @@ from gateway import app
 from gateway.cli.main import main
 from gateway.protocol.session import Session
 from gateway.traffic.client_identity import Peer
-from gateway.traffic.recorder import NOTHING, Recorder
+from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from gateway.traffic.traffic_log import TrafficLog
 
 UNSEEN = "UNSEEN"
@@ -20,7 +20,7 @@ class HalfBlind(TrafficLog):
     """A traffic log, but for one listener."""
 
     def connection(self, peer: Peer, session: Session) -> Recorder:
-        return NOTHING if peer.listener == UNSEEN else super().connection(peer, session)
+        return NULL_RECORDER if peer.listener == UNSEEN else super().connection(peer, session)
 
 
 if __name__ == "__main__":

@@ -33,11 +33,17 @@ from gateway.partitions.producer_ids import ProducerIds
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
 from gateway.topics.topic_names import CONSUMER_OFFSETS
-from gateway.traffic.dropped_lines import Losses
+from gateway.traffic.dropped_lines import DroppedLines
 from gateway.traffic.file_appender import Rotation
-from gateway.traffic.line_writer import Writer
-from gateway.traffic.log_files import Folder, Limits
-from gateway.traffic.traffic_log import OFF, Sink, Traffic, TrafficLog, read_salt
+from gateway.traffic.line_writer import LineWriter
+from gateway.traffic.log_files import RetentionLimits, TrafficFolder
+from gateway.traffic.traffic_log import (
+    NO_TRAFFIC_LOG,
+    LineSink,
+    RecorderFactory,
+    TrafficLog,
+    read_salt,
+)
 from gateway.traffic.traffic_topic import TopicSink
 from storage.log import Store
 
@@ -129,7 +135,7 @@ def open_traffic(
     topics: Topics,
     run: Callable[..., Awaitable[Any]],
     start: Callable[[Coroutine[Any, Any, None]], None],
-) -> Traffic:
+) -> RecorderFactory:
     """The traffic log, if there is to be one. Raises ValueError where it cannot be."""
     salt = (
         None
@@ -137,11 +143,11 @@ def open_traffic(
         else read_salt(settings.traffic_log_salt_file)
     )
     began = now_ms()
-    sinks: list[Sink] = []
+    sinks: list[LineSink] = []
     if settings.traffic_log is not None:
         sinks.append(_traffic_files(settings, settings.traffic_log, began))
     if settings.traffic_topic:
-        losses = Losses(time.monotonic)
+        losses = DroppedLines(time.monotonic)
         configs = {
             "retention.ms": str(settings.traffic_log_retention_ms),
             "cleanup.policy": "delete",
@@ -160,7 +166,7 @@ def open_traffic(
             )
         )
     if not sinks:
-        return OFF
+        return NO_TRAFFIC_LOG
     log = TrafficLog(
         sinks,
         settings.node_id,
@@ -178,17 +184,17 @@ def open_traffic(
     return log
 
 
-def _traffic_files(settings: Settings, root: Path, began: int) -> Writer:
+def _traffic_files(settings: Settings, root: Path, began: int) -> LineWriter:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as failure:
         raise ValueError(f"traffic_log: {root}: {failure.strerror}") from failure
     if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
         raise ValueError(f"traffic_log: {root}: the gateway may not write there")
-    writer = Writer(
-        Folder(root, settings.node_id, began),
+    writer = LineWriter(
+        TrafficFolder(root, settings.node_id, began),
         Rotation(settings.traffic_log_rotate_bytes, settings.traffic_log_rotate_ms),
-        Limits(
+        RetentionLimits(
             _or_none(settings.traffic_log_retention_ms),
             _or_none(settings.traffic_log_retention_bytes),
             settings.traffic_log_compression_level,

@@ -21,7 +21,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.protocol.reply_cache import ReplyCache
 from gateway.settings.model import Settings
 from gateway.topics.registry import Topics
-from gateway.traffic.traffic_log import OFF, Traffic
+from gateway.traffic.traffic_log import NO_TRAFFIC_LOG, RecorderFactory
 from storage.log import StorageError, Store
 
 
@@ -49,7 +49,7 @@ class Broker:
     waits: Waits = field(default_factory=Waits)
     metadata_replies: ReplyCache = field(default_factory=ReplyCache)
     outgoing: Outgoing = field(default_factory=Outgoing)
-    traffic: Traffic = OFF
+    traffic: RecorderFactory = NO_TRAFFIC_LOG
 
     async def confirm_coordinator(self) -> None:
         """Call before `groups` or `offsets` are asked: they answer from memory, and another gateway

@@ -18,7 +18,7 @@ import click
 from kafka.errors import KafkaConnectionError, KafkaError
 
 from gateway.cli import passwords
-from gateway.cli.kafka_client import Client
+from gateway.cli.kafka_client import AdminClient
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -28,16 +28,16 @@ _FAILED_ATTEMPT = re.compile(
 
 _PREFIXES = re.compile(r"\A(\[Error \d+\] )?([A-Z]\w*[A-Z]\w*(: |\Z))*")
 """Class names and error numbers."""
-_HANG_UP = re.compile("socket disconnected|Connection reset")
+_CONNECTION_CLOSED = re.compile("socket disconnected|Connection reset")
 _TIMEOUT = "timed out"
 
 #: How long a server is tried again after it first refused a connection. A server that expects TLS or a
 #: log-in refuses each attempt, some at first without a reason.
-REFUSED_SECONDS = 1.0
+RETRY_REFUSED_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ConnectOptions:
     """How to reach a server and what to show it. TLS is spoken when it is asked for or an authority is named."""
 
     bootstrap: tuple[tuple[str, int], ...]
@@ -53,8 +53,8 @@ class Server:
         )
 
 
-def server_options(command: Command) -> Command:
-    """The options from which `server_of` makes a Server."""
+def with_connect_options(command: Command) -> Command:
+    """The options from which `connect_options_of` makes a Server."""
     for option in reversed(
         [
             click.option(
@@ -96,19 +96,19 @@ def server_options(command: Command) -> Command:
     return command
 
 
-def server_of(
+def connect_options_of(
     bootstrap: str,
     user: str | None,
     password_file: BinaryIO | None,
     tls: bool,
     tls_ca: Path | None,
     timeout: float,
-) -> Server:
+) -> ConnectOptions:
     """The server that the options name. Raises click's errors."""
     if password_file is not None and user is None:
         raise click.UsageError("--password-file needs --user")
     password = None if user is None else passwords.read(password_file)
-    return Server(
+    return ConnectOptions(
         tuple(_address(text) for text in bootstrap.split(",")),
         timeout,
         user,
@@ -119,15 +119,15 @@ def server_of(
 
 
 @contextmanager
-def connected(server: Server) -> Iterator[Client]:
+def connected(server: ConnectOptions) -> Iterator[AdminClient]:
     """A client of that server. What fails inside, on this side or that, comes out as a ClickException with the reason."""
-    _knock(server)
-    with _listening() as reasons:
+    _check_reachable(server)
+    with _capture_failures() as reasons:
         client = _connect(server, reasons)
         try:
             yield client
         except KafkaError as error:
-            raise click.ClickException(f"{server}: {describe(error)}") from None
+            raise click.ClickException(f"{server}: {error_text(error)}") from None
         finally:
             client.close()
 
@@ -135,7 +135,7 @@ def connected(server: Server) -> Iterator[Client]:
 def with_client(act: Callable[..., None]) -> Callable[..., None]:
     """Gives `act` a client of the server that the options name, and whether to answer in JSON."""
 
-    @server_options
+    @with_connect_options
     @wraps(act)
     def run(
         bootstrap: str,
@@ -147,21 +147,23 @@ def with_client(act: Callable[..., None]) -> Callable[..., None]:
         as_json: bool,
         **arguments: Any,
     ) -> None:
-        with connected(server_of(bootstrap, user, password_file, tls, tls_ca, timeout)) as client:
+        with connected(
+            connect_options_of(bootstrap, user, password_file, tls, tls_ca, timeout)
+        ) as client:
             act(client, as_json, **arguments)
 
     return run
 
 
-def describe(error: KafkaError) -> str:
+def error_text(error: KafkaError) -> str:
     """What an error says, without the class names and numbers that the library puts before it."""
     text = _PREFIXES.sub("", str(error))
     return text or getattr(type(error), "description", "") or type(error).__name__
 
 
-def _connect(server: Server, reasons: Reasons) -> Client:
+def _connect(server: ConnectOptions, reasons: FailureReasons) -> AdminClient:
     try:
-        return Client(
+        return AdminClient(
             bootstrap_servers=[
                 f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
                 for host, port in server.bootstrap
@@ -171,18 +173,18 @@ def _connect(server: Server, reasons: Reasons) -> Client:
             client_id="kopgate",
             security_protocol=("SASL_" if server.user else "")
             + ("SSL" if server.has_tls else "PLAINTEXT"),
-            ssl_context=_tls(server) if server.has_tls else None,
+            ssl_context=_ssl_context(server) if server.has_tls else None,
             sasl_mechanism="PLAIN" if server.user else None,
             sasl_plain_username=server.user,
             sasl_plain_password=server.password,
         )
     except KafkaError as error:
         raise click.ClickException(
-            f"{server}: {_explain(server, reasons.last or describe(error))}"
+            f"{server}: {_explain(server, reasons.last or error_text(error))}"
         ) from None
 
 
-def _knock(server: Server) -> None:
+def _check_reachable(server: ConnectOptions) -> None:
     """Whether anybody is there at all; the client itself would only try until its time is up, and not say why."""
     problem = None
     for address in server.bootstrap:
@@ -197,7 +199,7 @@ def _knock(server: Server) -> None:
     )
 
 
-def _tls(server: Server) -> ssl.SSLContext:
+def _ssl_context(server: ConnectOptions) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=server.authority)
     except ssl.SSLError:
@@ -206,7 +208,7 @@ def _tls(server: Server) -> ssl.SSLContext:
         raise click.ClickException(f"{server.authority}: {error.strerror}") from None
 
 
-class Reasons(logging.Handler):
+class FailureReasons(logging.Handler):
     """Keeps why the client's last attempt failed, which its exception does not say.
 
     Ends the attempts REFUSED_SECONDS after the first that the server refused: the client itself goes on
@@ -225,20 +227,20 @@ class Reasons(logging.Handler):
         if match:
             reason = _PREFIXES.sub("", match["reason"]) or match["reason"]
             # A hang-up or a timeout may come before or after the attempt that was told why.
-            if self.last is None or (_says_little(self.last) and not _says_little(reason)):
+            if self.last is None or (_is_unspecific(self.last) and not _is_unspecific(reason)):
                 self.last = reason
             if _TIMEOUT not in reason:
                 now = self._clock()
                 if self._first_refused is None:
                     self._first_refused = now
-                if now - self._first_refused >= REFUSED_SECONDS:
+                if now - self._first_refused >= RETRY_REFUSED_SECONDS:
                     raise KafkaConnectionError(reason)
 
 
 @contextmanager
-def _listening() -> Iterator[Reasons]:
+def _capture_failures() -> Iterator[FailureReasons]:
     """Takes what the library logs: of all that, only the reason of a failure is ever shown."""
-    log, reasons = logging.getLogger("kafka"), Reasons()
+    log, reasons = logging.getLogger("kafka"), FailureReasons()
     before, log.propagate = log.propagate, False
     log.addHandler(reasons)
     try:
@@ -248,11 +250,11 @@ def _listening() -> Iterator[Reasons]:
         log.propagate = before
 
 
-def _says_little(reason: str) -> bool:
-    return bool(_HANG_UP.search(reason)) or _TIMEOUT in reason
+def _is_unspecific(reason: str) -> bool:
+    return bool(_CONNECTION_CLOSED.search(reason)) or _TIMEOUT in reason
 
 
-def _explain(server: Server, reason: str) -> str:
+def _explain(server: ConnectOptions, reason: str) -> str:
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return f"its certificate is not trusted; name its authority with --tls-ca ({reason})"
     if "Handshake failed" in reason:
@@ -261,9 +263,9 @@ def _explain(server: Server, reason: str) -> str:
         return "what answers is not Kafka's protocol; does it speak TLS there? (--tls, --tls-ca)"
     if "IllegalSaslState" in reason:
         return "it takes no log-in there; leave --user out"
-    if _HANG_UP.search(reason) and server.user:
+    if _CONNECTION_CLOSED.search(reason) and server.user:
         return "it hung up during the log-in; user or password may be wrong"
-    if _HANG_UP.search(reason):
+    if _CONNECTION_CLOSED.search(reason):
         return "it hung up; it may ask for a log-in (--user) or " + (
             "no TLS" if server.has_tls else "TLS (--tls, --tls-ca)"
         )

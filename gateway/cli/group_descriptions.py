@@ -15,7 +15,7 @@ from kafka import TopicPartition, errors
 from kafka.protocol.admin import DescribeGroupsRequest
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolType
 
-from gateway.cli.kafka_client import Client, patiently
+from gateway.cli.kafka_client import AdminClient, retry
 from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest
 
 NOT_FOUND: int = errors.GroupIdNotFoundError.errno
@@ -27,7 +27,7 @@ CLASSIC, CONSUMER = "classic", "consumer"
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberDescription:
     """`partitions` are those that it has, as far as that can be told: none while a classic group rebalances. In a consumer group, `target` are those
     that it shall have, and `epoch` how far it has got."""
 
@@ -41,7 +41,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupDescription:
     """`assignor` is who shares out the partitions, empty for nobody; `coordinator` a node's id; `epoch` that of a consumer group's target."""
 
     group_id: str
@@ -50,33 +50,33 @@ class Group:
     protocol_type: str
     assignor: str
     coordinator: int
-    members: tuple[Member, ...]
+    members: tuple[MemberDescription, ...]
     epoch: int | None = None
 
 
 def find_groups(
-    client: Client, group_ids: Sequence[str]
-) -> tuple[list[Group], list[dict[str, Any]]]:
+    client: AdminClient, group_ids: Sequence[str]
+) -> tuple[list[GroupDescription], list[dict[str, Any]]]:
     """The groups, in the order asked for; and a row of `name`, `error_code` and `error_message` for each that cannot be described."""
     nodes: dict[int, list[str]] = defaultdict(list)
-    for group_id, node_id in patiently(client, lambda: client.coordinators(group_ids)).items():
+    for group_id, node_id in retry(client, lambda: client.coordinators(group_ids)).items():
         nodes[node_id].append(group_id)
-    found: dict[str, Group] = {}
+    found: dict[str, GroupDescription] = {}
     missing: dict[str, dict[str, Any]] = {}
     for node_id, names in nodes.items():
-        for row in _described(client, node_id, names):
+        for row in _describe_groups(client, node_id, names):
             code = NOT_FOUND if row.group_state == _DEAD else row.error_code
             if code:
-                missing[row.group_id] = _missing(row, code)
+                missing[row.group_id] = _error_row(row, code)
             else:
                 found[row.group_id] = _classic_group(row, node_id)
         unknown = [
             name for name in names if name in missing and missing[name]["error_code"] == NOT_FOUND
         ]
-        for row in _consumer_groups(client, node_id, unknown):
+        for row in _describe_consumer_groups(client, node_id, unknown):
             del missing[row.group_id]
             if row.error_code:
-                missing[row.group_id] = _missing(row, row.error_code)
+                missing[row.group_id] = _error_row(row, row.error_code)
             else:
                 found[row.group_id] = _consumer_group(row, node_id)
     return [found[name] for name in group_ids if name in found], [
@@ -99,7 +99,7 @@ def assignment_of(protocol_type: str, assignment: bytes | None) -> tuple[TopicPa
     )
 
 
-def _missing(row: Any, code: int) -> dict[str, Any]:
+def _error_row(row: Any, code: int) -> dict[str, Any]:
     return {
         "name": row.group_id,
         "error_code": code,
@@ -107,11 +107,15 @@ def _missing(row: Any, code: int) -> dict[str, Any]:
     }
 
 
-def _described(client: Client, node_id: int, group_ids: Sequence[str]) -> Sequence[Any]:
-    return _rows(client, lambda: client.ask(DescribeGroupsRequest(groups=list(group_ids)), node_id))
+def _describe_groups(client: AdminClient, node_id: int, group_ids: Sequence[str]) -> Sequence[Any]:
+    return _retry_rows(
+        client, lambda: client.ask(DescribeGroupsRequest(groups=list(group_ids)), node_id)
+    )
 
 
-def _consumer_groups(client: Client, node_id: int, group_ids: Sequence[str]) -> Iterator[Any]:
+def _describe_consumer_groups(
+    client: AdminClient, node_id: int, group_ids: Sequence[str]
+) -> Iterator[Any]:
     """The rows of those that are consumer groups. There are none where the server is too old for them, or they are switched off."""
     if not group_ids:
         return
@@ -119,7 +123,7 @@ def _consumer_groups(client: Client, node_id: int, group_ids: Sequence[str]) -> 
         group_ids=list(group_ids), include_authorized_operations=False
     )
     try:
-        rows = _rows(client, lambda: client.ask(request, node_id))
+        rows = _retry_rows(client, lambda: client.ask(request, node_id))
     except errors.IncompatibleBrokerVersion:
         return
     yield from (
@@ -129,7 +133,7 @@ def _consumer_groups(client: Client, node_id: int, group_ids: Sequence[str]) -> 
     )
 
 
-def _rows(client: Client, ask: Callable[[], Any]) -> Sequence[Any]:
+def _retry_rows(client: AdminClient, ask: Callable[[], Any]) -> Sequence[Any]:
     def answer() -> Sequence[Any]:
         rows: Sequence[Any] = ask().groups
         for row in rows:
@@ -137,12 +141,12 @@ def _rows(client: Client, ask: Callable[[], Any]) -> Sequence[Any]:
                 raise errors.for_code(row.error_code)
         return rows
 
-    return patiently(client, answer)
+    return retry(client, answer)
 
 
-def _classic_group(row: Any, node_id: int) -> Group:
+def _classic_group(row: Any, node_id: int) -> GroupDescription:
     members = (
-        Member(
+        MemberDescription(
             member.member_id,
             member.group_instance_id,
             member.client_id,
@@ -151,7 +155,7 @@ def _classic_group(row: Any, node_id: int) -> Group:
         )
         for member in row.members
     )
-    return Group(
+    return GroupDescription(
         row.group_id,
         CLASSIC,
         row.group_state,
@@ -162,9 +166,9 @@ def _classic_group(row: Any, node_id: int) -> Group:
     )
 
 
-def _consumer_group(row: Any, node_id: int) -> Group:
+def _consumer_group(row: Any, node_id: int) -> GroupDescription:
     members = (
-        Member(
+        MemberDescription(
             member.member_id,
             member.instance_id,
             member.client_id,
@@ -175,7 +179,7 @@ def _consumer_group(row: Any, node_id: int) -> Group:
         )
         for member in row.members
     )
-    return Group(
+    return GroupDescription(
         row.group_id,
         CONSUMER,
         row.group_state,
@@ -195,5 +199,5 @@ def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
     )
 
 
-def _in_order(members: Iterable[Member]) -> tuple[Member, ...]:
+def _in_order(members: Iterable[MemberDescription]) -> tuple[MemberDescription, ...]:
     return tuple(sorted(members, key=lambda member: (member.client_id, member.member_id)))

@@ -8,12 +8,12 @@ from typing import Any
 
 from kafka import TopicPartition
 
-from gateway.cli.group_descriptions import CONSUMER, Group, Member
-from gateway.cli.lag import Position, total
-from gateway.cli.output import table
+from gateway.cli.group_descriptions import CONSUMER, GroupDescription, MemberDescription
+from gateway.cli.lag import PartitionLag, total_lag
+from gateway.cli.output import format_table
 
 
-def as_json(group: Group, rows: Sequence[Position]) -> dict[str, Any]:
+def as_json(group: GroupDescription, rows: Sequence[PartitionLag]) -> dict[str, Any]:
     return {
         "group": group.group_id,
         "type": group.type,
@@ -22,7 +22,7 @@ def as_json(group: Group, rows: Sequence[Position]) -> dict[str, Any]:
         "assignor": group.assignor or None,
         "epoch": group.epoch,
         "coordinator": group.coordinator,
-        "lag": total(rows),
+        "lag": total_lag(rows),
         "partitions": [
             {
                 "topic": row.partition.topic,
@@ -40,8 +40,8 @@ def as_json(group: Group, rows: Sequence[Position]) -> dict[str, Any]:
                 "instance": member.instance_id,
                 "client": member.client_id,
                 "host": member.host,
-                "partitions": _listed(member.partitions),
-                "target": None if member.target is None else _listed(member.target),
+                "partitions": _partition_rows(member.partitions),
+                "target": None if member.target is None else _partition_rows(member.target),
                 "epoch": member.epoch,
             }
             for member in group.members
@@ -49,11 +49,11 @@ def as_json(group: Group, rows: Sequence[Position]) -> dict[str, Any]:
     }
 
 
-def as_text(group: Group, rows: Sequence[Position], with_members: bool) -> str:
+def as_text(group: GroupDescription, rows: Sequence[PartitionLag], with_members: bool) -> str:
     protocol = "consumer protocol" if group.type == CONSUMER else ""
     about = [
         group.state,
-        counted(len(group.members), "member"),
+        count_of(len(group.members), "member"),
         protocol,
         group.assignor,
         f"coordinator {group.coordinator}",
@@ -62,49 +62,56 @@ def as_text(group: Group, rows: Sequence[Position], with_members: bool) -> str:
     if rows:
         head = ["TOPIC", "PARTITION", "COMMITTED", "END", "LAG", "MEMBER", "CLIENT", "HOST"]
         cells = [
-            [*row.partition, row.committed, row.end, row.lag, *_who(row.member)] for row in rows
+            [*row.partition, row.committed, row.end, row.lag, *_owner_cells(row.member)]
+            for row in rows
         ]
-        lines += [f"  {line}" for line in table(head, cells)]
+        lines += [f"  {line}" for line in format_table(head, cells)]
         lines.append(f"  {_total_line(rows)}")
     if with_members and group.members:
         lines += [f"  {line}" for line in _members(group)]
     return "\n".join(lines)
 
 
-def counted(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
-def _members(group: Group) -> Iterable[str]:
+def _members(group: GroupDescription) -> Iterable[str]:
     head = ["MEMBER", "INSTANCE", "CLIENT", "HOST", "PARTITIONS"]
     cells: list[list[Any]] = [
-        [one.member_id, one.instance_id, one.client_id, one.host, _joined(one.partitions)]
+        [
+            one.member_id,
+            one.instance_id,
+            one.client_id,
+            one.host,
+            _joined_partitions(one.partitions),
+        ]
         for one in group.members
     ]
     if group.type == CONSUMER:
         head += ["TARGET", "EPOCH"]
         for row, one in zip(cells, group.members, strict=True):
-            row += [_joined(one.target or ()), one.epoch]
-    return table(head, cells)
+            row += [_joined_partitions(one.target or ()), one.epoch]
+    return format_table(head, cells)
 
 
-def _listed(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
+def _partition_rows(partitions: Iterable[TopicPartition]) -> list[dict[str, Any]]:
     return [
         {"topic": partition.topic, "partition": partition.partition} for partition in partitions
     ]
 
 
-def _who(member: Member | None) -> list[str | None]:
+def _owner_cells(member: MemberDescription | None) -> list[str | None]:
     return [member.member_id, member.client_id, member.host] if member else [None, None, None]
 
 
-def _total_line(rows: Sequence[Position]) -> str:
+def _total_line(rows: Sequence[PartitionLag]) -> str:
     unknown = sum(row.lag is None for row in rows)
     more = f"; that of {unknown} more cannot be told" if unknown else ""
-    return f"total lag {total(rows)} in {counted(len(rows) - unknown, 'partition')}{more}"
+    return f"total lag {total_lag(rows)} in {count_of(len(rows) - unknown, 'partition')}{more}"
 
 
-def _joined(partitions: Iterable[TopicPartition]) -> str | None:
+def _joined_partitions(partitions: Iterable[TopicPartition]) -> str | None:
     words = [
         f"{topic}:{','.join(str(one.partition) for one in rows)}"
         for topic, rows in groupby(sorted(partitions), lambda one: one.topic)

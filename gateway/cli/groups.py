@@ -12,11 +12,25 @@ from kafka.admin import GroupState
 from gateway.cli import group_rendering as rendering
 from gateway.cli.connect import with_client
 from gateway.cli.group_descriptions import NOT_FOUND, find_groups
-from gateway.cli.kafka_client import Client, patiently
-from gateway.cli.lag import committed, positions
-from gateway.cli.output import complaints, fail_if, report, say_json, say_table, table
-from gateway.cli.reset_options import with_target
-from gateway.cli.reset_plan import CannotReset, Change, Scope, Target, name_of, plan
+from gateway.cli.kafka_client import AdminClient, retry
+from gateway.cli.lag import committed_offsets, partition_lags
+from gateway.cli.output import (
+    error_lines,
+    exit_if_errors,
+    format_table,
+    print_json,
+    print_results,
+    print_table,
+)
+from gateway.cli.reset_options import with_reset_options
+from gateway.cli.reset_plan import (
+    CannotReset,
+    OffsetChange,
+    ResetScope,
+    ResetTarget,
+    partition_name,
+    plan_reset,
+)
 
 _STATES = [state.value for state in GroupState if state is not GroupState.UNKNOWN]
 
@@ -39,14 +53,14 @@ def groups() -> None:
     help=f"Only groups in it; may be given again. {', '.join(_STATES)}.",
 )
 @with_client
-def list_groups(client: Client, as_json: bool, states: Sequence[str]) -> None:
+def list_groups(client: AdminClient, as_json: bool, states: Sequence[str]) -> None:
     """List the groups and the state that each is in.
 
     Stable: its members have their partitions. PreparingRebalance, CompletingRebalance, Assigning, Reconciling: partitions are being shared out
     anew. Empty: it has no members now, only offsets. A dash stands for what the server is too old to tell (Kafka before 2.6).
     """
     try:
-        found = patiently(client, lambda: client.list_groups(states_filter=list(states)))
+        found = retry(client, lambda: client.list_groups(states_filter=list(states)))
     except errors.IncompatibleBrokerVersion:
         raise click.ClickException(
             "the server is too old to tell states (Kafka before 2.6); leave --state out"
@@ -61,9 +75,9 @@ def list_groups(client: Client, as_json: bool, states: Sequence[str]) -> None:
         for row in sorted(found, key=lambda row: str(row["group_id"]))
     ]
     if as_json:
-        say_json(rows)
+        print_json(rows)
     elif rows:
-        say_table(["GROUP", "STATE", "TYPE", "PROTOCOL"], [list(row.values()) for row in rows])
+        print_table(["GROUP", "STATE", "TYPE", "PROTOCOL"], [list(row.values()) for row in rows])
 
 
 @groups.command()
@@ -75,7 +89,7 @@ def list_groups(client: Client, as_json: bool, states: Sequence[str]) -> None:
     help="The members too, also those without partitions. JSON always has them.",
 )
 @with_client
-def describe(client: Client, as_json: bool, names: Sequence[str], with_members: bool) -> None:
+def describe(client: AdminClient, as_json: bool, names: Sequence[str], with_members: bool) -> None:
     """Describe groups (all where none is named): how far each is in its partitions, and who has them.
 
     LAG is what lies between the committed offset and the end. A dash under COMMITTED: nothing is committed there. Under END: the partition is
@@ -83,12 +97,12 @@ def describe(client: Client, as_json: bool, names: Sequence[str], with_members: 
     consumer protocol shall have: what differs from PARTITIONS is on its way.
     """
     wanted = list(dict.fromkeys(names)) or sorted(
-        str(row["group_id"]) for row in patiently(client, client.list_groups)
+        str(row["group_id"]) for row in retry(client, client.list_groups)
     )
     found, missing = find_groups(client, wanted)
-    where = positions(client, found)
+    where = partition_lags(client, found)
     if as_json:
-        say_json([rendering.as_json(group, where[group.group_id]) for group in found])
+        print_json([rendering.as_json(group, where[group.group_id]) for group in found])
     else:
         click.echo(
             "\n\n".join(
@@ -96,7 +110,7 @@ def describe(client: Client, as_json: bool, names: Sequence[str], with_members: 
             ),
             nl=bool(found),
         )
-    fail_if(complaints(missing))
+    exit_if_errors(error_lines(missing))
 
 
 @groups.command()
@@ -106,29 +120,29 @@ def describe(client: Client, as_json: bool, names: Sequence[str], with_members: 
     "--yes", prompt="Delete the groups with all their committed offsets?", help="Do not ask."
 )
 @with_client
-def delete(client: Client, as_json: bool, names: Sequence[str], if_exists: bool) -> None:
+def delete(client: AdminClient, as_json: bool, names: Sequence[str], if_exists: bool) -> None:
     """Delete groups and all their committed offsets. One that has members is not deleted: stop them first."""
     wanted = list(dict.fromkeys(names))
-    patiently(client, lambda: client.coordinators(wanted))
+    retry(client, lambda: client.coordinators(wanted))
     # Asked once: what was deleted before an answer was lost would not be found again.
     rows = [
         {"name": name, "error_code": _code(outcome)}
         for name, outcome in client.delete_groups(wanted).items()
     ]
-    report(rows, "deleted", as_json, {NOT_FOUND} if if_exists else set())
+    print_results(rows, "deleted", as_json, {NOT_FOUND} if if_exists else set())
 
 
 @groups.command("reset-offsets")
 @click.argument("name", metavar="GROUP")
-@with_target
+@with_reset_options
 @click.option("--execute", is_flag=True, help="Commit the offsets. Without it they are only shown.")
 @with_client
 def reset_offsets(
-    client: Client,
+    client: AdminClient,
     as_json: bool,
     name: str,
-    target: Target,
-    scopes: Sequence[Scope] | None,
+    target: ResetTarget,
+    scopes: Sequence[ResetScope] | None,
     execute: bool,
 ) -> None:
     """Move a group's committed offsets. Without --execute nothing is changed: look first at what would be.
@@ -143,17 +157,17 @@ def reset_offsets(
     if not name:  # of a variable that is not set, more often than not
         raise click.BadParameter("it is empty", param_hint="GROUP")
     _refuse_members(client, name)
-    commits = committed(client, [name])[name]
+    commits = committed_offsets(client, [name])[name]
     if scopes is None and not commits:
         raise click.ClickException(f"{name}: it has committed nothing; name topics with --topic")
     try:
-        changes = plan(client, target, scopes, commits)
+        changes = plan_reset(client, target, scopes, commits)
     except CannotReset as cannot:
-        fail_if(cannot.reasons)
+        exit_if_errors(cannot.reasons)
         return
     failures = _commit(client, name, changes) if execute else {}
     if as_json:
-        say_json(
+        print_json(
             {
                 "group": name,
                 "executed": execute,
@@ -162,21 +176,25 @@ def reset_offsets(
         )
     else:
         click.echo(_changes_as_text(name, changes, execute, failures))
-    fail_if([f"{name_of(partition)}: {reason}" for partition, reason in failures.items()])
+    exit_if_errors(
+        [f"{partition_name(partition)}: {reason}" for partition, reason in failures.items()]
+    )
 
 
-def _refuse_members(client: Client, name: str) -> None:
+def _refuse_members(client: AdminClient, name: str) -> None:
     found, missing = find_groups(client, [name])
-    fail_if(complaints(row for row in missing if row["error_code"] != NOT_FOUND))
+    exit_if_errors(error_lines(row for row in missing if row["error_code"] != NOT_FOUND))
     for group in found:
         if group.members or group.state != "Empty":
             raise click.ClickException(
-                f"{name}: it is {group.state} with {rendering.counted(len(group.members), 'member')}, and offsets are only reset while it has none; "
+                f"{name}: it is {group.state} with {rendering.count_of(len(group.members), 'member')}, and offsets are only reset while it has none; "
                 f"stop its consumers and try again (kopgate groups describe {name} --members)"
             )
 
 
-def _commit(client: Client, name: str, changes: Iterable[Change]) -> dict[TopicPartition, str]:
+def _commit(
+    client: AdminClient, name: str, changes: Iterable[OffsetChange]
+) -> dict[TopicPartition, str]:
     """Commits what is planned; the reasons of what the server refused."""
     offsets = {
         change.partition: OffsetAndMetadata(change.new, "", None)
@@ -197,7 +215,7 @@ def _code(outcome: str) -> int:
     return 0 if outcome == "OK" else int(getattr(errors, outcome, errors.UnknownError).errno)
 
 
-def _change(change: Change, failures: Mapping[TopicPartition, str]) -> dict[str, Any]:
+def _change(change: OffsetChange, failures: Mapping[TopicPartition, str]) -> dict[str, Any]:
     return {
         "topic": change.partition.topic,
         "partition": change.partition.partition,
@@ -210,7 +228,10 @@ def _change(change: Change, failures: Mapping[TopicPartition, str]) -> dict[str,
 
 
 def _changes_as_text(
-    name: str, changes: Iterable[Change], executed: bool, failures: Mapping[TopicPartition, str]
+    name: str,
+    changes: Iterable[OffsetChange],
+    executed: bool,
+    failures: Mapping[TopicPartition, str],
 ) -> str:
     rows = [
         [
@@ -233,7 +254,9 @@ def _changes_as_text(
             f"{name}: {said}",
             *(
                 f"  {line}"
-                for line in table(["TOPIC", "PARTITION", "OLD", "NEW", "DIFFERENCE", "NOTE"], rows)
+                for line in format_table(
+                    ["TOPIC", "PARTITION", "OLD", "NEW", "DIFFERENCE", "NOTE"], rows
+                )
             ),
         ]
     )

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 RETRY_SECONDS = 0.2
 
 
-class Client(KafkaAdminClient):
+class AdminClient(KafkaAdminClient):
     """The library decodes all that it is answered, and fails over what a member of a group may say in its own way; here it is left alone."""
 
     def coordinators(self, group_ids: Iterable[str]) -> dict[str, int]:
@@ -30,12 +30,12 @@ class Client(KafkaAdminClient):
         return await self._manager.send(request, node_id=node_id)
 
 
-def patiently(
+def retry(
     client: KafkaAdminClient,
-    call: Callable[[], Answer],
+    call: Callable[[], Result],
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Answer:
+) -> Result:
     """What `call` returns. It is made again while the server asks for that, for as long as a request may take.
 
     The first question about groups makes a new Kafka create the topic that it keeps them in, and until then it has no coordinator.

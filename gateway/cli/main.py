@@ -156,14 +156,14 @@ def serve(config: Path | None, others: tuple[str, ...], **named: Any) -> NoRetur
     sys.exit(code)
 
 
-OWN_FILES = 256
+RESERVED_FILES = 256
 """Open files beside connections: the store, the log, listeners, threads' pipes; a few dozen, with room."""
 
 
-def _allow_files(connections: int) -> None:
+def _raise_file_limit(connections: int) -> None:
     """Raise this process's limit on open files to what the connections need. By default a login shell gives 1,024 and allows far more."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + OWN_FILES
+    wanted = connections + RESERVED_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -183,7 +183,7 @@ def _run(settings: Settings) -> int:
 
     from gateway.server import run
 
-    _allow_files(settings.max_connections)
+    _raise_file_limit(settings.max_connections)
     # Twisted's timers go by the wall clock. If that is set forward, all of them would fire at once, and
     # members of groups be expelled; if it is set back, none would for as long.
     cast(Any, reactor).seconds = time.monotonic

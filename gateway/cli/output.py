@@ -11,15 +11,15 @@ import click
 from kafka import errors
 
 
-def say_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    click.echo("\n".join(table(head, rows)))
+def print_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    click.echo("\n".join(format_table(head, rows)))
 
 
-def say_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+def format_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """Lines with columns as wide as they need to be; what is None is a dash."""
     cells = [list(head), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
@@ -29,13 +29,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     ]
 
 
-def report(
+def print_results(
     rows: Iterable[Mapping[str, Any]], done: str, as_json: bool, allowed: Iterable[int] = ()
 ) -> None:
     """Says what became of each thing of that `name`; exits with 1 when an `error_code` is left that is not `allowed`."""
     found = sorted(rows, key=lambda row: str(row["name"]))
     if as_json:
-        say_json(
+        print_json(
             [
                 {
                     "name": row["name"],
@@ -49,15 +49,15 @@ def report(
         for row in found:
             if row["error_code"] == 0:
                 click.echo(f"{row['name']} {done}")
-    fail_if(complaints(row for row in found if row["error_code"] not in allowed))
+    exit_if_errors(error_lines(row for row in found if row["error_code"] not in allowed))
 
 
-def complaints(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+def error_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """One for each row with an `error_code`."""
     return [f"{row['name']}: {_reason(row)}" for row in rows if row["error_code"]]
 
 
-def fail_if(reasons: Sequence[str]) -> None:
+def exit_if_errors(reasons: Sequence[str]) -> None:
     """Exits with 1 where there are any."""
     for reason in reasons:
         click.echo(f"Error: {reason}", err=True)

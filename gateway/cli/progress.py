@@ -7,15 +7,15 @@ import threading
 from types import TracebackType
 from typing import TextIO
 
-WIDEST = 40
+MAX_BAR_WIDTH = 40
 """Of the bar itself; a wider one says no more."""
-NARROWEST = 8
+MIN_BAR_WIDTH = 8
 """Below it the number alone says more."""
-COLUMNS = 80
+DEFAULT_COLUMNS = 80
 """Where a terminal does not say its width."""
 
 
-class Progress:
+class ProgressBar:
     """A context: within it, `self(step, part)` says what is being done and which part of the whole is behind it. Threads may say lines above it."""
 
     def __init__(self, file: TextIO) -> None:
@@ -26,7 +26,7 @@ class Progress:
         self._step = ""
         self._part = 0.0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(
@@ -44,7 +44,7 @@ class Progress:
         with self._lock:
             is_new, self._step, self._part = step != self._step, step, part
             if self._is_drawn:
-                self._draw(line(step, part, self._columns() - 1))
+                self._draw(bar_line(step, part, self._columns() - 1))
             elif is_new:
                 self._file.write(f"{step}\n")
             self._file.flush()
@@ -65,7 +65,7 @@ class Progress:
             self._draw("")
             self._file.write(f"{text}\n")
             if again:
-                self._draw(line(self._step, self._part, self._columns() - 1))
+                self._draw(bar_line(self._step, self._part, self._columns() - 1))
             self._file.flush()
 
     def _draw(self, text: str) -> None:
@@ -78,16 +78,16 @@ class Progress:
     def _columns(self) -> int:
         """It may change at any time. A line that is as wide as the terminal would begin another one."""
         try:
-            return os.get_terminal_size(self._file.fileno()).columns or COLUMNS
+            return os.get_terminal_size(self._file.fileno()).columns or DEFAULT_COLUMNS
         except (OSError, ValueError):
-            return COLUMNS
+            return DEFAULT_COLUMNS
 
 
-def line(step: str, part: float, width: int) -> str:
+def bar_line(step: str, part: float, width: int) -> str:
     """The bar, as wide as fits beside its words; without it where too little fits."""
     words = f"{part:4.0%}  {step}"
-    room = min(WIDEST, width - len(words) - len("[] "))
-    if room < NARROWEST:
+    room = min(MAX_BAR_WIDTH, width - len(words) - len("[] "))
+    if room < MIN_BAR_WIDTH:
         return words[:width]
     filled = int(part * room)
     return f"[{'#' * filled}{'-' * (room - filled)}] {words}"

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from gateway.cli.progress import Progress
+from gateway.cli.progress import ProgressBar
 from reports.analysis import facts
 from reports.ingest.taken_files import TablesError
 from reports.interrupts import Signals, Stopped
@@ -40,7 +40,7 @@ def _day(_: click.Context, __: click.Parameter, value: str | None) -> date | Non
         raise click.BadParameter(str(error)) from None
 
 
-def _like(pattern: str, wanted: str) -> Callable[[click.Context, click.Parameter, str], str]:
+def _matching(pattern: str, wanted: str) -> Callable[[click.Context, click.Parameter, str], str]:
     """What Spark would find wrong half a minute later, in words of Java's."""
 
     def check(_: click.Context, __: click.Parameter, value: str) -> str:
@@ -87,7 +87,7 @@ def _folder(_: click.Context, __: click.Parameter, value: str | None) -> Path | 
 )
 @click.option(
     "--master",
-    callback=_like(*MASTER),
+    callback=_matching(*MASTER),
     default="local[*]",
     show_default=True,
     metavar="URL",
@@ -95,7 +95,7 @@ def _folder(_: click.Context, __: click.Parameter, value: str | None) -> Path | 
 )
 @click.option(
     "--memory",
-    callback=_like(*MEMORY),
+    callback=_matching(*MEMORY),
     default="2g",
     show_default=True,
     metavar="SIZE",
@@ -124,11 +124,11 @@ def report(
     signals = Signals()
     try:
         with signals.heeded():
-            run, order = _reports()
+            run, order = _load_reports()
             must_be_possible(logs, out)
             if not shutil.which("java") and not os.environ.get("JAVA_HOME"):
                 _fail(NO_JAVA)
-            with Progress(sys.stderr) as progress:
+            with ProgressBar(sys.stderr) as progress:
                 progress("starting Spark", 0.0)
                 summary = run(order(logs, out, chosen, since), master, memory, progress, signals)
     except TablesError as error:
@@ -136,11 +136,11 @@ def report(
     except Stopped as stopped:
         click.echo(STOPPED, err=True)
         sys.exit(stopped.exit_code)
-    _say(summary, out)
+    _print_answer(summary, out)
     sys.exit(answer.exit_code(summary))
 
 
-def _say(summary: dict[str, Any], out: Path) -> None:
+def _print_answer(summary: dict[str, Any], out: Path) -> None:
     for line in answer.warnings(summary["log"]):
         click.echo(line, err=True)
     try:
@@ -153,7 +153,7 @@ def _say(summary: dict[str, Any], out: Path) -> None:
         )
 
 
-def _reports() -> tuple[Any, Any]:
+def _load_reports() -> tuple[Any, Any]:
     """What does the work: a function, and what it is told."""
     if importlib.util.find_spec("pyspark") is None:
         _fail(NO_PYSPARK)

@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from gateway.cli.reset_plan import Kind, Scope, Target
+from gateway.cli.reset_plan import ResetScope, ResetTarget, TargetKind
 
 _SCOPE = re.compile(r"(?P<topic>[^:]+(?:://[^:]+)?)(?::(?P<partitions>[0-9]+(?:,[0-9]+)*))?")
 """A topic by Kafka's name or Pulsar's, and partitions after a colon."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def _instant(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+def _timestamp_ms(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
     if text is None:
         return None
     try:
@@ -32,14 +32,16 @@ def _instant(context: click.Context, option: click.Parameter, text: str | None) 
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
-def _scopes(context: click.Context, option: click.Parameter, texts: Sequence[str]) -> list[Scope]:
+def _scopes(
+    context: click.Context, option: click.Parameter, texts: Sequence[str]
+) -> list[ResetScope]:
     found = []
     for text in texts:
         match = _SCOPE.fullmatch(text)
         if not match:
             raise click.BadParameter(f"{text!r} is not TOPIC or TOPIC:PARTITION,...")
         found.append(
-            Scope(
+            ResetScope(
                 match["topic"],
                 tuple(int(number) for number in (match["partitions"] or "").split(",") if number),
             )
@@ -52,7 +54,7 @@ _OPTIONS = [
     click.option("--to-latest", is_flag=True, help="To the end: only what comes from now on."),
     click.option(
         "--to-datetime",
-        callback=_instant,
+        callback=_timestamp_ms,
         metavar="TIME",
         help="To the first record of that time or later, the end where there is none. ISO 8601, UTC unless it names a zone.",
     ),
@@ -80,7 +82,7 @@ _OPTIONS = [
 ]
 
 
-def with_target(act: Callable[..., None]) -> Callable[..., None]:
+def with_reset_options(act: Callable[..., None]) -> Callable[..., None]:
     """Gives `act` the `target`, and the `scopes` that it is for: None for wherever the group has committed."""
 
     @wraps(act)
@@ -91,18 +93,18 @@ def with_target(act: Callable[..., None]) -> Callable[..., None]:
         to_datetime: int | None,
         to_offset: int | None,
         shift_by: int | None,
-        topics: Sequence[Scope],
+        topics: Sequence[ResetScope],
         all_topics: bool,
         **arguments: Any,
     ) -> None:
         named = [
-            (Kind.EARLIEST, 0 if to_earliest else None),
-            (Kind.LATEST, 0 if to_latest else None),
-            (Kind.DATETIME, to_datetime),
-            (Kind.OFFSET, to_offset),
-            (Kind.SHIFT, shift_by),
+            (TargetKind.EARLIEST, 0 if to_earliest else None),
+            (TargetKind.LATEST, 0 if to_latest else None),
+            (TargetKind.DATETIME, to_datetime),
+            (TargetKind.OFFSET, to_offset),
+            (TargetKind.SHIFT, shift_by),
         ]
-        targets = [Target(kind, number) for kind, number in named if number is not None]
+        targets = [ResetTarget(kind, number) for kind, number in named if number is not None]
         if len(targets) != 1:
             raise click.UsageError(
                 "give one of --to-earliest, --to-latest, --to-datetime, --to-offset and --shift-by"

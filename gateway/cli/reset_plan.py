@@ -9,11 +9,11 @@ from enum import Enum, auto
 from kafka import TopicPartition
 from kafka.admin import OffsetSpec
 
-from gateway.cli.kafka_client import Client
-from gateway.cli.lag import led_partitions, offsets_at
+from gateway.cli.kafka_client import AdminClient
+from gateway.cli.lag import leader_availability, offsets_at
 
 
-class Kind(Enum):
+class TargetKind(Enum):
     """What a target's number is, where it has one."""
 
     EARLIEST = auto()
@@ -24,15 +24,15 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResetTarget:
     """`number` is an offset, a difference, or ms since 1970."""
 
-    kind: Kind
+    kind: TargetKind
     number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class ResetScope:
     """A topic, and which of its partitions: all where none is named."""
 
     topic: str
@@ -40,7 +40,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class OffsetChange:
     """`new` is None for a partition that is gone, whose commit is left alone. `note` says what came otherwise than asked for."""
 
     partition: TopicPartition
@@ -61,29 +61,29 @@ class CannotReset(Exception):
         self.reasons = reasons
 
 
-def plan(
-    client: Client,
-    target: Target,
-    scopes: Sequence[Scope] | None,
+def plan_reset(
+    client: AdminClient,
+    target: ResetTarget,
+    scopes: Sequence[ResetScope] | None,
     commits: Mapping[TopicPartition, int],
-) -> list[Change]:
+) -> list[OffsetChange]:
     """What the group's commits would become in `scopes`, None for wherever it has any. Raises CannotReset and KafkaError."""
-    led = led_partitions(
+    led = leader_availability(
         client,
         [scope.topic for scope in scopes]
         if scopes is not None
         else [part.topic for part in commits],
     )
-    wanted = sorted(commits) if scopes is None else _chosen(scopes, led)
+    wanted = sorted(commits) if scopes is None else _expand_scopes(scopes, led)
     there = [part for part in wanted if part.partition in led.get(part.topic, {})]
     reasons = [
-        f"{name_of(part)}: it has no leader just now; try again"
+        f"{partition_name(part)}: it has no leader just now; try again"
         for part in there
         if not led[part.topic][part.partition]
     ]
-    if target.kind is Kind.SHIFT:
+    if target.kind is TargetKind.SHIFT:
         reasons += [
-            f"{name_of(part)}: nothing is committed there that could be shifted; leave it out, or name an offset"
+            f"{partition_name(part)}: nothing is committed there that could be shifted; leave it out, or name an offset"
             for part in there
             if part not in commits
         ]
@@ -93,34 +93,38 @@ def plan(
         offsets_at(client, there, OffsetSpec.EARLIEST),
         offsets_at(client, there, OffsetSpec.LATEST),
     )
-    dated = offsets_at(client, there, target.number) if target.kind is Kind.DATETIME else {}
+    dated = offsets_at(client, there, target.number) if target.kind is TargetKind.DATETIME else {}
     gone = [
-        Change(part, commits[part], None, "the partition is gone; its commit stays")
+        OffsetChange(part, commits[part], None, "the partition is gone; its commit stays")
         for part in wanted
         if part not in end
     ]
     changes = [
-        Change(
+        OffsetChange(
             part,
             commits.get(part),
-            *moved(target, commits.get(part, 0), first[part], end[part], dated.get(part, -1)),
+            *resolve_target(
+                target, commits.get(part, 0), first[part], end[part], dated.get(part, -1)
+            ),
         )
         for part in there
     ]
     return sorted([*changes, *gone], key=lambda change: change.partition)
 
 
-def moved(target: Target, old: int, first: int, end: int, dated: int) -> tuple[int, str | None]:
+def resolve_target(
+    target: ResetTarget, old: int, first: int, end: int, dated: int
+) -> tuple[int, str | None]:
     """The offset that a target comes to in a partition from `first` to `end`, and what must be said of it. `dated` is -1 for no record so late."""
     match target.kind:
-        case Kind.EARLIEST:
+        case TargetKind.EARLIEST:
             return first, None
-        case Kind.LATEST:
+        case TargetKind.LATEST:
             return end, None
-        case Kind.DATETIME:
+        case TargetKind.DATETIME:
             return (dated, None) if dated >= 0 else (end, "no record is so late: the end")
-        case Kind.OFFSET | Kind.SHIFT:
-            asked = target.number if target.kind is Kind.OFFSET else old + target.number
+        case TargetKind.OFFSET | TargetKind.SHIFT:
+            asked = target.number if target.kind is TargetKind.OFFSET else old + target.number
     if asked < first:
         return first, f"{asked} is before the first offset"
     if asked > end:
@@ -128,12 +132,14 @@ def moved(target: Target, old: int, first: int, end: int, dated: int) -> tuple[i
     return asked, None
 
 
-def name_of(partition: TopicPartition) -> str:
+def partition_name(partition: TopicPartition) -> str:
     """As Kafka writes it."""
     return f"{partition.topic}-{partition.partition}"
 
 
-def _chosen(scopes: Iterable[Scope], led: Mapping[str, Mapping[int, bool]]) -> list[TopicPartition]:
+def _expand_scopes(
+    scopes: Iterable[ResetScope], led: Mapping[str, Mapping[int, bool]]
+) -> list[TopicPartition]:
     reasons, chosen = [], set()
     for scope in scopes:
         there = led.get(scope.topic)

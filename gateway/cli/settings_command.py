@@ -46,19 +46,21 @@ def _indented(text: str) -> str:
 
 def _rows() -> list[tuple[str, str, str]]:
     return [
-        (name, _shown(field.default), field.description or "")
+        (name, _format_value(field.default), field.description or "")
         for name, field in Settings.model_fields.items()
     ]
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     match value:
         case None:
             return "none"
         case bool():
             return str(value).lower()
         case tuple() | list():
-            return ",".join(_shown(item) for item in value) or "none"
+            return ",".join(_format_value(item) for item in value) or "none"
         case Mapping():
-            return ",".join(f"{name}:{_shown(item)}" for name, item in value.items()) or "none"
+            return (
+                ",".join(f"{name}:{_format_value(item)}" for name, item in value.items()) or "none"
+            )
     return str(value)

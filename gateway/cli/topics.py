@@ -10,7 +10,14 @@ from kafka import errors
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, KafkaAdminClient
 
 from gateway.cli.connect import with_client
-from gateway.cli.output import complaints, fail_if, report, say_json, say_table, table
+from gateway.cli.output import (
+    error_lines,
+    exit_if_errors,
+    format_table,
+    print_json,
+    print_results,
+    print_table,
+)
 
 
 @click.group()
@@ -31,7 +38,7 @@ def list_topics(client: KafkaAdminClient, as_json: bool, internal: bool) -> None
         key=lambda topic: str(topic["name"]),
     )
     if as_json:
-        say_json(
+        print_json(
             [
                 {
                     "name": topic["name"],
@@ -42,7 +49,7 @@ def list_topics(client: KafkaAdminClient, as_json: bool, internal: bool) -> None
             ]
         )
     elif found:
-        say_table(
+        print_table(
             ["TOPIC", "PARTITIONS"], [[topic["name"], len(topic["partitions"])] for topic in found]
         )
 
@@ -91,7 +98,9 @@ def create(
         dict.fromkeys(names, wanted), raise_errors=False, validate_only=validate_only
     )
     allowed = {errors.TopicAlreadyExistsError.errno} if if_not_exists else set()
-    report(answer["topics"], "could be created" if validate_only else "created", as_json, allowed)
+    print_results(
+        answer["topics"], "could be created" if validate_only else "created", as_json, allowed
+    )
 
 
 @topics.command()
@@ -106,10 +115,10 @@ def describe(client: KafkaAdminClient, as_json: bool, names: Sequence[str]) -> N
     configs = _configs_of(client, [topic["name"] for topic in present])
     rows = [_description(topic, configs.get(topic["name"], {})) for topic in present]
     if as_json:
-        say_json(rows)
+        print_json(rows)
     else:
         click.echo("\n\n".join(_as_text(row) for row in rows), nl=bool(rows))
-    fail_if(complaints(found))
+    exit_if_errors(error_lines(found))
 
 
 @topics.command()
@@ -151,7 +160,7 @@ def alter(
     changes |= dict.fromkeys(unset, (AlterConfigOp.DELETE, None))
     if partitions is None and not changes:
         raise click.UsageError("nothing to change: give --partitions, --config or --unset")
-    fail_if(complaints(client.describe_topics([name])))
+    exit_if_errors(error_lines(client.describe_topics([name])))
     if changes:
         resource = ConfigResource(ConfigResourceType.TOPIC, name, changes)
         outcome = client.alter_configs([resource], raise_on_unknown=False)["topic"][name]
@@ -159,8 +168,8 @@ def alter(
             raise click.ClickException(f"{name}: {outcome.partition(': ')[2] or outcome}")
     if partitions is not None:
         results = client.create_partitions({name: partitions}, raise_errors=False).results
-        fail_if(
-            complaints(
+        exit_if_errors(
+            error_lines(
                 [
                     {
                         "name": row.name,
@@ -171,7 +180,7 @@ def alter(
                 ]
             )
         )
-    report([{"name": name, "error_code": 0}], "changed", as_json)
+    print_results([{"name": name, "error_code": 0}], "changed", as_json)
 
 
 @topics.command()
@@ -184,7 +193,7 @@ def alter(
 def delete(client: KafkaAdminClient, as_json: bool, names: Sequence[str], if_exists: bool) -> None:
     """Delete topics and all their records."""
     allowed = {errors.UnknownTopicOrPartitionError.errno} if if_exists else set()
-    report(
+    print_results(
         client.delete_topics(list(names), raise_errors=False)["topics"], "deleted", as_json, allowed
     )
 
@@ -236,13 +245,21 @@ def _as_text(row: Mapping[str, Any]) -> str:
     ]
     lines += [f"  {key}={value}" for key, value in row["configs"].items()]
     cells = [
-        [part["partition"], part["leader"], _joined(part["replicas"]), _joined(part["isr"])]
+        [
+            part["partition"],
+            part["leader"],
+            _comma_separated(part["replicas"]),
+            _comma_separated(part["isr"]),
+        ]
         for part in row["partitions"]
     ]
     return "\n".join(
         [
             *lines,
-            *(f"  {line}" for line in table(["PARTITION", "LEADER", "REPLICAS", "IN SYNC"], cells)),
+            *(
+                f"  {line}"
+                for line in format_table(["PARTITION", "LEADER", "REPLICAS", "IN SYNC"], cells)
+            ),
         ]
     )
 
@@ -259,5 +276,5 @@ def _assignments(pairs: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _joined(ids: Iterable[int]) -> str:
+def _comma_separated(ids: Iterable[int]) -> str:
     return ",".join(str(one) for one in ids)

@@ -11,7 +11,7 @@ from auth.mechanism import Principal
 from gateway.broker import Broker
 from gateway.protocol.long_poll import LongPoll
 from gateway.protocol.session import Session
-from gateway.traffic.recorder import NOTHING, Recorder
+from gateway.traffic.recorder import NULL_RECORDER, Recorder
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
@@ -25,7 +25,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     api_version: int
     client_id: str | None
     long_poll: LongPoll
-    traffic: Recorder = NOTHING
+    traffic: Recorder = NULL_RECORDER
 
     @property
     def principal(self) -> Principal:

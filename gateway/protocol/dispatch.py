@@ -29,7 +29,7 @@ from gateway.protocol.session import Session
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.header import RequestHeader, read_header
 from gateway.protocol.wire.messages import FIRST_FLEXIBLE_VERSION
-from gateway.traffic.recorder import NOTHING, Recorder
+from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from storage.log import Buffer
 
 _log = logs.part(__name__)
@@ -111,7 +111,7 @@ class Dispatch:
         *,
         peer: str,
         listener: str,
-        traffic: Recorder = NOTHING,
+        traffic: Recorder = NULL_RECORDER,
     ) -> None:
         self._broker = broker
         self._session = session

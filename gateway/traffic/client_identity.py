@@ -11,7 +11,7 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest
 from gateway.protocol.wire.header import RequestHeader
 from gateway.protocol.wire.produce_codec import ProduceRequest
-from gateway.traffic.traffic_rows import Habit, HabitName, text
+from gateway.traffic.traffic_rows import Habit, HabitName, bounded_text
 
 MAX_CLIENT_IDS = 8
 MAX_FIRST_REQUESTS = 16
@@ -21,10 +21,10 @@ _FIRST_FETCH_WITH_MAX_BYTES = 3
 _FIRST_FETCH_WITH_ISOLATION = 4
 _FIRST_FETCH_WITH_SESSION = 7
 
-_ROADS = {0: "handshake-v0-bare", 1: "handshake-v1"}
+_SASL_PATHS = {0: "handshake-v0-bare", 1: "handshake-v1"}
 
 #: What may be the name of a mechanism (RFC 4422); anything else is none, and perhaps what nobody should read.
-_MECHANISM = re.compile(r"[A-Z0-9_-]{1,20}\Z")
+_MECHANISM_NAME = re.compile(r"[A-Z0-9_-]{1,20}\Z")
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Peer(msgspec.Struct, frozen=True):
     protocol: str
 
 
-class Known(TypedDict):
+class IdentityFields(TypedDict):
     """Fields of a connection's rows."""
 
     tls: str | None
@@ -49,7 +49,7 @@ class Known(TypedDict):
     client_ids: list[str] | None
 
 
-class Client:
+class ClientIdentity:
     """`highest` is by api key; `client_id` is the last one, as rows say it; `is_new` until nothing is to be learned from a request's header any more."""
 
     __slots__ = (
@@ -89,21 +89,23 @@ class Client:
         self._tls = version
 
     def shook_hands(self, mechanism: str, version: int) -> None:
-        self.road = _ROADS.get(version, "none")
-        self._mechanism = mechanism if _MECHANISM.match(mechanism) else None
+        self.road = _SASL_PATHS.get(version, "none")
+        self._mechanism = mechanism if _MECHANISM_NAME.match(mechanism) else None
 
     def spoke_gssapi(self) -> None:
         self._mechanism = "GSSAPI"
 
     def introduced(self, software: str | None, version: str | None) -> None:
         if self.software is None and software:
-            self.software = text(software)
-            self.software_version = text(version) if version else None
+            self.software = bounded_text(software)
+            self.software_version = bounded_text(version) if version else None
 
     def habit(self, name: HabitName, value: Habit) -> None:
         if name not in self.habits:
             self.habits[name] = (
-                [text(one) for one in value[:MAX_PROTOCOLS]] if isinstance(value, list) else value
+                [bounded_text(one) for one in value[:MAX_PROTOCOLS]]
+                if isinstance(value, list)
+                else value
             )
 
     def notice(self, header: RequestHeader, *, is_served: bool) -> bool:
@@ -111,7 +113,7 @@ class Client:
         client_id, api_key, version = header.client_id, header.api_key, header.api_version
         if client_id != self.client_id:
             # Cut, lest ten thousand connections keep 32 KiB each; one that has such a name is looked at again with each request.
-            name = self.client_id = None if client_id is None else text(client_id)
+            name = self.client_id = None if client_id is None else bounded_text(client_id)
             if (
                 name is not None
                 and len(self._client_ids) < MAX_CLIENT_IDS
@@ -149,7 +151,7 @@ class Client:
         if first is not None:
             habits["partition_max_bytes"] = first.max_bytes
 
-    def known(self) -> Known:
+    def known(self) -> IdentityFields:
         """What every row of the connection says."""
         return {
             "tls": self._tls,

@@ -10,9 +10,9 @@ from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 from gateway.protocol.wire.header import RequestHeader
 from gateway.protocol.wire.produce_codec import ProduceRequest
-from gateway.traffic.client_identity import Client, Peer
-from gateway.traffic.counters import Counted, Counters, Room, count_errors
-from gateway.traffic.recorder import Owed, Recorder
+from gateway.traffic.client_identity import ClientIdentity, Peer
+from gateway.traffic.counters import CounterKey, Counters, RowLimits, count_errors
+from gateway.traffic.recorder import Recorder, TracedRequest
 from gateway.traffic.traffic_rows import (
     VERSION,
     ConnectionRow,
@@ -21,10 +21,10 @@ from gateway.traffic.traffic_rows import (
     Reason,
     Row,
     UsageRow,
-    text,
+    bounded_text,
 )
 
-SETTLES_AFTER = 3
+SETTLED_AFTER_INTERVALS = 3
 """Intervals with requests after which a connection has shown its habits, if its first requests have not all been seen before: a member of a group
 fetches when it has its partitions, some time after it has joined.
 """
@@ -33,12 +33,12 @@ fetches when it has its partitions, some time after it has joined.
 _FETCH = int(ApiKey.FETCH)
 
 
-class Home(Protocol):
+class RowDestination(Protocol):
     """The log that a connection's rows go to. `now()` in ms since 1970, `ticks()` in ns."""
 
     node: int
     cluster: str
-    room: Room
+    room: RowLimits
     now: Callable[[], int]
     ticks: Callable[[], int]
     topic_name: Callable[[str | bytes], str]
@@ -70,19 +70,19 @@ class ConnectionRecorder(Recorder):
         "_unsettled",
     )
 
-    def __init__(self, home: Home, name: str, peer: Peer, session: Session) -> None:
+    def __init__(self, home: RowDestination, name: str, peer: Peer, session: Session) -> None:
         self._home = home
         self._name = name
         self._peer = peer
         self._session = session
         self._ticks = home.ticks
-        self._client = Client(str(session.principal) if session.is_ready else None)
+        self._client = ClientIdentity(str(session.principal) if session.is_ready else None)
         self._opened_at = self._since = home.now()
         self._group: str | None = None
         self._reason: Reason | None = None
         self._is_closed = False
         self._is_overdue = False
-        self._unsettled = SETTLES_AFTER
+        self._unsettled = SETTLED_AFTER_INTERVALS
         self._requests = self._bytes_in = self._bytes_out = 0
         self._counters = self._fresh()
         home.write([self._event("opened")])
@@ -98,7 +98,7 @@ class ConnectionRecorder(Recorder):
         self.ends("error:mechanism")
 
     def authenticated(self) -> None:
-        self._client.principal = text(str(self._session.principal))
+        self._client.principal = bounded_text(str(self._session.principal))
         rows: list[Row] = [self._event("authenticated")]
         if self._is_overdue:
             self._is_overdue = False
@@ -126,7 +126,7 @@ class ConnectionRecorder(Recorder):
         row.reason = self._reason
         self._home.write([*rows, row])
 
-    def began(self, owed: Owed, header: RequestHeader) -> None:
+    def began(self, owed: TracedRequest, header: RequestHeader) -> None:
         client = self._client
         if (client.is_new or header.client_id != client.client_id) and client.notice(
             header, is_served=owed.route is not None
@@ -134,7 +134,7 @@ class ConnectionRecorder(Recorder):
             self._home.write([self._event("greeted")])
         owed.began = self._ticks()
 
-    def answered(self, owed: Owed, reply: Any, size: int) -> None:
+    def answered(self, owed: TracedRequest, reply: Any, size: int) -> None:
         if owed.api_key < 0:
             # A bare token of a log-in.
             self._bytes_in += owed.size
@@ -146,7 +146,7 @@ class ConnectionRecorder(Recorder):
         if owed.api_key > _FETCH and reply is not None:
             count_errors(usage, reply)
 
-    def unanswered(self, owed: Owed) -> None:
+    def unanswered(self, owed: TracedRequest) -> None:
         if owed.api_key < 0:
             self._bytes_in += owed.size
             return
@@ -255,7 +255,7 @@ class ConnectionRecorder(Recorder):
             **self._client.known(),
         )
 
-    def _usage_row(self, began: int, key: Counted) -> UsageRow:
+    def _usage_row(self, began: int, key: CounterKey) -> UsageRow:
         home, client = self._home, self._client
         api_key, version, topic, group = key
         return UsageRow(
@@ -270,8 +270,8 @@ class ConnectionRecorder(Recorder):
             peer=self._peer.address,
             api_key=api_key,
             api_version=version,
-            topic=text(home.topic_name(topic)) if topic else None,
-            group=text(group) if group else None,
+            topic=bounded_text(home.topic_name(topic)) if topic else None,
+            group=bounded_text(group) if group else None,
             client_id=client.client_id,
             principal=client.principal,
             software=client.software,

@@ -10,32 +10,32 @@ from gateway.partitions.record_batch import ATTRIBUTES, HEADER_BYTES, MAGIC
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.fetch_codec import FetchRequest, FetchResponse
 from gateway.protocol.wire.produce_codec import ProduceRequest
-from gateway.traffic.traffic_rows import text
-from gateway.traffic.usage import Usage
+from gateway.traffic.traffic_rows import bounded_text
+from gateway.traffic.usage import UsageCounters
 from storage.log import Buffer
 
 #: Message sets have the attributes of their first message here.
-_OLD_ATTRIBUTES = 17
-_CODEC = 0x07
+_MESSAGE_ATTRIBUTES = 17
+_CODEC_MASK = 0x07
 #: Below it Produce brings message sets of format 0 or 1.
 _FIRST_WITH_BATCHES = 3
 #: A message of format 0 without key and value.
-_SHORTEST = 26
+_MIN_MESSAGE_BYTES = 26
 #: From a batch's attributes on: their lower byte, and how many records it has.
 _ATTRIBUTES_COUNT = Struct(">B34xi")
 
 #: Different requests and versions of a connection that take no room: clients send some 30. ApiVersions alone may be asked for in 32,768, all answered.
-MOST_VERSIONS = 64
+UNCOUNTED_VERSIONS = 64
 
 #: Where a reply has parts with error codes of their own; the parts of topics that have partitions are told of by their handlers.
-_PARTS = ("topics", "responses", "results", "groups", "coordinators", "members")
+_ERROR_LISTS = ("topics", "responses", "results", "groups", "coordinators", "members")
 
 #: What one counter is of: api key, version, topic as the client named it (a name, or 16 bytes of its id), group. An empty name stands for all of
 #: those beyond the limit.
-Counted = tuple[int, int, str | bytes | None, str | None]
+CounterKey = tuple[int, int, str | bytes | None, str | None]
 
 
-class Room:
+class RowLimits:
     """How many counters of topics and groups there may be in an interval: `each` of one connection, `all_together` of all of them."""
 
     __slots__ = ("all_together", "each", "taken")
@@ -46,7 +46,7 @@ class Room:
         self.taken = 0
 
 
-class Counters(dict[Counted, Usage]):
+class Counters(dict[CounterKey, UsageCounters]):
     """`counters[key]` is always there: beyond the limit it is that of all others of its request and version. Whoever drops them calls `leave` first.
 
     `highest` is by api key; the versions of new counters go there.
@@ -54,13 +54,13 @@ class Counters(dict[Counted, Usage]):
 
     __slots__ = ("_highest", "_own", "_room", "_versions")
 
-    def __init__(self, room: Room, highest: dict[int, int]) -> None:
+    def __init__(self, room: RowLimits, highest: dict[int, int]) -> None:
         self._room = room
         self._highest = highest
         self._own = 0
         self._versions = 0
 
-    def __missing__(self, key: Counted) -> Usage:
+    def __missing__(self, key: CounterKey) -> UsageCounters:
         api_key, version, topic, group = key
         if version > self._highest.get(api_key, -1):
             self._highest[api_key] = version
@@ -70,8 +70,8 @@ class Counters(dict[Counted, Usage]):
             key = (
                 api_key,
                 version,
-                text(topic) if isinstance(topic, str) else topic,
-                None if group is None else text(group),
+                bounded_text(topic) if isinstance(topic, str) else topic,
+                None if group is None else bounded_text(group),
             )
             is_merged = key not in self and not self._has_room()
             if is_merged:
@@ -90,11 +90,11 @@ class Counters(dict[Counted, Usage]):
                 )
         usage = self.get(key)
         if usage is None:
-            usage = self[key] = Usage(is_merged=is_merged)
+            usage = self[key] = UsageCounters(is_merged=is_merged)
         return usage
 
     def _has_room_for_version(self) -> bool:
-        if self._versions < MOST_VERSIONS:
+        if self._versions < UNCOUNTED_VERSIONS:
             self._versions += 1
             return True
         return self._has_room()
@@ -131,9 +131,9 @@ class Counters(dict[Counted, Usage]):
                 count += batch.count
                 size += len(records)
                 if version >= _FIRST_WITH_BATCHES:
-                    batches[16 | batch.attributes & _CODEC] += 1
+                    batches[16 | batch.attributes & _CODEC_MASK] += 1
                 else:
-                    batches[records[MAGIC] << 3 | records[_OLD_ATTRIBUTES] & _CODEC] += 1
+                    batches[records[MAGIC] << 3 | records[_MESSAGE_ATTRIBUTES] & _CODEC_MASK] += 1
             usage.records += count
             usage.bytes_in += size
 
@@ -151,34 +151,34 @@ class Counters(dict[Counted, Usage]):
                     _count_fetched(usage, row.records)
 
 
-def _count_fetched(usage: Usage, batches: Sequence[Buffer]) -> None:
+def _count_fetched(usage: UsageCounters, batches: Sequence[Buffer]) -> None:
     """There may be thousands of them in a reply, so this is short of calls. What makes no sense is served as it is stored, and counts as bytes."""
     counts = usage.batches
     size = records = 0
     for batch in batches:
         length = len(batch)
         size += length
-        if length < _SHORTEST:
+        if length < _MIN_MESSAGE_BYTES:
             continue
         magic = batch[MAGIC]
         if magic == 2 and length >= HEADER_BYTES:
             attributes, count = _ATTRIBUTES_COUNT.unpack_from(batch, ATTRIBUTES)
-            counts[16 | attributes & _CODEC] += 1
+            counts[16 | attributes & _CODEC_MASK] += 1
             records += count
         elif magic < 2:
-            counts[magic << 3 | batch[_OLD_ATTRIBUTES] & _CODEC] += 1
+            counts[magic << 3 | batch[_MESSAGE_ATTRIBUTES] & _CODEC_MASK] += 1
     usage.bytes_out += size
     usage.records += records
 
 
-def count_errors(usage: Usage, reply: Any) -> None:
+def count_errors(usage: UsageCounters, reply: Any) -> None:
     """Those of a reply as a whole and of its parts."""
     if isinstance(reply, list):
         # In bytes already, and in version 0: ApiVersions was asked for in a version that is too new.
         usage.error(ErrorCode.UNSUPPORTED_VERSION)
         return
     usage.error(getattr(reply, "error_code", 0) or 0)
-    for name in _PARTS:
+    for name in _ERROR_LISTS:
         parts = getattr(reply, name, None)
         if isinstance(parts, list):
             for part in parts:

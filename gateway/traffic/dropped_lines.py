@@ -10,16 +10,16 @@ from gateway import logs
 _log = logs.part(__name__)
 
 #: The log says at most so often that lines were dropped, in seconds.
-TELL_SECONDS = 60.0
+LOG_INTERVAL_SECONDS = 60.0
 
 
-class Losses:
+class DroppedLines:
     """Lines that were dropped. `total` counts them; the log is told now and then, by whoever drops or writes."""
 
     def __init__(self, ticks: Callable[[], float]) -> None:
         self.total = 0
         self._told = 0
-        self._told_at = -TELL_SECONDS
+        self._told_at = -LOG_INTERVAL_SECONDS
         self._reason = ""
         self._ticks = ticks
         self._lock = threading.Lock()
@@ -34,7 +34,7 @@ class Losses:
         """Say what is not said yet, unless something was said a short while ago."""
         with self._lock:
             lines = self.total - self._told
-            if not lines or self._ticks() - self._told_at < TELL_SECONDS:
+            if not lines or self._ticks() - self._told_at < LOG_INTERVAL_SECONDS:
                 return
             self._told, self._told_at = self.total, self._ticks()
         _log.warning("traffic lines dropped", lines=lines, reason=self._reason)

@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 
 from gateway import logs
-from gateway.traffic.dropped_lines import Losses
-from gateway.traffic.log_files import Folder, GrowingFile, begin, is_gone
+from gateway.traffic.dropped_lines import DroppedLines
+from gateway.traffic.log_files import AppendableFile, TrafficFolder, create_locked, is_unlinked
 
 _log = logs.part(__name__)
 
 #: How long a disk that failed is let alone, in seconds: one that is full has room again when somebody has made it.
 RETRY_SECONDS = 5.0
 
-Open = Callable[[Path], GrowingFile | None]
+OpenFile = Callable[[Path], AppendableFile | None]
 
 
 class Rotation(msgspec.Struct, frozen=True):
@@ -27,19 +27,19 @@ class Rotation(msgspec.Struct, frozen=True):
     max_ms: int
 
 
-class Appender:
+class FileAppender:
     """The file that is being written. `now()` is in ms since 1970, for names; `ticks()` in seconds, for intervals; `finished` is told of each file
     that is complete."""
 
     def __init__(
         self,
-        folder: Folder,
+        folder: TrafficFolder,
         rotation: Rotation,
-        losses: Losses,
+        losses: DroppedLines,
         now: Callable[[], int],
         ticks: Callable[[], float],
         finished: Callable[[Path], None],
-        open_file: Open = begin,
+        open_file: OpenFile = create_locked,
     ) -> None:
         self._folder = folder
         self._rotation = rotation
@@ -48,7 +48,7 @@ class Appender:
         self._ticks = ticks
         self._finished = finished
         self._open = open_file
-        self._file: GrowingFile | None = None
+        self._file: AppendableFile | None = None
         self._path = Path()
         self._size = self._lines = 0
         self._begun = 0.0
@@ -62,7 +62,7 @@ class Appender:
             self._losses.add(lines, self._failure)
             return
         try:
-            if self._file is not None and is_gone(self._file):
+            if self._file is not None and is_unlinked(self._file):
                 self._losses.add(self._lines, "their file was deleted")
                 self._size = 0
                 self._end()
@@ -123,7 +123,7 @@ class Appender:
                 self._path.unlink()
 
 
-def _close(file: GrowingFile) -> None:
+def _close(file: AppendableFile) -> None:
     try:
         file.close()
     except OSError as failure:

@@ -10,44 +10,49 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gateway import logs
-from gateway.traffic.dropped_lines import TELL_SECONDS, Losses
-from gateway.traffic.file_appender import Appender, Open, Rotation
-from gateway.traffic.log_files import Folder, Limits, begin, tidy
+from gateway.traffic.dropped_lines import LOG_INTERVAL_SECONDS, DroppedLines
+from gateway.traffic.file_appender import FileAppender, OpenFile, Rotation
+from gateway.traffic.log_files import (
+    RetentionLimits,
+    TrafficFolder,
+    compress_and_expire,
+    create_locked,
+)
 
 _log = logs.part(__name__)
 
 #: How often old files are looked at where none is finished meanwhile, in seconds.
-TIDY_SECONDS = 600.0
+MAINTENANCE_SECONDS = 600.0
 
 #: What the writing thread waits at least where a file is all but due, in seconds: it would only turn around.
-_LEAST_WAIT = 0.01
+_MIN_WAIT_SECONDS = 0.01
 
 #: The least that other threads are asked to let go first: compression can wait.
 _NICE = 19
 
 
-class Writer:
+class LineWriter:
     """The threads: one writes, the other compresses and deletes. At most `max_lines` and `max_bytes` wait for the first."""
 
     def __init__(
         self,
-        folder: Folder,
+        folder: TrafficFolder,
         rotation: Rotation,
-        limits: Limits,
+        limits: RetentionLimits,
         now: Callable[[], int],
         *,
         max_lines: int,
         max_bytes: int,
         ticks: Callable[[], float] = time.monotonic,
-        open_file: Open = begin,
+        open_file: OpenFile = create_locked,
     ) -> None:
         self._folder = folder
         self._limits = limits
         self._now = now
         self._max_lines = max_lines
         self._max_bytes = max_bytes
-        self._losses = Losses(ticks)
-        self._appender = Appender(
+        self._losses = DroppedLines(ticks)
+        self._appender = FileAppender(
             folder, rotation, self._losses, now, ticks, self._finish, open_file
         )
         self._ticks = ticks
@@ -115,7 +120,9 @@ class Writer:
         """False at the end."""
         with self._filled:
             if not self._waiting and not self._is_over:
-                self._filled.wait(max(min(self._appender.due_in(), TELL_SECONDS), _LEAST_WAIT))
+                self._filled.wait(
+                    max(min(self._appender.due_in(), LOG_INTERVAL_SECONDS), _MIN_WAIT_SECONDS)
+                )
             taken, self._waiting = self._waiting, deque()
             lines, self._waiting_lines, self._waiting_bytes = self._waiting_lines, 0, 0
             is_over = self._is_over
@@ -146,10 +153,10 @@ class Writer:
                 pending.update(self._folder.leftovers())
                 while self._untidy:
                     pending.add(self._untidy.popleft())
-                tidy(self._folder, pending, self._limits, self._sober_now)
+                compress_and_expire(self._folder, pending, self._limits, self._sober_now)
                 if is_last:
                     return
-                self._tidying.wait(TIDY_SECONDS)
+                self._tidying.wait(MAINTENANCE_SECONDS)
                 self._tidying.clear()
         except Exception as failure:  # noqa: BLE001 - the rim of a thread
             _log.bug("traffic files are not looked after any more", failure)

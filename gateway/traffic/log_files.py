@@ -26,17 +26,17 @@ from gateway import logs
 
 _log = logs.part(__name__)
 
-GROWING = ".jsonl"
+UNCOMPRESSED = ".jsonl"
 _HOUR_MS = 3_600_000
-_PIECE = 256 << 10
+_CHUNK_BYTES = 256 << 10
 #: For the gateway's user and its group: principals and addresses are data of persons.
 _FILE_MODE, _FOLDER_MODE = 0o640, 0o750
-_PLACE = re.compile(
+_FILE_NAME = re.compile(
     r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)/(\d+)-([0-9a-z]+)-(\d+)(\.jsonl(?:\.gz(?:\.part)?)?)\Z"
 )
 
 
-class GrowingFile(Protocol):
+class AppendableFile(Protocol):
     """A file that is appended to, as `FileIO` is one."""
 
     def fileno(self) -> int: ...
@@ -45,7 +45,7 @@ class GrowingFile(Protocol):
     def close(self) -> None: ...
 
 
-class Limits(msgspec.Struct, frozen=True):
+class RetentionLimits(msgspec.Struct, frozen=True):
     """How long files are kept, in ms, and how many bytes of them; None is no limit. `level` is that of isal's gzip, 0 to 3."""
 
     keep_ms: int | None
@@ -53,7 +53,7 @@ class Limits(msgspec.Struct, frozen=True):
     level: int
 
 
-class Found(msgspec.Struct, frozen=True, order=True):
+class TrafficFile(msgspec.Struct, frozen=True, order=True):
     """A file of the log. The oldest is the least."""
 
     hour_ms: int
@@ -63,7 +63,7 @@ class Found(msgspec.Struct, frozen=True, order=True):
     ending: str
 
 
-class Folder:
+class TrafficFolder:
     """`node` and `start` (ms since 1970, of this process) are in the names of its own files."""
 
     def __init__(self, root: Path, node: int, start: int) -> None:
@@ -77,22 +77,24 @@ class Folder:
             self._root
             / f"date={at:%Y-%m-%d}"
             / f"hour={at:%H}"
-            / f"{self._prefix}-{number}{GROWING}"
+            / f"{self._prefix}-{number}{UNCOMPRESSED}"
         )
 
-    def found(self) -> list[Found]:
+    def found(self) -> list[TrafficFile]:
         """All files of the log, the oldest first."""
-        return sorted(_found(self._root))
+        return sorted(_traffic_files(self._root))
 
     def leftovers(self) -> Iterator[Path]:
         """What others left unfinished. What they are writing is locked by them."""
         return (
             one.path
             for one in self.found()
-            if one.ending == GROWING and not one.path.name.startswith(f"{self._prefix}-")
+            if one.ending == UNCOMPRESSED and not one.path.name.startswith(f"{self._prefix}-")
         )
 
-    def delete_old(self, now_ms: int, limits: Limits, stuck: Set[Path] = frozenset()) -> int:
+    def delete_old(
+        self, now_ms: int, limits: RetentionLimits, stuck: Set[Path] = frozenset()
+    ) -> int:
         """Delete what is too old, and of what is too much the oldest: first compressed, so of what is not only the `stuck`, which could not be. How
         many files that were. Raises the OSError of the first that cannot be deleted."""
         files = [(one, size) for one in self.found() if (size := _size(one.path)) is not None]
@@ -104,9 +106,9 @@ class Folder:
         for one, size in files:
             # Its last line may be as young as the end of the hour, and a rotation later.
             is_old = limits.keep_ms is not None and now_ms - one.hour_ms - _HOUR_MS > limits.keep_ms
-            is_excess = excess > 0 and (one.ending != GROWING or one.path in stuck)
+            is_excess = excess > 0 and (one.ending != UNCOMPRESSED or one.path in stuck)
             try:
-                if (is_old or is_excess) and _deleted(one):
+                if (is_old or is_excess) and _delete_if_unused(one):
                     excess -= size
                     deleted += 1
                     self._forget_empty(one.path)
@@ -135,7 +137,7 @@ def base36(number: int) -> str:
     return digits or "0"
 
 
-def begin(path: Path) -> GrowingFile | None:
+def create_locked(path: Path) -> AppendableFile | None:
     """A new file, locked. None where there is such a file, or somebody took it for a leftover before it was locked. Raises OSError."""
     for _ in range(2):
         for folder in (path.parent.parent, path.parent):
@@ -155,13 +157,13 @@ def _locked(path: Path) -> FileIO | None:
         )
     except FileExistsError:
         return None
-    if _lock(file, fcntl.LOCK_EX) and not is_gone(file):
+    if _lock(file, fcntl.LOCK_EX) and not is_unlinked(file):
         return file
     file.close()
     return None
 
 
-def is_gone(file: GrowingFile) -> bool:
+def is_unlinked(file: AppendableFile) -> bool:
     """Whether it has no name any more: what is written into it is lost."""
     return os.fstat(file.fileno()).st_nlink == 0
 
@@ -177,10 +179,10 @@ def _lock(file: IO[bytes] | FileIO, kind: int) -> bool:
     return True
 
 
-def _deleted(one: Found) -> bool:
+def _delete_if_unused(one: TrafficFile) -> bool:
     """Delete it unless somebody writes it, or compresses it. Raises OSError."""
-    growing = one.path.with_name(one.path.name.split(".")[0] + GROWING)
-    if one.ending == f"{GROWING}.gz" or not growing.is_file():
+    growing = one.path.with_name(one.path.name.split(".")[0] + UNCOMPRESSED)
+    if one.ending == f"{UNCOMPRESSED}.gz" or not growing.is_file():
         one.path.unlink(missing_ok=True)
         return True
     with growing.open("rb") as file:
@@ -201,16 +203,16 @@ def compress(path: Path, level: int) -> None:
             raise BlockingIOError(f"{path} is being written")
         if os.fstat(source.fileno()).st_size and not finished.is_file():
             try:
-                _pack(source, unfinished, level)
+                _gzip(source, unfinished, level)
                 unfinished.replace(finished)
-                _sync(finished.parent)
+                _fsync_folder(finished.parent)
             except OSError:
                 unfinished.unlink(missing_ok=True)
                 raise
         path.unlink()
 
 
-def _pack(source: IO[bytes], target: Path, level: int) -> None:
+def _gzip(source: IO[bytes], target: Path, level: int) -> None:
     # A new file: what lies there may be a link to another, or a pipe that nobody reads.
     with suppress(FileNotFoundError):
         os.unlink(target)
@@ -219,13 +221,13 @@ def _pack(source: IO[bytes], target: Path, level: int) -> None:
     ) as file:
         os.fchmod(file.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
         with cast(Any, igzip).IGzipFile(fileobj=file, mode="wb", compresslevel=level) as packed:
-            while piece := source.read(_PIECE):
+            while piece := source.read(_CHUNK_BYTES):
                 packed.write(piece)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync(folder: Path) -> None:
+def _fsync_folder(folder: Path) -> None:
     """What was renamed is so after a power cut, too, before what it replaces is deleted."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -234,7 +236,9 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def tidy(folder: Folder, pending: set[Path], limits: Limits, now: Callable[[], int]) -> None:
+def compress_and_expire(
+    folder: TrafficFolder, pending: set[Path], limits: RetentionLimits, now: Callable[[], int]
+) -> None:
     """Compress what is finished, and then delete what is not to be kept. What fails stays in `pending`, for the next time."""
     for path in sorted(pending):
         try:
@@ -261,21 +265,21 @@ def tidy(folder: Folder, pending: set[Path], limits: Limits, now: Callable[[], i
         _log.debug("old traffic files deleted", files=deleted)
 
 
-def _found(root: Path) -> Iterator[Found]:
+def _traffic_files(root: Path) -> Iterator[TrafficFile]:
     hours = (
         f"{date}/{hour}" for date in _names(root, "date=") for hour in _names(root / date, "hour=")
     )
     for place in (
         f"{folder}/{name}" for folder in hours for name in _names(root / folder, are_files=True)
     ):
-        match = _PLACE.match(place)
+        match = _FILE_NAME.match(place)
         if match is None:
             continue
         try:
             hour = datetime.strptime(f"{match[1]} {match[2]}", "%Y-%m-%d %H").replace(tzinfo=UTC)
         except ValueError:
             continue
-        yield Found(
+        yield TrafficFile(
             int(hour.timestamp() * 1000), int(match[4], 36), int(match[5]), root / place, match[6]
         )
 

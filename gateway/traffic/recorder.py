@@ -1,4 +1,4 @@
-"""What dispatch, session and handlers say of one connection while they serve it. Where there is no traffic log, nobody listens: `NOTHING`."""
+"""What dispatch, session and handlers say of one connection while they serve it. Where there is no traffic log, nobody listens: `NULL_RECORDER`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.protocol.wire.produce_codec import ProduceRequest
 from gateway.traffic.traffic_rows import Habit, HabitName, Reason
 
 
-class Owed(Protocol):
+class TracedRequest(Protocol):
     """A request on its way through the dispatch: `size` in bytes, `began` in the recorder's own ticks."""
 
     api_key: int
@@ -45,13 +45,13 @@ class Recorder:
     def introduced(self, software: str | None, version: str | None) -> None:
         """The client said what it is (ApiVersions 3 and later)."""
 
-    def began(self, owed: Owed, header: RequestHeader) -> None:
+    def began(self, owed: TracedRequest, header: RequestHeader) -> None:
         """A request is being served."""
 
-    def answered(self, owed: Owed, reply: Any, size: int) -> None:
+    def answered(self, owed: TracedRequest, reply: Any, size: int) -> None:
         """Its reply is ready, `size` bytes on the wire; None for one that is encoded already, or not sent."""
 
-    def unanswered(self, owed: Owed) -> None:
+    def unanswered(self, owed: TracedRequest) -> None:
         """The connection ended first."""
 
     def for_group(self, group: str) -> None:
@@ -91,4 +91,4 @@ class Recorder:
         """It has ended, for this reason where `ends` gave none."""
 
 
-NOTHING = Recorder()
+NULL_RECORDER = Recorder()

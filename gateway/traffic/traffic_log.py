@@ -15,51 +15,51 @@ from gateway.coroutines import Cancel, Clock, call_later
 from gateway.protocol.session import Session
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.connection_recorder import ConnectionRecorder
-from gateway.traffic.counters import Room
+from gateway.traffic.counters import RowLimits
 from gateway.traffic.log_files import base36
-from gateway.traffic.recorder import NOTHING, Recorder
+from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from gateway.traffic.traffic_rows import Row
 
 #: An interval has so many steps, and each connection its own of them: the rows of ten thousand in one go would hold up all of them.
-STEPS = 240
+SLOTS = 240
 
 #: That are made in one go, and what the last connection of them has: some 10 ms of the reactor's time. A stranger may choose the connections of one step, and
 #: have a thousand rows in each.
-ROWS_AT_ONCE = 500
+MAX_ROWS_PER_TURN = 500
 
 #: Of an address's hash: that two of a million addresses have the same one has a chance of one in 37 million.
 _HASH_BYTES = 8
 
 
-class Sink(Protocol):
+class LineSink(Protocol):
     """Where lines go."""
 
     def put(self, block: bytes, lines: int, /) -> None: ...
     async def stop(self, seconds: float, /) -> None: ...
 
 
-class Traffic:
+class RecorderFactory:
     """No traffic log."""
 
     def connection(self, peer: Peer, session: Session) -> Recorder:
         """What notes the doings of a new connection."""
-        return NOTHING
+        return NULL_RECORDER
 
     async def close(self, seconds: float) -> None:
         """Write what there is, to each place for at most so long."""
 
 
-OFF = Traffic()
+NO_TRAFFIC_LOG = RecorderFactory()
 
 
-class TrafficLog(Traffic):
+class TrafficLog(RecorderFactory):
     """`node` and `cluster` are in each row, and with `start` (ms since 1970) in the names of connections. Rows of use are written every `interval`
     seconds. A connection has at most `max_keys` rows of topics and groups in that time, all of them `max_rows`; `salt` hides addresses; `topic_name` says what a topic is
     called that was named by whatever name or id."""
 
     def __init__(
         self,
-        sinks: Sequence[Sink],
+        sinks: Sequence[LineSink],
         node: int,
         cluster: str,
         *,
@@ -75,19 +75,19 @@ class TrafficLog(Traffic):
     ) -> None:
         self.node = node
         self.cluster = cluster
-        self.room = Room(max_keys, max_rows)
+        self.room = RowLimits(max_keys, max_rows)
         self.now = now
         self.ticks = ticks
         self.topic_name = topic_name
         self._sinks = sinks
         self._clock = clock
-        self._step_seconds = interval / STEPS
+        self._step_seconds = interval / SLOTS
         self._salt = None if salt is None else blake2b(salt).digest()
         self._prefix = f"{node}-{base36(start)}"
         self._connections = 0
         self._sequence = 0
         # Those of each step, and the step of each.
-        self._open: list[dict[ConnectionRecorder, None]] = [{} for _ in range(STEPS)]
+        self._open: list[dict[ConnectionRecorder, None]] = [{} for _ in range(SLOTS)]
         self._steps: dict[ConnectionRecorder, int] = {}
         self._next_step = 0
         # Those whose step has come, and that have not been written since.
@@ -105,7 +105,7 @@ class TrafficLog(Traffic):
         # From when it was due, not from when a busy reactor came to it: an interval is no longer than it says. What stood still for longer than
         # that is not made up for.
         now = self._clock.seconds()
-        self._due = max(self._due, now - STEPS * self._step_seconds) + self._step_seconds
+        self._due = max(self._due, now - SLOTS * self._step_seconds) + self._step_seconds
         self._cancel = call_later(self._clock, max(self._due - now, 0), self._step)
 
     def connection(self, peer: Peer, session: Session) -> Recorder:
@@ -116,7 +116,7 @@ class TrafficLog(Traffic):
             peer = msgspec.structs.replace(peer, address=f"h:{hidden}")
         name = f"{self._prefix}-{self._connections}"
         recorder = ConnectionRecorder(self, name, peer, session)
-        step = self._steps[recorder] = self._connections % STEPS
+        step = self._steps[recorder] = self._connections % SLOTS
         self._open[step][recorder] = None
         self._connections += 1
         return recorder
@@ -151,14 +151,14 @@ class TrafficLog(Traffic):
         # First: whatever becomes of this one, the next comes.
         self._wait()
         self._turn.update(self._open[self._next_step])
-        self._next_step = (self._next_step + 1) % STEPS
+        self._next_step = (self._next_step + 1) % SLOTS
         if self._cancel_rest is None:
             self._write_some()
 
     def _write_some(self) -> None:
         self._cancel_rest = None
         rows: list[Row] = []
-        while self._turn and len(rows) < ROWS_AT_ONCE:
+        while self._turn and len(rows) < MAX_ROWS_PER_TURN:
             recorder, _ = self._turn.popitem(last=False)
             rows += recorder.interval()
         if self._turn:

@@ -128,7 +128,7 @@ class UsageRow(msgspec.Struct, tag="usage", tag_field="kind", omit_defaults=True
 Row = ConnectionRow | UsageRow
 
 
-def text(value: str) -> str:
+def bounded_text(value: str) -> str:
     """As it may stand in a row: of bounded length, and nothing in it that no encoding can write."""
     if len(value) <= MAX_TEXT and value.isascii():
         return value

@@ -17,7 +17,7 @@ from gateway.partitions.record_format import V2BatchFormat
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.topics.registry import Topics
 from gateway.topics.topic_names import TRAFFIC_TOPIC
-from gateway.traffic.dropped_lines import Losses
+from gateway.traffic.dropped_lines import DroppedLines
 from storage.plain_records import Record, RecordBatch
 
 #: Lines that become one batch, in bytes before they are compressed: a tenth of that afterwards, far below any limit on batches.
@@ -32,7 +32,7 @@ class TopicSink:
         self,
         topics: Topics,
         configs: dict[str, str],
-        losses: Losses,
+        losses: DroppedLines,
         *,
         max_bytes: int,
         now: Callable[[], int],

@@ -6,16 +6,16 @@ from gateway.traffic.traffic_rows import UsageRow
 
 #: Counts of latencies: up to 250 us, 1 ms, 4 ms ... four times as much each, and the rest.
 BUCKETS = 12
-_FIRST_BOUND_US = 250
+_FIRST_BUCKET_US = 250
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd", "5", "6", "7")
-_MAGICS = 3
+_MAGIC_COUNT = 3
 
 #: Bytes of a frame's length, which are not part of the frame.
 _LENGTH_BYTES = 4
 
 
-class Usage:
+class UsageCounters:
     """The counters of one row. `is_merged` is that of all topics and groups beyond the limit.
 
     `batches` has how many batches or message sets there were, by `magic << 3 | codec` as their bytes say them.
@@ -50,7 +50,7 @@ class Usage:
         self.converted_records = 0
         self.converted_bytes = 0
         self.conversion_cpu_us = 0
-        self.batches = [0] * (_MAGICS * len(CODECS))
+        self.batches = [0] * (_MAGIC_COUNT * len(CODECS))
 
     def answered(self, bytes_in: int, bytes_out: int, microseconds: int) -> None:
         """A request was answered after so long."""
@@ -59,7 +59,7 @@ class Usage:
         self.bytes_out += bytes_out
         self.latency_us += microseconds
         # Each bucket is two bits wider than the one before.
-        bucket = ((microseconds // _FIRST_BOUND_US).bit_length() + 1) >> 1
+        bucket = ((microseconds // _FIRST_BUCKET_US).bit_length() + 1) >> 1
         self.latencies[bucket if bucket < BUCKETS else -1] += 1
 
     def error(self, code: int) -> None:

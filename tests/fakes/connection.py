@@ -25,7 +25,7 @@ from gateway.net.flow_control import Budget, Flow
 from gateway.protocol.dispatch import Dispatch
 from gateway.protocol.session import Session
 from gateway.settings.model import Settings
-from gateway.traffic.recorder import NOTHING, Recorder
+from gateway.traffic.recorder import NULL_RECORDER, Recorder
 from tests.fakes.broker import Threads
 
 PEER = "192.0.2.1:5000"
@@ -72,7 +72,7 @@ class Client:
         budget: Budget | None = None,
         broker: Any = None,
         listener: str = "SASL_PLAINTEXT",
-        record: Callable[[Session], Recorder] = lambda session: NOTHING,
+        record: Callable[[Session], Recorder] = lambda session: NULL_RECORDER,
     ) -> None:
         self.written: list[bytes] = []
         self.writes = 0

@@ -13,8 +13,8 @@ from gateway.settings.model import Settings
 from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.file_appender import Rotation
-from gateway.traffic.log_files import Limits
-from gateway.traffic.traffic_log import OFF
+from gateway.traffic.log_files import RetentionLimits
+from gateway.traffic.traffic_log import NO_TRAFFIC_LOG
 from tests.fakes.broker import House, ended, open_house
 from tests.fakes.memory_store import Medium, MemoryStore
 from tests.gateway.handlers.groups.test_offset_commit import commit
@@ -70,7 +70,7 @@ def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are
 
 
 def test_there_is_no_traffic_log_unless_it_is_asked_for(house):
-    assert opened(house) is OFF
+    assert opened(house) is NO_TRAFFIC_LOG
 
 
 def test_its_folder_is_made_and_left_empty_by_a_gateway_without_clients(house, tmp_path):
@@ -124,7 +124,7 @@ def test_each_limit_of_the_traffic_log_comes_from_its_own_setting(house, tmp_pat
     )
     ended(log.close(5))
     files, topic = log._sinks
-    assert files._limits == Limits(keep_ms=1_000_001, keep_bytes=2_000_002, level=2)
+    assert files._limits == RetentionLimits(keep_ms=1_000_001, keep_bytes=2_000_002, level=2)
     assert files._appender._rotation == Rotation(max_ms=1_000_003, max_bytes=1_000_004)
     assert (files._max_lines, files._max_bytes) == (1_000_005, 2_000_006)
     assert (topic._configs["retention.ms"], topic._max_bytes) == ("1000001", 2_000_006)

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gateway.cli.progress import Progress
+from gateway.cli.progress import ProgressBar
 from reports.analysis.facts import DEFAULT_TARGET, target_names
 from reports.interrupts import Signals, Stopped
 from tests.legacy_clients.applications import COMPANY, Application, Ran, run
@@ -59,7 +59,7 @@ def _demo(out: Path, target: str) -> int:
     try:
         with (
             tempfile.TemporaryDirectory(prefix="kopgate-demo-store-") as folder,
-            Progress(sys.stderr) as progress,
+            ProgressBar(sys.stderr) as progress,
         ):
             ran = run(
                 COMPANY,

@@ -19,7 +19,14 @@ from kafka.errors import (
 )
 from twisted.internet import task
 
-from gateway.cli.connect import REFUSED_SECONDS, Reasons, Server, connected, describe, server_of
+from gateway.cli.connect import (
+    RETRY_REFUSED_SECONDS,
+    ConnectOptions,
+    FailureReasons,
+    connect_options_of,
+    connected,
+    error_text,
+)
 from gateway.cli.main import main
 from tests.certificates import Authority
 
@@ -38,7 +45,7 @@ def listing(*arguments):
     ids=["host", "IPv6", "list"],
 )
 def test_a_bootstrap_server_is_read(text, address):
-    server = server_of(text, None, None, False, None, 1.0)
+    server = connect_options_of(text, None, None, False, None, 1.0)
     assert server.bootstrap[0] == address
     assert str(server) == text
 
@@ -56,11 +63,11 @@ def test_a_password_file_without_a_user_is_a_wrong_command(tmp_path):
 
 
 def test_a_server_does_not_show_its_password():
-    assert "s3cret" not in repr(Server((("h", 1),), 1.0, "alice", "s3cret"))
+    assert "s3cret" not in repr(ConnectOptions((("h", 1),), 1.0, "alice", "s3cret"))
 
 
 def test_an_authority_means_tls(tmp_path):
-    assert server_of("h:1", None, None, False, tmp_path, 1.0).has_tls
+    assert connect_options_of("h:1", None, None, False, tmp_path, 1.0).has_tls
 
 
 @pytest.fixture
@@ -191,11 +198,14 @@ def test_a_certificate_that_nobody_vouches_for_is_told(tmp_path):
     ids=["nested", "plain", "empty"],
 )
 def test_an_error_is_told_without_class_names_and_numbers(error, text):
-    assert describe(error) == text
+    assert error_text(error) == text
 
 
 def test_a_connection_that_cannot_be_made_raises_only_click_s_error(closed_port):
-    with pytest.raises(click.ClickException), connected(Server((("127.0.0.1", closed_port),), 1.0)):
+    with (
+        pytest.raises(click.ClickException),
+        connected(ConnectOptions((("127.0.0.1", closed_port),), 1.0)),
+    ):
         pass
 
 
@@ -209,9 +219,9 @@ def attempt_fails(reasons, reason):
 
 def test_a_server_that_refuses_is_tried_again_for_a_short_time():
     clock = task.Clock()
-    reasons = Reasons(clock.seconds)
+    reasons = FailureReasons(clock.seconds)
     attempt_fails(reasons, "socket disconnected")
-    clock.advance(REFUSED_SECONDS - 0.1)
+    clock.advance(RETRY_REFUSED_SECONDS - 0.1)
     attempt_fails(reasons, "Invalid frame length")
     clock.advance(0.2)
     with pytest.raises(KafkaConnectionError):
@@ -221,8 +231,8 @@ def test_a_server_that_refuses_is_tried_again_for_a_short_time():
 
 def test_a_server_that_does_not_answer_has_the_whole_timeout():
     clock = task.Clock()
-    reasons = Reasons(clock.seconds)
+    reasons = FailureReasons(clock.seconds)
     for _ in range(3):
         attempt_fails(reasons, "Request timed out after 100 ms")
-        clock.advance(10 * REFUSED_SECONDS)
+        clock.advance(10 * RETRY_REFUSED_SECONDS)
     assert reasons.last == "Request timed out after 100 ms"

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.cli import group_rendering
 from gateway.cli.group_descriptions import find_groups
-from gateway.cli.lag import positions
+from gateway.cli.lag import partition_lags
 from tests.fakes.groups import Groups, consumer
 
 
@@ -25,7 +25,7 @@ def server():
 
 def group_and_positions(server):
     found, _ = find_groups(server, ["c"])
-    return found[0], positions(server, found)["c"]
+    return found[0], partition_lags(server, found)["c"]
 
 
 def test_what_is_on_its_way_is_seen_beside_what_members_have(server):
@@ -59,4 +59,4 @@ def test_programs_are_told_epochs_and_targets(server):
     ("number", "words"), [(0, "no members"), (1, "1 member"), (2, "2 members")]
 )
 def test_a_number_is_counted_in_words_that_fit(number, words):
-    assert group_rendering.counted(number, "member") == words
+    assert group_rendering.count_of(number, "member") == words

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from kafka.errors import CoordinatorNotAvailableError, GroupAuthorizationFailedError, KafkaError
 
-from gateway.cli.kafka_client import RETRY_SECONDS, patiently
+from gateway.cli.kafka_client import RETRY_SECONDS, retry
 
 CLIENT = SimpleNamespace(config={"request_timeout_ms": 1000})
 
@@ -39,19 +39,19 @@ def calling(*outcomes):
 def test_a_server_that_asks_for_patience_is_asked_again():
     clock = Clock()
     call = calling(CoordinatorNotAvailableError(), CoordinatorNotAvailableError(), "here")
-    assert patiently(CLIENT, call, clock, clock.sleep) == "here"
+    assert retry(CLIENT, call, clock, clock.sleep) == "here"
     assert clock.now == 2 * RETRY_SECONDS
 
 
 def test_patience_ends_when_a_request_s_time_is_up():
     clock = Clock()
     with pytest.raises(CoordinatorNotAvailableError):
-        patiently(CLIENT, calling(CoordinatorNotAvailableError()), clock, clock.sleep)
+        retry(CLIENT, calling(CoordinatorNotAvailableError()), clock, clock.sleep)
     assert 1.0 <= clock.now < 1.0 + 2 * RETRY_SECONDS
 
 
 def test_what_will_not_get_better_is_told_at_once():
     clock = Clock()
     with pytest.raises(GroupAuthorizationFailedError):
-        patiently(CLIENT, calling(GroupAuthorizationFailedError()), clock, clock.sleep)
+        retry(CLIENT, calling(GroupAuthorizationFailedError()), clock, clock.sleep)
     assert clock.now == 0

@@ -244,7 +244,7 @@ def test_a_gateway_takes_the_open_files_that_its_connections_need(tmp_path, hard
     finally:
         process.terminate()
         _, log = process.communicate()
-    assert soft == min(hard, 700 + main.OWN_FILES)
+    assert soft == min(hard, 700 + main.RESERVED_FILES)
     assert ("too few open files" in log) is warns
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.cli.output import complaints, fail_if, report, table
+from gateway.cli.output import error_lines, exit_if_errors, format_table, print_results
 
 UNKNOWN, DENIED = 3, 29
 
@@ -16,17 +16,21 @@ def row(name, code=0, message=None):
 
 
 def test_columns_are_as_wide_as_they_need_to_be_and_what_is_unknown_is_a_dash():
-    assert table(["A", "LONG"], [["xyz", None], ["x", 0]]) == ["A    LONG", "xyz  -", "x    0"]
+    assert format_table(["A", "LONG"], [["xyz", None], ["x", 0]]) == [
+        "A    LONG",
+        "xyz  -",
+        "x    0",
+    ]
 
 
 def test_what_was_done_is_told_in_order(capsys):
-    report([row("b"), row("a")], "deleted", as_json=False)
+    print_results([row("b"), row("a")], "deleted", as_json=False)
     assert capsys.readouterr().out == "a deleted\nb deleted\n"
 
 
 def test_json_has_a_row_for_each_and_says_what_is_wrong(capsys):
     with pytest.raises(SystemExit) as end:
-        report([row("a"), row("b", DENIED, "not yours")], "deleted", as_json=True)
+        print_results([row("a"), row("b", DENIED, "not yours")], "deleted", as_json=True)
     assert end.value.code == 1
     printed = capsys.readouterr()
     assert json.loads(printed.out) == [
@@ -37,16 +41,16 @@ def test_json_has_a_row_for_each_and_says_what_is_wrong(capsys):
 
 
 def test_an_error_that_is_allowed_is_no_failure(capsys):
-    report([row("a", UNKNOWN)], "deleted", as_json=False, allowed={UNKNOWN})
+    print_results([row("a", UNKNOWN)], "deleted", as_json=False, allowed={UNKNOWN})
     assert capsys.readouterr() == ("", "")
 
 
 def test_an_error_without_words_is_told_in_those_of_its_code():
-    assert complaints([row("a"), row("b", UNKNOWN)]) == [
+    assert error_lines([row("a"), row("b", UNKNOWN)]) == [
         "b: This request is for a topic or partition that does not exist on this broker."
     ]
 
 
 def test_no_complaint_is_no_failure(capsys):
-    fail_if([])
+    exit_if_errors([])
     assert capsys.readouterr() == ("", "")

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gateway.cli.progress import Progress
+from gateway.cli.progress import ProgressBar
 from tests.gateway.cli.screen import drained, lines_of, terminal
 
 STEPS = (
@@ -22,7 +22,7 @@ STEPS = (
 def shown(columns, *said):
     """What stands on a terminal of that width after all steps, with what was said in between."""
     ours, theirs = terminal(columns)
-    with os.fdopen(theirs, "w") as file, Progress(file) as progress:
+    with os.fdopen(theirs, "w") as file, ProgressBar(file) as progress:
         for number, (step, part) in enumerate(STEPS):
             progress(step, part)
             for text in said if number == 1 else ():
@@ -69,7 +69,7 @@ def test_what_is_said_meanwhile_stands_above_it():
 
 def test_in_a_log_it_is_a_line_a_step_without_any_control_character():
     file = io.StringIO()
-    with Progress(file) as progress:
+    with ProgressBar(file) as progress:
         for step, part in STEPS:
             progress(step, part)
         progress.above("a word")
@@ -83,7 +83,7 @@ def test_where_nobody_knows_how_long_it_takes_there_is_one_line_of_what_is_being
     columns, line
 ):
     ours, theirs = terminal(columns)
-    with os.fdopen(theirs, "w") as file, Progress(file) as progress:
+    with os.fdopen(theirs, "w") as file, ProgressBar(file) as progress:
         progress.now("[1/2] a-longer-name (kafka-clients 0.8.2.2)")
         progress.now("[2/2] shop (kafka-clients 4.4.0)")
     assert lines_of(drained(ours), columns) == [line]
@@ -98,7 +98,7 @@ def fail_at(progress):
 def test_it_ends_its_line_where_something_fails():
     ours, theirs = terminal(40)
     with os.fdopen(theirs, "w") as file:
-        progress = Progress(file)
+        progress = ProgressBar(file)
         with pytest.raises(ValueError, match="no"), progress:
             fail_at(progress)
         file.write("Error: no\n")

@@ -38,7 +38,7 @@ def jobs(monkeypatch):
             raise seen.error
         return seen.summary
 
-    monkeypatch.setattr(command, "_reports", lambda: (run, lambda *order: order))
+    monkeypatch.setattr(command, "_load_reports", lambda: (run, lambda *order: order))
     monkeypatch.setattr(command.shutil, "which", lambda _: "/usr/bin/java")
     return seen
 
@@ -83,9 +83,9 @@ def test_what_did_not_work_is_one_line_and_exit_code_1(jobs, tmp_path):
 WITHOUT_SPARK = """
 import sys
 from gateway.cli.main import main
-from gateway.commands import report
+from gateway.cli import report
 report.os.environ["JAVA_HOME"] = "/"
-report._reports = lambda: (lambda *_: SUMMARY, lambda *_: None)
+report._load_reports = lambda: (lambda *_: SUMMARY, lambda *_: None)
 main(sys.argv[1:])
 """.replace("SUMMARY", repr(SUMMARY))
 

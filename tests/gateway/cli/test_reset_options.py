@@ -6,8 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from gateway.cli.reset_options import with_target
-from gateway.cli.reset_plan import Kind, Scope, Target
+from gateway.cli.reset_options import with_reset_options
+from gateway.cli.reset_plan import ResetScope, ResetTarget, TargetKind
 
 
 def read(*arguments):
@@ -15,7 +15,7 @@ def read(*arguments):
     said = []
 
     @click.command()
-    @with_target
+    @with_reset_options
     def command(target, scopes):
         said.append((target, scopes))
 
@@ -26,15 +26,15 @@ def read(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "target"),
     [
-        (["--to-earliest"], Target(Kind.EARLIEST)),
-        (["--to-latest"], Target(Kind.LATEST)),
-        (["--to-offset", "0"], Target(Kind.OFFSET, 0)),
-        (["--shift-by", "-5"], Target(Kind.SHIFT, -5)),
-        (["--shift-by", "0"], Target(Kind.SHIFT, 0)),
-        (["--to-datetime", "1970-01-01T00:00:01"], Target(Kind.DATETIME, 1000)),
-        (["--to-datetime", "1970-01-01T00:00:01.5Z"], Target(Kind.DATETIME, 1500)),
-        (["--to-datetime", "1970-01-01T01:00:01+01:00"], Target(Kind.DATETIME, 1000)),
-        (["--to-datetime", "1970-01-02"], Target(Kind.DATETIME, 86_400_000)),
+        (["--to-earliest"], ResetTarget(TargetKind.EARLIEST)),
+        (["--to-latest"], ResetTarget(TargetKind.LATEST)),
+        (["--to-offset", "0"], ResetTarget(TargetKind.OFFSET, 0)),
+        (["--shift-by", "-5"], ResetTarget(TargetKind.SHIFT, -5)),
+        (["--shift-by", "0"], ResetTarget(TargetKind.SHIFT, 0)),
+        (["--to-datetime", "1970-01-01T00:00:01"], ResetTarget(TargetKind.DATETIME, 1000)),
+        (["--to-datetime", "1970-01-01T00:00:01.5Z"], ResetTarget(TargetKind.DATETIME, 1500)),
+        (["--to-datetime", "1970-01-01T01:00:01+01:00"], ResetTarget(TargetKind.DATETIME, 1000)),
+        (["--to-datetime", "1970-01-02"], ResetTarget(TargetKind.DATETIME, 86_400_000)),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -45,21 +45,24 @@ def test_a_target_is_read(arguments, target):
 @pytest.mark.parametrize(
     ("text", "scope"),
     [
-        ("orders", Scope("orders")),
-        ("orders:0", Scope("orders", (0,))),
-        ("a.b_c-d:3,1", Scope("a.b_c-d", (3, 1))),
-        ("persistent://public/default/orders", Scope("persistent://public/default/orders")),
-        ("persistent://public/default/orders:7", Scope("persistent://public/default/orders", (7,))),
+        ("orders", ResetScope("orders")),
+        ("orders:0", ResetScope("orders", (0,))),
+        ("a.b_c-d:3,1", ResetScope("a.b_c-d", (3, 1))),
+        ("persistent://public/default/orders", ResetScope("persistent://public/default/orders")),
+        (
+            "persistent://public/default/orders:7",
+            ResetScope("persistent://public/default/orders", (7,)),
+        ),
     ],
 )
 def test_a_scope_is_a_topic_or_some_of_its_partitions(text, scope):
-    assert read("--to-latest", "--topic", text)[0] == (Target(Kind.LATEST), [scope])
+    assert read("--to-latest", "--topic", text)[0] == (ResetTarget(TargetKind.LATEST), [scope])
 
 
 def test_topics_may_be_given_again():
     assert read("--to-latest", "--topic", "a", "--topic", "b:1")[0] == (
-        Target(Kind.LATEST),
-        [Scope("a"), Scope("b", (1,))],
+        ResetTarget(TargetKind.LATEST),
+        [ResetScope("a"), ResetScope("b", (1,))],
     )
 
 

@@ -26,7 +26,7 @@ from gateway.protocol.routes import ROUTES, Later, Route
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.settings.model import Settings
 from gateway.traffic.recorder import Recorder
-from gateway.traffic.traffic_log import OFF
+from gateway.traffic.traffic_log import NO_TRAFFIC_LOG
 from tests.fakes.connection import Scripted, bare, events, handshake, versions
 
 TOKEN = b"\0alice\0secret"
@@ -61,7 +61,9 @@ class Door:
         self.clock = Clock()
         self.mechanisms = mechanisms and {mechanism.name: mechanism for mechanism in mechanisms}
         self.settings = Settings(**settings)
-        self.broker = SimpleNamespace(clock=self.clock, settings=self.settings, traffic=OFF)
+        self.broker = SimpleNamespace(
+            clock=self.clock, settings=self.settings, traffic=NO_TRAFFIC_LOG
+        )
         self.budget = Budget(budget_bytes, self.clock)
         self.login_budget = LoginBudget(login_bytes)
         self.inside = []

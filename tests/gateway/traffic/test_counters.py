@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.traffic.counters import MOST_VERSIONS, Counters, Room
+from gateway.traffic.counters import UNCOUNTED_VERSIONS, Counters, RowLimits
 from gateway.traffic.traffic_rows import MAX_TEXT
 
 
 def counters(each=10, all_together=100, room=None):
-    return Counters(room or Room(each, all_together), {})
+    return Counters(room or RowLimits(each, all_together), {})
 
 
 def test_a_counter_is_the_same_for_the_same_key_and_another_for_any_other():
@@ -29,7 +29,7 @@ def test_a_counter_is_the_same_for_the_same_key_and_another_for_any_other():
 
 def test_versions_are_noted_by_the_highest():
     highest = {}
-    found = Counters(Room(10, 10), highest)
+    found = Counters(RowLimits(10, 10), highest)
     for key in [(0, 3, None, None), (0, 7, "t", None), (0, 5, None, None), (1, 0, None, None)]:
         _ = found[key]
     assert highest == {0: 7, 1: 0}
@@ -51,15 +51,15 @@ def test_ten_thousand_topics_and_groups_of_one_connection_are_bounded():
 def test_thousands_of_versions_of_a_request_are_bounded_and_nothing_is_said_that_was_not_sent():
     """ApiVersions is answered in any version that is asked for, and before any log-in."""
     highest = {}
-    room = Room(10, 100)
+    room = RowLimits(10, 100)
     found = Counters(room, highest)
     for version in range(7, 32_768):
         found[18, version, None, None].requests += 1
     for _ in range(3):
         found[3, 9, None, None].requests += 1
-    assert len(found) == MOST_VERSIONS + 10 + 2
+    assert len(found) == UNCOUNTED_VERSIONS + 10 + 2
     merged = {key: usage.requests for key, usage in found.items() if usage.is_merged}
-    assert merged == {(18, 7, None, ""): 32_768 - 7 - MOST_VERSIONS - 10, (3, 9, None, ""): 3}
+    assert merged == {(18, 7, None, ""): 32_768 - 7 - UNCOUNTED_VERSIONS - 10, (3, 9, None, ""): 3}
     assert highest == {18: 32_767, 3: 9}
     found.leave()
     assert room.taken == 0
@@ -67,13 +67,13 @@ def test_thousands_of_versions_of_a_request_are_bounded_and_nothing_is_said_that
 
 def test_requests_and_versions_of_their_own_take_no_room_of_topics():
     found = counters(each=10, all_together=0)
-    for version in range(MOST_VERSIONS):
+    for version in range(UNCOUNTED_VERSIONS):
         found[version % 60, version, None, None].requests += 1
     assert not any(usage.is_merged for usage in found.values())
 
 
 def test_many_connections_share_a_bound_and_who_leaves_makes_room():
-    room = Room(10, 25)
+    room = RowLimits(10, 25)
     all_of_them = [counters(room=room) for _ in range(5)]
     for one in all_of_them:
         for number in range(10):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 
-from gateway.traffic.dropped_lines import TELL_SECONDS, Losses
+from gateway.traffic.dropped_lines import LOG_INTERVAL_SECONDS, DroppedLines
 from tests.fakes.traffic import Hand
 
 
 def test_the_log_is_told_of_losses_at_once_and_then_once_a_minute(caplog):
     clock = Hand()
-    losses = Losses(clock.ticks)
+    losses = DroppedLines(clock.ticks)
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             losses.add(2, "No space left on device")
-        clock.seconds += TELL_SECONDS
+        clock.seconds += LOG_INTERVAL_SECONDS
         losses.tell()
-        clock.seconds += TELL_SECONDS
+        clock.seconds += LOG_INTERVAL_SECONDS
         losses.tell()
     assert [record.fields for record in caplog.records] == [
         {"lines": 2, "reason": "No space left on device"},

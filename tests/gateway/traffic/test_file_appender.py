@@ -8,9 +8,9 @@ import shutil
 
 import pytest
 
-from gateway.traffic.dropped_lines import Losses
-from gateway.traffic.file_appender import RETRY_SECONDS, Appender, Rotation
-from gateway.traffic.log_files import Folder, begin
+from gateway.traffic.dropped_lines import DroppedLines
+from gateway.traffic.file_appender import RETRY_SECONDS, FileAppender, Rotation
+from gateway.traffic.log_files import TrafficFolder, create_locked
 from tests.fakes.traffic import NINE, Hand
 
 LINE = b'{"v":1}\n'
@@ -30,7 +30,7 @@ class Disk:
         self.opened += 1
         if not self.opens:
             raise OSError(self.error, os.strerror(self.error))
-        file = begin(path)
+        file = create_locked(path)
         return None if file is None else _File(self, file)
 
 
@@ -78,10 +78,10 @@ def finished():
 @pytest.fixture
 def appender(tmp_path, clock, disk, finished):
     rotation = Rotation(max_bytes=100, max_ms=60_000)
-    return Appender(
-        Folder(tmp_path, 0, 0),
+    return FileAppender(
+        TrafficFolder(tmp_path, 0, 0),
         rotation,
-        Losses(clock.ticks),
+        DroppedLines(clock.ticks),
         clock.now,
         clock.ticks,
         finished.append,
@@ -202,7 +202,7 @@ def test_a_folder_that_was_removed_in_between_is_made_again(appender, tmp_path, 
 
 
 def test_a_name_that_somebody_has_is_passed_over(appender, tmp_path, finished):
-    taken = Folder(tmp_path, 0, 0).place(NINE, 0)
+    taken = TrafficFolder(tmp_path, 0, 0).place(NINE, 0)
     taken.parent.mkdir(parents=True)
     taken.write_bytes(b"of another\n")
     appender.append(LINE, 1)

@@ -12,8 +12,8 @@ import pytest
 
 from gateway.traffic import log_files
 from gateway.traffic.file_appender import Rotation
-from gateway.traffic.line_writer import Writer
-from gateway.traffic.log_files import Folder, Limits, begin
+from gateway.traffic.line_writer import LineWriter
+from gateway.traffic.log_files import RetentionLimits, TrafficFolder, create_locked
 from tests.fakes.broker import ended
 from tests.fakes.traffic import NINE, Hand
 
@@ -24,13 +24,15 @@ STOP_SECONDS = 60.0
 HANG_SECONDS, SOON = 300.0, 30.0
 
 
-def writer(folder, opened=begin, *, max_ms=60_000, keep_ms=None, clock=None, start=0, **more):
+def writer(
+    folder, opened=create_locked, *, max_ms=60_000, keep_ms=None, clock=None, start=0, **more
+):
     limits = {"max_lines": 10, "max_bytes": 1000} | more
     limits |= {"now": lambda: NINE} if clock is None else {"now": clock.now, "ticks": clock.ticks}
-    return Writer(
-        Folder(folder, 0, start),
+    return LineWriter(
+        TrafficFolder(folder, 0, start),
         Rotation(1 << 20, max_ms),
-        Limits(keep_ms, None, 1),
+        RetentionLimits(keep_ms, None, 1),
         open_file=opened,
         **limits,
     )
@@ -81,7 +83,7 @@ def test_a_disk_that_hangs_holds_up_neither_who_writes_nor_the_end(tmp_path):
 
     def opened(path):
         hangs.wait(HANG_SECONDS)
-        return begin(path)
+        return create_locked(path)
 
     one = writer(tmp_path, opened)
     one.start()
@@ -116,8 +118,8 @@ def test_room_is_free_again_for_what_comes_after_what_was_written(tmp_path):
 
 
 def test_what_an_earlier_process_left_is_compressed_at_the_start(tmp_path):
-    left = Folder(tmp_path, 0, 5).place(NINE, 3)
-    file = begin(left)
+    left = TrafficFolder(tmp_path, 0, 5).place(NINE, 3)
+    file = create_locked(left)
     file.write(memoryview(b"1\n2\n3"))
     file.close()
     one = writer(tmp_path)
@@ -158,7 +160,7 @@ def test_a_stop_that_cannot_wait_for_the_compression_leaves_the_lines_for_the_ne
     tmp_path, monkeypatch
 ):
     began_to_pack, goes_on = threading.Event(), threading.Event()
-    real = log_files._pack
+    real = log_files._gzip
 
     def packs(source, target, level):
         target.write_bytes(b"half")
@@ -167,7 +169,7 @@ def test_a_stop_that_cannot_wait_for_the_compression_leaves_the_lines_for_the_ne
         raise OSError("too late")
 
     with monkeypatch.context() as patched:
-        patched.setattr(log_files, "_pack", packs)
+        patched.setattr(log_files, "_gzip", packs)
         one = writer(tmp_path, max_ms=50)
         one.start()
         one.put(LINE, 1)
@@ -178,7 +180,7 @@ def test_a_stop_that_cannot_wait_for_the_compression_leaves_the_lines_for_the_ne
         assert [path.read_bytes() for path in tmp_path.rglob("*.jsonl")] == [LINE]
         goes_on.set()
         one._tidies.join(STOP_SECONDS)
-    assert log_files._pack is real
+    assert log_files._gzip is real
     again = writer(tmp_path, start=1)
     again.start()
     ended(again.stop(STOP_SECONDS))
@@ -216,7 +218,7 @@ def test_what_another_gateway_leaves_meanwhile_is_compressed_as_well(tmp_path):
     other = next(
         file
         for number in range(100)
-        if (file := begin(Folder(tmp_path, 1, 5).place(NINE, number))) is not None
+        if (file := create_locked(TrafficFolder(tmp_path, 1, 5).place(NINE, number))) is not None
     )
     other.write(memoryview(LINE))
     other.close()
@@ -227,7 +229,7 @@ def test_what_another_gateway_leaves_meanwhile_is_compressed_as_well(tmp_path):
 def test_files_are_looked_after_on_where_a_folder_vanishes_while_they_are_looked_for(
     tmp_path, monkeypatch
 ):
-    empty = Folder(tmp_path, 1, 5).place(NINE - 3_600_000, 0).parent
+    empty = TrafficFolder(tmp_path, 1, 5).place(NINE - 3_600_000, 0).parent
     empty.mkdir(parents=True)
     looked, real = threading.Event(), os.scandir
 

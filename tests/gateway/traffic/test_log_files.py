@@ -15,20 +15,27 @@ from datetime import UTC, datetime
 import pytest
 
 from gateway.traffic import log_files
-from gateway.traffic.log_files import Folder, Limits, base36, begin, compress, tidy
+from gateway.traffic.log_files import (
+    RetentionLimits,
+    TrafficFolder,
+    base36,
+    compress,
+    compress_and_expire,
+    create_locked,
+)
 
 HOUR_MS = 3_600_000
 NINE = int(datetime(2026, 11, 22, 9, 59, 59, tzinfo=UTC).timestamp() * 1000)
-NO_LIMITS = Limits(None, None, 1)
+NO_LIMITS = RetentionLimits(None, None, 1)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return Folder(tmp_path, 3, 36**3)
+    return TrafficFolder(tmp_path, 3, 36**3)
 
 
 def written(path, content=b'{"v":1}\n'):
-    file = begin(path)
+    file = create_locked(path)
     file.write(memoryview(content))
     file.close()
     return path
@@ -36,7 +43,7 @@ def written(path, content=b'{"v":1}\n'):
 
 def left_behind(root):
     """What another process finds there."""
-    return set(Folder(root, 3, 36**4).leftovers())
+    return set(TrafficFolder(root, 3, 36**4).leftovers())
 
 
 def packed(path, content=b'{"v":1}\n'):
@@ -58,7 +65,7 @@ def test_numbers_in_base_36(number, digits):
 
 def test_a_clock_before_1970_makes_a_name(tmp_path):
     assert (
-        Folder(tmp_path, 3, -5).place(-5, 0)
+        TrafficFolder(tmp_path, 3, -5).place(-5, 0)
         == tmp_path / "date=1969-12-31" / "hour=23" / "3-0-0.jsonl"
     )
 
@@ -82,14 +89,14 @@ def test_a_file_that_was_compressed_but_not_deleted_when_the_process_ended_is_on
 
 def test_a_compressed_file_appears_whole_and_the_other_is_there_until_then(folder, monkeypatch):
     path = written(folder.place(NINE, 0))
-    real = log_files._pack
+    real = log_files._gzip
     seen = []
 
     def packs(source, target, level):
         real(source, target, level)
         seen.extend(sorted(one.name for one in path.parent.iterdir()))
 
-    monkeypatch.setattr(log_files, "_pack", packs)
+    monkeypatch.setattr(log_files, "_gzip", packs)
     compress(path, 1)
     assert seen == ["3-1000-0.jsonl", "3-1000-0.jsonl.gz.part"]
     assert [one.name for one in path.parent.iterdir()] == ["3-1000-0.jsonl.gz"]
@@ -99,30 +106,32 @@ def test_what_a_process_left_half_compressed_is_begun_anew(folder, tmp_path):
     path = written(folder.place(NINE, 0))
     path.with_name(path.name + ".gz.part").write_bytes(b"half")
     pending = left_behind(tmp_path)
-    tidy(folder, pending, NO_LIMITS, lambda: NINE)
+    compress_and_expire(folder, pending, NO_LIMITS, lambda: NINE)
     assert [one.name for one in path.parent.iterdir()] == ["3-1000-0.jsonl.gz"]
 
 
 def test_half_a_last_line_is_kept_as_it_is(folder, tmp_path):
     path = written(folder.place(NINE, 0), b'{"v":1}\n{"v":')
-    tidy(folder, left_behind(tmp_path), NO_LIMITS, lambda: NINE)
+    compress_and_expire(folder, left_behind(tmp_path), NO_LIMITS, lambda: NINE)
     assert gzip.decompress(path.with_name(path.name + ".gz").read_bytes()) == b'{"v":1}\n{"v":'
 
 
 def test_a_file_that_somebody_writes_is_neither_compressed_nor_deleted(folder, tmp_path):
     path = folder.place(NINE, 0)
-    file = begin(path)
+    file = create_locked(path)
     file.write(memoryview(b"{}\n"))
-    tidy(folder, left_behind(tmp_path), Limits(0, 0, 1), lambda: NINE + 99 * HOUR_MS)
+    compress_and_expire(
+        folder, left_behind(tmp_path), RetentionLimits(0, 0, 1), lambda: NINE + 99 * HOUR_MS
+    )
     assert path.read_bytes() == b"{}\n"
     file.close()
-    tidy(folder, left_behind(tmp_path), NO_LIMITS, lambda: NINE)
+    compress_and_expire(folder, left_behind(tmp_path), NO_LIMITS, lambda: NINE)
     assert [one.name for one in path.parent.iterdir()] == ["3-1000-0.jsonl.gz"]
 
 
 def test_files_of_hours_that_are_too_old_are_deleted_with_their_folders(folder, tmp_path):
     old, young = packed(folder.place(NINE - 30 * HOUR_MS, 0)), packed(folder.place(NINE, 1))
-    folder.delete_old(NINE, Limits(24 * HOUR_MS, None, 1))
+    folder.delete_old(NINE, RetentionLimits(24 * HOUR_MS, None, 1))
     assert young.exists()
     assert not old.exists()
     assert [one.name for one in tmp_path.iterdir()] == ["date=2026-11-22"]
@@ -131,14 +140,14 @@ def test_files_of_hours_that_are_too_old_are_deleted_with_their_folders(folder, 
 def test_the_hour_of_a_file_counts_from_its_end(folder):
     """It was begun at 9:59:59 or before, and its lines may be of 10 o'clock."""
     kept = packed(folder.place(NINE, 0))
-    assert folder.delete_old(NINE + 2 * HOUR_MS, Limits(2 * HOUR_MS, None, 1)) == 0
-    assert folder.delete_old(NINE + 4 * HOUR_MS, Limits(2 * HOUR_MS, None, 1)) == 1
+    assert folder.delete_old(NINE + 2 * HOUR_MS, RetentionLimits(2 * HOUR_MS, None, 1)) == 0
+    assert folder.delete_old(NINE + 4 * HOUR_MS, RetentionLimits(2 * HOUR_MS, None, 1)) == 1
     assert not kept.exists()
 
 
 def test_beyond_the_size_the_oldest_go_first_whatever_their_numbers(folder, tmp_path):
     content = os.urandom(1000)
-    earlier = Folder(tmp_path, 3, 36**3 - 1)
+    earlier = TrafficFolder(tmp_path, 3, 36**3 - 1)
     made = [
         packed(earlier.place(NINE - HOUR_MS, 9), content),
         packed(earlier.place(NINE, 10), content),
@@ -146,17 +155,17 @@ def test_beyond_the_size_the_oldest_go_first_whatever_their_numbers(folder, tmp_
         packed(folder.place(NINE, 11), content),
     ]
     size = made[0].stat().st_size
-    folder.delete_old(NINE, Limits(None, 3 * size - 1, 1))
+    folder.delete_old(NINE, RetentionLimits(None, 3 * size - 1, 1))
     assert [path.exists() for path in made] == [False, False, True, True]
 
 
 def test_what_was_finished_a_moment_ago_is_compressed_before_it_counts_as_too_much(folder):
     """It was finished after this round's files were compressed; compressed there is room for it."""
     path = written(folder.place(NINE, 0), b'{"v":1}\n' * 1000)
-    limits = Limits(None, 1000, 1)
-    tidy(folder, set(), limits, lambda: NINE)
+    limits = RetentionLimits(None, 1000, 1)
+    compress_and_expire(folder, set(), limits, lambda: NINE)
     assert path.exists()
-    tidy(folder, {path}, limits, lambda: NINE)
+    compress_and_expire(folder, {path}, limits, lambda: NINE)
     assert [one.name for one in path.parent.iterdir()] == ["3-1000-0.jsonl.gz"]
 
 
@@ -166,8 +175,8 @@ def test_what_cannot_be_compressed_is_deleted_where_it_is_too_much(folder, monke
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(log_files, "_pack", full)
-    tidy(folder, {path}, Limits(None, 1000, 1), lambda: NINE)
+    monkeypatch.setattr(log_files, "_gzip", full)
+    compress_and_expire(folder, {path}, RetentionLimits(None, 1000, 1), lambda: NINE)
     assert not path.exists()
 
 
@@ -183,7 +192,7 @@ def test_what_is_none_of_the_log_is_let_alone(folder, tmp_path):
     for path in strangers:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine")
-    folder.delete_old(NINE + 999 * HOUR_MS, Limits(0, 0, 1))
+    folder.delete_old(NINE + 999 * HOUR_MS, RetentionLimits(0, 0, 1))
     assert [path.read_text() for path in strangers] == ["mine"] * 5
     assert len(folder.found()) == 0
 
@@ -203,8 +212,8 @@ def test_what_is_called_like_a_file_and_is_none_is_let_alone_and_holds_up_nobody
     for name in ("3-1-0.jsonl", "3-1-1.jsonl.gz", "3-1-2.jsonl.gz.part"):
         made(path.with_name(name), kind)
     pending = {path, *folder.leftovers()}
-    tidy(folder, pending, NO_LIMITS, lambda: NINE)
-    tidy(folder, pending, Limits(0, 0, 1), lambda: NINE + 999 * HOUR_MS)
+    compress_and_expire(folder, pending, NO_LIMITS, lambda: NINE)
+    compress_and_expire(folder, pending, RetentionLimits(0, 0, 1), lambda: NINE + 999 * HOUR_MS)
     assert not pending
     assert sorted(one.name for one in path.parent.iterdir()) == [
         "3-1-0.jsonl",
@@ -243,11 +252,11 @@ def test_a_disk_without_room_for_the_compressed_file_keeps_the_other_and_it_is_t
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(log_files, "_pack", full)
-        tidy(folder, pending, NO_LIMITS, lambda: NINE)
+        patched.setattr(log_files, "_gzip", full)
+        compress_and_expire(folder, pending, NO_LIMITS, lambda: NINE)
     assert [one.name for one in path.parent.iterdir()] == [path.name]
     assert caplog.records[-1].fields["reason"] == "No space left on device"
-    tidy(folder, pending, NO_LIMITS, lambda: NINE)
+    compress_and_expire(folder, pending, NO_LIMITS, lambda: NINE)
     assert not pending
     assert not path.exists()
 
@@ -296,11 +305,11 @@ def _watched(path, modes):
     """What compresses, and looks at the mode of what it compresses to."""
     real = log_files.igzip.IGzipFile
 
-    def begin(**options):
+    def open_gzip(**options):
         modes.append(stat.S_IMODE(path.stat().st_mode))
         return real(**options)
 
-    return begin
+    return open_gzip
 
 
 def test_an_empty_file_that_was_left_only_goes(folder, tmp_path):
@@ -321,8 +330,8 @@ def test_a_file_that_another_takes_for_a_leftover_before_it_is_locked_is_not_wri
         return real(file, kind)
 
     monkeypatch.setattr(log_files, "_lock", after_another)
-    assert begin(path) is None
-    with begin(path) as file, path.open("rb") as other:
+    assert create_locked(path) is None
+    with create_locked(path) as file, path.open("rb") as other:
         assert not real(other, log_files.fcntl.LOCK_EX)
         file.write(memoryview(b"mine\n"))
     assert path.read_bytes() == b"mine\n"
@@ -330,28 +339,28 @@ def test_a_file_that_another_takes_for_a_leftover_before_it_is_locked_is_not_wri
 
 def test_what_somebody_compresses_is_not_deleted_meanwhile(folder, monkeypatch):
     path = written(folder.place(NINE, 0))
-    real = log_files._pack
+    real = log_files._gzip
 
     def packs(source, target, level):
         real(source, target, level)
-        assert folder.delete_old(NINE + 99 * HOUR_MS, Limits(0, 0, 1)) == 0
+        assert folder.delete_old(NINE + 99 * HOUR_MS, RetentionLimits(0, 0, 1)) == 0
 
-    monkeypatch.setattr(log_files, "_pack", packs)
+    monkeypatch.setattr(log_files, "_gzip", packs)
     compress(path, 1)
     assert [one.name for one in path.parent.iterdir()] == ["3-1000-0.jsonl.gz"]
 
 
 def test_one_that_cannot_be_deleted_keeps_no_other(folder, monkeypatch, caplog):
     kept, other = packed(folder.place(NINE, 0)), packed(folder.place(NINE, 1))
-    real = log_files._deleted
+    real = log_files._delete_if_unused
 
     def deleted(one):
         if one.path == kept:
             raise PermissionError(errno.EPERM, "Operation not permitted", str(kept))
         return real(one)
 
-    monkeypatch.setattr(log_files, "_deleted", deleted)
-    tidy(folder, set(), Limits(0, None, 1), lambda: NINE + 99 * HOUR_MS)
+    monkeypatch.setattr(log_files, "_delete_if_unused", deleted)
+    compress_and_expire(folder, set(), RetentionLimits(0, None, 1), lambda: NINE + 99 * HOUR_MS)
     assert kept.exists()
     assert not other.exists()
     assert caplog.records[-1].fields["file"] == str(kept)
@@ -362,7 +371,7 @@ def test_whoever_reads_a_file_that_is_deleted_meanwhile_reads_it_to_its_end(fold
     path = packed(folder.place(NINE, 0), lines)
     with gzip.open(path) as file:
         assert file.readline() == lines[:8]
-        assert folder.delete_old(NINE + 99 * HOUR_MS, Limits(0, None, 1)) == 1
+        assert folder.delete_old(NINE + 99 * HOUR_MS, RetentionLimits(0, None, 1)) == 1
         assert file.read() == lines[8:]
 
 
@@ -370,7 +379,7 @@ def test_whoever_reads_a_file_that_is_deleted_meanwhile_reads_it_to_its_end(fold
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from gateway.traffic import files
+from gateway.traffic import log_files
 owner, name = {"pack": (os, "fsync"), "rename": (log_files.Path, "replace"), "unlink": (log_files.Path, "unlink")}[sys.argv[2]]
 setattr(owner, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 log_files.compress(Path(sys.argv[1]), 1)
@@ -395,7 +404,7 @@ def test_whoever_is_killed_while_it_compresses_loses_no_line_and_leaves_none_twi
     assert sorted(one.name for one in path.parent.iterdir()) == [
         f"3-1000-0{ending}" for ending in left
     ]
-    tidy(folder, left_behind(tmp_path), NO_LIMITS, lambda: NINE)
+    compress_and_expire(folder, left_behind(tmp_path), NO_LIMITS, lambda: NINE)
     (finished,) = path.parent.iterdir()
     assert finished.name == "3-1000-0.jsonl.gz"
     assert gzip.decompress(finished.read_bytes()) == lines
@@ -404,7 +413,9 @@ def test_whoever_is_killed_while_it_compresses_loses_no_line_and_leaves_none_twi
 def test_two_gateways_that_tidy_one_folder_at_once_finish_each_file_once(folder, tmp_path):
     paths = [written(folder.place(NINE, number), b"%d\n" % number) for number in range(100)]
     both = [
-        threading.Thread(target=tidy, args=(folder, set(paths), NO_LIMITS, lambda: NINE))
+        threading.Thread(
+            target=compress_and_expire, args=(folder, set(paths), NO_LIMITS, lambda: NINE)
+        )
         for _ in range(2)
     ]
     for one in both:
@@ -420,7 +431,7 @@ def test_a_process_takes_none_of_its_own_files_for_a_leftover_whether_or_not_the
 ):
     mine, other = (
         written(folder.place(NINE, 0)),
-        written(Folder(tmp_path, 3, 36**3 - 1).place(NINE, 0)),
+        written(TrafficFolder(tmp_path, 3, 36**3 - 1).place(NINE, 0)),
     )
     assert set(folder.leftovers()) == {other}
     assert left_behind(tmp_path) == {mine, other}

@@ -7,8 +7,14 @@ from twisted.internet.task import Clock
 
 from gateway.protocol.session import Session
 from gateway.traffic.client_identity import Peer
-from gateway.traffic.recorder import NOTHING, Recorder
-from gateway.traffic.traffic_log import OFF, ROWS_AT_ONCE, STEPS, TrafficLog, read_salt
+from gateway.traffic.recorder import NULL_RECORDER, Recorder
+from gateway.traffic.traffic_log import (
+    MAX_ROWS_PER_TURN,
+    NO_TRAFFIC_LOG,
+    SLOTS,
+    TrafficLog,
+    read_salt,
+)
 from tests.fakes.broker import ended
 from tests.fakes.traffic import START, Kept
 
@@ -70,23 +76,23 @@ def test_ten_thousand_connections_are_written_in_turns():
     clock = Clock()
     log, kept = opened(clock)
     log.start()
-    for connection in [connect(log) for _ in range(10 * STEPS)]:
+    for connection in [connect(log) for _ in range(10 * SLOTS)]:
         connection.touched(3, 1, "t")
     told = []
-    for _ in range(STEPS):
+    for _ in range(SLOTS):
         before = len(kept.rows)
-        clock.advance(60 / STEPS)
+        clock.advance(60 / SLOTS)
         told.append(len(kept.rows) - before)
-    assert told == [10] * STEPS
+    assert told == [10] * SLOTS
 
 
 def crowded(log, rows):
     """Connections of one step with `rows` of them each, and the others gone."""
-    connections = [connect(log) for _ in range(6 * STEPS)]
+    connections = [connect(log) for _ in range(6 * SLOTS)]
     for number, connection in enumerate(connections):
-        if number % STEPS:
+        if number % SLOTS:
             connection.closed("client")
-    kept = connections[::STEPS]
+    kept = connections[::SLOTS]
     for connection in kept:
         for version in range(rows):
             connection.touched(3, version, None)
@@ -99,9 +105,9 @@ def test_connections_that_choose_one_step_have_their_rows_in_several_goes():
     log.start()
     crowded(log, 200)
     kept.blocks.clear()
-    clock.advance(60 / STEPS)
+    clock.advance(60 / SLOTS)
     assert sum(kept.blocks) == 6 * 200
-    assert max(kept.blocks) <= ROWS_AT_ONCE + 200
+    assert max(kept.blocks) <= MAX_ROWS_PER_TURN + 200
     clock.advance(60)
     assert (sum(kept.blocks), len(clock.getDelayedCalls())) == (6 * 200, 1)
 
@@ -113,7 +119,7 @@ def test_who_leaves_before_its_turn_is_written_once_and_the_end_writes_the_rest(
     first, *_, last = crowded(log, 200)
     kept.blocks.clear()
     # What comes after the first go waits for the next turn of the reactor.
-    clock.rightNow += 60 / STEPS
+    clock.rightNow += 60 / SLOTS
     clock.calls.pop(0).func()
     assert len(clock.getDelayedCalls()) == 2
     told = sum(kept.blocks)
@@ -135,21 +141,21 @@ def test_a_step_that_is_due_while_another_is_written_waits_for_it_and_who_leaves
     _, of_the_next_step = connect(log), connect(log)
     of_the_next_step.touched(3, 1, "t")
     kept.blocks.clear()
-    clock.rightNow += 60 / STEPS
+    clock.rightNow += 60 / SLOTS
     clock.calls.pop(0).func()
     first = sum(kept.blocks)
-    assert ROWS_AT_ONCE <= first < 6 * 200
+    assert MAX_ROWS_PER_TURN <= first < 6 * 200
     # The next step, before the rest of this one.
     _, step = clock.calls
     clock.calls.remove(step)
-    clock.rightNow += 60 / STEPS
+    clock.rightNow += 60 / SLOTS
     step.func()
     assert (sum(kept.blocks), len(clock.getDelayedCalls())) == (first, 2)
     last.closed("client")
     last.touched(3, 1, "t")
     clock.advance(0)
     assert sum(kept.blocks) == 6 * 200 + 1 + 1
-    assert [row["connection"] for row in kept.rows if "topic" in row] == [f"7-1000-{6 * STEPS + 1}"]
+    assert [row["connection"] for row in kept.rows if "topic" in row] == [f"7-1000-{6 * SLOTS + 1}"]
 
 
 @pytest.mark.parametrize(("late", "rows"), [(0.0, 0), (20.0, 10), (60.0, 10), (6000.0, 10)])
@@ -175,7 +181,7 @@ def test_what_stood_still_for_long_makes_up_for_one_interval_at_most():
     while clock.calls[0].getTime() <= clock.seconds():
         clock.calls.pop(0).func()
         steps += 1
-    assert STEPS <= steps <= STEPS + 1
+    assert SLOTS <= steps <= SLOTS + 1
 
 
 def test_at_the_end_open_connections_are_closed_and_the_writer_stopped():
@@ -191,12 +197,12 @@ def test_at_the_end_open_connections_are_closed_and_the_writer_stopped():
 
 
 def test_without_a_traffic_log_everything_may_be_said_and_nothing_is_noted():
-    recorder = OFF.connection(PEER, Session(None))
-    assert recorder is NOTHING
+    recorder = NO_TRAFFIC_LOG.connection(PEER, Session(None))
+    assert recorder is NULL_RECORDER
     assert type(recorder) is Recorder
     recorder.touched(3, 1, "t", [1])
     recorder.closed("client")
-    ended(OFF.close(1))
+    ended(NO_TRAFFIC_LOG.close(1))
 
 
 def test_a_salt_is_the_first_line_of_its_file(tmp_path):

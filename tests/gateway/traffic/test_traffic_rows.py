@@ -10,7 +10,14 @@ from typing import get_args
 import msgspec
 import pytest
 
-from gateway.traffic.traffic_rows import MAX_TEXT, ConnectionRow, HabitName, Reason, UsageRow, text
+from gateway.traffic.traffic_rows import (
+    MAX_TEXT,
+    ConnectionRow,
+    HabitName,
+    Reason,
+    UsageRow,
+    bounded_text,
+)
 
 ROOT = Path(__file__).parent.parent.parent.parent
 
@@ -50,8 +57,8 @@ def test_what_does_not_apply_is_left_out():
 
 
 def test_a_text_is_cut_and_can_always_be_written():
-    assert text("x" * 40_000) == "x" * MAX_TEXT
-    assert msgspec.json.encode([text("a\ud800\n")]) == b'["a?\\n"]'
+    assert bounded_text("x" * 40_000) == "x" * MAX_TEXT
+    assert msgspec.json.encode([bounded_text("a\ud800\n")]) == b'["a?\\n"]'
 
 
 @pytest.fixture(scope="module")

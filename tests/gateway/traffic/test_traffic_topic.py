@@ -8,7 +8,7 @@ import pytest
 
 from compat.records import records
 from gateway.topics.topic_names import TRAFFIC_TOPIC
-from gateway.traffic.dropped_lines import Losses
+from gateway.traffic.dropped_lines import DroppedLines
 from gateway.traffic.traffic_topic import BATCH_BYTES, TopicSink
 from tests.fakes.broker import NOW, Started, ended, open_house
 
@@ -20,7 +20,7 @@ def house():
 
 @pytest.fixture
 def losses(house):
-    return Losses(house.clock.seconds)
+    return DroppedLines(house.clock.seconds)
 
 
 @pytest.fixture

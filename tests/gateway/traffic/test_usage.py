@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.traffic.traffic_rows import UsageRow
-from gateway.traffic.usage import BUCKETS, Usage
+from gateway.traffic.usage import BUCKETS, UsageCounters
 
 
 def row(usage, *, is_incoming=True):
@@ -39,14 +39,14 @@ BOUNDS = [250 * 4**power for power in range(BUCKETS - 1)]
     ],
 )
 def test_a_latency_is_in_the_first_bucket_whose_bound_is_above_it(microseconds, bucket):
-    usage = Usage()
+    usage = UsageCounters()
     usage.answered(0, 0, microseconds)
     assert row(usage).latency_us_buckets == [int(index == bucket) for index in range(BUCKETS)]
     assert row(usage).latency_us_sum == microseconds
 
 
 def test_batches_are_counted_by_format_and_by_codec():
-    usage = Usage()
+    usage = UsageCounters()
     for magic, codec in [(0, 0), (1, 2), (2, 2), (2, 4), (2, 4)]:
         usage.batches[magic << 3 | codec] += 1
     came, went = row(usage), row(usage, is_incoming=False)
@@ -56,15 +56,15 @@ def test_batches_are_counted_by_format_and_by_codec():
 
 
 def test_errors_are_counted_by_code_and_success_is_none():
-    usage = Usage()
+    usage = UsageCounters()
     for code in [0, 3, 6, 3, 0]:
         usage.error(code)
     assert row(usage).errors == {"3": 2, "6": 1}
-    assert row(Usage()).errors is None
+    assert row(UsageCounters()).errors is None
 
 
 def test_a_request_has_its_four_bytes_of_length_as_well():
-    usage = Usage()
+    usage = UsageCounters()
     for _ in range(3):
         usage.answered(100, 50, 10)
     filled = row(usage)
