@@ -105,7 +105,7 @@ class Threads:
 
 
 @dataclass(slots=True)
-class House:
+class BrokerEnvironment:
     """A broker and what a test holds it by. `bugs` are failures of work in the background: there must be none. `step_ms` is by how much the
     wall clock was set forward."""
 
@@ -148,19 +148,19 @@ class House:
         return NOW + self.step_ms + int(self.clock.seconds() * 1000)
 
 
-def open_house(
+def open_environment(
     medium: Medium | None = None,
     *,
     clock: Clock | None = None,
     threads: Threads | None = None,
     **settings: Any,
-) -> House:
+) -> BrokerEnvironment:
     """A broker on a store of its own, or on what another one left on `medium`."""
     store = MemoryStore(medium)
     ended(store.open())
     clock = clock or Clock()
     threads = threads or Threads()
-    made: list[House] = []
+    made: list[BrokerEnvironment] = []
 
     def now() -> int:
         return made[0].now() if made else NOW + int(clock.seconds() * 1000)
@@ -217,5 +217,5 @@ def open_house(
         threads.run,
         threads.run_for,
     )
-    made.append(House(broker, store, clock, threads))
+    made.append(BrokerEnvironment(broker, store, clock, threads))
     return made[0]

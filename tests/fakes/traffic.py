@@ -12,7 +12,7 @@ from gateway.protocol.session import Session
 from gateway.traffic.client_identity import Peer
 from gateway.traffic.recorder import Recorder
 from gateway.traffic.traffic_log import TrafficLog
-from tests.fakes.broker import House, open_house
+from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.fakes.connection import Client
 
 START = 36**3
@@ -68,7 +68,7 @@ class Scene:
         salt: bytes | None = None,
         **settings: Any,
     ) -> None:
-        self.house: House = open_house(**settings)
+        self.env: BrokerEnvironment = open_environment(**settings)
         self.kept = Kept()
         self.ticks = 0
         self.log = TrafficLog(
@@ -76,13 +76,13 @@ class Scene:
             7,
             "cluster",
             start=START,
-            now=self.house.now,
-            clock=self.house.clock,
+            now=self.env.now,
+            clock=self.env.clock,
             interval=INTERVAL,
             max_keys=max_keys,
             max_rows=max_rows,
             salt=salt,
-            topic_name=lambda topic: _name_of(self.house.broker.topics, topic),
+            topic_name=lambda topic: _name_of(self.env.broker.topics, topic),
             ticks=lambda: self.ticks,
         )
         self.recorder: Recorder | None = None
@@ -103,7 +103,7 @@ class Scene:
             self.recorder = self.log.connection(seen, session)
             return self.recorder
 
-        return Client(mechanisms, broker=self.house.broker, listener="PLAINTEXT", record=record)
+        return Client(mechanisms, broker=self.env.broker, listener="PLAINTEXT", record=record)
 
     def leaves(self, client: Client, reason: str = "client") -> None:
         """The socket is closed."""

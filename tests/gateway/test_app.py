@@ -15,25 +15,25 @@ from gateway.traffic.client_identity import Peer
 from gateway.traffic.file_appender import Rotation
 from gateway.traffic.log_files import RetentionLimits
 from gateway.traffic.traffic_log import NO_TRAFFIC_LOG
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium, MemoryStore
 from tests.gateway.handlers.groups.test_offset_commit import commit
 
 
 @pytest.fixture
-def house() -> House:
-    return open_house()
+def env() -> BrokerEnvironment:
+    return open_environment()
 
 
-def opened(house, **settings):
-    broker = house.broker
+def opened(env, **settings):
+    broker = env.broker
     return open_traffic(
         Settings(**settings),
         "cluster",
-        house.clock,
+        env.clock,
         broker.topics,
-        house.threads.run,
-        house.background,
+        env.threads.run,
+        env.background,
     )
 
 
@@ -42,11 +42,11 @@ def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are
     has_committed,
 ):
     medium = Medium()
-    house = open_house(medium)
-    house.topic("orders")
+    env = open_environment(medium)
+    env.topic("orders")
     if has_committed:
-        assert commit(house, ("orders", 0, 1)) == [0]
-    ended(house.store.close())
+        assert commit(env, ("orders", 0, 1)) == [0]
+    ended(env.store.close())
     store = MemoryStore(medium)
     ended(store.open())
     advertised = {"PLAINTEXT": ("127.0.0.1", 9092)}
@@ -56,10 +56,10 @@ def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are
             Settings(),
             store,
             advertised,
-            house.clock,
-            house.threads.run,
-            house.threads.run_for,
-            house.background,
+            env.clock,
+            env.threads.run,
+            env.threads.run_for,
+            env.background,
             outgoing,
         )
     )
@@ -69,43 +69,43 @@ def test_the_topic_of_committed_offsets_is_listed_from_the_start_where_there_are
     ]
 
 
-def test_there_is_no_traffic_log_unless_it_is_asked_for(house):
-    assert opened(house) is NO_TRAFFIC_LOG
+def test_there_is_no_traffic_log_unless_it_is_asked_for(env):
+    assert opened(env) is NO_TRAFFIC_LOG
 
 
-def test_its_folder_is_made_and_left_empty_by_a_gateway_without_clients(house, tmp_path):
-    log = opened(house, traffic_log=tmp_path / "a" / "b")
+def test_its_folder_is_made_and_left_empty_by_a_gateway_without_clients(env, tmp_path):
+    log = opened(env, traffic_log=tmp_path / "a" / "b")
     ended(log.close(5))
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
-def test_a_folder_that_cannot_be_is_refused_by_its_name(house, tmp_path, place):
+def test_a_folder_that_cannot_be_is_refused_by_its_name(env, tmp_path, place):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=f"traffic_log: {tmp_path / place}: "):
-        opened(house, traffic_log=tmp_path / place)
+        opened(env, traffic_log=tmp_path / place)
 
 
-def test_a_salt_that_cannot_be_read_is_refused_by_its_name(house, tmp_path):
+def test_a_salt_that_cannot_be_read_is_refused_by_its_name(env, tmp_path):
     with pytest.raises(ValueError, match=r"traffic_log_salt_file: .*No such file"):
-        opened(house, traffic_log=tmp_path, traffic_log_salt_file=tmp_path / "none")
+        opened(env, traffic_log=tmp_path, traffic_log_salt_file=tmp_path / "none")
 
 
-def test_the_topic_alone_will_do(house):
-    log = opened(house, traffic_topic=True)
+def test_the_topic_alone_will_do(env):
+    log = opened(env, traffic_topic=True)
     log.connection(Peer("192.0.2.1", 5000, "PLAINTEXT", "PLAINTEXT"), Session(None)).closed(
         "client"
     )
     ended(log.close(5))
     stored = [
         one.value
-        for entry in ended(house.partition(TRAFFIC_TOPIC).read(0, 1 << 20))
+        for entry in ended(env.partition(TRAFFIC_TOPIC).read(0, 1 << 20))
         for one in records(entry.payload)
     ]
     assert [msgspec.json.decode(value)["event"] for value in stored] == ["opened", "closed"]
 
 
-def test_each_limit_of_the_traffic_log_comes_from_its_own_setting(house, tmp_path):
+def test_each_limit_of_the_traffic_log_comes_from_its_own_setting(env, tmp_path):
     settings = {
         "retention_ms": 1_000_001,
         "retention_bytes": 2_000_002,
@@ -117,7 +117,7 @@ def test_each_limit_of_the_traffic_log_comes_from_its_own_setting(house, tmp_pat
         "compression_level": 2,
     }
     log = opened(
-        house,
+        env,
         traffic_log=tmp_path,
         traffic_topic=True,
         **{f"traffic_log_{name}": value for name, value in settings.items()},
@@ -134,12 +134,12 @@ def test_each_limit_of_the_traffic_log_comes_from_its_own_setting(house, tmp_pat
 @pytest.mark.parametrize(
     ("unlimited", "limits"), [("retention_ms", (None, 1 << 30)), ("retention_bytes", (5, None))]
 )
-def test_a_retention_of_minus_1_is_none(house, tmp_path, unlimited, limits):
+def test_a_retention_of_minus_1_is_none(env, tmp_path, unlimited, limits):
     settings = {
         "traffic_log_retention_ms": 5,
         "traffic_log_retention_bytes": 1 << 30,
         f"traffic_log_{unlimited}": -1,
     }
-    log = opened(house, traffic_log=tmp_path, **settings)
+    log = opened(env, traffic_log=tmp_path, **settings)
     ended(log.close(5))
     assert (log._sinks[0]._limits.keep_ms, log._sinks[0]._limits.keep_bytes) == limits

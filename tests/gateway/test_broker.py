@@ -29,7 +29,7 @@ from gateway.protocol.wire.group_messages import (
     ConsumerGroupHeartbeatRequest,
 )
 from storage.log import Fenced, StorageFailed
-from tests.fakes.broker import NOW, House, ended, open_house
+from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import answer, asked
 from tests.gateway.handlers.grouping import join_request, stable, sync_request
 
@@ -52,21 +52,21 @@ ASKED = sorted((key, version) for key, version in ROUTES if key in KEYS)
 
 
 @pytest.fixture
-def house() -> House:
-    house = open_house()
-    house.topic("orders")
-    ended(house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(5, -1, "", NOW)}))
-    return house
+def env() -> BrokerEnvironment:
+    env = open_environment()
+    env.topic("orders")
+    ended(env.broker.offsets.commit("g", {("orders", 0): CommittedOffset(5, -1, "", NOW)}))
+    return env
 
 
-def request(house: House, key: int, version: int, member: Any) -> Any:
+def request(env: BrokerEnvironment, key: int, version: int, member: Any) -> Any:
     """A request of a member of group `g`, or about that group."""
     of_member = {
         "group_id": "g",
         "generation_id": member.generation_id,
         "member_id": member.member_id,
     }
-    topic_id = uuid.UUID(bytes=house.broker.topics.require("orders").topic.topic_id)
+    topic_id = uuid.UUID(bytes=env.broker.topics.require("orders").topic.topic_id)
     match key:
         case ApiKey.JOIN_GROUP:
             return join_request(member.member_id)
@@ -144,40 +144,42 @@ def values(reply: Any, name: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("key", "version"), ASKED)
 def test_groups_are_not_answered_from_memory_once_the_store_is_lost(
-    house: House, key: int, version: int
+    env: BrokerEnvironment, key: int, version: int
 ) -> None:
-    body = request(house, key, version, stable(house))
-    house.store.may_be_lost = True
-    asking = asked(house, body, version)
+    body = request(env, key, version, stable(env))
+    env.store.may_be_lost = True
+    asking = asked(env, body, version)
     assert not asking.is_done
-    house.store.confirming.errback(Fenced("another process has the store"))
+    env.store.confirming.errback(Fenced("another process has the store"))
     reply = answer(body, asking.result, version).to_dict()
     assert {*values(reply, "error_code")} - {0} == {ErrorCode.NOT_COORDINATOR}
     assert {*values(reply, "committed_offset")} <= {-1}
-    committed = house.broker.offsets.get("g", "orders", 0)
+    committed = env.broker.offsets.get("g", "orders", 0)
     assert committed is not None
     assert committed.offset == 5
 
 
 @pytest.mark.parametrize(("key", "version"), ASKED)
 def test_groups_are_answered_without_an_error_once_the_store_is_confirmed(
-    house: House, key: int, version: int
+    env: BrokerEnvironment, key: int, version: int
 ) -> None:
-    body = request(house, key, version, stable(house))
-    house.store.may_be_lost = True
-    asking = asked(house, body, version)
-    house.store.confirming.callback(None)
+    body = request(env, key, version, stable(env))
+    env.store.may_be_lost = True
+    asking = asked(env, body, version)
+    env.store.confirming.callback(None)
     reply = answer(body, asking.result, version).to_dict()
     assert ErrorCode.NOT_COORDINATOR not in values(reply, "error_code")
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
-def test_a_store_that_does_not_confirm_is_as_good_as_lost(house: House, is_answered: bool) -> None:
-    body = request(house, ApiKey.HEARTBEAT, 4, stable(house))
-    house.store.may_be_lost = True
-    asking = asked(house, body, 4)
+def test_a_store_that_does_not_confirm_is_as_good_as_lost(
+    env: BrokerEnvironment, is_answered: bool
+) -> None:
+    body = request(env, ApiKey.HEARTBEAT, 4, stable(env))
+    env.store.may_be_lost = True
+    asking = asked(env, body, 4)
     if is_answered:
-        house.store.confirming.errback(StorageFailed("Pulsar does not say who has the store"))
+        env.store.confirming.errback(StorageFailed("Pulsar does not say who has the store"))
     else:
-        house.clock.advance(house.broker.settings.offsets_commit_timeout_ms / 1000)
+        env.clock.advance(env.broker.settings.offsets_commit_timeout_ms / 1000)
     assert answer(body, asking.result, 4).error_code == ErrorCode.NOT_COORDINATOR

@@ -225,7 +225,7 @@ def longest_turn(key: ApiKey, version: int, largest: str, most: int, *, is_known
     reactor, threads = Reactor(), OtherThreads()
     scene = Scene(clock=reactor, threads=threads)
     topic_id = (
-        uuid.UUID(bytes=scene.house.topic("orders", 10_000).topic.topic_id) if is_known else None
+        uuid.UUID(bytes=scene.env.topic("orders", 10_000).topic.topic_id) if is_known else None
     )
     client = scene.connects()
     frame = frame_of(key, version, largest, most, topic_id)

@@ -119,21 +119,21 @@ def standing(request, shim, tmp_path_factory):
 
 
 @dataclass
-class House:
+class BrokerEnvironment:
     server: Gateway
     disk: Disk
     topic: str
 
 
 @pytest.fixture
-def house(standing, request):
+def env(standing, request):
     """A topic with one record on a gateway whose disk is to fail."""
     server, disk = standing
     topic = request.function.__name__
     with server.peer() as peer:
         peer.makes(topic)
         assert produced(peer, topic, "first") == 0
-    yield House(server, disk, topic)
+    yield BrokerEnvironment(server, disk, topic)
     assert server.process.poll() is None
 
 
@@ -179,11 +179,11 @@ def answer_in(frame):
 
 
 def test_what_the_disk_refuses_is_refused_and_seen_by_nobody_and_then_it_goes_on_without_a_gap(
-    house,
+    env,
 ):
-    server, topic = house.server, house.topic
+    server, topic = env.server, env.topic
     with server.peer() as peer:
-        with house.disk.failing():
+        with env.disk.failing():
             for _ in range(10):
                 assert produced(peer, topic, "lost") is None
                 assert visible(server, topic) == ["first"]
@@ -191,13 +191,13 @@ def test_what_the_disk_refuses_is_refused_and_seen_by_nobody_and_then_it_goes_on
     assert visible(server, topic) == ["first", "second", "third"]
 
 
-def test_whoever_reads_is_served_all_the_while(house):
-    with house.server.peer() as peer, Reader(house.server, house.topic) as reader:
-        with house.disk.failing():
+def test_whoever_reads_is_served_all_the_while(env):
+    with env.server.peer() as peer, Reader(env.server, env.topic) as reader:
+        with env.disk.failing():
             for _ in range(100):
-                assert produced(peer, house.topic, "lost") is None
+                assert produced(peer, env.topic, "lost") is None
             assert reader.waits_for_answers(20)
-        assert produced(peer, house.topic, "second") == 1
+        assert produced(peer, env.topic, "second") == 1
     assert not reader.failures
 
 
@@ -280,9 +280,9 @@ def complaints(server):
 
 
 def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_when_they_are_tried_again(
-    house,
+    env,
 ):
-    server, topic = house.server, house.topic
+    server, topic = env.server, env.topic
     with server.peer() as peer:
         who = producer_of(peer)
         assert produced(peer, topic, "number 0", (*who, 0)) == 1
@@ -290,7 +290,7 @@ def test_batches_of_an_idempotent_producer_that_were_refused_are_stored_once_whe
             framed(producing(topic, one_record(b"number %d" % n, (*who, n))), 7)
             for n in range(1, 5)
         ]
-        with house.disk.failing():
+        with env.disk.failing():
             for _ in range(3):
                 peer.sends(*frames)
                 codes = [answer_in(peer.hears()).error_code for _ in frames]

@@ -6,17 +6,17 @@ import pytest
 
 from gateway.fetch.fetch_sessions import NO_SESSION, FetchSession, FetchSessions, next_epoch
 from gateway.protocol.wire.fetch_codec import FetchPartition
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.consuming import at, batch_entry
 
 KEY = ("orders", 0)
 
 
 @pytest.fixture
-def house() -> House:
-    house = open_house()
-    house.topic("orders", 3)
-    return house
+def env() -> BrokerEnvironment:
+    env = open_environment()
+    env.topic("orders", 3)
+    return env
 
 
 def sessions(slots: int = 2, **limits: int) -> FetchSessions:
@@ -24,14 +24,14 @@ def sessions(slots: int = 2, **limits: int) -> FetchSessions:
     return FetchSessions(slots, lambda: next(ids), **limits)
 
 
-def followed(house: House, current: FetchSession, index: int = 0, offset: int = 0):
+def followed(env: BrokerEnvironment, current: FetchSession, index: int = 0, offset: int = 0):
     interest = current.follow(("orders", index), FetchPartition(index, offset, 100))
-    interest.lead(house.partition("orders", index), bytes(16))
+    interest.lead(env.partition("orders", index), bytes(16))
     return interest
 
 
-def watchers(house: House, index: int = 0) -> int:
-    return len(house.partition("orders", index).log._watchers)
+def watchers(env: BrokerEnvironment, index: int = 0) -> int:
+    return len(env.partition("orders", index).log._watchers)
 
 
 @pytest.mark.parametrize(
@@ -82,82 +82,82 @@ def test_no_slots_means_no_sessions():
     assert sessions(slots=0).create(0).session_id == NO_SESSION
 
 
-def test_following_watches_a_log_once_and_forgetting_lets_go(house):
+def test_following_watches_a_log_once_and_forgetting_lets_go(env):
     current = FetchSession(1)
     for _ in range(3):
-        followed(house, current)
-    assert watchers(house) == 1
+        followed(env, current)
+    assert watchers(env) == 1
     current.forget(KEY)
     current.forget(KEY)
-    assert (watchers(house), len(current.interests), len(current.pending)) == (0, 0, 0)
+    assert (watchers(env), len(current.interests), len(current.pending)) == (0, 0, 0)
 
 
-def test_closing_lets_go_of_every_log(house):
+def test_closing_lets_go_of_every_log(env):
     current = FetchSession(1)
     for index in range(3):
-        followed(house, current, index)
+        followed(env, current, index)
     current.close()
-    assert [watchers(house, index) for index in range(3)] == [0, 0, 0]
+    assert [watchers(env, index) for index in range(3)] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("how", ["removed", "evicted"])
-def test_a_session_that_goes_lets_go_of_every_log(house, how):
+def test_a_session_that_goes_lets_go_of_every_log(env, how):
     kept = sessions(slots=1)
     made = kept.create(0)
-    followed(house, made)
+    followed(env, made)
     if how == "removed":
         kept.remove(made.session_id)
     else:
         kept.create(500_000)
-    assert watchers(house) == 0
+    assert watchers(env) == 0
     assert made.is_closed
 
 
-def test_what_changes_becomes_pending_and_wakes(house):
+def test_what_changes_becomes_pending_and_wakes(env):
     current = FetchSession(1)
-    interest = followed(house, current)
+    interest = followed(env, current)
     current.pending.clear()
     woken = []
     current.on_change = lambda: woken.append(list(current.pending))
-    ended(_append(house, 0))
+    ended(_append(env, 0))
     assert woken == [[interest]]
     assert interest.is_behind
 
 
-def test_what_nobody_follows_any_more_wakes_nobody(house):
+def test_what_nobody_follows_any_more_wakes_nobody(env):
     current = FetchSession(1)
-    followed(house, current)
+    followed(env, current)
     current.forget(KEY)
-    ended(_append(house, 0))
+    ended(_append(env, 0))
     assert not current.pending
 
 
-def test_a_topic_made_anew_is_followed_in_place_of_the_old_one(house):
+def test_a_topic_made_anew_is_followed_in_place_of_the_old_one(env):
     current = FetchSession(1)
-    interest = followed(house, current)
+    interest = followed(env, current)
     old = interest.partition
-    ended(house.broker.topics.delete(house.broker.topics.require("orders")))
-    house.topic("orders", 3)
-    followed(house, current)
+    ended(env.broker.topics.delete(env.broker.topics.require("orders")))
+    env.topic("orders", 3)
+    followed(env, current)
     assert old is not interest.partition
-    assert (len(old.log._watchers), watchers(house)) == (0, 1)
+    assert (len(old.log._watchers), watchers(env)) == (0, 1)
 
 
-def test_a_consumer_at_the_end_is_not_behind(house):
-    ended(_append(house, 0))
+def test_a_consumer_at_the_end_is_not_behind(env):
+    ended(_append(env, 0))
     current = FetchSession(1)
-    assert [followed(house, current, 0, offset).is_behind for offset in (0, 1)] == [True, False]
+    assert [followed(env, current, 0, offset).is_behind for offset in (0, 1)] == [True, False]
 
 
-async def _append(house: House, index: int) -> None:
-    log = house.partition("orders", index).log
+async def _append(env: BrokerEnvironment, index: int) -> None:
+    log = env.partition("orders", index).log
     await log.append([batch_entry(log.next_offset, 1)])
 
 
-def test_a_change_of_offset_keeps_a_partitions_place_in_the_queue(house):
+def test_a_change_of_offset_keeps_a_partitions_place_in_the_queue(env):
     current = FetchSession(1)
     for index in range(3):
-        followed(house, current, index)
+        followed(env, current, index)
     current.follow(("orders", 0), at(5))
     assert [interest.key[1] for interest in current.pending] == [0, 1, 2]
 

@@ -11,7 +11,7 @@ from gateway.groups.classic.classic_member import JoinResult, MemberJoin, Member
 from gateway.groups.classic.classic_rows import GroupRow, MemberRow, encode
 from gateway.groups.classic.classic_states import GroupState
 from gateway.protocol.errors import ErrorCode, KafkaError
-from tests.fakes.broker import House, Started, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
 from tests.fakes.memory_store import Medium
 
 SESSION = 10
@@ -19,8 +19,8 @@ INITIAL_DELAY = 3
 
 
 @pytest.fixture
-def house() -> House:
-    return open_house()
+def env() -> BrokerEnvironment:
+    return open_environment()
 
 
 def joining(
@@ -40,427 +40,429 @@ def joining(
 
 
 def join(
-    house: House, member_id: str = "", instance: str | None = None, group: str = "g", **fields: Any
+    env: BrokerEnvironment,
+    member_id: str = "",
+    instance: str | None = None,
+    group: str = "g",
+    **fields: Any,
 ) -> Started:
-    return Started(house.broker.groups.join(group, joining(member_id, instance, **fields)))
+    return Started(env.broker.groups.join(group, joining(member_id, instance, **fields)))
 
 
-def sync(house: House, member_id: str, generation: int, **assignments: bytes) -> Started:
+def sync(env: BrokerEnvironment, member_id: str, generation: int, **assignments: bytes) -> Started:
     words = tuple((name.replace("_", "-"), word) for name, word in assignments.items())
     return Started(
-        house.broker.groups.sync("g", MemberSync(member_id, None, generation, assignments=words))
+        env.broker.groups.sync("g", MemberSync(member_id, None, generation, assignments=words))
     )
 
 
-def alone(house: House, instance: str | None = None) -> JoinResult:
+def alone(env: BrokerEnvironment, instance: str | None = None) -> JoinResult:
     """A stable group of one member, `c-id-1`."""
-    waiting = join(house, instance=instance)
-    house.clock.advance(INITIAL_DELAY)
+    waiting = join(env, instance=instance)
+    env.clock.advance(INITIAL_DELAY)
     member = waiting.result
     assert (
-        sync(
-            house, member.member_id, 1, **{member.member_id.replace("-", "_"): b"mine"}
-        ).result.code
+        sync(env, member.member_id, 1, **{member.member_id.replace("-", "_"): b"mine"}).result.code
         is ErrorCode.NONE
     )
     return member
 
 
-def two(house: House) -> tuple[JoinResult, JoinResult]:
+def two(env: BrokerEnvironment) -> tuple[JoinResult, JoinResult]:
     """The leader and the follower of a generation whose assignment is still to come, `c-id-1` and `c-id-2`."""
-    waiting = join(house), join(house)
+    waiting = join(env), join(env)
     for _ in range(2):
-        house.clock.advance(INITIAL_DELAY)
+        env.clock.advance(INITIAL_DELAY)
     return waiting[0].result, waiting[1].result
 
 
-def state(house: House) -> GroupState:
-    return house.broker.groups.get("g").state
+def state(env: BrokerEnvironment) -> GroupState:
+    return env.broker.groups.get("g").state
 
 
-def heartbeat(house: House, member_id: str, generation: int) -> None:
-    house.broker.groups.heartbeat("g", member_id, generation, None)
+def heartbeat(env: BrokerEnvironment, member_id: str, generation: int) -> None:
+    env.broker.groups.heartbeat("g", member_id, generation, None)
 
 
-def again(house: House, **settings: Any) -> House:
+def again(env: BrokerEnvironment, **settings: Any) -> BrokerEnvironment:
     """The gateway after a restart."""
-    medium = house.store.medium
+    medium = env.store.medium
     medium.held_by = None
-    return open_house(medium, **settings)
+    return open_environment(medium, **settings)
 
 
-def test_members_that_start_together_are_in_one_generation(house):
-    first = join(house)
-    house.clock.advance(2)
-    second = join(house)
-    house.clock.advance(1)
+def test_members_that_start_together_are_in_one_generation(env):
+    first = join(env)
+    env.clock.advance(2)
+    second = join(env)
+    env.clock.advance(1)
     assert not first.is_done
-    house.clock.advance(INITIAL_DELAY)
+    env.clock.advance(INITIAL_DELAY)
     assert (first.result.generation, second.result.generation) == (1, 1)
     assert [fellow.member_id for fellow in first.result.fellows] == ["c-id-1", "c-id-2"]
 
 
-def test_an_assignment_is_told_once_it_is_stored(house):
-    waiting = join(house)
-    house.clock.advance(INITIAL_DELAY)
-    house.store.hold()
-    synced = sync(house, waiting.result.member_id, 1, c_id_1=b"mine")
+def test_an_assignment_is_told_once_it_is_stored(env):
+    waiting = join(env)
+    env.clock.advance(INITIAL_DELAY)
+    env.store.hold()
+    synced = sync(env, waiting.result.member_id, 1, c_id_1=b"mine")
     assert not synced.is_done
-    assert state(house) is GroupState.COMPLETING_REBALANCE
-    house.store.release()
+    assert state(env) is GroupState.COMPLETING_REBALANCE
+    env.store.release()
     assert synced.result.assignment == b"mine"
-    assert state(house) is GroupState.STABLE
+    assert state(env) is GroupState.STABLE
 
 
-def test_a_store_that_fails_makes_the_members_join_again(house):
-    waiting = join(house)
-    house.clock.advance(INITIAL_DELAY)
-    house.store.refuse_writes = True
+def test_a_store_that_fails_makes_the_members_join_again(env):
+    waiting = join(env)
+    env.clock.advance(INITIAL_DELAY)
+    env.store.refuse_writes = True
     assert (
-        sync(house, waiting.result.member_id, 1, c_id_1=b"mine").result.code
+        sync(env, waiting.result.member_id, 1, c_id_1=b"mine").result.code
         is ErrorCode.COORDINATOR_NOT_AVAILABLE
     )
-    assert state(house) is GroupState.PREPARING_REBALANCE
-    house.store.refuse_writes = False
-    assert join(house, "c-id-1").result.generation == 2
-    assert sync(house, "c-id-1", 2, c_id_1=b"mine").result.assignment == b"mine"
+    assert state(env) is GroupState.PREPARING_REBALANCE
+    env.store.refuse_writes = False
+    assert join(env, "c-id-1").result.generation == 2
+    assert sync(env, "c-id-1", 2, c_id_1=b"mine").result.assignment == b"mine"
 
 
-def test_a_member_goes_on_after_a_restart_as_if_nothing_had_been(house):
-    member = alone(house)
-    house = again(house)
-    heartbeat(house, member.member_id, 1)
-    assert sync(house, member.member_id, 1).result.assignment == b"mine"
-    assert state(house) is GroupState.STABLE
+def test_a_member_goes_on_after_a_restart_as_if_nothing_had_been(env):
+    member = alone(env)
+    env = again(env)
+    heartbeat(env, member.member_id, 1)
+    assert sync(env, member.member_id, 1).result.assignment == b"mine"
+    assert state(env) is GroupState.STABLE
 
 
-def test_a_static_member_comes_back_after_a_restart_without_a_rebalance(house):
-    alone(house, "one")
-    house = again(house)
-    back = join(house, instance="one").result
+def test_a_static_member_comes_back_after_a_restart_without_a_rebalance(env):
+    alone(env, "one")
+    env = again(env)
+    back = join(env, instance="one").result
     assert (back.code, back.generation) == (ErrorCode.NONE, 1)
-    assert sync(house, back.member_id, 1).result.assignment == b"mine"
+    assert sync(env, back.member_id, 1).result.assignment == b"mine"
 
 
-def test_what_a_static_member_is_called_now_outlives_a_restart(house):
-    alone(house, "one")
-    back = join(house, instance="one").result
-    house = again(house)
-    heartbeat(house, back.member_id, 1)
+def test_what_a_static_member_is_called_now_outlives_a_restart(env):
+    alone(env, "one")
+    back = join(env, instance="one").result
+    env = again(env)
+    heartbeat(env, back.member_id, 1)
 
 
-def test_a_member_that_does_not_come_back_after_a_restart_is_gone_when_its_session_ends(house):
-    alone(house)
-    house = again(house)
-    house.clock.advance(SESSION - 1)
-    assert state(house) is GroupState.STABLE
-    house.clock.advance(1)
-    assert state(house) is GroupState.EMPTY
+def test_a_member_that_does_not_come_back_after_a_restart_is_gone_when_its_session_ends(env):
+    alone(env)
+    env = again(env)
+    env.clock.advance(SESSION - 1)
+    assert state(env) is GroupState.STABLE
+    env.clock.advance(1)
+    assert state(env) is GroupState.EMPTY
 
 
-def test_a_generation_is_never_used_twice_over_restarts(house):
-    member = alone(house)
-    house.broker.groups.leave("g", member.member_id, None, "")
-    house = again(house)
-    waiting = join(house)
-    house.clock.advance(INITIAL_DELAY)
+def test_a_generation_is_never_used_twice_over_restarts(env):
+    member = alone(env)
+    env.broker.groups.leave("g", member.member_id, None, "")
+    env = again(env)
+    waiting = join(env)
+    env.clock.advance(INITIAL_DELAY)
     # The second was the empty one.
     assert waiting.result.generation == 3
 
 
-def test_a_group_that_shrank_by_its_settings_joins_again(house):
-    first, second = two(house)
-    waiting = sync(house, second.member_id, 1)
-    sync(house, first.member_id, 1)
+def test_a_group_that_shrank_by_its_settings_joins_again(env):
+    first, second = two(env)
+    waiting = sync(env, second.member_id, 1)
+    sync(env, first.member_id, 1)
     assert waiting.result.code is ErrorCode.NONE
-    house = again(house, group_max_size=1)
-    assert state(house) is GroupState.PREPARING_REBALANCE
+    env = again(env, group_max_size=1)
+    assert state(env) is GroupState.PREPARING_REBALANCE
 
 
 def test_a_row_that_nobody_can_read_is_a_group_that_begins_anew(caplog):
     twice = MemberRow("m", None, "c", "/h", 1, 1, (("range", b""),), b"")
     row = encode(GroupRow(1, "consumer", "range", "m", 0, (twice, twice)))
-    house = open_house(Medium(tables={"groups": {b"g": b"\xff", b"\xff": b"\xff", b"h": row}}))
+    env = open_environment(Medium(tables={"groups": {b"g": b"\xff", b"\xff": b"\xff", b"h": row}}))
     assert caplog.text.count("group unreadable") == 3
-    assert alone(house).generation == 1
+    assert alone(env).generation == 1
 
 
-def test_heartbeats_keep_a_member_and_silence_ends_it(house):
-    member = alone(house)
+def test_heartbeats_keep_a_member_and_silence_ends_it(env):
+    member = alone(env)
     for _ in range(5):
-        house.clock.advance(SESSION - 1)
-        heartbeat(house, member.member_id, 1)
-    house.clock.advance(SESSION - 1)
-    assert state(house) is GroupState.STABLE
-    house.clock.advance(1)
-    assert state(house) is GroupState.EMPTY
+        env.clock.advance(SESSION - 1)
+        heartbeat(env, member.member_id, 1)
+    env.clock.advance(SESSION - 1)
+    assert state(env) is GroupState.STABLE
+    env.clock.advance(1)
+    assert state(env) is GroupState.EMPTY
     with pytest.raises(KafkaError, match="UNKNOWN_MEMBER_ID"):
-        heartbeat(house, member.member_id, 1)
+        heartbeat(env, member.member_id, 1)
 
 
-def test_a_commit_is_a_sign_of_life(house):
-    member = alone(house)
-    house.clock.advance(SESSION - 1)
-    house.broker.groups.check_commit("g", member.member_id, 1, None, house.now())
-    house.clock.advance(SESSION - 1)
-    assert state(house) is GroupState.STABLE
+def test_a_commit_is_a_sign_of_life(env):
+    member = alone(env)
+    env.clock.advance(SESSION - 1)
+    env.broker.groups.check_commit("g", member.member_id, 1, None, env.now())
+    env.clock.advance(SESSION - 1)
+    assert state(env) is GroupState.STABLE
 
 
-def test_a_rebalance_does_not_wait_for_a_member_beyond_its_session(house):
-    alone(house)
-    waiting = join(house)
+def test_a_rebalance_does_not_wait_for_a_member_beyond_its_session(env):
+    alone(env)
+    waiting = join(env)
     with pytest.raises(KafkaError, match="REBALANCE_IN_PROGRESS"):
-        heartbeat(house, "c-id-1", 1)
-    house.clock.advance(SESSION)
+        heartbeat(env, "c-id-1", 1)
+    env.clock.advance(SESSION)
     assert [fellow.member_id for fellow in waiting.result.fellows] == ["c-id-2"]
 
 
-def test_a_join_whose_connection_goes_waits_no_longer(house):
-    alone(house)
-    waiting = join(house, first=True)
-    known = join(house, waiting.result.member_id)
+def test_a_join_whose_connection_goes_waits_no_longer(env):
+    alone(env)
+    waiting = join(env, first=True)
+    known = join(env, waiting.result.member_id)
     known.cancel()
-    assert [member.member_id for member in house.broker.groups.get("g").roster] == [
+    assert [member.member_id for member in env.broker.groups.get("g").roster] == [
         "c-id-1",
         "c-id-2",
     ]
     # It knows its id and could still come; its session says how long.
-    leader = join(house, "c-id-1")
+    leader = join(env, "c-id-1")
     assert not leader.is_done
-    house.clock.advance(SESSION)
+    env.clock.advance(SESSION)
     assert [fellow.member_id for fellow in leader.result.fellows] == ["c-id-1"]
 
 
-def test_a_newcomer_whose_connection_goes_before_it_knows_its_id_holds_nobody_up(house):
-    alone(house)
-    join(house).cancel()
-    assert join(house, "c-id-1").result.generation == 2
+def test_a_newcomer_whose_connection_goes_before_it_knows_its_id_holds_nobody_up(env):
+    alone(env)
+    join(env).cancel()
+    assert join(env, "c-id-1").result.generation == 2
 
 
-def test_a_sync_whose_connection_goes_waits_no_longer(house):
-    first, second = two(house)
-    sync(house, second.member_id, 1).cancel()
-    assert sync(house, first.member_id, 1, c_id_2=b"yours").result.code is ErrorCode.NONE
-    assert sync(house, second.member_id, 1).result.assignment == b"yours"
+def test_a_sync_whose_connection_goes_waits_no_longer(env):
+    first, second = two(env)
+    sync(env, second.member_id, 1).cancel()
+    assert sync(env, first.member_id, 1, c_id_2=b"yours").result.code is ErrorCode.NONE
+    assert sync(env, second.member_id, 1).result.assignment == b"yours"
 
 
-def test_a_member_that_joins_and_then_says_nothing_is_removed(house):
-    first, second = two(house)
-    waiting = sync(house, second.member_id, 1)
-    house.clock.advance(SESSION)
+def test_a_member_that_joins_and_then_says_nothing_is_removed(env):
+    first, second = two(env)
+    waiting = sync(env, second.member_id, 1)
+    env.clock.advance(SESSION)
     # The leader was silent, and the follower begins again.
     assert waiting.result.code is ErrorCode.REBALANCE_IN_PROGRESS
-    assert join(house, second.member_id).result.leader == second.member_id
+    assert join(env, second.member_id).result.leader == second.member_id
     assert first.leader == first.member_id
 
 
-def test_an_answer_may_bring_the_next_request_at_once(house):
+def test_an_answer_may_bring_the_next_request_at_once(env):
     async def member() -> bytes:
-        joined = await house.broker.groups.join("g", joining())
+        joined = await env.broker.groups.join("g", joining())
         words = tuple((fellow.member_id, fellow.member_id.encode()) for fellow in joined.fellows)
         return (
-            await house.broker.groups.sync(
+            await env.broker.groups.sync(
                 "g", MemberSync(joined.member_id, None, joined.generation, assignments=words)
             )
         ).assignment
 
     members = [Started(member()) for _ in range(4)]
-    house.clock.advance(INITIAL_DELAY)
-    house.clock.advance(INITIAL_DELAY)
+    env.clock.advance(INITIAL_DELAY)
+    env.clock.advance(INITIAL_DELAY)
     assert [one.result for one in members] == [b"c-id-1", b"c-id-2", b"c-id-3", b"c-id-4"]
-    assert house.bugs == []
+    assert env.bugs == []
 
 
-def test_a_shutdown_answers_everybody_who_waits(house):
-    alone(house)
-    waiting = join(house)
-    house.broker.groups.end()
+def test_a_shutdown_answers_everybody_who_waits(env):
+    alone(env)
+    waiting = join(env)
+    env.broker.groups.end()
     assert waiting.result.code is ErrorCode.NOT_COORDINATOR
-    assert join(house).result.code is ErrorCode.NOT_COORDINATOR
-    assert house.clock.getDelayedCalls() == []
+    assert join(env).result.code is ErrorCode.NOT_COORDINATOR
+    assert env.clock.getDelayedCalls() == []
 
 
-def test_a_group_that_nobody_came_to_be_in_is_not_kept(house):
-    assert join(house, first=True).result.code is ErrorCode.MEMBER_ID_REQUIRED
-    assert [group.group_id for group in house.broker.groups] == ["g"]
-    house.clock.advance(SESSION)
-    assert list(house.broker.groups) == []
-    assert house.clock.getDelayedCalls() == []
-    assert join(house, "nobody").result.code is ErrorCode.UNKNOWN_MEMBER_ID
-    assert list(house.broker.groups) == []
+def test_a_group_that_nobody_came_to_be_in_is_not_kept(env):
+    assert join(env, first=True).result.code is ErrorCode.MEMBER_ID_REQUIRED
+    assert [group.group_id for group in env.broker.groups] == ["g"]
+    env.clock.advance(SESSION)
+    assert list(env.broker.groups) == []
+    assert env.clock.getDelayedCalls() == []
+    assert join(env, "nobody").result.code is ErrorCode.UNKNOWN_MEMBER_ID
+    assert list(env.broker.groups) == []
 
 
 def test_ten_thousand_joins_without_a_sync_stay_within_the_limit():
-    house = open_house(group_max_pending_members=1_000)
-    codes = [join(house, first=True).result.code for _ in range(10_000)]
+    env = open_environment(group_max_pending_members=1_000)
+    codes = [join(env, first=True).result.code for _ in range(10_000)]
     assert (
         codes
         == [ErrorCode.MEMBER_ID_REQUIRED] * 1_000 + [ErrorCode.COORDINATOR_NOT_AVAILABLE] * 9_000
     )
-    house.clock.advance(SESSION)
-    assert list(house.broker.groups) == []
+    env.clock.advance(SESSION)
+    assert list(env.broker.groups) == []
 
 
 def test_ids_that_were_told_count_with_all_their_characters():
-    house = open_house(max_group_bytes=1 << 20)
+    env = open_environment(max_group_bytes=1 << 20)
     said = replace(joining(first=True), client_id="c" * 8_000)
-    codes = [Started(house.broker.groups.join("g", said)).result.code for _ in range(200)]
+    codes = [Started(env.broker.groups.join("g", said)).result.code for _ in range(200)]
     assert 100 < codes.count(ErrorCode.MEMBER_ID_REQUIRED) <= (1 << 20) // 8_000
-    house.clock.advance(SESSION)
-    assert house.broker.groups._bytes == 0
+    env.clock.advance(SESSION)
+    assert env.broker.groups._bytes == 0
 
 
 def test_a_thousand_ends_of_sessions_are_a_few_looks():
-    house = open_house()
+    env = open_environment()
     for _ in range(1_000):
-        join(house, first=True)
-        house.clock.advance(0.001)
-    before = house.clock.seconds()
+        join(env, first=True)
+        env.clock.advance(0.001)
+    before = env.clock.seconds()
     looks = 0
-    while house.broker.groups.get("g") is not None:
-        house.clock.advance(house.clock.getDelayedCalls()[0].getTime() - house.clock.seconds())
+    while env.broker.groups.get("g") is not None:
+        env.clock.advance(env.clock.getDelayedCalls()[0].getTime() - env.clock.seconds())
         looks += 1
     assert looks < 300
-    assert house.clock.seconds() - before < SESSION + 0.1
+    assert env.clock.seconds() - before < SESSION + 0.1
 
 
 def test_one_group_has_its_limit_too_and_others_go_on():
-    house = open_house(max_bytes_per_group=1 << 20)
-    waiting = [join(house, metadata=bytes(100_000)) for _ in range(11)]
+    env = open_environment(max_bytes_per_group=1 << 20)
+    waiting = [join(env, metadata=bytes(100_000)) for _ in range(11)]
     assert waiting[-1].result.code is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert not any(one.is_done for one in waiting[:-1])
-    house.clock.advance(INITIAL_DELAY)
-    house.clock.advance(INITIAL_DELAY)
+    env.clock.advance(INITIAL_DELAY)
+    env.clock.advance(INITIAL_DELAY)
     first = waiting[0].result
-    assert join(house, first.member_id, metadata=bytes(100_000)).failure is None
-    assert not join(house, group="another", metadata=bytes(100_000)).is_done
+    assert join(env, first.member_id, metadata=bytes(100_000)).failure is None
+    assert not join(env, group="another", metadata=bytes(100_000)).is_done
 
 
 def test_a_static_member_that_comes_back_all_the_time_does_not_heap_up_what_is_stored():
-    house = open_house(max_bytes_per_group=1 << 20)
-    first = join(house, instance="i", metadata=bytes(500_000))
-    house.clock.advance(INITIAL_DELAY)
-    assert sync(house, first.result.member_id, 1).result.code is ErrorCode.NONE
-    house.store.hold()
-    waiting = [join(house, instance="i", metadata=bytes(500_000)) for _ in range(10)]
+    env = open_environment(max_bytes_per_group=1 << 20)
+    first = join(env, instance="i", metadata=bytes(500_000))
+    env.clock.advance(INITIAL_DELAY)
+    assert sync(env, first.result.member_id, 1).result.code is ErrorCode.NONE
+    env.store.hold()
+    waiting = [join(env, instance="i", metadata=bytes(500_000)) for _ in range(10)]
     assert [one.is_done for one in waiting] == [False] * 3 + [True] * 7
     assert waiting[-1].result.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
-    house.store.release()
+    env.store.release()
     assert {one.result.code for one in waiting[:3]} == {ErrorCode.NONE}
-    assert not join(house, instance="i", metadata=bytes(500_000)).result.code
+    assert not join(env, instance="i", metadata=bytes(500_000)).result.code
 
 
 def test_all_groups_together_are_bounded(caplog):
-    house = open_house(max_group_bytes=1 << 20)
+    env = open_environment(max_group_bytes=1 << 20)
     groups = 0
     while (
-        join(house, group=f"g{groups}", metadata=bytes(100_000)).failure is None
-        and house.broker.groups.get(f"g{groups}") is not None
+        join(env, group=f"g{groups}", metadata=bytes(100_000)).failure is None
+        and env.broker.groups.get(f"g{groups}") is not None
     ):
         groups += 1
     assert groups == 10
     for _ in range(100):
-        join(house, group="another", metadata=bytes(100_000))
+        join(env, group="another", metadata=bytes(100_000))
     (told,) = caplog.records
     assert "max_group_bytes" in told.message
-    house.clock.advance(1)
-    join(house, group="another", metadata=bytes(100_000))
+    env.clock.advance(1)
+    join(env, group="another", metadata=bytes(100_000))
     assert caplog.records[-1].fields["refused"] == 101
-    house.clock.advance(INITIAL_DELAY)
+    env.clock.advance(INITIAL_DELAY)
     for number in range(groups):
-        house.broker.groups.leave(f"g{number}", f"c-id-{number + 1}", None, "")
-    assert not join(house, group="another", metadata=bytes(100_000)).is_done
+        env.broker.groups.leave(f"g{number}", f"c-id-{number + 1}", None, "")
+    assert not join(env, group="another", metadata=bytes(100_000)).is_done
 
 
 HOUR_MS = 3_600_000
 
 
-def test_a_wall_clock_set_forward_expels_no_member(house):
-    member = alone(house)
-    house.clock.advance(SESSION - 1)
-    heartbeat(house, member.member_id, 1)
-    house.step_ms = HOUR_MS
-    house.clock.advance(SESSION - 1)
-    assert state(house) is GroupState.STABLE
+def test_a_wall_clock_set_forward_expels_no_member(env):
+    member = alone(env)
+    env.clock.advance(SESSION - 1)
+    heartbeat(env, member.member_id, 1)
+    env.step_ms = HOUR_MS
+    env.clock.advance(SESSION - 1)
+    assert state(env) is GroupState.STABLE
 
 
-def test_a_wall_clock_set_back_keeps_no_dead_member(house):
-    alone(house)
-    house.step_ms = -HOUR_MS
-    house.clock.advance(SESSION)
-    assert state(house) is GroupState.EMPTY
+def test_a_wall_clock_set_back_keeps_no_dead_member(env):
+    alone(env)
+    env.step_ms = -HOUR_MS
+    env.clock.advance(SESSION)
+    assert state(env) is GroupState.EMPTY
 
 
-def test_a_member_whose_session_was_extended_under_a_wrong_wall_clock_goes_at_its_time(house):
-    house.step_ms = HOUR_MS
-    member = alone(house)
-    heartbeat(house, member.member_id, 1)
-    house.step_ms = 0
-    house.clock.advance(SESSION)
-    assert state(house) is GroupState.EMPTY
+def test_a_member_whose_session_was_extended_under_a_wrong_wall_clock_goes_at_its_time(env):
+    env.step_ms = HOUR_MS
+    member = alone(env)
+    heartbeat(env, member.member_id, 1)
+    env.step_ms = 0
+    env.clock.advance(SESSION)
+    assert state(env) is GroupState.EMPTY
 
 
-def test_when_a_group_lost_its_last_member_is_told_and_stored_by_the_wall_clock(house):
-    member = alone(house)
-    house.step_ms = HOUR_MS
-    house.broker.groups.leave("g", member.member_id, None, "")
-    emptied_at = house.now()
-    house.clock.advance(60)
-    assert house.broker.groups.emptied_at("g") == emptied_at
-    assert again(house).broker.groups.emptied_at("g") == emptied_at
+def test_when_a_group_lost_its_last_member_is_told_and_stored_by_the_wall_clock(env):
+    member = alone(env)
+    env.step_ms = HOUR_MS
+    env.broker.groups.leave("g", member.member_id, None, "")
+    emptied_at = env.now()
+    env.clock.advance(60)
+    assert env.broker.groups.emptied_at("g") == emptied_at
+    assert again(env).broker.groups.emptied_at("g") == emptied_at
 
 
-def test_a_group_is_forgotten_when_it_is_asked_for_and_empty(house):
-    member = alone(house)
-    groups = house.broker.groups
+def test_a_group_is_forgotten_when_it_is_asked_for_and_empty(env):
+    member = alone(env)
+    groups = env.broker.groups
     groups.forget("g")
     assert groups.get("g") is not None
     assert groups.emptied_at("g") is None
     groups.leave("g", member.member_id, None, "")
-    assert groups.emptied_at("g") == house.now()
+    assert groups.emptied_at("g") == env.now()
     groups.forget("g")
     assert groups.get("g") is None
-    assert list(again(house).broker.groups) == []
+    assert list(again(env).broker.groups) == []
 
 
-def test_a_group_that_could_not_be_forgotten_stays(house, caplog):
-    member = alone(house)
-    house.broker.groups.leave("g", member.member_id, None, "")
-    house.store.refuse_writes = True
-    house.broker.groups.forget("g")
+def test_a_group_that_could_not_be_forgotten_stays(env, caplog):
+    member = alone(env)
+    env.broker.groups.leave("g", member.member_id, None, "")
+    env.store.refuse_writes = True
+    env.broker.groups.forget("g")
     assert "group not forgotten" in caplog.text
     with pytest.raises(KafkaError, match="refuses writes"):
-        ended(house.broker.groups.delete("g"))
-    assert state(house) is GroupState.EMPTY
+        ended(env.broker.groups.delete("g"))
+    assert state(env) is GroupState.EMPTY
 
 
-def test_who_is_told_an_id_while_its_group_is_being_forgotten_comes_with_it(house):
-    member = alone(house)
-    groups = house.broker.groups
+def test_who_is_told_an_id_while_its_group_is_being_forgotten_comes_with_it(env):
+    member = alone(env)
+    groups = env.broker.groups
     groups.leave("g", member.member_id, None, "")
-    house.store.hold()
+    env.store.hold()
     groups.forget("g")
-    told = join(house, first=True).result
-    house.store.release()
-    waiting = join(house, told.member_id)
-    house.clock.advance(INITIAL_DELAY)
+    told = join(env, first=True).result
+    env.store.release()
+    waiting = join(env, told.member_id)
+    env.clock.advance(INITIAL_DELAY)
     assert (waiting.result.code, waiting.result.generation) == (ErrorCode.NONE, 3)
 
 
-def test_who_joins_while_its_group_is_being_deleted_is_in_it(house):
-    member = alone(house)
-    house.broker.groups.leave("g", member.member_id, None, "")
-    house.store.hold()
-    deleting = Started(house.broker.groups.delete("g"))
-    waiting = join(house)
-    house.store.release()
+def test_who_joins_while_its_group_is_being_deleted_is_in_it(env):
+    member = alone(env)
+    env.broker.groups.leave("g", member.member_id, None, "")
+    env.store.hold()
+    deleting = Started(env.broker.groups.delete("g"))
+    waiting = join(env)
+    env.store.release()
     assert deleting.result is None
-    house.clock.advance(INITIAL_DELAY)
+    env.clock.advance(INITIAL_DELAY)
     assert waiting.result.generation == 3
 
 
-def test_only_members_of_this_generation_commit(house):
-    groups = house.broker.groups
+def test_only_members_of_this_generation_commit(env):
+    groups = env.broker.groups
 
     def code(member_id: str, generation: int, instance: str | None = None) -> ErrorCode:
         try:
@@ -471,12 +473,12 @@ def test_only_members_of_this_generation_commit(house):
 
     # A group that nobody has joined is one of simple consumers.
     assert (code("", -1), code("m", 1)) == (ErrorCode.NONE, ErrorCode.ILLEGAL_GENERATION)
-    waiting = join(house, instance="one")
+    waiting = join(env, instance="one")
     assert code("", -1) is ErrorCode.UNKNOWN_MEMBER_ID
-    house.clock.advance(INITIAL_DELAY)
+    env.clock.advance(INITIAL_DELAY)
     member = waiting.result.member_id
     assert code(member, 1) is ErrorCode.REBALANCE_IN_PROGRESS
-    sync(house, member, 1)
+    sync(env, member, 1)
     assert (code(member, 1), code(member, 1, "one")) == (ErrorCode.NONE, ErrorCode.NONE)
     assert (code(member, 0), code(member, -1)) == (
         ErrorCode.ILLEGAL_GENERATION,
@@ -490,11 +492,11 @@ def test_only_members_of_this_generation_commit(house):
     assert (code("", -1), code(member, 1)) == (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID)
 
 
-def test_a_group_reads_what_its_members_subscribe_to(house):
-    groups = house.broker.groups
+def test_a_group_reads_what_its_members_subscribe_to(env):
+    groups = env.broker.groups
     assert (groups.subscribed("g"), groups.is_empty("g")) == (None, True)
-    waiting = join(house, metadata=b"\0\1\0\0\0\1\0\6orders\xff\xff\xff\xff")
-    house.clock.advance(INITIAL_DELAY)
+    waiting = join(env, metadata=b"\0\1\0\0\0\1\0\6orders\xff\xff\xff\xff")
+    env.clock.advance(INITIAL_DELAY)
     assert (groups.subscribed("g"), groups.is_empty("g")) == (frozenset({"orders"}), False)
     groups.leave("g", waiting.result.member_id, None, "")
     assert (groups.subscribed("g"), groups.is_empty("g")) == (frozenset(), True)

@@ -30,7 +30,7 @@ from gateway.groups.consumer.assignors import Subscriber, assign_uniform
 from gateway.groups.consumer.consumer_member import MemberHeartbeat
 from gateway.groups.consumer.consumer_states import LEAVE_EPOCH
 from gateway.protocol.errors import ErrorCode, KafkaError
-from tests.fakes.broker import House, Started, open_house
+from tests.fakes.broker import BrokerEnvironment, Started, open_environment
 from tests.gateway.groups.consuming import TOPIC, metadata_of
 
 SESSION = 30_000
@@ -48,7 +48,7 @@ WHICH = st.integers(0, 1_000)
 class Client:
     """What a client believes, and the request that it waits for."""
 
-    house: House
+    env: BrokerEnvironment
     is_classic: bool
     is_stepwise: bool
     member_id: str
@@ -72,27 +72,25 @@ class Client:
         self.reads.clear()
         self.is_gone = True
         if not self.is_classic:
-            Started(
-                self.house.broker.groups.beat("g", MemberHeartbeat(self.member_id, LEAVE_EPOCH))
-            )
+            Started(self.env.broker.groups.beat("g", MemberHeartbeat(self.member_id, LEAVE_EPOCH)))
             return
         if self.waiting is not None:
             self.waiting.cancel()
         try:
-            self.house.broker.groups.leave("g", self.member_id, None, "")
+            self.env.broker.groups.leave("g", self.member_id, None, "")
         except KafkaError:
             return
 
-    def loses_its_connection(self, house: House) -> None:
+    def loses_its_connection(self, env: BrokerEnvironment) -> None:
         """To a gateway that has started again."""
-        self.house = house
+        self.env = env
         if self.waiting is not None:
             self.waiting, self.is_syncing, self.must_join = None, False, True
 
     def _asks(self) -> None:
-        groups = self.house.broker.groups
+        groups = self.env.broker.groups
         if not self.is_classic:
-            topic = self.house.broker.topics.get(TOPIC).topic.topic_id
+            topic = self.env.broker.topics.get(TOPIC).topic.topic_id
             owned = {topic: frozenset(self.reads)} if self.reads else {}
             beat = MemberHeartbeat(
                 self.member_id, self.epoch, None, None, 60_000, frozenset({TOPIC}), owned=owned
@@ -147,7 +145,7 @@ class Client:
                 else ()
             )
             self.waiting = Started(
-                self.house.broker.groups.sync(
+                self.env.broker.groups.sync(
                     "g", MemberSync(self.member_id, None, self.epoch, assignments=words)
                 )
             )
@@ -191,8 +189,8 @@ class Client:
 class ConversionModel(RuleBasedStateMachine):
     @initialize(is_stepwise=st.booleans(), classic=st.integers(0, 2))
     def begin(self, is_stepwise, classic):
-        self.house = open_house(**SETTINGS)
-        self.house.topic(TOPIC, PARTITIONS)
+        self.env = open_environment(**SETTINGS)
+        self.env.topic(TOPIC, PARTITIONS)
         self.is_stepwise = is_stepwise
         self.clients: list[Client] = []
         self.names = count(1)
@@ -207,7 +205,7 @@ class ConversionModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.clients) < 5)
     @rule(is_classic=st.booleans())
     def somebody_comes(self, is_classic):
-        client = Client(self.house, is_classic, self.is_stepwise, f"m{next(self.names)}")
+        client = Client(self.env, is_classic, self.is_stepwise, f"m{next(self.names)}")
         self.clients.append(client)
         client.is_heard()
 
@@ -236,43 +234,43 @@ class ConversionModel(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([100, 1_000, 5_000]))
     def time_passes(self, ms):
-        self.house.clock.advance(ms / 1_000)
+        self.env.clock.advance(ms / 1_000)
         self._all_are_heard()
 
     @rule()
     def the_store_is_slow(self):
-        self.house.store.hold()
+        self.env.store.hold()
         self._all_are_heard()
-        self.house.store.release()
+        self.env.store.release()
         self._all_are_heard()
 
     @rule()
     def the_store_fails(self):
-        self.house.store.refuse_writes = True
+        self.env.store.refuse_writes = True
         self._all_are_heard()
-        self.house.store.refuse_writes = False
+        self.env.store.refuse_writes = False
 
     @rule()
     def crash(self):
         """In the middle of what the members ask."""
-        self.house.store.hold()
+        self.env.store.hold()
         self._all_are_heard()
-        medium = self.house.store.medium
+        medium = self.env.store.medium
         medium.held_by = None
-        self.house = open_house(medium, **SETTINGS)
+        self.env = open_environment(medium, **SETTINGS)
         for client in self.clients:
-            client.loses_its_connection(self.house)
+            client.loses_its_connection(self.env)
 
     @rule()
     def in_peace_all_is_read(self):
         for _ in range(60):
-            self.house.clock.advance(1)
+            self.env.clock.advance(1)
             self._all_are_heard()
         if not self.clients:
             return
         read = [index for client in self.clients for index in client.reads]
         assert sorted(read) == list(range(PARTITIONS)), "(2)"
-        group = self.house.broker.groups.get("g")
+        group = self.env.broker.groups.get("g")
         assert group.kind == (
             "classic" if all(client.is_classic for client in self.clients) else "consumer"
         ), "(3)"
@@ -285,17 +283,17 @@ class ConversionModel(RuleBasedStateMachine):
             return
         read = [index for client in self.clients for index in client.reads]
         assert len(read) == len(set(read)), "(1)"
-        assert not self.house.bugs
+        assert not self.env.bugs
 
     def teardown(self):
         if not hasattr(self, "clients"):
             return
         self.in_peace_all_is_read()
         if self.clients:
-            medium = self.house.store.medium
+            medium = self.env.store.medium
             medium.held_by = None
-            kinds = [group.kind for group in open_house(medium, **SETTINGS).broker.groups]
-            assert kinds == [self.house.broker.groups.get("g").kind], "(5)"
+            kinds = [group.kind for group in open_environment(medium, **SETTINGS).broker.groups]
+            assert kinds == [self.env.broker.groups.get("g").kind], "(5)"
 
 
 ConversionModel.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=25)

@@ -9,16 +9,16 @@ from gateway import handlers as handlers  # importing them routes them
 from gateway.partitions.partition import Partition
 from gateway.protocol.routes import ROUTES, Later
 from storage.log import Entry
-from tests.fakes.broker import House, Started, ended
+from tests.fakes.broker import BrokerEnvironment, Started, ended
 
 
-def asked(house: House, request: Any, version: int) -> Started:
+def asked(env: BrokerEnvironment, request: Any, version: int) -> Started:
     """The request under way; its result is the reply's body in bytes, none where no reply is wanted."""
     route = ROUTES[request.API_KEY, version]
     body = route.decode(bytearray(request.encode(version=version)), 0, version)
 
     async def serve() -> bytes:
-        reply = await route.handler(body, house.caller(version))
+        reply = await route.handler(body, env.caller(version))
         if isinstance(reply, Later):
             reply = await reply.reply
         return b"" if reply is None else b"".join(map(bytes, route.encode(reply, version)))
@@ -39,9 +39,9 @@ def answer(request: Any, body: bytes, version: int) -> Any:
     return response_class(request).decode(body, version=version)
 
 
-def ask(house: House, request: Any, version: int) -> Any:
+def ask(env: BrokerEnvironment, request: Any, version: int) -> Any:
     """The reply, decoded."""
-    return answer(request, asked(house, request, version).result, version)
+    return answer(request, asked(env, request, version).result, version)
 
 
 def store(partition: Partition, *entries: Entry) -> None:

@@ -22,7 +22,7 @@ from gateway.protocol.wire.fetch_codec import (
 from storage.log import Entry
 from tests.compat.records import building
 from tests.compat.records.building import Sample
-from tests.fakes.broker import House, Started
+from tests.fakes.broker import BrokerEnvironment, Started
 
 LARGE = 1 << 30
 
@@ -46,10 +46,10 @@ def request(
     )
 
 
-def ask(house: House, asked: FetchRequest) -> Started:
+def ask(env: BrokerEnvironment, asked: FetchRequest) -> Started:
     """What is under way at the handler of the request's version."""
     route = ROUTES[ApiKey.FETCH, asked.version]
-    return Started(route.handler(asked, house.caller(asked.version)))
+    return Started(route.handler(asked, env.caller(asked.version)))
 
 
 def rows(response: FetchResponse) -> dict[tuple[str | bytes, int], PartitionFetched]:

@@ -12,7 +12,7 @@ from kafka.protocol.consumer.group import (
 )
 from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
-from tests.fakes.broker import House
+from tests.fakes.broker import BrokerEnvironment
 from tests.gateway.handlers.asking import answer, ask, asked
 
 #: Past the wait of a group that was empty.
@@ -70,43 +70,47 @@ def sync_request(
 
 
 def heartbeat(
-    house: House, member_id: str, generation: int, version: int = 4, instance: str | None = None
+    env: BrokerEnvironment,
+    member_id: str,
+    generation: int,
+    version: int = 4,
+    instance: str | None = None,
 ) -> int:
     request = HeartbeatRequest(
         group_id="g", generation_id=generation, member_id=member_id, group_instance_id=instance
     )
-    return int(ask(house, request, version).error_code)
+    return int(ask(env, request, version).error_code)
 
 
-def leave(house: House, *members: tuple[str, str | None], version: int = 5) -> list[int]:
+def leave(env: BrokerEnvironment, *members: tuple[str, str | None], version: int = 5) -> list[int]:
     rows = [
         LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=instance, reason="done")
         for name, instance in members
     ]
     return [
         row.error_code
-        for row in ask(house, LeaveGroupRequest(group_id="g", members=rows), version).members
+        for row in ask(env, LeaveGroupRequest(group_id="g", members=rows), version).members
     ]
 
 
-def joined(house: House, version: int = 9, **fields: Any) -> Any:
+def joined(env: BrokerEnvironment, version: int = 9, **fields: Any) -> Any:
     """A newcomer, after both steps and the wait of a group that was empty; its rebalance must be waiting for nobody else."""
     request = join_request(**fields)
-    waiting = asked(house, request, version)
+    waiting = asked(env, request, version)
     if version >= 4 and fields.get("instance") is None:
         told = answer(request, waiting.result, version)
         assert told.error_code == 79
         request = join_request(told.member_id, **fields)
-        waiting = asked(house, request, version)
-    house.clock.advance(INITIAL_DELAY)
+        waiting = asked(env, request, version)
+    env.clock.advance(INITIAL_DELAY)
     return answer(request, waiting.result, version)
 
 
-def stable(house: House, version: int = 9, **fields: Any) -> Any:
+def stable(env: BrokerEnvironment, version: int = 9, **fields: Any) -> Any:
     """A group of one member, which has its assignment: `mine`."""
-    member = joined(house, version, **fields)
+    member = joined(env, version, **fields)
     synced = ask(
-        house,
+        env,
         sync_request(
             member.member_id, member.generation_id, {member.member_id: b"mine"}, **_instance(fields)
         ),

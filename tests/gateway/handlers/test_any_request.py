@@ -12,7 +12,7 @@ from gateway.protocol.routes import ROUTES
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.protocol.wire.messages import REQUESTS
 from gateway.settings.model import INT32_MAX
-from tests.fakes.broker import House, open_house
+from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.asking import answer, ask
 from tests.gateway.handlers.asking import asked as asked_of
 from tests.gateway.protocol.wire.values import int8s, int16s, int32s, int64s, texts
@@ -85,14 +85,14 @@ _PLAIN: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def a_house() -> House:
-    house = open_house(
+def open_env() -> BrokerEnvironment:
+    env = open_environment(
         max_partitions_per_topic=20,
         group_min_session_timeout_ms=0,
         group_max_session_timeout_ms=INT32_MAX,
     )
-    house.topic("orders", 2, cleanup_policy="compact,delete")
-    return house
+    env.topic("orders", 2, cleanup_policy="compact,delete")
+    return env
 
 
 @settings(
@@ -104,23 +104,23 @@ def a_house() -> House:
 def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject) -> None:
     key, version = asked
     request = REQUESTS[ApiKey(key)]
-    house = a_house()
+    env = open_env()
     for _ in range(2):
         body = data.draw(structs(request._struct, request, version))
         try:
-            waiting = asked_of(house, body, version)
+            waiting = asked_of(env, body, version)
         except ValueError:
             # A topic without a name; the codec's own decoders let it through.
             assert key in (ApiKey.PRODUCE, ApiKey.FETCH)
             continue
         # Past every wait for records and for other members of a group.
-        house.clock.advance(LONGEST_WAIT)
+        env.clock.advance(LONGEST_WAIT)
         if key == ApiKey.PRODUCE and body.acks == 0:
             # Nothing is answered, and a failure hangs up.
             assert isinstance(waiting.failure, Refused) or waiting.result == b""
         else:
             assert answer(body, waiting.result, version) is not None
-    assert house.bugs == []
+    assert env.bugs == []
 
 
 @settings(max_examples=10, deadline=None)
@@ -130,10 +130,10 @@ def test_any_request_is_answered(asked: tuple[ApiKey, int], data: st.DataObject)
 @example("1_0")
 @example("nan")
 def test_any_value_of_any_config_is_taken_or_refused(text: str) -> None:
-    house = a_house()
+    env = open_env()
     kind = REQUESTS[ApiKey.INCREMENTAL_ALTER_CONFIGS]
     resource = kind.AlterConfigsResource
-    names = [row.name for row in _configs(house)]
+    names = [row.name for row in _configs(env)]
     assert len(names) == 37
     for name in names:
         config = resource.AlterableConfig(name=name, config_operation=0, value=text)
@@ -141,14 +141,14 @@ def test_any_value_of_any_config_is_taken_or_refused(text: str) -> None:
             resources=[resource(resource_type=2, resource_name="orders", configs=[config])],
             validate_only=False,
         )
-        assert ask(house, request, 1).responses[0].error_code in (0, 40)
+        assert ask(env, request, 1).responses[0].error_code in (0, 40)
         # What was taken can be shown, and the topic works on.
-        assert len(_configs(house)) == 37
+        assert len(_configs(env)) == 37
 
 
-def _configs(house: House) -> Any:
+def _configs(env: BrokerEnvironment) -> Any:
     kind = REQUESTS[ApiKey.DESCRIBE_CONFIGS]
     resource = kind.DescribeConfigsResource(
         resource_type=2, resource_name="orders", configuration_keys=None
     )
-    return ask(house, kind(resources=[resource]), 1).results[0].configs
+    return ask(env, kind(resources=[resource]), 1).results[0].configs

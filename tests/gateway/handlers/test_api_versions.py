@@ -9,7 +9,7 @@ from gateway.handlers.api_versions import unsupported_api_versions
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.routes import ROUTES, supported_versions
 from gateway.protocol.wire.api_keys import ApiKey
-from tests.fakes.broker import open_house
+from tests.fakes.broker import open_environment
 from tests.gateway.handlers.asking import ask
 
 
@@ -20,7 +20,7 @@ def ranges(answer: Any) -> dict[int, tuple[int, int]]:
 @pytest.mark.parametrize("version", range(5))
 def test_every_version_tells_exactly_what_is_routed(version):
     asked = ApiVersionsRequest(client_software_name="a-client", client_software_version="1.0")
-    answer = ask(open_house(), asked, version)
+    answer = ask(open_environment(), asked, version)
     assert answer.error_code == 0
     assert ranges(answer) == supported_versions()
     for key, number in ROUTES:

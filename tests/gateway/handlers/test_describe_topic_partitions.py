@@ -6,26 +6,26 @@ import pytest
 from kafka.protocol.admin.topics import DescribeTopicPartitionsRequest
 
 from gateway.handlers.describe_topic_partitions import MAX_PARTITIONS
-from tests.fakes.broker import House, open_house
+from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.asking import ask
 
 
 @pytest.fixture
-def house() -> House:
-    house = open_house()
-    house.topic("a", 2)
-    house.topic("b", 3)
-    house.topic("c", 1)
-    return house
+def env() -> BrokerEnvironment:
+    env = open_environment()
+    env.topic("a", 2)
+    env.topic("b", 3)
+    env.topic("c", 1)
+    return env
 
 
 def describe(
-    house: House, *names: str, limit: int = 100, cursor: tuple[str, int] | None = None
+    env: BrokerEnvironment, *names: str, limit: int = 100, cursor: tuple[str, int] | None = None
 ) -> Any:
     kind = DescribeTopicPartitionsRequest
     at = None if cursor is None else kind.Cursor(topic_name=cursor[0], partition_index=cursor[1])
     topics = [kind.TopicRequest(name=name) for name in names]
-    return ask(house, kind(topics=topics, response_partition_limit=limit, cursor=at), 0)
+    return ask(env, kind(topics=topics, response_partition_limit=limit, cursor=at), 0)
 
 
 def told(reply: Any) -> tuple[list[tuple[str, list[int]]], tuple[str, int] | None]:
@@ -36,41 +36,43 @@ def told(reply: Any) -> tuple[list[tuple[str, list[int]]], tuple[str, int] | Non
     )
 
 
-def test_no_topics_mean_all_of_them_in_order(house: House) -> None:
-    assert told(describe(house)) == ([("a", [0, 1]), ("b", [0, 1, 2]), ("c", [0])], None)
+def test_no_topics_mean_all_of_them_in_order(env: BrokerEnvironment) -> None:
+    assert told(describe(env)) == ([("a", [0, 1]), ("b", [0, 1, 2]), ("c", [0])], None)
 
 
-def test_a_page_ends_in_the_middle_of_a_topic_and_the_next_begins_there(house: House) -> None:
-    assert told(describe(house, limit=3)) == ([("a", [0, 1]), ("b", [0])], ("b", 1))
-    assert told(describe(house, limit=3, cursor=("b", 1))) == ([("b", [1, 2]), ("c", [0])], None)
+def test_a_page_ends_in_the_middle_of_a_topic_and_the_next_begins_there(
+    env: BrokerEnvironment,
+) -> None:
+    assert told(describe(env, limit=3)) == ([("a", [0, 1]), ("b", [0])], ("b", 1))
+    assert told(describe(env, limit=3, cursor=("b", 1))) == ([("b", [1, 2]), ("c", [0])], None)
 
 
-def test_a_page_that_ends_with_a_topic_points_to_the_next_one(house: House) -> None:
-    assert told(describe(house, limit=2)) == ([("a", [0, 1])], ("b", 0))
+def test_a_page_that_ends_with_a_topic_points_to_the_next_one(env: BrokerEnvironment) -> None:
+    assert told(describe(env, limit=2)) == ([("a", [0, 1])], ("b", 0))
 
 
-def test_going_from_cursor_to_cursor_tells_every_partition_once(house: House) -> None:
+def test_going_from_cursor_to_cursor_tells_every_partition_once(env: BrokerEnvironment) -> None:
     for limit in range(8):
         seen: list[tuple[str, int]] = []
         cursor: tuple[str, int] | None = None
         while True:
-            rows, cursor = told(describe(house, limit=limit, cursor=cursor))
+            rows, cursor = told(describe(env, limit=limit, cursor=cursor))
             seen += [(name, index) for name, indexes in rows for index in indexes]
             if cursor is None:
                 break
         assert seen == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2), ("c", 0)]
 
 
-def test_no_page_has_more_than_the_limit_however_many_are_asked_for(house: House) -> None:
-    house.topic("many", MAX_PARTITIONS + 1)
-    rows, cursor = told(describe(house, "many", limit=1 << 30))
+def test_no_page_has_more_than_the_limit_however_many_are_asked_for(env: BrokerEnvironment) -> None:
+    env.topic("many", MAX_PARTITIONS + 1)
+    rows, cursor = told(describe(env, "many", limit=1 << 30))
     assert len(rows[0][1]) == MAX_PARTITIONS == 2000
     assert cursor == ("many", 2000)
 
 
 # As Kafka 3.9.2 answered.
-def test_topics_that_are_not_there_are_errors_of_theirs(house: House) -> None:
-    reply = describe(house, "never", "a", "x y", "a")
+def test_topics_that_are_not_there_are_errors_of_theirs(env: BrokerEnvironment) -> None:
+    reply = describe(env, "never", "a", "x y", "a")
     assert [(topic.name, topic.error_code) for topic in reply.topics] == [
         ("a", 0),
         ("never", 3),
@@ -78,26 +80,26 @@ def test_topics_that_are_not_there_are_errors_of_theirs(house: House) -> None:
     ]
 
 
-def test_a_cursor_past_the_end_of_its_topic_tells_no_partition(house: House) -> None:
-    assert told(describe(house, "a", cursor=("a", 99))) == ([("a", [])], None)
+def test_a_cursor_past_the_end_of_its_topic_tells_no_partition(env: BrokerEnvironment) -> None:
+    assert told(describe(env, "a", cursor=("a", 99))) == ([("a", [])], None)
 
 
-def test_a_cursor_on_a_topic_that_is_gone_goes_on_with_the_next(house: House) -> None:
-    assert told(describe(house, cursor=("aa", 7))) == ([("b", [0, 1, 2]), ("c", [0])], None)
+def test_a_cursor_on_a_topic_that_is_gone_goes_on_with_the_next(env: BrokerEnvironment) -> None:
+    assert told(describe(env, cursor=("aa", 7))) == ([("b", [0, 1, 2]), ("c", [0])], None)
 
 
 @pytest.mark.parametrize("cursor", [("a", -2), ("z", 0), ("b", 0)])
 def test_a_cursor_that_is_none_of_what_is_asked_for_is_refused(
-    house: House, cursor: tuple[str, int]
+    env: BrokerEnvironment, cursor: tuple[str, int]
 ) -> None:
-    reply = describe(house, "a", cursor=cursor)
+    reply = describe(env, "a", cursor=cursor)
     assert [(topic.name, topic.error_code) for topic in reply.topics] == [("a", 42)]
 
 
 def test_a_partition_is_led_and_held_by_the_gateway() -> None:
-    house = open_house(node_id=4)
-    house.topic("a")
-    topic = describe(house, "a").topics[0]
+    env = open_environment(node_id=4)
+    env.topic("a")
+    topic = describe(env, "a").topics[0]
     (row,) = topic.partitions
     assert (row.leader_id, row.leader_epoch, list(row.replica_nodes), list(row.isr_nodes)) == (
         4,
@@ -105,6 +107,6 @@ def test_a_partition_is_led_and_held_by_the_gateway() -> None:
         [4],
         [4],
     )
-    assert topic.topic_id.bytes == house.broker.topics.require("a").topic.topic_id
+    assert topic.topic_id.bytes == env.broker.topics.require("a").topic.topic_id
     # 0b110111111000: read, write, create, delete, alter, describe, describe and alter configs, as Kafka 3.9.2 without an authorizer.
     assert topic.topic_authorized_operations == 3576

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gateway.protocol.errors import ErrorCode
-from tests.fakes.broker import Started, ended, open_house
+from tests.fakes.broker import Started, ended, open_environment
 from tests.gateway.handlers.consuming import ask, at, batch_entry, consume, payload, request, rows
 
 PARTITIONS = 4
@@ -26,8 +26,8 @@ class Session(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.house = open_house()
-        self.house.topic("orders", PARTITIONS)
+        self.env = open_environment()
+        self.env.topic("orders", PARTITIONS)
         self.positions: dict[int, int] = {}
         self.sent: dict[int, int] = {}
         self.session = (0, 0)
@@ -35,7 +35,7 @@ class Session(RuleBasedStateMachine):
         self.asked: dict[int, int] = {}
 
     def log(self, index: int) -> Any:
-        return self.house.partition("orders", index).log
+        return self.env.partition("orders", index).log
 
     @rule(index=PARTITION, count=st.integers(1, 3))
     def produce(self, index: int, count: int) -> None:
@@ -61,9 +61,9 @@ class Session(RuleBasedStateMachine):
 
     @rule()
     def make_the_topic_anew(self) -> None:
-        topics = self.house.broker.topics
+        topics = self.env.broker.topics
         ended(topics.delete(topics.require("orders")))
-        self.house.topic("orders", PARTITIONS)
+        self.env.topic("orders", PARTITIONS)
         self._collect()
         self.positions = dict.fromkeys(self.positions, 0)
 
@@ -98,13 +98,13 @@ class Session(RuleBasedStateMachine):
             session=self.session,
             forgotten=forgotten,
         )
-        self.polling = ask(self.house, asked)
+        self.polling = ask(self.env, asked)
         self._collect()
 
     @precondition(lambda self: self.polling is not None)
     @rule()
     def time_passes(self) -> None:
-        self.house.clock.advance(WAIT_MS / 1000)
+        self.env.clock.advance(WAIT_MS / 1000)
         self._collect()
         assert self.polling is None
 
@@ -121,7 +121,7 @@ class Session(RuleBasedStateMachine):
     @precondition(lambda self: self.polling is None)
     @rule()
     def lose_the_session(self) -> None:
-        self.house.broker.fetch_sessions.remove(self.session[0])
+        self.env.broker.fetch_sessions.remove(self.session[0])
 
     def _collect(self) -> None:
         if self.polling is None or not self.polling.is_done:
@@ -183,13 +183,13 @@ class Session(RuleBasedStateMachine):
 
     @invariant()
     def nobody_watches_but_sessions(self) -> None:
-        kept = self.house.broker.fetch_sessions
+        kept = self.env.broker.fetch_sessions
         for index in range(PARTITIONS):
             assert len(self.log(index)._watchers) <= len(kept)
 
     @invariant()
     def nothing_is_left_on_the_clock(self) -> None:
-        assert len(self.house.clock.getDelayedCalls()) == (0 if self.polling is None else 1)
+        assert len(self.env.clock.getDelayedCalls()) == (0 if self.polling is None else 1)
 
 
 Session.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

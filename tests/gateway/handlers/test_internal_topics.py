@@ -18,7 +18,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 from gateway.protocol.errors import ErrorCode
 from gateway.topics.topic_names import CONSUMER_OFFSETS
 from storage.log import Topic
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
 from tests.gateway.handlers import consuming
 from tests.gateway.handlers.admin.test_describe_configs import TOPIC, describe, values
@@ -30,14 +30,14 @@ REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 
 
 @pytest.fixture
-def house() -> House:
-    house = open_house()
-    house.topic("orders")
-    return house
+def env() -> BrokerEnvironment:
+    env = open_environment()
+    env.topic("orders")
+    return env
 
 
 def metadata(
-    house: House, *names: str, version: int = 12, may_create: bool = False
+    env: BrokerEnvironment, *names: str, version: int = 12, may_create: bool = False
 ) -> dict[str, Any]:
     """All topics where none is named."""
     topics = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=None) for name in names] or (
@@ -48,21 +48,21 @@ def metadata(
         allow_auto_topic_creation=may_create,
         include_topic_authorized_operations=False,
     )
-    return {topic.name: topic for topic in ask(house, request, version).topics}
+    return {topic.name: topic for topic in ask(env, request, version).topics}
 
 
-def use(house: House) -> None:
+def use(env: BrokerEnvironment) -> None:
     """As the first consumer of a group does."""
-    assert ask(house, FindCoordinatorRequest(key="g", key_type=0), 2).error_code == 0
+    assert ask(env, FindCoordinatorRequest(key="g", key_type=0), 2).error_code == 0
 
 
 @pytest.mark.parametrize("version", range(14))
 def test_the_topic_of_committed_offsets_is_listed_once_a_coordinator_was_asked_for(
-    house: House, version: int
+    env: BrokerEnvironment, version: int
 ) -> None:
-    assert set(metadata(house, version=version)) == {"orders"}
-    use(house)
-    listed = metadata(house, version=version)
+    assert set(metadata(env, version=version)) == {"orders"}
+    use(env)
+    listed = metadata(env, version=version)
     assert set(listed) == {"orders", CONSUMER_OFFSETS}
     assert [len(topic.partitions) for topic in listed.values()] == [1, 50]
     if version >= 1:
@@ -70,42 +70,41 @@ def test_the_topic_of_committed_offsets_is_listed_once_a_coordinator_was_asked_f
     if version >= 10:
         assert (
             listed[CONSUMER_OFFSETS].topic_id
-            == metadata(house, CONSUMER_OFFSETS)[CONSUMER_OFFSETS].topic_id
+            == metadata(env, CONSUMER_OFFSETS)[CONSUMER_OFFSETS].topic_id
         )
 
 
-def test_a_lookup_for_transactions_lists_nothing(house: House) -> None:
-    ask(house, FindCoordinatorRequest(key="t", key_type=1), 2)
-    assert set(metadata(house)) == {"orders"}
+def test_a_lookup_for_transactions_lists_nothing(env: BrokerEnvironment) -> None:
+    ask(env, FindCoordinatorRequest(key="t", key_type=1), 2)
+    assert set(metadata(env)) == {"orders"}
 
 
 @pytest.mark.parametrize(
     ("may_create", "code"), [(False, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (True, 0)]
 )
 def test_a_lookup_by_name_lists_it_where_it_may_create_topics(
-    house: House, may_create: bool, code: int
+    env: BrokerEnvironment, may_create: bool, code: int
 ) -> None:
     assert (
-        metadata(house, CONSUMER_OFFSETS, may_create=may_create)[CONSUMER_OFFSETS].error_code
-        == code
+        metadata(env, CONSUMER_OFFSETS, may_create=may_create)[CONSUMER_OFFSETS].error_code == code
     )
-    assert [live.name for live in house.broker.topics] == ["orders"]
+    assert [live.name for live in env.broker.topics] == ["orders"]
 
 
-def test_its_partitions_are_described_in_pages(house: House) -> None:
-    use(house)
+def test_its_partitions_are_described_in_pages(env: BrokerEnvironment) -> None:
+    use(env)
     request = DescribeTopicPartitionsRequest(topics=[], response_partition_limit=2000, cursor=None)
-    topics = ask(house, request, 0).topics
+    topics = ask(env, request, 0).topics
     assert [(topic.name, topic.is_internal, len(topic.partitions)) for topic in topics] == [
         (CONSUMER_OFFSETS, True, 50),
         ("orders", False, 1),
     ]
 
 
-def test_its_configs_are_those_that_kafka_gives_it(house: House) -> None:
-    use(house)
+def test_its_configs_are_those_that_kafka_gives_it(env: BrokerEnvironment) -> None:
+    use(env)
     (result,) = describe(
-        house, (TOPIC, CONSUMER_OFFSETS, ["cleanup.policy", "segment.bytes", "compression.type"])
+        env, (TOPIC, CONSUMER_OFFSETS, ["cleanup.policy", "segment.bytes", "compression.type"])
     )
     assert values(result) == {
         "cleanup.policy": "compact",
@@ -115,60 +114,60 @@ def test_its_configs_are_those_that_kafka_gives_it(house: House) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 12, 17])
-def test_it_is_not_read(house: House, version: int) -> None:
-    use(house)
-    topic_id = house.broker.topics.internal(CONSUMER_OFFSETS).topic.topic_id
+def test_it_is_not_read(env: BrokerEnvironment, version: int) -> None:
+    use(env)
+    topic_id = env.broker.topics.internal(CONSUMER_OFFSETS).topic.topic_id
     topic = CONSUMER_OFFSETS if version < 13 else topic_id
     fetched = consuming.rows(
-        consuming.ask(house, consuming.request(version, [consuming.at(0)], topic=topic)).result
+        consuming.ask(env, consuming.request(version, [consuming.at(0)], topic=topic)).result
     )
     assert fetched[topic, 0].error_code == REFUSED
-    assert commit(house, (CONSUMER_OFFSETS, 0, 1), version=8) == [REFUSED]
+    assert commit(env, (CONSUMER_OFFSETS, 0, 1), version=8) == [REFUSED]
 
 
 @pytest.mark.parametrize("version", [1, 11])
-def test_its_offsets_are_those_of_an_empty_log(house: House, version: int) -> None:
+def test_its_offsets_are_those_of_an_empty_log(env: BrokerEnvironment, version: int) -> None:
     """As for a client that may describe a topic and not read it: aiokafka repeats ListOffsets for ever after this error, but not Fetch."""
-    use(house)
+    use(env)
     wanted = [
         (CONSUMER_OFFSETS, 0, LATEST),
         (CONSUMER_OFFSETS, 49, EARLIEST),
         (CONSUMER_OFFSETS, 1, 1000),
         (CONSUMER_OFFSETS, 50, LATEST),
     ]
-    found = [(row.error_code, row.offset) for row in list_offsets(house, *wanted, version=version)]
+    found = [(row.error_code, row.offset) for row in list_offsets(env, *wanted, version=version)]
     assert found[:3] == [(0, 0), (0, 0), (0, -1)]
     assert found[3][0] != 0
 
 
-def test_its_offsets_are_those_of_an_empty_log_in_version_0(house: House) -> None:
-    use(house)
-    (row,) = list_offsets(house, (CONSUMER_OFFSETS, 0, LATEST), version=0)
+def test_its_offsets_are_those_of_an_empty_log_in_version_0(env: BrokerEnvironment) -> None:
+    use(env)
+    (row,) = list_offsets(env, (CONSUMER_OFFSETS, 0, LATEST), version=0)
     assert (row.error_code, row.old_style_offsets) == (0, [0])
 
 
-def test_it_is_neither_made_nor_altered_nor_deleted(house: House) -> None:
+def test_it_is_neither_made_nor_altered_nor_deleted(env: BrokerEnvironment) -> None:
     new = CreateTopicsRequest.CreatableTopic(
         name=CONSUMER_OFFSETS, num_partitions=1, replication_factor=1, assignments=[], configs=[]
     )
     request = CreateTopicsRequest(topics=[new], timeout_ms=0, validate_only=False)
-    (created,) = ask(house, request, 7).topics
+    (created,) = ask(env, request, 7).topics
     assert created.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
-    use(house)
+    use(env)
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
     config = resource.AlterableConfig(name="segment.bytes", config_operation=0, value="1000")
     wanted = resource(resource_type=TOPIC, resource_name=CONSUMER_OFFSETS, configs=[config])
     (altered,) = ask(
-        house, IncrementalAlterConfigsRequest(resources=[wanted], validate_only=False), 1
+        env, IncrementalAlterConfigsRequest(resources=[wanted], validate_only=False), 1
     ).responses
     more = CreatePartitionsRequest.CreatePartitionsTopic(
         name=CONSUMER_OFFSETS, count=60, assignments=None
     )
     (extended,) = ask(
-        house, CreatePartitionsRequest(topics=[more], timeout_ms=0, validate_only=False), 3
+        env, CreatePartitionsRequest(topics=[more], timeout_ms=0, validate_only=False), 3
     ).results
     gone = DeleteTopicsRequest.DeleteTopicState(name=CONSUMER_OFFSETS, topic_id=None)
-    (deleted,) = ask(house, DeleteTopicsRequest(topics=[gone], timeout_ms=0), 6).responses
+    (deleted,) = ask(env, DeleteTopicsRequest(topics=[gone], timeout_ms=0), 6).responses
     assert [row.error_code for row in (altered, extended, deleted)] == [REFUSED] * 3
     assert "internal topic" in altered.error_message
 
@@ -176,13 +175,13 @@ def test_it_is_neither_made_nor_altered_nor_deleted(house: House) -> None:
 def test_one_that_is_stored_is_a_topic_like_others() -> None:
     """Made by an earlier version, or by somebody else in the same namespace of Pulsar."""
     medium = Medium()
-    house = open_house(medium)
-    ended(house.store.create_topic(Topic(CONSUMER_OFFSETS, b"i" * 16, 2)))
-    ended(house.store.close())
-    house = open_house(medium)
-    use(house)
-    listed = metadata(house)
+    env = open_environment(medium)
+    ended(env.store.create_topic(Topic(CONSUMER_OFFSETS, b"i" * 16, 2)))
+    ended(env.store.close())
+    env = open_environment(medium)
+    use(env)
+    listed = metadata(env)
     assert [(name, len(topic.partitions), topic.is_internal) for name, topic in listed.items()] == [
         (CONSUMER_OFFSETS, 2, True)
     ]
-    assert [row.error_code for row in list_offsets(house, (CONSUMER_OFFSETS, 0, LATEST))] == [0]
+    assert [row.error_code for row in list_offsets(env, (CONSUMER_OFFSETS, 0, LATEST))] == [0]

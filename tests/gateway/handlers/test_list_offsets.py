@@ -14,7 +14,7 @@ from gateway.protocol.errors import ErrorCode
 from storage.log import StorageFailed
 from tests.compat.records import building
 from tests.compat.records.building import Sample
-from tests.fakes.broker import NOW, House, ended, open_house
+from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.fakes.connection import events
 from tests.gateway.handlers.asking import ask, asked
 from tests.gateway.sets import old_set
@@ -26,7 +26,7 @@ LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING
 Topic = ListOffsetsRequest.ListOffsetsTopic
 
 
-def append(house: House, *timestamps: int, index: int = 0) -> None:
+def append(env: BrokerEnvironment, *timestamps: int, index: int = 0) -> None:
     """One batch with a record at each of these times."""
     builder = kafka.record.default_records.DefaultRecordBatchBuilder(
         2, 0, False, -1, -1, -1, 1 << 20
@@ -34,21 +34,21 @@ def append(house: House, *timestamps: int, index: int = 0) -> None:
     for offset, timestamp in enumerate(timestamps):
         builder.append(offset, timestamp, b"k", b"v", [])
     records = memoryview(bytearray(builder.build()))
-    ended(house.partition("orders", index).append_batch(records, check_batch(records, 11), NOW))
+    ended(env.partition("orders", index).append_batch(records, check_batch(records, 11), NOW))
 
 
 @pytest.fixture
-def house() -> House:
+def env() -> BrokerEnvironment:
     """Offsets 0-2 at 100, 300, 200 and 3-4 at 400, 50 in partition 0; nothing in partition 1."""
-    house = open_house()
-    house.topic("orders", 2)
-    append(house, 100, 300, 200)
-    append(house, 400, 50)
-    return house
+    env = open_environment()
+    env.topic("orders", 2)
+    append(env, 100, 300, 200)
+    append(env, 400, 50)
+    return env
 
 
 def list_offsets(
-    house: House, *wanted: tuple[str, int, int], version: int = 11, epoch: int = -1
+    env: BrokerEnvironment, *wanted: tuple[str, int, int], version: int = 11, epoch: int = -1
 ) -> list[Any]:
     topics = [
         Topic(
@@ -65,24 +65,26 @@ def list_offsets(
         for name, index, timestamp in wanted
     ]
     reply = ask(
-        house,
+        env,
         ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=topics, timeout_ms=1000),
         version,
     )
     return [row for topic in reply.topics for row in topic.partitions]
 
 
-def found(house: House, timestamp: int, index: int = 0, version: int = 11) -> tuple[int, int]:
+def found(
+    env: BrokerEnvironment, timestamp: int, index: int = 0, version: int = 11
+) -> tuple[int, int]:
     """(offset, timestamp)"""
-    (row,) = list_offsets(house, ("orders", index, timestamp), version=version)
+    (row,) = list_offsets(env, ("orders", index, timestamp), version=version)
     assert row.error_code == 0
     return row.offset, row.timestamp
 
 
 @pytest.mark.parametrize("version", range(1, 12))
-def test_every_version_knows_the_ends(house: House, version: int) -> None:
-    assert found(house, LATEST, version=version) == (5, -1)
-    assert found(house, EARLIEST, version=version) == (0, -1)
+def test_every_version_knows_the_ends(env: BrokerEnvironment, version: int) -> None:
+    assert found(env, LATEST, version=version) == (5, -1)
+    assert found(env, EARLIEST, version=version) == (0, -1)
 
 
 @pytest.mark.parametrize(
@@ -99,26 +101,26 @@ def test_every_version_knows_the_ends(house: House, version: int) -> None:
     ],
 )
 def test_a_time_finds_the_first_record_that_is_not_older(
-    house: House, timestamp: int, offset: int, at: int
+    env: BrokerEnvironment, timestamp: int, offset: int, at: int
 ) -> None:
-    assert found(house, timestamp) == (offset, at)
+    assert found(env, timestamp) == (offset, at)
 
 
-def test_an_empty_partition_has_no_record_of_any_time(house: House) -> None:
-    assert found(house, 0, index=1) == (-1, -1)
-    assert found(house, MAX_TIMESTAMP, index=1) == (-1, -1)
-    assert found(house, LATEST, index=1) == (0, -1)
+def test_an_empty_partition_has_no_record_of_any_time(env: BrokerEnvironment) -> None:
+    assert found(env, 0, index=1) == (-1, -1)
+    assert found(env, MAX_TIMESTAMP, index=1) == (-1, -1)
+    assert found(env, LATEST, index=1) == (0, -1)
 
 
-def test_the_greatest_timestamp_has_a_name(house: House) -> None:
-    append(house, 350, 60)
-    assert found(house, MAX_TIMESTAMP) == (3, 400)
+def test_the_greatest_timestamp_has_a_name(env: BrokerEnvironment) -> None:
+    append(env, 350, 60)
+    assert found(env, MAX_TIMESTAMP) == (3, 400)
 
 
-def test_without_tiers_the_local_log_is_all_there_is(house: House) -> None:
-    assert found(house, EARLIEST_LOCAL) == (0, -1)
-    assert found(house, LATEST_TIERED) == (-1, -1)
-    assert found(house, EARLIEST_PENDING_UPLOAD) == (-1, -1)
+def test_without_tiers_the_local_log_is_all_there_is(env: BrokerEnvironment) -> None:
+    assert found(env, EARLIEST_LOCAL) == (0, -1)
+    assert found(env, LATEST_TIERED) == (-1, -1)
+    assert found(env, EARLIEST_PENDING_UPLOAD) == (-1, -1)
 
 
 # Versions as in Kafka's KafkaApis.handleListOffsetRequestV1AndAbove.
@@ -134,108 +136,108 @@ def test_without_tiers_the_local_log_is_all_there_is(house: House) -> None:
     ],
 )
 def test_a_name_that_the_version_does_not_have_is_refused(
-    house: House, timestamp: int, version: int
+    env: BrokerEnvironment, timestamp: int, version: int
 ) -> None:
-    (row,) = list_offsets(house, ("orders", 0, timestamp), version=version)
+    (row,) = list_offsets(env, ("orders", 0, timestamp), version=version)
     assert (row.error_code, row.offset, row.timestamp) == (ErrorCode.UNSUPPORTED_VERSION, -1, -1)
 
 
-def test_a_partition_that_is_asked_for_twice_is_refused(house: House) -> None:
-    rows = list_offsets(
-        house, ("orders", 0, LATEST), ("orders", 1, LATEST), ("orders", 0, EARLIEST)
-    )
+def test_a_partition_that_is_asked_for_twice_is_refused(env: BrokerEnvironment) -> None:
+    rows = list_offsets(env, ("orders", 0, LATEST), ("orders", 1, LATEST), ("orders", 0, EARLIEST))
     assert [row.error_code for row in rows] == [42, 0, 42]
 
 
-def test_partitions_that_are_not_there_are_unknown(house: House) -> None:
+def test_partitions_that_are_not_there_are_unknown(env: BrokerEnvironment) -> None:
     assert [
         row.error_code
         for row in list_offsets(
-            house, ("never", 0, LATEST), ("orders", 2, LATEST), ("orders", -1, LATEST)
+            env, ("never", 0, LATEST), ("orders", 2, LATEST), ("orders", -1, LATEST)
         )
     ] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(("epoch", "code"), [(-1, 0), (0, 0), (1, ErrorCode.UNKNOWN_LEADER_EPOCH)])
 def test_the_client_s_leader_epoch_must_be_the_current_one(
-    house: House, epoch: int, code: int
+    env: BrokerEnvironment, epoch: int, code: int
 ) -> None:
-    assert [row.error_code for row in list_offsets(house, ("orders", 0, LATEST), epoch=epoch)] == [
+    assert [row.error_code for row in list_offsets(env, ("orders", 0, LATEST), epoch=epoch)] == [
         code
     ]
 
 
-def test_a_record_below_the_start_of_the_log_is_not_found(house: House) -> None:
-    ended(house.partition().log.delete_before(1))
-    assert found(house, 0) == (1, 300)
-    ended(house.partition().log.delete_before(2))
+def test_a_record_below_the_start_of_the_log_is_not_found(env: BrokerEnvironment) -> None:
+    ended(env.partition().log.delete_before(1))
+    assert found(env, 0) == (1, 300)
+    ended(env.partition().log.delete_before(2))
     # What is left of its entry, offset 2, is older: the next entry has it.
-    assert found(house, 250) == (3, 400)
-    assert found(house, 200) == (2, 200)
+    assert found(env, 250) == (3, 400)
+    assert found(env, 200) == (2, 200)
 
 
-def test_where_all_that_is_left_is_older_there_is_none(house: House) -> None:
-    ended(house.partition().log.delete_before(4))
-    assert found(house, 300) == (-1, -1)
+def test_where_all_that_is_left_is_older_there_is_none(env: BrokerEnvironment) -> None:
+    ended(env.partition().log.delete_before(4))
+    assert found(env, 300) == (-1, -1)
 
 
-def test_records_of_format_0_count_as_written_when_they_came(house: House) -> None:
+def test_records_of_format_0_count_as_written_when_they_came(env: BrokerEnvironment) -> None:
     records = old_set(3, magic=0)
-    partition = house.partition("orders", 1)
+    partition = env.partition("orders", 1)
     ended(
         partition.append_message_set(
             records, check_message_set(records, max_decompressed_bytes=1 << 20), NOW
         )
     )
-    assert found(house, 0, index=1) == found(house, NOW, index=1) == (0, NOW)
-    assert found(house, NOW + 1, index=1) == (-1, -1)
-    assert found(house, LATEST, index=1) == (3, -1)
+    assert found(env, 0, index=1) == found(env, NOW, index=1) == (0, NOW)
+    assert found(env, NOW + 1, index=1) == (-1, -1)
+    assert found(env, LATEST, index=1) == (3, -1)
     ended(partition.log.delete_before(1))
-    assert found(house, NOW, index=1) == (1, NOW)
+    assert found(env, NOW, index=1) == (1, NOW)
 
 
 # Batches whose header and checksum hold and whose records nobody can read (decision 009).
 
 
 def append_unreadable(
-    house: House, *timestamps: int, codec: int = 0, content: bytes = b"nonsense"
+    env: BrokerEnvironment, *timestamps: int, codec: int = 0, content: bytes = b"nonsense"
 ) -> None:
     """A batch in partition 0 whose header speaks of a record at each of these times."""
     samples = [Sample(offset, timestamp, b"k", b"v") for offset, timestamp in enumerate(timestamps)]
     records = memoryview(bytearray(building.batch(samples, codec=codec, content=content)))
-    ended(house.partition().append_batch(records, check_batch(records, 11), NOW))
+    ended(env.partition().append_batch(records, check_batch(records, 11), NOW))
 
 
 @pytest.mark.parametrize("codec", [building.NONE, building.GZIP, building.ZSTD])
 def test_a_time_within_what_cannot_be_read_finds_its_begin_so_that_nothing_is_missed(
-    house: House, codec: int
+    env: BrokerEnvironment, codec: int
 ) -> None:
-    append_unreadable(house, 500, 600, codec=codec)
-    append(house, 700)
-    assert found(house, 450) == found(house, 600) == (5, 600)
-    assert (found(house, 400), found(house, 601)) == ((3, 400), (7, 700))
+    append_unreadable(env, 500, 600, codec=codec)
+    append(env, 700)
+    assert found(env, 450) == found(env, 600) == (5, 600)
+    assert (found(env, 400), found(env, 601)) == ((3, 400), (7, 700))
 
 
-def test_the_greatest_timestamp_may_be_in_what_cannot_be_read(house: House) -> None:
-    append_unreadable(house, 500, 600)
-    append(house, 550)
-    assert found(house, MAX_TIMESTAMP) == (5, 600)
+def test_the_greatest_timestamp_may_be_in_what_cannot_be_read(env: BrokerEnvironment) -> None:
+    append_unreadable(env, 500, 600)
+    append(env, 550)
+    assert found(env, MAX_TIMESTAMP) == (5, 600)
 
 
-def test_of_what_cannot_be_read_the_part_that_was_deleted_is_not_found(house: House) -> None:
-    append_unreadable(house, 500, 600, 500)
-    ended(house.partition().log.delete_before(6))
-    assert found(house, 450) == found(house, MAX_TIMESTAMP) == (6, 600)
+def test_of_what_cannot_be_read_the_part_that_was_deleted_is_not_found(
+    env: BrokerEnvironment,
+) -> None:
+    append_unreadable(env, 500, 600, 500)
+    ended(env.partition().log.delete_before(6))
+    assert found(env, 450) == found(env, MAX_TIMESTAMP) == (6, 600)
 
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_an_old_client_that_asks_by_time_gets_past_what_cannot_be_read(
-    house: House, version: int
+    env: BrokerEnvironment, version: int
 ) -> None:
-    append_unreadable(house, 500, 600)
+    append_unreadable(env, 500, 600)
     asked = Topic.ListOffsetsPartition(partition_index=0, timestamp=450, max_num_offsets=1)
     reply = ask(
-        house,
+        env,
         ListOffsetsRequest(replica_id=-1, topics=[Topic(name="orders", partitions=[asked])]),
         version,
     )
@@ -244,18 +246,18 @@ def test_an_old_client_that_asks_by_time_gets_past_what_cannot_be_read(
 
 
 def test_a_bomb_is_found_by_its_begin_and_not_unpacked() -> None:
-    house = open_house(max_decompressed_bytes=1 << 20)
-    house.topic("orders")
-    append_unreadable(house, 500, codec=building.GZIP, content=bytes(2 << 20))
-    assert found(house, 450) == (0, 500)
+    env = open_environment(max_decompressed_bytes=1 << 20)
+    env.topic("orders")
+    append_unreadable(env, 500, codec=building.GZIP, content=bytes(2 << 20))
+    assert found(env, 450) == (0, 500)
 
 
 def test_what_cannot_be_read_is_in_the_log_once(
-    house: House, caplog: pytest.LogCaptureFixture
+    env: BrokerEnvironment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    append_unreadable(house, 500, 600)
+    append_unreadable(env, 500, 600)
     for timestamp in (450, 450, MAX_TIMESTAMP):
-        found(house, timestamp)
+        found(env, timestamp)
     ((event, fields),) = events(caplog)
     assert event.startswith("records cannot be read")
     assert (
@@ -266,22 +268,22 @@ def test_what_cannot_be_read_is_in_the_log_once(
     ) == ("orders", 0, 5, 6)
 
 
-def test_without_memory_to_look_into_it_a_batch_is_asked_for_again(house: House) -> None:
+def test_without_memory_to_look_into_it_a_batch_is_asked_for_again(env: BrokerEnvironment) -> None:
     def run(*_: object) -> Any:
         raise NoMemory("no memory to decompress gzip")
 
-    house.broker = replace(house.broker, run_for=run)
-    (row,) = list_offsets(house, ("orders", 0, 350))
+    env.broker = replace(env.broker, run_for=run)
+    (row,) = list_offsets(env, ("orders", 0, 350))
     assert row.error_code == ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-def test_version_0_answers_in_an_array(house: House) -> None:
+def test_version_0_answers_in_an_array(env: BrokerEnvironment) -> None:
     partitions = [
         Topic.ListOffsetsPartition(partition_index=0, timestamp=timestamp, max_num_offsets=5)
         for timestamp in (LATEST, EARLIEST)
     ]
     reply = ask(
-        house,
+        env,
         ListOffsetsRequest(replica_id=-1, topics=[Topic(name="orders", partitions=partitions)]),
         0,
     )
@@ -289,7 +291,7 @@ def test_version_0_answers_in_an_array(house: House) -> None:
 
 
 def epochs(
-    house: House, *wanted: tuple[str, int, int], version: int = 4, current: int = -1
+    env: BrokerEnvironment, *wanted: tuple[str, int, int], version: int = 4, current: int = -1
 ) -> list[tuple[int, int, int]]:
     """(error code, epoch, end offset)"""
     topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
@@ -304,7 +306,7 @@ def epochs(
         )
         for name, index, epoch in wanted
     ]
-    reply = ask(house, OffsetForLeaderEpochRequest(replica_id=-1, topics=topics), version)
+    reply = ask(env, OffsetForLeaderEpochRequest(replica_id=-1, topics=topics), version)
     return [
         (row.error_code, row.leader_epoch, row.end_offset)
         for one in reply.topics
@@ -313,41 +315,41 @@ def epochs(
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_the_current_epoch_ends_at_the_end(house: House, version: int) -> None:
-    assert epochs(house, ("orders", 0, 0), version=version) == [(0, 0 if version else -1, 5)]
+def test_the_current_epoch_ends_at_the_end(env: BrokerEnvironment, version: int) -> None:
+    assert epochs(env, ("orders", 0, 0), version=version) == [(0, 0 if version else -1, 5)]
 
 
-def test_an_epoch_to_come_has_no_end(house: House) -> None:
-    assert epochs(house, ("orders", 0, 7)) == [(0, -1, -1)]
+def test_an_epoch_to_come_has_no_end(env: BrokerEnvironment) -> None:
+    assert epochs(env, ("orders", 0, 7)) == [(0, -1, -1)]
 
 
-def test_epochs_of_no_partition_and_of_a_leader_to_come_are_errors(house: House) -> None:
-    assert epochs(house, ("never", 0, 0)) == [(3, -1, -1)]
-    assert epochs(house, ("orders", 0, 0), current=3) == [(ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)]
+def test_epochs_of_no_partition_and_of_a_leader_to_come_are_errors(env: BrokerEnvironment) -> None:
+    assert epochs(env, ("never", 0, 0)) == [(3, -1, -1)]
+    assert epochs(env, ("orders", 0, 0), current=3) == [(ErrorCode.UNKNOWN_LEADER_EPOCH, -1, -1)]
 
 
 @pytest.mark.parametrize(
     ("version", "told"), [(2, ErrorCode.NOT_LEADER_OR_FOLLOWER), (3, ErrorCode.KAFKA_STORAGE_ERROR)]
 )
 def test_a_store_that_fails_is_told_as_something_that_the_consumer_retries(
-    house: House, version: int, told: ErrorCode
+    env: BrokerEnvironment, version: int, told: ErrorCode
 ) -> None:
-    house.store.refuse_logs = StorageFailed("unreachable")
-    (row,) = list_offsets(house, ("orders", 1, LATEST), version=version)
+    env.store.refuse_logs = StorageFailed("unreachable")
+    (row,) = list_offsets(env, ("orders", 1, LATEST), version=version)
     assert row.error_code == told
 
 
 def test_partitions_that_are_not_open_open_together() -> None:
-    house = open_house()
-    house.topic("orders", 2)
-    house.store.slow_logs = Deferred()
+    env = open_environment()
+    env.topic("orders", 2)
+    env.store.slow_logs = Deferred()
     wanted = [Topic(name="orders", partitions=[_latest(0), _latest(1)])]
     asking = asked(
-        house,
+        env,
         ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=wanted, timeout_ms=1000),
         4,
     )
-    assert (asking.is_done, house.store.logs_asked) == (False, 2)
+    assert (asking.is_done, env.store.logs_asked) == (False, 2)
 
 
 def _latest(index: int) -> Any:

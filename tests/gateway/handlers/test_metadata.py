@@ -11,15 +11,15 @@ from gateway.protocol.errors import ErrorCode
 from gateway.protocol.routes import ROUTES, Encoded
 from gateway.protocol.wire.api_keys import ApiKey
 from gateway.topics.topic_names import TRAFFIC_TOPIC
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import answer, ask, asked
 
 Named = MetadataRequest.MetadataRequestTopic
 
 
 @pytest.fixture
-def house() -> House:
-    return open_house()
+def env() -> BrokerEnvironment:
+    return open_environment()
 
 
 def request(*wanted: str | uuid.UUID | Any, **flags: bool) -> Any:
@@ -43,19 +43,19 @@ def codes(reply: Any) -> list[tuple[str | None, int]]:
     return [(topic.name, topic.error_code) for topic in reply.topics]
 
 
-def names(house: House) -> set[str]:
-    return {live.name for live in house.broker.topics}
+def names(env: BrokerEnvironment) -> set[str]:
+    return {live.name for live in env.broker.topics}
 
 
-def id_of(house: House, name: str) -> uuid.UUID:
-    return uuid.UUID(bytes=house.broker.topics.require(name).topic.topic_id)
+def id_of(env: BrokerEnvironment, name: str) -> uuid.UUID:
+    return uuid.UUID(bytes=env.broker.topics.require(name).topic.topic_id)
 
 
 @pytest.mark.parametrize("version", range(14))
 def test_every_version_names_brokers_topics_and_leaders(version: int) -> None:
-    house = open_house(node_id=3)
-    house.topic("orders", 2)
-    reply = ask(house, request("orders"), version)
+    env = open_environment(node_id=3)
+    env.topic("orders", 2)
+    reply = ask(env, request("orders"), version)
     assert [(one.node_id, one.host, one.port) for one in reply.brokers] == [(3, "127.0.0.1", 9092)]
     assert codes(reply) == [("orders", 0)]
     rows = [
@@ -66,103 +66,103 @@ def test_every_version_names_brokers_topics_and_leaders(version: int) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 14))
-def test_null_means_all_topics_and_an_empty_list_none(house: House, version: int) -> None:
-    house.topic("orders")
-    house.topic("bills")
-    assert sorted(codes(ask(house, everything(), version))) == [("bills", 0), ("orders", 0)]
-    assert codes(ask(house, request(), version)) == []
+def test_null_means_all_topics_and_an_empty_list_none(env: BrokerEnvironment, version: int) -> None:
+    env.topic("orders")
+    env.topic("bills")
+    assert sorted(codes(ask(env, everything(), version))) == [("bills", 0), ("orders", 0)]
+    assert codes(ask(env, request(), version)) == []
 
 
-def test_in_version_0_an_empty_list_means_all(house: House) -> None:
-    house.topic("orders")
-    assert codes(ask(house, request(), 0)) == [("orders", 0)]
+def test_in_version_0_an_empty_list_means_all(env: BrokerEnvironment) -> None:
+    env.topic("orders")
+    assert codes(ask(env, request(), 0)) == [("orders", 0)]
 
 
-def test_a_topic_asked_for_twice_is_told_once(house: House) -> None:
-    house.topic("orders")
-    assert codes(ask(house, request("orders", "orders"), 9)) == [("orders", 0)]
+def test_a_topic_asked_for_twice_is_told_once(env: BrokerEnvironment) -> None:
+    env.topic("orders")
+    assert codes(ask(env, request("orders", "orders"), 9)) == [("orders", 0)]
 
 
 @pytest.mark.parametrize("version", [0, 1, 4, 13])
 def test_a_missing_topic_is_made_before_the_answer(version: int) -> None:
-    house = open_house(num_partitions=3)
-    reply = ask(house, request("orders"), version)
+    env = open_environment(num_partitions=3)
+    reply = ask(env, request("orders"), version)
     assert codes(reply) == [("orders", 0)]
     assert len(reply.topics[0].partitions) == 3
 
 
-def test_nothing_is_made_where_the_settings_or_the_client_forbid_it(house: House) -> None:
-    assert codes(ask(open_house(auto_create_topics_enable=False), request("orders"), 9)) == [
+def test_nothing_is_made_where_the_settings_or_the_client_forbid_it(env: BrokerEnvironment) -> None:
+    assert codes(ask(open_environment(auto_create_topics_enable=False), request("orders"), 9)) == [
         ("orders", 3)
     ]
-    assert codes(ask(house, request("orders", allow_auto_topic_creation=False), 9)) == [
-        ("orders", 3)
-    ]
-    assert names(house) == set()
+    assert codes(ask(env, request("orders", allow_auto_topic_creation=False), 9)) == [("orders", 3)]
+    assert names(env) == set()
 
 
 # As Kafka 3.9.2 answered, whether it may create or not.
 @pytest.mark.parametrize("may_create", [True, False])
 @pytest.mark.parametrize("name", ["", "x y", ".", "..", "q" * 250])
 def test_a_name_that_no_topic_can_have_is_invalid(
-    house: House, name: str, may_create: bool
+    env: BrokerEnvironment, name: str, may_create: bool
 ) -> None:
-    assert codes(ask(house, request(name, allow_auto_topic_creation=may_create), 9)) == [(name, 17)]
+    assert codes(ask(env, request(name, allow_auto_topic_creation=may_create), 9)) == [(name, 17)]
 
 
-def test_a_name_that_collides_with_another_is_invalid(house: House) -> None:
-    house.topic("a.b")
-    assert codes(ask(house, request("a_b"), 9)) == [("a_b", 17)]
+def test_a_name_that_collides_with_another_is_invalid(env: BrokerEnvironment) -> None:
+    env.topic("a.b")
+    assert codes(ask(env, request("a_b"), 9)) == [("a_b", 17)]
 
 
-def test_the_topic_of_the_traffic_log_is_not_made_and_is_not_internal(house: House) -> None:
-    (topic,) = ask(house, request(TRAFFIC_TOPIC), 9).topics
+def test_the_topic_of_the_traffic_log_is_not_made_and_is_not_internal(
+    env: BrokerEnvironment,
+) -> None:
+    (topic,) = ask(env, request(TRAFFIC_TOPIC), 9).topics
     assert (topic.error_code, topic.is_internal) == (3, False)
-    house.topic(TRAFFIC_TOPIC)
-    (topic,) = ask(house, request(TRAFFIC_TOPIC), 9).topics
+    env.topic(TRAFFIC_TOPIC)
+    (topic,) = ask(env, request(TRAFFIC_TOPIC), 9).topics
     assert (topic.error_code, topic.is_internal) == (0, False)
 
 
-def test_a_topic_that_cannot_be_stored_is_an_error_of_its_own(house: House) -> None:
-    house.topic("orders")
-    house.store.refuse_writes = True
-    assert codes(ask(house, request("orders", "bills"), 9)) == [
+def test_a_topic_that_cannot_be_stored_is_an_error_of_its_own(env: BrokerEnvironment) -> None:
+    env.topic("orders")
+    env.store.refuse_writes = True
+    assert codes(ask(env, request("orders", "bills"), 9)) == [
         ("orders", 0),
         ("bills", ErrorCode.LEADER_NOT_AVAILABLE),
     ]
 
 
 def test_one_request_makes_as_many_topics_as_the_limit_and_the_next_one_the_others() -> None:
-    house = open_house(max_partitions_per_topic=4, num_partitions=2)
+    env = open_environment(max_partitions_per_topic=4, num_partitions=2)
     wanted = request("a", "b", "c")
-    assert codes(ask(house, wanted, 9)) == [
+    assert codes(ask(env, wanted, 9)) == [
         ("a", 0),
         ("b", 0),
         ("c", ErrorCode.LEADER_NOT_AVAILABLE),
     ]
-    assert codes(ask(house, wanted, 9)) == [("a", 0), ("b", 0), ("c", 0)]
+    assert codes(ask(env, wanted, 9)) == [("a", 0), ("b", 0), ("c", 0)]
 
 
-def test_two_who_ask_for_the_same_missing_topic_both_get_it(house: House) -> None:
-    house.store.hold()
+def test_two_who_ask_for_the_same_missing_topic_both_get_it(env: BrokerEnvironment) -> None:
+    env.store.hold()
     wanted = request("orders")
-    first, second = asked(house, wanted, 9), asked(house, wanted, 9)
-    house.store.release()
+    first, second = asked(env, wanted, 9), asked(env, wanted, 9)
+    env.store.release()
     assert [codes(answer(wanted, one.result, 9)) for one in (first, second)] == [
         [("orders", 0)]
     ] * 2
 
 
 @pytest.mark.parametrize("version", [12, 13])
-def test_a_topic_is_found_by_its_id(house: House, version: int) -> None:
-    house.topic("orders")
-    (topic,) = ask(house, request(id_of(house, "orders")), version).topics
-    assert (topic.name, topic.topic_id, topic.error_code) == ("orders", id_of(house, "orders"), 0)
+def test_a_topic_is_found_by_its_id(env: BrokerEnvironment, version: int) -> None:
+    env.topic("orders")
+    (topic,) = ask(env, request(id_of(env, "orders")), version).topics
+    assert (topic.name, topic.topic_id, topic.error_code) == ("orders", id_of(env, "orders"), 0)
 
 
-def test_an_unknown_id_is_told_with_the_id_and_without_a_name(house: House) -> None:
+def test_an_unknown_id_is_told_with_the_id_and_without_a_name(env: BrokerEnvironment) -> None:
     unknown = uuid.uuid4()
-    (topic,) = ask(house, request(unknown), 12).topics
+    (topic,) = ask(env, request(unknown), 12).topics
     assert (topic.name, topic.topic_id, topic.error_code) == (
         None,
         unknown,
@@ -170,29 +170,29 @@ def test_an_unknown_id_is_told_with_the_id_and_without_a_name(house: House) -> N
     )
 
 
-def test_of_a_name_and_an_id_the_id_counts(house: House) -> None:
-    house.topic("orders")
+def test_of_a_name_and_an_id_the_id_counts(env: BrokerEnvironment) -> None:
+    env.topic("orders")
     unknown = uuid.uuid4()
-    assert codes(ask(house, request(Named(name="orders", topic_id=unknown)), 12)) == [
+    assert codes(ask(env, request(Named(name="orders", topic_id=unknown)), 12)) == [
         (None, ErrorCode.UNKNOWN_TOPIC_ID)
     ]
 
 
-def test_neither_name_nor_id_is_no_request(house: House) -> None:
-    assert codes(ask(house, request(Named(name=None, topic_id=None)), 12)) == [(None, 42)]
+def test_neither_name_nor_id_is_no_request(env: BrokerEnvironment) -> None:
+    assert codes(ask(env, request(Named(name=None, topic_id=None)), 12)) == [(None, 42)]
 
 
 @pytest.mark.parametrize("version", [10, 11])
-def test_below_version_12_nothing_is_found_by_its_id(house: House, version: int) -> None:
-    house.topic("orders")
-    wanted = request(id_of(house, "orders"), Named(name="orders", topic_id=id_of(house, "orders")))
-    assert codes(ask(house, wanted, version)) == [("", 42), ("orders", 42)]
+def test_below_version_12_nothing_is_found_by_its_id(env: BrokerEnvironment, version: int) -> None:
+    env.topic("orders")
+    wanted = request(id_of(env, "orders"), Named(name="orders", topic_id=id_of(env, "orders")))
+    assert codes(ask(env, wanted, version)) == [("", 42), ("orders", 42)]
 
 
-def test_what_one_may_do_is_told_when_asked_for(house: House) -> None:
-    house.topic("orders")
+def test_what_one_may_do_is_told_when_asked_for(env: BrokerEnvironment) -> None:
+    env.topic("orders")
     reply = ask(
-        house,
+        env,
         request(
             "orders",
             include_topic_authorized_operations=True,
@@ -203,49 +203,49 @@ def test_what_one_may_do_is_told_when_asked_for(house: House) -> None:
     # As Kafka 3.9.2 without an authorizer.
     assert set(reply.topics[0].authorized_operations) == {3, 4, 5, 6, 7, 8, 10, 11}
     assert set(reply.authorized_operations) == {5, 7, 8, 9, 10, 11, 12}
-    reply = ask(house, request("orders"), 9)
+    reply = ask(env, request("orders"), 9)
     assert (reply.topics[0].authorized_operations, reply.authorized_operations) == (None, None)
 
 
-def served(house: House, wanted: Any, version: int = 9) -> Any:
+def served(env: BrokerEnvironment, wanted: Any, version: int = 9) -> Any:
     """What the handler hands to its encoder."""
     route = ROUTES[ApiKey.METADATA, version]
     body = route.decode(bytearray(wanted.encode(version=version)), 0, version)
-    return ended(route.handler(body, house.caller(version)))
+    return ended(route.handler(body, env.caller(version)))
 
 
-def test_a_reply_is_encoded_once_for_all_who_ask_the_same(house: House) -> None:
-    house.topic("orders")
-    first, second = served(house, request("orders")), served(house, request("orders"))
+def test_a_reply_is_encoded_once_for_all_who_ask_the_same(env: BrokerEnvironment) -> None:
+    env.topic("orders")
+    first, second = served(env, request("orders")), served(env, request("orders"))
     assert isinstance(first, Encoded)
     assert first.buffers[0] is second.buffers[0]
 
 
-def test_those_who_ask_something_else_do_not_get_each_other_s_reply(house: House) -> None:
-    house.topic("orders")
-    house.topic("bills")
+def test_those_who_ask_something_else_do_not_get_each_other_s_reply(env: BrokerEnvironment) -> None:
+    env.topic("orders")
+    env.topic("bills")
     different = [
-        served(house, request("orders")),
-        served(house, request("bills")),
-        served(house, everything()),
-        served(house, request("orders", include_topic_authorized_operations=True)),
-        served(house, request("orders", include_cluster_authorized_operations=True)),
-        served(house, request("orders"), 7),
+        served(env, request("orders")),
+        served(env, request("bills")),
+        served(env, everything()),
+        served(env, request("orders", include_topic_authorized_operations=True)),
+        served(env, request("orders", include_cluster_authorized_operations=True)),
+        served(env, request("orders"), 7),
     ]
     assert len({reply.buffers[0] for reply in different}) == len(different)
 
 
 @pytest.mark.parametrize("change", ["create", "delete", "extend"])
-def test_a_kept_reply_goes_with_any_change_of_topics(house: House, change: str) -> None:
-    live = house.topic("orders")
-    before = ask(house, everything(), 9)
+def test_a_kept_reply_goes_with_any_change_of_topics(env: BrokerEnvironment, change: str) -> None:
+    live = env.topic("orders")
+    before = ask(env, everything(), 9)
     if change == "create":
-        house.topic("bills")
+        env.topic("bills")
     elif change == "delete":
-        ended(house.broker.topics.delete(live))
+        ended(env.broker.topics.delete(live))
     else:
-        ended(house.broker.topics.alter(live, lambda topic: replace(topic, partitions=2)))
-    after = ask(house, everything(), 9)
+        ended(env.broker.topics.alter(live, lambda topic: replace(topic, partitions=2)))
+    after = ask(env, everything(), 9)
     rows = [
         {topic.name: len(topic.partitions) for topic in reply.topics} for reply in (before, after)
     ]
@@ -255,6 +255,6 @@ def test_a_kept_reply_goes_with_any_change_of_topics(house: House, change: str) 
     ]
 
 
-def test_a_reply_with_an_error_is_not_kept(house: House) -> None:
-    ask(house, request("x y"), 9)
-    assert len(house.broker.metadata_replies) == 0
+def test_a_reply_with_an_error_is_not_kept(env: BrokerEnvironment) -> None:
+    ask(env, request("x y"), 9)
+    assert len(env.broker.metadata_replies) == 0

@@ -23,7 +23,7 @@ from kafka.protocol.metadata.metadata import MetadataRequest
 
 from gateway.groups.consumer.topology import TopicView, canonical_name, named_topics
 from gateway.protocol.errors import ErrorCode
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import ask
 from tests.gateway.handlers.grouping import joined, subscription
 from tests.gateway.handlers.test_produce import produce
@@ -34,13 +34,13 @@ FAR = "sales/eu/orders"
 
 
 @pytest.fixture
-def house() -> House:
-    house = open_house(num_partitions=2)
-    house.store.has_namespaces = True
-    return house
+def env() -> BrokerEnvironment:
+    env = open_environment(num_partitions=2)
+    env.store.has_namespaces = True
+    return env
 
 
-def metadata(house: House, *names: str, version: int = 12) -> list[tuple[str, int, int]]:
+def metadata(env: BrokerEnvironment, *names: str, version: int = 12) -> list[tuple[str, int, int]]:
     """Name, error code and partitions."""
     topics = [MetadataRequest.MetadataRequestTopic(name=name, topic_id=None) for name in names]
     request = MetadataRequest(
@@ -48,68 +48,68 @@ def metadata(house: House, *names: str, version: int = 12) -> list[tuple[str, in
     )
     return [
         (topic.name, topic.error_code, len(topic.partitions))
-        for topic in ask(house, request, version).topics
+        for topic in ask(env, request, version).topics
     ]
 
 
-def test_metadata_makes_a_topic_once_and_tells_it_by_the_names_asked_for(house):
-    assert metadata(house, LONG) == [(LONG, 0, 2)]
-    assert metadata(house, "orders", LONG, FAR) == [("orders", 0, 2), (LONG, 0, 2), (FAR, 0, 2)]
-    assert sorted(live.name for live in house.broker.topics) == ["orders", FAR]
+def test_metadata_makes_a_topic_once_and_tells_it_by_the_names_asked_for(env):
+    assert metadata(env, LONG) == [(LONG, 0, 2)]
+    assert metadata(env, "orders", LONG, FAR) == [("orders", 0, 2), (LONG, 0, 2), (FAR, 0, 2)]
+    assert sorted(live.name for live in env.broker.topics) == ["orders", FAR]
 
 
-def test_metadata_refuses_names_that_the_store_does_not_know(house):
-    assert metadata(house, "eu/orders") == [("eu/orders", ErrorCode.INVALID_TOPIC_EXCEPTION, 0)]
+def test_metadata_refuses_names_that_the_store_does_not_know(env):
+    assert metadata(env, "eu/orders") == [("eu/orders", ErrorCode.INVALID_TOPIC_EXCEPTION, 0)]
 
 
-def test_metadata_makes_no_internal_topic_by_another_name(house):
+def test_metadata_makes_no_internal_topic_by_another_name(env):
     name = "public/default/__consumer_offsets"
-    assert metadata(house, name)[0][1] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    house.broker.topics.use_internal("__consumer_offsets")
-    assert metadata(house, name) == [(name, 0, 50)]
-    assert not list(house.broker.topics)
+    assert metadata(env, name)[0][1] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    env.broker.topics.use_internal("__consumer_offsets")
+    assert metadata(env, name) == [(name, 0, 50)]
+    assert not list(env.broker.topics)
 
 
-def create(house: House, name: str) -> tuple[str, int]:
+def create(env: BrokerEnvironment, name: str) -> tuple[str, int]:
     topic = CreateTopicsRequest.CreatableTopic(
         name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]
     )
     (row,) = ask(
-        house, CreateTopicsRequest(topics=[topic], timeout_ms=0, validate_only=False), 7
+        env, CreateTopicsRequest(topics=[topic], timeout_ms=0, validate_only=False), 7
     ).topics
     return row.name, row.error_code
 
 
-def test_a_topic_is_made_by_any_name_and_is_taken_by_all(house):
-    assert create(house, LONG) == (LONG, 0)
-    assert [create(house, name) for name in (LONG, "orders")] == [(LONG, 36), ("orders", 36)]
-    assert create(house, "a/b/c/d") == ("a/b/c/d", ErrorCode.INVALID_TOPIC_EXCEPTION)
+def test_a_topic_is_made_by_any_name_and_is_taken_by_all(env):
+    assert create(env, LONG) == (LONG, 0)
+    assert [create(env, name) for name in (LONG, "orders")] == [(LONG, 36), ("orders", 36)]
+    assert create(env, "a/b/c/d") == ("a/b/c/d", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
-def test_a_topic_is_deleted_by_any_name(house):
-    house.topic("orders")
-    (row,) = ask(house, DeleteTopicsRequest(topic_names=[LONG], timeout_ms=0), 5).responses
-    assert (row.name, row.error_code, len(house.broker.topics)) == (LONG, 0, 0)
+def test_a_topic_is_deleted_by_any_name(env):
+    env.topic("orders")
+    (row,) = ask(env, DeleteTopicsRequest(topic_names=[LONG], timeout_ms=0), 5).responses
+    assert (row.name, row.error_code, len(env.broker.topics)) == (LONG, 0, 0)
 
 
-def test_a_topic_that_is_to_be_deleted_by_two_names_stays(house):
-    house.topic("orders")
-    rows = ask(house, DeleteTopicsRequest(topic_names=[LONG, "orders"], timeout_ms=0), 5).responses
+def test_a_topic_that_is_to_be_deleted_by_two_names_stays(env):
+    env.topic("orders")
+    rows = ask(env, DeleteTopicsRequest(topic_names=[LONG, "orders"], timeout_ms=0), 5).responses
     assert ErrorCode.INVALID_REQUEST in {row.error_code for row in rows}
-    assert len(house.broker.topics) == 1
+    assert len(env.broker.topics) == 1
 
 
-def test_records_of_either_name_are_in_one_partition(house):
-    house.topic("orders")
+def test_records_of_either_name_are_in_one_partition(env):
+    env.topic("orders")
     offsets = [
-        produce(house, 11, (0, batch()), topic=name)[0].base_offset
+        produce(env, 11, (0, batch()), topic=name)[0].base_offset
         for name in ("orders", LONG, "orders", LONG)
     ]
     assert offsets == [0, 1, 2, 3]
 
 
-def test_offsets_are_listed_under_the_name_asked_for(house):
-    house.topic("orders")
+def test_offsets_are_listed_under_the_name_asked_for(env):
+    env.topic("orders")
     partition = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
         partition_index=0, current_leader_epoch=-1, timestamp=-1
     )
@@ -118,11 +118,11 @@ def test_offsets_are_listed_under_the_name_asked_for(house):
         isolation_level=0,
         topics=[ListOffsetsRequest.ListOffsetsTopic(name=LONG, partitions=[partition])],
     )
-    (topic,) = ask(house, request, 5).topics
+    (topic,) = ask(env, request, 5).topics
     assert (topic.name, topic.partitions[0].error_code, topic.partitions[0].offset) == (LONG, 0, 0)
 
 
-def commit(house: House, *rows: tuple[str, int, int]) -> dict[tuple[str, int], int]:
+def commit(env: BrokerEnvironment, *rows: tuple[str, int, int]) -> dict[tuple[str, int], int]:
     kind = OffsetCommitRequest.OffsetCommitRequestTopic
     topics = [
         kind(
@@ -145,7 +145,7 @@ def commit(house: House, *rows: tuple[str, int, int]) -> dict[tuple[str, int], i
         group_instance_id=None,
         topics=topics,
     )
-    told = ask(house, request, 8).topics
+    told = ask(env, request, 8).topics
     return {
         (topic.name, row.partition_index): row.error_code
         for topic in told
@@ -153,55 +153,53 @@ def commit(house: House, *rows: tuple[str, int, int]) -> dict[tuple[str, int], i
     }
 
 
-def fetch(house: House, *names: str) -> dict[str, int]:
+def fetch(env: BrokerEnvironment, *names: str) -> dict[str, int]:
     kind = OffsetFetchRequest.OffsetFetchRequestTopic
     topics = [kind(name=name, partition_indexes=[0]) for name in names] or None
-    told = ask(
-        house, OffsetFetchRequest(group_id="g", topics=topics, require_stable=False), 7
-    ).topics
+    told = ask(env, OffsetFetchRequest(group_id="g", topics=topics, require_stable=False), 7).topics
     return {topic.name: topic.partitions[0].committed_offset for topic in told}
 
 
-def test_what_is_committed_by_one_name_stands_for_all_and_is_told_by_the_one_asked_for(house):
-    house.topic("orders", 2)
-    assert commit(house, (LONG, 0, 5)) == {(LONG, 0): 0}
-    assert fetch(house, "orders", LONG) == {"orders": 5, LONG: 5}
-    assert fetch(house) == {"orders": 5}
+def test_what_is_committed_by_one_name_stands_for_all_and_is_told_by_the_one_asked_for(env):
+    env.topic("orders", 2)
+    assert commit(env, (LONG, 0, 5)) == {(LONG, 0): 0}
+    assert fetch(env, "orders", LONG) == {"orders": 5, LONG: 5}
+    assert fetch(env) == {"orders": 5}
 
 
-def test_what_becomes_of_a_commit_is_told_by_each_name_that_it_used(house):
-    house.topic("orders", 2)
-    house.store.refuse_writes = True
+def test_what_becomes_of_a_commit_is_told_by_each_name_that_it_used(env):
+    env.topic("orders", 2)
+    env.store.refuse_writes = True
     code = ErrorCode.COORDINATOR_NOT_AVAILABLE
-    assert commit(house, (LONG, 0, 5), ("orders", 1, 6)) == {(LONG, 0): code, ("orders", 1): code}
+    assert commit(env, (LONG, 0, 5), ("orders", 1, 6)) == {(LONG, 0): code, ("orders", 1): code}
 
 
-def test_offsets_of_a_topic_that_members_read_by_another_name_are_not_deleted(house):
-    house.topic("orders")
-    commit(house, ("orders", 0, 5))
-    joined(house, metadata=subscription(LONG))
+def test_offsets_of_a_topic_that_members_read_by_another_name_are_not_deleted(env):
+    env.topic("orders")
+    commit(env, ("orders", 0, 5))
+    joined(env, metadata=subscription(LONG))
     kind = OffsetDeleteRequest.OffsetDeleteRequestTopic
     topic = kind(name="orders", partitions=[kind.OffsetDeleteRequestPartition(partition_index=0)])
-    (told,) = ask(house, OffsetDeleteRequest(group_id="g", topics=[topic]), 0).topics
+    (told,) = ask(env, OffsetDeleteRequest(group_id="g", topics=[topic]), 0).topics
     assert told.partitions[0].error_code == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-    assert house.broker.groups.subscribed("g") == {"orders"}
+    assert env.broker.groups.subscribed("g") == {"orders"}
 
 
-def test_configs_are_described_and_altered_by_any_name(house):
-    house.topic("orders")
+def test_configs_are_described_and_altered_by_any_name(env):
+    env.topic("orders")
     resource = AlterConfigsRequest.AlterConfigsResource
     config = resource.AlterableConfig(name="retention.ms", value="5")
     altering = AlterConfigsRequest(
         resources=[resource(resource_type=2, resource_name=LONG, configs=[config])],
         validate_only=False,
     )
-    (row,) = ask(house, altering, 1).responses
+    (row,) = ask(env, altering, 1).responses
     assert (row.error_code, row.resource_name) == (0, LONG)
     asked = DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=2, resource_name=LONG, configuration_keys=["retention.ms"]
     )
     (result,) = ask(
-        house,
+        env,
         DescribeConfigsRequest(
             resources=[asked], include_synonyms=False, include_documentation=False
         ),
@@ -210,38 +208,38 @@ def test_configs_are_described_and_altered_by_any_name(house):
     assert (result.resource_name, result.configs[0].value) == (LONG, "5")
 
 
-def test_partitions_are_added_and_records_deleted_by_any_name(house):
-    house.topic("orders")
+def test_partitions_are_added_and_records_deleted_by_any_name(env):
+    env.topic("orders")
     topic = CreatePartitionsRequest.CreatePartitionsTopic(name=LONG, count=3, assignments=None)
     (row,) = ask(
-        house, CreatePartitionsRequest(topics=[topic], timeout_ms=0, validate_only=False), 3
+        env, CreatePartitionsRequest(topics=[topic], timeout_ms=0, validate_only=False), 3
     ).results
-    assert (row.name, row.error_code, house.broker.topics.get("orders").topic.partitions) == (
+    assert (row.name, row.error_code, env.broker.topics.get("orders").topic.partitions) == (
         LONG,
         0,
         3,
     )
-    produce(house, 11, (0, batch()))
+    produce(env, 11, (0, batch()))
     kind = DeleteRecordsRequest.DeleteRecordsTopic
     topic = kind(name=LONG, partitions=[kind.DeleteRecordsPartition(partition_index=0, offset=-1)])
-    (told,) = ask(house, DeleteRecordsRequest(topics=[topic], timeout_ms=0), 2).topics
+    (told,) = ask(env, DeleteRecordsRequest(topics=[topic], timeout_ms=0), 2).topics
     assert (told.name, told.partitions[0].low_watermark) == (LONG, 1)
 
 
-def test_partitions_are_described_under_the_name_asked_for(house):
-    house.topic("orders")
+def test_partitions_are_described_under_the_name_asked_for(env):
+    env.topic("orders")
     asked = DescribeTopicPartitionsRequest.TopicRequest(name=LONG)
     told = ask(
-        house,
+        env,
         DescribeTopicPartitionsRequest(topics=[asked], response_partition_limit=10, cursor=None),
         0,
     ).topics
     assert [(topic.name, topic.error_code) for topic in told] == [(LONG, 0)]
 
 
-def test_groups_know_a_topic_by_each_of_its_names_and_tell_members_the_one_they_use(house):
-    live = house.topic("orders")
-    topology = TopicView(house.broker.topics, 100)
+def test_groups_know_a_topic_by_each_of_its_names_and_tell_members_the_one_they_use(env):
+    live = env.topic("orders")
+    topology = TopicView(env.broker.topics, 100)
     topic_id = live.topic.topic_id
     assert (
         topology.id_of(LONG),
@@ -252,27 +250,27 @@ def test_groups_know_a_topic_by_each_of_its_names_and_tell_members_the_one_they_
     assert list(named_topics([topic_id], [], topology)) == [(topic_id, "orders")]
 
 
-def test_a_name_of_a_topic_that_is_gone_is_nobodys(house):
-    live = house.topic("orders")
-    assert house.broker.topics.get(LONG) is live
-    ended(house.broker.topics.delete(live))
-    assert house.broker.topics.get(LONG) is None
-    again: Any = house.topic("orders")
-    assert house.broker.topics.get(LONG) is again
+def test_a_name_of_a_topic_that_is_gone_is_nobodys(env):
+    live = env.topic("orders")
+    assert env.broker.topics.get(LONG) is live
+    ended(env.broker.topics.delete(live))
+    assert env.broker.topics.get(LONG) is None
+    again: Any = env.topic("orders")
+    assert env.broker.topics.get(LONG) is again
 
 
 def test_an_idempotent_producer_that_uses_two_names_of_a_topic_is_told_so_and_loses_nothing_in_silence(
-    house,
+    env,
 ):
     """A client counts sequences by name: the first batch by another name looks like a retry of the first by this one."""
-    house.topic("orders")
+    env.topic("orders")
     first, again = (batch(producer=(7, 0, 0)) for _ in range(2))
-    assert produce(house, 11, (0, first), topic=LONG)[0].error_code == 0
-    (row,) = produce(house, 11, (0, again), topic="orders")
+    assert produce(env, 11, (0, first), topic=LONG)[0].error_code == 0
+    (row,) = produce(env, 11, (0, again), topic="orders")
     assert row.error_code == ErrorCode.INVALID_REQUEST
     assert "one name" in row.error_message
     # A retry by the same name is one, and another producer may use another name.
-    assert produce(house, 11, (0, batch(producer=(7, 0, 0))), topic=LONG)[0].base_offset == 0
-    assert produce(house, 11, (0, batch(producer=(8, 0, 0))), topic="orders")[0].base_offset == 1
-    topic_id = house.broker.topics.get("orders").topic.topic_id
-    assert produce(house, 13, (0, batch(producer=(7, 0, 1))), topic=topic_id)[0].base_offset == 2
+    assert produce(env, 11, (0, batch(producer=(7, 0, 0))), topic=LONG)[0].base_offset == 0
+    assert produce(env, 11, (0, batch(producer=(8, 0, 0))), topic="orders")[0].base_offset == 1
+    topic_id = env.broker.topics.get("orders").topic.topic_id
+    assert produce(env, 13, (0, batch(producer=(7, 0, 1))), topic=topic_id)[0].base_offset == 2

@@ -29,7 +29,7 @@ from gateway.topics.topic_names import CONSUMER_OFFSETS, TRAFFIC_TOPIC
 from tests.compat.records import building
 from tests.compat.records.building import Sample
 from tests.compat.records.peers import read_with_kafka_python
-from tests.fakes.broker import NOW, House, Started, ended, open_house
+from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.fakes.connection import Client, events
 from tests.gateway.handlers.asking import ask
 from tests.gateway.sets import batch, old_set
@@ -38,10 +38,10 @@ NEW = 11
 
 
 @pytest.fixture
-def house() -> House:
-    house = open_house()
-    house.topic("orders", 3)
-    return house
+def env() -> BrokerEnvironment:
+    env = open_environment()
+    env.topic("orders", 3)
+    return env
 
 
 def request(
@@ -55,12 +55,12 @@ def request(
     return ProduceRequest(version, transactional_id, acks, 1000, [TopicRecords(topic, partitions)])
 
 
-def start(house: House, asked: ProduceRequest) -> Started:
+def start(env: BrokerEnvironment, asked: ProduceRequest) -> Started:
     """The whole of a produce: the handler, and what it leaves for later."""
 
     async def serve() -> Any:
         reply = await ROUTES[ApiKey.PRODUCE, asked.version].handler(
-            asked, house.caller(asked.version)
+            asked, env.caller(asked.version)
         )
         return await reply.reply if isinstance(reply, Later) else reply
 
@@ -68,14 +68,14 @@ def start(house: House, asked: ProduceRequest) -> Started:
 
 
 def produce(
-    house: House, version: int, *sent: tuple[int, memoryview | None], **more: Any
+    env: BrokerEnvironment, version: int, *sent: tuple[int, memoryview | None], **more: Any
 ) -> list[PartitionProduced]:
-    ((_, rows),) = start(house, request(version, *sent, **more)).result.topics
+    ((_, rows),) = start(env, request(version, *sent, **more)).result.topics
     return list(rows)
 
 
-def code(house: House, version: int, records: memoryview | None, **more: Any) -> int:
-    (row,) = produce(house, version, (0, records), **more)
+def code(env: BrokerEnvironment, version: int, records: memoryview | None, **more: Any) -> int:
+    (row,) = produce(env, version, (0, records), **more)
     return row.error_code
 
 
@@ -83,8 +83,8 @@ def raw(text: bytes) -> memoryview:
     return memoryview(bytearray(text))
 
 
-def stored(house: House, index: int = 0) -> list[Any]:
-    partition = house.partition("orders", index)
+def stored(env: BrokerEnvironment, index: int = 0) -> list[Any]:
+    partition = env.partition("orders", index)
     return [
         found
         for one in ended(partition.read(0, 1 << 30))
@@ -98,10 +98,10 @@ def set_for(version: int) -> memoryview:
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_every_version_is_stored_and_told_where(house, version):
-    topic = house.broker.topics.require("orders").topic.topic_id if version >= 13 else "orders"
+def test_every_version_is_stored_and_told_where(env, version):
+    topic = env.broker.topics.require("orders").topic.topic_id if version >= 13 else "orders"
     for base_offset in (0, 2):
-        response = start(house, request(version, (1, set_for(version)), topic=topic)).result
+        response = start(env, request(version, (1, set_for(version)), topic=topic)).result
         ((named, (row,)),) = response.topics
         assert (
             named,
@@ -124,61 +124,61 @@ def test_every_version_is_stored_and_told_where(house, version):
                 write_produce_response(response, version), version=version
             )
             assert decoded.responses[0].partition_responses[0].base_offset == base_offset
-    assert [found[0] for found in stored(house, 1)] == [0, 1, 2, 3]
+    assert [found[0] for found in stored(env, 1)] == [0, 1, 2, 3]
 
 
-def test_partitions_are_answered_in_the_order_of_the_request_and_fail_alone(house):
-    rows = produce(house, NEW, (2, batch(2)), (9, batch(1)), (0, raw(b"nonsense")), (1, batch(3)))
+def test_partitions_are_answered_in_the_order_of_the_request_and_fail_alone(env):
+    rows = produce(env, NEW, (2, batch(2)), (9, batch(1)), (0, raw(b"nonsense")), (1, batch(3)))
     assert [(row.index, row.error_code, row.base_offset) for row in rows] == [
         (2, 0, 0), (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1), (0, ErrorCode.CORRUPT_MESSAGE, -1), (1, 0, 0),
     ]  # fmt: skip
 
 
-def test_a_request_for_many_partitions_is_carried_out_in_turns_and_in_order(house):
-    house.topic("wide", 2 * TURN_PARTITIONS + 1)
+def test_a_request_for_many_partitions_is_carried_out_in_turns_and_in_order(env):
+    env.topic("wide", 2 * TURN_PARTITIONS + 1)
     sent = [(index, batch(1)) for index in range(2 * TURN_PARTITIONS + 1)]
-    started = start(house, request(NEW, *sent, (0, batch(2)), topic="wide"))
+    started = start(env, request(NEW, *sent, (0, batch(2)), topic="wide"))
     assert not started.is_done
-    house.clock.advance(0)
+    env.clock.advance(0)
     ((_, rows),) = started.result.topics
     assert [(row.index, row.error_code, row.base_offset) for row in rows] == [
         (index, 0, 0) for index, _ in sent
     ] + [(0, 0, 1)]
 
 
-def test_topics_that_do_not_exist_are_looked_up_once_each(house, monkeypatch):
+def test_topics_that_do_not_exist_are_looked_up_once_each(env, monkeypatch):
     looked_up = []
-    open_soon = house.broker.topics.open_soon
+    open_soon = env.broker.topics.open_soon
     monkeypatch.setattr(
-        house.broker.topics, "open_soon", lambda *key: (looked_up.append(key), open_soon(*key))
+        env.broker.topics, "open_soon", lambda *key: (looked_up.append(key), open_soon(*key))
     )
     topics = [TopicRecords(f"t{number}", [PartitionRecords(0, batch(1))]) for number in range(150)]
-    reply = start(house, ProduceRequest(NEW, None, -1, 1000, topics)).result
+    reply = start(env, ProduceRequest(NEW, None, -1, 1000, topics)).result
     assert {row.error_code for _, rows in reply.topics for row in rows} == {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     }
     assert sorted(looked_up) == sorted((f"t{number}", 0) for number in range(150))
 
 
-def test_one_partition_named_twice_takes_both_in_order(house):
-    assert [row.base_offset for row in produce(house, NEW, (0, batch(2)), (0, batch(3)))] == [0, 2]
+def test_one_partition_named_twice_takes_both_in_order(env):
+    assert [row.base_offset for row in produce(env, NEW, (0, batch(2)), (0, batch(3)))] == [0, 2]
 
 
-def test_the_start_of_the_log_is_told(house):
-    produce(house, NEW, (0, batch(5)))
+def test_the_start_of_the_log_is_told(env):
+    produce(env, NEW, (0, batch(5)))
 
     async def cut() -> None:
-        await house.partition("orders").log.delete_before(3)
+        await env.partition("orders").log.delete_before(3)
 
     ended(cut())
-    (row,) = produce(house, NEW, (0, batch(1)))
+    (row,) = produce(env, NEW, (0, batch(1)))
     assert (row.base_offset, row.log_start_offset) == (5, 3)
 
 
-def test_log_append_time_is_the_brokers_now(house):
-    house.topic("stamped", message_timestamp_type="LogAppendTime")
-    house.clock.advance(2)
-    (row,) = produce(house, NEW, (0, batch(1)), topic="stamped")
+def test_log_append_time_is_the_brokers_now(env):
+    env.topic("stamped", message_timestamp_type="LogAppendTime")
+    env.clock.advance(2)
+    (row,) = produce(env, NEW, (0, batch(1)), topic="stamped")
     assert row.log_append_time == NOW + 2000
 
 
@@ -186,33 +186,33 @@ def test_log_append_time_is_the_brokers_now(house):
 
 
 @pytest.mark.parametrize("acks", [1, -1])
-def test_every_answer_waits_until_the_records_are_durable(house, acks):
-    house.store.hold()
-    producing = start(house, request(NEW, (0, batch(1)), acks=acks))
+def test_every_answer_waits_until_the_records_are_durable(env, acks):
+    env.store.hold()
+    producing = start(env, request(NEW, (0, batch(1)), acks=acks))
     assert not producing.is_done
-    house.store.release()
+    env.store.release()
     assert producing.result is not None
 
 
-def test_without_acks_there_is_no_answer(house):
-    assert start(house, request(NEW, (0, batch(1)), acks=0)).result is None
-    assert len(stored(house)) == 1
+def test_without_acks_there_is_no_answer(env):
+    assert start(env, request(NEW, (0, batch(1)), acks=0)).result is None
+    assert len(stored(env)) == 1
 
 
 @pytest.mark.parametrize("records", [raw(b"nonsense"), None])
-def test_without_acks_a_failure_hangs_up(house, records):
-    assert isinstance(start(house, request(NEW, (0, records), acks=0)).failure, Refused)
+def test_without_acks_a_failure_hangs_up(env, records):
+    assert isinstance(start(env, request(NEW, (0, records), acks=0)).failure, Refused)
 
 
-def test_without_acks_a_failing_store_hangs_up(house):
-    house.store.refuse_writes = True
-    assert isinstance(start(house, request(NEW, (0, batch(1)), acks=0)).failure, Refused)
+def test_without_acks_a_failing_store_hangs_up(env):
+    env.store.refuse_writes = True
+    assert isinstance(start(env, request(NEW, (0, batch(1)), acks=0)).failure, Refused)
 
 
 @pytest.mark.parametrize("acks", [2, -2, 32767])
-def test_other_acks_are_refused_and_nothing_is_stored(house, acks):
-    assert code(house, NEW, batch(1), acks=acks) == ErrorCode.INVALID_REQUIRED_ACKS
-    assert stored(house) == []
+def test_other_acks_are_refused_and_nothing_is_stored(env, acks):
+    assert code(env, NEW, batch(1), acks=acks) == ErrorCode.INVALID_REQUIRED_ACKS
+    assert stored(env) == []
 
 
 # What is refused
@@ -222,96 +222,96 @@ def test_other_acks_are_refused_and_nothing_is_stored(house, acks):
     (0, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), (NEW, "other", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     (13, b"x" * 16, ErrorCode.UNKNOWN_TOPIC_ID),
 ])  # fmt: skip
-def test_a_topic_that_is_not_there_is_unknown_and_not_made(house, version, topic, expected):
-    assert code(house, version, set_for(version), topic=topic) == expected
-    assert len(house.broker.topics) == 1
+def test_a_topic_that_is_not_there_is_unknown_and_not_made(env, version, topic, expected):
+    assert code(env, version, set_for(version), topic=topic) == expected
+    assert len(env.broker.topics) == 1
 
 
 @pytest.mark.parametrize("version", [0, NEW])
-def test_what_the_gateway_writes_itself_no_client_writes(house, version):
-    house.topic(TRAFFIC_TOPIC)
+def test_what_the_gateway_writes_itself_no_client_writes(env, version):
+    env.topic(TRAFFIC_TOPIC)
     assert (
-        code(house, version, set_for(version), topic=TRAFFIC_TOPIC)
+        code(env, version, set_for(version), topic=TRAFFIC_TOPIC)
         == ErrorCode.INVALID_TOPIC_EXCEPTION
     )
-    assert house.partition(TRAFFIC_TOPIC).log.end_offset == 0
+    assert env.partition(TRAFFIC_TOPIC).log.end_offset == 0
 
 
 @pytest.mark.parametrize("version", [0, NEW, 13])
-def test_nothing_is_written_to_an_internal_topic(house, version):
-    house.broker.topics.use_internal(CONSUMER_OFFSETS)
+def test_nothing_is_written_to_an_internal_topic(env, version):
+    env.broker.topics.use_internal(CONSUMER_OFFSETS)
     topic = (
         CONSUMER_OFFSETS
         if version < 13
-        else house.broker.topics.internal(CONSUMER_OFFSETS).topic.topic_id
+        else env.broker.topics.internal(CONSUMER_OFFSETS).topic.topic_id
     )
-    assert code(house, version, set_for(version), topic=topic) == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert code(env, version, set_for(version), topic=topic) == ErrorCode.INVALID_TOPIC_EXCEPTION
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
-def test_an_old_set_without_messages_is_taken_as_kafka_takes_it(house, version):
-    (row,) = produce(house, version, (0, raw(b"")))
+def test_an_old_set_without_messages_is_taken_as_kafka_takes_it(env, version):
+    (row,) = produce(env, version, (0, raw(b"")))
     assert (row.error_code, row.base_offset) == (0, -1)
 
 
 @pytest.mark.parametrize(("version", "records", "expected"), [
     (2, None, ErrorCode.CORRUPT_MESSAGE), (3, None, ErrorCode.INVALID_RECORD), (NEW, raw(b""), ErrorCode.INVALID_RECORD),
 ])  # fmt: skip
-def test_no_records_are_refused(house, version, records, expected):
-    assert code(house, version, records) == expected
+def test_no_records_are_refused(env, version, records, expected):
+    assert code(env, version, records) == expected
 
 
-def test_old_formats_do_not_go_into_new_versions_nor_new_ones_into_old(house):
-    assert code(house, 3, old_set(1, magic=1)) == ErrorCode.INVALID_RECORD
-    assert code(house, 2, batch(1)) in (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD)
+def test_old_formats_do_not_go_into_new_versions_nor_new_ones_into_old(env):
+    assert code(env, 3, old_set(1, magic=1)) == ErrorCode.INVALID_RECORD
+    assert code(env, 2, batch(1)) in (ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD)
 
 
-def test_zstd_is_refused_below_7(house):
-    assert code(house, 6, batch(9, codec=4)) == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-    assert code(house, 7, batch(9, codec=4)) == 0
+def test_zstd_is_refused_below_7(env):
+    assert code(env, 6, batch(9, codec=4)) == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    assert code(env, 7, batch(9, codec=4)) == 0
 
 
 @pytest.mark.parametrize("version", [2, NEW])
-def test_what_is_larger_than_the_topic_takes_is_too_large(house, version):
+def test_what_is_larger_than_the_topic_takes_is_too_large(env, version):
     records = set_for(version)
     size = len(records) if version == NEW else len(records) // 2
-    house.topic("exact", max_message_bytes=str(size))
-    house.topic("narrow", max_message_bytes=str(size - 1))
-    assert code(house, version, records, topic="exact") == 0
-    assert code(house, version, set_for(version), topic="narrow") == ErrorCode.MESSAGE_TOO_LARGE
+    env.topic("exact", max_message_bytes=str(size))
+    env.topic("narrow", max_message_bytes=str(size - 1))
+    assert code(env, version, records, topic="exact") == 0
+    assert code(env, version, set_for(version), topic="narrow") == ErrorCode.MESSAGE_TOO_LARGE
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_set_with_a_wrong_crc_is_corrupt(house, magic):
+def test_a_set_with_a_wrong_crc_is_corrupt(env, magic):
     records = old_set(3, magic=magic)
     records[-1] ^= 1
-    assert code(house, magic + 1, records) == ErrorCode.CORRUPT_MESSAGE
+    assert code(env, magic + 1, records) == ErrorCode.CORRUPT_MESSAGE
 
 
-def test_old_producers_hear_of_no_error_that_is_younger_than_they_are(house):
+def test_old_producers_hear_of_no_error_that_is_younger_than_they_are(env):
     """A set of both formats: INVALID_RECORD to today's producers, unknown to those."""
     mixed = raw(building.message(0, b"k", b"v", magic=0) + building.message(1, b"k", b"v", magic=1))
-    assert code(house, 2, mixed) == ErrorCode.CORRUPT_MESSAGE
+    assert code(env, 2, mixed) == ErrorCode.CORRUPT_MESSAGE
 
 
-def test_an_unknown_codec_in_an_old_set_says_so(house):
+def test_an_unknown_codec_in_an_old_set_says_so(env):
     assert (
-        code(house, 2, raw(building.message(0, None, b"v", magic=1, attributes=5)))
+        code(env, 2, raw(building.message(0, None, b"v", magic=1, attributes=5)))
         == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
     )
 
 
-def test_an_old_producer_may_not_say_log_append_time(house):
+def test_an_old_producer_may_not_say_log_append_time(env):
     assert (
-        code(house, 2, raw(building.message(0, None, b"v", magic=1, attributes=8)))
+        code(env, 2, raw(building.message(0, None, b"v", magic=1, attributes=8)))
         == ErrorCode.INVALID_TIMESTAMP
     )
 
 
-def test_a_transaction_is_refused(house):
-    assert code(house, NEW, batch(1), transactional_id="tx") == ErrorCode.INVALID_TXN_STATE
+def test_a_transaction_is_refused(env):
+    assert code(env, NEW, batch(1), transactional_id="tx") == ErrorCode.INVALID_TXN_STATE
     assert (
-        code(house, NEW, batch(1, producer=(1, 0, 0), is_transactional=True))
+        code(env, NEW, batch(1, producer=(1, 0, 0), is_transactional=True))
         == ErrorCode.INVALID_TXN_STATE
     )
 
@@ -319,69 +319,69 @@ def test_a_transaction_is_refused(house):
 @pytest.mark.parametrize(("producer", "expected"), [
     ((7, 0, 5), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), ((7, 1, 5), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
 ])  # fmt: skip
-def test_a_gap_in_the_sequence_is_told(house, producer, expected):
-    assert code(house, NEW, batch(2, producer=(7, 0, 0))) == 0
-    assert code(house, NEW, batch(1, producer=producer)) == expected
+def test_a_gap_in_the_sequence_is_told(env, producer, expected):
+    assert code(env, NEW, batch(2, producer=(7, 0, 0))) == 0
+    assert code(env, NEW, batch(1, producer=producer)) == expected
 
 
-def test_an_epoch_that_is_past_is_told(house):
-    assert code(house, NEW, batch(1, producer=(7, 3, 0))) == 0
-    assert code(house, NEW, batch(1, producer=(7, 2, 0))) == ErrorCode.INVALID_PRODUCER_EPOCH
+def test_an_epoch_that_is_past_is_told(env):
+    assert code(env, NEW, batch(1, producer=(7, 3, 0))) == 0
+    assert code(env, NEW, batch(1, producer=(7, 2, 0))) == ErrorCode.INVALID_PRODUCER_EPOCH
 
 
-def test_a_retry_is_told_the_first_offset(house):
+def test_a_retry_is_told_the_first_offset(env):
     offsets = [
-        produce(house, NEW, (0, batch(2, producer=(7, 0, sequence))))[0].base_offset
+        produce(env, NEW, (0, batch(2, producer=(7, 0, sequence))))[0].base_offset
         for sequence in (0, 2, 0, 2)
     ]
     assert offsets == [0, 2, 0, 2]
 
 
-def test_a_failing_store_is_a_storage_error(house):
-    house.store.refuse_writes = True
-    assert code(house, NEW, batch(1)) == ErrorCode.KAFKA_STORAGE_ERROR
+def test_a_failing_store_is_a_storage_error(env):
+    env.store.refuse_writes = True
+    assert code(env, NEW, batch(1)) == ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def test_a_topic_that_is_being_deleted_has_another_leader_or_none(house):
-    house.partition("orders").log.shut()
-    assert code(house, NEW, batch(1)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+def test_a_topic_that_is_being_deleted_has_another_leader_or_none(env):
+    env.partition("orders").log.shut()
+    assert code(env, NEW, batch(1)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
 # Old sets
 
 
-def test_the_leader_gives_the_inner_offsets_that_sarama_leaves_at_zero(house):
+def test_the_leader_gives_the_inner_offsets_that_sarama_leaves_at_zero(env):
     """kop#1992."""
     samples = [Sample(n, 5, b"k%d" % n, b"v") for n in range(4)]
     for version, magic in ((1, 0), (2, 1)):
         records = raw(
             building.wrapper(samples, building.GZIP, magic=magic, inner_offsets=[0] * 4, offset=0)
         )
-        assert code(house, version, records) == 0
-    assert [found[0] for found in stored(house)] == list(range(8))
+        assert code(env, version, records) == 0
+    assert [found[0] for found in stored(env)] == list(range(8))
 
 
-def test_small_sets_are_checked_at_once_and_large_ones_on_a_thread(house):
-    assert code(house, 2, old_set([(b"k", b"v" * 1000)], magic=1)) == 0
-    assert house.threads.calls == 0
-    assert code(house, 2, old_set([(b"k", b"v" * LARGE_MESSAGE_SET)], magic=1)) == 0
-    assert house.threads.calls == 1
+def test_small_sets_are_checked_at_once_and_large_ones_on_a_thread(env):
+    assert code(env, 2, old_set([(b"k", b"v" * 1000)], magic=1)) == 0
+    assert env.threads.calls == 0
+    assert code(env, 2, old_set([(b"k", b"v" * LARGE_MESSAGE_SET)], magic=1)) == 0
+    assert env.threads.calls == 1
 
 
-def test_a_small_set_that_unpacks_to_a_large_one_is_checked_on_a_thread(house):
+def test_a_small_set_that_unpacks_to_a_large_one_is_checked_on_a_thread(env):
     packed = old_set([(b"k", b"v" * 2 * LARGE_MESSAGE_SET)], magic=1, codec=1)
     assert len(packed) < LARGE_MESSAGE_SET // 10
-    assert code(house, 2, packed) == 0
-    assert house.threads.calls == 1
+    assert code(env, 2, packed) == 0
+    assert env.threads.calls == 1
 
 
 def test_a_bomb_is_too_large():
-    house = open_house(max_decompressed_bytes=1 << 20)
-    house.topic("orders")
+    env = open_environment(max_decompressed_bytes=1 << 20)
+    env.topic("orders")
     bomb = building.message(
         0, None, zlib.compress(bytes(64 << 20), wbits=31), magic=1, attributes=1
     )
-    assert code(house, 2, raw(bomb)) == ErrorCode.MESSAGE_TOO_LARGE
+    assert code(env, 2, raw(bomb)) == ErrorCode.MESSAGE_TOO_LARGE
 
 
 # Order
@@ -390,9 +390,9 @@ def test_a_bomb_is_too_large():
 class Connection(Client):
     """A client's connection to a whole broker."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, env: BrokerEnvironment) -> None:
         super().__init__()
-        self.dispatch._broker = house.broker
+        self.dispatch._broker = env.broker
 
     def produces(
         self, topic: str, index: int, records: memoryview, version: int, correlation_id: int
@@ -414,60 +414,60 @@ class Connection(Client):
 
 
 def test_produces_of_one_connection_keep_their_order_while_the_partition_is_opened(
-    house, monkeypatch
+    env, monkeypatch
 ):
     """The first waits for the opening, the second for a check on a thread, the third for nothing: they are stored one, two, three."""
-    real = house.store.log
+    real = env.store.log
 
     async def slow(topic: str, partition: int) -> Any:
-        await house.threads.run(lambda: None)
+        await env.threads.run(lambda: None)
         return await real(topic, partition)
 
-    monkeypatch.setattr(house.store, "log", slow)
-    house.threads.hold()
-    connection = Connection(house)
+    monkeypatch.setattr(env.store, "log", slow)
+    env.threads.hold()
+    connection = Connection(env)
     connection.produces("orders", 0, old_set([(b"1", b"")], magic=1), 2, 1)
     connection.produces("orders", 0, old_set([(b"2", b"v" * LARGE_MESSAGE_SET)], magic=1), 2, 2)
     connection.produces("orders", 0, old_set([(b"3", b"")], magic=1), 2, 3)
     assert connection.answered() == []
-    while house.threads._waiting:
-        house.threads.release()
+    while env.threads._waiting:
+        env.threads.release()
         connection.turns()
     assert connection.answered() == [1, 2, 3]
-    assert [found[3] for found in stored(house)] == [b"1", b"2", b"3"]
+    assert [found[3] for found in stored(env)] == [b"1", b"2", b"3"]
 
 
-def test_produces_of_one_connection_overlap_in_the_store(house):
-    house.partition("orders")
-    house.store.hold()
-    connection = Connection(house)
+def test_produces_of_one_connection_overlap_in_the_store(env):
+    env.partition("orders")
+    env.store.hold()
+    connection = Connection(env)
     for n in range(1, 6):
         connection.produces("orders", 0, batch([(b"%d" % n, b"")], producer=(7, 0, n - 1)), 8, n)
-    assert len(house.store._queue) == 5
-    house.store.release()
+    assert len(env.store._queue) == 5
+    env.store.release()
     connection.turns()
     assert connection.answered() == [1, 2, 3, 4, 5]
-    assert [found[3] for found in stored(house)] == [b"1", b"2", b"3", b"4", b"5"]
+    assert [found[3] for found in stored(env)] == [b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_what_was_queued_is_stored_although_its_connection_has_gone(house):
-    house.partition("orders")
-    house.store.hold()
-    connection = Connection(house)
+def test_what_was_queued_is_stored_although_its_connection_has_gone(env):
+    env.partition("orders")
+    env.store.hold()
+    connection = Connection(env)
     connection.produces("orders", 0, batch(1, producer=(7, 0, 0)), 8, 1)
     connection.dispatch.close()
-    house.store.release()
-    assert code(house, NEW, batch(1, producer=(7, 0, 0))) == 0
-    assert len(stored(house)) == 1
+    env.store.release()
+    assert code(env, NEW, batch(1, producer=(7, 0, 0))) == 0
+    assert len(stored(env)) == 1
 
 
 # InitProducerId
 
 
-def test_each_producer_gets_an_id_of_its_own_at_epoch_zero(house):
+def test_each_producer_gets_an_id_of_its_own_at_epoch_zero(env):
     for version in range(6):
         answer = ask(
-            house,
+            env,
             InitProducerIdRequest(
                 transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1
             ),
@@ -476,10 +476,10 @@ def test_each_producer_gets_an_id_of_its_own_at_epoch_zero(house):
         assert (answer.error_code, answer.producer_id, answer.producer_epoch) == (0, version, 0)
 
 
-def test_who_has_an_id_already_gets_another_one_without_transactions(house):
+def test_who_has_an_id_already_gets_another_one_without_transactions(env):
     """TransactionCoordinator.handleInitProducerId: without a transactional id, always a new one."""
     answer = ask(
-        house,
+        env,
         InitProducerIdRequest(
             transactional_id=None, transaction_timeout_ms=1, producer_id=77, producer_epoch=3
         ),
@@ -489,11 +489,11 @@ def test_who_has_an_id_already_gets_another_one_without_transactions(house):
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_a_transactional_id_is_refused_with_one_line_that_says_why(house, caplog, version):
+def test_a_transactional_id_is_refused_with_one_line_that_says_why(env, caplog, version):
     asked = InitProducerIdRequest(
         transactional_id="tx", transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1
     )
-    answer = ask(house, asked, version)
+    answer = ask(env, asked, version)
     assert (answer.error_code, answer.producer_id) == (
         ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         -1,
@@ -503,10 +503,10 @@ def test_a_transactional_id_is_refused_with_one_line_that_says_why(house, caplog
     assert (fields["transactional_id"], fields["reason"]) == ("tx", "transactions are not served")
 
 
-def test_an_id_that_cannot_be_reserved_is_a_storage_error(house):
-    house.store.refuse_writes = True
+def test_an_id_that_cannot_be_reserved_is_a_storage_error(env):
+    env.store.refuse_writes = True
     answer = ask(
-        house,
+        env,
         InitProducerIdRequest(
             transactional_id=None, transaction_timeout_ms=1, producer_id=-1, producer_epoch=-1
         ),
@@ -519,35 +519,37 @@ def test_an_id_that_cannot_be_reserved_is_a_storage_error(house):
 
 
 def waiting(
-    house: House, *sent: tuple[int, memoryview | None], **more: Any
+    env: BrokerEnvironment, *sent: tuple[int, memoryview | None], **more: Any
 ) -> tuple[Started, Later[Any]]:
     """A produce that waits for the store, and what it leaves for later."""
     reply = Started(
-        ROUTES[ApiKey.PRODUCE, NEW].handler(request(NEW, *sent, **more), house.caller(NEW))
+        ROUTES[ApiKey.PRODUCE, NEW].handler(request(NEW, *sent, **more), env.caller(NEW))
     ).result
     return Started(reply.reply), reply
 
 
 @pytest.mark.parametrize("acks", [-1, 1])
 def test_records_that_are_not_stored_in_time_are_told_so_and_are_stored_all_the_same(
-    house: House, acks: int
+    env: BrokerEnvironment, acks: int
 ) -> None:
-    house.store.hold()
-    under_way, reply = waiting(house, (0, batch()), acks=acks)
+    env.store.hold()
+    under_way, reply = waiting(env, (0, batch()), acks=acks)
     assert (reply.seconds, reply.late is not None) == (1.0, True)
     assert reply.late is not None
     ((_, (row,)),) = reply.late().topics
     assert (row.error_code, row.base_offset) == (ErrorCode.REQUEST_TIMED_OUT, -1)
-    house.store.release()
+    env.store.release()
     assert under_way.is_done
-    assert house.partition().log.end_offset == 1
+    assert env.partition().log.end_offset == 1
 
 
-def test_of_several_partitions_those_that_are_stored_in_time_are_told_as_such(house: House) -> None:
-    house.partition("orders", 1)
-    house.store.hold()
-    _, reply = waiting(house, (0, batch()), (1, None), (2, batch()))
-    house.store._queue.popleft().told.callback(None)
+def test_of_several_partitions_those_that_are_stored_in_time_are_told_as_such(
+    env: BrokerEnvironment,
+) -> None:
+    env.partition("orders", 1)
+    env.store.hold()
+    _, reply = waiting(env, (0, batch()), (1, None), (2, batch()))
+    env.store._queue.popleft().told.callback(None)
     assert reply.late is not None
     ((_, told),) = reply.late().topics
     assert [row.error_code for row in told] == [
@@ -558,13 +560,13 @@ def test_of_several_partitions_those_that_are_stored_in_time_are_told_as_such(ho
 
 
 def test_who_wants_no_answer_or_names_no_time_waits_for_nothing_or_for_the_end(
-    house: House,
+    env: BrokerEnvironment,
 ) -> None:
-    _, quiet = waiting(house, (0, batch()), acks=0)
+    _, quiet = waiting(env, (0, batch()), acks=0)
     asked = ProduceRequest(
         NEW, None, -1, 0, [TopicRecords("orders", [PartitionRecords(0, batch())])]
     )
-    patient = Started(ROUTES[ApiKey.PRODUCE, NEW].handler(asked, house.caller(NEW))).result
+    patient = Started(ROUTES[ApiKey.PRODUCE, NEW].handler(asked, env.caller(NEW))).result
     assert (quiet.seconds, patient.seconds) == (None, None)
     assert Started(patient.reply).result.topics
 
@@ -573,39 +575,39 @@ def test_who_wants_no_answer_or_names_no_time_waits_for_nothing_or_for_the_end(
     ("version", "told"), [(3, ErrorCode.NOT_LEADER_OR_FOLLOWER), (4, ErrorCode.KAFKA_STORAGE_ERROR)]
 )
 def test_a_store_that_fails_is_told_as_something_that_the_client_retries(
-    house: House, version: int, told: ErrorCode
+    env: BrokerEnvironment, version: int, told: ErrorCode
 ) -> None:
     """By ProduceResponse of Kafka 1.0 to 3.9: with version 3 and older KafkaStorageException is not sure to be known."""
-    house.store.refuse_writes = True
-    assert code(house, version, batch()) == told
+    env.store.refuse_writes = True
+    assert code(env, version, batch()) == told
 
 
-def test_partitions_that_are_not_open_open_together(house: House) -> None:
-    house.store.slow_logs = Deferred()
-    producing = start(house, request(NEW, (0, batch()), (1, batch()), (2, batch())))
-    assert house.store.logs_asked == 3
-    house.store.slow_logs.callback(None)
+def test_partitions_that_are_not_open_open_together(env: BrokerEnvironment) -> None:
+    env.store.slow_logs = Deferred()
+    producing = start(env, request(NEW, (0, batch()), (1, batch()), (2, batch())))
+    assert env.store.logs_asked == 3
+    env.store.slow_logs.callback(None)
     ((_, rows),) = producing.result.topics
     assert [row.error_code for row in rows] == [0, 0, 0]
 
 
-def test_a_producer_id_that_is_not_there_in_time_is_asked_for_again(house: House) -> None:
-    house.store.hold()
+def test_a_producer_id_that_is_not_there_in_time_is_asked_for_again(env: BrokerEnvironment) -> None:
+    env.store.hold()
     asking = Started(
         ROUTES[ApiKey.INIT_PRODUCER_ID, 4].handler(
-            InitProducerIdRequest(transactional_id=None), house.caller(4)
+            InitProducerIdRequest(transactional_id=None), env.caller(4)
         )
     )
-    house.clock.advance(5)
+    env.clock.advance(5)
     assert asking.result.error_code == ErrorCode.REQUEST_TIMED_OUT
 
 
-def test_while_idempotent_producers_are_recovered_others_are_served(house):
+def test_while_idempotent_producers_are_recovered_others_are_served(env):
     """As after a restart without a snapshot of a large log."""
-    partition = house.partition()
-    recovery = partition.recovery = ProducerRecovery(0, house.clock.seconds() + 5)
-    waiting = start(house, request(NEW, (0, batch(1, producer=(7, 0, 0)))))
-    assert code(house, NEW, batch(1)) == ErrorCode.NONE
+    partition = env.partition()
+    recovery = partition.recovery = ProducerRecovery(0, env.clock.seconds() + 5)
+    waiting = start(env, request(NEW, (0, batch(1, producer=(7, 0, 0)))))
+    assert code(env, NEW, batch(1)) == ErrorCode.NONE
     assert not waiting.is_done
     partition.recovery = None
     recovery.ended.succeed(None)

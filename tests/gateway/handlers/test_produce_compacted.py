@@ -18,28 +18,28 @@ from gateway.protocol.wire.produce_codec import (
     RecordError,
     TopicRecords,
 )
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.partitions.compacted import FORMATS, put, table
 from tests.gateway.sets import Pair, batch, old_set
 
 
 @pytest.fixture
-def house() -> House:
-    house = open_house()
-    table(house)
-    return house
+def env() -> BrokerEnvironment:
+    env = open_environment()
+    table(env)
+    return env
 
 
-def produced(house: House, version: int, records: memoryview) -> PartitionProduced:
+def produced(env: BrokerEnvironment, version: int, records: memoryview) -> PartitionProduced:
     asked = ProduceRequest(
         version, None, -1, 1000, [TopicRecords("orders", [PartitionRecords(0, records)])]
     )
-    (((_, (row,)),),) = (ended(answer(house, asked)).topics,)
+    (((_, (row,)),),) = (ended(answer(env, asked)).topics,)
     return row
 
 
-async def answer(house: House, asked: ProduceRequest) -> Any:
-    reply = await ROUTES[ApiKey.PRODUCE, asked.version].handler(asked, house.caller(asked.version))
+async def answer(env: BrokerEnvironment, asked: ProduceRequest) -> Any:
+    reply = await ROUTES[ApiKey.PRODUCE, asked.version].handler(asked, env.caller(asked.version))
     return await reply.reply if isinstance(reply, Later) else reply
 
 
@@ -53,33 +53,33 @@ def message(partition: int = 0) -> str:
 
 
 @pytest.mark.parametrize("codec", [0, 1, 4])
-def test_a_batch_with_a_record_without_a_key_is_refused(house, codec):
-    row = produced(house, 11, batch(WITHOUT_KEY, codec=codec))
+def test_a_batch_with_a_record_without_a_key_is_refused(env, codec):
+    row = produced(env, 11, batch(WITHOUT_KEY, codec=codec))
     assert (row.error_code, row.base_offset) == (ErrorCode.INVALID_RECORD, -1)
     assert row.error_message == (
         "One or more records have been rejected due to 1 record errors in total, and only showing the first three errors "
         f"at most: [RecordError(batchIndex=1, message='{message()}')]"
     )
     assert list(row.record_errors) == [RecordError(1, message())]
-    assert house.partition().log.end_offset == 0
+    assert env.partition().log.end_offset == 0
 
 
 @pytest.mark.parametrize("count", [100, 1000])
-def test_every_record_without_a_key_is_named(house, count):
+def test_every_record_without_a_key_is_named(env, count):
     pairs: list[Pair] = [(None if n % 10 == 7 else b"k%d" % n, b"v") for n in range(count)]
-    row = produced(house, 8, batch(pairs))
+    row = produced(env, 8, batch(pairs))
     assert list(row.record_errors) == [RecordError(n, message()) for n in range(7, count, 10)]
     assert row.error_message is not None
     assert f"due to {count // 10} record errors in total" in row.error_message
     assert row.error_message.count("RecordError(") == 3
 
 
-def test_one_reply_names_a_limited_number_of_records(house, monkeypatch):
+def test_one_reply_names_a_limited_number_of_records(env, monkeypatch):
     monkeypatch.setattr("gateway.handlers.produce.MAX_RECORD_ERRORS", 5)
-    house.topic("other", 3, **{"cleanup.policy": "compact"})
+    env.topic("other", 3, **{"cleanup.policy": "compact"})
     sent = [PartitionRecords(index, batch([(None, b"v")] * 3)) for index in range(3)]
     asked = ProduceRequest(11, None, -1, 1000, [TopicRecords("other", sent)])
-    (((_, rows),),) = (ended(answer(house, asked)).topics,)
+    (((_, rows),),) = (ended(answer(env, asked)).topics,)
     assert [row.error_code for row in rows] == [ErrorCode.INVALID_RECORD] * 3
     assert [[one.batch_index for one in row.record_errors] for row in rows] == [
         [0, 1, 2],
@@ -90,36 +90,36 @@ def test_one_reply_names_a_limited_number_of_records(house, monkeypatch):
 
 
 @pytest.mark.parametrize("written", [one for one in FORMATS if one[0] < 2], ids=str)
-def test_a_message_set_with_a_message_without_a_key_is_refused(house, written):
+def test_a_message_set_with_a_message_without_a_key_is_refused(env, written):
     """In the words of the brokers of its time: InvalidRecordException was a CorruptRecordException until Kafka 2.4."""
     magic, codec = written
-    row = produced(house, 2, old_set(WITHOUT_KEY, magic=magic, codec=codec))
-    assert (row.error_code, house.partition().log.end_offset) == (ErrorCode.CORRUPT_MESSAGE, 0)
+    row = produced(env, 2, old_set(WITHOUT_KEY, magic=magic, codec=codec))
+    assert (row.error_code, env.partition().log.end_offset) == (ErrorCode.CORRUPT_MESSAGE, 0)
 
 
 @pytest.mark.parametrize(
     "records",
     [batch([(b"", b"1")]), batch([(b"a", None)], codec=2), batch([(b"k", b"v" * 70_000)], codec=1)],
 )
-def test_a_batch_with_keys_is_taken(house, records):
-    assert produced(house, 11, records).error_code == 0
+def test_a_batch_with_keys_is_taken(env, records):
+    assert produced(env, 11, records).error_code == 0
 
 
-def test_a_topic_that_is_not_compacted_takes_records_without_keys(house):
-    house.topic("log")
-    assert put(house, (None, b"1"), topic="log") == 0
+def test_a_topic_that_is_not_compacted_takes_records_without_keys(env):
+    env.topic("log")
+    assert put(env, (None, b"1"), topic="log") == 0
 
 
 @pytest.mark.parametrize("count", [400, 600])
-def test_keys_of_many_records_are_looked_at_on_another_thread(house, count):
-    house.threads.calls = 0
-    assert produced(house, 11, batch(count)).error_code == 0
-    assert house.threads.calls == (count > 500)
+def test_keys_of_many_records_are_looked_at_on_another_thread(env, count):
+    env.threads.calls = 0
+    assert produced(env, 11, batch(count)).error_code == 0
+    assert env.threads.calls == (count > 500)
 
 
-def test_a_batch_whose_records_are_not_what_the_header_says_is_refused(house):
+def test_a_batch_whose_records_are_not_what_the_header_says_is_refused(env):
     records = batch([(b"a", b"1")])
     lying = bytearray(records)
     lying[61] = 0x7F
     lying[17:21] = crc32c(bytes(lying[21:])).to_bytes(4, "big")
-    assert produced(house, 11, memoryview(lying)).error_code == ErrorCode.INVALID_RECORD
+    assert produced(env, 11, memoryview(lying)).error_code == ErrorCode.INVALID_RECORD

@@ -42,7 +42,7 @@ class Client:
         self.resumes += 1
 
 
-def house(limit=100 * MIB):
+def env(limit=100 * MIB):
     clock = Clock()
     return Budget(limit, clock), clock
 
@@ -53,7 +53,7 @@ def turn(clock, times=1):
 
 
 def test_a_connection_at_its_limit_of_bytes_is_not_read_until_it_is_below():
-    budget, _ = house()
+    budget, _ = env()
     client = Client(budget, max_bytes=1000)
     client.sends(999)
     assert client.reads
@@ -64,7 +64,7 @@ def test_a_connection_at_its_limit_of_bytes_is_not_read_until_it_is_below():
 
 
 def test_a_connection_at_its_limit_of_requests_is_not_read_until_it_is_below():
-    budget, _ = house()
+    budget, _ = env()
     client = Client(budget, max_requests=2)
     client.sends(1, 1)
     assert not client.reads
@@ -73,7 +73,7 @@ def test_a_connection_at_its_limit_of_requests_is_not_read_until_it_is_below():
 
 
 def test_one_request_above_the_limit_of_its_connection_is_taken():
-    budget, _ = house()
+    budget, _ = env()
     client = Client(budget, max_bytes=1000)
     client.sends(5000)
     assert not client.reads
@@ -82,7 +82,7 @@ def test_one_request_above_the_limit_of_its_connection_is_taken():
 
 
 def test_little_is_read_behind_a_request_that_waits():
-    budget, _ = house()
+    budget, _ = env()
     client = Client(budget)
     client.sends(100)
     client.flow.waits(100)
@@ -97,7 +97,7 @@ def test_little_is_read_behind_a_request_that_waits():
 
 
 def test_as_much_is_read_behind_a_large_request_that_waits():
-    budget, _ = house()
+    budget, _ = env()
     client = Client(budget)
     client.sends(BEHIND_BYTES)
     client.flow.waits(BEHIND_BYTES)
@@ -111,7 +111,7 @@ def test_as_much_is_read_behind_a_large_request_that_waits():
 
 
 def test_all_connections_together_are_limited():
-    budget, clock = house()
+    budget, clock = env()
     busy, other = Client(budget, max_bytes=200 * MIB), Client(budget)
     busy.sends(100 * MIB)
     other.sends(1)
@@ -124,7 +124,7 @@ def test_all_connections_together_are_limited():
 
 
 def test_the_longest_waiting_goes_on_first():
-    budget, clock = house(100 * MIB)
+    budget, clock = env(100 * MIB)
     clients = [Client(budget, max_bytes=200 * MIB) for _ in range(3)]
     clients[0].sends(100 * MIB)
     clients[1].sends(10)
@@ -142,7 +142,7 @@ def test_the_longest_waiting_goes_on_first():
 
 
 def test_no_more_go_on_at_a_time_than_there_is_room_for():
-    budget, clock = house(100 * MIB)
+    budget, clock = env(100 * MIB)
     holder = Client(budget, max_bytes=200 * MIB)
     holder.sends(100 * MIB)
     clients = [Client(budget) for _ in range(100)]
@@ -154,7 +154,7 @@ def test_no_more_go_on_at_a_time_than_there_is_room_for():
 
 
 def test_an_idle_connection_whose_turn_it_was_holds_nobody_up():
-    budget, clock = house(100 * MIB)
+    budget, clock = env(100 * MIB)
     holder, idle, waiting = Client(budget, max_bytes=200 * MIB), Client(budget), Client(budget)
     holder.sends(100 * MIB)
     idle.sends(1)
@@ -166,7 +166,7 @@ def test_an_idle_connection_whose_turn_it_was_holds_nobody_up():
 
 
 def test_announced_bytes_that_never_come_use_nothing_up():
-    budget, _ = house(100 * MIB)
+    budget, _ = env(100 * MIB)
     liars = [Client(budget) for _ in range(50)]
     for liar in liars:
         liar.sends(then=4)
@@ -174,7 +174,7 @@ def test_announced_bytes_that_never_come_use_nothing_up():
 
 
 def test_unfinished_frames_that_hold_the_budget_end_one_after_the_other():
-    budget, clock = house(100 * MIB)
+    budget, clock = env(100 * MIB)
     clients = [Client(budget, max_bytes=200 * MIB) for _ in range(3)]
     for client in clients:
         client.sends(then=60 * MIB)
@@ -197,7 +197,7 @@ def test_unfinished_frames_that_hold_the_budget_end_one_after_the_other():
 
 
 def test_a_long_poll_under_way_does_not_keep_unfinished_frames_from_ending():
-    budget, clock = house(100 * MIB)
+    budget, clock = env(100 * MIB)
     consumer, producer = Client(budget), Client(budget)
     consumer.sends(100)
     producer.sends(then=100 * MIB)
@@ -207,7 +207,7 @@ def test_a_long_poll_under_way_does_not_keep_unfinished_frames_from_ending():
 
 
 def test_small_requests_are_served_while_unfinished_frames_hold_the_budget():
-    budget, clock = house(96 * MIB)
+    budget, clock = env(96 * MIB)
     stalled = [Client(budget, max_bytes=200 * MIB) for _ in range(2)]
     for client in stalled:
         client.sends(then=50 * MIB)
@@ -221,7 +221,7 @@ def test_small_requests_are_served_while_unfinished_frames_hold_the_budget():
 
 
 def test_the_frame_that_is_let_go_on_does_not_keep_small_requests_out():
-    budget, clock = house(80 * MIB)
+    budget, clock = env(80 * MIB)
     hoarders = [Client(budget, max_bytes=200 * MIB) for _ in range(4)]
     for size in (10, 20, 21):
         for hoarder in hoarders:
@@ -237,7 +237,7 @@ def test_the_frame_that_is_let_go_on_does_not_keep_small_requests_out():
 
 
 def test_of_those_that_begin_large_frames_meanwhile_each_gets_in_one_chunk():
-    budget, clock = house(80 * MIB)
+    budget, clock = env(80 * MIB)
     Client(budget, max_bytes=200 * MIB).sends(then=80 * MIB)
     clients = [Client(budget) for _ in range(200)]
     come = dict.fromkeys(clients, 0)
@@ -251,7 +251,7 @@ def test_of_those_that_begin_large_frames_meanwhile_each_gets_in_one_chunk():
 
 
 def test_one_that_comes_when_the_house_is_full_gets_in_one_chunk():
-    budget, clock = house(80 * MIB)
+    budget, clock = env(80 * MIB)
     for _ in range(2):
         Client(budget, max_bytes=200 * MIB).sends(then=60 * MIB)
     late = Client(budget)
@@ -261,7 +261,7 @@ def test_one_that_comes_when_the_house_is_full_gets_in_one_chunk():
 
 
 def test_the_place_of_one_that_goes_is_free():
-    budget, clock = house(100 * MIB)
+    budget, clock = env(100 * MIB)
     first, second = Client(budget, max_bytes=200 * MIB), Client(budget, max_bytes=200 * MIB)
     first.sends(then=60 * MIB)
     second.sends(then=60 * MIB)
@@ -276,7 +276,7 @@ def test_the_place_of_one_that_goes_is_free():
 
 
 def test_one_that_is_gone_is_never_resumed():
-    budget, clock = house(100)
+    budget, clock = env(100)
     client = Client(budget)
     client.sends(100)
     client.flow.close()
@@ -287,7 +287,7 @@ def test_one_that_is_gone_is_never_resumed():
 
 
 def test_nobody_waiting_means_nothing_to_do():
-    budget, clock = house(100)
+    budget, clock = env(100)
     client = Client(budget)
     client.sends(100)
     client.flow.gave(100, 1)
@@ -319,7 +319,7 @@ def test_a_limit_below_zero_or_of_nothing_promises_nothing():
     assert outgoing.promised == 0
 
 
-class House(RuleBasedStateMachine):
+class BrokerEnvironment(RuleBasedStateMachine):
     """Any number of honest clients that come, send when they are read, are answered, and go at any time."""
 
     LIMIT = 4 * MIB
@@ -408,5 +408,5 @@ class House(RuleBasedStateMachine):
         assert self.budget.used == 0
 
 
-TestHouse = House.TestCase
+TestHouse = BrokerEnvironment.TestCase
 TestHouse.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -8,7 +8,7 @@ from compat.records import check_message_set
 from gateway.partitions.compaction import LogCleaner
 from gateway.partitions.partition import Partition
 from gateway.partitions.record_batch import check_batch
-from tests.fakes.broker import House, ended
+from tests.fakes.broker import BrokerEnvironment, ended
 from tests.gateway.handlers import consuming
 from tests.gateway.sets import TIME, Pair, batch, old_set
 
@@ -34,9 +34,9 @@ FORMATS = (
 Seen = list[tuple[int, bytes | None, bytes | None]]
 
 
-def table(house: House, name: str = "orders", partitions: int = 1, **configs: str) -> Any:
+def table(env: BrokerEnvironment, name: str = "orders", partitions: int = 1, **configs: str) -> Any:
     """A topic of which all but the last entry may be compacted at once, unless `configs` say otherwise."""
-    return house.topic(
+    return env.topic(
         name,
         partitions,
         **{
@@ -49,7 +49,7 @@ def table(house: House, name: str = "orders", partitions: int = 1, **configs: st
 
 
 def put(
-    house: House,
+    env: BrokerEnvironment,
     *records: Pair,
     written: tuple[int, int] = (2, 0),
     producer: tuple[int, int, int] = (-1, -1, -1),
@@ -58,39 +58,39 @@ def put(
 ) -> int:
     """Store these in one request; the offset of the first."""
     magic, codec = written
-    partition = house.partition(topic)
+    partition = env.partition(topic)
     if magic == 2:
         made = batch(records, codec=codec, producer=producer, timestamp=timestamp)
         return int(
-            ended(partition.append_batch(made, check_batch(made, 11), house.now())).base_offset
+            ended(partition.append_batch(made, check_batch(made, 11), env.now())).base_offset
         )
     made = old_set(records, magic=magic, codec=codec, timestamp=timestamp)
     checked = check_message_set(made, max_decompressed_bytes=1 << 20)
-    return int(ended(partition.append_message_set(made, checked, house.now())).base_offset)
+    return int(ended(partition.append_message_set(made, checked, env.now())).base_offset)
 
 
-def close(house: House, topic: str = "orders") -> None:
+def close(env: BrokerEnvironment, topic: str = "orders") -> None:
     """One more record, of a key of its own: what was the last entry is not any more."""
-    put(house, (b"the last", b"entry"), topic=topic)
+    put(env, (b"the last", b"entry"), topic=topic)
 
 
-def compact(house: House, **limits: int) -> None:
+def compact(env: BrokerEnvironment, **limits: int) -> None:
     """One round of a cleaner that has just started."""
-    ended(LogCleaner(house.broker, **limits).round())
-    assert not house.bugs
+    ended(LogCleaner(env.broker, **limits).round())
+    assert not env.bugs
 
 
 def consume(
-    house: House, version: int = 12, offset: int = 0, max_bytes: int = consuming.LARGE
+    env: BrokerEnvironment, version: int = 12, offset: int = 0, max_bytes: int = consuming.LARGE
 ) -> Seen:
     """Everything from `offset` on, as a consumer of that Fetch version gets it, request after request."""
     found: Seen = []
-    end = house.partition().log.end_offset
-    offset = max(offset, house.partition().log.start_offset)
+    end = env.partition().log.end_offset
+    offset = max(offset, env.partition().log.start_offset)
     fetches_without_records = 0
     while offset < end:
         asked = consuming.request(version, [consuming.at(offset, max_bytes=max_bytes)])
-        (row,) = consuming.rows(consuming.ask(house, asked).result).values()
+        (row,) = consuming.rows(consuming.ask(env, asked).result).values()
         assert row.error_code == 0
         got = consuming.consume(consuming.payload(row), offset)
         # Where much has nothing for it, the gateway goes over that in several requests.

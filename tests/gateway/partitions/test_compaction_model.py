@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from storage.log import StorageFailed
 from tests.compat.records.strategies import prop
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.partitions.compacted import FETCH_VERSIONS, FORMATS, compact, consume, put, table
 from tests.gateway.sets import Pair
 
@@ -42,19 +42,19 @@ class Life:
     """A topic, what was ever written to it, and when."""
 
     def __init__(self, delete_retention_ms: int) -> None:
-        self.house = self.opened(None)
+        self.env = self.opened(None)
         self.retention_ms = delete_retention_ms
-        table(self.house, delete_retention_ms=str(delete_retention_ms))
+        table(self.env, delete_retention_ms=str(delete_retention_ms))
         self.history: list[Pair] = []
         self.sequences = {7: 0, 8: 0}
 
-    def opened(self, before: House | None) -> House:
+    def opened(self, before: BrokerEnvironment | None) -> BrokerEnvironment:
         if before is None:
-            return open_house()
+            return open_environment()
         before.store.medium.held_by = None
-        house = open_house(before.store.medium)
-        house.clock.advance(before.clock.seconds())
-        return house
+        env = open_environment(before.store.medium)
+        env.clock.advance(before.clock.seconds())
+        return env
 
     def produce(
         self, written: tuple[int, int], records: list[Pair], producer_id: int | None
@@ -64,14 +64,14 @@ class Life:
             # Accepted only where the sequence before is known: compaction must not forget it.
             producer = (producer_id, 0, self.sequences[producer_id])
             self.sequences[producer_id] += len(records)
-        assert put(self.house, *records, written=written, producer=producer) == len(self.history)
+        assert put(self.env, *records, written=written, producer=producer) == len(self.history)
         self.history += records
 
     def compact(self, max_keys: int, piece_bytes: int, writes: int | None) -> None:
         if writes is None:
-            compact(self.house, max_keys=max_keys, piece_bytes=piece_bytes)
+            compact(self.env, max_keys=max_keys, piece_bytes=piece_bytes)
             return
-        store, left = self.house.store, [writes]
+        store, left = self.env.store, [writes]
         real = store.check_medium
 
         def check() -> None:
@@ -81,30 +81,30 @@ class Life:
             real()
 
         store.check_medium = check  # type: ignore[method-assign]
-        compact(self.house, max_keys=max_keys, piece_bytes=piece_bytes)
-        self.house = self.opened(self.house)
+        compact(self.env, max_keys=max_keys, piece_bytes=piece_bytes)
+        self.env = self.opened(self.env)
         self.check_producers()
 
     def check_producers(self) -> None:
         known = {
             producer_id: producer.sent[-1].last_sequence
-            for producer_id, producer in self.house.partition().producers
+            for producer_id, producer in self.env.partition().producers
         }
         for producer_id, sequence in self.sequences.items():
             if producer_id in known:
                 assert known[producer_id] == sequence - 1
 
     def delete(self, offset: int) -> None:
-        ended(self.house.partition().log.delete_before(min(offset, len(self.history))))
+        ended(self.env.partition().log.delete_before(min(offset, len(self.history))))
 
     def wait(self) -> None:
-        self.house.clock.advance(60)
+        self.env.clock.advance(60)
 
     def check(self) -> None:
-        start = self.house.partition().log.start_offset
+        start = self.env.partition().log.start_offset
         last = {key: offset for offset, (key, _) in enumerate(self.history)}
         for version in FETCH_VERSIONS:
-            seen = consume(self.house, version)
+            seen = consume(self.env, version)
             assert all(left < right for (left, *_), (right, *_) in pairwise(seen)), (
                 "offsets do not increase"
             )
@@ -127,7 +127,7 @@ def test_of_each_key_the_last_record_is_always_there_and_nothing_else_than_was_w
     for name, *arguments in taken:
         getattr(life, name)(*arguments)
         life.check()
-    assert not life.house.bugs
+    assert not life.env.bugs
 
 
 @prop
@@ -137,7 +137,7 @@ def test_in_the_end_there_is_one_record_of_each_key(taken, max_keys, piece_bytes
     for name, *arguments in taken:
         getattr(life, name)(*arguments)
     life.produce((2, 0), [(b"the last", b"entry")], None)
-    compact(life.house, max_keys=max_keys, piece_bytes=piece_bytes)
+    compact(life.env, max_keys=max_keys, piece_bytes=piece_bytes)
     life.check()
-    found = [key for _, key, _ in consume(life.house)]
+    found = [key for _, key, _ in consume(life.env)]
     assert len(found) == len(set(found))

@@ -12,7 +12,7 @@ from gateway.protocol.wire.produce_codec import PartitionProduced
 from tests.compat.records.building import GZIP, LZ4, SNAPPY, Sample, batch, message_set, wrapper
 from tests.compat.records.peers import read_with_aiokafka, read_with_kafka_python
 from tests.compat.records.test_up import with_epoch
-from tests.fakes.broker import NOW, House, ended, open_house
+from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.consuming import ask, at, payload, rows
 from tests.gateway.handlers.consuming import request as fetching
 from tests.gateway.handlers.test_produce import produce
@@ -25,34 +25,34 @@ A, B = Sample(0, 1000, b"k", b"first"), Sample(1, 990, None, None)
 VERSIONS = {0: 1, 1: 2}
 
 
-def kept(**configs: str) -> House:
-    house = open_house()
-    house.topic("orders", entry_format="kafka", **configs)
-    return house
+def kept(**configs: str) -> BrokerEnvironment:
+    env = open_environment()
+    env.topic("orders", entry_format="kafka", **configs)
+    return env
 
 
 @pytest.fixture
-def house() -> House:
+def env() -> BrokerEnvironment:
     return kept()
 
 
-def send(house: House, payload: bytes, magic: int = 1) -> PartitionProduced:
-    (row,) = produce(house, VERSIONS[magic], (0, memoryview(bytearray(payload))))
+def send(env: BrokerEnvironment, payload: bytes, magic: int = 1) -> PartitionProduced:
+    (row,) = produce(env, VERSIONS[magic], (0, memoryview(bytearray(payload))))
     return row
 
 
-def payloads(house: House) -> list[bytes]:
-    return [bytes(entry.payload) for entry in ended(house.partition().read(0, 1 << 30))]
+def payloads(env: BrokerEnvironment) -> list[bytes]:
+    return [bytes(entry.payload) for entry in ended(env.partition().read(0, 1 << 30))]
 
 
-def test_plain_messages_become_one_batch_byte_for_byte(house):
-    assert send(house, message_set([A, B], magic=1)).error_code == 0
-    assert payloads(house) == [with_epoch(batch([A, B]), 0)]
+def test_plain_messages_become_one_batch_byte_for_byte(env):
+    assert send(env, message_set([A, B], magic=1)).error_code == 0
+    assert payloads(env) == [with_epoch(batch([A, B]), 0)]
 
 
-def test_messages_of_format_0_have_no_timestamps(house):
-    send(house, message_set([A, B], magic=0), magic=0)
-    assert read_with_kafka_python(payloads(house)[0]) == [
+def test_messages_of_format_0_have_no_timestamps(env):
+    send(env, message_set([A, B], magic=0), magic=0)
+    assert read_with_kafka_python(payloads(env)[0]) == [
         (0, -1, 0, b"k", b"first", ()),
         (1, -1, 0, None, None, ()),
     ]
@@ -61,10 +61,10 @@ def test_messages_of_format_0_have_no_timestamps(house):
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_what_was_packed_stays_packed_with_the_same_codec_whatever_offsets_it_bore(
-    house, magic, codec
+    env, magic, codec
 ):
-    send(house, wrapper([A, B], codec, magic=magic, inner_offsets=[0, 0], offset=0), magic)
-    (stored,) = payloads(house)
+    send(env, wrapper([A, B], codec, magic=magic, inner_offsets=[0, 0], offset=0), magic)
+    (stored,) = payloads(env)
     assert stored[22] & 7 == codec
     assert [(found[0], *found[3:5]) for found in read_with_aiokafka(stored)] == [
         (0, b"k", b"first"),
@@ -72,27 +72,27 @@ def test_what_was_packed_stays_packed_with_the_same_codec_whatever_offsets_it_bo
     ]
 
 
-def test_offsets_go_on_over_every_format(house):
+def test_offsets_go_on_over_every_format(env):
     offsets = [
-        send(house, message_set([A, B], magic=1)).base_offset,
-        send(house, wrapper([A, B], GZIP, magic=0), magic=0).base_offset,
+        send(env, message_set([A, B], magic=1)).base_offset,
+        send(env, wrapper([A, B], GZIP, magic=0), magic=0).base_offset,
     ]
     offsets += [
-        produce(house, 11, (0, new_batch(3)))[0].base_offset,
-        send(house, message_set([A], magic=0), magic=0).base_offset,
+        produce(env, 11, (0, new_batch(3)))[0].base_offset,
+        send(env, message_set([A], magic=0), magic=0).base_offset,
     ]
     assert offsets == [0, 2, 4, 7]
     assert [
-        found[0] for stored in payloads(house) for found in read_with_kafka_python(stored)
+        found[0] for stored in payloads(env) for found in read_with_kafka_python(stored)
     ] == list(range(8))
-    assert house.partition().log.end_offset == 8
+    assert env.partition().log.end_offset == 8
 
 
 def test_the_gateways_clock_counts_where_the_topic_says_so():
-    house = kept(message_timestamp_type="LogAppendTime")
-    row = send(house, message_set([A, B], magic=1))
+    env = kept(message_timestamp_type="LogAppendTime")
+    row = send(env, message_set([A, B], magic=1))
     assert row.log_append_time == NOW
-    assert [found[1:3] for found in read_with_kafka_python(payloads(house)[0])] == [
+    assert [found[1:3] for found in read_with_kafka_python(payloads(env)[0])] == [
         (NOW, 1),
         (NOW, 1),
     ]
@@ -100,12 +100,12 @@ def test_the_gateways_clock_counts_where_the_topic_says_so():
 
 @pytest.mark.parametrize("codec", [None, GZIP, SNAPPY, LZ4])
 def test_format_0_is_stored_in_format_2_where_the_gateways_clock_counts(codec):
-    house = open_house()
-    house.topic("orders", message_timestamp_type="LogAppendTime")
+    env = open_environment()
+    env.topic("orders", message_timestamp_type="LogAppendTime")
     sent = message_set([A, B], magic=0) if codec is None else wrapper([A, B], codec, magic=0)
-    row = send(house, sent, magic=0)
+    row = send(env, sent, magic=0)
     assert (row.error_code, row.base_offset, row.log_append_time) == (0, 0, NOW)
-    (stored,) = payloads(house)
+    (stored,) = payloads(env)
     assert stored[22] & 7 == (codec or 0)
     assert read_with_aiokafka(stored) == [
         (0, NOW, 1, b"k", b"first", ()),
@@ -114,54 +114,54 @@ def test_format_0_is_stored_in_format_2_where_the_gateways_clock_counts(codec):
 
 
 def test_format_1_stays_as_it_is_where_the_gateways_clock_counts():
-    house = open_house()
-    house.topic("orders", message_timestamp_type="LogAppendTime")
-    send(house, message_set([A, B], magic=1))
-    (stored,) = payloads(house)
+    env = open_environment()
+    env.topic("orders", message_timestamp_type="LogAppendTime")
+    send(env, message_set([A, B], magic=1))
+    (stored,) = payloads(env)
     assert (stored[16], [found[1:3] for found in read_with_kafka_python(stored)]) == (
         1,
         [(NOW, 1), (NOW, 1)],
     )
 
 
-def test_an_empty_set_comes_to_nothing(house):
-    assert (send(house, b"").error_code, payloads(house)) == (0, [])
+def test_an_empty_set_comes_to_nothing(env):
+    assert (send(env, b"").error_code, payloads(env)) == (0, [])
 
 
 def test_a_topic_of_all_formats_keeps_them():
-    house = open_house(entry_format="kafka")
-    house.topic("orders", entry_format="mixed_kafka")
-    send(house, message_set([A, B], magic=1))
-    assert payloads(house) == [message_set([A, B], magic=1)]
+    env = open_environment(entry_format="kafka")
+    env.topic("orders", entry_format="mixed_kafka")
+    send(env, message_set([A, B], magic=1))
+    assert payloads(env) == [message_set([A, B], magic=1)]
 
 
 def test_the_setting_counts_for_a_topic_without_a_format_of_its_own():
-    house = open_house(entry_format="kafka")
-    house.topic("orders")
-    send(house, message_set([A, B], magic=1))
-    assert payloads(house) == [with_epoch(batch([A, B]), 0)]
+    env = open_environment(entry_format="kafka")
+    env.topic("orders")
+    send(env, message_set([A, B], magic=1))
+    assert payloads(env) == [with_epoch(batch([A, B]), 0)]
 
 
 def test_many_messages_that_are_too_large_together_are_refused_as_kafka_refuses_them():
     """LogValidator looks at each message, and UnifiedLog once more at what the set was turned into (messageSizeMaybeChanged)."""
-    house = kept(max_message_bytes="300")
+    env = kept(max_message_bytes="300")
     assert (
         send(
-            house, message_set([Sample(n, 1000, None, b"v" * 100) for n in range(4)], magic=1)
+            env, message_set([Sample(n, 1000, None, b"v" * 100) for n in range(4)], magic=1)
         ).error_code
         == ErrorCode.MESSAGE_TOO_LARGE
     )
-    assert payloads(house) == []
+    assert payloads(env) == []
 
 
-def test_a_set_that_is_no_set_is_corrupt(house):
-    assert send(house, message_set([A, B], magic=1)[:-1]).error_code == ErrorCode.CORRUPT_MESSAGE
+def test_a_set_that_is_no_set_is_corrupt(env):
+    assert send(env, message_set([A, B], magic=1)[:-1]).error_code == ErrorCode.CORRUPT_MESSAGE
 
 
 def test_a_compacted_topic_takes_no_message_without_a_key():
-    house = kept(cleanup_policy="compact")
-    assert send(house, message_set([A, B], magic=1)).error_code == ErrorCode.CORRUPT_MESSAGE
-    assert send(house, message_set([A], magic=1)).error_code == 0
+    env = kept(cleanup_policy="compact")
+    assert send(env, message_set([A, B], magic=1)).error_code == ErrorCode.CORRUPT_MESSAGE
+    assert send(env, message_set([A], magic=1)).error_code == 0
 
 
 @pytest.mark.parametrize(
@@ -176,43 +176,43 @@ def test_a_compacted_topic_takes_no_message_without_a_key():
         ),
     ],
 )
-def test_large_sets_are_checked_and_turned_on_a_thread(house, records, calls):
-    assert send(house, bytes(records)).error_code == 0
-    assert house.threads.calls == calls
+def test_large_sets_are_checked_and_turned_on_a_thread(env, records, calls):
+    assert send(env, bytes(records)).error_code == 0
+    assert env.threads.calls == calls
 
 
 def test_a_bomb_is_too_large():
-    house = open_house(max_decompressed_bytes=1 << 20)
-    house.topic("orders", entry_format="kafka")
+    env = open_environment(max_decompressed_bytes=1 << 20)
+    env.topic("orders", entry_format="kafka")
     bomb = wrapper([Sample(0, 1, b"k", bytes(4 << 20))], GZIP, magic=1)
-    assert send(house, bomb).error_code == ErrorCode.MESSAGE_TOO_LARGE
+    assert send(env, bomb).error_code == ErrorCode.MESSAGE_TOO_LARGE
 
 
-def test_old_consumers_read_what_old_producers_wrote(house):
-    send(house, message_set([A, B], magic=0), magic=0)
+def test_old_consumers_read_what_old_producers_wrote(env):
+    send(env, message_set([A, B], magic=0), magic=0)
     for version in (0, 2, 4, 12):
-        (row,) = rows(ask(house, fetching(version, [at(0)])).result).values()
+        (row,) = rows(ask(env, fetching(version, [at(0)])).result).values()
         found = read_with_kafka_python(payload(row))
         assert [(one[0], *one[3:5]) for one in found] == [(0, b"k", b"first"), (1, None, None)]
 
 
-def test_what_was_stored_before_the_format_changed_stays_as_it_was_and_readable(house: Any) -> None:
-    live = house.topic("bills")
+def test_what_was_stored_before_the_format_changed_stays_as_it_was_and_readable(env: Any) -> None:
+    live = env.topic("bills")
     old = memoryview(bytearray(message_set([A], magic=1)))
-    assert produce(house, 2, (0, old), topic="bills")[0].error_code == 0
+    assert produce(env, 2, (0, old), topic="bills")[0].error_code == 0
 
     async def alter() -> None:
-        await house.broker.topics.alter(
+        await env.broker.topics.alter(
             live,
             lambda topic: type(topic)(topic.name, topic.topic_id, 1, {"entry.format": "kafka"}),
         )
 
     ended(alter())
     assert (
-        produce(house, 2, (0, memoryview(bytearray(message_set([A], magic=1)))), topic="bills")[
+        produce(env, 2, (0, memoryview(bytearray(message_set([A], magic=1)))), topic="bills")[
             0
         ].base_offset
         == 1
     )
-    entries = ended(house.partition("bills").read(0, 1 << 30))
+    entries = ended(env.partition("bills").read(0, 1 << 30))
     assert [entry.payload[16] for entry in entries] == [1, 2]

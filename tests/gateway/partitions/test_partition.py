@@ -24,22 +24,22 @@ from storage.log import (
     UnknownTopic,
 )
 from tests.compat.records.peers import read_with_kafka_python
-from tests.fakes.broker import NOW, House, Started, ended, open_house
+from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.gateway.sets import TIME, batch, old_set
 
 LATER = NOW + 5
 
 
 @pytest.fixture
-def house() -> House:
-    house = open_house()
-    house.topic()
-    return house
+def env() -> BrokerEnvironment:
+    env = open_environment()
+    env.topic()
+    return env
 
 
 @pytest.fixture
-def partition(house: House) -> Partition:
-    return house.partition()
+def partition(env: BrokerEnvironment) -> Partition:
+    return env.partition()
 
 
 def send(partition: Partition, records: memoryview, now: int = LATER) -> Started:
@@ -72,23 +72,23 @@ def test_offsets_go_on_over_every_format(partition):
     assert [found[0] for found in stored(partition)] == list(range(12))
 
 
-def test_the_order_of_the_calls_is_the_order_of_the_offsets_whatever_lands_when(house, partition):
-    house.store.hold()
+def test_the_order_of_the_calls_is_the_order_of_the_offsets_whatever_lands_when(env, partition):
+    env.store.hold()
     waiting = [
         send(partition, batch(2)),
         send_old(partition, old_set(3, magic=1)),
         send(partition, batch(1)),
     ]
     assert not any(one.is_done for one in waiting)
-    house.store.release()
+    env.store.release()
     assert [one.result.base_offset for one in waiting] == [0, 2, 5]
 
 
-def test_nothing_is_answered_before_it_is_durable(house, partition):
-    house.store.hold()
+def test_nothing_is_answered_before_it_is_durable(env, partition):
+    env.store.hold()
     waiting = send(partition, batch(1))
     assert (waiting.is_done, partition.log.end_offset) == (False, 0)
-    house.store.release()
+    env.store.release()
     assert (waiting.result.base_offset, partition.log.end_offset) == (0, 1)
 
 
@@ -97,9 +97,9 @@ def test_create_time_keeps_the_producers_times(partition):
     assert {(found[1], found[2]) for found in stored(partition)} == {(TIME, 0)}
 
 
-def test_log_append_time_is_told_and_stored(house):
-    house.topic("stamped", message_timestamp_type="LogAppendTime")
-    partition = house.partition("stamped")
+def test_log_append_time_is_told_and_stored(env):
+    env.topic("stamped", message_timestamp_type="LogAppendTime")
+    partition = env.partition("stamped")
     answers = [
         send(partition, batch(2)).result,
         send_old(partition, old_set(2, magic=1, codec=1)).result,
@@ -109,9 +109,9 @@ def test_log_append_time_is_told_and_stored(house):
     assert {(found[1], found[2]) for found in stored(partition)} == {(LATER, 1)}
 
 
-def test_format_0_has_no_append_time(house):
-    house.topic("stamped", message_timestamp_type="LogAppendTime")
-    assert send_old(house.partition("stamped"), old_set(2, magic=0)).result.log_append_time == -1
+def test_format_0_has_no_append_time(env):
+    env.topic("stamped", message_timestamp_type="LogAppendTime")
+    assert send_old(env.partition("stamped"), old_set(2, magic=0)).result.log_append_time == -1
 
 
 @pytest.mark.parametrize(
@@ -134,70 +134,70 @@ def test_a_retry_is_answered_as_the_first_try_and_not_stored_again(partition):
     assert partition.log.end_offset == 6
 
 
-def test_a_retry_is_answered_with_the_append_time_of_the_first_try(house):
-    house.topic("stamped", message_timestamp_type="LogAppendTime")
-    partition = house.partition("stamped")
+def test_a_retry_is_answered_with_the_append_time_of_the_first_try(env):
+    env.topic("stamped", message_timestamp_type="LogAppendTime")
+    partition = env.partition("stamped")
     send(partition, batch(1, producer=(7, 0, 0)), LATER)
     assert send(partition, batch(1, producer=(7, 0, 0)), LATER + 99).result.log_append_time == LATER
 
 
-def test_a_retry_of_what_is_in_flight_waits_for_it(house, partition):
-    house.store.hold()
+def test_a_retry_of_what_is_in_flight_waits_for_it(env, partition):
+    env.store.hold()
     waiting = [send(partition, batch(3, producer=(7, 0, 0))) for _ in range(3)]
     assert not any(one.is_done for one in waiting)
-    house.store.release()
+    env.store.release()
     assert [one.result.base_offset for one in waiting] == [0, 0, 0]
     assert partition.log.end_offset == 3
 
 
 def test_a_retry_of_what_is_in_flight_waits_for_it_beyond_the_limit_of_producers():
-    house = open_house(max_producer_ids_per_partition=1)
-    house.topic()
-    partition = house.partition()
-    house.store.hold()
+    env = open_environment(max_producer_ids_per_partition=1)
+    env.topic()
+    partition = env.partition()
+    env.store.hold()
     waiting = [send(partition, batch(1, producer=(producer, 0, 0))) for producer in (7, 8, 7)]
-    house.store.release()
+    env.store.release()
     assert [one.result.base_offset for one in waiting] == [0, 1, 0]
 
 
-def test_a_retry_of_what_then_fails_fails_too(house, partition):
-    house.store.hold()
+def test_a_retry_of_what_then_fails_fails_too(env, partition):
+    env.store.hold()
     waiting = [send(partition, batch(3, producer=(7, 0, 0))) for _ in range(2)]
-    house.store.refuse_writes = True
-    house.store.release()
+    env.store.refuse_writes = True
+    env.store.release()
     assert [one.failure.code for one in waiting] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
 
 
-def test_a_retry_is_never_answered_by_a_first_try_that_failed_before_it_ran(house, partition):
+def test_a_retry_is_never_answered_by_a_first_try_that_failed_before_it_ran(env, partition):
     """Two copies in one request: both are checked and queued before either of them runs."""
-    house.store.refuse_writes = True
+    env.store.refuse_writes = True
     copies = [batch(1, producer=(7, 0, 0)) for _ in range(2)]
     works = [partition.append_batch(records, check_batch(records, 11), LATER) for records in copies]
     assert [Started(work).failure.code for work in works] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
 
 
-def test_a_cancelled_wait_leaves_the_others_waiting(house, partition):
-    house.store.hold()
+def test_a_cancelled_wait_leaves_the_others_waiting(env, partition):
+    env.store.hold()
     first, second, third = [send(partition, batch(1, producer=(7, 0, 0))) for _ in range(3)]
     second.cancel()
-    house.store.release()
+    env.store.release()
     assert (first.result, third.result.base_offset) == (third.result, 0)
 
 
 def test_when_one_append_fails_those_behind_it_fail_and_the_next_takes_their_offsets(
-    house, partition
+    env, partition
 ):
     send(partition, batch(2, producer=(7, 0, 0)))
-    house.store.hold()
+    env.store.hold()
     waiting = [
         send(partition, batch(1, producer=(7, 0, 2))),
         send_old(partition, old_set(5, magic=1)),
         send(partition, batch(1, producer=(7, 0, 3))),
     ]
-    house.store.refuse_writes = True
-    house.store.release()
+    env.store.refuse_writes = True
+    env.store.release()
     assert [one.failure.code for one in waiting] == [ErrorCode.KAFKA_STORAGE_ERROR] * 3
-    house.store.refuse_writes = False
+    env.store.refuse_writes = False
     again = [
         send(partition, batch(1, producer=(7, 0, sequence))).result.base_offset
         for sequence in (2, 3)
@@ -205,19 +205,19 @@ def test_when_one_append_fails_those_behind_it_fail_and_the_next_takes_their_off
     assert again == [2, 3]
 
 
-def test_after_a_failure_a_later_batch_is_not_taken_in_place_of_the_failed_one(house, partition):
-    house.store.refuse_writes = True
+def test_after_a_failure_a_later_batch_is_not_taken_in_place_of_the_failed_one(env, partition):
+    env.store.refuse_writes = True
     send(partition, batch(1, producer=(7, 0, 0)))
-    house.store.refuse_writes = False
+    env.store.refuse_writes = False
     with pytest.raises(KafkaError) as caught:
         send(partition, batch(1, producer=(7, 0, 1)))
     assert caught.value.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
     assert send(partition, batch(1, producer=(7, 0, 0))).result.base_offset == 0
 
 
-def test_what_came_after_a_failure_is_not_forgotten_with_it(house, partition):
+def test_what_came_after_a_failure_is_not_forgotten_with_it(env, partition):
     """Told of its failure, a producer may have the next request ready at once."""
-    house.store.hold()
+    env.store.hold()
     answers: list[Started] = []
     records = batch(1, producer=(9, 0, 0))
     first = partition.append_batch(*_checked(batch(1, producer=(7, 0, 0))), LATER)
@@ -226,12 +226,12 @@ def test_what_came_after_a_failure_is_not_forgotten_with_it(house, partition):
     async def fail_then_send_another() -> None:
         with pytest.raises(KafkaError):
             await first
-        house.store.refuse_writes = False
+        env.store.refuse_writes = False
         answers.append(send(partition, records))
 
     chain, behind = Started(fail_then_send_another()), Started(second)
-    house.store.refuse_writes = True
-    house.store.release()
+    env.store.refuse_writes = True
+    env.store.release()
     assert chain.is_done
     assert behind.failure is not None
     retry = send(partition, batch(1, producer=(9, 0, 0)))
@@ -244,16 +244,16 @@ def _checked(records: memoryview) -> tuple[memoryview, Any]:
     return records, check_batch(records, 11)
 
 
-def test_a_bug_in_the_store_does_not_leave_a_retry_waiting_for_ever(house, partition, monkeypatch):
-    house.store.hold()
-    monkeypatch.setattr(house.store, "check_medium", lambda: 1 / 0)
+def test_a_bug_in_the_store_does_not_leave_a_retry_waiting_for_ever(env, partition, monkeypatch):
+    env.store.hold()
+    monkeypatch.setattr(env.store, "check_medium", lambda: 1 / 0)
     waiting = [send(partition, batch(1, producer=(7, 0, 0))) for _ in range(2)]
-    house.store.release()
+    env.store.release()
     assert [type(one.failure) for one in waiting] == [ZeroDivisionError] * 2
 
 
-def test_a_deleted_topic_has_another_leader_or_none(house, partition):
-    ended(house.broker.topics.delete(house.broker.topics.require("orders")))
+def test_a_deleted_topic_has_another_leader_or_none(env, partition):
+    ended(env.broker.topics.delete(env.broker.topics.require("orders")))
     assert partition.is_closed
     assert send(partition, batch(1)).failure.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert Started(partition.read(0, 10)).failure.code is ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -295,86 +295,86 @@ def large_set(mark: bytes, magic: int = 0) -> memoryview:
     return old_set([(mark, b"." * 10_000) for _ in range(8)], magic=magic, codec=1)
 
 
-def send_on_thread(house: House, partition: Partition, records: memoryview) -> Started:
+def send_on_thread(env: BrokerEnvironment, partition: Partition, records: memoryview) -> Started:
     checked = check_message_set(records, max_decompressed_bytes=1 << 20)
-    return Started(partition.append_message_set(records, checked, LATER, house.threads.run))
+    return Started(partition.append_message_set(records, checked, LATER, env.threads.run))
 
 
-def test_a_large_set_is_packed_on_a_thread_and_a_small_one_at_once(house, partition):
-    assert send_on_thread(house, partition, large_set(b"a")).result.base_offset == 0
-    assert house.threads.calls == 1
-    assert send_on_thread(house, partition, old_set(3, magic=0, codec=1)).result.base_offset == 8
-    assert house.threads.calls == 1
+def test_a_large_set_is_packed_on_a_thread_and_a_small_one_at_once(env, partition):
+    assert send_on_thread(env, partition, large_set(b"a")).result.base_offset == 0
+    assert env.threads.calls == 1
+    assert send_on_thread(env, partition, old_set(3, magic=0, codec=1)).result.base_offset == 8
+    assert env.threads.calls == 1
     assert [found[0] for found in stored(partition)] == list(range(11))
 
 
-def test_a_large_set_whose_offsets_are_relative_needs_no_packing(house, partition):
-    assert send_on_thread(house, partition, large_set(b"a", magic=1)).is_done
-    assert house.threads.calls == 0
+def test_a_large_set_whose_offsets_are_relative_needs_no_packing(env, partition):
+    assert send_on_thread(env, partition, large_set(b"a", magic=1)).is_done
+    assert env.threads.calls == 0
 
 
-def test_nothing_overtakes_a_set_that_is_being_packed(house, partition):
-    house.threads.hold()
+def test_nothing_overtakes_a_set_that_is_being_packed(env, partition):
+    env.threads.hold()
     under_way = [
-        send_on_thread(house, partition, large_set(b"a")),
+        send_on_thread(env, partition, large_set(b"a")),
         send(partition, batch(2, producer=(7, 0, 0))),
-        send_on_thread(house, partition, large_set(b"b")),
+        send_on_thread(env, partition, large_set(b"b")),
         send_old(partition, old_set(3, magic=1)),
         send(partition, batch(2, producer=(7, 0, 0))),
     ]
     assert not any(one.is_done for one in under_way)
-    while house.threads._waiting:
-        house.threads.release()
+    while env.threads._waiting:
+        env.threads.release()
     assert [one.result.base_offset for one in under_way] == [0, 8, 10, 18, 8]
     assert [found[0] for found in stored(partition)] == list(range(21))
     assert send(partition, batch(1)).result.base_offset == 21
 
 
-def test_a_set_is_packed_again_where_what_was_in_flight_before_it_has_failed(house, partition):
-    house.store.hold()
+def test_a_set_is_packed_again_where_what_was_in_flight_before_it_has_failed(env, partition):
+    env.store.hold()
     failing = send(partition, batch(5))
-    house.threads.hold()
-    packing = send_on_thread(house, partition, large_set(b"a"))
-    house.store.refuse_writes = True
-    house.store.release()
-    house.store.refuse_writes = False
-    house.threads.release()
+    env.threads.hold()
+    packing = send_on_thread(env, partition, large_set(b"a"))
+    env.store.refuse_writes = True
+    env.store.release()
+    env.store.refuse_writes = False
+    env.threads.release()
     assert failing.failure.code is ErrorCode.KAFKA_STORAGE_ERROR
     assert packing.result.base_offset == 0
     assert [found[0] for found in stored(partition)] == list(range(8))
 
 
-def test_what_is_refused_in_its_turn_does_not_hold_up_the_others(house, partition):
+def test_what_is_refused_in_its_turn_does_not_hold_up_the_others(env, partition):
     send(partition, batch(1, producer=(7, 3, 0)))
-    house.threads.hold()
-    send_on_thread(house, partition, large_set(b"a"))
+    env.threads.hold()
+    send_on_thread(env, partition, large_set(b"a"))
     fenced, good = (
         send(partition, batch(1, producer=(7, 2, 0))),
         send(partition, batch(1, producer=(7, 3, 1))),
     )
-    house.threads.release()
+    env.threads.release()
     assert (fenced.failure.code, good.result.base_offset) == (ErrorCode.INVALID_PRODUCER_EPOCH, 9)
 
 
-def test_a_thread_that_breaks_does_not_hold_up_the_others(house, partition):
-    house.threads.hold()
+def test_a_thread_that_breaks_does_not_hold_up_the_others(env, partition):
+    env.threads.hold()
     records = large_set(b"a")
     checked = check_message_set(records, max_decompressed_bytes=1 << 20)
     broken = Started(
         partition.append_message_set(
-            records, checked, LATER, lambda *_: house.threads.run(lambda: 1 // 0)
+            records, checked, LATER, lambda *_: env.threads.run(lambda: 1 // 0)
         )
     )
     good = send(partition, batch(1))
-    house.threads.release()
+    env.threads.release()
     assert (type(broken.failure), good.result.base_offset) == (ZeroDivisionError, 0)
 
 
-def test_a_thousand_appends_may_wait_for_one_set(house, partition):
-    house.threads.hold()
-    send_on_thread(house, partition, large_set(b"a"))
+def test_a_thousand_appends_may_wait_for_one_set(env, partition):
+    env.threads.hold()
+    send_on_thread(env, partition, large_set(b"a"))
     waiting = [send(partition, batch(1)) for _ in range(2000)]
-    house.threads.release()
+    env.threads.release()
     assert [one.result.base_offset for one in waiting] == list(range(8, 2008))
 
 
@@ -397,9 +397,9 @@ class Producing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.house = open_house()
-        self.house.topic()
-        self.partition: Partition = self.house.partition()
+        self.env = open_environment()
+        self.env.topic()
+        self.partition: Partition = self.env.partition()
         # Of each producer the batches not yet answered, as (sequence, count), and those that are, with their offsets.
         self.unanswered: dict[int, list[tuple[int, int]]] = {1: [], 2: []}
         self.next: dict[int, int] = {1: 0, 2: 2147483640}
@@ -426,18 +426,18 @@ class Producing(RuleBasedStateMachine):
 
     @rule()
     def hold(self) -> None:
-        self.house.store.hold()
+        self.env.store.hold()
 
     @rule(is_full=st.booleans())
     def fill(self, is_full: bool) -> None:
         """From now on appends are refused at once; those in flight go on."""
-        self.house.store.is_full = is_full
+        self.env.store.is_full = is_full
 
     @rule(fails=st.booleans())
     def release(self, fails: bool) -> None:
-        self.house.store.refuse_writes = fails
-        self.house.store.release()
-        self.house.store.refuse_writes = False
+        self.env.store.refuse_writes = fails
+        self.env.store.release()
+        self.env.store.refuse_writes = False
         self._collect()
 
     def _send(self, producer: int, sequence: int, count: int) -> None:

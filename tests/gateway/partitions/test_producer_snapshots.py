@@ -14,21 +14,21 @@ from gateway.partitions.producer_snapshots import SNAPSHOT_BYTES
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import StorageFailed
-from tests.fakes.broker import NOW, House, Started, ended, open_house
+from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.gateway.sets import batch, old_set, pairs
 
 DAY_MS = 24 * 3_600_000
 
 
 @pytest.fixture
-def house() -> House:
-    return open_house()
+def env() -> BrokerEnvironment:
+    return open_environment()
 
 
-def reopened(house: House) -> House:
+def reopened(env: BrokerEnvironment) -> BrokerEnvironment:
     """Another broker on the same medium, as after a crash."""
-    ended(house.store.close())
-    return open_house(house.store.medium)
+    ended(env.store.close())
+    return open_environment(env.store.medium)
 
 
 def send(partition: Partition, records: memoryview) -> Any:
@@ -44,13 +44,13 @@ def is_known(partition: Partition, sequence: int, base_offset: int) -> bool:
     )
 
 
-def test_without_a_snapshot_the_log_tells_it_all(house):
-    house.topic("orders")
-    partition = house.partition()
+def test_without_a_snapshot_the_log_tells_it_all(env):
+    env.topic("orders")
+    partition = env.partition()
     for sequence in range(3):
         send(partition, batch(1, producer=(7, 0, sequence)))
         ended(partition.append_message_set(old_set(2, magic=0), _checked(old_set(2, magic=0)), 0))
-    again = reopened(house).partition()
+    again = reopened(env).partition()
     assert is_known(again, 2, 6)
     assert send(again, batch(1, producer=(7, 0, 3))).base_offset == 9
 
@@ -59,38 +59,38 @@ def _checked(records: memoryview) -> Any:
     return check_message_set(records, max_decompressed_bytes=1 << 20)
 
 
-def test_a_snapshot_and_what_was_sent_since_make_the_whole(house):
-    house.topic("orders")
-    partition = house.partition()
+def test_a_snapshot_and_what_was_sent_since_make_the_whole(env):
+    env.topic("orders")
+    partition = env.partition()
     for sequence in range(4):
         send(partition, batch(1, producer=(7, 0, sequence)))
         if sequence == 1:
-            ended(house.broker.topics.save(partition))
-    again = reopened(house).partition()
+            ended(env.broker.topics.save(partition))
+    again = reopened(env).partition()
     assert all(is_known(again, sequence, sequence) for sequence in range(4))
 
 
-def test_a_snapshot_keeps_producers_whose_records_retention_has_deleted(house):
-    house.topic("orders")
-    partition = house.partition()
+def test_a_snapshot_keeps_producers_whose_records_retention_has_deleted(env):
+    env.topic("orders")
+    partition = env.partition()
     send(partition, batch(1, producer=(7, 0, 0)))
-    ended(house.broker.topics.save(partition))
+    ended(env.broker.topics.save(partition))
     ended(partition.log.delete_before(1))
-    assert is_known(reopened(house).partition(), 0, 0)
+    assert is_known(reopened(env).partition(), 0, 0)
 
 
-def test_an_unreadable_snapshot_costs_only_the_reading_of_the_log(house):
-    live = house.topic("orders")
-    send(house.partition(), batch(1, producer=(7, 0, 0)))
-    house.store.medium.tables["producers"][live.topic.topic_id + bytes(4)] = b"\xc1 nonsense"
-    assert is_known(reopened(house).partition(), 0, 0)
+def test_an_unreadable_snapshot_costs_only_the_reading_of_the_log(env):
+    live = env.topic("orders")
+    send(env.partition(), batch(1, producer=(7, 0, 0)))
+    env.store.medium.tables["producers"][live.topic.topic_id + bytes(4)] = b"\xc1 nonsense"
+    assert is_known(reopened(env).partition(), 0, 0)
 
 
 class Reads:
     """Reads of the log `orders` that a test holds back or lets fail; `offsets` are those that were asked for."""
 
-    def __init__(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-        log = ended(house.store.log("orders", 0))
+    def __init__(self, env: BrokerEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = ended(env.store.log("orders", 0))
         self.offsets: list[int] = []
         self.fails_at = -1
         self.held: Deferred[None] | None = None
@@ -108,19 +108,19 @@ class Reads:
         return await self._read(offset, max_bytes)
 
 
-def filled(house: House, count: int = 4) -> None:
-    house.topic("orders")
+def filled(env: BrokerEnvironment, count: int = 4) -> None:
+    env.topic("orders")
     for sequence in range(count):
-        send(house.partition(), batch(1, producer=(7, 0, sequence), timestamp=NOW))
+        send(env.partition(), batch(1, producer=(7, 0, sequence), timestamp=NOW))
 
 
-def test_a_read_error_does_not_lose_the_snapshot(house, monkeypatch):
-    filled(house, 1)
-    partition = house.partition()
-    ended(house.broker.topics.save(partition))
+def test_a_read_error_does_not_lose_the_snapshot(env, monkeypatch):
+    filled(env, 1)
+    partition = env.partition()
+    ended(env.broker.topics.save(partition))
     ended(partition.log.delete_before(1))
     send(partition, batch(1, producer=(7, 0, 1)))
-    again = reopened(house)
+    again = reopened(env)
     reads = Reads(again, monkeypatch)
     reads.fails_at = 1
     failure = Started(again.broker.topics.leading.recovered(again.partition())).failure
@@ -130,9 +130,9 @@ def test_a_read_error_does_not_lose_the_snapshot(house, monkeypatch):
     assert is_known(again.partition(), 0, 0)
 
 
-def test_after_a_read_error_the_log_is_read_from_where_it_had_come_to(house, monkeypatch):
-    filled(house)
-    again = reopened(house)
+def test_after_a_read_error_the_log_is_read_from_where_it_had_come_to(env, monkeypatch):
+    filled(env)
+    again = reopened(env)
     reads = Reads(again, monkeypatch)
     reads.fails_at = 2
     first = again.partition()
@@ -143,9 +143,9 @@ def test_after_a_read_error_the_log_is_read_from_where_it_had_come_to(house, mon
     assert all(is_known(second, sequence, sequence) for sequence in range(4))
 
 
-def test_a_log_that_is_read_anew_is_saved_at_steps(house, monkeypatch):
-    filled(house)
-    again = reopened(house)
+def test_a_log_that_is_read_anew_is_saved_at_steps(env, monkeypatch):
+    filled(env)
+    again = reopened(env)
     monkeypatch.setattr(producer_snapshots, "SNAPSHOT_BYTES", 1)
     reads = Reads(again, monkeypatch)
     reads.fails_at = 3
@@ -157,21 +157,21 @@ def test_a_log_that_is_read_anew_is_saved_at_steps(house, monkeypatch):
 
 
 def test_of_a_large_log_without_a_snapshot_only_what_producers_may_be_known_from_is_read(
-    house, monkeypatch
+    env, monkeypatch
 ):
-    filled(house, 0)
+    filled(env, 0)
     for producer, timestamp in ((7, NOW - DAY_MS - 1), (8, NOW - DAY_MS + 1), (9, NOW)):
-        send(house.partition(), batch(1, producer=(producer, 0, 5), timestamp=timestamp))
-    again = reopened(house)
+        send(env.partition(), batch(1, producer=(producer, 0, 5), timestamp=timestamp))
+    again = reopened(env)
     monkeypatch.setattr(producer_snapshots, "SNAPSHOT_BYTES", 100)
     reads = Reads(again, monkeypatch)
     assert [producer_id for producer_id, _ in again.partition().producers] == [8, 9]
     assert reads.offsets == [1, 2]
 
 
-def test_while_producers_are_recovered_only_their_own_requests_wait(house, monkeypatch):
-    filled(house)
-    again = reopened(house)
+def test_while_producers_are_recovered_only_their_own_requests_wait(env, monkeypatch):
+    filled(env)
+    again = reopened(env)
     reads = Reads(again, monkeypatch)
     reads.held = held = Deferred()
     partition = again.partition()
@@ -184,9 +184,9 @@ def test_while_producers_are_recovered_only_their_own_requests_wait(house, monke
     assert is_known(partition, 3, 3)
 
 
-def test_what_waits_for_producers_is_told_to_come_again_at_its_time(house, monkeypatch):
-    filled(house)
-    again = reopened(house)
+def test_what_waits_for_producers_is_told_to_come_again_at_its_time(env, monkeypatch):
+    filled(env)
+    again = reopened(env)
     Reads(again, monkeypatch).held = Deferred()
     partition = again.partition()
     waiting = Started(again.broker.topics.leading.recovered(partition))
@@ -199,10 +199,10 @@ def test_what_waits_for_producers_is_told_to_come_again_at_its_time(house, monke
 
 
 def test_a_snapshot_taken_while_producers_are_recovered_claims_no_more_than_was_read(
-    house, monkeypatch
+    env, monkeypatch
 ):
-    filled(house)
-    again = reopened(house)
+    filled(env)
+    again = reopened(env)
     Reads(again, monkeypatch).held = Deferred()
     partition = again.partition()
     send(partition, batch(1))
@@ -211,9 +211,9 @@ def test_a_snapshot_taken_while_producers_are_recovered_claims_no_more_than_was_
     assert all(is_known(third.partition(), sequence, sequence) for sequence in range(4))
 
 
-def test_retention_may_delete_what_was_about_to_be_read(house, monkeypatch):
-    filled(house)
-    again = reopened(house)
+def test_retention_may_delete_what_was_about_to_be_read(env, monkeypatch):
+    filled(env)
+    again = reopened(env)
     reads = Reads(again, monkeypatch)
     reads.held = held = Deferred()
     partition = again.partition()
@@ -224,88 +224,88 @@ def test_retention_may_delete_what_was_about_to_be_read(house, monkeypatch):
     assert not again.bugs
 
 
-def test_a_topic_that_comes_back_to_the_list_of_topics_keeps_its_producers(house, monkeypatch):
-    filled(house)
-    topic = house.broker.topics.get("orders").topic
-    ended(house.partition().log.delete_before(4))
-    house.store.unlisted()
-    assert house.broker.topics.get("orders") is None
-    house.store.outside([topic])
-    reads = Reads(house, monkeypatch)
-    assert is_known(house.partition(), 3, 3)
+def test_a_topic_that_comes_back_to_the_list_of_topics_keeps_its_producers(env, monkeypatch):
+    filled(env)
+    topic = env.broker.topics.get("orders").topic
+    ended(env.partition().log.delete_before(4))
+    env.store.unlisted()
+    assert env.broker.topics.get("orders") is None
+    env.store.outside([topic])
+    reads = Reads(env, monkeypatch)
+    assert is_known(env.partition(), 3, 3)
     assert reads.offsets == []
 
 
-def test_what_a_restart_had_to_read_counts_towards_the_next_snapshot(house):
-    house.topic("orders")
+def test_what_a_restart_had_to_read_counts_towards_the_next_snapshot(env):
+    env.topic("orders")
     records = batch(5)
-    send(house.partition(), records)
-    assert reopened(house).partition().unsaved_bytes == len(records)
+    send(env.partition(), records)
+    assert reopened(env).partition().unsaved_bytes == len(records)
 
 
-def test_a_log_whose_end_compaction_has_emptied_opens(house):
-    house.topic("orders")
-    partition = house.partition()
+def test_a_log_whose_end_compaction_has_emptied_opens(env):
+    env.topic("orders")
+    partition = env.partition()
     send(partition, batch(5))
     ended(partition.log.replace(0, 4, []))
-    assert reopened(house).partition().log.end_offset == 5
+    assert reopened(env).partition().log.end_offset == 5
 
 
-def test_a_snapshot_is_written_once_enough_has_come(house):
-    house.topic("orders")
-    partition = house.partition()
+def test_a_snapshot_is_written_once_enough_has_come(env):
+    env.topic("orders")
+    partition = env.partition()
     send(partition, batch(1, producer=(7, 0, 0)))
-    table = house.store.medium.tables["producers"]
-    house.broker.topics.save_if_due(partition)
+    table = env.store.medium.tables["producers"]
+    env.broker.topics.save_if_due(partition)
     assert not table
     partition.unsaved_bytes = SNAPSHOT_BYTES
-    house.broker.topics.save_if_due(partition)
+    env.broker.topics.save_if_due(partition)
     assert (len(table), partition.unsaved_bytes) == (1, 0)
 
 
-def test_only_one_snapshot_of_a_partition_is_written_at_a_time(house):
-    house.topic("orders")
-    partition = house.partition()
+def test_only_one_snapshot_of_a_partition_is_written_at_a_time(env):
+    env.topic("orders")
+    partition = env.partition()
     partition.unsaved_bytes = SNAPSHOT_BYTES
-    house.store.hold()
-    house.broker.topics.save_if_due(partition)
+    env.store.hold()
+    env.broker.topics.save_if_due(partition)
     partition.unsaved_bytes = SNAPSHOT_BYTES
-    house.broker.topics.save_if_due(partition)
-    assert len(house.store._queue) == 1
-    house.store.release()
-    house.broker.topics.save_if_due(partition)
+    env.broker.topics.save_if_due(partition)
+    assert len(env.store._queue) == 1
+    env.store.release()
+    env.broker.topics.save_if_due(partition)
     assert partition.unsaved_bytes == 0
 
 
-def test_a_snapshot_that_cannot_be_written_is_no_bug(house):
-    house.topic("orders")
-    partition = house.partition()
+def test_a_snapshot_that_cannot_be_written_is_no_bug(env):
+    env.topic("orders")
+    partition = env.partition()
     partition.unsaved_bytes = SNAPSHOT_BYTES
-    house.store.refuse_writes = True
-    house.broker.topics.save_if_due(partition)
-    assert not house.bugs
+    env.store.refuse_writes = True
+    env.broker.topics.save_if_due(partition)
+    assert not env.bugs
 
 
-def test_a_shutdown_saves_what_has_changed_in_one_write(house):
-    house.topic("orders", 20)
+def test_a_shutdown_saves_what_has_changed_in_one_write(env):
+    env.topic("orders", 20)
     for index in range(10):
-        send(house.partition("orders", index), batch(pairs(1), producer=(7, 0, 0)))
-    house.partition("orders", 11)
-    house.store.hold()
-    saving = Started(house.broker.topics.save_all())
-    assert len(house.store._queue) == 1
-    house.store.release()
+        send(env.partition("orders", index), batch(pairs(1), producer=(7, 0, 0)))
+    env.partition("orders", 11)
+    env.store.hold()
+    saving = Started(env.broker.topics.save_all())
+    assert len(env.store._queue) == 1
+    env.store.release()
     assert saving.is_done
-    assert len(house.store.medium.tables["producers"]) == 10
+    assert len(env.store.medium.tables["producers"]) == 10
 
 
-def test_a_deleted_topic_takes_its_snapshots_along(house):
-    live = house.topic("orders", 2)
+def test_a_deleted_topic_takes_its_snapshots_along(env):
+    live = env.topic("orders", 2)
     for index in range(2):
-        partition = house.partition("orders", index)
+        partition = env.partition("orders", index)
         send(partition, batch(1, producer=(7, 0, 0)))
-        ended(house.broker.topics.save(partition))
-    ended(house.broker.topics.delete(live))
-    assert not house.store.medium.tables["producers"]
-    ended(house.broker.topics.save(partition))
-    assert not house.store.medium.tables["producers"]
+        ended(env.broker.topics.save(partition))
+    ended(env.broker.topics.delete(live))
+    assert not env.store.medium.tables["producers"]
+    ended(env.broker.topics.save(partition))
+    assert not env.store.medium.tables["producers"]

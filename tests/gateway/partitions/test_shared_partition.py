@@ -11,7 +11,7 @@ from gateway.partitions.partition import Partition
 from gateway.partitions.producer_state import ProducerStateManager
 from gateway.protocol.errors import ErrorCode, KafkaError
 from storage.log import Entry, EntryTooLarge, Fenced, LogClosed
-from tests.fakes.broker import House, Started, open_house
+from tests.fakes.broker import BrokerEnvironment, Started, open_environment
 from tests.gateway.partitions.test_partition import send, send_old
 from tests.gateway.sets import batch, old_set
 
@@ -50,9 +50,9 @@ def log() -> SharedLog:
 
 @pytest.fixture
 def partition(log: SharedLog) -> Partition:
-    house: House = open_house()
-    house.topic()
-    return Partition("orders", 0, log, house.partition().config, ProducerStateManager(10))  # type: ignore[arg-type]
+    env: BrokerEnvironment = open_environment()
+    env.topic()
+    return Partition("orders", 0, log, env.partition().config, ProducerStateManager(10))  # type: ignore[arg-type]
 
 
 def offset(started: Started) -> int:

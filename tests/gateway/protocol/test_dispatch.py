@@ -17,7 +17,7 @@ from gateway.protocol.dispatch import SEND_BYTES, TURN_REQUESTS
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.routes import ROUTES, Later, Route
 from gateway.protocol.wire.api_keys import ApiKey
-from tests.fakes.broker import open_house
+from tests.fakes.broker import open_environment
 from tests.fakes.connection import PEER, Client, bare, events, versions
 from tests.peers.gateway import fetching, framed
 
@@ -288,9 +288,9 @@ def test_the_cost_of_a_request_does_not_grow_with_those_around_it(behind):
 @pytest.fixture
 def consumer():
     """A connection to a broker with the empty topic "orders"."""
-    house = open_house()
-    house.topic("orders")
-    return Client(broker=house.broker)
+    env = open_environment()
+    env.topic("orders")
+    return Client(broker=env.broker)
 
 
 WAIT_MS = 30_000

@@ -31,7 +31,7 @@ from gateway.protocol import large_requests as turns_of_requests
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.large_requests import TURN_ROWS, WORK_ROWS, WORKS_AT_ONCE, Turns
 from gateway.protocol.wire.group_messages import ConsumerGroupDescribeRequest
-from tests.fakes.broker import Started, ended, open_house
+from tests.fakes.broker import Started, ended, open_environment
 from tests.gateway.handlers.asking import answer, asked
 from tests.gateway.handlers.grouping import join_request
 
@@ -39,18 +39,18 @@ NAMES = [f"g{number}" for number in range(3 * TURN_ROWS + 1)]
 
 
 def test_a_turn_has_so_many_rows():
-    house = open_house()
-    turns = Turns(house.clock)
+    env = open_environment()
+    turns = Turns(env.clock)
     assert Started(turns.take(TURN_ROWS - 1)).is_done
     assert not (second := Started(turns.take())).is_done
-    house.clock.advance(0)
+    env.clock.advance(0)
     assert second.is_done
     assert Started(turns.take()).is_done
     assert turns.rows == TURN_ROWS + 1
 
 
 def test_many_rows_take_more_than_one_turn_and_all_of_them_are_told():
-    house = open_house()
+    env = open_environment()
     members = [
         LeaveGroupRequest.MemberIdentity(member_id=name, group_instance_id=None, reason=None)
         for name in NAMES
@@ -65,29 +65,29 @@ def test_many_rows_take_more_than_one_turn_and_all_of_them_are_told():
         (DeleteGroupsRequest(groups_names=NAMES), 2, "results"),
         (LeaveGroupRequest(group_id="g", members=members), 5, "members"),
     ):
-        started = asked(house, request, version)
+        started = asked(env, request, version)
         assert not started.is_done
-        house.clock.advance(0)
+        env.clock.advance(0)
         assert len(getattr(answer(request, started.result, version), rows)) == len(NAMES)
 
 
 def test_all_that_a_group_has_committed_is_told_in_turns():
-    house = open_house()
+    env = open_environment()
     for name in ("a", "b", "c"):
-        house.topic(name, TURN_ROWS)
+        env.topic(name, TURN_ROWS)
     rows = {
         (name, index): CommittedOffset(1, -1, "", 5)
         for name in ("b", "c", "a")
         for index in reversed(range(TURN_ROWS))
     }
-    ended(house.broker.offsets.commit("g", rows))
-    started = asked(house, OffsetFetchRequest(group_id="g", topics=None), 5)
+    ended(env.broker.offsets.commit("g", rows))
+    started = asked(env, OffsetFetchRequest(group_id="g", topics=None), 5)
     assert not started.is_done
     # What is deleted meanwhile is not told.
-    topic = house.broker.topics.require("b")
-    ended(house.broker.topics.delete(topic))
-    ended(house.broker.offsets.delete_topic(topic.topic))
-    house.clock.advance(0)
+    topic = env.broker.topics.require("b")
+    ended(env.broker.topics.delete(topic))
+    ended(env.broker.offsets.delete_topic(topic.topic))
+    env.clock.advance(0)
     told = answer(OffsetFetchRequest(), started.result, 5).topics
     assert [(topic.name, [row.partition_index for row in topic.partitions]) for topic in told] == [
         ("a", list(range(TURN_ROWS))),
@@ -96,9 +96,9 @@ def test_all_that_a_group_has_committed_is_told_in_turns():
 
 
 def test_few_rows_are_told_at_once():
-    house = open_house()
-    assert asked(house, DeleteGroupsRequest(groups_names=NAMES[:50]), 2).is_done
-    assert asked(house, ListGroupsRequest(states_filter=[], types_filter=[]), 5).is_done
+    env = open_environment()
+    assert asked(env, DeleteGroupsRequest(groups_names=NAMES[:50]), 2).is_done
+    assert asked(env, ListGroupsRequest(states_filter=[], types_filter=[]), 5).is_done
 
 
 def test_calls_of_one_request_run_a_few_at_a_time():
@@ -106,33 +106,33 @@ def test_calls_of_one_request_run_a_few_at_a_time():
         begun.append(n)
         return n
 
-    house, begun = open_house(), []
-    pauses = pauses_of(house)
+    env, begun = open_environment(), []
+    pauses = pauses_of(env)
     count = 10 * WORKS_AT_ONCE + 1
-    assert ended_in_turns(house, Turns(house.clock).gather(work(n) for n in range(count))) == list(
+    assert ended_in_turns(env, Turns(env.clock).gather(work(n) for n in range(count))) == list(
         range(count)
     )
     assert len(pauses) == count * WORK_ROWS // TURN_ROWS
     assert begun == list(range(count))
 
 
-def pauses_of(house):
+def pauses_of(env):
     """The clock's calls without a delay: each gives others their turn."""
     pauses = []
-    call_later = house.clock.callLater
+    call_later = env.clock.callLater
 
     def noted(delay, call, *arguments):
         if not delay:
             pauses.append(call)
         return call_later(delay, call, *arguments)
 
-    house.clock.callLater = noted
+    env.clock.callLater = noted
     return pauses
 
 
-def ended_in_turns(house, work):
+def ended_in_turns(env, work):
     started = Started(work)
-    house.clock.advance(0)
+    env.clock.advance(0)
     return started.result
 
 
@@ -206,11 +206,11 @@ ABOUT_TOPICS = {
 
 @pytest.mark.parametrize("request_of", ABOUT_TOPICS.values(), ids=ABOUT_TOPICS.keys())
 def test_others_have_their_turn_while_many_topics_are_changed_or_described(request_of):
-    house = open_house()
+    env = open_environment()
     request, version, rows = request_of(NAMES)
-    pauses = pauses_of(house)
-    started = asked(house, request, version)
-    house.clock.advance(0)
+    pauses = pauses_of(env)
+    started = asked(env, request, version)
+    env.clock.advance(0)
     assert len(pauses) >= len(NAMES) // TURN_ROWS
     assert [row.error_code for row in getattr(answer(request, started.result, version), rows)] == [
         0 if "CreateTopics" in type(request).__name__ else 3
@@ -222,21 +222,21 @@ def test_others_have_their_turn_while_many_topics_are_changed_or_described(reque
 )
 def test_a_request_that_would_change_too_much_changes_nothing(request_of, monkeypatch):
     monkeypatch.setattr(turns_of_requests, "MAX_CHANGES", 2)
-    house = open_house()
+    env = open_environment()
     request, version, rows = request_of(["a", "b", "c"])
-    reply = answer(request, asked(house, request, version).result, version)
+    reply = answer(request, asked(env, request, version).result, version)
     assert [row.error_code for row in getattr(reply, rows)] == [44] * 3
     request, version, rows = request_of(["a", "b"])
     assert 44 not in [
         row.error_code
-        for row in getattr(answer(request, asked(house, request, version).result, version), rows)
+        for row in getattr(answer(request, asked(env, request, version).result, version), rows)
     ]
 
 
 def test_more_offsets_than_one_commit_may_have_are_all_refused(monkeypatch):
     monkeypatch.setattr(offset_commit, "MAX_OFFSETS", 2)
-    house = open_house()
-    house.topic("orders", 3)
+    env = open_environment()
+    env.topic("orders", 3)
 
     def commit(partitions):
         topic = OffsetCommitRequest.OffsetCommitRequestTopic
@@ -256,32 +256,32 @@ def test_more_offsets_than_one_commit_may_have_are_all_refused(monkeypatch):
             group_instance_id=None,
             topics=[topic(name="orders", partitions=rows)],
         )
-        reply = answer(request, asked(house, request, 8).result, 8)
+        reply = answer(request, asked(env, request, 8).result, 8)
         return [row.error_code for row in reply.topics[0].partitions]
 
     assert commit(3) == [ErrorCode.INVALID_COMMIT_OFFSET_SIZE] * 3
-    assert len(house.broker.offsets) == 0
+    assert len(env.broker.offsets) == 0
     assert commit(2) == [0, 0]
 
 
 def test_more_protocols_than_a_member_may_offer_are_refused(monkeypatch):
     monkeypatch.setattr(join_group, "MAX_PROTOCOLS", 1)
-    house = open_house()
+    env = open_environment()
     protocol = JoinGroupRequest.JoinGroupRequestProtocol
     many = join_request(
         protocols=[protocol(name=name, metadata=b"") for name in ("range", "sticky")]
     )
     for version in (0, 6, 9):
         assert (
-            answer(many, asked(house, many, version).result, version).error_code
+            answer(many, asked(env, many, version).result, version).error_code
             == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         )
 
 
 def test_more_configs_of_a_topic_than_there_can_be_are_refused(monkeypatch):
     monkeypatch.setattr(turns_of_requests, "MAX_CONFIGS", 1)
-    house = open_house()
-    house.topic("orders")
+    env = open_environment()
+    env.topic("orders")
     resource = IncrementalAlterConfigsRequest.AlterConfigsResource
     configs = [
         resource.AlterableConfig(name=name, config_operation=0, value="1")
@@ -292,7 +292,7 @@ def test_more_configs_of_a_topic_than_there_can_be_are_refused(monkeypatch):
             resources=[resource(resource_type=2, resource_name="orders", configs=configs[:count])],
             validate_only=False,
         )
-        assert answer(request, asked(house, request, 1).result, 1).responses[0].error_code == code
+        assert answer(request, asked(env, request, 1).result, 1).responses[0].error_code == code
         topic = CreateTopicsRequest.CreatableTopic
         rows = [
             topic.CreatableTopicConfig(name=config.name, value=config.value)
@@ -306,4 +306,4 @@ def test_more_configs_of_a_topic_than_there_can_be_are_refused(monkeypatch):
             configs=rows,
         )
         creation = CreateTopicsRequest(topics=[made], timeout_ms=1, validate_only=False)
-        assert answer(creation, asked(house, creation, 7).result, 7).topics[0].error_code == code
+        assert answer(creation, asked(env, creation, 7).result, 7).topics[0].error_code == code

@@ -82,7 +82,7 @@ def test_at_the_end_the_first_requests_and_the_highest_versions_are_told():
     client = scene.connects()
     client.says(versions(0), METADATA_OF_ALL_V0, versions(2), *[METADATA_OF_ALL_V0] * 20)
     client.turns()
-    scene.house.clock.advance(3)
+    scene.env.clock.advance(3)
     scene.leaves(client)
     closed = scene.event("closed")
     assert closed["first_requests"] == ["18:0", "3:0", "18:2", *["3:0"] * 13]
@@ -126,7 +126,7 @@ def test_an_interval_that_ends_while_a_log_in_lasts_tells_nothing_of_it_yet(vers
     scene.log.start()
     client = scene.connects([Scripted("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT")
     client.says(handshake("PLAIN", version))
-    scene.house.clock.pump([1] * INTERVAL)
+    scene.env.clock.pump([1] * INTERVAL)
     assert scene.rows("usage") == []
     client.says(*tokens)
     (told,) = scene.rows("usage")
@@ -140,7 +140,7 @@ def test_a_log_in_that_no_interval_ends_in_is_told_with_the_first():
     client = scene.connects([Scripted("PLAIN", {b"token": b"welcome"})], protocol="SASL_PLAINTEXT")
     client.says(handshake("PLAIN", 1), authenticate(b"token"), METADATA_OF_ALL_V0)
     assert scene.rows("usage") == []
-    scene.house.clock.pump([1] * INTERVAL)
+    scene.env.clock.pump([1] * INTERVAL)
     told = {row["api_key"]: (row["principal"], row["requests"]) for row in scene.rows("usage")}
     assert told == dict.fromkeys((17, 36, 3), ("User:alice", 1))
 

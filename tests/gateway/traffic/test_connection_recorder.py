@@ -29,7 +29,7 @@ UNKNOWN_TOPIC = 3
 @pytest.fixture
 def scene():
     scene = Scene()
-    scene.house.topic("orders", 2)
+    scene.env.topic("orders", 2)
     return scene
 
 
@@ -66,7 +66,7 @@ def fetching(version, topic="orders", offset=0, partition=0, max_wait_ms=0):
 
 
 def test_a_produce_is_told_as_a_whole_and_by_topic(scene):
-    scene.house.topic("bills")
+    scene.env.topic("bills")
     first, second, third = batch(3), batch(20, codec=1), batch(1)
     frame = request(producing(7, {"orders": [first, second], "bills": [third]}))
     client = scene.connects()
@@ -150,7 +150,7 @@ def test_a_fetch_by_an_old_consumer_tells_what_was_converted_for_it(scene):
 
 def test_records_turned_into_one_format_when_they_are_stored_are_conversions_of_their_producer():
     scene = Scene()
-    scene.house.topic("kept", entry_format="kafka")
+    scene.env.topic("kept", entry_format="kafka")
     sent = old_set(4, magic=1)
     client = scene.connects()
     client.says(request(producing(2, {"kept": [sent]})))
@@ -190,7 +190,7 @@ def test_who_fetches_first_in_an_old_format_pays_for_the_conversion_and_the_seco
 
 @pytest.mark.usefixtures("conversions_of_7_us")
 def test_who_produces_in_an_old_format_where_one_is_kept_pays_for_each_conversion(scene):
-    scene.house.topic("kept", entry_format="kafka")
+    scene.env.topic("kept", entry_format="kafka")
     client = scene.connects()
     for records in (old_set(4, magic=1), old_set(4, magic=1), batch(4)):
         client.says(
@@ -222,7 +222,7 @@ def test_a_fetch_tells_errors_by_topic_and_those_of_a_session_as_a_whole(scene):
 
 
 def test_a_topic_named_by_its_id_is_told_by_its_name(scene):
-    topic_id = scene.house.broker.topics.get("orders").topic.topic_id
+    topic_id = scene.env.broker.topics.get("orders").topic.topic_id
     recorder = scene.log.connection(*_someone(scene))
     recorder.touched(ApiKey.FETCH, 13, topic_id)
     recorder.touched(ApiKey.FETCH, 13, bytes(15) + b"\1")
@@ -358,10 +358,10 @@ def test_errors_within_other_replies_are_told_with_the_request(scene):
 
 def test_a_latency_counts_from_the_beginning_of_the_work_to_the_reply(scene):
     client = scene.connects()
-    scene.house.threads.hold()
+    scene.env.threads.hold()
     client.says(request(fetching(4, max_wait_ms=500)))
     scene.ticks += 300_000_000
-    scene.house.clock.advance(0.5)
+    scene.env.clock.advance(0.5)
     client.turns()
     scene.leaves(client)
     told = scene.usage(api_key=1, topic=None)
@@ -383,11 +383,11 @@ def test_each_interval_has_its_own_rows_and_an_idle_one_none(scene):
     scene.log.start()
     client = scene.connects()
     client.says(request(producing(7, {"orders": [batch(2)]})))
-    scene.house.clock.pump([1] * INTERVAL)
+    scene.env.clock.pump([1] * INTERVAL)
     assert scene.usage(api_key=0, topic="orders")["records"] == 2
-    scene.house.clock.pump([1] * INTERVAL)
+    scene.env.clock.pump([1] * INTERVAL)
     client.says(request(producing(7, {"orders": [batch(3)]})))
-    scene.house.clock.pump([1] * INTERVAL)
+    scene.env.clock.pump([1] * INTERVAL)
     first, second = scene.rows("usage", api_key=0, topic="orders")
     assert (first["records"], second["records"]) == (2, 3)
     assert NOW == first["began"] < first["at"] <= NOW + INTERVAL * 1000 < second["began"]
@@ -403,7 +403,7 @@ def test_a_connection_that_stays_open_tells_its_habits_once(scene):
     for minutes in (1, 2, 3, 4):
         assert len(scene.rows("connection", event="settled")) == (1 if minutes > 3 else 0)
         client.says(request(producing(7, {"orders": [batch(1)]}, acks=1)))
-        scene.house.clock.pump([1] * INTERVAL)
+        scene.env.clock.pump([1] * INTERVAL)
     told = scene.event("settled")
     assert told["habits"]["acks"] == 1
     assert (told["highest"], told["first_requests"], told["requests"]) == ({"0": 7}, ["0:7"] * 3, 3)
@@ -416,7 +416,7 @@ def test_one_whose_first_requests_are_all_seen_tells_them_at_the_next_interval(s
     scene.log.start()
     client = scene.connects()
     client.says(*[request(producing(7, {"orders": [batch(1)]}, acks=1))] * 16)
-    scene.house.clock.pump([1] * INTERVAL)
+    scene.env.clock.pump([1] * INTERVAL)
     assert len(scene.event("settled")["first_requests"]) == 16
 
 
@@ -424,7 +424,7 @@ def test_a_request_that_lasts_over_the_end_of_an_interval_is_in_the_one_in_which
     client = scene.connects()
     client.says(request(fetching(4, max_wait_ms=500)))
     assert scene.recorder.take() == []
-    scene.house.clock.advance(0.5)
+    scene.env.clock.advance(0.5)
     scene.leaves(client)
     assert scene.usage(api_key=1, topic=None)["requests"] == 1
 
@@ -432,7 +432,7 @@ def test_a_request_that_lasts_over_the_end_of_an_interval_is_in_the_one_in_which
 def test_topics_and_groups_beyond_the_limit_are_merged_by_request_and_version():
     scene = Scene(max_keys=3)
     for number in range(6):
-        scene.house.topic(f"t{number}")
+        scene.env.topic(f"t{number}")
     client = scene.connects()
     client.says(request(producing(7, {f"t{number}": [batch(1)] for number in range(6)})))
     client.says(request(producing(3, {"t0": [batch(1)], "t5": [batch(1)]})))
@@ -494,7 +494,7 @@ def test_acknowledgements_that_nobody_waits_for_are_counted(scene):
     scene.leaves(client)
     assert scene.usage(api_key=0, topic="orders")["records"] == 4
     assert scene.usage(api_key=0, topic=None)["requests"] == 1
-    assert ended(scene.house.broker.topics.partition("orders", 0)).log.end_offset == 4
+    assert ended(scene.env.broker.topics.partition("orders", 0)).log.end_offset == 4
 
 
 @pytest.mark.parametrize("stored", [b"", b"x" * 10, b"\2" * 40, b"\xff" * 80, b"\1" * 25])

@@ -10,36 +10,36 @@ from compat.records import records
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from gateway.traffic.dropped_lines import DroppedLines
 from gateway.traffic.traffic_topic import BATCH_BYTES, TopicSink
-from tests.fakes.broker import NOW, Started, ended, open_house
+from tests.fakes.broker import NOW, Started, ended, open_environment
 
 
 @pytest.fixture
-def house():
-    return open_house()
+def env():
+    return open_environment()
 
 
 @pytest.fixture
-def losses(house):
-    return DroppedLines(house.clock.seconds)
+def losses(env):
+    return DroppedLines(env.clock.seconds)
 
 
 @pytest.fixture
-def sink(house, losses):
+def sink(env, losses):
     return TopicSink(
-        house.broker.topics,
+        env.broker.topics,
         {"retention.ms": "1000"},
         losses,
         max_bytes=2 << 20,
-        now=house.now,
-        clock=house.clock,
-        run=house.threads.run,
-        start=house.background,
+        now=env.now,
+        clock=env.clock,
+        run=env.threads.run,
+        start=env.background,
     )
 
 
-def stored(house):
+def stored(env):
     """The values of all records of the topic."""
-    entries = ended(house.partition(TRAFFIC_TOPIC).read(0, 64 << 20))
+    entries = ended(env.partition(TRAFFIC_TOPIC).read(0, 64 << 20))
     return [
         (one.key, bytes(one.value), one.timestamp)
         for entry in entries
@@ -47,72 +47,72 @@ def stored(house):
     ]
 
 
-def test_each_line_is_a_record_in_its_order(house, sink):
+def test_each_line_is_a_record_in_its_order(env, sink):
     sink.put(b'{"a":1}\n{"a":2}\n', 2)
     sink.put(b'{"a":3}\n', 1)
-    assert stored(house) == [(None, b'{"a":%d}' % number, NOW) for number in (1, 2, 3)]
-    assert house.bugs == []
+    assert stored(env) == [(None, b'{"a":%d}' % number, NOW) for number in (1, 2, 3)]
+    assert env.bugs == []
 
 
-def test_the_topic_has_one_partition_and_the_retention_of_the_log(house, sink):
+def test_the_topic_has_one_partition_and_the_retention_of_the_log(env, sink):
     sink.put(b"{}\n", 1)
-    topic = house.broker.topics.get(TRAFFIC_TOPIC).topic
+    topic = env.broker.topics.get(TRAFFIC_TOPIC).topic
     assert (topic.partitions, topic.configs["retention.ms"]) == (1, "1000")
 
 
-def test_a_topic_that_is_there_is_used_as_it_is(house, sink):
-    house.topic(TRAFFIC_TOPIC, 1, retention_ms="5")
+def test_a_topic_that_is_there_is_used_as_it_is(env, sink):
+    env.topic(TRAFFIC_TOPIC, 1, retention_ms="5")
     sink.put(b"{}\n", 1)
-    assert house.broker.topics.get(TRAFFIC_TOPIC).topic.configs["retention.ms"] == "5"
-    assert len(stored(house)) == 1
+    assert env.broker.topics.get(TRAFFIC_TOPIC).topic.configs["retention.ms"] == "5"
+    assert len(stored(env)) == 1
 
 
-def test_many_lines_become_batches_of_bounded_size(house, sink):
+def test_many_lines_become_batches_of_bounded_size(env, sink):
     lines = [os.urandom(500).hex().encode() for _ in range(1000)]
     sink.put(b"".join(line + b"\n" for line in lines), len(lines))
-    assert [value for _, value, _ in stored(house)] == lines
-    entries = ended(house.partition(TRAFFIC_TOPIC).read(0, 64 << 20))
+    assert [value for _, value, _ in stored(env)] == lines
+    entries = ended(env.partition(TRAFFIC_TOPIC).read(0, 64 << 20))
     assert len(entries) == -(-1000 * 1000 // BATCH_BYTES)
     assert all(len(entry.payload) <= BATCH_BYTES for entry in entries)
 
 
-def test_what_waits_for_the_store_is_bounded(house, sink, losses):
-    house.threads.hold()
+def test_what_waits_for_the_store_is_bounded(env, sink, losses):
+    env.threads.hold()
     line = b"x" * ((1 << 20) - 1) + b"\n"
     for _ in range(4):
         sink.put(line, 1)
     assert losses.total == 2
-    house.threads.release()
-    assert len(stored(house)) == 2
+    env.threads.release()
+    assert len(stored(env)) == 2
     # What is stored waits no more.
     for _ in range(4):
         sink.put(line, 1)
-    assert (losses.total, len(stored(house))) == (2, 6)
+    assert (losses.total, len(stored(env))) == (2, 6)
 
 
-def test_what_the_store_refuses_is_dropped_and_what_comes_after_it_is_stored(house, sink, losses):
+def test_what_the_store_refuses_is_dropped_and_what_comes_after_it_is_stored(env, sink, losses):
     sink.put(b"{}\n", 1)
-    house.store.refuse_writes = True
+    env.store.refuse_writes = True
     sink.put(b"{}\n{}\n", 2)
     assert losses.total == 2
-    house.store.refuse_writes = False
+    env.store.refuse_writes = False
     sink.put(b"{}\n", 1)
-    assert len(stored(house)) == 2
-    assert house.bugs == []
+    assert len(stored(env)) == 2
+    assert env.bugs == []
 
 
-def test_the_end_waits_for_what_is_under_way_but_not_for_ever(house, sink, losses):
+def test_the_end_waits_for_what_is_under_way_but_not_for_ever(env, sink, losses):
     ended(sink.stop(5))
-    house.threads.hold()
+    env.threads.hold()
     sink.put(b"{}\n", 1)
     waiting = Started(sink.stop(5))
     assert not waiting.is_done
-    house.threads.release()
+    env.threads.release()
     assert waiting.is_done
-    house.threads.hold()
+    env.threads.hold()
     sink.put(b"{}\n", 1)
     sink.put(b"{}\n", 1)
     waiting = Started(sink.stop(5))
-    house.clock.advance(5)
+    env.clock.advance(5)
     assert waiting.is_done
     assert losses.total == 1

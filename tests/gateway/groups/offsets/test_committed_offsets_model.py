@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import KafkaError
-from tests.fakes.broker import House, Started, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, Started, ended, open_environment
 
 TOPICS = ("orders", "bills")
 Place = tuple[str, str, int]
@@ -49,7 +49,7 @@ class Life:
     """A gateway beside its model: what is acknowledged, and what follows from each request that is under way once it is answered."""
 
     def __init__(self) -> None:
-        self.house: House = open_house()
+        self.env: BrokerEnvironment = open_environment()
         self.acknowledged: dict[Place, int] = {}
         self.ids: dict[str, bytes] = {}
         self.under_way: list[tuple[Started, Callable[[], None]]] = []
@@ -80,12 +80,12 @@ class Life:
                     self.acknowledged[group, topic, partition] = offset
 
         rows = {place: CommittedOffset(offset, -1, "", 1) for place, offset in offsets.items()}
-        self.ask(self.house.broker.offsets.commit(group, rows), then)
+        self.ask(self.env.broker.offsets.commit(group, rows), then)
 
     def delete_group(self, group: str) -> None:
         self._delete(
             [place for place in self.acknowledged if place[0] == group],
-            self.house.broker.offsets.delete(group),
+            self.env.broker.offsets.delete(group),
         )
 
     def delete_offsets(self, group: str, asked: list[tuple[str, int]]) -> None:
@@ -94,7 +94,7 @@ class Life:
             for topic, partition in asked
             if (place := (group, topic, partition)) in self.acknowledged
         ]
-        self._delete(gone, self.house.broker.offsets.delete(group, asked))
+        self._delete(gone, self.env.broker.offsets.delete(group, asked))
 
     def _delete(self, gone: list[Place], work: Coroutine[Any, Any, None]) -> None:
         def then() -> None:
@@ -104,13 +104,13 @@ class Life:
         self.ask(work, then)
 
     def delete_topic(self, name: str) -> None:
-        live = self.house.broker.topics.get(name)
+        live = self.env.broker.topics.get(name)
         if live is None:
             return
 
         async def delete() -> None:
-            await self.house.broker.topics.delete(live)
-            await self.house.broker.offsets.delete_topic(live.topic)
+            await self.env.broker.topics.delete(live)
+            await self.env.broker.offsets.delete_topic(live.topic)
 
         def then() -> None:
             self.ids.pop(name, None)
@@ -121,29 +121,29 @@ class Life:
         self.ask(delete(), then)
 
     def create_topic(self, name: str) -> None:
-        if self.is_held or self.house.store.refuse_writes or name in self.ids:
+        if self.is_held or self.env.store.refuse_writes or name in self.ids:
             return
-        self.ids[name] = self.house.topic(name, 2).topic.topic_id
+        self.ids[name] = self.env.topic(name, 2).topic.topic_id
 
     def hold(self) -> None:
         self.is_held = True
-        self.house.store.hold()
+        self.env.store.hold()
 
     def release(self) -> None:
         self.is_held = False
-        self.house.store.release()
+        self.env.store.release()
         self.settle()
 
     def refuse(self, does: bool) -> None:
-        self.house.store.refuse_writes = does
+        self.env.store.refuse_writes = does
 
     def crash(self) -> None:
         self.under_way, self.is_held = [], False
-        self.house.store.medium.held_by = None
-        self.house = open_house(self.house.store.medium)
+        self.env.store.medium.held_by = None
+        self.env = open_environment(self.env.store.medium)
 
     def check(self) -> None:
-        offsets = self.house.broker.offsets
+        offsets = self.env.broker.offsets
         seen = {
             (group, *place): row.offset
             for group in ("g", "h")
@@ -167,6 +167,6 @@ def test_a_group_stands_where_its_last_acknowledged_commit_put_it(taken):
         life.check()
     life.crash()
     life.check()
-    assert len(ended(ended(life.house.store.table("offsets")).items())) == len(life.acknowledged), (
+    assert len(ended(ended(life.env.store.table("offsets")).items())) == len(life.acknowledged), (
         "rows are left over"
     )

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.groups.offsets.offset_expiry import GROUPS_PER_DELETION, OFFSETS_PER_TURN, OffsetExpiry
 from gateway.groups.offsets.offset_rows import CommittedOffset
-from tests.fakes.broker import NOW, House, Started, ended, open_house
+from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 
 DAY = 24 * 3600 * 1000
 WEEK = 7 * DAY
@@ -55,11 +55,11 @@ class Memberships:
 
 
 @pytest.fixture
-def house() -> House:
-    house = open_house()
-    house.topic("orders", 2)
-    house.topic("bills")
-    return house
+def env() -> BrokerEnvironment:
+    env = open_environment()
+    env.topic("orders", 2)
+    env.topic("bills")
+    return env
 
 
 @pytest.fixture
@@ -67,176 +67,176 @@ def groups() -> Memberships:
     return Memberships()
 
 
-def commit(house: House, group: str, *topics: str, at: int = NOW, until: int | None = None) -> None:
+def commit(
+    env: BrokerEnvironment, group: str, *topics: str, at: int = NOW, until: int | None = None
+) -> None:
     ended(
-        house.broker.offsets.commit(
+        env.broker.offsets.commit(
             group, {(topic, 0): CommittedOffset(1, -1, "", at, until) for topic in topics}
         )
     )
 
 
-def kept(house: House, groups: Memberships, now: int, group: str = "g") -> set[str]:
+def kept(env: BrokerEnvironment, groups: Memberships, now: int, group: str = "g") -> set[str]:
     """Which topics' offsets the group still has after a round at that time."""
-    ended(OffsetExpiry(house.broker.offsets, groups, WEEK, house.clock).round(now))
-    return {topic for topic, _ in house.broker.offsets.of_group(group)}
+    ended(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).round(now))
+    return {topic for topic, _ in env.broker.offsets.of_group(group)}
 
 
-def test_a_group_that_never_had_members_keeps_each_offset_since_its_commit(house, groups):
-    commit(house, "g", "orders", at=NOW)
-    commit(house, "g", "bills", at=NOW + DAY)
-    assert kept(house, groups, NOW + WEEK - 1) == {"orders", "bills"}
-    assert kept(house, groups, NOW + WEEK) == {"bills"}
-    assert kept(house, groups, NOW + WEEK + DAY) == set()
+def test_a_group_that_never_had_members_keeps_each_offset_since_its_commit(env, groups):
+    commit(env, "g", "orders", at=NOW)
+    commit(env, "g", "bills", at=NOW + DAY)
+    assert kept(env, groups, NOW + WEEK - 1) == {"orders", "bills"}
+    assert kept(env, groups, NOW + WEEK) == {"bills"}
+    assert kept(env, groups, NOW + WEEK + DAY) == set()
 
 
-def test_a_group_keeps_all_since_it_lost_its_last_member(house, groups):
-    commit(house, "g", "orders", at=NOW - 30 * DAY)
-    commit(house, "g", "bills", at=NOW - DAY)
+def test_a_group_keeps_all_since_it_lost_its_last_member(env, groups):
+    commit(env, "g", "orders", at=NOW - 30 * DAY)
+    commit(env, "g", "bills", at=NOW - DAY)
     groups.lost_its_last("g", NOW)
-    assert kept(house, groups, NOW + WEEK - 1) == {"orders", "bills"}
-    assert kept(house, groups, NOW + WEEK) == set()
+    assert kept(env, groups, NOW + WEEK - 1) == {"orders", "bills"}
+    assert kept(env, groups, NOW + WEEK) == set()
 
 
-def test_members_keep_the_offsets_of_what_they_read_however_old(house, groups):
-    commit(house, "g", "orders", "bills", at=NOW - 365 * DAY)
+def test_members_keep_the_offsets_of_what_they_read_however_old(env, groups):
+    commit(env, "g", "orders", "bills", at=NOW - 365 * DAY)
     groups.has_members("g", "orders")
-    assert kept(house, groups, NOW) == {"orders"}
+    assert kept(env, groups, NOW) == {"orders"}
 
 
-def test_members_keep_for_the_time_of_retention_what_they_no_longer_read(house, groups):
-    commit(house, "g", "bills")
+def test_members_keep_for_the_time_of_retention_what_they_no_longer_read(env, groups):
+    commit(env, "g", "bills")
     groups.has_members("g", "orders")
-    assert kept(house, groups, NOW + WEEK - 1) == {"bills"}
-    assert kept(house, groups, NOW + WEEK) == set()
+    assert kept(env, groups, NOW + WEEK - 1) == {"bills"}
+    assert kept(env, groups, NOW + WEEK) == set()
 
 
-def test_members_that_do_not_say_what_they_read_keep_everything(house, groups):
-    commit(house, "g", "orders", at=NOW - 365 * DAY)
+def test_members_that_do_not_say_what_they_read_keep_everything(env, groups):
+    commit(env, "g", "orders", at=NOW - 365 * DAY)
     groups.has_members("g", do_not_say=True)
-    assert kept(house, groups, NOW) == {"orders"}
+    assert kept(env, groups, NOW) == {"orders"}
 
 
-def test_a_retention_time_of_the_client_s_own_counts_instead(house, groups):
-    commit(house, "g", "orders", until=NOW + DAY)
-    commit(house, "g", "bills", until=NOW + 2 * WEEK)
+def test_a_retention_time_of_the_client_s_own_counts_instead(env, groups):
+    commit(env, "g", "orders", until=NOW + DAY)
+    commit(env, "g", "bills", until=NOW + 2 * WEEK)
     groups.lost_its_last("g", NOW - WEEK)
-    assert kept(house, groups, NOW + DAY - 1) == {"orders", "bills"}
-    assert kept(house, groups, NOW + DAY) == {"bills"}
-    assert kept(house, groups, NOW + 2 * WEEK) == set()
+    assert kept(env, groups, NOW + DAY - 1) == {"orders", "bills"}
+    assert kept(env, groups, NOW + DAY) == {"bills"}
+    assert kept(env, groups, NOW + 2 * WEEK) == set()
 
 
-def test_what_has_expired_does_not_come_back_with_a_restart(house, groups):
-    commit(house, "g", "orders")
-    commit(house, "g", "bills", at=NOW + DAY)
-    kept(house, groups, NOW + WEEK)
-    ended(house.store.close())
-    assert set(open_house(house.store.medium).broker.offsets.of_group("g")) == {("bills", 0)}
+def test_what_has_expired_does_not_come_back_with_a_restart(env, groups):
+    commit(env, "g", "orders")
+    commit(env, "g", "bills", at=NOW + DAY)
+    kept(env, groups, NOW + WEEK)
+    ended(env.store.close())
+    assert set(open_environment(env.store.medium).broker.offsets.of_group("g")) == {("bills", 0)}
 
 
-def test_a_group_without_members_is_forgotten_with_its_last_offset(house, groups):
-    commit(house, "g", "orders", "bills")
-    commit(house, "still", "orders", until=NOW + 2 * WEEK)
+def test_a_group_without_members_is_forgotten_with_its_last_offset(env, groups):
+    commit(env, "g", "orders", "bills")
+    commit(env, "still", "orders", until=NOW + 2 * WEEK)
     for group in ("g", "still", "never committed"):
         groups.lost_its_last(group, NOW)
-    kept(house, groups, NOW + WEEK - 1)
+    kept(env, groups, NOW + WEEK - 1)
     assert groups.forgotten == ["never committed"]
-    kept(house, groups, NOW + WEEK)
+    kept(env, groups, NOW + WEEK)
     assert groups.forgotten == ["never committed", "g"]
 
 
-def test_a_group_with_members_is_not_forgotten(house, groups):
-    commit(house, "g", "orders")
+def test_a_group_with_members_is_not_forgotten(env, groups):
+    commit(env, "g", "orders")
     groups.has_members("g")
-    assert kept(house, groups, NOW + WEEK) == set()
+    assert kept(env, groups, NOW + WEEK) == set()
     assert groups.forgotten == []
 
 
-def test_a_commit_on_its_way_to_the_disk_is_not_overtaken(house, groups):
-    commit(house, "g", "orders")
-    house.store.hold()
+def test_a_commit_on_its_way_to_the_disk_is_not_overtaken(env, groups):
+    commit(env, "g", "orders")
+    env.store.hold()
     newer = Started(
-        house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(2, -1, "", NOW + WEEK)})
+        env.broker.offsets.commit("g", {("orders", 0): CommittedOffset(2, -1, "", NOW + WEEK)})
     )
-    ending = Started(
-        OffsetExpiry(house.broker.offsets, groups, WEEK, house.clock).round(NOW + WEEK)
-    )
-    house.store.release()
+    ending = Started(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).round(NOW + WEEK))
+    env.store.release()
     assert newer.is_done
     assert ending.is_done
-    assert house.broker.offsets.get("g", "orders", 0) == CommittedOffset(2, -1, "", NOW + WEEK)
+    assert env.broker.offsets.get("g", "orders", 0) == CommittedOffset(2, -1, "", NOW + WEEK)
     # And the next round looks at it as at any other.
-    assert kept(house, groups, NOW + 2 * WEEK) == set()
+    assert kept(env, groups, NOW + 2 * WEEK) == set()
 
 
-def test_a_commit_between_two_turns_of_a_round_counts(house, groups):
-    commit(house, "first", "orders")
+def test_a_commit_between_two_turns_of_a_round_counts(env, groups):
+    commit(env, "first", "orders")
     for index in range(OFFSETS_PER_TURN):
-        commit(house, f"g{index}", "orders", at=NOW + DAY)
-    commit(house, "last", "orders")
-    going = Started(OffsetExpiry(house.broker.offsets, groups, WEEK, house.clock).round(NOW + WEEK))
+        commit(env, f"g{index}", "orders", at=NOW + DAY)
+    commit(env, "last", "orders")
+    going = Started(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).round(NOW + WEEK))
     for group in ("first", "last"):
-        commit(house, group, "orders", at=NOW + WEEK)
-    house.clock.advance(0)
+        commit(env, group, "orders", at=NOW + WEEK)
+    env.clock.advance(0)
     assert going.is_done
-    assert [house.broker.offsets.get(group, "orders", 0) for group in ("first", "last")] == [
+    assert [env.broker.offsets.get(group, "orders", 0) for group in ("first", "last")] == [
         CommittedOffset(1, -1, "", NOW + WEEK)
     ] * 2
 
 
-def test_a_commit_that_fails_keeps_nothing_alive(house, groups):
-    commit(house, "g", "orders")
-    house.store.refuse_writes = True
+def test_a_commit_that_fails_keeps_nothing_alive(env, groups):
+    commit(env, "g", "orders")
+    env.store.refuse_writes = True
     assert Started(
-        house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(2, -1, "", NOW + WEEK)})
+        env.broker.offsets.commit("g", {("orders", 0): CommittedOffset(2, -1, "", NOW + WEEK)})
     ).failure
-    house.store.refuse_writes = False
-    assert kept(house, groups, NOW + WEEK) == set()
+    env.store.refuse_writes = False
+    assert kept(env, groups, NOW + WEEK) == set()
 
 
-def test_a_store_that_fails_is_said_and_the_next_round_tries_again(house, groups, caplog):
-    commit(house, "g", "orders")
-    house.store.refuse_writes = True
+def test_a_store_that_fails_is_said_and_the_next_round_tries_again(env, groups, caplog):
+    commit(env, "g", "orders")
+    env.store.refuse_writes = True
     groups.lost_its_last("g", NOW)
-    assert kept(house, groups, NOW + WEEK) == {"orders"}
+    assert kept(env, groups, NOW + WEEK) == {"orders"}
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "expired offsets not deleted"
     ]
     assert groups.forgotten == []
-    house.store.refuse_writes = False
-    assert kept(house, groups, NOW + WEEK) == set()
+    env.store.refuse_writes = False
+    assert kept(env, groups, NOW + WEEK) == set()
 
 
-def test_many_groups_expire_in_one_round_and_the_reactor_has_its_turns(house, groups):
+def test_many_groups_expire_in_one_round_and_the_reactor_has_its_turns(env, groups):
     count = OFFSETS_PER_TURN + GROUPS_PER_DELETION // 2
     for index in range(count):
-        commit(house, f"g{index}", "orders")
-    going = Started(OffsetExpiry(house.broker.offsets, groups, WEEK, house.clock).round(NOW + WEEK))
+        commit(env, f"g{index}", "orders")
+    going = Started(OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock).round(NOW + WEEK))
     assert not going.is_done
-    house.clock.advance(0)
+    env.clock.advance(0)
     assert going.is_done
-    assert list(house.broker.offsets.groups()) == []
+    assert list(env.broker.offsets.groups()) == []
 
 
-def test_a_stop_ends_the_round_at_its_next_turn(house, groups):
+def test_a_stop_ends_the_round_at_its_next_turn(env, groups):
     for index in range(OFFSETS_PER_TURN):
-        commit(house, f"g{index}", "orders", at=NOW + DAY)
-    commit(house, "last", "orders")
-    expiry = OffsetExpiry(house.broker.offsets, groups, WEEK, house.clock)
+        commit(env, f"g{index}", "orders", at=NOW + DAY)
+    commit(env, "last", "orders")
+    expiry = OffsetExpiry(env.broker.offsets, groups, WEEK, env.clock)
     going = Started(expiry.round(NOW + WEEK))
     expiry.stop()
-    house.clock.advance(0)
+    env.clock.advance(0)
     assert going.is_done
-    assert house.broker.offsets.has("last")
+    assert env.broker.offsets.has("last")
 
 
-def test_thousands_of_groups_are_forgotten_a_hundred_at_a_time(house):
+def test_thousands_of_groups_are_forgotten_a_hundred_at_a_time(env):
     memberships = Memberships()
     for number in range(3 * GROUPS_PER_DELETION):
         memberships.lost_its_last(f"g{number}", NOW)
     round_of_all = Started(
-        OffsetExpiry(house.broker.offsets, memberships, WEEK, house.clock).round(NOW)
+        OffsetExpiry(env.broker.offsets, memberships, WEEK, env.clock).round(NOW)
     )
     assert len(memberships.forgotten) == GROUPS_PER_DELETION
-    house.clock.advance(0)
+    env.clock.advance(0)
     assert round_of_all.is_done
     assert len(memberships.forgotten) == 3 * GROUPS_PER_DELETION

@@ -6,7 +6,7 @@ import pytest
 from kafka.protocol.admin.configs import AlterConfigsRequest, IncrementalAlterConfigsRequest
 
 from gateway.protocol.errors import ErrorCode
-from tests.fakes.broker import House, open_house
+from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.asking import ask, asked
 
 TOPIC, BROKER, LOGGER = 2, 4, 8
@@ -16,8 +16,8 @@ Row = tuple[int, str | None]
 
 
 @pytest.fixture
-def house() -> House:
-    return open_house()
+def env() -> BrokerEnvironment:
+    return open_environment()
 
 
 def incremental_request(wanted: Any, *, validate_only: bool = False) -> Any:
@@ -39,13 +39,15 @@ def incremental_request(wanted: Any, *, validate_only: bool = False) -> Any:
 
 
 def incremental(
-    house: House, *wanted: Any, version: int = 1, validate_only: bool = False
+    env: BrokerEnvironment, *wanted: Any, version: int = 1, validate_only: bool = False
 ) -> list[Row]:
-    reply = ask(house, incremental_request(wanted, validate_only=validate_only), version)
+    reply = ask(env, incremental_request(wanted, validate_only=validate_only), version)
     return [(row.error_code, row.error_message) for row in reply.responses]
 
 
-def alter(house: House, *wanted: Any, version: int = 2, validate_only: bool = False) -> list[Row]:
+def alter(
+    env: BrokerEnvironment, *wanted: Any, version: int = 2, validate_only: bool = False
+) -> list[Row]:
     resource = AlterConfigsRequest.AlterConfigsResource
     request = AlterConfigsRequest(
         resources=[
@@ -58,69 +60,69 @@ def alter(house: House, *wanted: Any, version: int = 2, validate_only: bool = Fa
         ],
         validate_only=validate_only,
     )
-    return [(row.error_code, row.error_message) for row in ask(house, request, version).responses]
+    return [(row.error_code, row.error_message) for row in ask(env, request, version).responses]
 
 
-def overrides(house: House) -> dict[str, str]:
-    return dict(house.broker.topics.require("orders").topic.configs)
+def overrides(env: BrokerEnvironment) -> dict[str, str]:
+    return dict(env.broker.topics.require("orders").topic.configs)
 
 
 @pytest.mark.parametrize("version", range(2))
-def test_one_config_is_set_and_the_others_stay(house: House, version: int) -> None:
-    house.topic(segment_ms="7")
-    assert incremental(house, (TOPIC, "orders", [("retention.ms", SET, "5")]), version=version) == [
+def test_one_config_is_set_and_the_others_stay(env: BrokerEnvironment, version: int) -> None:
+    env.topic(segment_ms="7")
+    assert incremental(env, (TOPIC, "orders", [("retention.ms", SET, "5")]), version=version) == [
         (0, None)
     ]
-    assert overrides(house) == {"segment.ms": "7", "retention.ms": "5"}
+    assert overrides(env) == {"segment.ms": "7", "retention.ms": "5"}
 
 
-def test_what_was_set_counts_at_once_for_open_partitions(house: House) -> None:
-    house.topic()
-    partition = house.partition()
-    incremental(house, (TOPIC, "orders", [("max.message.bytes", SET, "123")]))
+def test_what_was_set_counts_at_once_for_open_partitions(env: BrokerEnvironment) -> None:
+    env.topic()
+    partition = env.partition()
+    incremental(env, (TOPIC, "orders", [("max.message.bytes", SET, "123")]))
     assert partition.config.max_message_bytes == 123
 
 
-def test_a_deleted_override_gives_way_to_the_default(house: House) -> None:
-    house.topic(retention_ms="5")
+def test_a_deleted_override_gives_way_to_the_default(env: BrokerEnvironment) -> None:
+    env.topic(retention_ms="5")
     assert incremental(
-        house, (TOPIC, "orders", [("retention.ms", DELETE, None), ("segment.ms", DELETE, None)])
+        env, (TOPIC, "orders", [("retention.ms", DELETE, None), ("segment.ms", DELETE, None)])
     ) == [(0, None)]
-    assert overrides(house) == {}
+    assert overrides(env) == {}
 
 
-def test_items_are_put_to_a_list_once_and_taken_from_it(house: House) -> None:
-    house.topic()
-    incremental(house, (TOPIC, "orders", [("cleanup.policy", APPEND, "compact,delete")]))
-    assert overrides(house) == {"cleanup.policy": "delete,compact"}
-    incremental(house, (TOPIC, "orders", [("cleanup.policy", SUBTRACT, "delete,compact")]))
-    assert overrides(house) == {"cleanup.policy": ""}
+def test_items_are_put_to_a_list_once_and_taken_from_it(env: BrokerEnvironment) -> None:
+    env.topic()
+    incremental(env, (TOPIC, "orders", [("cleanup.policy", APPEND, "compact,delete")]))
+    assert overrides(env) == {"cleanup.policy": "delete,compact"}
+    incremental(env, (TOPIC, "orders", [("cleanup.policy", SUBTRACT, "delete,compact")]))
+    assert overrides(env) == {"cleanup.policy": ""}
 
 
-def test_a_list_does_not_become_longer_than_a_string(house: House) -> None:
-    house.topic()
+def test_a_list_does_not_become_longer_than_a_string(env: BrokerEnvironment) -> None:
+    env.topic()
     name = "leader.replication.throttled.replicas"
     halves = [
         ",".join(f"{n}:{n}" for n in range(first, first + 2000)) for first in (10_000, 20_000)
     ]
-    assert incremental(house, (TOPIC, "orders", [(name, APPEND, halves[0])])) == [(0, None)]
-    ((code, message),) = incremental(house, (TOPIC, "orders", [(name, APPEND, halves[1])]))
+    assert incremental(env, (TOPIC, "orders", [(name, APPEND, halves[0])])) == [(0, None)]
+    ((code, message),) = incremental(env, (TOPIC, "orders", [(name, APPEND, halves[1])]))
     assert (code, "32767 bytes" in message) == (40, True)
-    assert overrides(house) == {name: halves[0]}
+    assert overrides(env) == {name: halves[0]}
 
 
-def test_validate_only_changes_nothing_but_says_what_would_be_wrong(house: House) -> None:
-    house.topic()
+def test_validate_only_changes_nothing_but_says_what_would_be_wrong(env: BrokerEnvironment) -> None:
+    env.topic()
     assert incremental(
-        house, (TOPIC, "orders", [("retention.ms", SET, "5")]), validate_only=True
+        env, (TOPIC, "orders", [("retention.ms", SET, "5")]), validate_only=True
     ) == [(0, None)]
     assert [
         code
         for code, _ in incremental(
-            house, (TOPIC, "orders", [("retention.ms", SET, "x")]), validate_only=True
+            env, (TOPIC, "orders", [("retention.ms", SET, "x")]), validate_only=True
         )
     ] == [40]
-    assert overrides(house) == {}
+    assert overrides(env) == {}
 
 
 # Codes and messages as Kafka 3.9.2 gave them.
@@ -162,23 +164,21 @@ def test_validate_only_changes_nothing_but_says_what_would_be_wrong(house: House
     ],
 )
 def test_a_change_that_kafka_refuses_is_refused_as_a_whole(
-    house: House, changes: Any, code: int, message: str
+    env: BrokerEnvironment, changes: Any, code: int, message: str
 ) -> None:
-    house.topic(flush_ms="3")
+    env.topic(flush_ms="3")
     # Something right beside what is wrong.
-    assert incremental(house, (TOPIC, "orders", [("preallocate", SET, "true"), *changes])) == [
+    assert incremental(env, (TOPIC, "orders", [("preallocate", SET, "true"), *changes])) == [
         (code, message)
     ]
-    assert overrides(house) == {"flush.ms": "3"}
+    assert overrides(env) == {"flush.ms": "3"}
 
 
-def test_a_resource_that_is_there_twice_is_refused_both_times(house: House) -> None:
-    house.topic()
+def test_a_resource_that_is_there_twice_is_refused_both_times(env: BrokerEnvironment) -> None:
+    env.topic()
     wanted = (TOPIC, "orders", [("retention.ms", SET, "5")])
-    assert (
-        incremental(house, wanted, wanted) == [(42, "Each resource must appear at most once.")] * 2
-    )
-    assert overrides(house) == {}
+    assert incremental(env, wanted, wanted) == [(42, "Each resource must appear at most once.")] * 2
+    assert overrides(env) == {}
 
 
 # Kafka can alter its brokers; this one says where to do it. The other codes and messages are those of Kafka 3.9.2.
@@ -209,17 +209,17 @@ def test_a_resource_that_is_there_twice_is_refused_both_times(house: House) -> N
     ],
 )
 def test_what_cannot_be_altered_is_refused_alone(
-    house: House, kind: int, name: str, code: int, message: str
+    env: BrokerEnvironment, kind: int, name: str, code: int, message: str
 ) -> None:
-    assert incremental(house, (kind, name, [("retention.ms", SET, "1")])) == [(code, message)]
-    assert alter(house, (kind, name, [("retention.ms", "1")])) == [(code, message)]
+    assert incremental(env, (kind, name, [("retention.ms", SET, "1")])) == [(code, message)]
+    assert alter(env, (kind, name, [("retention.ms", "1")])) == [(code, message)]
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_altering_the_old_way_replaces_all_overrides(house: House, version: int) -> None:
-    house.topic(segment_ms="7")
-    assert alter(house, (TOPIC, "orders", [("retention.ms", "5")]), version=version) == [(0, None)]
-    assert overrides(house) == {"retention.ms": "5"}
+def test_altering_the_old_way_replaces_all_overrides(env: BrokerEnvironment, version: int) -> None:
+    env.topic(segment_ms="7")
+    assert alter(env, (TOPIC, "orders", [("retention.ms", "5")]), version=version) == [(0, None)]
+    assert overrides(env) == {"retention.ms": "5"}
 
 
 # Codes and messages as Kafka 3.9.2 gave them.
@@ -232,43 +232,41 @@ def test_altering_the_old_way_replaces_all_overrides(house: House, version: int)
     ],
 )
 def test_what_the_old_way_refuses_changes_nothing(
-    house: House, configs: Any, code: int, message: str
+    env: BrokerEnvironment, configs: Any, code: int, message: str
 ) -> None:
-    house.topic(flush_ms="3")
-    assert alter(house, (TOPIC, "orders", configs)) == [(code, message)]
-    assert overrides(house) == {"flush.ms": "3"}
+    env.topic(flush_ms="3")
+    assert alter(env, (TOPIC, "orders", configs)) == [(code, message)]
+    assert overrides(env) == {"flush.ms": "3"}
 
 
-def test_validate_only_the_old_way_changes_nothing(house: House) -> None:
-    house.topic(flush_ms="3")
-    assert alter(house, (TOPIC, "orders", []), validate_only=True) == [(0, None)]
-    assert overrides(house) == {"flush.ms": "3"}
+def test_validate_only_the_old_way_changes_nothing(env: BrokerEnvironment) -> None:
+    env.topic(flush_ms="3")
+    assert alter(env, (TOPIC, "orders", []), validate_only=True) == [(0, None)]
+    assert overrides(env) == {"flush.ms": "3"}
 
 
-def test_of_two_changes_at_the_same_time_none_is_lost(house: House) -> None:
-    house.topic()
-    house.store.hold()
+def test_of_two_changes_at_the_same_time_none_is_lost(env: BrokerEnvironment) -> None:
+    env.topic()
+    env.store.hold()
     for key in ("retention.ms", "segment.ms"):
-        asked(house, incremental_request([(TOPIC, "orders", [(key, SET, "5")])]), 1)
-    house.store.release()
-    assert overrides(house) == {"retention.ms": "5", "segment.ms": "5"}
+        asked(env, incremental_request([(TOPIC, "orders", [(key, SET, "5")])]), 1)
+    env.store.release()
+    assert overrides(env) == {"retention.ms": "5", "segment.ms": "5"}
 
 
-def test_a_change_whose_author_went_away_is_known_as_it_is_stored(house: House) -> None:
-    house.topic()
-    house.store.hold()
-    waiting = asked(
-        house, incremental_request([(TOPIC, "orders", [("retention.ms", SET, "5")])]), 1
-    )
+def test_a_change_whose_author_went_away_is_known_as_it_is_stored(env: BrokerEnvironment) -> None:
+    env.topic()
+    env.store.hold()
+    waiting = asked(env, incremental_request([(TOPIC, "orders", [("retention.ms", SET, "5")])]), 1)
     waiting.cancel()
-    house.store.release()
-    assert overrides(house) == dict(house.store.topics["orders"].configs) == {"retention.ms": "5"}
+    env.store.release()
+    assert overrides(env) == dict(env.store.topics["orders"].configs) == {"retention.ms": "5"}
 
 
-def test_a_full_disk_changes_nothing(house: House) -> None:
-    house.topic()
-    house.store.refuse_writes = True
+def test_a_full_disk_changes_nothing(env: BrokerEnvironment) -> None:
+    env.topic()
+    env.store.refuse_writes = True
     assert [
-        code for code, _ in incremental(house, (TOPIC, "orders", [("retention.ms", SET, "5")]))
+        code for code, _ in incremental(env, (TOPIC, "orders", [("retention.ms", SET, "5")]))
     ] == [ErrorCode.KAFKA_STORAGE_ERROR]
-    assert overrides(house) == {}
+    assert overrides(env) == {}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.net.listeners import Doors
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
 from tests.gateway.handlers.admin.test_alter_configs import (
     APPEND,
@@ -24,18 +24,18 @@ DYNAMIC_BROKER, DYNAMIC_DEFAULT, STATIC, DEFAULT = 2, 3, 4, 5
 
 
 @pytest.fixture
-def house() -> House:
-    return open_house(node_id=1)
+def env() -> BrokerEnvironment:
+    return open_environment(node_id=1)
 
 
 def put(
-    house: House, name: str, value: str | None, resource: str = "1", how: int = SET
+    env: BrokerEnvironment, name: str, value: str | None, resource: str = "1", how: int = SET
 ) -> tuple[int, str | None]:
-    return incremental(house, (BROKER, resource, [(name, how, value)]))[0]
+    return incremental(env, (BROKER, resource, [(name, how, value)]))[0]
 
 
-def row(house: House, name: str, resource: tuple[int, str] = (BROKER, "1")) -> Any:
-    (result,) = describe(house, (*resource, [name]), include_synonyms=True)
+def row(env: BrokerEnvironment, name: str, resource: tuple[int, str] = (BROKER, "1")) -> Any:
+    (result,) = describe(env, (*resource, [name]), include_synonyms=True)
     (found,) = result.configs
     return found
 
@@ -44,40 +44,40 @@ def synonyms(found: Any) -> list[tuple[str, str, int]]:
     return [(one.name, one.value, one.source) for one in found.synonyms]
 
 
-def test_a_changed_default_counts_for_topics_at_once(house: House) -> None:
-    plain, own = house.topic("plain"), house.topic("own", max_message_bytes="77")
-    assert put(house, "message.max.bytes", "2000") == (0, None)
+def test_a_changed_default_counts_for_topics_at_once(env: BrokerEnvironment) -> None:
+    plain, own = env.topic("plain"), env.topic("own", max_message_bytes="77")
+    assert put(env, "message.max.bytes", "2000") == (0, None)
     assert (plain.config.max_message_bytes, own.config.max_message_bytes) == (2000, 77)
-    assert house.partition("plain").config.max_message_bytes == 2000
-    assert house.topic("later").config.max_message_bytes == 2000
-    assert house.broker.settings.message_max_bytes == 2000
-    assert put(house, "message.max.bytes", None, how=DELETE) == (0, None)
+    assert env.partition("plain").config.max_message_bytes == 2000
+    assert env.topic("later").config.max_message_bytes == 2000
+    assert env.broker.settings.message_max_bytes == 2000
+    assert put(env, "message.max.bytes", None, how=DELETE) == (0, None)
     assert plain.config.max_message_bytes == 1048588
 
 
-def test_a_partition_that_is_open_takes_a_changed_default(house: House) -> None:
-    house.topic("plain")
-    partition = house.partition("plain")
-    put(house, "log.message.timestamp.type", "LogAppendTime")
+def test_a_partition_that_is_open_takes_a_changed_default(env: BrokerEnvironment) -> None:
+    env.topic("plain")
+    partition = env.partition("plain")
+    put(env, "log.message.timestamp.type", "LogAppendTime")
     assert partition.config.is_log_append_time
 
 
-def test_a_broker_s_own_value_comes_before_that_of_all_brokers(house: House) -> None:
-    put(house, "log.retention.ms", "1000", resource="")
-    assert house.broker.settings.log_retention_ms == 1000
-    put(house, "log.retention.ms", "2000")
-    assert house.broker.settings.log_retention_ms == 2000
-    put(house, "log.retention.ms", None, how=DELETE)
-    assert house.broker.settings.log_retention_ms == 1000
+def test_a_broker_s_own_value_comes_before_that_of_all_brokers(env: BrokerEnvironment) -> None:
+    put(env, "log.retention.ms", "1000", resource="")
+    assert env.broker.settings.log_retention_ms == 1000
+    put(env, "log.retention.ms", "2000")
+    assert env.broker.settings.log_retention_ms == 2000
+    put(env, "log.retention.ms", None, how=DELETE)
+    assert env.broker.settings.log_retention_ms == 1000
 
 
 # As Kafka 3.9.2 lists them.
 def test_sources_and_synonyms_say_where_a_value_is_set() -> None:
-    house = open_house(node_id=1, message_max_bytes=3000)
-    house.topic("orders")
-    put(house, "message.max.bytes", "1000", resource="")
-    put(house, "message.max.bytes", "2000")
-    found = row(house, "message.max.bytes")
+    env = open_environment(node_id=1, message_max_bytes=3000)
+    env.topic("orders")
+    put(env, "message.max.bytes", "1000", resource="")
+    put(env, "message.max.bytes", "2000")
+    found = row(env, "message.max.bytes")
     places = [
         ("message.max.bytes", "2000", DYNAMIC_BROKER),
         ("message.max.bytes", "1000", DYNAMIC_DEFAULT),
@@ -90,13 +90,13 @@ def test_sources_and_synonyms_say_where_a_value_is_set() -> None:
         False,
         places,
     )
-    of_topic = row(house, "max.message.bytes", (TOPIC, "orders"))
+    of_topic = row(env, "max.message.bytes", (TOPIC, "orders"))
     assert (of_topic.value, of_topic.config_source, synonyms(of_topic)) == (
         "2000",
         DYNAMIC_BROKER,
         places,
     )
-    of_all = row(house, "message.max.bytes", (BROKER, ""))
+    of_all = row(env, "message.max.bytes", (BROKER, ""))
     assert (of_all.value, of_all.config_source, synonyms(of_all)) == (
         "1000",
         DYNAMIC_DEFAULT,
@@ -104,10 +104,10 @@ def test_sources_and_synonyms_say_where_a_value_is_set() -> None:
     )
 
 
-def test_a_retention_time_that_was_changed_has_synonyms(house: House) -> None:
-    house.topic("orders")
-    put(house, "log.retention.ms", "1000")
-    assert synonyms(row(house, "retention.ms", (TOPIC, "orders"))) == [
+def test_a_retention_time_that_was_changed_has_synonyms(env: BrokerEnvironment) -> None:
+    env.topic("orders")
+    put(env, "log.retention.ms", "1000")
+    assert synonyms(row(env, "retention.ms", (TOPIC, "orders"))) == [
         ("log.retention.ms", "1000", DYNAMIC_BROKER),
         ("log.retention.hours", "168", DEFAULT),
     ]
@@ -115,11 +115,11 @@ def test_a_retention_time_that_was_changed_has_synonyms(house: House) -> None:
 
 def test_changes_outlast_a_restart() -> None:
     medium = Medium()
-    house = open_house(medium, node_id=1)
-    put(house, "log.retention.bytes", "5000")
-    put(house, "log.cleanup.policy", "compact", resource="")
-    ended(house.store.close())
-    again = open_house(medium, node_id=1)
+    env = open_environment(medium, node_id=1)
+    put(env, "log.retention.bytes", "5000")
+    put(env, "log.cleanup.policy", "compact", resource="")
+    ended(env.store.close())
+    again = open_environment(medium, node_id=1)
     assert (
         again.broker.settings.log_retention_bytes,
         again.broker.settings.log_cleanup_policy,
@@ -127,17 +127,17 @@ def test_changes_outlast_a_restart() -> None:
     assert again.topic("plain").config.compacts
     ended(again.store.close())
     # Another broker of the cluster has only what is for all.
-    other = open_house(medium, node_id=2)
+    other = open_environment(medium, node_id=2)
     assert (
         other.broker.settings.log_retention_bytes,
         other.broker.settings.log_cleanup_policy,
     ) == (-1, ("compact",))
 
 
-def test_alter_configs_replaces_all_that_was_set(house: House) -> None:
-    put(house, "log.retention.bytes", "5000")
-    assert alter(house, (BROKER, "1", [("message.max.bytes", "2000")])) == [(0, None)]
-    assert (house.broker.settings.log_retention_bytes, house.broker.settings.message_max_bytes) == (
+def test_alter_configs_replaces_all_that_was_set(env: BrokerEnvironment) -> None:
+    put(env, "log.retention.bytes", "5000")
+    assert alter(env, (BROKER, "1", [("message.max.bytes", "2000")])) == [(0, None)]
+    assert (env.broker.settings.log_retention_bytes, env.broker.settings.message_max_bytes) == (
         -1,
         2000,
     )
@@ -148,16 +148,16 @@ def test_alter_configs_replaces_all_that_was_set(house: House) -> None:
     [(APPEND, "compact", ("delete", "compact")), (SUBTRACT, "delete", ())],
 )
 def test_lists_are_extended_and_reduced(
-    house: House, how: int, value: str, outcome: tuple[str, ...]
+    env: BrokerEnvironment, how: int, value: str, outcome: tuple[str, ...]
 ) -> None:
-    assert put(house, "log.cleanup.policy", value, how=how) == (0, None)
-    assert house.broker.settings.log_cleanup_policy == outcome
+    assert put(env, "log.cleanup.policy", value, how=how) == (0, None)
+    assert env.broker.settings.log_cleanup_policy == outcome
 
 
-def test_validate_only_changes_nothing(house: House) -> None:
+def test_validate_only_changes_nothing(env: BrokerEnvironment) -> None:
     wanted = (BROKER, "1", [("message.max.bytes", SET, "2000")])
-    assert incremental(house, wanted, validate_only=True) == [(0, None)]
-    assert house.broker.settings.message_max_bytes == 1048588
+    assert incremental(env, wanted, validate_only=True) == [(0, None)]
+    assert env.broker.settings.message_max_bytes == 1048588
 
 
 # As Kafka 3.9.2 refuses them; tests/peers/test_kafka_tools.py compares them.
@@ -177,48 +177,52 @@ def test_validate_only_changes_nothing(house: House) -> None:
         ),
     ],
 )
-def test_what_cannot_change_is_refused(house: House, name: str, value: str, message: str) -> None:
-    assert put(house, name, value) == (42, message)
-    assert put(house, name, value, resource="") == (42, message)
-    assert list(describe(house, (BROKER, "", None))[0].configs) == []
+def test_what_cannot_change_is_refused(
+    env: BrokerEnvironment, name: str, value: str, message: str
+) -> None:
+    assert put(env, name, value) == (42, message)
+    assert put(env, name, value, resource="") == (42, message)
+    assert list(describe(env, (BROKER, "", None))[0].configs) == []
 
 
-def test_one_wrong_config_refuses_all_of_a_request(house: House) -> None:
+def test_one_wrong_config_refuses_all_of_a_request(env: BrokerEnvironment) -> None:
     rows = incremental(
-        house, (BROKER, "1", [("message.max.bytes", SET, "2000"), ("num.partitions", SET, "3")])
+        env, (BROKER, "1", [("message.max.bytes", SET, "2000"), ("num.partitions", SET, "3")])
     )
     assert rows == [(42, "Cannot update these configs dynamically: Set(num.partitions)")]
-    assert house.broker.settings.message_max_bytes == 1048588
+    assert env.broker.settings.message_max_bytes == 1048588
 
 
-def test_deleting_what_is_not_set_succeeds(house: House) -> None:
+def test_deleting_what_is_not_set_succeeds(env: BrokerEnvironment) -> None:
     """kafka-reassign-partitions.sh deletes throttles that nobody has set."""
-    assert put(house, "leader.replication.throttled.rate", None, how=DELETE) == (0, None)
+    assert put(env, "leader.replication.throttled.rate", None, how=DELETE) == (0, None)
 
 
-def test_client_metrics_are_refused(house: House) -> None:
-    ((code, message),) = incremental(house, (16, "all", [("interval.ms", SET, "1000")]))
+def test_client_metrics_are_refused(env: BrokerEnvironment) -> None:
+    ((code, message),) = incremental(env, (16, "all", [("interval.ms", SET, "1000")]))
     assert (code, message) == (42, "The gateway collects no client metrics (KIP-714).")
 
 
-def test_limits_on_connections_change_while_it_runs(house: House) -> None:
-    doors = Doors(house.broker.settings)
-    house.broker.configs.watch(doors.use)
+def test_limits_on_connections_change_while_it_runs(env: BrokerEnvironment) -> None:
+    doors = Doors(env.broker.settings)
+    env.broker.configs.watch(doors.use)
     assert doors.why_not("10.0.0.1") is None
-    put(house, "max.connections", "1")
+    put(env, "max.connections", "1")
     doors.connections.add(None)  # type: ignore[arg-type]
     assert doors.why_not("10.0.0.1") == "max_connections=1 are open"
 
 
 def test_a_value_of_a_newer_version_is_ignored() -> None:
     medium = Medium()
-    house = open_house(medium, node_id=1)
-    put(house, "message.max.bytes", "2000")
-    ended(house.store.close())
+    env = open_environment(medium, node_id=1)
+    put(env, "message.max.bytes", "2000")
+    ended(env.store.close())
     medium.tables["broker-configs"][b"1"] = (
         b'{"message.max.bytes":"2000","from.the.future":"1","log.retention.ms":"x"}'
     )
     assert (
-        values(describe(open_house(medium, node_id=1), (BROKER, "1", None))[0])["message.max.bytes"]
+        values(describe(open_environment(medium, node_id=1), (BROKER, "1", None))[0])[
+            "message.max.bytes"
+        ]
         == "2000"
     )

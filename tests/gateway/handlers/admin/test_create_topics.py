@@ -13,7 +13,7 @@ from kafka.protocol.admin.topics import (
 from gateway.cluster import Node
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
 from tests.gateway.handlers.asking import answer, ask, asked
 
@@ -22,8 +22,8 @@ More = CreatePartitionsRequest.CreatePartitionsTopic
 
 
 @pytest.fixture
-def house() -> House:
-    return open_house(node_id=1)
+def env() -> BrokerEnvironment:
+    return open_environment(node_id=1)
 
 
 def new(
@@ -44,53 +44,57 @@ def new(
     )
 
 
-def create(house: House, *topics: Any, version: int = 4, validate_only: bool = False) -> list[Any]:
+def create(
+    env: BrokerEnvironment, *topics: Any, version: int = 4, validate_only: bool = False
+) -> list[Any]:
     request = CreateTopicsRequest(topics=list(topics), timeout_ms=1000, validate_only=validate_only)
-    return list(ask(house, request, version).topics)
+    return list(ask(env, request, version).topics)
 
 
 def told(rows: list[Any]) -> list[tuple[str, int, str | None]]:
     return [(row.name, row.error_code, row.error_message) for row in rows]
 
 
-def names(house: House) -> set[str]:
-    return {live.name for live in house.broker.topics}
+def names(env: BrokerEnvironment) -> set[str]:
+    return {live.name for live in env.broker.topics}
 
 
 @pytest.mark.parametrize("version", range(8))
-def test_every_version_creates_a_topic(house: House, version: int) -> None:
-    rows = create(house, new("orders", 3), version=version)
+def test_every_version_creates_a_topic(env: BrokerEnvironment, version: int) -> None:
+    rows = create(env, new("orders", 3), version=version)
     assert [(row.name, row.error_code) for row in rows] == [("orders", 0)]
-    assert house.broker.topics.require("orders").topic.partitions == 3
+    assert env.broker.topics.require("orders").topic.partitions == 3
 
 
 def test_a_created_topic_survives_a_restart() -> None:
     medium = Medium()
-    first = open_house(medium)
+    first = open_environment(medium)
     create(first, new("orders", 2, retention_ms="5"))
     medium.held_by = None
-    topic = open_house(medium).broker.topics.require("orders").topic
+    topic = open_environment(medium).broker.topics.require("orders").topic
     assert (topic.partitions, dict(topic.configs)) == (2, {"retention.ms": "5"})
 
 
 @pytest.mark.parametrize("replicas", [-1, 1, 3, 32767])
-def test_any_replication_factor_is_taken_and_one_is_answered(house: House, replicas: int) -> None:
-    (row,) = create(house, new("orders", 1, replicas), version=5)
+def test_any_replication_factor_is_taken_and_one_is_answered(
+    env: BrokerEnvironment, replicas: int
+) -> None:
+    (row,) = create(env, new("orders", 1, replicas), version=5)
     assert (row.error_code, row.replication_factor) == (0, 1)
 
 
 def test_minus_one_partitions_are_the_settings_default() -> None:
-    (row,) = create(open_house(num_partitions=7), new("orders", -1, -1), version=5)
+    (row,) = create(open_environment(num_partitions=7), new("orders", -1, -1), version=5)
     assert row.num_partitions == 7
 
 
-def test_the_id_of_a_new_topic_is_the_one_that_it_has(house: House) -> None:
-    (row,) = create(house, new("orders"), version=7)
-    assert row.topic_id.bytes == house.broker.topics.require("orders").topic.topic_id
+def test_the_id_of_a_new_topic_is_the_one_that_it_has(env: BrokerEnvironment) -> None:
+    (row,) = create(env, new("orders"), version=7)
+    assert row.topic_id.bytes == env.broker.topics.require("orders").topic.topic_id
 
 
-def test_configs_are_told_from_version_5_on_with_their_sources(house: House) -> None:
-    (row,) = create(house, new("orders", retention_ms=" 5 "), version=5)
+def test_configs_are_told_from_version_5_on_with_their_sources(env: BrokerEnvironment) -> None:
+    (row,) = create(env, new("orders", retention_ms=" 5 "), version=5)
     rows = {
         config.name: (config.value, config.config_source, config.read_only, config.is_sensitive)
         for config in row.configs
@@ -101,10 +105,10 @@ def test_configs_are_told_from_version_5_on_with_their_sources(house: House) -> 
     assert rows["segment.bytes"] == ("1073741824", 5, False, False)
 
 
-def test_validate_only_makes_nothing_and_tells_what_it_would_be(house: House) -> None:
-    (row,) = create(house, new("orders", 4), version=7, validate_only=True)
+def test_validate_only_makes_nothing_and_tells_what_it_would_be(env: BrokerEnvironment) -> None:
+    (row,) = create(env, new("orders", 4), version=7, validate_only=True)
     assert (row.error_code, row.num_partitions, row.topic_id) == (0, 4, None)
-    assert names(house) == set()
+    assert names(env) == set()
 
 
 # Codes and messages as Kafka 3.9.2 gave them.
@@ -190,58 +194,60 @@ def test_validate_only_makes_nothing_and_tells_what_it_would_be(house: House) ->
     ],
 )
 def test_what_kafka_refuses_is_refused_in_its_words(
-    house: House, topic: Any, code: int, message: str
+    env: BrokerEnvironment, topic: Any, code: int, message: str
 ) -> None:
-    assert told(create(house, topic)) == [(topic.name, code, message)]
-    assert names(house) == set()
+    assert told(create(env, topic)) == [(topic.name, code, message)]
+    assert names(env) == set()
 
 
-def test_a_name_of_249_characters_is_the_longest(house: House) -> None:
-    assert [row.error_code for row in create(house, new("q" * 249), new("q" * 250))] == [0, 17]
+def test_a_name_of_249_characters_is_the_longest(env: BrokerEnvironment) -> None:
+    assert [row.error_code for row in create(env, new("q" * 249), new("q" * 250))] == [0, 17]
 
 
-def test_a_topic_that_exists_is_told_so(house: House) -> None:
-    create(house, new("orders"))
-    assert told(create(house, new("orders"))) == [("orders", 36, "Topic 'orders' already exists.")]
+def test_a_topic_that_exists_is_told_so(env: BrokerEnvironment) -> None:
+    create(env, new("orders"))
+    assert told(create(env, new("orders"))) == [("orders", 36, "Topic 'orders' already exists.")]
 
 
-def test_a_name_that_differs_in_dots_and_underscores_only_collides(house: House) -> None:
-    create(house, new("a.b"))
-    assert told(create(house, new("a_b"))) == [
+def test_a_name_that_differs_in_dots_and_underscores_only_collides(env: BrokerEnvironment) -> None:
+    create(env, new("a.b"))
+    assert told(create(env, new("a_b"))) == [
         ("a_b", 17, "Topic 'a_b' collides with existing topic: a.b")
     ]
 
 
-def test_a_deleted_topic_s_name_collides_no_more(house: House) -> None:
-    create(house, new("a.b"))
-    delete(house, "a.b")
-    assert [row.error_code for row in create(house, new("a_b"))] == [0]
+def test_a_deleted_topic_s_name_collides_no_more(env: BrokerEnvironment) -> None:
+    create(env, new("a.b"))
+    delete(env, "a.b")
+    assert [row.error_code for row in create(env, new("a_b"))] == [0]
 
 
-def test_a_name_that_is_there_twice_is_refused_once_and_nothing_is_made_of_it(house: House) -> None:
-    rows = create(house, new("twice"), new("once"), new("twice"), new("twice"))
+def test_a_name_that_is_there_twice_is_refused_once_and_nothing_is_made_of_it(
+    env: BrokerEnvironment,
+) -> None:
+    rows = create(env, new("twice"), new("once"), new("twice"), new("twice"))
     assert told(rows) == [("once", 0, None), ("twice", 42, "Duplicate topic name.")]
-    assert names(house) == {"once"}
+    assert names(env) == {"once"}
 
 
-def test_one_refused_topic_does_not_hold_up_the_others(house: House) -> None:
-    rows = create(house, new("good"), new("bad", 0), new("better"))
+def test_one_refused_topic_does_not_hold_up_the_others(env: BrokerEnvironment) -> None:
+    rows = create(env, new("good"), new("bad", 0), new("better"))
     assert [row.error_code for row in rows] == [0, 37, 0]
-    assert names(house) == {"good", "better"}
+    assert names(env) == {"good", "better"}
 
 
-def test_a_manual_assignment_gives_the_partitions(house: House) -> None:
-    (row,) = create(house, new("orders", -1, -1, [(1, [1]), (0, [1])]), version=5)
+def test_a_manual_assignment_gives_the_partitions(env: BrokerEnvironment) -> None:
+    (row,) = create(env, new("orders", -1, -1, [(1, [1]), (0, [1])]), version=5)
     assert (row.error_code, row.num_partitions, row.replication_factor) == (0, 2, 1)
 
 
 def test_all_partitions_of_an_assignment_have_as_many_replicas(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    env: BrokerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        house.broker.cluster, "nodes", lambda listener: [Node(1, "a", 1), Node(2, "b", 2)]
+        env.broker.cluster, "nodes", lambda listener: [Node(1, "a", 1), Node(2, "b", 2)]
     )
-    assert told(create(house, new("t", -1, -1, [(0, [1]), (1, [1, 2])]))) == [
+    assert told(create(env, new("t", -1, -1, [(0, [1]), (1, [1, 2])]))) == [
         (
             "t",
             39,
@@ -252,142 +258,141 @@ def test_all_partitions_of_an_assignment_have_as_many_replicas(
 
 
 def test_no_topic_has_more_partitions_than_the_limit() -> None:
-    house = open_house(max_partitions_per_topic=10)
-    assert [row.error_code for row in create(house, new("a", 10), new("b", 11))] == [0, 37]
+    env = open_environment(max_partitions_per_topic=10)
+    assert [row.error_code for row in create(env, new("a", 10), new("b", 11))] == [0, 37]
 
 
 def test_a_request_for_more_partitions_than_the_limit_makes_none_of_them() -> None:
-    house = open_house(max_partitions_per_topic=10)
-    rows = create(house, new("a", 6), new("b", 5), new("c", 0))
+    env = open_environment(max_partitions_per_topic=10)
+    rows = create(env, new("a", 6), new("b", 5), new("c", 0))
     assert [row.error_code for row in rows] == [
         ErrorCode.POLICY_VIOLATION,
         ErrorCode.POLICY_VIOLATION,
         ErrorCode.INVALID_PARTITIONS,
     ]
-    assert names(house) == set()
+    assert names(env) == set()
 
 
-def test_a_full_disk_is_a_storage_error_and_the_name_stays_free(house: House) -> None:
-    house.store.refuse_writes = True
-    assert [row.error_code for row in create(house, new("orders"))] == [
-        ErrorCode.KAFKA_STORAGE_ERROR
-    ]
-    house.store.refuse_writes = False
-    assert [row.error_code for row in create(house, new("orders"))] == [0]
+def test_a_full_disk_is_a_storage_error_and_the_name_stays_free(env: BrokerEnvironment) -> None:
+    env.store.refuse_writes = True
+    assert [row.error_code for row in create(env, new("orders"))] == [ErrorCode.KAFKA_STORAGE_ERROR]
+    env.store.refuse_writes = False
+    assert [row.error_code for row in create(env, new("orders"))] == [0]
 
 
-def test_a_topic_whose_creator_went_away_is_there_all_the_same(house: House) -> None:
-    house.store.hold()
-    waiting = asked(house, CreateTopicsRequest(topics=[new("orders")], timeout_ms=1000), 4)
+def test_a_topic_whose_creator_went_away_is_there_all_the_same(env: BrokerEnvironment) -> None:
+    env.store.hold()
+    waiting = asked(env, CreateTopicsRequest(topics=[new("orders")], timeout_ms=1000), 4)
     waiting.cancel()
-    house.store.release()
-    assert names(house) == {"orders"}
-    assert told(create(house, new("orders"))) == [("orders", 36, "Topic 'orders' already exists.")]
+    env.store.release()
+    assert names(env) == {"orders"}
+    assert told(create(env, new("orders"))) == [("orders", 36, "Topic 'orders' already exists.")]
 
 
-def delete(house: House, *wanted: str, version: int = 5) -> list[tuple[str, int]]:
+def delete(env: BrokerEnvironment, *wanted: str, version: int = 5) -> list[tuple[str, int]]:
     rows = ask(
-        house, DeleteTopicsRequest(topic_names=list(wanted), timeout_ms=1000), version
+        env, DeleteTopicsRequest(topic_names=list(wanted), timeout_ms=1000), version
     ).responses
     return [(row.name, row.error_code) for row in rows]
 
 
 def delete_by(
-    house: House, *wanted: tuple[str | None, uuid.UUID | None]
+    env: BrokerEnvironment, *wanted: tuple[str | None, uuid.UUID | None]
 ) -> list[tuple[str | None, int, str | None]]:
     topics = [
         DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=topic_id)
         for name, topic_id in wanted
     ]
-    rows = ask(house, DeleteTopicsRequest(topics=topics, timeout_ms=1000), 6).responses
+    rows = ask(env, DeleteTopicsRequest(topics=topics, timeout_ms=1000), 6).responses
     return [(row.name, row.error_code, row.error_message) for row in rows]
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_topics_are_deleted_by_name(house: House, version: int) -> None:
-    create(house, new("orders"), new("kept"))
-    assert sorted(delete(house, "orders", "never", version=version)) == [
+def test_topics_are_deleted_by_name(env: BrokerEnvironment, version: int) -> None:
+    create(env, new("orders"), new("kept"))
+    assert sorted(delete(env, "orders", "never", version=version)) == [
         ("never", 3),
         ("orders", 0),
     ]
-    assert names(house) == {"kept"}
+    assert names(env) == {"kept"}
 
 
-def test_a_deleted_topic_takes_with_it_what_groups_have_committed(house: House) -> None:
-    create(house, new("orders", 2), new("kept"))
+def test_a_deleted_topic_takes_with_it_what_groups_have_committed(env: BrokerEnvironment) -> None:
+    create(env, new("orders", 2), new("kept"))
     at = {
         ("orders", 0): CommittedOffset(1, -1, "", 1),
         ("orders", 1): CommittedOffset(2, -1, "", 1),
     }
-    ended(house.broker.offsets.commit("first", at))
-    ended(house.broker.offsets.commit("second", {**at, ("kept", 0): CommittedOffset(3, -1, "", 1)}))
-    delete(house, "orders")
-    assert list(house.broker.offsets.groups()) == ["second"]
-    assert list(house.broker.offsets.of_group("second")) == [("kept", 0)]
+    ended(env.broker.offsets.commit("first", at))
+    ended(env.broker.offsets.commit("second", {**at, ("kept", 0): CommittedOffset(3, -1, "", 1)}))
+    delete(env, "orders")
+    assert list(env.broker.offsets.groups()) == ["second"]
+    assert list(env.broker.offsets.of_group("second")) == [("kept", 0)]
 
 
-def test_a_client_that_goes_away_leaves_no_topic_half_deleted(house: House) -> None:
-    create(house, new("orders"))
-    ended(house.broker.offsets.commit("g", {("orders", 0): CommittedOffset(1, -1, "", 1)}))
-    house.store.hold()
-    asked(house, DeleteTopicsRequest(topic_names=["orders"], timeout_ms=1000), 5).cancel()
-    house.store.release()
-    assert names(house) == set()
-    assert list(house.broker.offsets.groups()) == []
+def test_a_client_that_goes_away_leaves_no_topic_half_deleted(env: BrokerEnvironment) -> None:
+    create(env, new("orders"))
+    ended(env.broker.offsets.commit("g", {("orders", 0): CommittedOffset(1, -1, "", 1)}))
+    env.store.hold()
+    asked(env, DeleteTopicsRequest(topic_names=["orders"], timeout_ms=1000), 5).cancel()
+    env.store.release()
+    assert names(env) == set()
+    assert list(env.broker.offsets.groups()) == []
 
 
-def test_topics_are_deleted_by_id(house: House) -> None:
-    create(house, new("orders"))
-    topic_id = uuid.UUID(bytes=house.broker.topics.require("orders").topic.topic_id)
+def test_topics_are_deleted_by_id(env: BrokerEnvironment) -> None:
+    create(env, new("orders"))
+    topic_id = uuid.UUID(bytes=env.broker.topics.require("orders").topic.topic_id)
     (row,) = ask(
-        house,
+        env,
         DeleteTopicsRequest(
             topics=[DeleteTopicsRequest.DeleteTopicState(name=None, topic_id=topic_id)]
         ),
         6,
     ).responses
     assert (row.name, row.topic_id, row.error_code) == ("orders", topic_id, 0)
-    assert names(house) == set()
+    assert names(env) == set()
 
 
-def test_a_name_that_is_to_be_deleted_twice_is_refused(house: House) -> None:
-    create(house, new("orders"))
-    assert delete(house, "orders", "orders") == [("orders", 42)]
-    assert names(house) == {"orders"}
+def test_a_name_that_is_to_be_deleted_twice_is_refused(env: BrokerEnvironment) -> None:
+    create(env, new("orders"))
+    assert delete(env, "orders", "orders") == [("orders", 42)]
+    assert names(env) == {"orders"}
 
 
 # Codes and messages as Kafka 3.9.2 gave them.
-def test_a_deletion_that_makes_no_sense_is_refused_in_kafka_s_words(house: House) -> None:
+def test_a_deletion_that_makes_no_sense_is_refused_in_kafka_s_words(env: BrokerEnvironment) -> None:
     one = uuid.uuid4()
-    assert delete_by(house, (None, None)) == [
-        (None, 42, "Neither topic name nor id were specified.")
-    ]
-    assert delete_by(house, ("x", one)) == [
+    assert delete_by(env, (None, None)) == [(None, 42, "Neither topic name nor id were specified.")]
+    assert delete_by(env, ("x", one)) == [
         ("x", 42, "You may not specify both topic name and topic id.")
     ]
-    assert delete_by(house, (None, one), (None, one)) == [(None, 42, "Duplicate topic id.")]
-    assert [row[1] for row in delete_by(house, (None, one))] == [ErrorCode.UNKNOWN_TOPIC_ID]
+    assert delete_by(env, (None, one), (None, one)) == [(None, 42, "Duplicate topic id.")]
+    assert [row[1] for row in delete_by(env, (None, one))] == [ErrorCode.UNKNOWN_TOPIC_ID]
 
 
-def test_a_topic_named_by_name_and_by_id_is_not_deleted(house: House) -> None:
-    create(house, new("orders"))
-    topic_id = uuid.UUID(bytes=house.broker.topics.require("orders").topic.topic_id)
-    rows = delete_by(house, ("orders", None), (None, topic_id))
+def test_a_topic_named_by_name_and_by_id_is_not_deleted(env: BrokerEnvironment) -> None:
+    create(env, new("orders"))
+    topic_id = uuid.UUID(bytes=env.broker.topics.require("orders").topic.topic_id)
+    rows = delete_by(env, ("orders", None), (None, topic_id))
     assert rows == [
         ("orders", 42, "The provided topic name maps to an ID that was already supplied.")
     ]
-    assert names(house) == {"orders"}
+    assert names(env) == {"orders"}
 
 
-def test_a_full_disk_keeps_a_topic(house: House) -> None:
-    create(house, new("orders"))
-    house.store.refuse_writes = True
-    assert delete(house, "orders") == [("orders", ErrorCode.KAFKA_STORAGE_ERROR)]
-    assert names(house) == {"orders"}
+def test_a_full_disk_keeps_a_topic(env: BrokerEnvironment) -> None:
+    create(env, new("orders"))
+    env.store.refuse_writes = True
+    assert delete(env, "orders") == [("orders", ErrorCode.KAFKA_STORAGE_ERROR)]
+    assert names(env) == {"orders"}
 
 
 def extend(
-    house: House, *wanted: tuple[str, int, Any], version: int = 3, validate_only: bool = False
+    env: BrokerEnvironment,
+    *wanted: tuple[str, int, Any],
+    version: int = 3,
+    validate_only: bool = False,
 ) -> list[tuple[str, int, str | None]]:
     topics = [
         More(
@@ -400,21 +405,21 @@ def extend(
         for name, count, brokers in wanted
     ]
     request = CreatePartitionsRequest(topics=topics, timeout_ms=1000, validate_only=validate_only)
-    return told(ask(house, request, version).results)
+    return told(ask(env, request, version).results)
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_a_topic_gets_more_partitions(house: House, version: int) -> None:
-    create(house, new("orders", 2, retention_ms="5"))
-    assert extend(house, ("orders", 5, None), version=version) == [("orders", 0, None)]
-    topic = house.broker.topics.require("orders").topic
+def test_a_topic_gets_more_partitions(env: BrokerEnvironment, version: int) -> None:
+    create(env, new("orders", 2, retention_ms="5"))
+    assert extend(env, ("orders", 5, None), version=version) == [("orders", 0, None)]
+    topic = env.broker.topics.require("orders").topic
     assert (topic.partitions, dict(topic.configs)) == (5, {"retention.ms": "5"})
 
 
-def test_validate_only_adds_no_partitions(house: House) -> None:
-    create(house, new("orders", 2))
-    assert extend(house, ("orders", 5, None), validate_only=True) == [("orders", 0, None)]
-    assert house.broker.topics.require("orders").topic.partitions == 2
+def test_validate_only_adds_no_partitions(env: BrokerEnvironment) -> None:
+    create(env, new("orders", 2))
+    assert extend(env, ("orders", 5, None), validate_only=True) == [("orders", 0, None)]
+    assert env.broker.topics.require("orders").topic.partitions == 2
 
 
 # Codes and messages as Kafka 3.9.2 gave them.
@@ -446,35 +451,35 @@ def test_validate_only_adds_no_partitions(house: House) -> None:
     ],
 )
 def test_partitions_that_kafka_would_not_add_are_refused(
-    house: House, count: int, brokers: Any, code: int, message: str
+    env: BrokerEnvironment, count: int, brokers: Any, code: int, message: str
 ) -> None:
-    create(house, new("orders", 2))
-    assert extend(house, ("orders", count, brokers)) == [("orders", code, message)]
-    assert house.broker.topics.require("orders").topic.partitions == 2
+    create(env, new("orders", 2))
+    assert extend(env, ("orders", count, brokers)) == [("orders", code, message)]
+    assert env.broker.topics.require("orders").topic.partitions == 2
 
 
-def test_partitions_of_no_topic_or_of_one_named_twice_are_refused(house: House) -> None:
-    create(house, new("orders", 2))
-    rows = extend(house, ("never", 3, None), ("orders", 3, None), ("orders", 4, None))
+def test_partitions_of_no_topic_or_of_one_named_twice_are_refused(env: BrokerEnvironment) -> None:
+    create(env, new("orders", 2))
+    rows = extend(env, ("never", 3, None), ("orders", 3, None), ("orders", 4, None))
     assert [(name, code) for name, code, _ in rows] == [("never", 3), ("orders", 42)]
-    assert house.broker.topics.require("orders").topic.partitions == 2
+    assert env.broker.topics.require("orders").topic.partitions == 2
 
 
 def test_no_topic_grows_above_the_limit() -> None:
-    house = open_house(max_partitions_per_topic=10)
-    create(house, new("orders", 2))
-    assert [row[1] for row in extend(house, ("orders", 11, None))] == [37]
+    env = open_environment(max_partitions_per_topic=10)
+    create(env, new("orders", 2))
+    assert [row[1] for row in extend(env, ("orders", 11, None))] == [37]
 
 
-def test_a_topic_grows_once_when_two_ask_at_the_same_time(house: House) -> None:
-    create(house, new("orders", 2))
-    house.store.hold()
+def test_a_topic_grows_once_when_two_ask_at_the_same_time(env: BrokerEnvironment) -> None:
+    create(env, new("orders", 2))
+    env.store.hold()
     request = CreatePartitionsRequest(
         topics=[More(name="orders", count=3, assignments=None)],
         timeout_ms=1000,
         validate_only=False,
     )
-    first, second = asked(house, request, 3), asked(house, request, 3)
-    house.store.release()
+    first, second = asked(env, request, 3), asked(env, request, 3)
+    env.store.release()
     codes = [answer(request, one.result, 3).results[0].error_code for one in (first, second)]
     assert codes == [0, ErrorCode.INVALID_PARTITIONS]

@@ -5,23 +5,23 @@ from kafka.protocol.admin.topics import DeleteRecordsRequest
 
 from gateway.protocol.errors import ErrorCode
 from storage.log import Entry
-from tests.fakes.broker import House, open_house
+from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.asking import ask, store
 
 Topic = DeleteRecordsRequest.DeleteRecordsTopic
 
 
 @pytest.fixture
-def house() -> House:
+def env() -> BrokerEnvironment:
     """A topic `orders` whose partition 0 holds offsets 0-9 in two entries, partition 1 nothing."""
-    house = open_house()
-    house.topic("orders", 2)
-    store(house.partition(), Entry(0, 4, 1, b"first"), Entry(5, 9, 1, b"second"))
-    return house
+    env = open_environment()
+    env.topic("orders", 2)
+    store(env.partition(), Entry(0, 4, 1, b"first"), Entry(5, 9, 1, b"second"))
+    return env
 
 
 def delete(
-    house: House, *wanted: tuple[str, dict[int, int]], version: int = 2
+    env: BrokerEnvironment, *wanted: tuple[str, dict[int, int]], version: int = 2
 ) -> dict[tuple[str, int], tuple[int, int]]:
     """By topic and partition: the low watermark and the error code."""
     topics = [
@@ -34,7 +34,7 @@ def delete(
         )
         for name, offsets in wanted
     ]
-    reply = ask(house, DeleteRecordsRequest(topics=topics, timeout_ms=1000), version)
+    reply = ask(env, DeleteRecordsRequest(topics=topics, timeout_ms=1000), version)
     return {
         (topic.name, row.partition_index): (row.low_watermark, row.error_code)
         for topic in reply.topics
@@ -43,61 +43,63 @@ def delete(
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_what_lies_before_the_offset_goes(house: House, version: int) -> None:
-    assert delete(house, ("orders", {0: 5}), version=version) == {("orders", 0): (5, 0)}
-    log = house.partition().log
+def test_what_lies_before_the_offset_goes(env: BrokerEnvironment, version: int) -> None:
+    assert delete(env, ("orders", {0: 5}), version=version) == {("orders", 0): (5, 0)}
+    log = env.partition().log
     assert (log.start_offset, log.size) == (5, len(b"second"))
 
 
-def test_minus_one_deletes_all_there_is(house: House) -> None:
-    assert delete(house, ("orders", {0: -1, 1: -1})) == {
+def test_minus_one_deletes_all_there_is(env: BrokerEnvironment) -> None:
+    assert delete(env, ("orders", {0: -1, 1: -1})) == {
         ("orders", 0): (10, 0),
         ("orders", 1): (0, 0),
     }
-    assert house.partition().log.size == 0
+    assert env.partition().log.size == 0
 
 
-def test_the_start_never_moves_down(house: House) -> None:
-    delete(house, ("orders", {0: 7}))
-    assert delete(house, ("orders", {0: 3})) == {("orders", 0): (7, 0)}
-    assert house.partition().log.start_offset == 7
+def test_the_start_never_moves_down(env: BrokerEnvironment) -> None:
+    delete(env, ("orders", {0: 7}))
+    assert delete(env, ("orders", {0: 3})) == {("orders", 0): (7, 0)}
+    assert env.partition().log.start_offset == 7
 
 
 # As Kafka 3.9.2 answered.
 @pytest.mark.parametrize("offset", [11, -2, 1 << 62])
-def test_an_offset_that_is_none_of_the_log_s_is_out_of_range(house: House, offset: int) -> None:
-    assert delete(house, ("orders", {0: offset})) == {
+def test_an_offset_that_is_none_of_the_log_s_is_out_of_range(
+    env: BrokerEnvironment, offset: int
+) -> None:
+    assert delete(env, ("orders", {0: offset})) == {
         ("orders", 0): (-1, ErrorCode.OFFSET_OUT_OF_RANGE)
     }
-    assert house.partition().log.start_offset == 0
+    assert env.partition().log.start_offset == 0
 
 
-def test_partitions_that_are_not_there_are_unknown(house: House) -> None:
-    assert delete(house, ("orders", {99: 0}), ("never", {0: 0})) == {
+def test_partitions_that_are_not_there_are_unknown(env: BrokerEnvironment) -> None:
+    assert delete(env, ("orders", {99: 0}), ("never", {0: 0})) == {
         ("orders", 99): (-1, 3),
         ("never", 0): (-1, 3),
     }
 
 
-def test_a_topic_that_is_only_compacted_keeps_its_records(house: House) -> None:
-    house.topic("table", cleanup_policy="compact")
-    assert delete(house, ("table", {0: -1})) == {("table", 0): (-1, ErrorCode.POLICY_VIOLATION)}
+def test_a_topic_that_is_only_compacted_keeps_its_records(env: BrokerEnvironment) -> None:
+    env.topic("table", cleanup_policy="compact")
+    assert delete(env, ("table", {0: -1})) == {("table", 0): (-1, ErrorCode.POLICY_VIOLATION)}
 
 
-def test_records_of_an_internal_topic_are_not_deleted(house: House) -> None:
-    house.broker.topics.use_internal("__consumer_offsets")
-    assert delete(house, ("__consumer_offsets", {0: -1})) == {
+def test_records_of_an_internal_topic_are_not_deleted(env: BrokerEnvironment) -> None:
+    env.broker.topics.use_internal("__consumer_offsets")
+    assert delete(env, ("__consumer_offsets", {0: -1})) == {
         ("__consumer_offsets", 0): (-1, ErrorCode.INVALID_TOPIC_EXCEPTION)
     }
 
 
-def test_of_a_partition_named_twice_the_last_offset_counts(house: House) -> None:
+def test_of_a_partition_named_twice_the_last_offset_counts(env: BrokerEnvironment) -> None:
     # Kafka 3.9.2: a request for 0 and then 7 of the same partition answered for 7.
-    assert delete(house, ("orders", {0: 8}), ("orders", {0: 4})) == {("orders", 0): (4, 0)}
+    assert delete(env, ("orders", {0: 8}), ("orders", {0: 4})) == {("orders", 0): (4, 0)}
 
 
-def test_a_full_disk_deletes_nothing(house: House) -> None:
-    house.partition()
-    house.store.refuse_writes = True
-    assert delete(house, ("orders", {0: 5})) == {("orders", 0): (-1, ErrorCode.KAFKA_STORAGE_ERROR)}
-    assert house.partition().log.start_offset == 0
+def test_a_full_disk_deletes_nothing(env: BrokerEnvironment) -> None:
+    env.partition()
+    env.store.refuse_writes = True
+    assert delete(env, ("orders", {0: 5})) == {("orders", 0): (-1, ErrorCode.KAFKA_STORAGE_ERROR)}
+    assert env.partition().log.start_offset == 0

@@ -8,20 +8,20 @@ from kafka.protocol.admin.transactions import DescribeProducersRequest
 
 from gateway.partitions.record_batch import check_batch
 from storage.log import Entry, Usage
-from tests.fakes.broker import NOW, House, ended, open_house
+from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import ask, store
 from tests.gateway.sets import batch
 
 
 @pytest.fixture
-def house() -> House:
-    return open_house()
+def env() -> BrokerEnvironment:
+    return open_environment()
 
 
 @pytest.mark.parametrize("version", range(3))
 def test_the_cluster_is_the_live_gateways(version: int) -> None:
     reply = ask(
-        open_house(node_id=5),
+        open_environment(node_id=5),
         DescribeClusterRequest(include_cluster_authorized_operations=False),
         version,
     )
@@ -36,8 +36,8 @@ def test_the_cluster_is_the_live_gateways(version: int) -> None:
     assert reply.authorized_operations is None
 
 
-def test_what_one_may_do_is_told_when_asked_for(house: House) -> None:
-    reply = ask(house, DescribeClusterRequest(include_cluster_authorized_operations=True), 1)
+def test_what_one_may_do_is_told_when_asked_for(env: BrokerEnvironment) -> None:
+    reply = ask(env, DescribeClusterRequest(include_cluster_authorized_operations=True), 1)
     # As Kafka 3.9.2 without an authorizer: create, alter, describe, cluster action, describe and alter configs, idempotent write.
     assert set(reply.authorized_operations) == {5, 7, 8, 9, 10, 11, 12}
 
@@ -55,24 +55,24 @@ def test_what_one_may_do_is_told_when_asked_for(house: House) -> None:
     ],
 )
 def test_other_endpoints_than_brokers_are_refused(
-    house: House, endpoint: int, code: int, message: str
+    env: BrokerEnvironment, endpoint: int, code: int, message: str
 ) -> None:
     reply = ask(
-        house,
+        env,
         DescribeClusterRequest(include_cluster_authorized_operations=False, endpoint_type=endpoint),
         1,
     )
     assert (reply.error_code, reply.error_message, list(reply.brokers)) == (code, message, [])
 
 
-def log_dirs(house: House, wanted: dict[str, list[int]] | None, version: int = 4) -> Any:
+def log_dirs(env: BrokerEnvironment, wanted: dict[str, list[int]] | None, version: int = 4) -> Any:
     topic = DescribeLogDirsRequest.DescribableLogDirTopic
     topics = (
         None
         if wanted is None
         else [topic(topic=name, partitions=indexes) for name, indexes in wanted.items()]
     )
-    return ask(house, DescribeLogDirsRequest(topics=topics), version)
+    return ask(env, DescribeLogDirsRequest(topics=topics), version)
 
 
 def sizes(reply: Any) -> dict[tuple[str, int], int]:
@@ -84,70 +84,70 @@ def sizes(reply: Any) -> dict[tuple[str, int], int]:
     }
 
 
-def fill(house: House, name: str, index: int, size: int) -> None:
-    store(house.partition(name, index), Entry(0, 0, 1, bytes(size)))
+def fill(env: BrokerEnvironment, name: str, index: int, size: int) -> None:
+    store(env.partition(name, index), Entry(0, 0, 1, bytes(size)))
 
 
 @pytest.mark.parametrize("version", range(6))
 def test_every_version_tells_the_bytes_of_the_partitions_asked_for(
-    house: House, version: int
+    env: BrokerEnvironment, version: int
 ) -> None:
-    house.topic("orders", 3)
-    fill(house, "orders", 1, 500)
-    reply = log_dirs(house, {"orders": [0, 1]}, version)
+    env.topic("orders", 3)
+    fill(env, "orders", 1, 500)
+    reply = log_dirs(env, {"orders": [0, 1]}, version)
     assert sizes(reply) == {("orders", 0): 0, ("orders", 1): 500}
     assert [(result.error_code, result.log_dir) for result in reply.results] == [(0, "memory")]
 
 
-def test_null_topics_mean_all_partitions_and_an_empty_list_none(house: House) -> None:
-    house.topic("orders", 2)
-    house.topic("bills")
-    assert set(sizes(log_dirs(house, None))) == {("orders", 0), ("orders", 1), ("bills", 0)}
-    assert sizes(log_dirs(house, {})) == {}
+def test_null_topics_mean_all_partitions_and_an_empty_list_none(env: BrokerEnvironment) -> None:
+    env.topic("orders", 2)
+    env.topic("bills")
+    assert set(sizes(log_dirs(env, None))) == {("orders", 0), ("orders", 1), ("bills", 0)}
+    assert sizes(log_dirs(env, {})) == {}
 
 
-def test_partitions_that_are_not_there_are_left_out(house: House) -> None:
-    house.topic("orders")
-    assert sizes(log_dirs(house, {"orders": [0, 5, -1], "never": [0]})) == {("orders", 0): 0}
+def test_partitions_that_are_not_there_are_left_out(env: BrokerEnvironment) -> None:
+    env.topic("orders")
+    assert sizes(log_dirs(env, {"orders": [0, 5, -1], "never": [0]})) == {("orders", 0): 0}
 
 
-def test_a_partition_that_is_asked_for_twice_is_told_once(house: House) -> None:
-    house.topic("orders")
-    (topic,) = log_dirs(house, {"orders": [0, 0]}).results[0].topics
+def test_a_partition_that_is_asked_for_twice_is_told_once(env: BrokerEnvironment) -> None:
+    env.topic("orders")
+    (topic,) = log_dirs(env, {"orders": [0, 0]}).results[0].topics
     assert [row.partition_index for row in topic.partitions] == [0]
 
 
 def test_the_room_on_the_volume_is_told_from_version_4_on(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    env: BrokerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(house.store, "usage", lambda: [Usage("/data", 1000, 400)])
-    (result,) = log_dirs(house, {}).results
+    monkeypatch.setattr(env.store, "usage", lambda: [Usage("/data", 1000, 400)])
+    (result,) = log_dirs(env, {}).results
     assert (result.log_dir, result.total_bytes, result.usable_bytes) == ("/data", 1000, 400)
 
 
-def test_a_partition_s_size_does_not_open_it(house: House) -> None:
-    house.topic("orders")
-    log_dirs(house, None)
-    assert house.broker.topics.opened("orders", 0) is None
+def test_a_partition_s_size_does_not_open_it(env: BrokerEnvironment) -> None:
+    env.topic("orders")
+    log_dirs(env, None)
+    assert env.broker.topics.opened("orders", 0) is None
 
 
-def producers(house: House, wanted: dict[str, list[int]]) -> dict[tuple[str, int], Any]:
+def producers(env: BrokerEnvironment, wanted: dict[str, list[int]]) -> dict[tuple[str, int], Any]:
     topics = [
         DescribeProducersRequest.TopicRequest(name=name, partition_indexes=indexes)
         for name, indexes in wanted.items()
     ]
-    reply = ask(house, DescribeProducersRequest(topics=topics), 0)
+    reply = ask(env, DescribeProducersRequest(topics=topics), 0)
     return {
         (topic.name, row.partition_index): row for topic in reply.topics for row in topic.partitions
     }
 
 
-def test_a_partition_tells_who_wrote_to_it(house: House) -> None:
-    house.topic("orders", 2)
+def test_a_partition_tells_who_wrote_to_it(env: BrokerEnvironment) -> None:
+    env.topic("orders", 2)
     for sequence in (0, 3):
         records = batch(3, producer=(77, 4, sequence))
-        ended(house.partition().append_batch(records, check_batch(records, 11), NOW + sequence))
-    rows = producers(house, {"orders": [0, 1]})
+        ended(env.partition().append_batch(records, check_batch(records, 11), NOW + sequence))
+    rows = producers(env, {"orders": [0, 1]})
     (row,) = rows["orders", 0].active_producers
     assert (row.producer_id, row.producer_epoch, row.last_sequence, row.last_timestamp) == (
         77,
@@ -159,9 +159,9 @@ def test_a_partition_tells_who_wrote_to_it(house: House) -> None:
     assert list(rows["orders", 1].active_producers) == []
 
 
-def test_producers_of_no_partition_are_an_error_of_that_partition(house: House) -> None:
-    house.topic("orders")
-    rows = producers(house, {"orders": [0, 3], "never": [0], "x y": [1]})
+def test_producers_of_no_partition_are_an_error_of_that_partition(env: BrokerEnvironment) -> None:
+    env.topic("orders")
+    rows = producers(env, {"orders": [0, 3], "never": [0], "x y": [1]})
     assert {key: row.error_code for key, row in rows.items()} == {
         ("orders", 0): 0,
         ("orders", 3): 3,
@@ -170,9 +170,9 @@ def test_producers_of_no_partition_are_an_error_of_that_partition(house: House) 
     }
 
 
-def test_nobody_produces_to_an_internal_topic(house: House) -> None:
-    house.broker.topics.use_internal("__consumer_offsets")
-    rows = producers(house, {"__consumer_offsets": [0, 50]})
+def test_nobody_produces_to_an_internal_topic(env: BrokerEnvironment) -> None:
+    env.broker.topics.use_internal("__consumer_offsets")
+    rows = producers(env, {"__consumer_offsets": [0, 50]})
     assert {key: row.error_code for key, row in rows.items()} == {
         ("__consumer_offsets", 0): 0,
         ("__consumer_offsets", 50): 29,
@@ -180,11 +180,11 @@ def test_nobody_produces_to_an_internal_topic(house: House) -> None:
 
 
 def test_a_size_that_only_opening_the_log_would_tell_is_unknown(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    env: BrokerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.topic("orders", 2)
-    fill(house, "orders", 1, 500)
-    monkeypatch.setattr(type(house.store), "retains_by_itself", True)
-    asked_before = house.store.logs_asked
-    assert sizes(log_dirs(house, None)) == {("orders", 0): -1, ("orders", 1): 500}
-    assert house.store.logs_asked == asked_before
+    env.topic("orders", 2)
+    fill(env, "orders", 1, 500)
+    monkeypatch.setattr(type(env.store), "retains_by_itself", True)
+    asked_before = env.store.logs_asked
+    assert sizes(log_dirs(env, None)) == {("orders", 0): -1, ("orders", 1): 500}
+    assert env.store.logs_asked == asked_before

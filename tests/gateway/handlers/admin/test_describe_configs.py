@@ -7,7 +7,7 @@ import pytest
 from kafka.protocol.admin.configs import DescribeConfigsRequest, ListConfigResourcesRequest
 
 from gateway.configs.topic_configs import NO_EFFECT
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import ask
 
 TOPIC, BROKER, LOGGER = 2, 4, 8
@@ -18,18 +18,20 @@ Wanted = tuple[int, str, list[str] | None]
 
 
 @pytest.fixture
-def house() -> House:
-    return open_house()
+def env() -> BrokerEnvironment:
+    return open_environment()
 
 
-def describe(house: House, *wanted: Wanted, version: int = 4, **flags: bool) -> Sequence[Any]:
+def describe(
+    env: BrokerEnvironment, *wanted: Wanted, version: int = 4, **flags: bool
+) -> Sequence[Any]:
     resources = [
         DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=kind, resource_name=name, configuration_keys=keys
         )
         for kind, name, keys in wanted
     ]
-    return list(ask(house, DescribeConfigsRequest(resources=resources, **flags), version).results)
+    return list(ask(env, DescribeConfigsRequest(resources=resources, **flags), version).results)
 
 
 def values(result: Any) -> dict[str, str]:
@@ -37,25 +39,27 @@ def values(result: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_every_version_tells_the_configs_that_are_asked_for(house: House, version: int) -> None:
-    house.topic(retention_ms="5")
+def test_every_version_tells_the_configs_that_are_asked_for(
+    env: BrokerEnvironment, version: int
+) -> None:
+    env.topic(retention_ms="5")
     (result,) = describe(
-        house, (TOPIC, "orders", ["retention.ms", "segment.bytes", "no.such"]), version=version
+        env, (TOPIC, "orders", ["retention.ms", "segment.bytes", "no.such"]), version=version
     )
     assert (result.error_code, result.resource_type, result.resource_name) == (0, TOPIC, "orders")
     assert values(result) == {"retention.ms": "5", "segment.bytes": "1073741824"}
 
 
 @pytest.mark.parametrize("keys", [None, []])
-def test_no_keys_mean_all_configs(house: House, keys: list[str] | None) -> None:
-    house.topic()
+def test_no_keys_mean_all_configs(env: BrokerEnvironment, keys: list[str] | None) -> None:
+    env.topic()
     # As many as Kafka 3.9.2 has for a topic.
-    assert len(describe(house, (TOPIC, "orders", keys))[0].configs) == 37
+    assert len(describe(env, (TOPIC, "orders", keys))[0].configs) == 37
 
 
-def test_version_0_says_what_is_a_default(house: House) -> None:
-    house.topic(retention_ms="5")
-    (result,) = describe(house, (TOPIC, "orders", ["retention.ms", "segment.ms"]), version=0)
+def test_version_0_says_what_is_a_default(env: BrokerEnvironment) -> None:
+    env.topic(retention_ms="5")
+    (result,) = describe(env, (TOPIC, "orders", ["retention.ms", "segment.ms"]), version=0)
     assert {row.name: row.is_default for row in result.configs} == {
         "retention.ms": False,
         "segment.ms": True,
@@ -63,10 +67,10 @@ def test_version_0_says_what_is_a_default(house: House) -> None:
 
 
 def test_a_value_s_source_is_the_topic_the_settings_or_the_default() -> None:
-    house = open_house(message_max_bytes=5000)
-    house.topic(retention_ms="5")
+    env = open_environment(message_max_bytes=5000)
+    env.topic(retention_ms="5")
     (result,) = describe(
-        house, (TOPIC, "orders", ["retention.ms", "max.message.bytes", "retention.bytes"])
+        env, (TOPIC, "orders", ["retention.ms", "max.message.bytes", "retention.bytes"])
     )
     assert {row.name: row.config_source for row in result.configs} == {
         "retention.ms": OF_TOPIC,
@@ -76,23 +80,23 @@ def test_a_value_s_source_is_the_topic_the_settings_or_the_default() -> None:
 
 
 def test_synonyms_are_told_when_asked_for_the_one_that_counts_first() -> None:
-    house = open_house(log_retention_ms=70)
-    house.topic(retention_ms="5")
+    env = open_environment(log_retention_ms=70)
+    env.topic(retention_ms="5")
     wanted = (TOPIC, "orders", ["retention.ms"])
-    (result,) = describe(house, wanted, include_synonyms=True)
+    (result,) = describe(env, wanted, include_synonyms=True)
     assert [(one.name, one.value, one.source) for one in result.configs[0].synonyms] == [
         ("retention.ms", "5", OF_TOPIC),
         ("log.retention.ms", "70", STATIC),
         # A week, by the name that has the default in Kafka.
         ("log.retention.hours", "168", DEFAULT),
     ]
-    (result,) = describe(house, wanted)
+    (result,) = describe(env, wanted)
     assert list(result.configs[0].synonyms) == []
 
 
-def test_a_broker_says_what_clients_are_told_to_connect_to(house: House) -> None:
+def test_a_broker_says_what_clients_are_told_to_connect_to(env: BrokerEnvironment) -> None:
     (result,) = describe(
-        house,
+        env,
         (
             BROKER,
             "0",
@@ -106,17 +110,17 @@ def test_a_broker_says_what_clients_are_told_to_connect_to(house: House) -> None
     }
 
 
-def test_a_default_retention_time_has_no_synonyms(house: House) -> None:
+def test_a_default_retention_time_has_no_synonyms(env: BrokerEnvironment) -> None:
     """In Kafka log.retention.ms has no default, and what it is a synonym of is not told of it."""
-    house.topic()
+    env.topic()
     for wanted in ((TOPIC, "orders", ["retention.ms"]), (BROKER, "0", ["log.retention.ms"])):
-        (result,) = describe(house, wanted, include_synonyms=True)
+        (result,) = describe(env, wanted, include_synonyms=True)
         (row,) = result.configs
         assert (row.value, row.config_source, list(row.synonyms)) == ("604800000", DEFAULT, [])
 
 
-def test_types_are_kafka_s_and_documentation_is_told_when_asked_for(house: House) -> None:
-    house.topic()
+def test_types_are_kafka_s_and_documentation_is_told_when_asked_for(env: BrokerEnvironment) -> None:
+    env.topic()
     keys = [
         "retention.ms",
         "preallocate",
@@ -125,7 +129,7 @@ def test_types_are_kafka_s_and_documentation_is_told_when_asked_for(house: House
         "max.message.bytes",
         "compression.type",
     ]
-    (result,) = describe(house, (TOPIC, "orders", keys), include_documentation=True)
+    (result,) = describe(env, (TOPIC, "orders", keys), include_documentation=True)
     # KIP-569: BOOLEAN 1, STRING 2, INT 3, LONG 5, DOUBLE 6, LIST 7.
     assert {row.name: row.config_type for row in result.configs} == {
         "retention.ms": 5,
@@ -136,14 +140,14 @@ def test_types_are_kafka_s_and_documentation_is_told_when_asked_for(house: House
         "compression.type": 2,
     }
     assert all(row.documentation for row in result.configs)
-    (result,) = describe(house, (TOPIC, "orders", keys))
+    (result,) = describe(env, (TOPIC, "orders", keys))
     assert [row.documentation for row in result.configs] == [None] * len(keys)
 
 
-def test_a_config_without_effect_says_so(house: House) -> None:
-    house.topic(segment_jitter_ms="5")
+def test_a_config_without_effect_says_so(env: BrokerEnvironment) -> None:
+    env.topic(segment_jitter_ms="5")
     (result,) = describe(
-        house, (TOPIC, "orders", ["segment.jitter.ms", "retention.ms"]), include_documentation=True
+        env, (TOPIC, "orders", ["segment.jitter.ms", "retention.ms"]), include_documentation=True
     )
     assert {row.name: row.documentation == NO_EFFECT for row in result.configs} == {
         "segment.jitter.ms": True,
@@ -172,30 +176,30 @@ def test_a_config_without_effect_says_so(house: House) -> None:
     ],
 )
 def test_what_cannot_be_described_is_refused_alone(
-    house: House, kind: int, name: str, code: int, message: str | None
+    env: BrokerEnvironment, kind: int, name: str, code: int, message: str | None
 ) -> None:
-    house.topic()
-    results = describe(house, (kind, name, None), (TOPIC, "orders", ["retention.ms"]))
+    env.topic()
+    results = describe(env, (kind, name, None), (TOPIC, "orders", ["retention.ms"]))
     assert [result.error_code for result in results] == [code, 0]
     assert message in (None, results[0].error_message)
     assert list(results[0].configs) == []
 
 
 def test_a_resource_that_is_asked_for_twice_is_answered_once_with_all_that_was_asked(
-    house: House,
+    env: BrokerEnvironment,
 ) -> None:
-    house.topic()
+    env.topic()
     (result,) = describe(
-        house, (TOPIC, "orders", ["retention.ms"]), (TOPIC, "orders", ["segment.ms"])
+        env, (TOPIC, "orders", ["retention.ms"]), (TOPIC, "orders", ["segment.ms"])
     )
     assert set(values(result)) == {"retention.ms", "segment.ms"}
-    (result,) = describe(house, (TOPIC, "orders", ["retention.ms"]), (TOPIC, "orders", None))
+    (result,) = describe(env, (TOPIC, "orders", ["retention.ms"]), (TOPIC, "orders", None))
     assert len(result.configs) == 37
 
 
 def test_the_broker_s_configs_are_its_settings() -> None:
-    house = open_house(node_id=3, num_partitions=12)
-    (result,) = describe(house, (BROKER, "3", None), include_synonyms=True)
+    env = open_environment(node_id=3, num_partitions=12)
+    (result,) = describe(env, (BROKER, "3", None), include_synonyms=True)
     rows = {row.name: row for row in result.configs}
     assert (rows["num.partitions"].value, rows["num.partitions"].config_source) == ("12", STATIC)
     assert (
@@ -219,14 +223,14 @@ def test_the_broker_s_configs_are_its_settings() -> None:
 
 
 def test_no_secret_and_no_place_of_one_is_told() -> None:
-    house = open_house(
+    env = open_environment(
         users_file="hidden.users",
         ssl_key_password_file="hidden.password",
         ssl_key_file="hidden.key",
         ssl_certificate_file="hidden.pem",
     )
     (result,) = describe(
-        house, (BROKER, "0", None), include_synonyms=True, include_documentation=True
+        env, (BROKER, "0", None), include_synonyms=True, include_documentation=True
     )
     told = [
         text for row in result.configs for text in (row.value, *(one.value for one in row.synonyms))
@@ -234,22 +238,22 @@ def test_no_secret_and_no_place_of_one_is_told() -> None:
     assert not [text for text in told if "hidden" in text]
 
 
-def test_all_brokers_together_have_no_configs_of_their_own(house: House) -> None:
-    (result,) = describe(house, (BROKER, "", None))
+def test_all_brokers_together_have_no_configs_of_their_own(env: BrokerEnvironment) -> None:
+    (result,) = describe(env, (BROKER, "", None))
     assert (result.error_code, list(result.configs)) == (0, [])
 
 
 def test_loggers_are_told_with_their_levels() -> None:
-    house = open_house(log_level="warning", log_levels={"gateway.protocol.session": "debug"})
-    (result,) = describe(house, (LOGGER, "0", None))
+    env = open_environment(log_level="warning", log_levels={"gateway.protocol.session": "debug"})
+    (result,) = describe(env, (LOGGER, "0", None))
     assert [(row.name, row.value, row.config_source) for row in result.configs] == [
         ("gateway.protocol.session", "DEBUG", OF_LOGGER),
         ("root", "WARNING", OF_LOGGER),
     ]
 
 
-def listed(house: House, version: int, kinds: list[int]) -> Any:
-    return ask(house, ListConfigResourcesRequest(resource_types=kinds), version)
+def listed(env: BrokerEnvironment, version: int, kinds: list[int]) -> Any:
+    return ask(env, ListConfigResourcesRequest(resource_types=kinds), version)
 
 
 def names(reply: Any) -> list[tuple[int, str]]:
@@ -257,29 +261,29 @@ def names(reply: Any) -> list[tuple[int, str]]:
 
 
 def test_resources_with_configs_are_listed_by_type() -> None:
-    house = open_house(node_id=3)
-    house.topic("orders")
-    assert names(listed(house, 1, [])) == [(2, "orders"), (4, "3"), (8, "3")]
-    assert names(listed(house, 1, [4])) == [(4, "3")]
-    assert names(listed(house, 1, [16, 32])) == []
+    env = open_environment(node_id=3)
+    env.topic("orders")
+    assert names(listed(env, 1, [])) == [(2, "orders"), (4, "3"), (8, "3")]
+    assert names(listed(env, 1, [4])) == [(4, "3")]
+    assert names(listed(env, 1, [16, 32])) == []
     ended(
-        house.broker.group_configs.alter(
+        env.broker.group_configs.alter(
             "g", lambda _: {"consumer.session.timeout.ms": "50000"}, validate_only=False
         )
     )
-    assert names(listed(house, 1, [16, 32])) == [(32, "g")]
+    assert names(listed(env, 1, [16, 32])) == [(32, "g")]
 
 
 def test_version_0_lists_client_metrics_only() -> None:
-    house = open_house()
-    house.topic("orders")
-    assert list(listed(house, 0, []).config_resources) == []
+    env = open_environment()
+    env.topic("orders")
+    assert list(listed(env, 0, []).config_resources) == []
 
 
 def test_an_unknown_type_of_resource_is_refused() -> None:
-    assert listed(open_house(), 1, [2, 99]).error_code == 35
+    assert listed(open_environment(), 1, [2, 99]).error_code == 35
 
 
 def test_client_metrics_have_no_configs() -> None:
-    (result,) = describe(open_house(), (16, "all", None))
+    (result,) = describe(open_environment(), (16, "all", None))
     assert (result.error_code, list(result.configs)) == (0, [])

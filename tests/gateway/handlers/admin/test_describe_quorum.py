@@ -11,31 +11,31 @@ from gateway.protocol.wire.admin_messages import (
     RemoveRaftVoterRequest,
     UnregisterBrokerRequest,
 )
-from tests.fakes.broker import House, open_house
+from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.asking import ask
 
 UNSUPPORTED_VERSION, INVALID_REQUEST, INVALID_UPDATE, NOT_REGISTERED = 35, 42, 95, 102
 
 
 @pytest.fixture
-def house() -> House:
-    return open_house(node_id=1)
+def env() -> BrokerEnvironment:
+    return open_environment(node_id=1)
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_there_is_no_metadata_quorum(house: House, version: int) -> None:
+def test_there_is_no_metadata_quorum(env: BrokerEnvironment, version: int) -> None:
     topic = DescribeQuorumRequest.TopicData
     asked = topic(
         topic_name="__cluster_metadata", partitions=[topic.PartitionData(partition_index=0)]
     )
-    reply = ask(house, DescribeQuorumRequest(topics=[asked]), version)
+    reply = ask(env, DescribeQuorumRequest(topics=[asked]), version)
     assert (reply.error_code, list(reply.topics)) == (UNSUPPORTED_VERSION, [])
 
 
-def update(house: House, version: int, *names: str) -> Any:
+def update(env: BrokerEnvironment, version: int, *names: str) -> Any:
     feature = UpdateFeaturesRequest.FeatureUpdateKey
     updates = [feature(feature=name, max_version_level=1, upgrade_type=1) for name in names]
-    return ask(house, UpdateFeaturesRequest(timeout_ms=1000, feature_updates=updates), version)
+    return ask(env, UpdateFeaturesRequest(timeout_ms=1000, feature_updates=updates), version)
 
 
 # As Kafka 3.9.2 (v1) and 4.3.1 (v2) answer it.
@@ -45,8 +45,8 @@ UNKNOWN_FEATURE = (
 
 
 @pytest.mark.parametrize("version", range(2))
-def test_an_unknown_feature_is_refused_by_name(house: House, version: int) -> None:
-    reply = update(house, version, "a", "b")
+def test_an_unknown_feature_is_refused_by_name(env: BrokerEnvironment, version: int) -> None:
+    reply = update(env, version, "a", "b")
     assert reply.error_code == 0
     assert [(row.feature, row.error_code) for row in reply.results] == [
         ("a", INVALID_UPDATE),
@@ -55,26 +55,26 @@ def test_an_unknown_feature_is_refused_by_name(house: House, version: int) -> No
     assert reply.results[0].error_message == UNKNOWN_FEATURE
 
 
-def test_an_unknown_feature_refuses_all_of_version_2(house: House) -> None:
-    reply = update(house, 2, "a", "b")
+def test_an_unknown_feature_refuses_all_of_version_2(env: BrokerEnvironment) -> None:
+    reply = update(env, 2, "a", "b")
     message = f"The update failed for all features since the following feature had an error: {UNKNOWN_FEATURE}"
     assert (reply.error_code, reply.error_message) == (INVALID_UPDATE, message)
-    assert update(house, 2).error_code == 0
+    assert update(env, 2).error_code == 0
 
 
 @pytest.mark.parametrize(("broker_id", "code"), [(77, NOT_REGISTERED), (1, INVALID_REQUEST)])
-def test_no_broker_can_be_unregistered(house: House, broker_id: int, code: int) -> None:
-    assert ask(house, UnregisterBrokerRequest(broker_id=broker_id), 0).error_code == code
+def test_no_broker_can_be_unregistered(env: BrokerEnvironment, broker_id: int, code: int) -> None:
+    assert ask(env, UnregisterBrokerRequest(broker_id=broker_id), 0).error_code == code
 
 
 @pytest.mark.parametrize("version", range(2))
-def test_voters_are_fixed(house: House, version: int) -> None:
+def test_voters_are_fixed(env: BrokerEnvironment, version: int) -> None:
     listener = AddRaftVoterRequest.Listener(name="CONTROLLER", host="localhost", port=65535)
     voter: dict[str, Any] = {"cluster_id": None, "voter_id": 7, "voter_directory_id": UUID(int=5)}
     assert (
         ask(
-            house, AddRaftVoterRequest(timeout_ms=1, listeners=[listener], **voter), version
+            env, AddRaftVoterRequest(timeout_ms=1, listeners=[listener], **voter), version
         ).error_code
         == UNSUPPORTED_VERSION
     )
-    assert ask(house, RemoveRaftVoterRequest(**voter), 0).error_code == UNSUPPORTED_VERSION
+    assert ask(env, RemoveRaftVoterRequest(**voter), 0).error_code == UNSUPPORTED_VERSION

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.configs import group_configs
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.fakes.memory_store import Medium
 from tests.gateway.handlers.admin.test_alter_configs import APPEND, DELETE, SET, alter, incremental
 from tests.gateway.handlers.admin.test_describe_configs import describe
@@ -15,78 +15,80 @@ GROUP = 32
 SESSION, HEARTBEAT = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
 
 
-def a_house(medium: Medium | None = None) -> House:
-    house = open_house(medium, group_consumer_assignment_interval_ms=0)
-    if house.broker.topics.get("orders") is None:
-        house.topic("orders", 4)
-    return house
+def open_env(medium: Medium | None = None) -> BrokerEnvironment:
+    env = open_environment(medium, group_consumer_assignment_interval_ms=0)
+    if env.broker.topics.get("orders") is None:
+        env.topic("orders", 4)
+    return env
 
 
 @pytest.fixture
-def house() -> House:
-    return a_house()
+def env() -> BrokerEnvironment:
+    return open_env()
 
 
 def put(
-    house: House, name: str, value: str | None, group: str = "g", how: int = SET
+    env: BrokerEnvironment, name: str, value: str | None, group: str = "g", how: int = SET
 ) -> tuple[int, str | None]:
-    return incremental(house, (GROUP, group, [(name, how, value)]))[0]
+    return incremental(env, (GROUP, group, [(name, how, value)]))[0]
 
 
-def members(house: House) -> int:
-    group = house.broker.groups.get("g")
+def members(env: BrokerEnvironment) -> int:
+    group = env.broker.groups.get("g")
     assert group is not None
     return group.heads
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_session_lasts_as_long_as_its_group_says(house: House, is_first: bool) -> None:
+def test_a_session_lasts_as_long_as_its_group_says(env: BrokerEnvironment, is_first: bool) -> None:
     if is_first:
-        put(house, SESSION, "60000")
-    epoch = beat(house, "a").member_epoch
+        put(env, SESSION, "60000")
+    epoch = beat(env, "a").member_epoch
     if not is_first:
-        put(house, SESSION, "60000")
-        beat(house, "a", epoch)
-    house.clock.advance(59)
-    assert members(house) == 1
-    house.clock.advance(2)
-    assert members(house) == 0
+        put(env, SESSION, "60000")
+        beat(env, "a", epoch)
+    env.clock.advance(59)
+    assert members(env) == 1
+    env.clock.advance(2)
+    assert members(env) == 0
 
 
-def test_members_are_told_the_interval_of_their_group(house: House) -> None:
-    put(house, HEARTBEAT, "7000")
-    epochs = {group: beat(house, "a", group_id=group) for group in ("g", "other")}
+def test_members_are_told_the_interval_of_their_group(env: BrokerEnvironment) -> None:
+    put(env, HEARTBEAT, "7000")
+    epochs = {group: beat(env, "a", group_id=group) for group in ("g", "other")}
     assert {group: reply.heartbeat_interval_ms for group, reply in epochs.items()} == {
         "g": 7000,
         "other": 5000,
     }
-    put(house, HEARTBEAT, None, how=DELETE)
-    assert beat(house, "a", epochs["g"].member_epoch).heartbeat_interval_ms == 5000
+    put(env, HEARTBEAT, None, how=DELETE)
+    assert beat(env, "a", epochs["g"].member_epoch).heartbeat_interval_ms == 5000
 
 
 def test_configs_of_a_group_outlast_a_restart() -> None:
     medium = Medium()
-    house = a_house(medium)
-    beat(house, "a")
-    put(house, SESSION, "60000")
-    ended(house.store.close())
-    again = a_house(medium)
+    env = open_env(medium)
+    beat(env, "a")
+    put(env, SESSION, "60000")
+    ended(env.store.close())
+    again = open_env(medium)
     again.clock.advance(59)
     assert members(again) == 1
     again.clock.advance(2)
     assert members(again) == 0
 
 
-def test_alter_configs_replaces_the_configs_of_a_group(house: House) -> None:
-    put(house, SESSION, "60000")
-    assert alter(house, (GROUP, "g", [(HEARTBEAT, "7000")])) == [(0, None)]
-    assert house.broker.group_configs.overrides("g") == {HEARTBEAT: "7000"}
+def test_alter_configs_replaces_the_configs_of_a_group(env: BrokerEnvironment) -> None:
+    put(env, SESSION, "60000")
+    assert alter(env, (GROUP, "g", [(HEARTBEAT, "7000")])) == [(0, None)]
+    assert env.broker.group_configs.overrides("g") == {HEARTBEAT: "7000"}
 
 
 # As kafka-group_configs.sh shows it of Kafka 4.3.1.
-def test_a_group_s_configs_are_shown_with_the_defaults_of_all_groups(house: House) -> None:
-    put(house, SESSION, "50000")
-    (result,) = describe(house, (GROUP, "g", None), include_synonyms=True)
+def test_a_group_s_configs_are_shown_with_the_defaults_of_all_groups(
+    env: BrokerEnvironment,
+) -> None:
+    put(env, SESSION, "50000")
+    (result,) = describe(env, (GROUP, "g", None), include_synonyms=True)
     rows = {
         row.name: (
             row.value,
@@ -99,7 +101,7 @@ def test_a_group_s_configs_are_shown_with_the_defaults_of_all_groups(house: Hous
         HEARTBEAT: ("5000", 5, [(f"group.{HEARTBEAT}", "5000", 5)]),
         SESSION: ("50000", 8, [(SESSION, "50000", 8), (f"group.{SESSION}", "45000", 5)]),
     }
-    assert describe(house, (GROUP, "", None))[0].error_code == 42
+    assert describe(env, (GROUP, "", None))[0].error_code == 42
 
 
 # As Kafka 4.3.1 refuses them.
@@ -140,22 +142,24 @@ def test_a_group_s_configs_are_shown_with_the_defaults_of_all_groups(house: Hous
     ],
 )
 def test_what_a_group_cannot_have_is_refused(
-    house: House, name: str, value: str, code: int, message: str
+    env: BrokerEnvironment, name: str, value: str, code: int, message: str
 ) -> None:
-    assert put(house, name, value) == (code, message)
-    assert list(house.broker.group_configs) == []
+    assert put(env, name, value) == (code, message)
+    assert list(env.broker.group_configs) == []
 
 
-def test_groups_need_a_name_and_have_no_lists(house: House) -> None:
-    assert put(house, SESSION, "50000", group="") == (
+def test_groups_need_a_name_and_have_no_lists(env: BrokerEnvironment) -> None:
+    assert put(env, SESSION, "50000", group="") == (
         42,
         "Default group resources are not allowed.",
     )
-    assert put(house, SESSION, "50000", how=APPEND)[0] == 40
+    assert put(env, SESSION, "50000", how=APPEND)[0] == 40
 
 
-def test_groups_with_configs_are_limited(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_with_configs_are_limited(
+    env: BrokerEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(group_configs, "MAX_GROUPS", 1)
-    assert put(house, SESSION, "50000")[0] == 0
-    assert put(house, SESSION, "50000", group="other")[0] == 44
-    assert put(house, SESSION, "55000")[0] == 0
+    assert put(env, SESSION, "50000")[0] == 0
+    assert put(env, SESSION, "50000", group="other")[0] == 44
+    assert put(env, SESSION, "55000")[0] == 0

@@ -11,7 +11,7 @@ from kafka.protocol.admin.topics import (
 )
 
 from storage.log import Usage
-from tests.fakes.broker import House, open_house
+from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.asking import ask
 
 # Codes and messages are those of Kafka 3.9.2; tests/peers/test_admin_clients.py compares them.
@@ -26,14 +26,16 @@ UNKNOWN, LOG_DIR_NOT_FOUND, INVALID_ASSIGNMENT, INVALID_REQUEST, NOT_NEEDED, NO_
 
 
 @pytest.fixture
-def house() -> House:
+def env() -> BrokerEnvironment:
     """A gateway with node id 1, which leads the two partitions of `orders`."""
-    house = open_house(node_id=1)
-    house.topic("orders", 2)
-    return house
+    env = open_environment(node_id=1)
+    env.topic("orders", 2)
+    return env
 
 
-def elect(house: House, asked: dict[str, list[int]] | None, version: int = 2, kind: int = 0) -> Any:
+def elect(
+    env: BrokerEnvironment, asked: dict[str, list[int]] | None, version: int = 2, kind: int = 0
+) -> Any:
     topic = ElectLeadersRequest.TopicPartitions
     topics = (
         None
@@ -41,17 +43,15 @@ def elect(house: House, asked: dict[str, list[int]] | None, version: int = 2, ki
         else [topic(topic=name, partitions=indexes) for name, indexes in asked.items()]
     )
     return ask(
-        house,
+        env,
         ElectLeadersRequest(election_type=kind, topic_partitions=topics, timeout_ms=1000),
         version,
     )
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_every_leader_is_the_preferred_one(house: House, version: int) -> None:
-    (orders, never) = elect(
-        house, {"orders": [0, 7], "never": [0]}, version
-    ).replica_election_results
+def test_every_leader_is_the_preferred_one(env: BrokerEnvironment, version: int) -> None:
+    (orders, never) = elect(env, {"orders": [0, 7], "never": [0]}, version).replica_election_results
     assert [
         (row.partition_id, row.error_code, row.error_message) for row in orders.partition_result
     ] == [
@@ -63,25 +63,25 @@ def test_every_leader_is_the_preferred_one(house: House, version: int) -> None:
     ]
 
 
-def test_an_election_of_all_partitions_lists_those_that_needed_one(house: House) -> None:
-    reply = elect(house, None)
+def test_an_election_of_all_partitions_lists_those_that_needed_one(env: BrokerEnvironment) -> None:
+    reply = elect(env, None)
     assert (reply.error_code, list(reply.replica_election_results)) == (0, [])
 
 
 @pytest.mark.parametrize(("kind", "code"), [(0, 0), (1, 0), (2, INVALID_REQUEST)])
-def test_elections_are_preferred_or_unclean(house: House, kind: int, code: int) -> None:
-    assert elect(house, {"orders": [0]}, kind=kind).error_code == code
+def test_elections_are_preferred_or_unclean(env: BrokerEnvironment, kind: int, code: int) -> None:
+    assert elect(env, {"orders": [0]}, kind=kind).error_code == code
 
 
 def reassign(
-    house: House, name: str, index: int, replicas: list[int] | None, version: int = 0
+    env: BrokerEnvironment, name: str, index: int, replicas: list[int] | None, version: int = 0
 ) -> Any:
     topic = AlterPartitionReassignmentsRequest.ReassignableTopic
     partition = topic.ReassignablePartition(partition_index=index, replicas=replicas)
     request = AlterPartitionReassignmentsRequest(
         timeout_ms=1000, topics=[topic(name=name, partitions=[partition])]
     )
-    reply = ask(house, request, version)
+    reply = ask(env, request, version)
     assert reply.error_code == 0
     (row,) = reply.responses[0].partitions
     assert (reply.responses[0].name, row.partition_index) == (name, index)
@@ -115,33 +115,38 @@ def reassign(
     ],
 )
 def test_a_partition_stays_on_the_broker_that_leads_it(
-    house: House, version: int, replicas: list[int] | None, outcome: tuple[int, str | None]
+    env: BrokerEnvironment,
+    version: int,
+    replicas: list[int] | None,
+    outcome: tuple[int, str | None],
 ) -> None:
-    assert reassign(house, "orders", 0, replicas, version) == outcome
+    assert reassign(env, "orders", 0, replicas, version) == outcome
 
 
-def test_partitions_that_do_not_exist_cannot_be_reassigned(house: House) -> None:
-    assert reassign(house, "never", 0, [1]) == (UNKNOWN, "Unable to find a topic named never.")
-    assert reassign(house, "orders", 2, [1]) == (UNKNOWN, "Unable to find partition orders:2.")
+def test_partitions_that_do_not_exist_cannot_be_reassigned(env: BrokerEnvironment) -> None:
+    assert reassign(env, "never", 0, [1]) == (UNKNOWN, "Unable to find a topic named never.")
+    assert reassign(env, "orders", 2, [1]) == (UNKNOWN, "Unable to find partition orders:2.")
 
 
 @pytest.mark.parametrize("asked", [None, {"orders": [0], "never": [0]}])
-def test_no_reassignment_is_in_progress(house: House, asked: dict[str, list[int]] | None) -> None:
+def test_no_reassignment_is_in_progress(
+    env: BrokerEnvironment, asked: dict[str, list[int]] | None
+) -> None:
     topic = ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics
     topics = (
         None
         if asked is None
         else [topic(name=name, partition_indexes=indexes) for name, indexes in asked.items()]
     )
-    reply = ask(house, ListPartitionReassignmentsRequest(timeout_ms=1000, topics=topics), 0)
+    reply = ask(env, ListPartitionReassignmentsRequest(timeout_ms=1000, topics=topics), 0)
     assert (reply.error_code, list(reply.topics)) == (0, [])
 
 
 @pytest.mark.parametrize("version", range(3))
 def test_partitions_can_only_be_moved_to_the_directory_where_they_are(
-    house: House, version: int, monkeypatch: pytest.MonkeyPatch
+    env: BrokerEnvironment, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(house.store, "usage", lambda: [Usage("/data", 1000, 400)])
+    monkeypatch.setattr(env.store, "usage", lambda: [Usage("/data", 1000, 400)])
     directory = AlterReplicaLogDirsRequest.AlterReplicaLogDir
     topic = directory.AlterReplicaLogDirTopic
     here = directory(
@@ -149,7 +154,7 @@ def test_partitions_can_only_be_moved_to_the_directory_where_they_are(
         topics=[topic(name="orders", partitions=[0, 7]), topic(name="never", partitions=[0])],
     )
     elsewhere = directory(path="/other", topics=[topic(name="orders", partitions=[1])])
-    reply = ask(house, AlterReplicaLogDirsRequest(dirs=[here, elsewhere]), version)
+    reply = ask(env, AlterReplicaLogDirsRequest(dirs=[here, elsewhere]), version)
     rows = {
         (result.topic_name, row.partition_index): row.error_code
         for result in reply.results

@@ -13,7 +13,7 @@ from kafka.protocol.admin.users import (
 from auth.mechanism import Principal
 from gateway.protocol.caller import Caller
 from gateway.protocol.wire import admin_messages
-from tests.fakes.broker import House, open_house
+from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.asking import ask
 
 # Codes and messages are those of Kafka 3.9.2; tests/peers/test_admin_clients.py compares them.
@@ -22,15 +22,15 @@ UNSUPPORTED_MECHANISM, UNSUPPORTED_VERSION, INVALID_REQUEST = 33, 35, 42
 
 
 @pytest.fixture
-def house() -> House:
-    return open_house()
+def env() -> BrokerEnvironment:
+    return open_environment()
 
 
 @pytest.mark.parametrize("version", range(4))
-def test_acls_need_an_authorizer(house: House, version: int) -> None:
+def test_acls_need_an_authorizer(env: BrokerEnvironment, version: int) -> None:
     asked: dict[str, Any] = {"operation": 1, "permission_type": 1}
     found = ask(
-        house, DescribeAclsRequest(resource_type_filter=1, pattern_type_filter=1, **asked), version
+        env, DescribeAclsRequest(resource_type_filter=1, pattern_type_filter=1, **asked), version
     )
     assert (found.error_code, found.error_message, list(found.resources)) == (
         SECURITY_DISABLED,
@@ -46,14 +46,14 @@ def test_acls_need_an_authorizer(house: House, version: int) -> None:
         operation=3,
         permission_type=3,
     )
-    made = ask(house, CreateAclsRequest(creations=[acl, acl]), version)
+    made = ask(env, CreateAclsRequest(creations=[acl, acl]), version)
     assert [(row.error_code, row.error_message) for row in made.results] == [
         (SECURITY_DISABLED, "No Authorizer is configured.")
     ] * 2
     chosen = DeleteAclsRequest.DeleteAclsFilter(
         resource_type_filter=1, pattern_type_filter=1, **asked
     )
-    deleted = ask(house, DeleteAclsRequest(filters=[chosen]), version)
+    deleted = ask(env, DeleteAclsRequest(filters=[chosen]), version)
     assert [(row.error_code, list(row.matching_acls)) for row in deleted.filter_results] == [
         (SECURITY_DISABLED, [])
     ]
@@ -86,19 +86,19 @@ TOKEN_REQUESTS = [
 
 @pytest.mark.parametrize(("version", "request_"), TOKEN_REQUESTS)
 def test_delegation_tokens_are_disabled(
-    house: House, version: int, request_: Any, monkeypatch: pytest.MonkeyPatch
+    env: BrokerEnvironment, version: int, request_: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ask(house, request_, version).error_code == TOKENS_NOT_ALLOWED
+    assert ask(env, request_, version).error_code == TOKENS_NOT_ALLOWED
     monkeypatch.setattr(Caller, "principal", Principal("User", "alice"))
-    assert ask(house, request_, version).error_code == TOKENS_DISABLED
+    assert ask(env, request_, version).error_code == TOKENS_DISABLED
 
 
-def test_nobody_has_scram_credentials(house: House) -> None:
-    reply = ask(house, DescribeUserScramCredentialsRequest(users=None), 0)
+def test_nobody_has_scram_credentials(env: BrokerEnvironment) -> None:
+    reply = ask(env, DescribeUserScramCredentialsRequest(users=None), 0)
     assert (reply.error_code, list(reply.results)) == (0, [])
     user = DescribeUserScramCredentialsRequest.UserName
     rows = ask(
-        house,
+        env,
         DescribeUserScramCredentialsRequest(users=[user(name="a"), user(name="b"), user(name="b")]),
         0,
     ).results
@@ -112,7 +112,7 @@ def test_nobody_has_scram_credentials(house: House) -> None:
     ]
 
 
-def test_scram_credentials_are_neither_added_nor_deleted(house: House) -> None:
+def test_scram_credentials_are_neither_added_nor_deleted(env: BrokerEnvironment) -> None:
     deletion = AlterUserScramCredentialsRequest.ScramCredentialDeletion
     upsertion = AlterUserScramCredentialsRequest.ScramCredentialUpsertion
     added = [
@@ -122,7 +122,7 @@ def test_scram_credentials_are_neither_added_nor_deleted(house: House) -> None:
     request = AlterUserScramCredentialsRequest(
         deletions=[deletion(name=name, mechanism=1) for name in ("a", "b")], upsertions=added
     )
-    rows = {row.user: row.error_code for row in ask(house, request, 0).results}
+    rows = {row.user: row.error_code for row in ask(env, request, 0).results}
     assert rows == {"a": DUPLICATE, "b": NOT_FOUND, "c": UNSUPPORTED_MECHANISM}
 
 
@@ -141,22 +141,22 @@ def test_scram_credentials_are_neither_added_nor_deleted(house: House) -> None:
 )
 @pytest.mark.parametrize("version", range(2))
 def test_there_are_no_client_quotas(
-    house: House, version: int, components: list[tuple[str, int, str | None]], code: int
+    env: BrokerEnvironment, version: int, components: list[tuple[str, int, str | None]], code: int
 ) -> None:
     component = DescribeClientQuotasRequest.ComponentData
     asked = [
         component(entity_type=kind, match_type=how, match=match) for kind, how, match in components
     ]
-    reply = ask(house, DescribeClientQuotasRequest(components=asked, strict=False), version)
+    reply = ask(env, DescribeClientQuotasRequest(components=asked, strict=False), version)
     assert (reply.error_code, reply.entries) == (code, None if code else [])
 
 
-def test_client_quotas_are_refused(house: House) -> None:
+def test_client_quotas_are_refused(env: BrokerEnvironment) -> None:
     entry = AlterClientQuotasRequest.EntryData
     entity = [entry.EntityData(entity_type="user", entity_name=None)]
     ops = [entry.OpData(key="producer_byte_rate", value=1.5, remove=False)]
     (row,) = ask(
-        house,
+        env,
         AlterClientQuotasRequest(entries=[entry(entity=entity, ops=ops)], validate_only=True),
         1,
     ).entries

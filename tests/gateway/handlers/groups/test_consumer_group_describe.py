@@ -13,7 +13,7 @@ from gateway.protocol.wire.group_messages import (
     ConsumerGroupHeartbeatRequest,
 )
 from gateway.protocol.wire.messages import uuid_of
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import ask
 from tests.gateway.handlers.grouping import stable
 
@@ -22,13 +22,13 @@ NEXT_TARGET = 1.0
 
 
 @pytest.fixture
-def house() -> House:
-    house = open_house()
-    house.topic("orders", partitions=2)
-    return house
+def env() -> BrokerEnvironment:
+    env = open_environment()
+    env.topic("orders", partitions=2)
+    return env
 
 
-def beat(house: House, member_id: str, epoch: int = 0, **fields: Any) -> Any:
+def beat(env: BrokerEnvironment, member_id: str, epoch: int = 0, **fields: Any) -> Any:
     """A heartbeat of `g`; one of epoch 0 joins and reads orders unless `fields` say otherwise."""
     joining = (
         {
@@ -40,7 +40,7 @@ def beat(house: House, member_id: str, epoch: int = 0, **fields: Any) -> Any:
         else {}
     )
     reply = ask(
-        house,
+        env,
         ConsumerGroupHeartbeatRequest(
             group_id="g", member_id=member_id, member_epoch=epoch, **joining | fields
         ),
@@ -50,11 +50,13 @@ def beat(house: House, member_id: str, epoch: int = 0, **fields: Any) -> Any:
     return reply
 
 
-def described(house: House, *names: str, version: int = 1, asks: bool = False) -> list[Any]:
+def described(
+    env: BrokerEnvironment, *names: str, version: int = 1, asks: bool = False
+) -> list[Any]:
     request = ConsumerGroupDescribeRequest(
         group_ids=list(names), include_authorized_operations=asks
     )
-    return list(ask(house, request, version).groups)
+    return list(ask(env, request, version).groups)
 
 
 def rows(assignment: Any) -> list[tuple[str, list[int]]]:
@@ -62,9 +64,9 @@ def rows(assignment: Any) -> list[tuple[str, list[int]]]:
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_a_group_shows_its_epochs_and_what_its_members_say_and_have(house, version):
-    joined = beat(house, "m", instance_id="one", rack_id="r", server_assignor="range")
-    (group,) = described(house, "g", version=version)
+def test_a_group_shows_its_epochs_and_what_its_members_say_and_have(env, version):
+    joined = beat(env, "m", instance_id="one", rack_id="r", server_assignor="range")
+    (group,) = described(env, "g", version=version)
     assert (group.error_code, group.error_message, group.group_id, group.group_state) == (
         0,
         None,
@@ -84,17 +86,17 @@ def test_a_group_shows_its_epochs_and_what_its_members_say_and_have(house, versi
     assert (row.subscribed_topic_names, row.subscribed_topic_regex) == (["orders"], "")
     assert rows(row.assignment) == rows(row.target_assignment) == [("orders", [0, 1])]
     assert [one.topic_id for one in row.assignment.topic_partitions] == [
-        uuid_of(house.broker.topics.require("orders").topic.topic_id)
+        uuid_of(env.broker.topics.require("orders").topic.topic_id)
     ]
     if version >= 1:
         assert row.member_type == 1
 
 
-def test_what_members_have_and_shall_have_differ_while_partitions_change_hands(house):
-    first = beat(house, "a")
-    house.clock.advance(NEXT_TARGET)
-    second = beat(house, "b")
-    (group,) = described(house, "g")
+def test_what_members_have_and_shall_have_differ_while_partitions_change_hands(env):
+    first = beat(env, "a")
+    env.clock.advance(NEXT_TARGET)
+    second = beat(env, "b")
+    (group,) = described(env, "g")
     assert (group.group_state, group.group_epoch, group.assignment_epoch) == (
         "Reconciling",
         second.member_epoch,
@@ -109,18 +111,18 @@ def test_what_members_have_and_shall_have_differ_while_partitions_change_hands(h
     ]
 
 
-def test_what_a_member_was_asked_to_give_back_is_its_own_until_it_has(house):
-    first = beat(house, "a")
-    house.clock.advance(NEXT_TARGET)
-    beat(house, "b")
-    told = beat(house, "a", first.member_epoch)
+def test_what_a_member_was_asked_to_give_back_is_its_own_until_it_has(env):
+    first = beat(env, "a")
+    env.clock.advance(NEXT_TARGET)
+    beat(env, "b")
+    told = beat(env, "a", first.member_epoch)
     assert [len(row.partitions) for row in told.assignment.topic_partitions] == [1]
-    (group,) = described(house, "g")
+    (group,) = described(env, "g")
     assert [rows(row.assignment) for row in group.members if row.member_id == "a"] == [
         [("orders", [0, 1])]
     ]
-    beat(house, "a", first.member_epoch, topic_partitions=told.assignment.topic_partitions)
-    (group,) = described(house, "g")
+    beat(env, "a", first.member_epoch, topic_partitions=told.assignment.topic_partitions)
+    (group,) = described(env, "g")
     assert [
         len(part)
         for row in group.members
@@ -129,47 +131,45 @@ def test_what_a_member_was_asked_to_give_back_is_its_own_until_it_has(house):
     ] == [1]
 
 
-def test_a_group_whose_target_is_not_made_yet_is_assigning(house):
-    beat(house, "a")
-    beat(house, "b")
-    (group,) = described(house, "g")
+def test_a_group_whose_target_is_not_made_yet_is_assigning(env):
+    beat(env, "a")
+    beat(env, "b")
+    (group,) = described(env, "g")
     assert (group.group_state, group.group_epoch > group.assignment_epoch) == ("Assigning", True)
 
 
-def test_a_subscription_by_expression_is_shown_as_it_was_said(house):
-    beat(house, "m", subscribed_topic_names=None, subscribed_topic_regex="or.*")
-    (group,) = described(house, "g")
+def test_a_subscription_by_expression_is_shown_as_it_was_said(env):
+    beat(env, "m", subscribed_topic_names=None, subscribed_topic_regex="or.*")
+    (group,) = described(env, "g")
     assert [(row.subscribed_topic_names, row.subscribed_topic_regex) for row in group.members] == [
         ([], "or.*")
     ]
 
 
-def test_a_group_that_all_have_left_is_empty(house):
-    beat(house, "m")
-    beat(house, "m", -1)
-    (group,) = described(house, "g")
+def test_a_group_that_all_have_left_is_empty(env):
+    beat(env, "m")
+    beat(env, "m", -1)
+    (group,) = described(env, "g")
     assert (group.error_code, group.group_state, group.members) == (0, "Empty", [])
 
 
-def test_a_topic_that_is_deleted_is_not_shown(house):
-    beat(house, "m")
-    ended(house.broker.topics.delete(house.broker.topics.require("orders")))
-    (group,) = described(house, "g")
+def test_a_topic_that_is_deleted_is_not_shown(env):
+    beat(env, "m")
+    ended(env.broker.topics.delete(env.broker.topics.require("orders")))
+    (group,) = described(env, "g")
     assert [(rows(row.assignment), rows(row.target_assignment)) for row in group.members] == [
         ([], [])
     ]
 
 
-def test_a_group_that_is_not_there_is_an_error_and_one_of_another_kind_as_well(house):
-    stable(house)
+def test_a_group_that_is_not_there_is_an_error_and_one_of_another_kind_as_well(env):
+    stable(env)
     ended(
-        house.broker.offsets.commit(
-            "simple", {("orders", 0): CommittedOffset(7, -1, "", house.now())}
-        )
+        env.broker.offsets.commit("simple", {("orders", 0): CommittedOffset(7, -1, "", env.now())})
     )
     found = [
         (row.group_id, row.error_code, row.error_message)
-        for row in described(house, "other", "g", "simple")
+        for row in described(env, "other", "g", "simple")
     ]
     assert found == [
         ("other", ErrorCode.GROUP_ID_NOT_FOUND, "Group other not found."),
@@ -178,20 +178,20 @@ def test_a_group_that_is_not_there_is_an_error_and_one_of_another_kind_as_well(h
     ]
 
 
-def test_no_group_has_an_empty_name(house):
-    (row,) = described(house, "")
+def test_no_group_has_an_empty_name(env):
+    (row,) = described(env, "")
     assert row.error_code == ErrorCode.INVALID_GROUP_ID
 
 
-def test_a_group_that_is_named_twice_is_described_once(house):
-    beat(house, "m")
-    assert [row.group_id for row in described(house, "g", "g")] == ["g"]
+def test_a_group_that_is_named_twice_is_described_once(env):
+    beat(env, "m")
+    assert [row.group_id for row in described(env, "g", "g")] == ["g"]
 
 
-def test_what_may_be_done_with_a_group_is_told_where_it_is_asked_and_there_is_one(house):
-    beat(house, "m")
-    assert [row.authorized_operations for row in described(house, "g", "other", asks=True)] == [
+def test_what_may_be_done_with_a_group_is_told_where_it_is_asked_and_there_is_one(env):
+    beat(env, "m")
+    assert [row.authorized_operations for row in described(env, "g", "other", asks=True)] == [
         {3, 6, 8},
         None,
     ]
-    assert [row.authorized_operations for row in described(house, "g")] == [None]
+    assert [row.authorized_operations for row in described(env, "g")] == [None]

@@ -18,7 +18,7 @@ from gateway.groups.classic.classic_states import GroupState
 from gateway.groups.consumer.consumer_states import ConsumerGroupState
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import answer, ask, asked
 from tests.gateway.handlers.grouping import (
     INITIAL_DELAY,
@@ -35,14 +35,19 @@ SESSION = 45
 
 
 @pytest.fixture
-def house() -> House:
-    house = open_house(group_consumer_assignment_interval_ms=0)
-    house.topic("orders", 4)
-    return house
+def env() -> BrokerEnvironment:
+    env = open_environment(group_consumer_assignment_interval_ms=0)
+    env.topic("orders", 4)
+    return env
 
 
 def request(
-    house: House, member_id: str, epoch: int = 0, *, owned: list[int] | None = None, **fields: Any
+    env: BrokerEnvironment,
+    member_id: str,
+    epoch: int = 0,
+    *,
+    owned: list[int] | None = None,
+    **fields: Any,
 ) -> Any:
     """A newcomer says all that it must; others say what is given."""
     values: dict[str, Any] = {
@@ -60,15 +65,17 @@ def request(
             "topic_partitions": [],
         }
     if owned is not None:
-        topic_id = uuid.UUID(bytes=house.broker.topics.get("orders").topic.topic_id)
+        topic_id = uuid.UUID(bytes=env.broker.topics.get("orders").topic.topic_id)
         values["topic_partitions"] = (
             [TopicPartitions(topic_id=topic_id, partitions=owned)] if owned else []
         )
     return ConsumerGroupHeartbeatRequest(member_id=member_id, member_epoch=epoch, **values | fields)
 
 
-def beat(house: House, member_id: str, epoch: int = 0, version: int = 1, **fields: Any) -> Any:
-    return ask(house, request(house, member_id, epoch, **fields), version)
+def beat(
+    env: BrokerEnvironment, member_id: str, epoch: int = 0, version: int = 1, **fields: Any
+) -> Any:
+    return ask(env, request(env, member_id, epoch, **fields), version)
 
 
 def assigned(reply: Any) -> list[int] | None:
@@ -78,23 +85,23 @@ def assigned(reply: Any) -> list[int] | None:
     return [index for row in reply.assignment.topic_partitions for index in row.partitions]
 
 
-def two(house: House) -> None:
+def two(env: BrokerEnvironment) -> None:
     """m1 and m2, stable in epoch 2 with two partitions each."""
-    beat(house, "m1")
-    beat(house, "m2")
-    kept = assigned(beat(house, "m1", 1))
-    beat(house, "m1", 1, owned=kept)
-    beat(house, "m2", 2)
-    assert house.broker.groups.get("g").state is ConsumerGroupState.STABLE
+    beat(env, "m1")
+    beat(env, "m2")
+    kept = assigned(beat(env, "m1", 1))
+    beat(env, "m1", 1, owned=kept)
+    beat(env, "m2", 2)
+    assert env.broker.groups.get("g").state is ConsumerGroupState.STABLE
 
 
-def kind(house: House) -> str:
-    return house.broker.groups.get("g").kind
+def kind(env: BrokerEnvironment) -> str:
+    return env.broker.groups.get("g").kind
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_a_newcomer_is_told_its_epoch_its_assignment_and_when_to_come_again(house, version):
-    reply = beat(house, "m1", version=version)
+def test_a_newcomer_is_told_its_epoch_its_assignment_and_when_to_come_again(env, version):
+    reply = beat(env, "m1", version=version)
     assert (reply.error_code, reply.error_message, reply.member_id, reply.member_epoch) == (
         0,
         None,
@@ -103,23 +110,23 @@ def test_a_newcomer_is_told_its_epoch_its_assignment_and_when_to_come_again(hous
     )
     assert reply.heartbeat_interval_ms == 5_000
     assert assigned(reply) == [0, 1, 2, 3]
-    assert assigned(beat(house, "m1", 1, version)) is None
+    assert assigned(beat(env, "m1", 1, version)) is None
 
 
-def test_a_newcomer_of_version_0_may_be_given_its_id(house):
-    reply = beat(house, "", version=0)
+def test_a_newcomer_of_version_0_may_be_given_its_id(env):
+    reply = beat(env, "", version=0)
     assert (reply.error_code, reply.member_id, reply.member_epoch) == (0, "id-1", 1)
 
 
-def test_from_version_1_a_newcomer_makes_its_id_itself(house):
-    assert beat(house, "").error_code == ErrorCode.INVALID_REQUEST
+def test_from_version_1_a_newcomer_makes_its_id_itself(env):
+    assert beat(env, "").error_code == ErrorCode.INVALID_REQUEST
 
 
-def test_a_regular_expression_subscribes(house):
-    reply = beat(house, "m1", subscribed_topic_names=None, subscribed_topic_regex="ord.*")
+def test_a_regular_expression_subscribes(env):
+    reply = beat(env, "m1", subscribed_topic_names=None, subscribed_topic_regex="ord.*")
     assert assigned(reply) == [0, 1, 2, 3]
     assert (
-        beat(house, "m2", subscribed_topic_names=None, subscribed_topic_regex="(").error_code
+        beat(env, "m2", subscribed_topic_names=None, subscribed_topic_regex="(").error_code
         == ErrorCode.INVALID_REGULAR_EXPRESSION
     )
 
@@ -141,16 +148,16 @@ def test_a_regular_expression_subscribes(house):
     ],
 )
 @pytest.mark.parametrize("version", [0, 1])
-def test_what_contradicts_itself_is_an_invalid_request(house, fields, version):
+def test_what_contradicts_itself_is_an_invalid_request(env, fields, version):
     values = {"member_id": "m1", "epoch": 0, **fields}
-    reply = beat(house, values.pop("member_id"), values.pop("epoch"), version, **values)
+    reply = beat(env, values.pop("member_id"), values.pop("epoch"), version, **values)
     assert (reply.error_code, reply.member_id, reply.assignment) == (
         ErrorCode.INVALID_REQUEST,
         None,
         None,
     )
     assert reply.error_message
-    assert house.broker.groups.get("g") is None
+    assert env.broker.groups.get("g") is None
 
 
 @pytest.mark.parametrize(
@@ -168,25 +175,25 @@ def test_what_contradicts_itself_is_an_invalid_request(house, fields, version):
         ({"epoch": 1}, ErrorCode.GROUP_ID_NOT_FOUND),
     ],
 )
-def test_what_is_not_taken_leaves_no_group_behind(house, fields, code):
+def test_what_is_not_taken_leaves_no_group_behind(env, fields, code):
     values = {"epoch": 0, **fields}
-    assert beat(house, "m1", values.pop("epoch"), **values).error_code == code
-    assert list(house.broker.groups) == []
+    assert beat(env, "m1", values.pop("epoch"), **values).error_code == code
+    assert list(env.broker.groups) == []
 
 
 def test_all_groups_together_have_their_limit():
-    house = open_house(max_group_bytes=1 << 20)
-    house.topic("orders", 4)
-    codes = [beat(house, f"m{number}", group_id=f"g{number}").error_code for number in range(200)]
+    env = open_environment(max_group_bytes=1 << 20)
+    env.topic("orders", 4)
+    codes = [beat(env, f"m{number}", group_id=f"g{number}").error_code for number in range(200)]
     assert codes[0] == 0
     assert codes[-1] == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 def test_one_group_has_its_limit_too():
-    house = open_house(max_bytes_per_group=64 << 10)
-    house.topic("orders", 4)
+    env = open_environment(max_bytes_per_group=64 << 10)
+    env.topic("orders", 4)
     names = [f"{number:x}" for number in range(100)]
-    replies = [beat(house, f"m{number}", subscribed_topic_names=names) for number in range(5)]
+    replies = [beat(env, f"m{number}", subscribed_topic_names=names) for number in range(5)]
     assert [reply.error_code for reply in replies] == [
         0,
         0,
@@ -194,86 +201,88 @@ def test_one_group_has_its_limit_too():
         *[ErrorCode.GROUP_MAX_SIZE_REACHED] * 2,
     ]
     assert "max_bytes_per_group" in replies[-1].error_message
-    assert beat(house, "m0", 1, subscribed_topic_names=["orders"]).error_code == 0
-    assert beat(house, "m2", subscribed_topic_names=["orders"]).error_code == 0
-    assert beat(house, "m", group_id="another").error_code == 0
+    assert beat(env, "m0", 1, subscribed_topic_names=["orders"]).error_code == 0
+    assert beat(env, "m2", subscribed_topic_names=["orders"]).error_code == 0
+    assert beat(env, "m", group_id="another").error_code == 0
 
 
-def test_partitions_change_hands_over_heartbeats(house):
-    beat(house, "m1")
-    assert assigned(beat(house, "m2")) == []
-    kept = assigned(beat(house, "m1", 1))
-    assert beat(house, "m1", 1, owned=kept).member_epoch == 2
-    assert sorted(kept + assigned(beat(house, "m2", 2))) == [0, 1, 2, 3]
+def test_partitions_change_hands_over_heartbeats(env):
+    beat(env, "m1")
+    assert assigned(beat(env, "m2")) == []
+    kept = assigned(beat(env, "m1", 1))
+    assert beat(env, "m1", 1, owned=kept).member_epoch == 2
+    assert sorted(kept + assigned(beat(env, "m2", 2))) == [0, 1, 2, 3]
 
 
-def test_who_leaves_is_answered_with_what_it_said(house):
-    two(house)
-    reply = beat(house, "m2", -1)
+def test_who_leaves_is_answered_with_what_it_said(env):
+    two(env)
+    reply = beat(env, "m2", -1)
     assert (reply.error_code, reply.member_id, reply.member_epoch, reply.heartbeat_interval_ms) == (
         0,
         "m2",
         -1,
         0,
     )
-    assert assigned(beat(house, "m1", 2)) == [0, 1, 2, 3]
+    assert assigned(beat(env, "m1", 2)) == [0, 1, 2, 3]
 
 
-def test_who_is_silent_is_gone_when_its_session_ends(house):
-    two(house)
-    house.clock.advance(SESSION - 1)
-    beat(house, "m1", 2)
-    house.clock.advance(1)
-    assert beat(house, "m2", 2).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+def test_who_is_silent_is_gone_when_its_session_ends(env):
+    two(env)
+    env.clock.advance(SESSION - 1)
+    beat(env, "m1", 2)
+    env.clock.advance(1)
+    assert beat(env, "m2", 2).error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-def test_members_go_on_after_a_restart_in_their_epochs(house):
-    two(house)
-    house = again(house)
-    assert [beat(house, member, 2).error_code for member in ("m1", "m2")] == [0, 0]
-    assert house.broker.groups.get("g").state is ConsumerGroupState.STABLE
+def test_members_go_on_after_a_restart_in_their_epochs(env):
+    two(env)
+    env = again(env)
+    assert [beat(env, member, 2).error_code for member in ("m1", "m2")] == [0, 0]
+    assert env.broker.groups.get("g").state is ConsumerGroupState.STABLE
 
 
-def again(house: House) -> House:
+def again(env: BrokerEnvironment) -> BrokerEnvironment:
     """The gateway after a restart."""
-    medium = house.store.medium
+    medium = env.store.medium
     medium.held_by = None
-    return open_house(medium, group_consumer_assignment_interval_ms=0)
+    return open_environment(medium, group_consumer_assignment_interval_ms=0)
 
 
-def test_nobody_is_told_what_is_not_stored(house):
-    house.store.hold()
-    waiting = asked(house, request(house, "m1"), 1)
+def test_nobody_is_told_what_is_not_stored(env):
+    env.store.hold()
+    waiting = asked(env, request(env, "m1"), 1)
     assert not waiting.is_done
-    house.store.release()
-    assert answer(request(house, "m1"), waiting.result, 1).member_epoch == 1
+    env.store.release()
+    assert answer(request(env, "m1"), waiting.result, 1).member_epoch == 1
 
 
-def test_a_store_that_fails_is_a_reason_to_ask_again(house):
-    house.store.refuse_writes = True
-    assert beat(house, "m1").error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
-    house.store.refuse_writes = False
-    assert beat(house, "m1").member_epoch == 1
-    assert beat(again(house), "m1", 1).error_code == 0
+def test_a_store_that_fails_is_a_reason_to_ask_again(env):
+    env.store.refuse_writes = True
+    assert beat(env, "m1").error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    env.store.refuse_writes = False
+    assert beat(env, "m1").member_epoch == 1
+    assert beat(again(env), "m1", 1).error_code == 0
 
 
-def test_a_group_whose_rows_make_no_sense_begins_anew_and_leaves_nothing_of_the_old_one(house):
-    two(house)
-    rows = house.store.medium.tables["groups"]
+def test_a_group_whose_rows_make_no_sense_begins_anew_and_leaves_nothing_of_the_old_one(env):
+    two(env)
+    rows = env.store.medium.tables["groups"]
     first = min(rows)
     rows[first] = b"?"
-    house = again(house)
-    assert beat(house, "m1", 2).error_code == ErrorCode.GROUP_ID_NOT_FOUND
-    assert assigned(beat(house, "m1")) == [0, 1, 2, 3]
-    house = again(house)
-    assert len(house.broker.groups.get("g").roster) == 1
+    env = again(env)
+    assert beat(env, "m1", 2).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert assigned(beat(env, "m1")) == [0, 1, 2, 3]
+    env = again(env)
+    assert len(env.broker.groups.get("g").roster) == 1
 
 
 # Committed offsets
 
 
-def commit(house: House, member_id: str, epoch: int, version: int = 9, partition: int = 0) -> int:
-    live = house.broker.topics.get("orders")
+def commit(
+    env: BrokerEnvironment, member_id: str, epoch: int, version: int = 9, partition: int = 0
+) -> int:
+    live = env.broker.topics.get("orders")
     row = OffsetCommitRequest.OffsetCommitRequestTopic.OffsetCommitRequestPartition
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(
         name="orders",
@@ -294,157 +303,157 @@ def commit(house: House, member_id: str, epoch: int, version: int = 9, partition
         group_instance_id=None,
         topics=[topic],
     )
-    return int(ask(house, said, version).topics[0].partitions[0].error_code)
+    return int(ask(env, said, version).topics[0].partitions[0].error_code)
 
 
-def fetch(house: House, member_id: str | None, epoch: int, version: int = 9) -> int:
+def fetch(env: BrokerEnvironment, member_id: str | None, epoch: int, version: int = 9) -> int:
     group = OffsetFetchRequest.OffsetFetchRequestGroup(
         group_id="g", member_id=member_id, member_epoch=epoch, topics=None
     )
     return int(
-        ask(house, OffsetFetchRequest(groups=[group], require_stable=False), version)
+        ask(env, OffsetFetchRequest(groups=[group], require_stable=False), version)
         .groups[0]
         .error_code
     )
 
 
 @pytest.mark.parametrize("version", [9, 10])
-def test_members_commit_and_fetch_in_their_epoch(house, version):
-    two(house)
-    assert (commit(house, "m1", 2, version), fetch(house, "m1", 2, version)) == (0, 0)
-    assert (commit(house, "m1", 3, version), fetch(house, "m1", 3, version)) == (
+def test_members_commit_and_fetch_in_their_epoch(env, version):
+    two(env)
+    assert (commit(env, "m1", 2, version), fetch(env, "m1", 2, version)) == (0, 0)
+    assert (commit(env, "m1", 3, version), fetch(env, "m1", 3, version)) == (
         ErrorCode.STALE_MEMBER_EPOCH,
     ) * 2
-    assert (commit(house, "m9", 2, version), fetch(house, "m9", 2, version)) == (
+    assert (commit(env, "m9", 2, version), fetch(env, "m9", 2, version)) == (
         ErrorCode.UNKNOWN_MEMBER_ID,
     ) * 2
-    assert fetch(house, None, -1, version) == 0
+    assert fetch(env, None, -1, version) == 0
 
 
-def test_a_commit_of_an_older_epoch_is_taken_partition_by_partition(house):
-    two(house)
-    (kept,) = house.broker.groups.get("g").roster.get("m1").assigned.values()
+def test_a_commit_of_an_older_epoch_is_taken_partition_by_partition(env):
+    two(env)
+    (kept,) = env.broker.groups.get("g").roster.get("m1").assigned.values()
     lost = ({0, 1, 2, 3} - set(kept)).pop()
-    assert commit(house, "m1", 1, partition=min(kept)) == 0
-    assert commit(house, "m1", 1, partition=lost) == ErrorCode.STALE_MEMBER_EPOCH
+    assert commit(env, "m1", 1, partition=min(kept)) == 0
+    assert commit(env, "m1", 1, partition=lost) == ErrorCode.STALE_MEMBER_EPOCH
 
 
-def test_a_member_of_the_new_protocol_commits_in_versions_that_know_epochs(house):
-    two(house)
-    assert commit(house, "m1", 2, version=8) == ErrorCode.UNSUPPORTED_VERSION
+def test_a_member_of_the_new_protocol_commits_in_versions_that_know_epochs(env):
+    two(env)
+    assert commit(env, "m1", 2, version=8) == ErrorCode.UNSUPPORTED_VERSION
 
 
 # Those who look after groups
 
 
-def test_a_consumer_group_is_listed_as_one(house):
-    two(house)
-    (row,) = ask(house, ListGroupsRequest(states_filter=[], types_filter=["Consumer"]), 5).groups
+def test_a_consumer_group_is_listed_as_one(env):
+    two(env)
+    (row,) = ask(env, ListGroupsRequest(states_filter=[], types_filter=["Consumer"]), 5).groups
     assert (row.group_id, row.protocol_type, row.group_state, row.group_type) == (
         "g",
         "consumer",
         "Stable",
         "consumer",
     )
-    assert ask(house, ListGroupsRequest(states_filter=[], types_filter=["classic"]), 5).groups == []
+    assert ask(env, ListGroupsRequest(states_filter=[], types_filter=["classic"]), 5).groups == []
 
 
 @pytest.mark.parametrize(("version", "code"), [(5, 0), (6, ErrorCode.GROUP_ID_NOT_FOUND)])
-def test_a_consumer_group_is_not_there_for_who_describes_classic_ones(house, version, code):
-    two(house)
+def test_a_consumer_group_is_not_there_for_who_describes_classic_ones(env, version, code):
+    two(env)
     (row,) = ask(
-        house, DescribeGroupsRequest(groups=["g"], include_authorized_operations=False), version
+        env, DescribeGroupsRequest(groups=["g"], include_authorized_operations=False), version
     ).groups
     assert (row.error_code, row.group_state) == (code, "Dead")
 
 
-def test_a_consumer_group_is_deleted_when_it_is_empty(house):
-    two(house)
-    assert delete(house) == ErrorCode.NON_EMPTY_GROUP
-    beat(house, "m1", -1)
-    beat(house, "m2", -1)
-    assert delete(house) == 0
-    assert not any(b"g" in key for key in house.store.medium.tables["groups"])
-    assert list(again(house).broker.groups) == []
+def test_a_consumer_group_is_deleted_when_it_is_empty(env):
+    two(env)
+    assert delete(env) == ErrorCode.NON_EMPTY_GROUP
+    beat(env, "m1", -1)
+    beat(env, "m2", -1)
+    assert delete(env) == 0
+    assert not any(b"g" in key for key in env.store.medium.tables["groups"])
+    assert list(again(env).broker.groups) == []
 
 
-def test_a_group_is_not_deleted_before_it_is_stored_that_it_is_empty(house):
-    beat(house, "m1")
-    house.store.hold()
-    going = asked(house, request(house, "m1", -1), 1)
-    assert delete(house) == ErrorCode.COORDINATOR_NOT_AVAILABLE
-    house.store.release()
+def test_a_group_is_not_deleted_before_it_is_stored_that_it_is_empty(env):
+    beat(env, "m1")
+    env.store.hold()
+    going = asked(env, request(env, "m1", -1), 1)
+    assert delete(env) == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    env.store.release()
     assert going.is_done
-    assert delete(house) == 0
+    assert delete(env) == 0
 
 
 def test_a_group_that_goes_over_to_the_classic_protocol_while_it_is_written_leaves_nothing_behind(
-    house,
+    env,
 ):
-    beat(house, "m1")
-    house.store.hold()
-    asked(house, request(house, "m2"), 1)
+    beat(env, "m1")
+    env.store.hold()
+    asked(env, request(env, "m2"), 1)
     for member in ("m2", "m1"):
-        asked(house, request(house, member, -1), 1)
-    joining = asked(house, join_request(instance="i1"), 9)
-    house.store.release()
-    house.clock.advance(INITIAL_DELAY)
+        asked(env, request(env, member, -1), 1)
+    joining = asked(env, join_request(instance="i1"), 9)
+    env.store.release()
+    env.clock.advance(INITIAL_DELAY)
     assert answer(join_request(), joining.result, 9).generation_id == 1
-    classic_sync(house, answer(join_request(), joining.result, 9).member_id, 1)
-    assert [one.kind for one in again(house).broker.groups] == ["classic"]
+    classic_sync(env, answer(join_request(), joining.result, 9).member_id, 1)
+    assert [one.kind for one in again(env).broker.groups] == ["classic"]
 
 
-def delete(house: House) -> int:
-    return int(ask(house, DeleteGroupsRequest(groups_names=["g"]), 2).results[0].error_code)
+def delete(env: BrokerEnvironment) -> int:
+    return int(ask(env, DeleteGroupsRequest(groups_names=["g"]), 2).results[0].error_code)
 
 
 def test_offsets_are_kept_while_members_read_the_topic_and_then_count_from_when_the_last_left(
-    house,
+    env,
 ):
-    groups = house.broker.groups
-    beat(house, "m1")
+    groups = env.broker.groups
+    beat(env, "m1")
     assert (groups.subscribed("g"), groups.is_empty("g"), groups.emptied_at("g")) == (
         frozenset({"orders"}),
         False,
         None,
     )
-    house.clock.advance(5)
-    beat(house, "m1", -1)
+    env.clock.advance(5)
+    beat(env, "m1", -1)
     assert (groups.subscribed("g"), groups.is_empty("g"), groups.emptied_at("g")) == (
         frozenset(),
         True,
-        house.now(),
+        env.now(),
     )
-    assert again(house).broker.groups.emptied_at("g") == house.now()
+    assert again(env).broker.groups.emptied_at("g") == env.now()
 
 
-def test_a_group_without_members_is_forgotten_and_one_with_members_is_not(house):
-    beat(house, "m1")
-    house.broker.groups.forget("g")
-    assert kind(house) == "consumer"
-    beat(house, "m1", -1)
-    house.broker.groups.forget("g")
-    assert list(house.broker.groups) == []
-    assert list(again(house).broker.groups) == []
+def test_a_group_without_members_is_forgotten_and_one_with_members_is_not(env):
+    beat(env, "m1")
+    env.broker.groups.forget("g")
+    assert kind(env) == "consumer"
+    beat(env, "m1", -1)
+    env.broker.groups.forget("g")
+    assert list(env.broker.groups) == []
+    assert list(again(env).broker.groups) == []
 
 
-def test_a_topic_that_is_deleted_is_taken_from_the_members(house):
-    house.topic("bills", 1)
+def test_a_topic_that_is_deleted_is_taken_from_the_members(env):
+    env.topic("bills", 1)
     names = ["orders", "bills"]
-    beat(house, "m1", subscribed_topic_names=names)
-    ended(house.broker.topics.delete(house.broker.topics.get("bills")))
-    assert assigned(beat(house, "m1", 1)) == [0, 1, 2, 3]
-    assert beat(house, "m1", 1, owned=[0, 1, 2, 3]).member_epoch == 2
-    assert house.broker.groups.get("g").state is ConsumerGroupState.STABLE
-    (row,) = house.broker.groups.get("g").roster.get("m1").assigned
-    assert row == house.broker.topics.get("orders").topic.topic_id
+    beat(env, "m1", subscribed_topic_names=names)
+    ended(env.broker.topics.delete(env.broker.topics.get("bills")))
+    assert assigned(beat(env, "m1", 1)) == [0, 1, 2, 3]
+    assert beat(env, "m1", 1, owned=[0, 1, 2, 3]).member_epoch == 2
+    assert env.broker.groups.get("g").state is ConsumerGroupState.STABLE
+    (row,) = env.broker.groups.get("g").roster.get("m1").assigned
+    assert row == env.broker.topics.get("orders").topic.topic_id
 
 
 # From one protocol to the other
 
 
-def classic_sync(house: House, member_id: str, generation: int, **words: bytes) -> Any:
-    return ask(house, sync_request(member_id, generation, words), 5)
+def classic_sync(env: BrokerEnvironment, member_id: str, generation: int, **words: bytes) -> Any:
+    return ask(env, sync_request(member_id, generation, words), 5)
 
 
 def told(synced: Any) -> list[int]:
@@ -463,54 +472,54 @@ def everything() -> bytes:
     return bytes(words.encode(version=0))
 
 
-def classic(house: House) -> str:
+def classic(env: BrokerEnvironment) -> str:
     """A stable classic group of one member, which has everything."""
-    member = joined(house)
+    member = joined(env)
     request = sync_request(member.member_id, 1, {member.member_id: everything()})
-    assert told(ask(house, request, 5)) == [0, 1, 2, 3]
+    assert told(ask(env, request, 5)) == [0, 1, 2, 3]
     return str(member.member_id)
 
 
-def join_again(house: House, member_id: str, **fields: Any) -> Any:
+def join_again(env: BrokerEnvironment, member_id: str, **fields: Any) -> Any:
     request = join_request(member_id, **fields)
-    return answer(request, asked(house, request, 9).result, 9)
+    return answer(request, asked(env, request, 9).result, 9)
 
 
-def test_an_empty_classic_group_becomes_a_consumer_group(house):
-    member_id = classic(house)
-    leave(house, (member_id, None))
-    assert assigned(beat(house, "m1")) == [0, 1, 2, 3]
-    assert [one.kind for one in again(house).broker.groups] == ["consumer"]
+def test_an_empty_classic_group_becomes_a_consumer_group(env):
+    member_id = classic(env)
+    leave(env, (member_id, None))
+    assert assigned(beat(env, "m1")) == [0, 1, 2, 3]
+    assert [one.kind for one in again(env).broker.groups] == ["consumer"]
 
 
-def test_an_empty_consumer_group_becomes_a_classic_group(house):
-    beat(house, "m1")
-    beat(house, "m1", -1)
-    classic(house)
-    assert kind(house) == "classic"
-    assert [one.kind for one in again(house).broker.groups] == ["classic"]
+def test_an_empty_consumer_group_becomes_a_classic_group(env):
+    beat(env, "m1")
+    beat(env, "m1", -1)
+    classic(env)
+    assert kind(env) == "classic"
+    assert [one.kind for one in again(env).broker.groups] == ["classic"]
 
 
-def test_an_empty_consumer_group_stays_one_when_whoever_joins_is_refused(house):
-    beat(house, "m1")
-    beat(house, "m1", -1)
+def test_an_empty_consumer_group_stays_one_when_whoever_joins_is_refused(env):
+    beat(env, "m1")
+    beat(env, "m1", -1)
     request = join_request(protocols=[])
     assert (
-        answer(request, asked(house, request, 9).result, 9).error_code
+        answer(request, asked(env, request, 9).result, 9).error_code
         == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
     )
-    assert join_again(house, "unknown").error_code == ErrorCode.UNKNOWN_MEMBER_ID
-    assert kind(house) == "consumer"
+    assert join_again(env, "unknown").error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert kind(env) == "consumer"
 
 
-def test_members_of_both_protocols_share_a_group_online(house):
-    old = classic(house)
-    reply = beat(house, "new")
+def test_members_of_both_protocols_share_a_group_online(env):
+    old = classic(env)
+    reply = beat(env, "new")
     assert (reply.error_code, reply.member_epoch, assigned(reply)) == (0, 2, [])
-    assert kind(house) == "consumer"
-    assert heartbeat(house, old, 1) == ErrorCode.REBALANCE_IN_PROGRESS
+    assert kind(env) == "consumer"
+    assert heartbeat(env, old, 1) == ErrorCode.REBALANCE_IN_PROGRESS
     # As those do that give everything back before they join.
-    again = join_again(house, old)
+    again = join_again(env, old)
     assert (
         again.error_code,
         again.generation_id,
@@ -518,115 +527,115 @@ def test_members_of_both_protocols_share_a_group_online(house):
         again.leader,
         again.members,
     ) == (0, 2, "range", "", [])
-    kept = told(classic_sync(house, old, 2))
+    kept = told(classic_sync(env, old, 2))
     assert len(kept) == 2
-    assert heartbeat(house, old, 2) == 0
-    assert sorted(kept + assigned(beat(house, "new", 2))) == [0, 1, 2, 3]
+    assert heartbeat(env, old, 2) == 0
+    assert sorted(kept + assigned(beat(env, "new", 2))) == [0, 1, 2, 3]
 
 
-def test_the_group_is_a_classic_one_again_when_the_last_of_the_new_protocol_leaves(house):
-    old = classic(house)
-    beat(house, "new")
-    join_again(house, old)
-    classic_sync(house, old, 2)
-    beat(house, "new", -1)
-    assert (kind(house), house.broker.groups.get("g").state) == (
+def test_the_group_is_a_classic_one_again_when_the_last_of_the_new_protocol_leaves(env):
+    old = classic(env)
+    beat(env, "new")
+    join_again(env, old)
+    classic_sync(env, old, 2)
+    beat(env, "new", -1)
+    assert (kind(env), env.broker.groups.get("g").state) == (
         "classic",
         GroupState.PREPARING_REBALANCE,
     )
-    assert heartbeat(house, old, 2) == ErrorCode.REBALANCE_IN_PROGRESS
-    member = join_again(house, old)
+    assert heartbeat(env, old, 2) == ErrorCode.REBALANCE_IN_PROGRESS
+    member = join_again(env, old)
     assert (member.generation_id, member.leader) == (3, old)
-    assert told(classic_sync(house, old, 3, **{old: everything()})) == [0, 1, 2, 3]
-    assert [one.kind for one in again(house).broker.groups] == ["classic"]
+    assert told(classic_sync(env, old, 3, **{old: everything()})) == [0, 1, 2, 3]
+    assert [one.kind for one in again(env).broker.groups] == ["classic"]
 
 
-def test_the_group_is_a_classic_one_again_when_the_last_of_the_new_protocol_is_not_heard_of(house):
-    old = classic(house)
-    beat(house, "new")
-    join_again(house, old, session_timeout_ms=60_000)
-    classic_sync(house, old, 2)
-    house.clock.advance(SESSION)
-    assert kind(house) == "classic"
+def test_the_group_is_a_classic_one_again_when_the_last_of_the_new_protocol_is_not_heard_of(env):
+    old = classic(env)
+    beat(env, "new")
+    join_again(env, old, session_timeout_ms=60_000)
+    classic_sync(env, old, 2)
+    env.clock.advance(SESSION)
+    assert kind(env) == "classic"
 
 
-def test_who_waits_to_join_a_classic_group_is_sent_again_when_that_becomes_a_consumer_group(house):
-    classic(house)
+def test_who_waits_to_join_a_classic_group_is_sent_again_when_that_becomes_a_consumer_group(env):
+    classic(env)
     joining = join_request(instance="i1")
-    second = asked(house, joining, 9)
+    second = asked(env, joining, 9)
     assert not second.is_done
-    beat(house, "new")
+    beat(env, "new")
     assert answer(joining, second.result, 9).error_code == ErrorCode.REBALANCE_IN_PROGRESS
 
 
 @pytest.mark.parametrize("policy", ["disabled", "downgrade"])
 def test_a_classic_group_stays_one_where_the_policy_says_so(policy):
-    house = open_house(group_consumer_migration_policy=policy)
-    house.topic("orders", 4)
-    old = classic(house)
-    assert beat(house, "new").error_code == ErrorCode.GROUP_ID_NOT_FOUND
-    assert heartbeat(house, old, 1) == 0
+    env = open_environment(group_consumer_migration_policy=policy)
+    env.topic("orders", 4)
+    old = classic(env)
+    assert beat(env, "new").error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert heartbeat(env, old, 1) == 0
 
 
 def test_a_consumer_group_stays_one_where_the_policy_says_so():
-    house = open_house(
+    env = open_environment(
         group_consumer_migration_policy="upgrade", group_consumer_assignment_interval_ms=0
     )
-    house.topic("orders", 4)
-    old = classic(house)
-    beat(house, "new")
-    join_again(house, old)
-    beat(house, "new", -1)
-    assert kind(house) == "consumer"
+    env.topic("orders", 4)
+    old = classic(env)
+    beat(env, "new")
+    join_again(env, old)
+    beat(env, "new", -1)
+    assert kind(env) == "consumer"
 
 
-def test_a_group_of_another_protocol_type_does_not_become_a_consumer_group(house):
+def test_a_group_of_another_protocol_type_does_not_become_a_consumer_group(env):
     request = join_request(instance="w", protocol_type="connect", metadata=b"its own")
-    waiting = asked(house, request, 9)
-    house.clock.advance(INITIAL_DELAY)
+    waiting = asked(env, request, 9)
+    env.clock.advance(INITIAL_DELAY)
     member = answer(request, waiting.result, 9)
-    reply = beat(house, "new")
-    assert (reply.error_code, kind(house)) == (ErrorCode.GROUP_ID_NOT_FOUND, "classic")
-    assert heartbeat(house, member.member_id, 1, instance="w") == ErrorCode.NONE
+    reply = beat(env, "new")
+    assert (reply.error_code, kind(env)) == (ErrorCode.GROUP_ID_NOT_FOUND, "classic")
+    assert heartbeat(env, member.member_id, 1, instance="w") == ErrorCode.NONE
 
 
-def test_a_classic_group_whose_assignments_nobody_can_read_stays_one(house):
-    member = joined(house)
-    classic_sync(house, member.member_id, 1, **{member.member_id: b"not an assignment"})
-    assert beat(house, "new").error_code == ErrorCode.GROUP_ID_NOT_FOUND
-    assert heartbeat(house, member.member_id, 1) == 0
+def test_a_classic_group_whose_assignments_nobody_can_read_stays_one(env):
+    member = joined(env)
+    classic_sync(env, member.member_id, 1, **{member.member_id: b"not an assignment"})
+    assert beat(env, "new").error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    assert heartbeat(env, member.member_id, 1) == 0
 
 
-def test_a_group_of_both_protocols_goes_on_after_a_restart(house):
-    old = classic(house)
-    beat(house, "new")
-    join_again(house, old)
-    classic_sync(house, old, 2)
-    beat(house, "new", 2)
-    house = again(house)
-    assert (heartbeat(house, old, 2), beat(house, "new", 2).error_code) == (0, 0)
+def test_a_group_of_both_protocols_goes_on_after_a_restart(env):
+    old = classic(env)
+    beat(env, "new")
+    join_again(env, old)
+    classic_sync(env, old, 2)
+    beat(env, "new", 2)
+    env = again(env)
+    assert (heartbeat(env, old, 2), beat(env, "new", 2).error_code) == (0, 0)
 
 
-def test_a_classic_member_of_a_consumer_group_that_is_asked_to_join_and_does_not_is_out(house):
-    old = classic(house)
-    beat(house, "new")
-    assert heartbeat(house, old, 1) == ErrorCode.REBALANCE_IN_PROGRESS
+def test_a_classic_member_of_a_consumer_group_that_is_asked_to_join_and_does_not_is_out(env):
+    old = classic(env)
+    beat(env, "new")
+    assert heartbeat(env, old, 1) == ErrorCode.REBALANCE_IN_PROGRESS
     for second in range(60):
-        house.clock.advance(1)
+        env.clock.advance(1)
         if second % 5 == 0:
-            heartbeat(house, old, 1)
-            beat(house, "new", 2)
-    assert heartbeat(house, old, 1) == ErrorCode.UNKNOWN_MEMBER_ID
-    assert assigned(beat(house, "new", 2)) == [0, 1, 2, 3]
+            heartbeat(env, old, 1)
+            beat(env, "new", 2)
+    assert heartbeat(env, old, 1) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert assigned(beat(env, "new", 2)) == [0, 1, 2, 3]
 
 
-def test_requests_of_the_classic_protocol_are_not_for_members_of_the_new_one(house):
-    two(house)
-    assert heartbeat(house, "m1", 2) == ErrorCode.UNKNOWN_MEMBER_ID
-    assert ask(house, sync_request("m1", 2), 5).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+def test_requests_of_the_classic_protocol_are_not_for_members_of_the_new_one(env):
+    two(env)
+    assert heartbeat(env, "m1", 2) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert ask(env, sync_request("m1", 2), 5).error_code == ErrorCode.UNKNOWN_MEMBER_ID
     assert (
         ask(
-            house,
+            env,
             HeartbeatRequest(group_id="g", generation_id=2, member_id="m1", group_instance_id="i"),
             4,
         ).error_code
@@ -634,7 +643,7 @@ def test_requests_of_the_classic_protocol_are_not_for_members_of_the_new_one(hou
     )
 
 
-def test_an_administrator_removes_a_static_member_of_the_new_protocol(house):
-    beat(house, "m1", instance_id="one")
-    assert leave(house, ("", "one")) == [0]
-    assert house.broker.groups.get("g").is_empty
+def test_an_administrator_removes_a_static_member_of_the_new_protocol(env):
+    beat(env, "m1", instance_id="one")
+    assert leave(env, ("", "one")) == [0]
+    assert env.broker.groups.get("g").is_empty

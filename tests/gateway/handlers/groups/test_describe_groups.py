@@ -12,27 +12,25 @@ from kafka.protocol.admin.groups import (
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.group_messages import ConsumerGroupHeartbeatRequest
-from tests.fakes.broker import House, ended, open_house
+from tests.fakes.broker import BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import ask
 from tests.gateway.handlers.grouping import joined, leave, stable, subscription
 
 
 @pytest.fixture
-def house() -> House:
+def env() -> BrokerEnvironment:
     """A topic, and a group that has only committed offsets in it."""
-    house = open_house()
-    house.topic("orders")
+    env = open_environment()
+    env.topic("orders")
     ended(
-        house.broker.offsets.commit(
-            "simple", {("orders", 0): CommittedOffset(7, -1, "", house.now())}
-        )
+        env.broker.offsets.commit("simple", {("orders", 0): CommittedOffset(7, -1, "", env.now())})
     )
-    return house
+    return env
 
 
-def listed(house: House, version: int = 5, **filters: list[str]) -> list[tuple[str, ...]]:
+def listed(env: BrokerEnvironment, version: int = 5, **filters: list[str]) -> list[tuple[str, ...]]:
     reply = ask(
-        house, ListGroupsRequest(**{"states_filter": [], "types_filter": []} | filters), version
+        env, ListGroupsRequest(**{"states_filter": [], "types_filter": []} | filters), version
     )
     assert reply.error_code == 0
     return [
@@ -40,41 +38,41 @@ def listed(house: House, version: int = 5, **filters: list[str]) -> list[tuple[s
     ]
 
 
-def described(house: House, *names: str, version: int = 6, asks: bool = False) -> list:
+def described(env: BrokerEnvironment, *names: str, version: int = 6, asks: bool = False) -> list:
     return ask(
-        house,
+        env,
         DescribeGroupsRequest(groups=list(names), include_authorized_operations=asks),
         version,
     ).groups
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_groups_are_listed_with_members_or_with_offsets_alone(house, version):
-    stable(house)
+def test_groups_are_listed_with_members_or_with_offsets_alone(env, version):
+    stable(env)
     states, kinds = (
         ("Stable", "Empty") if version >= 4 else ("", ""),
         "classic" if version >= 5 else "",
     )
-    assert listed(house, version) == [
+    assert listed(env, version) == [
         ("g", "consumer", states[0], kinds),
         ("simple", "", states[1], kinds),
     ]
 
 
-def test_states_and_types_filter_whatever_their_case(house):
-    stable(house)
-    assert [row[0] for row in listed(house, states_filter=["stable", "Dead"])] == ["g"]
-    assert [row[0] for row in listed(house, states_filter=["EMPTY"], types_filter=["Classic"])] == [
+def test_states_and_types_filter_whatever_their_case(env):
+    stable(env)
+    assert [row[0] for row in listed(env, states_filter=["stable", "Dead"])] == ["g"]
+    assert [row[0] for row in listed(env, states_filter=["EMPTY"], types_filter=["Classic"])] == [
         "simple"
     ]
-    assert listed(house, types_filter=["consumer"]) == []
-    assert listed(house, states_filter=["no such state"]) == []
+    assert listed(env, types_filter=["consumer"]) == []
+    assert listed(env, states_filter=["no such state"]) == []
 
 
 @pytest.mark.parametrize("version", range(7))
-def test_a_stable_group_shows_what_its_members_say_and_have(house, version):
-    member = stable(house, instance="one")
-    (group,) = described(house, "g", version=version)
+def test_a_stable_group_shows_what_its_members_say_and_have(env, version):
+    member = stable(env, instance="one")
+    (group,) = described(env, "g", version=version)
     assert (group.error_code, group.group_state, group.protocol_type, group.protocol_data) == (
         0,
         "Stable",
@@ -92,17 +90,17 @@ def test_a_stable_group_shows_what_its_members_say_and_have(house, version):
         assert row.group_instance_id == "one"
 
 
-def test_a_group_that_rebalances_shows_only_who_is_there(house):
-    member = joined(house)
-    (group,) = described(house, "g")
+def test_a_group_that_rebalances_shows_only_who_is_there(env):
+    member = joined(env)
+    (group,) = described(env, "g")
     assert (group.group_state, group.protocol_data) == ("CompletingRebalance", "")
     assert [
         (row.member_id, row.member_metadata, row.member_assignment) for row in group.members
     ] == [(member.member_id, b"", b"")]
 
 
-def test_a_group_with_offsets_alone_is_empty(house):
-    (group,) = described(house, "simple")
+def test_a_group_with_offsets_alone_is_empty(env):
+    (group,) = described(env, "simple")
     assert (group.error_code, group.group_state, group.protocol_type, group.members) == (
         0,
         "Empty",
@@ -112,32 +110,32 @@ def test_a_group_with_offsets_alone_is_empty(house):
 
 
 @pytest.mark.parametrize("version", range(6))
-def test_a_group_that_is_not_there_is_dead(house, version):
-    (group,) = described(house, "other", version=version)
+def test_a_group_that_is_not_there_is_dead(env, version):
+    (group,) = described(env, "other", version=version)
     assert (group.error_code, group.group_state, group.members) == (0, "Dead", [])
 
 
-def test_a_group_that_is_not_there_is_an_error_from_version_6_on(house):
-    (group,) = described(house, "other")
+def test_a_group_that_is_not_there_is_an_error_from_version_6_on(env):
+    (group,) = described(env, "other")
     assert (group.error_code, group.error_message) == (
         ErrorCode.GROUP_ID_NOT_FOUND,
         "Group other not found.",
     )
 
 
-def test_a_consumer_group_is_listed_as_one_and_is_no_classic_one(house):
+def test_a_consumer_group_is_listed_as_one_and_is_no_classic_one(env):
     fields = {
         "rebalance_timeout_ms": 60_000,
         "subscribed_topic_names": ["orders"],
         "topic_partitions": [],
     }
     ask(
-        house,
+        env,
         ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=0, **fields),
         1,
     )
-    assert listed(house, types_filter=["consumer"]) == [("g", "consumer", "Stable", "consumer")]
-    (group,) = described(house, "g")
+    assert listed(env, types_filter=["consumer"]) == [("g", "consumer", "Stable", "consumer")]
+    (group,) = described(env, "g")
     assert (group.error_code, group.error_message) == (
         ErrorCode.GROUP_ID_NOT_FOUND,
         "Group g is not a classic group.",
@@ -145,43 +143,43 @@ def test_a_consumer_group_is_listed_as_one_and_is_no_classic_one(house):
     assert group.group_state == "Dead"
 
 
-def test_a_group_is_described_once_however_often_it_is_named(house):
-    assert [group.group_id for group in described(house, "g", "simple", "g")] == ["g", "simple"]
+def test_a_group_is_described_once_however_often_it_is_named(env):
+    assert [group.group_id for group in described(env, "g", "simple", "g")] == ["g", "simple"]
 
 
 @pytest.mark.parametrize("version", range(3, 7))
-def test_operations_are_told_to_those_who_ask(house, version):
-    assert described(house, "simple", version=version, asks=True)[0].authorized_operations == {
+def test_operations_are_told_to_those_who_ask(env, version):
+    assert described(env, "simple", version=version, asks=True)[0].authorized_operations == {
         3,
         6,
         8,
     }
     # The codec's word for the sign bit alone.
-    assert described(house, "simple", version=version)[0].authorized_operations is None
+    assert described(env, "simple", version=version)[0].authorized_operations is None
 
 
 @pytest.mark.parametrize("version", range(3))
-def test_a_group_without_members_is_deleted_with_its_offsets(house, version):
-    member = stable(house)
+def test_a_group_without_members_is_deleted_with_its_offsets(env, version):
+    member = stable(env)
     request = DeleteGroupsRequest(groups_names=["g", "simple", "other"])
-    codes = [(row.group_id, row.error_code) for row in ask(house, request, version).results]
+    codes = [(row.group_id, row.error_code) for row in ask(env, request, version).results]
     assert codes == [
         ("g", ErrorCode.NON_EMPTY_GROUP),
         ("simple", 0),
         ("other", ErrorCode.GROUP_ID_NOT_FOUND),
     ]
-    leave(house, (member.member_id, None))
-    codes = [(row.group_id, row.error_code) for row in ask(house, request, version).results]
+    leave(env, (member.member_id, None))
+    codes = [(row.group_id, row.error_code) for row in ask(env, request, version).results]
     assert codes == [
         ("g", 0),
         ("simple", ErrorCode.GROUP_ID_NOT_FOUND),
         ("other", ErrorCode.GROUP_ID_NOT_FOUND),
     ]
-    assert listed(house) == []
+    assert listed(env) == []
 
 
-def test_a_group_that_was_deleted_begins_anew(house):
-    member = stable(house)
-    leave(house, (member.member_id, None))
-    ask(house, DeleteGroupsRequest(groups_names=["g"]), 2)
-    assert stable(house).generation_id == 1
+def test_a_group_that_was_deleted_begins_anew(env):
+    member = stable(env)
+    leave(env, (member.member_id, None))
+    ask(env, DeleteGroupsRequest(groups_names=["g"]), 2)
+    assert stable(env).generation_id == 1

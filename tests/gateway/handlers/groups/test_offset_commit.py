@@ -15,7 +15,7 @@ from kafka.protocol.consumer.group import (
 from gateway.groups.classic.classic_member import MemberJoin, MemberSync
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.protocol.errors import ErrorCode
-from tests.fakes.broker import NOW, House, Started, ended, open_house
+from tests.fakes.broker import NOW, BrokerEnvironment, Started, ended, open_environment
 from tests.gateway.handlers.asking import ask, asked
 
 CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
@@ -33,20 +33,20 @@ NOBODY = uuid.UUID(int=7)
 
 
 @pytest.fixture
-def house() -> House:
-    house = open_house()
-    house.topic("orders", 2)
-    house.topic("bills", 1)
-    return house
+def env() -> BrokerEnvironment:
+    env = open_environment()
+    env.topic("orders", 2)
+    env.topic("bills", 1)
+    return env
 
 
-def id_of(house: House, topic: str) -> uuid.UUID:
-    live = house.broker.topics.get(topic)
+def id_of(env: BrokerEnvironment, topic: str) -> uuid.UUID:
+    live = env.broker.topics.get(topic)
     return NOBODY if live is None else uuid.UUID(bytes=live.topic.topic_id)
 
 
 def committing(
-    house: House,
+    env: BrokerEnvironment,
     *rows: tuple[str, int, int],
     version: int = 9,
     group: str = "g",
@@ -59,7 +59,7 @@ def committing(
     topics = [
         CommitTopic(
             name=topic,
-            topic_id=id_of(house, topic),
+            topic_id=id_of(env, topic),
             partitions=[
                 CommitPartition(
                     partition_index=partition,
@@ -82,9 +82,11 @@ def committing(
     )
 
 
-def commit(house: House, *rows: tuple[str, int, int], version: int = 9, **more: Any) -> list[int]:
+def commit(
+    env: BrokerEnvironment, *rows: tuple[str, int, int], version: int = 9, **more: Any
+) -> list[int]:
     """The error of each row."""
-    reply = ask(house, committing(house, *rows, version=version, **more), version)
+    reply = ask(env, committing(env, *rows, version=version, **more), version)
     codes = {
         (topic.topic_id if version >= 10 else topic.name, row.partition_index): row.error_code
         for topic in reply.topics
@@ -94,13 +96,13 @@ def commit(house: House, *rows: tuple[str, int, int], version: int = 9, **more: 
         "a partition is answered twice"
     )
     return [
-        codes[id_of(house, topic) if version >= 10 else topic, partition]
+        codes[id_of(env, topic) if version >= 10 else topic, partition]
         for topic, partition, _ in rows
     ]
 
 
 def fetch(
-    house: House,
+    env: BrokerEnvironment,
     *wanted: tuple[str, int],
     version: int = 7,
     group: str = "g",
@@ -114,22 +116,22 @@ def fetch(
             else [FetchTopic(name=topic, partition_indexes=[index]) for topic, index in wanted]
         )
         reply = ask(
-            house, OffsetFetchRequest(group_id=group, topics=topics, require_stable=False), version
+            env, OffsetFetchRequest(group_id=group, topics=topics, require_stable=False), version
         )
         assert version < 2 or reply.error_code == 0
         found = reply.topics
     else:
         by_id = [
-            FetchGroupTopic(name=topic, topic_id=id_of(house, topic), partition_indexes=[index])
+            FetchGroupTopic(name=topic, topic_id=id_of(env, topic), partition_indexes=[index])
             for topic, index in wanted
         ]
         asking = FetchGroup(
             group_id=group, member_id=None, member_epoch=-1, topics=None if everything else by_id
         )
-        reply = ask(house, OffsetFetchRequest(groups=[asking], require_stable=False), version)
+        reply = ask(env, OffsetFetchRequest(groups=[asking], require_stable=False), version)
         ((found, code),) = [(one.topics, one.error_code) for one in reply.groups]
         assert code == 0
-    names = {uuid.UUID(bytes=live.topic.topic_id): live.name for live in house.broker.topics}
+    names = {uuid.UUID(bytes=live.topic.topic_id): live.name for live in env.broker.topics}
     return [
         (
             names.get(topic.topic_id, "?") if version >= 10 else topic.name,
@@ -144,21 +146,21 @@ def fetch(
 
 
 def stored(
-    house: House, topic: str = "orders", partition: int = 0, group: str = "g"
+    env: BrokerEnvironment, topic: str = "orders", partition: int = 0, group: str = "g"
 ) -> CommittedOffset | None:
-    return house.broker.offsets.get(group, topic, partition)
+    return env.broker.offsets.get(group, topic, partition)
 
 
 # OffsetCommit
 
 
 @pytest.mark.parametrize("version", range(5, 11))
-def test_a_commit_is_answered_partition_by_partition_and_kept(house, version):
+def test_a_commit_is_answered_partition_by_partition_and_kept(env, version):
     assert commit(
-        house, ("orders", 0, 5), ("orders", 1, 6), ("bills", 0, 7), version=version, metadata="mine"
+        env, ("orders", 0, 5), ("orders", 1, 6), ("bills", 0, 7), version=version, metadata="mine"
     ) == [0, 0, 0]
-    assert stored(house) == CommittedOffset(5, -1, "mine", NOW, None)
-    assert {place: row.offset for place, row in house.broker.offsets.of_group("g").items()} == {
+    assert stored(env) == CommittedOffset(5, -1, "mine", NOW, None)
+    assert {place: row.offset for place, row in env.broker.offsets.of_group("g").items()} == {
         ("orders", 0): 5,
         ("orders", 1): 6,
         ("bills", 0): 7,
@@ -166,16 +168,16 @@ def test_a_commit_is_answered_partition_by_partition_and_kept(house, version):
 
 
 @pytest.mark.parametrize("version", range(6, 11))
-def test_the_leader_epoch_of_the_last_record_is_kept(house, version):
-    commit(house, ("orders", 0, 5), version=version, epoch=3)
-    assert stored(house).leader_epoch == 3
+def test_the_leader_epoch_of_the_last_record_is_kept(env, version):
+    commit(env, ("orders", 0, 5), version=version, epoch=3)
+    assert stored(env).leader_epoch == 3
 
 
 @pytest.mark.parametrize(
     ("version", "code"),
     [(5, UNKNOWN_TOPIC_OR_PARTITION), (9, UNKNOWN_TOPIC_OR_PARTITION), (10, UNKNOWN_TOPIC_ID)],
 )
-def test_what_is_not_there_is_refused_and_the_rest_is_kept(house, version, code):
+def test_what_is_not_there_is_refused_and_the_rest_is_kept(env, version, code):
     rows = [
         ("orders", 0, 1),
         ("nowhere", 0, 1),
@@ -183,80 +185,80 @@ def test_what_is_not_there_is_refused_and_the_rest_is_kept(house, version, code)
         ("orders", -1, 1),
         ("bills", 0, 1),
     ]
-    assert commit(house, *rows, version=version) == [
+    assert commit(env, *rows, version=version) == [
         0,
         code,
         UNKNOWN_TOPIC_OR_PARTITION,
         UNKNOWN_TOPIC_OR_PARTITION,
         0,
     ]
-    assert sorted(house.broker.offsets.of_group("g")) == [("bills", 0), ("orders", 0)]
+    assert sorted(env.broker.offsets.of_group("g")) == [("bills", 0), ("orders", 0)]
 
 
-def test_a_commit_for_nothing_that_is_there_makes_no_group(house):
-    assert commit(house, ("nowhere", 0, 1)) == [UNKNOWN_TOPIC_OR_PARTITION]
-    assert commit(house) == []
-    assert list(house.broker.offsets.groups()) == []
+def test_a_commit_for_nothing_that_is_there_makes_no_group(env):
+    assert commit(env, ("nowhere", 0, 1)) == [UNKNOWN_TOPIC_OR_PARTITION]
+    assert commit(env) == []
+    assert list(env.broker.offsets.groups()) == []
 
 
-def test_metadata_may_be_as_long_as_it_may_and_not_longer(house):
-    assert commit(house, ("orders", 0, 1), metadata="ü" * 4096) == [0]
-    assert commit(house, ("orders", 0, 2), metadata="u" * 4097) == [
+def test_metadata_may_be_as_long_as_it_may_and_not_longer(env):
+    assert commit(env, ("orders", 0, 1), metadata="ü" * 4096) == [0]
+    assert commit(env, ("orders", 0, 2), metadata="u" * 4097) == [
         ErrorCode.OFFSET_METADATA_TOO_LARGE
     ]
-    assert stored(house).offset == 1
+    assert stored(env).offset == 1
 
 
-def test_null_metadata_is_none(house):
-    commit(house, ("orders", 0, 1), metadata=None)
-    assert stored(house).metadata == ""
+def test_null_metadata_is_none(env):
+    commit(env, ("orders", 0, 1), metadata=None)
+    assert stored(env).metadata == ""
 
 
-def test_a_partition_that_is_there_twice_is_answered_once_and_the_last_counts(house):
-    assert commit(house, ("orders", 0, 1), ("orders", 0, 2)) == [0, 0]
-    assert stored(house).offset == 2
+def test_a_partition_that_is_there_twice_is_answered_once_and_the_last_counts(env):
+    assert commit(env, ("orders", 0, 1), ("orders", 0, 2)) == [0, 0]
+    assert stored(env).offset == 2
 
 
-def test_a_group_with_too_long_a_name_is_refused_at_each_partition(house):
+def test_a_group_with_too_long_a_name_is_refused_at_each_partition(env):
     rows = [("orders", 0, 1), ("nowhere", 0, 1)]
-    assert commit(house, *rows, group="g" * 461) == [
+    assert commit(env, *rows, group="g" * 461) == [
         ErrorCode.INVALID_GROUP_ID,
         UNKNOWN_TOPIC_OR_PARTITION,
     ]
 
 
-def test_the_empty_name_is_a_group_as_it_was_for_old_clients(house):
-    assert commit(house, ("orders", 0, 3), version=5, group="") == [0]
-    assert fetch(house, ("orders", 0), version=1, group="") == [("orders", 0, 3, "", 0)]
+def test_the_empty_name_is_a_group_as_it_was_for_old_clients(env):
+    assert commit(env, ("orders", 0, 3), version=5, group="") == [0]
+    assert fetch(env, ("orders", 0), version=1, group="") == [("orders", 0, 3, "", 0)]
 
 
-def test_a_store_that_fails_makes_clients_ask_again(house):
-    house.store.refuse_writes = True
-    assert commit(house, ("orders", 0, 1)) == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
-    assert stored(house) is None
+def test_a_store_that_fails_makes_clients_ask_again(env):
+    env.store.refuse_writes = True
+    assert commit(env, ("orders", 0, 1)) == [ErrorCode.COORDINATOR_NOT_AVAILABLE]
+    assert stored(env) is None
 
 
-def test_a_commit_is_not_answered_before_it_is_durable(house):
-    house.store.hold()
-    waiting = asked(house, committing(house, ("orders", 0, 1)), 9)
+def test_a_commit_is_not_answered_before_it_is_durable(env):
+    env.store.hold()
+    waiting = asked(env, committing(env, ("orders", 0, 1)), 9)
     assert not waiting.is_done
-    assert fetch(house, ("orders", 0)) == [("orders", 0, -1, "", 0)]
-    house.store.release()
+    assert fetch(env, ("orders", 0)) == [("orders", 0, -1, "", 0)]
+    env.store.release()
     assert waiting.is_done
-    assert fetch(house, ("orders", 0)) == [("orders", 0, 1, "", 0)]
+    assert fetch(env, ("orders", 0)) == [("orders", 0, 1, "", 0)]
 
 
-def test_a_commit_for_a_topic_that_is_gone_is_refused_also_when_the_name_has_come_back(house):
-    old = id_of(house, "orders")
-    commit(house, ("orders", 0, 5))
-    ended(house.broker.topics.delete(house.broker.topics.require("orders")))
-    house.topic("orders", 2)
-    request = committing(house, ("orders", 1, 1), version=10)
+def test_a_commit_for_a_topic_that_is_gone_is_refused_also_when_the_name_has_come_back(env):
+    old = id_of(env, "orders")
+    commit(env, ("orders", 0, 5))
+    ended(env.broker.topics.delete(env.broker.topics.require("orders")))
+    env.topic("orders", 2)
+    request = committing(env, ("orders", 1, 1), version=10)
     request.topics[0].topic_id = old
-    assert [row.error_code for row in ask(house, request, 10).topics[0].partitions] == [
+    assert [row.error_code for row in ask(env, request, 10).topics[0].partitions] == [
         UNKNOWN_TOPIC_ID
     ]
-    assert fetch(house, ("orders", 0), ("orders", 1)) == [
+    assert fetch(env, ("orders", 0), ("orders", 1)) == [
         ("orders", 0, -1, "", 0),
         ("orders", 1, -1, "", 0),
     ]
@@ -272,7 +274,7 @@ def subscription(*topics: str) -> bytes:
 
 
 def member_of(
-    house: House,
+    env: BrokerEnvironment,
     *topics: str,
     kind: str = "consumer",
     instance: str | None = None,
@@ -283,42 +285,42 @@ def member_of(
     joining = MemberJoin(
         "", instance, "test", "/127.0.0.1", kind, (("range", told),), 10_000, 10_000
     )
-    waiting = Started(house.broker.groups.join("g", joining))
-    house.clock.advance(house.broker.settings.group_initial_rebalance_delay_ms / 1000)
+    waiting = Started(env.broker.groups.join("g", joining))
+    env.clock.advance(env.broker.settings.group_initial_rebalance_delay_ms / 1000)
     joined = waiting.result
     syncing = MemberSync(
         joined.member_id, instance, joined.generation, assignments=((joined.member_id, b""),)
     )
-    assert Started(house.broker.groups.sync("g", syncing)).result.code == 0
+    assert Started(env.broker.groups.sync("g", syncing)).result.code == 0
     return joined.member_id, joined.generation
 
 
 @pytest.mark.parametrize("version", [1, 2, 5, 7, 10])
-def test_a_member_commits_in_its_generation(house, version):
-    member_id, generation = member_of(house, "orders")
-    assert commit(
-        house, ("orders", 0, 1), member=(member_id, generation, None), version=version
-    ) == [0]
+def test_a_member_commits_in_its_generation(env, version):
+    member_id, generation = member_of(env, "orders")
+    assert commit(env, ("orders", 0, 1), member=(member_id, generation, None), version=version) == [
+        0
+    ]
 
 
-def test_a_commit_keeps_a_member_alive(house):
-    member_id, generation = member_of(house, "orders")
+def test_a_commit_keeps_a_member_alive(env):
+    member_id, generation = member_of(env, "orders")
     for offset in range(4):
-        house.clock.advance(9)
-        assert commit(house, ("orders", 0, offset), member=(member_id, generation, None)) == [0]
-    house.clock.advance(10.5)
-    assert commit(house, ("orders", 0, 9), member=(member_id, generation, None)) == [
+        env.clock.advance(9)
+        assert commit(env, ("orders", 0, offset), member=(member_id, generation, None)) == [0]
+    env.clock.advance(10.5)
+    assert commit(env, ("orders", 0, 9), member=(member_id, generation, None)) == [
         ErrorCode.UNKNOWN_MEMBER_ID
     ]
-    assert stored(house).offset == 3
+    assert stored(env).offset == 3
 
 
-def test_what_is_wrong_with_the_member_is_said_at_each_partition_that_is_right(house):
-    member_id, generation = member_of(house, "orders", instance="static")
+def test_what_is_wrong_with_the_member_is_said_at_each_partition_that_is_right(env):
+    member_id, generation = member_of(env, "orders", instance="static")
     rows = [("orders", 0, 1), ("nowhere", 0, 1), ("orders", 1, 1)]
 
     def codes(*member: Any) -> list[int]:
-        return commit(house, *rows, member=member)
+        return commit(env, *rows, member=member)
 
     def each(code: ErrorCode) -> list[int]:
         return [code, UNKNOWN_TOPIC_OR_PARTITION, code]
@@ -327,15 +329,15 @@ def test_what_is_wrong_with_the_member_is_said_at_each_partition_that_is_right(h
     assert codes("", -1, None) == each(ErrorCode.UNKNOWN_MEMBER_ID)
     assert codes(member_id, generation + 1, "static") == each(ErrorCode.ILLEGAL_GENERATION)
     assert codes("somebody else", generation, "static") == each(ErrorCode.FENCED_INSTANCE_ID)
-    assert stored(house) is None
+    assert stored(env) is None
     assert codes(member_id, generation, "static") == each(ErrorCode.NONE)
 
 
 @pytest.mark.parametrize("version", [0, 1, 2, 9])
-def test_who_is_no_member_moves_no_members_about(house, version):
-    member_of(house, "orders")
-    assert commit(house, ("orders", 0, 1), version=version) == [ErrorCode.UNKNOWN_MEMBER_ID]
-    assert stored(house) is None
+def test_who_is_no_member_moves_no_members_about(env, version):
+    member_of(env, "orders")
+    assert commit(env, ("orders", 0, 1), version=version) == [ErrorCode.UNKNOWN_MEMBER_ID]
+    assert stored(env) is None
 
 
 @pytest.mark.parametrize(
@@ -347,28 +349,28 @@ def test_who_is_no_member_moves_no_members_about(house, version):
     ],
 )
 def test_a_generation_of_a_group_that_is_not_there_is_illegal_until_the_client_knows_better(
-    house, version, code
+    env, version, code
 ):
-    assert commit(house, ("orders", 0, 1), member=("me", 3, None), version=version) == [code]
+    assert commit(env, ("orders", 0, 1), member=("me", 3, None), version=version) == [code]
 
 
 # OffsetFetch
 
 
 @pytest.mark.parametrize("version", range(1, 11))
-def test_every_version_tells_where_a_group_stands(house, version):
-    commit(house, ("orders", 1, 6), metadata="mine")
-    assert fetch(house, ("orders", 1), ("orders", 0), version=version) == [
+def test_every_version_tells_where_a_group_stands(env, version):
+    commit(env, ("orders", 1, 6), metadata="mine")
+    assert fetch(env, ("orders", 1), ("orders", 0), version=version) == [
         ("orders", 1, 6, "mine", 0),
         ("orders", 0, -1, "", 0),
     ]
 
 
 @pytest.mark.parametrize("version", range(2, 11))
-def test_null_topics_are_all_that_the_group_has_committed(house, version):
-    commit(house, ("orders", 1, 6), ("orders", 0, 5), ("bills", 0, 7))
-    commit(house, ("orders", 0, 9), group="other")
-    assert fetch(house, everything=True, version=version) == [
+def test_null_topics_are_all_that_the_group_has_committed(env, version):
+    commit(env, ("orders", 1, 6), ("orders", 0, 5), ("bills", 0, 7))
+    commit(env, ("orders", 0, 9), group="other")
+    assert fetch(env, everything=True, version=version) == [
         ("bills", 0, 7, "", 0),
         ("orders", 0, 5, "", 0),
         ("orders", 1, 6, "", 0),
@@ -376,41 +378,41 @@ def test_null_topics_are_all_that_the_group_has_committed(house, version):
 
 
 @pytest.mark.parametrize("version", range(2, 11))
-def test_an_empty_list_of_topics_is_none(house, version):
-    commit(house, ("orders", 1, 6))
-    assert fetch(house, version=version) == []
+def test_an_empty_list_of_topics_is_none(env, version):
+    commit(env, ("orders", 1, 6))
+    assert fetch(env, version=version) == []
 
 
 @pytest.mark.parametrize("version", range(1, 10))
-def test_a_partition_that_is_not_there_has_no_offset_and_no_error(house, version):
+def test_a_partition_that_is_not_there_has_no_offset_and_no_error(env, version):
     """So do groups that nobody knows: Kafka looks into its offsets alone."""
-    assert fetch(house, ("nowhere", 3), ("orders", 7), version=version, group="nobody's") == [
+    assert fetch(env, ("nowhere", 3), ("orders", 7), version=version, group="nobody's") == [
         ("nowhere", 3, -1, "", 0),
         ("orders", 7, -1, "", 0),
     ]
 
 
-def test_an_id_that_no_topic_has_is_an_error(house):
-    assert fetch(house, ("nowhere", 3), version=10) == [("?", 3, -1, "", UNKNOWN_TOPIC_ID)]
+def test_an_id_that_no_topic_has_is_an_error(env):
+    assert fetch(env, ("nowhere", 3), version=10) == [("?", 3, -1, "", UNKNOWN_TOPIC_ID)]
 
 
 @pytest.mark.parametrize("version", range(5, 8))
-def test_the_leader_epoch_is_told(house, version):
-    commit(house, ("orders", 0, 6), epoch=4)
+def test_the_leader_epoch_is_told(env, version):
+    commit(env, ("orders", 0, 6), epoch=4)
     request = OffsetFetchRequest(
         group_id="g",
         topics=[FetchTopic(name="orders", partition_indexes=[0, 1])],
         require_stable=True,
     )
     assert [
-        row.committed_leader_epoch for row in ask(house, request, version).topics[0].partitions
+        row.committed_leader_epoch for row in ask(env, request, version).topics[0].partitions
     ] == [4, -1]
 
 
 def groups_of(
-    house: House, *groups: Any, version: int = 8
+    env: BrokerEnvironment, *groups: Any, version: int = 8
 ) -> list[tuple[str, int, list[tuple[str, int]]]]:
-    reply = ask(house, OffsetFetchRequest(groups=list(groups), require_stable=True), version)
+    reply = ask(env, OffsetFetchRequest(groups=list(groups), require_stable=True), version)
     return [
         (
             one.group_id,
@@ -426,15 +428,15 @@ def groups_of(
 
 
 @pytest.mark.parametrize("version", [8, 9])
-def test_several_groups_are_answered_in_one_reply(house, version):
-    commit(house, ("orders", 0, 1), group="a")
-    commit(house, ("bills", 0, 2), group="b")
+def test_several_groups_are_answered_in_one_reply(env, version):
+    commit(env, ("orders", 0, 1), group="a")
+    commit(env, ("bills", 0, 2), group="b")
     some = [FetchGroupTopic(name="bills", partition_indexes=[0])]
     asking = [
         FetchGroup(group_id=name, topics=topics)
         for name, topics in (("b", None), ("a", some), ("c", None), ("a" * 500, None))
     ]
-    assert groups_of(house, *asking, version=version) == [
+    assert groups_of(env, *asking, version=version) == [
         ("b", 0, [("bills", 2)]),
         ("a", 0, [("bills", -1)]),
         ("c", 0, []),
@@ -442,28 +444,28 @@ def test_several_groups_are_answered_in_one_reply(house, version):
     ]
 
 
-def test_a_group_that_is_named_twice_is_refused(house):
-    commit(house, ("orders", 0, 1), group="a")
+def test_a_group_that_is_named_twice_is_refused(env):
+    commit(env, ("orders", 0, 1), group="a")
     asking = [FetchGroup(group_id=name, topics=None) for name in ("a", "b", "a")]
-    assert groups_of(house, *asking) == [
+    assert groups_of(env, *asking) == [
         ("a", ErrorCode.INVALID_REQUEST, []),
         ("b", 0, []),
         ("a", ErrorCode.INVALID_REQUEST, []),
     ]
 
 
-def test_what_is_asked_for_again_and_again_is_answered_once(house):
-    commit(house, ("orders", 0, 1), metadata="m" * 4096)
+def test_what_is_asked_for_again_and_again_is_answered_once(env):
+    commit(env, ("orders", 0, 1), metadata="m" * 4096)
     topics = [FetchTopic(name="orders", partition_indexes=[0] * 1000)] * 10
     request = OffsetFetchRequest(group_id="g", topics=topics, require_stable=False)
-    assert sum(len(topic.partitions) for topic in ask(house, request, 7).topics) == 1
+    assert sum(len(topic.partitions) for topic in ask(env, request, 7).topics) == 1
 
 
 # OffsetDelete
 
 
 def delete(
-    house: House, *wanted: tuple[str, int], group: str = "g"
+    env: BrokerEnvironment, *wanted: tuple[str, int], group: str = "g"
 ) -> tuple[int, list[tuple[str, int, int]]]:
     rows = [
         DeleteTopic(
@@ -471,7 +473,7 @@ def delete(
         )
         for topic, index in wanted
     ]
-    reply = ask(house, OffsetDeleteRequest(group_id=group, topics=rows), 0)
+    reply = ask(env, OffsetDeleteRequest(group_id=group, topics=rows), 0)
     return reply.error_code, [
         (topic.name, row.partition_index, row.error_code)
         for topic in reply.topics
@@ -479,49 +481,49 @@ def delete(
     ]
 
 
-def test_single_partitions_are_deleted(house):
-    commit(house, ("orders", 0, 1), ("orders", 1, 1))
-    assert delete(house, ("orders", 0), ("bills", 0), ("nowhere", 0)) == (
+def test_single_partitions_are_deleted(env):
+    commit(env, ("orders", 0, 1), ("orders", 1, 1))
+    assert delete(env, ("orders", 0), ("bills", 0), ("nowhere", 0)) == (
         0,
         [("orders", 0, 0), ("bills", 0, 0), ("nowhere", 0, UNKNOWN_TOPIC_OR_PARTITION)],
     )
-    assert list(house.broker.offsets.of_group("g")) == [("orders", 1)]
+    assert list(env.broker.offsets.of_group("g")) == [("orders", 1)]
 
 
-def test_offsets_of_a_topic_that_a_member_reads_are_not_deleted(house):
-    member_id, generation = member_of(house, "orders")
-    commit(house, ("orders", 0, 1), ("bills", 0, 1), member=(member_id, generation, None))
-    assert delete(house, ("orders", 0), ("bills", 0)) == (
+def test_offsets_of_a_topic_that_a_member_reads_are_not_deleted(env):
+    member_id, generation = member_of(env, "orders")
+    commit(env, ("orders", 0, 1), ("bills", 0, 1), member=(member_id, generation, None))
+    assert delete(env, ("orders", 0), ("bills", 0)) == (
         0,
         [("orders", 0, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC), ("bills", 0, 0)],
     )
-    assert list(house.broker.offsets.of_group("g")) == [("orders", 0)]
+    assert list(env.broker.offsets.of_group("g")) == [("orders", 0)]
 
 
-def test_of_members_that_are_no_consumers_nothing_is_deleted(house):
-    member_id, generation = member_of(house, kind="connect", metadata=b"what Connect says")
-    commit(house, ("orders", 0, 1), member=(member_id, generation, None))
-    assert delete(house, ("orders", 0)) == (ErrorCode.NON_EMPTY_GROUP, [])
-    assert stored(house) is not None
+def test_of_members_that_are_no_consumers_nothing_is_deleted(env):
+    member_id, generation = member_of(env, kind="connect", metadata=b"what Connect says")
+    commit(env, ("orders", 0, 1), member=(member_id, generation, None))
+    assert delete(env, ("orders", 0)) == (ErrorCode.NON_EMPTY_GROUP, [])
+    assert stored(env) is not None
 
 
-def test_a_group_whose_members_have_left_lets_go_of_anything(house):
-    member_id, generation = member_of(house, "orders")
-    commit(house, ("orders", 0, 1), member=(member_id, generation, None))
-    house.broker.groups.leave("g", member_id, None, "")
-    assert delete(house, ("orders", 0)) == (0, [("orders", 0, 0)])
+def test_a_group_whose_members_have_left_lets_go_of_anything(env):
+    member_id, generation = member_of(env, "orders")
+    commit(env, ("orders", 0, 1), member=(member_id, generation, None))
+    env.broker.groups.leave("g", member_id, None, "")
+    assert delete(env, ("orders", 0)) == (0, [("orders", 0, 0)])
     # The group is still there, and has nothing.
-    assert delete(house, ("orders", 0)) == (0, [("orders", 0, 0)])
-    assert stored(house) is None
+    assert delete(env, ("orders", 0)) == (0, [("orders", 0, 0)])
+    assert stored(env) is None
 
 
-def test_a_group_that_nobody_knows_has_nothing_to_delete(house):
-    assert delete(house, ("orders", 0), group="nobody's") == (ErrorCode.GROUP_ID_NOT_FOUND, [])
-    assert delete(house, ("orders", 0), group="") == (ErrorCode.INVALID_GROUP_ID, [])
+def test_a_group_that_nobody_knows_has_nothing_to_delete(env):
+    assert delete(env, ("orders", 0), group="nobody's") == (ErrorCode.GROUP_ID_NOT_FOUND, [])
+    assert delete(env, ("orders", 0), group="") == (ErrorCode.INVALID_GROUP_ID, [])
 
 
-def test_a_deletion_that_cannot_be_stored_is_not_done(house):
-    commit(house, ("orders", 0, 1))
-    house.store.refuse_writes = True
-    assert delete(house, ("orders", 0)) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, [])
-    assert stored(house) is not None
+def test_a_deletion_that_cannot_be_stored_is_not_done(env):
+    commit(env, ("orders", 0, 1))
+    env.store.refuse_writes = True
+    assert delete(env, ("orders", 0)) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, [])
+    assert stored(env) is not None

@@ -13,7 +13,7 @@ from compat.records import check_message_set
 from gateway.groups.offsets.offset_rows import CommittedOffset
 from gateway.partitions.record_batch import check_batch
 from gateway.protocol.errors import ErrorCode
-from tests.fakes.broker import NOW, House, ended, open_house
+from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import ask
 from tests.gateway.sets import batch, old_set
 
@@ -21,25 +21,25 @@ LATEST, EARLIEST = -1, -2
 
 
 @pytest.fixture
-def house() -> House:
+def env() -> BrokerEnvironment:
     """One topic; its records are of the times 100, 200 and 300."""
-    house = open_house()
-    house.topic("orders")
+    env = open_environment()
+    env.topic("orders")
     for timestamp in (100, 200, 300):
         records = batch(1, timestamp=timestamp)
-        ended(house.partition().append_batch(records, check_batch(records, 11), 0))
-    return house
+        ended(env.partition().append_batch(records, check_batch(records, 11), 0))
+    return env
 
 
 def list_offsets(
-    house: House, timestamp: int, count: int = 10, topic: str = "orders", index: int = 0
+    env: BrokerEnvironment, timestamp: int, count: int = 10, topic: str = "orders", index: int = 0
 ) -> Any:
     named = ListOffsetsRequest.ListOffsetsTopic
     asked = named.ListOffsetsPartition(
         partition_index=index, timestamp=timestamp, max_num_offsets=count
     )
     answer = ask(
-        house, ListOffsetsRequest(replica_id=-1, topics=[named(name=topic, partitions=[asked])]), 0
+        env, ListOffsetsRequest(replica_id=-1, topics=[named(name=topic, partitions=[asked])]), 0
     )
     ((row,),) = [found.partitions for found in answer.topics]
     return row
@@ -50,47 +50,47 @@ def list_offsets(
     [(LATEST, 1, [3]), (LATEST, 10, [3, 0]), (EARLIEST, 1, [0]), (99, 10, [0]), (100, 10, [1, 0]), (250, 1, [2]), (300, 10, [3, 0]),
      ((1 << 63) - 1, 1, [3])],
 )  # fmt: skip
-def test_offsets_come_in_an_array(house, timestamp, count, expected):
-    row = list_offsets(house, timestamp, count)
+def test_offsets_come_in_an_array(env, timestamp, count, expected):
+    row = list_offsets(env, timestamp, count)
     assert (row.error_code, list(row.old_style_offsets)) == (0, expected)
 
 
-def test_records_without_times_count_from_when_they_came(house):
+def test_records_without_times_count_from_when_they_came(env):
     """What Kafka 0.8 knew of any record: the time of its segment's file."""
     records = old_set(1, magic=0)
     ended(
-        house.partition().append_message_set(
+        env.partition().append_message_set(
             records, check_message_set(records, max_decompressed_bytes=1000), 5000
         )
     )
     assert [
-        list(list_offsets(house, timestamp, 1).old_style_offsets) for timestamp in (4999, 5000)
+        list(list_offsets(env, timestamp, 1).old_style_offsets) for timestamp in (4999, 5000)
     ] == [[3], [4]]
 
 
 @pytest.mark.parametrize(("topic", "index"), [("other", 0), ("orders", 1)])
-def test_what_is_not_there_has_no_offsets(house, topic, index):
-    row = list_offsets(house, LATEST, topic=topic, index=index)
+def test_what_is_not_there_has_no_offsets(env, topic, index):
+    row = list_offsets(env, LATEST, topic=topic, index=index)
     assert (row.error_code, list(row.old_style_offsets)) == (
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         [],
     )
 
 
-def metadata(house: House, *topics: str) -> dict[str, int]:
+def metadata(env: BrokerEnvironment, *topics: str) -> dict[str, int]:
     asked = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
-    answer = ask(house, MetadataRequest(topics=asked), 0)
+    answer = ask(env, MetadataRequest(topics=asked), 0)
     return {topic.name: topic.error_code for topic in answer.topics}
 
 
-def test_an_empty_list_of_topics_means_all(house):
-    house.topic("others")
-    assert metadata(house) == {"orders": 0, "others": 0}
+def test_an_empty_list_of_topics_means_all(env):
+    env.topic("others")
+    assert metadata(env) == {"orders": 0, "others": 0}
 
 
-def test_a_topic_that_is_asked_for_is_made_before_the_answer(house):
-    assert metadata(house, "new") == {"new": 0}
-    assert house.broker.topics.get("new") is not None
+def test_a_topic_that_is_asked_for_is_made_before_the_answer(env):
+    assert metadata(env, "new") == {"new": 0}
+    assert env.broker.topics.get("new") is not None
 
 
 CommitTopic = OffsetCommitRequest.OffsetCommitRequestTopic
@@ -98,7 +98,12 @@ FetchTopic = OffsetFetchRequest.OffsetFetchRequestTopic
 
 
 def commit(
-    house: House, version: int, *, topic: str = "orders", timestamp: int = -1, retention: int = -1
+    env: BrokerEnvironment,
+    version: int,
+    *,
+    topic: str = "orders",
+    timestamp: int = -1,
+    retention: int = -1,
 ) -> int:
     """The error of a commit of offset 2."""
     row = CommitTopic.OffsetCommitRequestPartition(
@@ -109,41 +114,41 @@ def commit(
         retention_time_ms=retention,
         topics=[CommitTopic(name=topic, partitions=[row])],
     )
-    ((answer,),) = [found.partitions for found in ask(house, request, version).topics]
+    ((answer,),) = [found.partitions for found in ask(env, request, version).topics]
     return answer.error_code
 
 
 def offset(
-    house: House, version: int, topic: str = "orders", index: int = 0, group: str = "g"
+    env: BrokerEnvironment, version: int, topic: str = "orders", index: int = 0, group: str = "g"
 ) -> tuple[int, str, int]:
     request = OffsetFetchRequest(
         group_id=group, topics=[FetchTopic(name=topic, partition_indexes=[index])]
     )
-    ((row,),) = [found.partitions for found in ask(house, request, version).topics]
+    ((row,),) = [found.partitions for found in ask(env, request, version).topics]
     return row.committed_offset, row.metadata, row.error_code
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_old_commits_go_where_all_others_go(house, version):
-    assert commit(house, version) == 0
-    assert house.broker.offsets.get("g", "orders", 0) == CommittedOffset(2, -1, "mine", NOW, None)
-    assert [offset(house, fetching) for fetching in (0, 1, 7)] == [(2, "mine", 0)] * 3
+def test_old_commits_go_where_all_others_go(env, version):
+    assert commit(env, version) == 0
+    assert env.broker.offsets.get("g", "orders", 0) == CommittedOffset(2, -1, "mine", NOW, None)
+    assert [offset(env, fetching) for fetching in (0, 1, 7)] == [(2, "mine", 0)] * 3
 
 
 @pytest.mark.parametrize("version", range(5))
-def test_an_old_commit_for_what_is_not_there_is_refused(house, version):
-    assert commit(house, version, topic="other") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+def test_an_old_commit_for_what_is_not_there_is_refused(env, version):
+    assert commit(env, version, topic="other") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def test_a_commit_of_version_1_brings_its_time(house):
-    commit(house, 1, timestamp=1234)
-    assert house.broker.offsets.get("g", "orders", 0) == CommittedOffset(2, -1, "mine", 1234, None)
+def test_a_commit_of_version_1_brings_its_time(env):
+    commit(env, 1, timestamp=1234)
+    assert env.broker.offsets.get("g", "orders", 0) == CommittedOffset(2, -1, "mine", 1234, None)
 
 
 @pytest.mark.parametrize("version", [2, 3, 4])
-def test_a_commit_of_version_2_to_4_may_bring_its_retention_time(house, version):
-    commit(house, version, retention=60_000)
-    assert house.broker.offsets.get("g", "orders", 0) == CommittedOffset(
+def test_a_commit_of_version_2_to_4_may_bring_its_retention_time(env, version):
+    commit(env, version, retention=60_000)
+    assert env.broker.offsets.get("g", "orders", 0) == CommittedOffset(
         2, -1, "mine", NOW, NOW + 60_000
     )
 
@@ -152,8 +157,8 @@ def test_a_commit_of_version_2_to_4_may_bring_its_retention_time(house, version)
     ("topic", "index", "group"), [("orders", 0, "nobody's"), ("orders", 1, "g"), ("other", 0, "g")]
 )
 def test_where_zookeeper_had_nothing_version_0_says_that_the_partition_is_unknown(
-    house, topic, index, group
+    env, topic, index, group
 ):
-    commit(house, 0)
-    assert offset(house, 0, topic, index, group) == (-1, "", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    assert offset(house, 1, topic, index, group) == (-1, "", 0)
+    commit(env, 0)
+    assert offset(env, 0, topic, index, group) == (-1, "", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    assert offset(env, 1, topic, index, group) == (-1, "", 0)
