@@ -1,7 +1,11 @@
-"""What docs/reports.md says about how well libraries are told. `python -m tests.compat.fingerprint.figures` writes it there; a test holds it."""
+"""Figures of library detection for docs/reports.md.
+
+`python -m tests.compat.fingerprint.figures` writes them into the page; a test compares them.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -32,11 +36,15 @@ def as_markdown() -> str:
         _alike(applications),
         _strangers(),
     )
-    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+    return "\n\n".join("\n".join(map(_wrap, lines)) for lines in parts) + "\n"
+
+
+def _wrap(line: str) -> str:
+    return line if line.startswith("|") else textwrap.fill(line, 100, break_on_hyphens=False)
 
 
 def _rounds() -> Iterator[str]:
-    yield "| | nameless runs | library right | another one named | none named | true version in the range, of those named | releases in the range (median) | library right, counted with those that say their name |"
+    yield "| | runs without a name | correct library | wrong library | no library | correct range, if a library is named | releases in the range (median) | correct library, including runs with a name |"
     yield "|---|---|---|---|---|---|---|---|"
     for one in rounds():
         none, all_ = (
@@ -49,8 +57,8 @@ def _rounds() -> Iterator[str]:
 
 def _missed() -> Iterator[str]:
     titles = [f"{one.title} ({one.right:.1%})" for one in rounds() if one.right < AIMED_AT]
-    yield f"What is aimed at is {AIMED_AT:.0%} of the nameless. " + (
-        f"It is missed by: {'; '.join(titles)}." if titles else "All reach it."
+    yield f"The target is {AIMED_AT:.0%} of the runs without a name. " + (
+        f"Missed by: {'; '.join(titles)}." if titles else "All reach it."
     )
 
 
@@ -62,9 +70,9 @@ def by_library(judged: Iterable[Judged]) -> dict[str, list[Judged]]:
 
 
 def _libraries(one: Round) -> Iterator[str]:
-    yield "By library, each version held out, under client ids of applications:"
+    yield "By library, each version held out, with client ids of applications:"
     yield ""
-    yield "| | nameless runs | library right | releases in the range (median) | of releases | ranges without an upper end |"
+    yield "| | runs without a name | correct library | releases in the range (median) | releases in all | ranges without an upper end |"
     yield "|---|---|---|---|---|---|"
     for library, runs in by_library(one.nameless).items():
         right = [run for run in runs if run.is_right_library]
@@ -91,7 +99,7 @@ def undated(one: Round) -> dict[str, list[Judged]]:
 
 
 def _undated(one: Round) -> Iterator[str]:
-    yield f"Hardly dated at all, since most of their ranges are wider than half of their releases: {', '.join(undated(one))}."
+    yield f"Libraries whose version is hardly narrowed down (most ranges contain more than half of the releases): {', '.join(undated(one))}."
 
 
 def alike(one: Round) -> dict[tuple[str, str], list[Judged]]:
@@ -110,7 +118,7 @@ def _unnamed(one: Round) -> list[Judged]:
 
 
 def _alike(one: Round) -> Iterator[str]:
-    yield "Pairs that were not told apart there, one of the two being the true one (a run may be in several pairs):"
+    yield "Pairs of libraries that could not be distinguished in that table, one of the two being the correct one (a run may be in several pairs):"
     yield ""
     yield "| | runs | scenarios |"
     yield "|---|---|---|"
@@ -122,21 +130,27 @@ def _alike(one: Round) -> Iterator[str]:
         for run in _unnamed(one)
         if not {*run.verdict.candidates} - {run.run.library}
     )
-    yield "Not named although no other that is known comes near: " + _counted(alone) + "."
+    yield (
+        "No library named, although no other recorded library is similar: " + _counted(alone) + "."
+    )
     yield ""
     wrong = Counter(
         f"{run.run.library} for {run.verdict.library}"
         for run in one.nameless
         if run.is_wrong_library
     )
-    yield "Taken for another: " + _counted(wrong) + "."
+    yield "Identified as another library: " + _counted(wrong) + "."
 
 
 def _strangers() -> Iterator[str]:
     told = strangers()
     named, sure = share(told, lambda run: run.is_wrong_library), share(told, _is_sure_and_wrong)
-    yield f"Of a library that is in no recording (all its versions taken out) {named:.1%} of the {len(told)} runs are taken for another that sends the like,"
-    yield f"{sure:.1%} with a confidence that decides a state ({DECIDES:g}); what is refused still follows from what was on the wire."
+    yield (
+        f"With the library of a run removed from the recording, {named:.1%} of the "
+        f"{len(told)} runs are identified as another library that sends similar requests, {sure:.1%} "
+        f"with a confidence that decides a state ({DECIDES:g}). Refused requests are reported all the "
+        "same, because they are counted directly."
+    )
 
 
 def _is_sure_and_wrong(one: Judged) -> bool:
