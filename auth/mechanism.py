@@ -35,7 +35,7 @@ class AuthenticationBusy(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SaslOutcome:
     """One answer. `token` goes to the peer; the exchange is over when `principal` is there. `lifetime_ms` is how long it holds, 0 for ever."""
 
     token: bytes = field(repr=False)
@@ -43,10 +43,10 @@ class Outcome:
     lifetime_ms: int = 0
 
 
-class Exchange(Protocol):
+class SaslExchange(Protocol):
     """One log-in of one connection."""
 
-    def respond(self, token: bytes, /) -> Awaitable[Outcome]:
+    def respond(self, token: bytes, /) -> Awaitable[SaslOutcome]:
         """The answer to a token of the peer. Raises AuthenticationFailed and AuthenticationBusy; no bytes make it raise anything else.
 
         It can be cancelled when the connection goes.
@@ -62,6 +62,6 @@ class Mechanism(Protocol):
         """As SaslHandshake names it, for example `PLAIN`."""
         ...
 
-    def begin(self, host: str) -> Exchange:
+    def begin(self, host: str) -> SaslExchange:
         """A new log-in from this address."""
         ...

@@ -8,32 +8,32 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from auth.mechanism import AuthenticationFailed, Outcome, Principal
+from auth.mechanism import AuthenticationFailed, Principal, SaslOutcome
 
-Run = Callable[[str, Callable[[], bool]], Awaitable[bool]]
+RunInThread = Callable[[str, Callable[[], bool]], Awaitable[bool]]
 """Runs a function off the reactor thread, for the log-in of a host. If it is cancelled while it waits, the function is not called. Raises
 AuthenticationBusy."""
 
-WRONG = "wrong user name or password"
+WRONG_CREDENTIALS = "wrong user name or password"
 """One reason for both, so that nobody learns which names exist."""
 
 
-class Passwords(Protocol):
+class PasswordStore(Protocol):
     """Who may log in. `check` takes its time (it hashes) and may be called in any thread; unknown users cost what known ones cost.
 
-    `remembers` does not hash: whether that password was found right a short time ago.
+    `is_cached` does not hash: whether that password was found right a short time ago.
     """
 
-    def remembers(self, name: str, password: str, /) -> bool: ...
+    def is_cached(self, name: str, password: str, /) -> bool: ...
     def check(self, name: str, password: str, /) -> bool: ...
 
 
-class Plain:
+class PlainMechanism:
     """The mechanism. `run` takes each check off the reactor thread."""
 
     name = "PLAIN"
 
-    def __init__(self, passwords: Passwords, run: Run) -> None:
+    def __init__(self, passwords: PasswordStore, run: RunInThread) -> None:
         self._passwords = passwords
         self._run = run
 
@@ -42,7 +42,7 @@ class Plain:
 
     async def check(self, host: str, name: str, password: str) -> bool:
         """Whether that is the password. Raises AuthenticationBusy."""
-        if self._passwords.remembers(name, password):
+        if self._passwords.is_cached(name, password):
             return True
         return await self._run(host, lambda: self._passwords.check(name, password))
 
@@ -50,21 +50,21 @@ class Plain:
 class PlainExchange:
     """One log-in: takes one token."""
 
-    __slots__ = ("_host", "_is_over", "_mechanism")
+    __slots__ = ("_host", "_is_finished", "_mechanism")
 
-    def __init__(self, mechanism: Plain, host: str) -> None:
+    def __init__(self, mechanism: PlainMechanism, host: str) -> None:
         self._mechanism = mechanism
         self._host = host
-        self._is_over = False
+        self._is_finished = False
 
-    async def respond(self, token: bytes, /) -> Outcome:
-        if self._is_over:
+    async def respond(self, token: bytes, /) -> SaslOutcome:
+        if self._is_finished:
             raise AuthenticationFailed("the log-in is over already")
-        self._is_over = True
+        self._is_finished = True
         user, password = _parse(token)
         if not await self._mechanism.check(self._host, user, password):
-            raise AuthenticationFailed(WRONG)
-        return Outcome(b"", Principal("User", user))
+            raise AuthenticationFailed(WRONG_CREDENTIALS)
+        return SaslOutcome(b"", Principal("User", user))
 
 
 def _parse(token: bytes) -> tuple[str, str]:

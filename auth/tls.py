@@ -1,6 +1,6 @@
 """The server's side of TLS: a pyOpenSSL context from files, made anew when they change.
 
-`Tls` has the one method, `serverConnectionForTLS`, that Twisted asks of what makes a server's connections; nothing else here knows of Twisted.
+`TlsContextFactory` has the one method, `serverConnectionForTLS`, that Twisted asks of what makes a server's connections; nothing else here knows of Twisted.
 Existing connections keep the certificate that they began with.
 """
 
@@ -73,7 +73,7 @@ class TlsFiles:
         )
 
 
-class Tls:
+class TlsContextFactory:
     """Makes the server's side of connections. `clock` gives seconds; `on_problem` is told when changed files cannot be used (the old ones then serve on).
 
     Raises TlsError when the files cannot be used at the start.
@@ -85,9 +85,9 @@ class Tls:
         self._files = files
         self._clock = clock
         self._on_problem = on_problem
-        self._stamp = _stamp(files)
-        self._context = context_of(files)
-        self._looked = clock()
+        self._stamp = _files_stamp(files)
+        self._context = build_context(files)
+        self._checked_at = clock()
 
     def serverConnectionForTLS(self, _protocol: object) -> SSL.Connection:
         """A new connection on the newest context (Twisted's IOpenSSLServerConnectionCreator)."""
@@ -96,24 +96,24 @@ class Tls:
     def context(self) -> SSL.Context:
         """The context for a new connection."""
         now = self._clock()
-        if now - self._looked >= RECHECK_SECONDS:
-            self._looked = now
-            self._look_again()
+        if now - self._checked_at >= RECHECK_SECONDS:
+            self._checked_at = now
+            self._reload_if_changed()
         return self._context
 
-    def _look_again(self) -> None:
-        stamp = _stamp(self._files)
+    def _reload_if_changed(self) -> None:
+        stamp = _files_stamp(self._files)
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._context = context_of(self._files)
+            self._context = build_context(self._files)
         except TlsError as error:
             # Certificate and key are two files: between the writing of one and of the other they do not fit, and the next look finds them whole.
             self._on_problem(f"{error}; the certificates stay as they were")
 
 
-def context_of(files: TlsFiles) -> SSL.Context:
+def build_context(files: TlsFiles) -> SSL.Context:
     """A context for servers. Raises TlsError."""
     chain = _certificates(files.certificate)
     key = _key(files.key, files.key_password)
@@ -139,7 +139,7 @@ def context_of(files: TlsFiles) -> SSL.Context:
     context.set_session_id(
         b"kopgate"
     )  # without one, a resumed session with a client certificate is refused
-    _ask_clients(context, files)
+    _request_client_certificates(context, files)
     return context
 
 
@@ -148,7 +148,7 @@ def principal_of(certificate: x509.Certificate | None) -> Principal | None:
     return None if certificate is None else Principal("User", certificate.subject.rfc4514_string())
 
 
-def _ask_clients(context: SSL.Context, files: TlsFiles) -> None:
+def _request_client_certificates(context: SSL.Context, files: TlsFiles) -> None:
     if files.client_auth == "none":
         return
     if files.authorities is None:
@@ -204,11 +204,11 @@ def _read(path: Path) -> bytes:
         raise TlsError(f"{path}: {error.strerror}") from None
 
 
-def _stamp(files: TlsFiles) -> list[tuple[int, int, int] | None]:
-    return [_stamp_of(path) for path in files.paths()]
+def _files_stamp(files: TlsFiles) -> list[tuple[int, int, int] | None]:
+    return [_file_stamp(path) for path in files.paths()]
 
 
-def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+def _file_stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         status = os.stat(path)
     except OSError:

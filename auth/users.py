@@ -26,17 +26,17 @@ MAX_NAME_CHARS = 249
 RECHECK_SECONDS = 1.0
 """How often a log-in looks whether the file changed."""
 
-REMEMBERED_SECONDS = 60.0
+CACHE_SECONDS = 60.0
 """How long a password that was found right need not be hashed again, if its user is still the same in the file."""
 
-REMEMBERED_MAX = 10_000
+MAX_CACHED_PASSWORDS = 10_000
 """Passwords that are remembered, some 300 bytes each; the oldest is forgotten first."""
 
 _LINE = re.compile(
     r"\$scrypt\$ln=(\d{1,2}),r=(\d{1,2}),p=(\d{1,2})\$([A-Za-z0-9+/]{1,128})\$([A-Za-z0-9+/]{22,128})\Z",
     re.ASCII,
 )
-_MAX_MEMORY = 128 << 20
+MAX_SCRYPT_MEMORY = 128 << 20
 
 
 class UsersFileError(Exception):
@@ -44,51 +44,51 @@ class UsersFileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Hash:
-    """A password as it is stored. `log_cost`, `block` and `lanes` are scrypt's ln, r and p."""
+class PasswordHash:
+    """A password as it is stored. `log_cost`, `block_size` and `parallelism` are scrypt's ln, r and p."""
 
     log_cost: int
-    block: int
-    lanes: int
+    block_size: int
+    parallelism: int
     salt: bytes = field(repr=False)
     digest: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, password: str, log_cost: int = 14) -> Hash:
+    def of(cls, password: str, log_cost: int = 14) -> PasswordHash:
         """A new hash, salted. The cost of 14 is 16 MiB and some 50 ms: Kafka clients log in at each connection, by the thousand after a restart."""
         salt = secrets.token_bytes(16)
         return cls(log_cost, 8, 1, salt, _scrypt(password, log_cost, 8, 1, salt, 32))
 
     @classmethod
-    def parse(cls, text: str) -> Hash:
+    def parse(cls, text: str) -> PasswordHash:
         """The hash that `text` spells. Raises ValueError."""
         match = _LINE.match(text)
         if match is None:
             raise ValueError("the hash is not $scrypt$ln=..,r=..,p=..$SALT$HASH")
-        log_cost, block, lanes = int(match[1]), int(match[2]), int(match[3])
-        is_a_cost = 1 <= log_cost < 16 * block and lanes >= 1  # RFC 7914, section 2
-        if not is_a_cost or 128 * block * lanes << log_cost > _MAX_MEMORY:
+        log_cost, block_size, parallelism = int(match[1]), int(match[2]), int(match[3])
+        is_a_cost = 1 <= log_cost < 16 * block_size and parallelism >= 1  # RFC 7914, section 2
+        if not is_a_cost or 128 * block_size * parallelism << log_cost > MAX_SCRYPT_MEMORY:
             raise ValueError(
-                f"ln={log_cost},r={block},p={lanes} is no scrypt cost, or asks for more than {_MAX_MEMORY >> 20} MiB"
+                f"ln={log_cost},r={block_size},p={parallelism} is no scrypt cost, or asks for more than {MAX_SCRYPT_MEMORY >> 20} MiB"
             )
-        return cls(log_cost, block, lanes, _unbase64(match[4]), _unbase64(match[5]))
+        return cls(log_cost, block_size, parallelism, _unbase64(match[4]), _unbase64(match[5]))
 
     def __str__(self) -> str:
-        return f"$scrypt$ln={self.log_cost},r={self.block},p={self.lanes}${_base64(self.salt)}${_base64(self.digest)}"
+        return f"$scrypt$ln={self.log_cost},r={self.block_size},p={self.parallelism}${_base64(self.salt)}${_base64(self.digest)}"
 
     def matches(self, password: str) -> bool:
         """Whether this is the hash of `password`, in constant time but for the hashing itself."""
         digest = _scrypt(
-            password, self.log_cost, self.block, self.lanes, self.salt, len(self.digest)
+            password, self.log_cost, self.block_size, self.parallelism, self.salt, len(self.digest)
         )
         return hmac.compare_digest(digest, self.digest)
 
     @property
-    def work(self) -> int:
-        return (self.block * self.lanes) << self.log_cost
+    def cost(self) -> int:
+        return (self.block_size * self.parallelism) << self.log_cost
 
 
-class Users:
+class UsersFile:
     """The users of a file, for log-ins from any thread. `clock` gives seconds; `on_problem` is told when a changed file cannot be used.
 
     A changed file that cannot be used leaves the users as they were: a slip of the pen at night must not lock everybody out.
@@ -101,26 +101,27 @@ class Users:
         self._clock = clock
         self._on_problem = on_problem
         self._lock = threading.Lock()
-        self._stamp = _stamp(path)
-        self._hashes = read(path)
-        self._nobody = _decoy(self._hashes)
-        self._looked = clock()
+        self._stamp = _file_stamp(path)
+        self._hashes = read_users(path)
+        self._dummy = _dummy_hash(self._hashes)
+        self._checked_at = clock()
         # By a keyed hash of name and password, which is of no use outside this process: the user's stored hash, and until when.
         self._key = secrets.token_bytes(32)
-        self._remembered: OrderedDict[bytes, tuple[Hash, float]] = OrderedDict()
-        if warning := open_to_others(path):
+        self._cache: OrderedDict[bytes, tuple[PasswordHash, float]] = OrderedDict()
+        if warning := permission_warning(path):
             on_problem(warning)
 
-    def remembers(self, name: str, password: str, /) -> bool:
+    def is_cached(self, name: str, password: str, /) -> bool:
         """Whether `check` found that password right a short time ago, and neither the file nor the user has changed since."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            found = self._remembered.get(self._digest(name, password))
+            found = self._cache.get(self._digest(name, password))
             if found is None or found[1] < self._clock() or self._hashes.get(name) != found[0]:
                 return False
             return (
-                self._clock() - self._looked < RECHECK_SECONDS or _stamp(self._path) == self._stamp
+                self._clock() - self._checked_at < RECHECK_SECONDS
+                or _file_stamp(self._path) == self._stamp
             )
         finally:
             self._lock.release()
@@ -128,42 +129,42 @@ class Users:
     def check(self, name: str, password: str, /) -> bool:
         """Whether `name` has that password. Blocks while it hashes, for an unknown name as long as for a known one."""
         with self._lock:
-            self._look_again()
+            self._reload_if_changed()
             known = self._hashes.get(name)
-            stored = known or self._nobody
+            stored = known or self._dummy
         if not stored.matches(password) or known is None:
             return False
         with self._lock:
             digest = self._digest(name, password)
-            self._remembered[digest] = known, self._clock() + REMEMBERED_SECONDS
-            self._remembered.move_to_end(digest)
-            if len(self._remembered) > REMEMBERED_MAX:
-                self._remembered.popitem(last=False)
+            self._cache[digest] = known, self._clock() + CACHE_SECONDS
+            self._cache.move_to_end(digest)
+            if len(self._cache) > MAX_CACHED_PASSWORDS:
+                self._cache.popitem(last=False)
         return True
 
     def _digest(self, name: str, password: str) -> bytes:
         return hmac.digest(self._key, f"{name}\0{password}".encode(), "sha256")
 
-    def _look_again(self) -> None:
+    def _reload_if_changed(self) -> None:
         now = self._clock()
-        if now - self._looked < RECHECK_SECONDS:
+        if now - self._checked_at < RECHECK_SECONDS:
             return
-        self._looked = now
-        stamp = _stamp(self._path)
+        self._checked_at = now
+        stamp = _file_stamp(self._path)
         if stamp == self._stamp:
             return
         self._stamp = stamp
         try:
-            self._hashes = read(self._path)
+            self._hashes = read_users(self._path)
         except UsersFileError as error:
             self._on_problem(f"{error}; the users stay as they were")
             return
-        self._nobody = _decoy(self._hashes)
-        if warning := open_to_others(self._path):
+        self._dummy = _dummy_hash(self._hashes)
+        if warning := permission_warning(self._path):
             self._on_problem(warning)
 
 
-def read(path: Path) -> dict[str, Hash]:
+def read_users(path: Path) -> dict[str, PasswordHash]:
     """The users of the file, in its order. Raises UsersFileError."""
     try:
         text = path.read_text("utf-8")
@@ -173,7 +174,7 @@ def read(path: Path) -> dict[str, Hash]:
         ) from None
     except UnicodeDecodeError:
         raise UsersFileError(f"{path}: not UTF-8") from None
-    users: dict[str, Hash] = {}
+    users: dict[str, PasswordHash] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -182,14 +183,14 @@ def read(path: Path) -> dict[str, Hash]:
             check_name(name)
             if name in users:
                 raise ValueError("the name is there twice")
-            users[name] = Hash.parse(rest)
+            users[name] = PasswordHash.parse(rest)
         except ValueError as error:
             raise UsersFileError(f"{path}, line {number}: {error}") from None
     return users
 
 
 @contextmanager
-def editing(path: Path) -> Iterator[dict[str, Hash]]:
+def edit_users(path: Path) -> Iterator[dict[str, PasswordHash]]:
     """The users of the file (none where it is missing), written back on leaving: all or nothing, readable by the owner only.
 
     A second editor waits until the first has left. Comments are not kept. Raises UsersFileError.
@@ -200,7 +201,7 @@ def editing(path: Path) -> Iterator[dict[str, Hash]]:
         raise UsersFileError(f"{path.parent}: {error.strerror}") from None
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        users = read(path) if path.exists() else {}
+        users = read_users(path) if path.exists() else {}
         yield users
         try:
             _replace(path, users)
@@ -221,7 +222,7 @@ def check_name(name: str) -> None:
         )
 
 
-def open_to_others(path: Path) -> str | None:
+def permission_warning(path: Path) -> str | None:
     """A warning where others than its owner may read or change the file."""
     try:
         mode = path.stat().st_mode & 0o777
@@ -234,7 +235,7 @@ def open_to_others(path: Path) -> str | None:
     )
 
 
-def _replace(path: Path, users: Mapping[str, Hash]) -> None:
+def _replace(path: Path, users: Mapping[str, PasswordHash]) -> None:
     path = path.resolve()  # a link stays one
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
@@ -253,17 +254,23 @@ def _replace(path: Path, users: Mapping[str, Hash]) -> None:
         raise
 
 
-def _decoy(hashes: Mapping[str, Hash]) -> Hash:
+def _dummy_hash(hashes: Mapping[str, PasswordHash]) -> PasswordHash:
     """What an unknown name is checked against: as much work as the costliest user."""
     most = max(
-        hashes.values(), key=lambda stored: stored.work, default=Hash(14, 8, 1, b"", bytes(32))
+        hashes.values(),
+        key=lambda stored: stored.cost,
+        default=PasswordHash(14, 8, 1, b"", bytes(32)),
     )
-    return Hash(
-        most.log_cost, most.block, most.lanes, secrets.token_bytes(16), secrets.token_bytes(32)
+    return PasswordHash(
+        most.log_cost,
+        most.block_size,
+        most.parallelism,
+        secrets.token_bytes(16),
+        secrets.token_bytes(32),
     )
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
+def _file_stamp(path: Path) -> tuple[int, int, int] | None:
     try:
         status = path.stat()
     except OSError:
@@ -271,15 +278,17 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _scrypt(password: str, log_cost: int, block: int, lanes: int, salt: bytes, size: int) -> bytes:
+def _scrypt(
+    password: str, log_cost: int, block_size: int, parallelism: int, salt: bytes, size: int
+) -> bytes:
     # OpenSSL counts a little more than the 128 * r * N of the algorithm.
     return hashlib.scrypt(
         password.encode(),
         salt=salt,
         n=1 << log_cost,
-        r=block,
-        p=lanes,
-        maxmem=2 * _MAX_MEMORY,
+        r=block_size,
+        p=parallelism,
+        maxmem=2 * MAX_SCRYPT_MEMORY,
         dklen=size,
     )
 

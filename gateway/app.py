@@ -13,9 +13,9 @@ from secrets import randbelow
 from typing import Any
 
 from auth.mechanism import Mechanism
-from auth.plain import Plain
-from auth.tls import Tls, TlsFiles
-from auth.users import Users
+from auth.plain import PlainMechanism
+from auth.tls import TlsContextFactory, TlsFiles
+from auth.users import UsersFile
 from gateway import logs
 from gateway.broker import Broker
 from gateway.cluster import Cluster
@@ -242,16 +242,16 @@ def make_mechanisms(
         raise ValueError(
             "a SASL listener needs users: make a file with `kopgate users add NAME --file FILE` and set users_file to it"
         )
-    users = Users(
+    users = UsersFile(
         settings.users_file,
         time.monotonic,
         lambda problem: _log.warning("users file", problem=problem),
     )
-    plain = Plain(users, run)
+    plain = PlainMechanism(users, run)
     return {plain.name: plain}
 
 
-def make_tls(settings: Settings) -> Tls:
+def make_tls(settings: Settings) -> TlsContextFactory:
     """The context for TLS listeners. Raises TlsError, and ValueError where no certificate is set."""
     if settings.ssl_certificate_file is None or settings.ssl_key_file is None:
         raise ValueError("a TLS listener needs ssl_certificate_file and ssl_key_file")
@@ -263,4 +263,6 @@ def make_tls(settings: Settings) -> Tls:
         settings.ssl_client_auth,
         settings.ssl_min_version,
     )
-    return Tls(files, time.monotonic, lambda problem: _log.warning("certificates", problem=problem))
+    return TlsContextFactory(
+        files, time.monotonic, lambda problem: _log.warning("certificates", problem=problem)
+    )

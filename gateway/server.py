@@ -14,7 +14,7 @@ from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
 from auth.mechanism import AuthenticationBusy
-from auth.tls import Tls, TlsError
+from auth.tls import TlsContextFactory, TlsError
 from auth.users import UsersFileError
 from compat.records import KERNEL, KERNEL_REASON
 from gateway import handlers as handlers  # importing them routes them
@@ -60,7 +60,7 @@ SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 8.0
 #: Bytes of unfinished frames on all connections that are not logged in: 256 of the largest tokens.
 LOGIN_BYTES = 16 << 20
 
-Listeners = list[tuple[Endpoint, Listener, Tls | None]]
+Listeners = list[tuple[Endpoint, Listener, TlsContextFactory | None]]
 
 #: What is listened on, and what clients are told of it, by listener.
 Bound = tuple[list[Endpoint], dict[str, tuple[str, int]]]

@@ -118,7 +118,7 @@ def test_a_package_says_that_it_is_typed(package):
     ("path", "source"),
     [
         ("auth/plain.py", "from gateway import logs"),
-        ("compat/records/up.py", "import storage.log"),
+        ("compat/records/up_conversion.py", "import storage.log"),
         ("storage/log.py", "def f():\n    from gateway.settings.model import Settings"),
         ("gateway/protocol/dispatch.py", "from twisted.internet.defer import Deferred"),
         ("gateway/server.py", "from twisted.internet import reactor"),

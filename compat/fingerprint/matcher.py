@@ -12,39 +12,39 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from compat.fingerprint.behaviour import API_VERSIONS, NEVER_ASKED, Doing
-from compat.fingerprint.table import Library, Profile, Table
+from compat.fingerprint.behaviour import API_VERSIONS, NOT_SENT, Behaviour
+from compat.fingerprint.table import ClientLibrary, LibraryTable, VersionProfile
 
-CONTRADICTED = 4.0
+CONTRADICTION_COST = 4.0
 """What it costs that a version of a request speaks against a library."""
-STRETCHED = 0.25
+UNRECORDED_COST = 0.25
 """What it costs that a version of a request was seen in no recorded version of the library, although it lies between two."""
-FOREIGN = 1.5
+FOREIGN_REQUEST_COST = 1.5
 """What it costs that a library was never seen to send such a request."""
-HABIT, OPENING, NAME = 4.0, 1.0, 5.0
+HABIT_WEIGHT, OPENING_WEIGHT, CLIENT_ID_WEIGHT = 4.0, 1.0, 5.0
 """What speaks for a library, at most: a value that it alone has, a beginning that it alone has, its own client id."""
-STRANGE_HABIT, STRANGE_OPENING = 1.0, 3.0
+UNSEEN_HABIT_COST, UNSEEN_OPENING_COST = 1.0, 3.0
 """What it costs that a value or a beginning was never seen of it: applications set the one, and not the other."""
-ELSEWHERE = 1.5
+OTHER_VERSION_COST = 1.5
 """What it costs that a value or a beginning was seen of the library, and not of the versions that its requests speak for."""
-NOBODY = 5.0
+UNKNOWN_LIBRARY_COST = 5.0
 """What it costs to be a library that is in no table. One that is in it and costs more is not the one."""
-SURE = 0.7
+MIN_SHARE = 0.7
 """The share of all scores that a library needs to be named."""
-SUREST = 0.99
+MAX_CONFIDENCE = 0.99
 """As sure as a conclusion gets: 1 is for who says it."""
-WORTH_NAMING = 0.05
+MIN_CANDIDATE_SHARE = 0.05
 """The share with which it is one of those that it may be."""
 
-AS = "as "
+RECORDED_PREFIX = "as "
 """Evidence begins with it where a recorded version does the same."""
 
 #: Requests that clients send of themselves; others depend on what the application asks for.
-OF_THEMSELVES = frozenset({0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 17, 18, 22, 36})
+AUTOMATIC_REQUESTS = frozenset({0, 1, 2, 3, 8, 9, 10, 11, 12, 13, 14, 17, 18, 22, 36})
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Identification:
     """`library` is None where it cannot be said; `candidates` are those that it may be, likeliest first. `version_low` and `version_high` are releases,
     both possible; `version_high` None is "or newer than any that is known". `confidence` is 0 to 1.
     """
@@ -58,214 +58,243 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class VersionFit:
     """How well a place in the line of a library explains the requests: at a recorded version, in a gap beside one, or configured."""
 
     low: int
     """Index in the releases."""
     high: int | None
     contradictions: int
-    stretches: int
-    why: str
-    near: tuple[Profile, ...]
+    unrecorded: int
+    reason: str
+    profiles: tuple[VersionProfile, ...]
     """The recordings that it is concluded from."""
 
     @property
     def is_recorded(self) -> bool:
         """Whether it is a recorded version, and not a gap beside one."""
-        return self.low == self.high and self.why.startswith(AS)
+        return self.low == self.high and self.reason.startswith(RECORDED_PREFIX)
 
     @property
     def cost(self) -> float:
-        return CONTRADICTED * self.contradictions + STRETCHED * self.stretches
+        return CONTRADICTION_COST * self.contradictions + UNRECORDED_COST * self.unrecorded
 
 
-def identify(doing: Doing, table: Table) -> Verdict:
-    fits = {library.name: places(doing, library) for library in table.libraries}
+def identify(behaviour: Behaviour, table: LibraryTable) -> Identification:
+    fits = {library.name: version_fits(behaviour, library) for library in table.libraries}
     weighed = {
-        library.name: _weighed(doing, library, fits[library.name], table.libraries)
+        library.name: _score(behaviour, library, fits[library.name], table.libraries)
         for library in table.libraries
     }
-    scores = {name: speaks - costs for name, (speaks, costs) in weighed.items()}
+    scores = {name: support - costs for name, (support, costs) in weighed.items()}
     # A library that nobody has recorded would have as much speaking for it as the best one that somebody has.
-    speaks, _ = max(weighed.values(), key=lambda pair: pair[0] - pair[1], default=(0.0, 0.0))
+    support, _ = max(weighed.values(), key=lambda pair: pair[0] - pair[1], default=(0.0, 0.0))
     ranked = sorted(
-        zip(scores, _shares([*scores.values(), speaks - NOBODY]), strict=False),
+        zip(scores, _shares([*scores.values(), support - UNKNOWN_LIBRARY_COST]), strict=False),
         key=lambda pair: -pair[1],
     )
-    candidates = tuple(name for name, share in ranked if share >= WORTH_NAMING)
-    if not ranked or ranked[0][1] < SURE:
-        return Verdict(None, candidates, None, None, 0.0, _of_several(candidates))
+    candidates = tuple(name for name, share in ranked if share >= MIN_CANDIDATE_SHARE)
+    if not ranked or ranked[0][1] < MIN_SHARE:
+        return Identification(None, candidates, None, None, 0.0, _candidates_text(candidates))
     name, share = ranked[0]
     library = next(library for library in table.libraries if library.name == name)
     low, high = _range(fits[name], library)
-    return Verdict(
+    return Identification(
         name,
         candidates,
         low,
         high,
-        round(min(share, SUREST), 2),
-        _evidence(doing, library, fits[name]),
+        round(min(share, MAX_CONFIDENCE), 2),
+        _evidence(behaviour, library, fits[name]),
     )
 
 
-def places(doing: Doing, library: Library) -> list[Fit]:
-    """All places in the line, in the same order for each `doing`, and last what it may be where it is configured."""
-    highest = doing.highest
+def version_fits(behaviour: Behaviour, library: ClientLibrary) -> list[VersionFit]:
+    """All places in the line, in the same order for each `behaviour`, and last what it may be where it is configured."""
+    highest = behaviour.highest
     releases = {version: place for place, version in enumerate(library.releases)}
     fits = []
-    for before, after in zip((None, *library.line), (*library.line, None), strict=True):
-        fits.append(_gap(doing, before, after, releases))
+    for before, after in zip((None, *library.by_version), (*library.by_version, None), strict=True):
+        fits.append(_gap_fit(behaviour, before, after, releases))
         if after is not None:
-            wrong = _too_old(highest, after) | _too_new(doing, after)
+            wrong = _too_old(highest, after) | _too_new(behaviour, after)
             place = releases[after.version]
             fits.append(
-                Fit(place, place, len(wrong), 0, f"{AS}{library.name} {after.version}", (after,))
+                VersionFit(
+                    place,
+                    place,
+                    len(wrong),
+                    0,
+                    f"{RECORDED_PREFIX}{library.name} {after.version}",
+                    (after,),
+                )
             )
-    if library.may_be == "always" or (
-        library.may_be == "unasked" and highest.get(API_VERSIONS, NEVER_ASKED) == NEVER_ASKED
+    if library.protocol_config == "always" or (
+        library.protocol_config == "unasked" and highest.get(API_VERSIONS, NOT_SENT) == NOT_SENT
     ):
-        fits.append(_configured(doing, library, releases))
+        fits.append(_configured_fit(behaviour, library, releases))
     return fits
 
 
-def _gap(
-    doing: Doing, before: Profile | None, after: Profile | None, releases: dict[str, int]
-) -> Fit:
+def _gap_fit(
+    behaviour: Behaviour,
+    before: VersionProfile | None,
+    after: VersionProfile | None,
+    releases: dict[str, int],
+) -> VersionFit:
     """Versions after `before` and before `after`: they send what lies between the two."""
-    highest = doing.highest
+    highest = behaviour.highest
     wrong: set[int] = set()
     between: set[int] = set()
     if before is not None:
-        wrong |= _too_new(doing, before)
+        wrong |= _too_new(behaviour, before)
         between |= _too_old(highest, before)
     if after is not None:
         wrong |= _too_old(highest, after)
         between = (
-            (between & _too_new(doing, after)) if before is not None else _too_new(doing, after)
+            (between & _too_new(behaviour, after))
+            if before is not None
+            else _too_new(behaviour, after)
         )
     if before is not None and after is not None:
         # What one of the two is known to send, its neighbours may send, too, whichever way the other goes.
         wrong = {
             key
             for key in wrong
-            if not any(highest[key] in one.doing.requests.get(key, ()) for one in (before, after))
+            if not any(
+                highest[key] in one.behaviour.requests.get(key, ()) for one in (before, after)
+            )
         }
     low = 0 if before is None else releases[before.version] + 1
     high = None if after is None else releases[after.version] - 1
-    why = f"{'older than' if before is None else 'after'} {(before or after or _NONE).version}"
+    reason = f"{'older than' if before is None else 'after'} {(before or after or _EMPTY_PROFILE).version}"
     if before is not None and after is not None:
-        why += f" and before {after.version}"
-    return Fit(
+        reason += f" and before {after.version}"
+    return VersionFit(
         low,
         high,
         len(wrong),
         len(between - wrong),
-        why,
+        reason,
         tuple(one for one in (before, after) if one is not None),
     )
 
 
-def _configured(doing: Doing, library: Library, releases: dict[str, int]) -> Fit:
+def _configured_fit(
+    behaviour: Behaviour, library: ClientLibrary, releases: dict[str, int]
+) -> VersionFit:
     """A version that was told what to speak, up to the newest that any can: only what cannot be configured bounds it."""
-    highest = {key: version for key, version in doing.highest.items() if key != API_VERSIONS}
+    highest = {key: version for key, version in behaviour.highest.items() if key != API_VERSIONS}
     wrong = min((len(_too_old(highest, profile)) for profile in library.profiles), default=0)
     unseen = min(
         (
-            len(_too_old(highest, profile) | _too_new(doing, profile))
+            len(_too_old(highest, profile) | _too_new(behaviour, profile))
             for profile in library.configured
         ),
         default=len(highest),
     )
     low, high = 0, None
-    if library.may_be == "unasked":
+    if library.protocol_config == "unasked":
         # It takes what the broker offers unless told otherwise, so it goes as far as it can where it was recorded.
-        too_old = [profile for profile in library.line if _too_old(highest, profile)]
+        too_old = [profile for profile in library.by_version if _too_old(highest, profile)]
         low = min(releases[too_old[-1].version] + 1, len(releases) - 1) if too_old else 0
     else:
-        high = _before_all_that_ask(doing, library, releases)
-    why = f"{library.name} that is configured to speak an older protocol"
-    return Fit(low, high, wrong, unseen, why, library.configured or library.profiles)
+        high = _last_release_without_api_versions(behaviour, library, releases)
+    reason = f"{library.name} that is configured to speak an older protocol"
+    return VersionFit(low, high, wrong, unseen, reason, library.configured or library.profiles)
 
 
-def _before_all_that_ask(doing: Doing, library: Library, releases: dict[str, int]) -> int | None:
+def _last_release_without_api_versions(
+    behaviour: Behaviour, library: ClientLibrary, releases: dict[str, int]
+) -> int | None:
     """The release before the first from which on every recording asks for ApiVersions, however it is configured, where this one did not."""
-    if doing.highest.get(API_VERSIONS, NEVER_ASKED) != NEVER_ASKED:
+    if behaviour.highest.get(API_VERSIONS, NOT_SENT) != NOT_SENT:
         return None
     silent = [
-        profile.version
-        for profile in library.profiles
-        if profile.highest[API_VERSIONS] == NEVER_ASKED
+        profile.version for profile in library.profiles if profile.highest[API_VERSIONS] == NOT_SENT
     ]
     asking = [
         place
-        for profile in library.line
+        for profile in library.by_version
         if (place := releases[profile.version]) > max((releases[one] for one in silent), default=-1)
     ]
     return min(asking) - 1 if asking and silent else None
 
 
-_NONE = Profile("0", Doing({}))
+_EMPTY_PROFILE = VersionProfile("0", Behaviour({}))
 
 
-def _too_old(highest: dict[int, int], profile: Profile) -> set[int]:
+def _too_old(highest: dict[int, int], profile: VersionProfile) -> set[int]:
     """Requests in which `profile` goes less far than was seen."""
     own = profile.highest
     return {key for key, version in highest.items() if key in own and version > own[key]}
 
 
-def _too_new(doing: Doing, profile: Profile) -> set[int]:
+def _too_new(behaviour: Behaviour, profile: VersionProfile) -> set[int]:
     """Requests in which it goes farther, and never sends what was seen."""
-    own, sent = profile.highest, profile.doing.requests
+    own, sent = profile.highest, profile.behaviour.requests
     return {
         key
-        for key, version in doing.highest.items()
+        for key, version in behaviour.highest.items()
         if key in own and version < own[key] and version not in sent.get(key, ())
     }
 
 
-def _weighed(
-    doing: Doing, library: Library, fits: Sequence[Fit], others: Sequence[Library]
+def _score(
+    behaviour: Behaviour,
+    library: ClientLibrary,
+    fits: Sequence[VersionFit],
+    others: Sequence[ClientLibrary],
 ) -> tuple[float, float]:
     """What speaks for it, and what it costs to believe it."""
-    speaks, costs = (
+    support, costs = (
         0.0,
-        min(fit.cost + ELSEWHERE * _elsewhere(doing, library, fit.near) for fit in fits),
+        min(
+            fit.cost + OTHER_VERSION_COST * _outside_fit(behaviour, library, fit.profiles)
+            for fit in fits
+        ),
     )
-    costs += FOREIGN * len((doing.requests.keys() & OF_THEMSELVES) - library.requests)
-    for name, values in doing.habits.items():
+    costs += FOREIGN_REQUEST_COST * len(
+        (behaviour.requests.keys() & AUTOMATIC_REQUESTS) - library.requests
+    )
+    for name, values in behaviour.habits.items():
         if values <= library.habits.get(name, frozenset()):
-            speaks += HABIT * _rarity(
+            support += HABIT_WEIGHT * _rarity(
                 sum(values <= other.habits.get(name, frozenset()) for other in others), len(others)
             )
         else:
-            costs += STRANGE_HABIT
-    for first in doing.openings:
+            costs += UNSEEN_HABIT_COST
+    for first in behaviour.openings:
         if first in library.openings:
-            speaks += (
-                OPENING
+            support += (
+                OPENING_WEIGHT
                 * _rarity(sum(first in other.openings for other in others), len(others))
-                / len(doing.openings)
+                / len(behaviour.openings)
             )
         else:
-            costs += STRANGE_OPENING
-    if doing.named_like == library.name:
-        costs = max(costs - NAME, 0.0)
-    elif doing.named_like is not None:
-        costs += NAME
-    return speaks, costs
+            costs += UNSEEN_OPENING_COST
+    if behaviour.client_id_library == library.name:
+        costs = max(costs - CLIENT_ID_WEIGHT, 0.0)
+    elif behaviour.client_id_library is not None:
+        costs += CLIENT_ID_WEIGHT
+    return support, costs
 
 
-def _elsewhere(doing: Doing, library: Library, near: Sequence[Profile]) -> float:
-    """How many habits and beginnings are the library's, and not those of `near`; all beginnings together are as much as one habit."""
+def _outside_fit(
+    behaviour: Behaviour, library: ClientLibrary, profiles: Sequence[VersionProfile]
+) -> float:
+    """How many habits and beginnings are the library's, and not those of `profiles`; all beginnings together are as much as one habit."""
     found = 0.0
-    for name, values in doing.habits.items():
+    for name, values in behaviour.habits.items():
         if values <= library.habits.get(name, frozenset()):
             found += not all(
-                any(value in one.doing.habits.get(name, ()) for one in near) for value in values
+                any(value in one.behaviour.habits.get(name, ()) for one in profiles)
+                for value in values
             )
-    for first in doing.openings & library.openings:
-        found += (not any(first in one.doing.openings for one in near)) / len(doing.openings)
+    for first in behaviour.openings & library.openings:
+        found += (not any(first in one.behaviour.openings for one in profiles)) / len(
+            behaviour.openings
+        )
     return found
 
 
@@ -279,7 +308,7 @@ def _shares(scores: Iterable[float]) -> list[float]:
     return [one / sum(each) for one in each]
 
 
-def _range(fits: Sequence[Fit], library: Library) -> tuple[str | None, str | None]:
+def _range(fits: Sequence[VersionFit], library: ClientLibrary) -> tuple[str | None, str | None]:
     """All places that are contradicted least."""
     least = min(fit.contradictions for fit in fits)
     fitting = [
@@ -295,25 +324,27 @@ def _range(fits: Sequence[Fit], library: Library) -> tuple[str | None, str | Non
     ], None if high is None else library.releases[high]
 
 
-def _evidence(doing: Doing, library: Library, fits: Sequence[Fit]) -> tuple[str, ...]:
+def _evidence(
+    behaviour: Behaviour, library: ClientLibrary, fits: Sequence[VersionFit]
+) -> tuple[str, ...]:
     # A recorded version says more than a gap that it ends.
     best = min(fits, key=lambda fit: (fit.cost, fit.low != fit.high))
-    found = [f"requests {best.why}"]
+    found = [f"requests {best.reason}"]
     own = sorted(
         f"{name} {','.join(sorted(values))}"
-        for name, values in doing.habits.items()
+        for name, values in behaviour.habits.items()
         if values <= library.habits.get(name, frozenset())
     )
     if own:
         found.append("habits: " + ", ".join(own))
-    if doing.openings & library.openings:
+    if behaviour.openings & library.openings:
         found.append("connections begin as its do")
-    if doing.named_like == library.name:
+    if behaviour.client_id_library == library.name:
         found.append("its own client id")
     return tuple(found)
 
 
-def _of_several(candidates: Sequence[str]) -> tuple[str, ...]:
+def _candidates_text(candidates: Sequence[str]) -> tuple[str, ...]:
     if not candidates:
         return ("no library that is known does this",)
     return (

@@ -13,16 +13,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from compat.fingerprint.behaviour import API_VERSIONS, LOG_IN, Doing
-from compat.fingerprint.matcher import Fit, places
-from compat.fingerprint.table import Library, Profile, Table, numbers
+from compat.fingerprint.behaviour import API_VERSIONS, SASL_REQUESTS, Behaviour
+from compat.fingerprint.matcher import VersionFit, version_fits
+from compat.fingerprint.table import ClientLibrary, LibraryTable, VersionProfile, version_numbers
 
-NOT_COMPARED = frozenset({API_VERSIONS, *LOG_IN})
+NOT_COMPARED = frozenset({API_VERSIONS, *SASL_REQUESTS})
 """Requests whose version depends on the listener, or on an earlier refusal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedClient:
     """A client that sends its name, with the requests of all its connections."""
 
     library: str
@@ -31,7 +31,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class InferredClient:
     """`connections` are indexes of those without a name; `named` is the index of the client that
     sends its name on others, None where there is none.
     """
@@ -40,30 +40,30 @@ class Client:
     connections: tuple[int, ...]
 
 
-MOST_REMEMBERED = 10_000
+MAX_CACHED_EXPLANATIONS = 10_000
 """Kinds of connections whose explanations are cached: applications of one library share them."""
 
-Place = tuple[str, int]
+FitKey = tuple[str, int]
 """A library, and the index of a place in its line."""
-Lower = Mapping[int, frozenset[int]]
+LowerVersions = Mapping[int, frozenset[int]]
 """By api key, versions that a client sends beside a higher one."""
 
 
-class _Sent:
+class _SentVersions:
     """The versions that some connections sent, by api key."""
 
-    def __init__(self, first: Doing | None = None) -> None:
+    def __init__(self, first: Behaviour | None = None) -> None:
         self._versions: dict[int, set[int]] = {}
         if first is not None:
             self.add(first)
 
-    def add(self, doing: Doing) -> None:
-        for key, version in doing.highest.items():
+    def add(self, behaviour: Behaviour) -> None:
+        for key, version in behaviour.highest.items():
             self._versions.setdefault(key, set()).add(version)
 
-    def agrees(self, doing: Doing, lower: Lower) -> bool:
+    def agrees(self, behaviour: Behaviour, lower: LowerVersions) -> bool:
         """Whether each request has the same version in both, or the lower one is sent beside a higher one."""
-        for key, own in doing.highest.items():
+        for key, own in behaviour.highest.items():
             for version in self._versions.get(key, ()) if key not in NOT_COMPARED else ():
                 if own != version and min(own, version) not in lower.get(key, ()):
                     return False
@@ -71,64 +71,64 @@ class _Sent:
 
 
 class Splitter:
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: LibraryTable) -> None:
         self._table = table
         self._libraries = {library.name: library for library in table.libraries}
-        self._lower: dict[Place, Lower] = {}
-        self._recorded: set[Place] = set()
+        self._lower: dict[FitKey, LowerVersions] = {}
+        self._recorded: set[FitKey] = set()
         for library in table.libraries:
-            for index, fit in enumerate(places(Doing({}), library)):
-                self._lower[library.name, index] = _lower(fit.near)
+            for index, fit in enumerate(version_fits(Behaviour({}), library)):
+                self._lower[library.name, index] = _lower_versions(fit.profiles)
                 if fit.is_recorded:
                     self._recorded.add((library.name, index))
-        self._any_lower = _lower(
+        self._any_lower = _lower_versions(
             profile for library in table.libraries for profile in library.profiles
         )
-        self._explained = lru_cache(MOST_REMEMBERED)(self._explain)
+        self._explained = lru_cache(MAX_CACHED_EXPLANATIONS)(self._explain)
 
     def split(
         self,
-        connections: Sequence[Doing],
-        named: Sequence[Named] = (),
-        named_like: str | None = None,
-    ) -> list[Client]:
-        """`connections` are those without a name; `named_like` is the library whose own client id
+        connections: Sequence[Behaviour],
+        named: Sequence[NamedClient] = (),
+        client_id_library: str | None = None,
+    ) -> list[InferredClient]:
+        """`connections` are those without a name; `client_id_library` is the library whose own client id
         they use. Clients with a name come first, in their order.
 
         A connection that may be of several clients is of one with a name, or else of the one that
         explains most connections.
         """
         explained = [
-            self._explained(tuple(sorted(one.requests.items())), one.openings, named_like)
+            self._explained(tuple(sorted(one.requests.items())), one.openings, client_id_library)
             for one in connections
         ]
         # The connections that say most about their client come first.
         left = sorted(
             range(len(connections)), key=lambda index: (-len(connections[index].requests), index)
         )
-        clients: list[tuple[int | None, list[int], _Sent]] = []
+        clients: list[tuple[int | None, list[int], _SentVersions]] = []
         for number, one in enumerate(named):
-            sent = _Sent(Doing(one.requests, is_whole=False))
+            sent = _SentVersions(Behaviour(one.requests, is_complete=False))
             taken = self._of_named(self._places_of(one), left, connections, explained, sent)
             clients.append((number, taken, sent))
             left = [index for index in left if index not in taken]
         while taken := self._most_explained(left, connections, explained):
-            sent = _Sent()
+            sent = _SentVersions()
             for index in taken:
                 sent.add(connections[index])
             clients.append((None, taken, sent))
             left = [index for index in left if index not in taken]
         for index in left:
             self._add_unexplained(index, connections[index], clients)
-        return [Client(number, tuple(sorted(taken))) for number, taken, _ in clients]
+        return [InferredClient(number, tuple(sorted(taken))) for number, taken, _ in clients]
 
     def _of_named(
         self,
-        its_places: frozenset[Place],
+        its_places: frozenset[FitKey],
         left: Sequence[int],
-        connections: Sequence[Doing],
-        explained: Sequence[frozenset[Place]],
-        sent: _Sent,
+        connections: Sequence[Behaviour],
+        explained: Sequence[frozenset[FitKey]],
+        sent: _SentVersions,
     ) -> list[int]:
         """The connections that one of `its_places` explains; of a library in no table those that do not disagree."""
         taken = []
@@ -146,14 +146,14 @@ class Splitter:
     def _most_explained(
         self,
         left: Sequence[int],
-        connections: Sequence[Doing],
-        explained: Sequence[frozenset[Place]],
+        connections: Sequence[Behaviour],
+        explained: Sequence[frozenset[FitKey]],
     ) -> list[int]:
         """The most connections that one place explains; of several such places a recorded version comes first."""
         best: list[int] = []
         best_order = (0, False)
         for place in sorted({place for index in left for place in explained[index]}):
-            sent, taken = _Sent(), []
+            sent, taken = _SentVersions(), []
             for index in left:
                 if place in explained[index] and sent.agrees(
                     connections[index], self._lower[place]
@@ -166,68 +166,73 @@ class Splitter:
         return best
 
     def _add_unexplained(
-        self, index: int, doing: Doing, clients: list[tuple[int | None, list[int], _Sent]]
+        self,
+        index: int,
+        behaviour: Behaviour,
+        clients: list[tuple[int | None, list[int], _SentVersions]],
     ) -> None:
         """A connection that no recorded version explains is of a client that it does not disagree with."""
         for _, taken, sent in clients:
-            if sent.agrees(doing, self._any_lower):
+            if sent.agrees(behaviour, self._any_lower):
                 taken.append(index)
-                sent.add(doing)
+                sent.add(behaviour)
                 return
-        clients.append((None, [index], _Sent(doing)))
+        clients.append((None, [index], _SentVersions(behaviour)))
 
     def _explain(
         self,
         requests: tuple[tuple[int, frozenset[int]], ...],
         openings: frozenset[tuple[int, ...]],
-        named_like: str | None,
-    ) -> frozenset[Place]:
+        client_id_library: str | None,
+    ) -> frozenset[FitKey]:
         """The places that nothing in the connection contradicts. A library's own client id means
         that library where it can be.
         """
-        doing = Doing(dict(requests), openings, is_whole=False)
+        behaviour = Behaviour(dict(requests), openings, is_complete=False)
         found = frozenset(
             (library.name, index)
             for library in self._table.libraries
-            for index, fit in enumerate(places(doing, library))
-            if not fit.contradictions and not _must_have_asked(doing, fit)
+            for index, fit in enumerate(version_fits(behaviour, library))
+            if not fit.contradictions and not _lacks_api_versions(behaviour, fit)
         )
-        return frozenset(place for place in found if place[0] == named_like) or found
+        return frozenset(place for place in found if place[0] == client_id_library) or found
 
-    def _places_of(self, named: Named) -> frozenset[Place]:
+    def _places_of(self, named: NamedClient) -> frozenset[FitKey]:
         library = self._libraries.get(named.library)
         if library is None or named.version is None:
             return frozenset()
-        own = numbers(named.version)
+        own = version_numbers(named.version)
         return frozenset(
             (library.name, index)
-            for index, fit in enumerate(places(Doing({}), library))
+            for index, fit in enumerate(version_fits(Behaviour({}), library))
             if _release(library, fit.low) <= own
             and (fit.high is None or own <= _release(library, fit.high))
         )
 
 
-def _release(library: Library, index: int) -> tuple[int, ...]:
-    return numbers(library.releases[min(index, len(library.releases) - 1)])
+def _release(library: ClientLibrary, index: int) -> tuple[int, ...]:
+    return version_numbers(library.releases[min(index, len(library.releases) - 1)])
 
 
-def _lower(profiles: Iterable[Profile]) -> Lower:
+def _lower_versions(profiles: Iterable[VersionProfile]) -> LowerVersions:
     found: dict[int, frozenset[int]] = {}
     for profile in profiles:
-        for key, versions in profile.doing.requests.items():
+        for key, versions in profile.behaviour.requests.items():
             found[key] = found.get(key, frozenset()) | (versions - {max(versions)})
     return found
 
 
-def _must_have_asked(doing: Doing, fit: Fit) -> bool:
+def _lacks_api_versions(behaviour: Behaviour, fit: VersionFit) -> bool:
     """Whether the connection began without ApiVersions, with which all of these versions begin each of theirs."""
-    begun = [opening for opening in doing.openings if opening]
+    begun = [opening for opening in behaviour.openings if opening]
     if not begun or any(opening[0] == API_VERSIONS for opening in begun):
         return False
-    return bool(fit.near) and all(_asks_first(profile) for profile in fit.near)
+    return bool(fit.profiles) and all(
+        _starts_with_api_versions(profile) for profile in fit.profiles
+    )
 
 
-def _asks_first(profile: Profile) -> bool:
-    return bool(profile.doing.openings) and all(
-        one[:1] == (API_VERSIONS,) for one in profile.doing.openings
+def _starts_with_api_versions(profile: VersionProfile) -> bool:
+    return bool(profile.behaviour.openings) and all(
+        one[:1] == (API_VERSIONS,) for one in profile.behaviour.openings
     )

@@ -12,20 +12,20 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from compat.fingerprint.behaviour import API_VERSIONS, Doing, opening, texts
+from compat.fingerprint.behaviour import API_VERSIONS, Behaviour, habit_texts, opening
 
-HERE = files("compat.fingerprint")
+PACKAGE = files("compat.fingerprint")
 """Of a package that may lie in an archive, as on a cluster's workers."""
-OBSERVED = HERE / "observed.jsonl"
+OBSERVED = PACKAGE / "observed.jsonl"
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """A version as it is ordered. Raises ValueError for what is no release."""
     return tuple(int(part) for part in version.split("."))
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordedRun:
     """One recorded run: what a version of a library did in one scenario. `is_configured` where an option told it to speak an older protocol."""
 
     client: str
@@ -35,58 +35,58 @@ class Run:
     is_configured: bool
     client_ids: tuple[str, ...]
     software: str | None
-    doing: Doing
+    behaviour: Behaviour
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class VersionProfile:
     """All runs of one version together, or of one version under one configuration."""
 
     version: str
-    doing: Doing
+    behaviour: Behaviour
 
     @property
     def highest(self) -> dict[int, int]:
-        return self.doing.highest
+        return self.behaviour.highest
 
 
 @dataclass(frozen=True)
-class Library:
-    """`line` is in the order of versions, oldest first; `configured` stands beside it. `releases` are all there are, oldest first."""
+class ClientLibrary:
+    """`by_version` is in the order of versions, oldest first; `configured` stands beside it. `releases` are all there are, oldest first."""
 
     name: str
-    may_be: str
+    protocol_config: str
     client_ids: tuple[str, ...]
     releases: tuple[str, ...]
-    line: tuple[Profile, ...]
-    configured: tuple[Profile, ...]
+    by_version: tuple[VersionProfile, ...]
+    configured: tuple[VersionProfile, ...]
 
     @cached_property
-    def profiles(self) -> tuple[Profile, ...]:
-        return (*self.line, *self.configured)
+    def profiles(self) -> tuple[VersionProfile, ...]:
+        return (*self.by_version, *self.configured)
 
     @cached_property
     def habits(self) -> dict[str, frozenset[str]]:
-        names = {name for profile in self.profiles for name in profile.doing.habits}
+        names = {name for profile in self.profiles for name in profile.behaviour.habits}
         return {
             name: frozenset().union(
-                *(profile.doing.habits.get(name, frozenset()) for profile in self.profiles)
+                *(profile.behaviour.habits.get(name, frozenset()) for profile in self.profiles)
             )
             for name in names
         }
 
     @cached_property
     def openings(self) -> frozenset[tuple[int, ...]]:
-        return frozenset().union(*(profile.doing.openings for profile in self.profiles))
+        return frozenset().union(*(profile.behaviour.openings for profile in self.profiles))
 
     @cached_property
     def requests(self) -> frozenset[int]:
-        return frozenset(key for profile in self.profiles for key in profile.doing.requests)
+        return frozenset(key for profile in self.profiles for key in profile.behaviour.requests)
 
 
 @dataclass(frozen=True)
-class Table:
-    libraries: tuple[Library, ...]
+class LibraryTable:
+    libraries: tuple[ClientLibrary, ...]
 
     @cached_property
     def patterns(self) -> dict[str, str]:
@@ -97,7 +97,7 @@ class Table:
             if library.client_ids
         }
 
-    def named_like(self, client_ids: Iterable[str]) -> str | None:
+    def client_id_library(self, client_ids: Iterable[str]) -> str | None:
         """The library whose own client ids these are; None where they are the application's, or of several libraries."""
         found = {
             name
@@ -108,14 +108,14 @@ class Table:
         return found.pop() if len(found) == 1 else None
 
 
-def table_of(runs: Iterable[Run]) -> Table:
+def build_table(runs: Iterable[RecordedRun]) -> LibraryTable:
     """From recorded runs, all or some of them; a library without a run is not in it."""
     known = _toml("libraries.toml")
     releases = _toml("releases.toml")
-    by_library: dict[str, list[Run]] = {}
+    by_library: dict[str, list[RecordedRun]] = {}
     for run in runs:
         by_library.setdefault(run.library, []).append(run)
-    return Table(
+    return LibraryTable(
         tuple(
             _library(name, known[name], releases[name], own)
             for name, own in sorted(by_library.items())
@@ -123,7 +123,7 @@ def table_of(runs: Iterable[Run]) -> Table:
     )
 
 
-def settings() -> dict[str, tuple[str, str]]:
+def protocol_settings() -> dict[str, tuple[str, str]]:
     """Of each library that an application can tell to speak an older protocol: when that shows ("unasked" or "always"), and the name of that setting."""
     return {
         name: (known["configured"], known["setting"])
@@ -132,30 +132,30 @@ def settings() -> dict[str, tuple[str, str]]:
     }
 
 
-def runs_in(path: Traversable = OBSERVED) -> list[Run]:
+def read_runs(path: Traversable = OBSERVED) -> list[RecordedRun]:
     """The lines of a recording. Raises ValueError or KeyError for a line that is none."""
     return [_run(json.loads(line)) for line in path.read_text("utf-8").splitlines()]
 
 
-def _run(row: Mapping[str, Any]) -> Run:
+def _run(row: Mapping[str, Any]) -> RecordedRun:
     requests = {int(key): frozenset(versions) for key, versions in row["requests"].items()}
     if row.get("api_versions") is not None:
         requests[API_VERSIONS] = requests.get(API_VERSIONS, frozenset()) | {row["api_versions"]}
     openings = frozenset(opening(first) for first in row["first"])
-    doing = Doing(requests, openings, texts(row.get("habits", {})))
-    return Run(
+    behaviour = Behaviour(requests, openings, habit_texts(row.get("habits", {})))
+    return RecordedRun(
         row["client"],
         row["library"],
         row["version"],
         row["scenario"],
         "pinned" in row,
-        _ids(row),
+        _client_ids(row),
         row.get("software"),
-        doing,
+        behaviour,
     )
 
 
-def _ids(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _client_ids(row: Mapping[str, Any]) -> tuple[str, ...]:
     """What was masked because it is another in each run stands there again as something."""
     return tuple(
         client_id.replace("{n}", "1").replace("{group}", "billing")
@@ -163,37 +163,39 @@ def _ids(row: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _library(name: str, known: Mapping[str, Any], releases: list[str], runs: list[Run]) -> Library:
-    line: dict[str, list[Run]] = {}
-    configured: dict[str, list[Run]] = {}
+def _library(
+    name: str, known: Mapping[str, Any], releases: list[str], runs: list[RecordedRun]
+) -> ClientLibrary:
+    by_version: dict[str, list[RecordedRun]] = {}
+    configured: dict[str, list[RecordedRun]] = {}
     for run in runs:
         if run.is_configured:
             configured.setdefault(run.client, []).append(run)
         else:
-            line.setdefault(run.version, []).append(run)
-    return Library(
+            by_version.setdefault(run.version, []).append(run)
+    return ClientLibrary(
         name,
         known["configured"],
         tuple(known["client_ids"]),
-        tuple(sorted({*releases, *(run.version for run in runs)}, key=numbers)),
-        tuple(_profile(line[version]) for version in sorted(line, key=numbers)),
+        tuple(sorted({*releases, *(run.version for run in runs)}, key=version_numbers)),
+        tuple(_profile(by_version[version]) for version in sorted(by_version, key=version_numbers)),
         tuple(_profile(configured[client]) for client in sorted(configured)),
     )
 
 
-def _profile(runs: list[Run]) -> Profile:
+def _profile(runs: list[RecordedRun]) -> VersionProfile:
     requests: dict[int, frozenset[int]] = {}
     habits: dict[str, frozenset[str]] = {}
     for run in runs:
-        for key, versions in run.doing.requests.items():
+        for key, versions in run.behaviour.requests.items():
             requests[key] = requests.get(key, frozenset()) | versions
-        for name, values in run.doing.habits.items():
+        for name, values in run.behaviour.habits.items():
             habits[name] = habits.get(name, frozenset()) | values
-    return Profile(
+    return VersionProfile(
         runs[0].version,
-        Doing(requests, frozenset().union(*(run.doing.openings for run in runs)), habits),
+        Behaviour(requests, frozenset().union(*(run.behaviour.openings for run in runs)), habits),
     )
 
 
 def _toml(name: str) -> dict[str, Any]:
-    return tomllib.loads((HERE / name).read_text("utf-8"))
+    return tomllib.loads((PACKAGE / name).read_text("utf-8"))

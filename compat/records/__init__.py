@@ -4,7 +4,8 @@ Pure functions over buffers: no I/O, no clock, nothing shared, any thread. Whate
 loops run in a compiled kernel that releases the GIL where there is one (`KERNEL` is then "cython"), in plain Python elsewhere.
 """
 
-from compat.records.down import down_convert, down_convert_all, gzip_for_zstd
+from compat.records.codecs import MAX_DECOMPRESSED_BYTES
+from compat.records.down_conversion import down_convert, down_convert_all, zstd_to_gzip
 from compat.records.errors import (
     CorruptRecords,
     InvalidRecords,
@@ -14,14 +15,13 @@ from compat.records.errors import (
     RecordsTooLarge,
     UnsupportedCodec,
 )
-from compat.records.filtering import empty_batch, filter_records, keys, newest
+from compat.records.filtering import empty_batch, filter_records, newest_timestamp, record_keys
+from compat.records.kernel import KERNEL, KERNEL_REASON
 from compat.records.layout import Codec
-from compat.records.limits import MAX_DECOMPRESSED_BYTES
-from compat.records.loops import KERNEL, KERNEL_REASON
+from compat.records.legacy_lz4 import fix_lz4_checksums, has_legacy_lz4
 from compat.records.message_set import MessageSet, check_message_set, stamp_message_set
-from compat.records.old_lz4 import has_old_lz4, with_right_lz4
-from compat.records.reading import Record, cut, first_at_or_after, records
-from compat.records.up import up_convert
+from compat.records.reading import DecodedRecord, cut, first_at_or_after, read_records
+from compat.records.up_conversion import up_convert
 
 __all__ = [
     "KERNEL",
@@ -29,11 +29,11 @@ __all__ = [
     "MAX_DECOMPRESSED_BYTES",
     "Codec",
     "CorruptRecords",
+    "DecodedRecord",
     "InvalidRecords",
     "InvalidTimestamp",
     "MessageSet",
     "NoMemory",
-    "Record",
     "RecordsError",
     "RecordsTooLarge",
     "UnsupportedCodec",
@@ -44,12 +44,12 @@ __all__ = [
     "empty_batch",
     "filter_records",
     "first_at_or_after",
-    "gzip_for_zstd",
-    "has_old_lz4",
-    "keys",
-    "newest",
-    "records",
+    "fix_lz4_checksums",
+    "has_legacy_lz4",
+    "newest_timestamp",
+    "read_records",
+    "record_keys",
     "stamp_message_set",
     "up_convert",
-    "with_right_lz4",
+    "zstd_to_gzip",
 ]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from isal.isal_zlib import crc32
 
 from compat.records.errors import Fault, error_of
+from compat.records.iteration import iterate_messages, iterate_records
 from compat.records.layout import (
     APPEND_TIME_BIT,
     ATTRIBUTES_AT,
@@ -31,7 +32,6 @@ from compat.records.layout import (
     Converted,
     Scan,
 )  # fmt: skip
-from compat.records.walk import walk_messages, walk_records
 
 _NULL = LENGTH.pack(-1)
 _MAX_DELTA = (1 << 31) - 1
@@ -47,7 +47,7 @@ def scan(messages: Buffer, magic: int, is_inner: bool) -> Scan:
     max_timestamp = last_offset = -1
     is_ordinal = True
     has_null_key = has_append_time = False
-    for message in walk_messages(messages, magic, is_inner=is_inner):
+    for message in iterate_messages(messages, magic, is_inner=is_inner):
         magic = message.magic
         largest = max(largest, message.end - message.start)
         last_offset = message.offset
@@ -75,7 +75,7 @@ def scan(messages: Buffer, magic: int, is_inner: bool) -> Scan:
 def plain_run(messages: Buffer, start: int) -> int:
     """Where the run of uncompressed messages that begins at `start` ends, by their headers alone: at a wrapper or at the end."""
     while start < len(messages):
-        _, end, _, attributes = _headline(messages, start)
+        _, end, _, attributes = _read_header(messages, start)
         if attributes & CODEC_MASK:
             break
         start = end
@@ -86,20 +86,20 @@ def cut(messages: Buffer, offset: int, max_bytes: int) -> tuple[int, int]:
     """(start, end) of the messages from the first that reaches `offset` on, as fit in `max_bytes`, but at least one where there is one."""
     start = 0
     while start < len(messages):
-        found, end, _, _ = _headline(messages, start)
+        found, end, _, _ = _read_header(messages, start)
         if found >= offset:
             break
         start = end
     last = start
     while last < len(messages):
-        _, end, _, _ = _headline(messages, last)
+        _, end, _, _ = _read_header(messages, last)
         if end - start > max_bytes and last > start:
             break
         last = end
     return start, last
 
 
-def _headline(messages: Buffer, start: int) -> tuple[int, int, int, int]:
+def _read_header(messages: Buffer, start: int) -> tuple[int, int, int, int]:
     """(offset, end, magic, attributes) of the message at `start`."""
     if len(messages) - start < LOG_OVERHEAD + SMALLEST[0]:
         raise error_of(Fault.TRUNCATED, start)
@@ -120,7 +120,7 @@ def stamp(messages: bytearray | memoryview, base_offset: int, append_time: int |
     view = memoryview(messages)
     start = count = 0
     while start < len(view):
-        _, end, magic, attributes = _headline(view, start)
+        _, end, magic, attributes = _read_header(view, start)
         OFFSET.pack_into(view, start, base_offset + count)
         if magic and append_time is not None:
             view[start + ATTRIBUTES_AT] = attributes | APPEND_TIME_BIT
@@ -150,7 +150,7 @@ def down_batch(
     attributes = APPEND_TIME_BIT if append_time is not None and magic else 0
     first = last = max_timestamp = -1
     found = 0
-    for record in walk_records(
+    for record in iterate_records(
         records, count, base_offset, last_delta, base_timestamp, append_time
     ):
         first = record.offset if found == 0 else first
@@ -192,7 +192,7 @@ def down_messages(messages: Buffer, shift: int) -> Converted:
     out = bytearray()
     first = last = -1
     count = 0
-    for message in walk_messages(messages, 1, is_inner=True):
+    for message in iterate_messages(messages, 1, is_inner=True):
         offset = message.offset + shift
         if not last < offset <= MAX_INT64:
             raise error_of(Fault.OFFSET, message.start)
@@ -251,7 +251,7 @@ def up_messages(
     out = bytearray()
     first = last = max_timestamp = -1
     count = 0
-    for message in walk_messages(messages, magic, is_inner=True):
+    for message in iterate_messages(messages, magic, is_inner=True):
         offset = message.offset + shift
         if not last < offset <= MAX_INT64 or not 0 <= offset - base_offset <= _MAX_DELTA:
             raise error_of(Fault.OFFSET, message.start)

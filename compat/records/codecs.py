@@ -20,6 +20,9 @@ from compat.records import lz4_header
 from compat.records.errors import CorruptRecords, NoMemory, RecordsTooLarge, UnsupportedCodec
 from compat.records.layout import LENGTH, Buffer, Codec
 
+MAX_DECOMPRESSED_BYTES = 100 * 1024 * 1024
+"""Of one stored unit. What Kafka lets a whole request have (socket.request.max.bytes): no honest batch decompresses to more."""
+
 _GZIP_LEVEL = 1
 _ZSTD_LEVEL = 1
 _GZIP_START = b"\x1f\x8b"
@@ -28,16 +31,16 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 """The framing of snappy-java: magic, version 1, readable by version 1; then blocks, each behind its 4-byte length."""
 _XERIAL_BLOCK = 32 * 1024
-_XERIAL_BLOCKS_MAX = 100_000
+MAX_XERIAL_BLOCKS = 100_000
 """Of one stream: 3 GiB in honest ones, but tiny ones cost as much work each."""
 
-_SNAPPY_EXPANSION = 22
+MAX_SNAPPY_EXPANSION = 22
 """A snappy element of three bytes copies at most 64: a block that claims more than this many times its own size lies."""
 
-_LZ4_EXPANSION = 256
+MAX_LZ4_EXPANSION = 256
 """No lz4 block holds more than 255 times its size: where that is within the limit, the library may do it in one go, at a fifth of the cost."""
 
-_MEMBERS_MAX = 16
+MAX_GZIP_MEMBERS = 16
 """Gzip members of one stream: producers write one, and each costs a pass over what follows it."""
 
 _FIRST_READ = 64 * 1024
@@ -105,7 +108,7 @@ def _read_gzip(content: memoryview, limit: int) -> bytes:
     """All members of the stream, as GZIPInputStream reads them: what follows and is none is ignored."""
     parts: list[bytes] = []
     rest: Buffer = content
-    for _ in range(_MEMBERS_MAX):
+    for _ in range(MAX_GZIP_MEMBERS):
         member = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
         part = _drain(member, rest, limit)
         limit -= len(part)
@@ -113,7 +116,7 @@ def _read_gzip(content: memoryview, limit: int) -> bytes:
         rest = member.unused_data
         if bytes(rest[:2]) != _GZIP_START:
             return b"".join(parts) if len(parts) > 1 else part
-    raise CorruptRecords(f"gzip: more than {_MEMBERS_MAX} members")
+    raise CorruptRecords(f"gzip: more than {MAX_GZIP_MEMBERS} members")
 
 
 def _read_snappy(content: memoryview, limit: int) -> bytes:
@@ -133,15 +136,15 @@ def _read_snappy(content: memoryview, limit: int) -> bytes:
         block = _read_snappy_block(content[position : position + size], limit)
         limit -= len(block)
         blocks.append(block)
-        if len(blocks) > _XERIAL_BLOCKS_MAX:
-            raise CorruptRecords(f"snappy: more than {_XERIAL_BLOCKS_MAX} blocks")
+        if len(blocks) > MAX_XERIAL_BLOCKS:
+            raise CorruptRecords(f"snappy: more than {MAX_XERIAL_BLOCKS} blocks")
         position += size
     return b"".join(blocks)
 
 
 def _read_snappy_block(block: memoryview, limit: int) -> bytes:
     size = cramjam.snappy.decompress_raw_len(block)
-    if size > _SNAPPY_EXPANSION * len(block):
+    if size > MAX_SNAPPY_EXPANSION * len(block):
         raise CorruptRecords("snappy: a block claims more than it can hold")
     if size > limit:
         raise _too_large(limit)
@@ -159,7 +162,7 @@ def _compress_xerial(content: Buffer) -> bytes:
 
 def _read_lz4(content: memoryview, limit: int) -> bytes:
     header = lz4_header.read(content)
-    if len(content) * _LZ4_EXPANSION <= limit and not lz4_header.has_content_size(content):
+    if len(content) * MAX_LZ4_EXPANSION <= limit and not lz4_header.has_content_size(content):
         whole = (
             content
             if content[len(header) - 1] == header[-1]

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from struct import Struct
 
-from compat.records import codecs, loops
+from compat.records import codecs, kernel
+from compat.records.codecs import MAX_DECOMPRESSED_BYTES
 from compat.records.layout import (
     BATCH_OVERHEAD,
     CODEC_MASK,
@@ -21,14 +22,13 @@ from compat.records.layout import (
     NO_TIMESTAMP,
     OFFSET,
     TIMESTAMP_AT,
-    Batch,
+    BatchHeader,
     Buffer,
     build_batch,
     magic_of,
     read_batch,
 )  # fmt: skip
-from compat.records.limits import MAX_DECOMPRESSED_BYTES
-from compat.records.wrappers import Budget, Wrapper, segments, wrap
+from compat.records.wrappers import DecompressionBudget, Wrapper, segments, wrap
 
 Keep = Callable[[int, bytes | None, bool], bool]
 """(offset, key, whether the value is null) -> whether the record stays. Called once for each record, in offset order."""
@@ -40,7 +40,7 @@ _Message = tuple[int, int, int, bytes | None, bool]
 """Of a verified uncompressed message: start, end, offset, key, whether the value is null."""
 
 
-def keys(
+def record_keys(
     payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> Iterator[tuple[int, bytes | None, bool]]:
     """(offset, key, whether the value is null) of every record of one stored unit, in offset order; a control batch has none.
@@ -57,7 +57,7 @@ def keys(
             yield offset, key, is_tombstone
         return
     view = memoryview(payload)
-    for segment in segments(payload, Budget(max_decompressed_bytes)):
+    for segment in segments(payload, DecompressionBudget(max_decompressed_bytes)):
         messages, shift = (
             (segment.inner, segment.shift)
             if isinstance(segment, Wrapper)
@@ -79,7 +79,7 @@ def filter_records(
         return _filter_batch(payload, keep, max_decompressed_bytes)
     view = memoryview(payload)
     parts: list[Buffer] = []
-    for segment in segments(payload, Budget(max_decompressed_bytes)):
+    for segment in segments(payload, DecompressionBudget(max_decompressed_bytes)):
         if isinstance(segment, Wrapper):
             parts.append(_filter_wrapper(view, segment, keep))
         else:
@@ -107,7 +107,7 @@ def empty_batch(payload: Buffer) -> bytes:
     )
 
 
-def newest(payload: Buffer) -> int:
+def newest_timestamp(payload: Buffer) -> int:
     """The greatest timestamp that the headers of a stored unit state, which is that of its records; -1 where there is none.
 
     Raises CorruptRecords, InvalidRecords, UnsupportedCodec.
@@ -115,7 +115,7 @@ def newest(payload: Buffer) -> int:
     if magic_of(payload) == 2:
         batch = read_batch(payload)
         return batch.max_timestamp if batch.records else NO_TIMESTAMP
-    found = loops.scan(payload, -1, False).max_timestamp
+    found = kernel.scan(payload, -1, False).max_timestamp
     at = 0
     while at < len(payload):
         _, size, _, magic, _ = MESSAGE_HEADER.unpack_from(payload, at)
@@ -180,15 +180,15 @@ def _filter_wrapper(view: memoryview, wrapper: Wrapper, keep: Keep) -> Buffer:
     )
 
 
-def _content(payload: Buffer, batch: Batch, limit: int) -> Buffer:
+def _content(payload: Buffer, batch: BatchHeader, limit: int) -> Buffer:
     """The batch's records, uncompressed."""
     content = memoryview(payload)[BATCH_OVERHEAD:]
     return codecs.decompress(batch.codec, content, limit) if batch.codec else content
 
 
-def _as_messages(content: Buffer, batch: Batch) -> bytes:
+def _as_messages(content: Buffer, batch: BatchHeader) -> bytes:
     """The records as messages of magic 1, one for one: verified on the way, and their fields at fixed places."""
-    made = loops.down_batch(
+    made = kernel.down_batch(
         content,
         batch.records,
         batch.base_offset,
@@ -202,7 +202,7 @@ def _as_messages(content: Buffer, batch: Batch) -> bytes:
 
 
 def _verified(run: memoryview) -> memoryview:
-    loops.scan(run, -1, True)
+    kernel.scan(run, -1, True)
     return run
 
 

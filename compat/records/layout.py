@@ -102,7 +102,7 @@ class Converted(NamedTuple):
     max_timestamp: int
 
 
-class Batch(NamedTuple):
+class BatchHeader(NamedTuple):
     """The header of a magic-2 batch, its fields named as in the protocol guide. A tuple: one is made for every conversion, and it costs a quarter."""
 
     base_offset: int
@@ -149,7 +149,7 @@ def magic_of(payload: Buffer) -> int:
     return magic
 
 
-def read_batch(payload: Buffer) -> Batch:
+def read_batch(payload: Buffer) -> BatchHeader:
     """The checked header of a payload that is exactly one magic-2 batch: length, magic and CRC-32C hold. Raises CorruptRecords."""
     if len(payload) < BATCH_OVERHEAD:
         raise CorruptRecords(f"{len(payload)} bytes are too short for a record batch")
@@ -176,12 +176,12 @@ def read_batch(payload: Buffer) -> Batch:
         raise CorruptRecords("the checksum of the record batch does not match")
     if base < 0 or last_delta < 0 or base > MAX_INT64 - last_delta or count < 0:
         raise CorruptRecords("the record batch has an impossible offset or count")
-    return Batch(
+    return BatchHeader(
         base, epoch, attributes, last_delta, base_time, max_time, pid, pepoch, sequence, count
     )
 
 
-def build_batch(batch: Batch, records: Buffer) -> bytes:
+def build_batch(batch: BatchHeader, records: Buffer) -> bytes:
     """`records` (compressed already where the attributes say so) under the header `batch`, with length and CRC-32C."""
     whole = bytearray(BATCH_OVERHEAD + len(records))
     size = len(whole) - LOG_OVERHEAD

@@ -26,7 +26,7 @@ _MASK = 0xFFFFFFFF
 
 def read(frame: Buffer) -> bytes:
     """The frame's header, with the checksum that the specification wants, whichever of the two it bears. Raises CorruptRecords."""
-    size = _size(frame)
+    size = _header_size(frame)
     descriptor, found = bytes(frame[: size - 1]), frame[size - 1]
     right, historic = _checksums(descriptor)
     if found not in (right, historic):
@@ -36,19 +36,19 @@ def read(frame: Buffer) -> bytes:
 
 def with_historic_checksum(frame: Buffer) -> bytes:
     """The same frame for a consumer of magic 0."""
-    size = _size(frame)
+    size = _header_size(frame)
     descriptor = bytes(frame[: size - 1])
     return b"".join((descriptor, bytes((_checksums(descriptor)[1],)), memoryview(frame)[size:]))
 
 
 def has_historic_checksum(frame: Buffer) -> bool:
     """Whether a consumer of magic 1 or 2 would refuse the frame. Raises CorruptRecords."""
-    size = _size(frame)
+    size = _header_size(frame)
     right, historic = _checksums(bytes(frame[: size - 1]))
     return frame[size - 1] == historic != right
 
 
-def with_right_checksum(frame: Buffer) -> bytes:
+def with_standard_checksum(frame: Buffer) -> bytes:
     """The same frame for a reader that knows the specification only. Raises CorruptRecords."""
     header = read(frame)
     return b"".join((header, memoryview(frame)[len(header) :]))
@@ -59,14 +59,14 @@ def has_content_size(frame: Buffer) -> bool:
     return bool(frame[4] & _CONTENT_SIZE)
 
 
-def refuse_linked_blocks(frame: Buffer) -> None:
+def require_independent_blocks(frame: Buffer) -> None:
     """No Java client reads blocks that depend on each other, so none may be stored. Raises InvalidRecords, CorruptRecords."""
-    _size(frame)
+    _header_size(frame)
     if not frame[4] & _INDEPENDENT_BLOCKS:
         raise InvalidRecords("lz4: the blocks of the frame depend on each other")
 
 
-def _size(frame: Buffer) -> int:
+def _header_size(frame: Buffer) -> int:
     """The length of the header: magic number, two flag bytes, what they announce, the checksum."""
     if len(frame) < _SHORTEST or bytes(frame[:4]) != _FRAME_MAGIC:
         raise CorruptRecords("lz4: this is no frame")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lz4 import block
 
 
-class Addresses(NamedTuple):
+class Lz4Functions(NamedTuple):
     """Of LZ4_decompress_safe and LZ4_compress_fast_extState, and what LZ4_sizeofState says, in bytes."""
 
     unpack: int
@@ -20,7 +20,7 @@ class Addresses(NamedTuple):
     state_bytes: int
 
 
-def find() -> Addresses | None:
+def find_functions() -> Lz4Functions | None:
     """None where the functions are hidden."""
     try:
         library = ctypes.CDLL(block._block.__file__)
@@ -31,4 +31,4 @@ def find() -> Addresses | None:
         state_bytes = int(library.LZ4_sizeofState())
     except (OSError, AttributeError, TypeError):
         return None
-    return Addresses(unpack, pack, state_bytes) if unpack and pack and state_bytes > 0 else None
+    return Lz4Functions(unpack, pack, state_bytes) if unpack and pack and state_bytes > 0 else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from isal.isal_zlib import crc32
 
-from compat.records import loops, lz4_header
+from compat.records import kernel, lz4_header
 from compat.records.errors import InvalidRecords, InvalidTimestamp
 from compat.records.layout import (
     APPEND_TIME_BIT,
@@ -24,11 +24,11 @@ from compat.records.layout import (
     Buffer,
     Codec,
 )
-from compat.records.wrappers import Budget, Wrapper, segments, wrap
+from compat.records.wrappers import DecompressionBudget, Wrapper, segments, wrap
 
 
 @dataclass(frozen=True, slots=True)
-class Compressed:
+class CompressedMessage:
     """What stamping must know of one compressed message: where it is, how many records it holds, their greatest timestamp.
 
     `inner` is kept (decompressed) only where the message cannot be stamped in place.
@@ -58,7 +58,7 @@ class MessageSet:
     largest: int
     has_null_key: bool
     repack: bool
-    compressed: tuple[Compressed, ...] = field(default=(), repr=False)
+    compressed: tuple[CompressedMessage, ...] = field(default=(), repr=False)
 
 
 def check_message_set(records: Buffer, *, max_decompressed_bytes: int) -> MessageSet:
@@ -67,7 +67,7 @@ def check_message_set(records: Buffer, *, max_decompressed_bytes: int) -> Messag
     `max_decompressed_bytes` bounds all its compressed messages together. Raises CorruptRecords (a cut-off last message too), InvalidRecords,
     InvalidTimestamp, UnsupportedCodec, RecordsTooLarge.
     """
-    found = loops.scan(records, -1, False)
+    found = kernel.scan(records, -1, False)
     if found.has_append_time:
         raise InvalidTimestamp("a producer may not set the timestamp type LogAppendTime")
     if not found.wrappers:
@@ -80,18 +80,18 @@ def check_message_set(records: Buffer, *, max_decompressed_bytes: int) -> Messag
             found.has_null_key,
             repack=False,
         )
-    opened: list[Compressed] = []
+    opened: list[CompressedMessage] = []
     codec = Codec.NONE
     count = found.messages - found.wrappers
     max_timestamp, has_null_key = found.max_timestamp, found.has_null_key
-    for segment in segments(records, Budget(max_decompressed_bytes)):
+    for segment in segments(records, DecompressionBudget(max_decompressed_bytes)):
         if isinstance(segment, slice):
             continue
         codec = segment.codec
         keeps = _needs_rewrite(records, segment)
         inner = segment.scan
         opened.append(
-            Compressed(
+            CompressedMessage(
                 segment.start,
                 segment.end,
                 codec,
@@ -128,7 +128,7 @@ def stamp_message_set(
     offset, position = base_offset, 0
     for one in checked.compressed:
         run = view[position : one.start]
-        offset += loops.stamp(run, offset, log_append_time)
+        offset += kernel.stamp(run, offset, log_append_time)
         whole = view[one.start : one.end]
         if one.inner is None:
             _stamp_wrapper(whole, offset + one.count - 1, one.max_timestamp, log_append_time)
@@ -137,7 +137,7 @@ def stamp_message_set(
             parts += (run, _repack(one, checked.magic, offset, log_append_time))
         offset += one.count
         position = one.end
-    loops.stamp(view[position:], offset, log_append_time)
+    kernel.stamp(view[position:], offset, log_append_time)
     if not checked.repack:
         return records
     return b"".join((*parts, view[position:]))
@@ -147,7 +147,7 @@ def _needs_rewrite(records: Buffer, wrapper: Wrapper) -> bool:
     """Magic 0 bears absolute offsets within; in magic 1 it is enough that the relative ones are right and that a consumer can read the codec."""
     frame = memoryview(records)[wrapper.value_at : wrapper.end]
     if wrapper.codec is Codec.LZ4:
-        lz4_header.refuse_linked_blocks(frame)
+        lz4_header.require_independent_blocks(frame)
     if wrapper.magic == 0 or not wrapper.scan.is_ordinal:
         return True
     return wrapper.codec is Codec.LZ4 and lz4_header.has_historic_checksum(frame)
@@ -170,10 +170,10 @@ def _stamp_wrapper(
     CRC.pack_into(message, CRC_AT, crc32(message[CRC_FROM:]))
 
 
-def _repack(one: Compressed, magic: int, offset: int, log_append_time: int | None) -> bytes:
+def _repack(one: CompressedMessage, magic: int, offset: int, log_append_time: int | None) -> bytes:
     """The wrapper anew around its records with right offsets: absolute in magic 0, from 0 in magic 1."""
     inner = bytearray(one.inner or b"")
-    loops.stamp(inner, 0 if magic else offset, log_append_time)
+    kernel.stamp(inner, 0 if magic else offset, log_append_time)
     timestamp = one.max_timestamp if log_append_time is None else log_append_time
     is_append_time = log_append_time is not None
     return wrap(

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from compat.records import codecs, loops
+from compat.records import codecs, kernel
+from compat.records.codecs import MAX_DECOMPRESSED_BYTES
+from compat.records.iteration import BatchRecord, iterate_messages, iterate_records, read_sized
 from compat.records.layout import (
     APPEND_TIME_BIT,
     BATCH_OVERHEAD,
     CREATE_TIME,
     LOG_APPEND_TIME,
     NO_TIMESTAMP,
-    Batch,
+    BatchHeader,
     Buffer,
     magic_of,
     read_batch,
 )  # fmt: skip
-from compat.records.limits import MAX_DECOMPRESSED_BYTES
-from compat.records.walk import BatchRecord, read_sized, walk_messages, walk_records
-from compat.records.wrappers import Budget, Wrapper, segments
+from compat.records.wrappers import DecompressionBudget, Wrapper, segments
 
 NO_TIMESTAMP_TYPE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class DecodedRecord:
     """One record. `timestamp` in ms, -1 where there is none; `timestamp_type` 0 (CreateTime), 1 (LogAppendTime) or -1 (magic 0).
 
     Header names stay bytes: nothing obliges a producer to write UTF-8.
@@ -39,9 +39,9 @@ class Record:
     timestamp_type: int = CREATE_TIME
 
 
-def records(
+def read_records(
     payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
-) -> Iterator[Record]:
+) -> Iterator[DecodedRecord]:
     """Every record of one stored unit, in offset order, a control batch's markers too.
 
     Raises, while it is read, CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge.
@@ -53,7 +53,7 @@ def records(
         for found in _walk(content, batch):
             key = _part(content, found.key_at, found.key_size)
             value = _part(content, found.value_at, found.value_size)
-            yield Record(
+            yield DecodedRecord(
                 found.offset, found.timestamp, key, value, _headers(content, found), timestamp_type
             )
     else:
@@ -63,7 +63,7 @@ def records(
 def first_at_or_after(
     payload: Buffer, timestamp: int, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
 ) -> tuple[int, int] | None:
-    """(offset, timestamp) of the first record that is not older than `timestamp` (ms); None where there is none. Raises as `records` does."""
+    """(offset, timestamp) of the first record that is not older than `timestamp` (ms); None where there is none. Raises as `read_records` does."""
     if magic_of(payload) == 2:
         batch = read_batch(payload)
         content = _content(payload, batch, max_decompressed_bytes)
@@ -90,18 +90,18 @@ def cut(payload: Buffer, offset: int, max_bytes: int) -> memoryview:
         batch = read_batch(view)
         # One that was a set of an older format ends with its last message, whatever compaction took behind it.
         return view if offset <= batch.base_offset + batch.last_offset_delta else view[:0]
-    start, end = loops.cut(view, offset, max_bytes)
+    start, end = kernel.cut(view, offset, max_bytes)
     return view[start:end]
 
 
-def _records_of_messages(payload: Buffer, limit: int) -> Iterator[Record]:
+def _records_of_messages(payload: Buffer, limit: int) -> Iterator[DecodedRecord]:
     view = memoryview(payload)
-    for segment in segments(payload, Budget(limit)):
+    for segment in segments(payload, DecompressionBudget(limit)):
         wrapper = segment if isinstance(segment, Wrapper) else None
         messages: Buffer = view[segment] if isinstance(segment, slice) else segment.inner
         shift = wrapper.shift if wrapper else 0
         append_time = wrapper.append_time if wrapper else None
-        for message in walk_messages(messages, -1, is_inner=True):
+        for message in iterate_messages(messages, -1, is_inner=True):
             if message.magic == 0:
                 timestamp, timestamp_type = NO_TIMESTAMP, NO_TIMESTAMP_TYPE
             elif append_time is not None:
@@ -114,17 +114,17 @@ def _records_of_messages(payload: Buffer, limit: int) -> Iterator[Record]:
                 )
             key = _part(messages, message.key_at, message.key_size)
             value = _part(messages, message.value_at, message.value_size)
-            yield Record(message.offset + shift, timestamp, key, value, (), timestamp_type)
+            yield DecodedRecord(message.offset + shift, timestamp, key, value, (), timestamp_type)
 
 
-def _content(payload: Buffer, batch: Batch, limit: int) -> Buffer:
+def _content(payload: Buffer, batch: BatchHeader, limit: int) -> Buffer:
     """The batch's records, uncompressed."""
     content = memoryview(payload)[BATCH_OVERHEAD:]
     return codecs.decompress(batch.codec, content, limit) if batch.codec else content
 
 
-def _walk(content: Buffer, batch: Batch) -> Iterator[BatchRecord]:
-    return walk_records(
+def _walk(content: Buffer, batch: BatchHeader) -> Iterator[BatchRecord]:
+    return iterate_records(
         content,
         batch.records,
         batch.base_offset,

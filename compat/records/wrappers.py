@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from isal.isal_zlib import crc32
 
-from compat.records import codecs, loops
+from compat.records import codecs, kernel
 from compat.records.errors import CorruptRecords, InvalidRecords, RecordsTooLarge, UnsupportedCodec
 from compat.records.layout import (
     APPEND_TIME_BIT,
@@ -58,16 +58,16 @@ class Wrapper:
         return self.timestamp if self.magic and self.attributes & APPEND_TIME_BIT else None
 
 
-_WRAPPERS_MAX = 1000
+MAX_WRAPPERS = 1000
 """Of one set: producers write one, brokers before 0.11 took several, and each of the smallest costs as much work as a thousand times its bytes."""
 
 
 @dataclass(slots=True)
-class Budget:
+class DecompressionBudget:
     """How many bytes may still be decompressed for one call, in how many wrappers."""
 
     remaining: int
-    wrappers: int = _WRAPPERS_MAX
+    wrappers: int = MAX_WRAPPERS
 
     def take(self, size: int) -> None:
         self.remaining -= size
@@ -75,10 +75,10 @@ class Budget:
         if self.remaining < 0:
             raise RecordsTooLarge("decompressed records exceed the limit")
         if self.wrappers < 0:
-            raise InvalidRecords(f"more than {_WRAPPERS_MAX} compressed messages in one set")
+            raise InvalidRecords(f"more than {MAX_WRAPPERS} compressed messages in one set")
 
 
-def segments(messages: Buffer, budget: Budget) -> Iterator[Wrapper | slice]:
+def segments(messages: Buffer, budget: DecompressionBudget) -> Iterator[Wrapper | slice]:
     """A set from front to back: each run of uncompressed messages as a slice, not yet verified; each wrapper opened and verified within.
 
     Raises CorruptRecords, InvalidRecords, UnsupportedCodec, RecordsTooLarge.
@@ -86,7 +86,7 @@ def segments(messages: Buffer, budget: Budget) -> Iterator[Wrapper | slice]:
     view = memoryview(messages)
     position = 0
     while position < len(view):
-        end = loops.plain_run(view, position)
+        end = kernel.plain_run(view, position)
         if end > position:
             yield slice(position, end)
         if end < len(view):
@@ -113,7 +113,7 @@ def wrap(
     return b"".join((head, value))
 
 
-def _open(view: memoryview, start: int, budget: Budget) -> Wrapper:
+def _open(view: memoryview, start: int, budget: DecompressionBudget) -> Wrapper:
     offset, size, crc, magic, attributes = MESSAGE_HEADER.unpack_from(view, start)
     end = start + LOG_OVERHEAD + size
     if crc32(view[start + CRC_FROM : end]) != crc:
@@ -124,7 +124,7 @@ def _open(view: memoryview, start: int, budget: Budget) -> Wrapper:
     begin = value_at(view, start, end, magic)
     inner = codecs.decompress(codec, view[begin:end], budget.remaining)
     budget.take(len(inner))
-    found = loops.scan(inner, magic, True)
+    found = kernel.scan(inner, magic, True)
     if not found.messages:
         raise InvalidRecords(f"record at byte {start}: the compressed set is empty")
     timestamp = OFFSET.unpack_from(view, start + TIMESTAMP_AT)[0] if magic else -1

@@ -9,7 +9,7 @@ from typing import BinaryIO
 import click
 
 from auth import users as users_file
-from auth.users import Hash, UsersFileError
+from auth.users import PasswordHash, UsersFileError
 from gateway.cli import passwords
 
 _FILE = click.option(
@@ -45,9 +45,9 @@ def add(name: str, path: Path, password_file: BinaryIO | None, replace: bool) ->
         raise click.UsageError(str(error)) from None
     if not replace and name in (_read(path) if path.exists() else {}):
         raise click.ClickException(f"{name} is there already; --replace gives a new password")
-    stored = Hash.of(passwords.read(password_file, confirm=True))
+    stored = PasswordHash.of(passwords.read(password_file, confirm=True))
     try:
-        with users_file.editing(path) as found:
+        with users_file.edit_users(path) as found:
             found[name] = stored
     except UsersFileError as error:
         raise click.ClickException(str(error)) from None
@@ -61,7 +61,7 @@ def remove(name: str, path: Path) -> None:
     """Remove the user NAME. Connections that are open stay so."""
     _read(path)
     try:
-        with users_file.editing(path) as found:
+        with users_file.edit_users(path) as found:
             was_there = found.pop(name, None) is not None
     except UsersFileError as error:
         raise click.ClickException(str(error)) from None
@@ -76,7 +76,7 @@ def remove(name: str, path: Path) -> None:
 def list_users(path: Path, as_json: bool) -> None:
     """List the names, one a line."""
     names = sorted(_read(path))
-    if warning := users_file.open_to_others(path):
+    if warning := users_file.permission_warning(path):
         click.echo(f"kopgate: {warning}", err=True)
     if as_json:
         click.echo(json.dumps(names, ensure_ascii=False))
@@ -85,8 +85,8 @@ def list_users(path: Path, as_json: bool) -> None:
         click.echo(name)
 
 
-def _read(path: Path) -> dict[str, Hash]:
+def _read(path: Path) -> dict[str, PasswordHash]:
     try:
-        return users_file.read(path)
+        return users_file.read_users(path)
     except UsersFileError as error:
         raise click.ClickException(str(error)) from None

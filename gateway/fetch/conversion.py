@@ -18,8 +18,8 @@ from compat.records import (
     RecordsError,
     RecordsTooLarge,
     down_convert_all,
-    gzip_for_zstd,
     up_convert,
+    zstd_to_gzip,
 )
 from gateway import logs
 from gateway.coroutines import Cancel, Shared, start
@@ -370,7 +370,7 @@ def _max_unpacked_size(payload: Buffer) -> int:
 def _to_v2(payload: Buffer, max_decompressed_bytes: int) -> bytes | RecordsError:
     """An older set that cannot be converted stays as it is: its consumer knows the format, and its library says what it thinks of it."""
     is_batch = magic_of(payload) == 2
-    convert = gzip_for_zstd if is_batch else up_convert
+    convert = zstd_to_gzip if is_batch else up_convert
     try:
         return convert(payload, max_decompressed_bytes=max_decompressed_bytes)
     except RecordsError as failure:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 
-from compat.records import RecordsError, cut, has_old_lz4, with_right_lz4
+from compat.records import RecordsError, cut, fix_lz4_checksums, has_legacy_lz4
 from gateway.fetch.conversion import (
     V2_WITH_ZSTD,
     V2_WITHOUT_ZSTD,
@@ -304,10 +304,10 @@ def _down_conversion_error(newest: int) -> KafkaError:
 
 def _fix_lz4_checksum(payload: Buffer | KafkaError) -> Buffer | KafkaError:
     """Only consumers of format 0 want the checksum that lz4 frames of that format bear."""
-    if isinstance(payload, KafkaError) or not has_old_lz4(payload):
+    if isinstance(payload, KafkaError) or not has_legacy_lz4(payload):
         return payload
     try:
-        return with_right_lz4(payload)
+        return fix_lz4_checksums(payload)
     except RecordsError as failure:
         return KafkaError(ErrorCode.CORRUPT_MESSAGE, str(failure))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from kafka.protocol.consumer.offsets import ListOffsetsResponse, OffsetForLeaderEpochResponse
 
-from compat.records import NoMemory, RecordsError, first_at_or_after, records
+from compat.records import NoMemory, RecordsError, first_at_or_after, read_records
 from gateway.fetch.conversion import SourcePartition
 from gateway.fetch.fetch_reader import check_epoch
 from gateway.partitions.partition import Partition
@@ -197,7 +197,7 @@ def _first_at_or_after(entry: Entry, timestamp: int, limit: int) -> tuple[int, i
 
 def _first_left(entry: Entry, timestamp: int, start: int, limit: int) -> tuple[int, int] | None:
     has_times = False
-    for record in records(entry.payload, max_decompressed_bytes=limit):
+    for record in read_records(entry.payload, max_decompressed_bytes=limit):
         has_times = has_times or record.timestamp >= 0
         if record.offset >= start and record.timestamp >= timestamp:
             return record.offset, record.timestamp

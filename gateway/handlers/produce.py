@@ -10,7 +10,7 @@ from typing import Any
 
 from kafka.protocol.producer.transaction import InitProducerIdResponse
 
-from compat.records import MessageSet, RecordsError, RecordsTooLarge, keys
+from compat.records import MessageSet, RecordsError, RecordsTooLarge, record_keys
 from gateway import logs
 from gateway.coroutines import NOT_YET, Gathered, Wake, gather, unbroken_within
 from gateway.partitions.message_sets import (
@@ -234,7 +234,7 @@ def _null_keys(records: memoryview, limit: int, most: int) -> tuple[int, list[in
     """How many records have no key, and the indexes of the first `most` of them."""
     count = 0
     indexes: list[int] = []
-    for index, (_, key, _) in enumerate(keys(records, max_decompressed_bytes=limit)):
+    for index, (_, key, _) in enumerate(record_keys(records, max_decompressed_bytes=limit)):
         if key is None:
             count += 1
             if len(indexes) < most:

@@ -12,7 +12,7 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from zope.interface.declarations import directlyProvides
 
 from auth.mechanism import Mechanism
-from auth.tls import Tls
+from auth.tls import TlsContextFactory
 from gateway import logs
 from gateway.broker import Broker
 from gateway.net.connection import KafkaConnection
@@ -97,7 +97,7 @@ class Listener(Factory):
 class TlsListener(TLSMemoryBIOFactory):
     """A listener behind TLS. Twisted's own factory knows no connection that is not let in."""
 
-    def __init__(self, tls: Tls, *rest: Any) -> None:
+    def __init__(self, tls: TlsContextFactory, *rest: Any) -> None:
         # `auth` knows no Twisted, so that its object is what Twisted asks for is said here.
         directlyProvides(tls, IOpenSSLServerConnectionCreator)
         super().__init__(cast(Any, tls), *rest)

@@ -12,7 +12,7 @@ from time import sleep
 
 import msgspec
 
-from compat.records import RecordsError, empty_batch, filter_records, keys, newest
+from compat.records import RecordsError, empty_batch, filter_records, newest_timestamp, record_keys
 from gateway.partitions.record_batch import HEADER_BYTES, magic_of, read_batch
 from storage.log import Entry
 
@@ -93,7 +93,7 @@ class OffsetMap:
             self.end = entry.last_offset + 1
 
     def _add(self, entry: Entry) -> None:
-        for offset, key, _ in keys(
+        for offset, key, _ in record_keys(
             entry.payload, max_decompressed_bytes=self._max_decompressed_bytes
         ):
             if key is None or offset < self.start:
@@ -162,7 +162,7 @@ class Cleaner:
                 return _emptied_batch(entry) if _is_last_of_producer(entry, last_batches) else None
             if left == payload:
                 return entry
-            newest_left = newest(left)
+            newest_left = newest_timestamp(left)
         except RecordsError as failure:
             unreadable[entry.base_offset] = str(failure)
             return entry

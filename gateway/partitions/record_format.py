@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compat.records import MAX_DECOMPRESSED_BYTES, RecordsError, records
-from compat.records.layout import Batch, build_batch
+from compat.records import MAX_DECOMPRESSED_BYTES, RecordsError, read_records
+from compat.records.layout import BatchHeader, build_batch
 from gateway.partitions.record_batch import magic_of, read_batch, stamp_batch
 from storage.log import Buffer
 from storage.plain_records import ProducerSequence, Record, RecordBatch
@@ -28,7 +28,9 @@ class V2BatchFormat:
         try:
             found = [
                 Record(one.key, one.value, one.headers, one.timestamp)
-                for one in records(payload, max_decompressed_bytes=self._max_decompressed_bytes)
+                for one in read_records(
+                    payload, max_decompressed_bytes=self._max_decompressed_bytes
+                )
             ]
         except RecordsError as error:
             raise ValueError(str(error)) from error
@@ -46,7 +48,7 @@ class V2BatchFormat:
         """`BatchFormat.pack`."""
         first = batch.records[0].timestamp
         producer = batch.sequence or _NO_PRODUCER
-        header = Batch(
+        header = BatchHeader(
             base_offset=0,
             leader_epoch=0,
             attributes=0,

@@ -16,7 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
-from auth.mechanism import ANONYMOUS, AuthenticationBusy, AuthenticationFailed, Exchange, Mechanism
+from auth.mechanism import (
+    ANONYMOUS,
+    AuthenticationBusy,
+    AuthenticationFailed,
+    Mechanism,
+    SaslExchange,
+)
 from gateway.protocol.errors import ErrorCode, KafkaError, Refused
 from gateway.protocol.wire.api_keys import ApiKey
 
@@ -58,7 +64,7 @@ class Session:
     def __init__(self, mechanisms: Mapping[str, Mechanism] | None, host: str = "") -> None:
         self.host = host
         self._mechanisms = mechanisms or {}
-        self._exchange: Exchange | None = None
+        self._exchange: SaslExchange | None = None
         self.mechanism: str | None = None
         self.principal = ANONYMOUS
         self.state = State.GREETING if mechanisms else State.READY

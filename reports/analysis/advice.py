@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from compat.fingerprint.table import settings
+from compat.fingerprint.table import protocol_settings
 from reports.analysis.facts import Target
 from reports.analysis.identity import numbers
 from reports.analysis.literals import table_of
@@ -20,7 +20,14 @@ def baselines(spark: SparkSession, target: Target) -> DataFrame:
         instead = target.libraries.get(row.instead or "")
         other = f"{row.instead} {instead.lowest}" if instead and instead.lowest else row.instead
         rows.append(
-            (name, row.supported, row.lowest, least, other, *settings().get(name, (None, None)))
+            (
+                name,
+                row.supported,
+                row.lowest,
+                least,
+                other,
+                *protocol_settings().get(name, (None, None)),
+            )
         )
     columns = ("library", "supported", "lowest", "least", "instead", "configured", "setting")
     return table_of(spark, rows, ", ".join(f"{column} string" for column in columns))

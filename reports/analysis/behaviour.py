@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from compat.fingerprint.behaviour import LOG_IN, OPENING, Doing
+from compat.fingerprint.behaviour import OPENING_REQUESTS, SASL_REQUESTS, Behaviour
 from reports.analysis.activity import SOFTWARE, requests_by_connection
 from reports.analysis.words import APPLICATION
 from reports.ingest.schema import HABITS
@@ -68,12 +68,12 @@ def kinds(usage: DataFrame, connections: DataFrame, who: DataFrame) -> DataFrame
     )
 
 
-def read(kind: str) -> Doing:
+def read(kind: str) -> Behaviour:
     row: dict[str, Any] = json.loads(kind)
     openings = frozenset(
         tuple(map(int, keys.split(","))) for keys in row.get("openings", ()) if keys
     )
-    return Doing(requests_of(row["sent"]), openings, dict(_habits(row)), is_whole=False)
+    return Behaviour(requests_of(row["sent"]), openings, dict(_habits(row)), is_complete=False)
 
 
 def requests_of(sent: list[dict[str, int]]) -> dict[int, frozenset[int]]:
@@ -106,10 +106,10 @@ def _opening() -> Column:
     keys = F.transform("first", lambda request: F.split(request, ":")[0])
     # What no gateway wrote is no number.
     keys = F.filter(
-        keys, lambda key: key.rlike("^[0-9]{1,4}$") & ~key.isin([str(key) for key in LOG_IN])
+        keys, lambda key: key.rlike("^[0-9]{1,4}$") & ~key.isin([str(key) for key in SASL_REQUESTS])
     )
     changes = F.filter(keys, lambda key, place: (place == 0) | (key != F.get(keys, place - 1)))
-    return F.array_join(F.slice(changes, 1, OPENING), ",")
+    return F.array_join(F.slice(changes, 1, OPENING_REQUESTS), ",")
 
 
 def _as_text(column: str, name: str) -> Column:

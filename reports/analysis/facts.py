@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from compat.fingerprint.table import numbers
+from compat.fingerprint.table import version_numbers
 
 HERE = Path(__file__).parent.parent
 TARGETS = HERE / "targets"
@@ -32,13 +32,13 @@ class Baseline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not (self.supported or self.wire or self.instead):
             raise ValueError("a library needs `supported`, `wire` or `instead`")
         for version in filter(None, (self.supported, self.wire)):
-            numbers(version)
+            version_numbers(version)
 
     @property
     def lowest(self) -> str | None:
         """The lowest version that is both supported and not refused."""
         known = [version for version in (self.supported, self.wire) if version]
-        return max(known, key=numbers, default=None) if not self.instead else None
+        return max(known, key=version_numbers, default=None) if not self.instead else None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

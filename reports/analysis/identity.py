@@ -14,11 +14,10 @@ from functools import cache
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from compat.fingerprint.behaviour import API_VERSIONS, Doing
-from compat.fingerprint.matcher import identify as identify_doing
-from compat.fingerprint.splitter import NOT_COMPARED, Named, Splitter
-from compat.fingerprint.table import Table, runs_in
-from compat.fingerprint.table import table_of as table_of_runs
+from compat.fingerprint.behaviour import API_VERSIONS, Behaviour
+from compat.fingerprint.matcher import identify as identify_behaviour
+from compat.fingerprint.splitter import NOT_COMPARED, NamedClient, Splitter
+from compat.fingerprint.table import LibraryTable, build_table, read_runs
 from reports.analysis.activity import SOFTWARE
 from reports.analysis.behaviour import MOST_KEPT, read, requests_of
 from reports.analysis.facts import api_names, generations, library_names
@@ -27,7 +26,7 @@ from reports.analysis.words import APPLICATION
 
 SENT_BY_ITSELF = 1.0
 """The confidence in what the client says of itself."""
-MOST_DOINGS = 10_000
+MAX_BEHAVIOURS = 10_000
 """Different doings that are looked at, those of most applications first; of others the library stays unknown, and the report says of how many. A release of
 a library makes some tens."""
 MOST_NAMES = 50
@@ -44,7 +43,7 @@ _VERDICT = (
 
 def identify(kinds: DataFrame) -> DataFrame:
     """A row for each library and range of versions of an application: APPLICATION, PART, library, version_low, version_high, confidence (0 to 1), evidence,
-    difference, generation, is_left_out, sent, asks, bytes, requests, connections, last_seen. `kinds` is what `doings.kinds` gives.
+    difference, generation, is_left_out, sent, asks, bytes, requests, connections, last_seen. `kinds` is what `behaviours.kinds` gives.
 
     Where the client sent its name and version (KIP-511), that is it. Else it is told from what it did; where that cannot be, the library is null.
     `version_high` is null where it may be newer than any that is known. `difference` says what distinguishes a client without a name from the others of
@@ -116,9 +115,11 @@ def _nameless(kinds: DataFrame, named: DataFrame) -> DataFrame:
             ).alias("names")
         )
     )
-    did = did.join(names, list(APPLICATION), "left").withColumn("named_like", _named_like(_known()))
+    did = did.join(names, list(APPLICATION), "left").withColumn(
+        "client_id_library", _client_id_library(_known())
+    )
     did = did.select(
-        *APPLICATION, F.to_json(F.struct("kinds", "names", "named_like")).alias("doing")
+        *APPLICATION, F.to_json(F.struct("kinds", "names", "client_id_library")).alias("behaviour")
     )
     judged = _concluded(did, _known())
     key = F.md5("kind").alias("kind_key")
@@ -154,8 +155,8 @@ def _parts(rows: DataFrame) -> DataFrame:
 
 
 @cache
-def _known() -> Table:
-    return table_of_runs(runs_in())
+def _known() -> LibraryTable:
+    return build_table(read_runs())
 
 
 @cache
@@ -163,43 +164,43 @@ def _splitter() -> Splitter:
     return Splitter(_known())
 
 
-def _concluded(did: DataFrame, table: Table) -> DataFrame:
+def _concluded(did: DataFrame, table: LibraryTable) -> DataFrame:
     """APPLICATION, kind_key and the part that each kind of connection is of. The doings are few, so they are judged here, and joined back."""
-    key = F.md5("doing")
-    doings = (
-        did.groupBy("doing")
+    key = F.md5("behaviour")
+    behaviours = (
+        did.groupBy("behaviour")
         .agg(F.count("*").alias("number"))
-        .orderBy(F.desc("number"), "doing")
-        .limit(MOST_DOINGS)
+        .orderBy(F.desc("number"), "behaviour")
+        .limit(MAX_BEHAVIOURS)
     )
     verdicts = [
         (row["key"], *verdict)
-        for row in doings.select(key.alias("key"), "doing").collect()
-        for verdict in _judged(row["doing"], table)
+        for row in behaviours.select(key.alias("key"), "behaviour").collect()
+        for verdict in _judged(row["behaviour"], table)
     ]
     judged = table_of(did.sparkSession, verdicts, _VERDICT).withColumnRenamed("kind", "kind_key")
     return did.select(*APPLICATION, key.alias("key")).join(F.broadcast(judged), "key").drop("key")
 
 
-def _judged(doing: str, table: Table) -> Iterator[tuple[str | float | None, ...]]:
+def _judged(behaviour: str, table: LibraryTable) -> Iterator[tuple[str | float | None, ...]]:
     """By kind of connection, what its client is."""
-    row = json.loads(doing)
+    row = json.loads(behaviour)
     texts: list[str] = row["kinds"]
     connections = [read(text) for text in texts]
     named = [
-        Named(one["library"], one.get("version"), requests_of(one["sent"]))
+        NamedClient(one["library"], one.get("version"), requests_of(one["sent"]))
         for one in row.get("names", ())
     ]
-    named_like = row.get("named_like")
-    clients = _splitter().split(connections, named, named_like)
+    client_id_library = row.get("client_id_library")
+    clients = _splitter().split(connections, named, client_id_library)
     # A client with a name has all that its connections sent.
     whole = [
         _whole(
             [
-                *([Doing(named[one.named].requests)] if one.named is not None else []),
+                *([Behaviour(named[one.named].requests)] if one.named is not None else []),
                 *(connections[index] for index in one.connections),
             ],
-            named_like,
+            client_id_library,
         )
         for one in clients
     ]
@@ -214,7 +215,7 @@ def _judged(doing: str, table: Table) -> Iterator[tuple[str | float | None, ...]
             )
             verdict = (part, own.library, own.version, own.version, SENT_BY_ITSELF, None, None)
         else:
-            found = identify_doing(whole[number], table)
+            found = identify_behaviour(whole[number], table)
             versions = (found.version_low, found.version_high)
             others = [one for place, one in enumerate(whole) if place != number]
             verdict = (
@@ -234,7 +235,7 @@ def _md5(text: str) -> str:
     return hashlib.md5(text.encode("utf-8"), usedforsecurity=False).hexdigest()
 
 
-def _whole(connections: Sequence[Doing], named_like: str | None) -> Doing:
+def _whole(connections: Sequence[Behaviour], client_id_library: str | None) -> Behaviour:
     """What connections did together."""
     requests: dict[int, frozenset[int]] = {}
     habits: dict[str, frozenset[str]] = {}
@@ -244,16 +245,16 @@ def _whole(connections: Sequence[Doing], named_like: str | None) -> Doing:
         for name, values in one.habits.items():
             habits[name] = frozenset(sorted(habits.get(name, frozenset()) | values)[:MOST_KEPT])
     openings = sorted({opening for one in connections for opening in one.openings})
-    return Doing(requests, frozenset(openings[:MOST_KEPT]), habits, named_like)
+    return Behaviour(requests, frozenset(openings[:MOST_KEPT]), habits, client_id_library)
 
 
-def _difference(doing: Doing, others: Sequence[Doing]) -> str | None:
+def _difference(behaviour: Behaviour, others: Sequence[Behaviour]) -> str | None:
     """What it sends in other versions than the others."""
     if not others:
         return None
     names = api_names()
     found = []
-    for key, version in sorted(doing.highest.items()):
+    for key, version in sorted(behaviour.highest.items()):
         sent = {other.highest[key] for other in others if other.requests.get(key)}
         if key not in NOT_COMPARED and sent - {version}:
             found.append(
@@ -264,7 +265,7 @@ def _difference(doing: Doing, others: Sequence[Doing]) -> str | None:
     return "does not send its name, and sends what no version of the others does"
 
 
-def _named_like(table: Table) -> Column:
+def _client_id_library(table: LibraryTable) -> Column:
     """As Table.named_like."""
     found = F.array_compact(
         F.array(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from auth.mechanism import ANONYMOUS, Outcome, Principal
+from auth.mechanism import ANONYMOUS, Principal, SaslOutcome
 
 
 def test_a_principal_is_written_as_kafka_writes_it():
@@ -11,4 +11,4 @@ def test_a_principal_is_written_as_kafka_writes_it():
 
 
 def test_an_outcome_does_not_show_its_token():
-    assert "s3cret" not in repr(Outcome(b"s3cret", None))
+    assert "s3cret" not in repr(SaslOutcome(b"s3cret", None))

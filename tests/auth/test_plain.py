@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auth.mechanism import AuthenticationBusy, AuthenticationFailed, Outcome, Principal
-from auth.plain import Plain
+from auth.mechanism import AuthenticationBusy, AuthenticationFailed, Principal, SaslOutcome
+from auth.plain import PlainMechanism
 
 
 class Known:
@@ -23,7 +23,7 @@ class Known:
         self.asked.append(name)
         return self.users.get(name) == password
 
-    def remembers(self, name, password):
+    def is_cached(self, name, password):
         return (name, password) == self.remembered
 
     remembered = None
@@ -35,7 +35,9 @@ async def at_once(host, check):
 
 def log_in(token, passwords=None):
     return asyncio.run(
-        Plain(passwords or Known(alice="s3cret"), at_once).begin("192.0.2.1").respond(token)
+        PlainMechanism(passwords or Known(alice="s3cret"), at_once)
+        .begin("192.0.2.1")
+        .respond(token)
     )
 
 
@@ -47,7 +49,7 @@ def reason(token, passwords=None):
 
 @pytest.mark.parametrize("token", [b"\0alice\0s3cret", b"alice\0alice\0s3cret"])
 def test_the_right_password_logs_in_with_an_empty_answer(token):
-    assert log_in(token) == Outcome(b"", Principal("User", "alice"))
+    assert log_in(token) == SaslOutcome(b"", Principal("User", "alice"))
 
 
 def test_names_and_passwords_are_utf_8():
@@ -104,7 +106,7 @@ def test_any_bytes_log_in_or_fail(token):
 
 
 def test_an_exchange_takes_one_token():
-    exchange = Plain(Known(alice="s3cret"), at_once).begin("192.0.2.1")
+    exchange = PlainMechanism(Known(alice="s3cret"), at_once).begin("192.0.2.1")
     with pytest.raises(AuthenticationFailed):
         asyncio.run(exchange.respond(b""))
     with pytest.raises(AuthenticationFailed, match="over already"):
@@ -117,7 +119,9 @@ def test_a_check_is_made_for_the_address_of_its_peer():
         return check()
 
     hosts = []
-    asyncio.run(Plain(Known(alice="s3cret"), run).begin("192.0.2.7").respond(b"\0alice\0s3cret"))
+    asyncio.run(
+        PlainMechanism(Known(alice="s3cret"), run).begin("192.0.2.7").respond(b"\0alice\0s3cret")
+    )
     assert hosts == ["192.0.2.7"]
 
 
@@ -127,7 +131,7 @@ def test_a_remembered_password_needs_no_check():
 
     passwords = Known(alice="s3cret")
     passwords.remembered = ("alice", "s3cret")
-    plain = Plain(passwords, busy)
+    plain = PlainMechanism(passwords, busy)
     assert asyncio.run(plain.begin("192.0.2.1").respond(b"\0alice\0s3cret")).principal == Principal(
         "User", "alice"
     )

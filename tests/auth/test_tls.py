@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from OpenSSL import SSL
 
 from auth.mechanism import Principal
-from auth.tls import Tls, TlsError, TlsFiles, context_of, principal_of
+from auth.tls import TlsContextFactory, TlsError, TlsFiles, build_context, principal_of
 from tests.certificates import Authority
 
 
@@ -75,16 +75,16 @@ def shake(context, client_context):
 
 
 def test_a_client_that_trusts_the_authority_shakes_hands(files):
-    client, _ = shake(context_of(files), trusting(files))
+    client, _ = shake(build_context(files), trusting(files))
     assert client.version() == "TLSv1.3"
 
 
 def test_by_default_tls_1_2_is_spoken_and_1_1_is_not(files):
     old = trusting(files)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
-    assert shake(context_of(files), old)[0].version() == "TLSv1.2"
+    assert shake(build_context(files), old)[0].version() == "TLSv1.2"
     with pytest.raises((ssl.SSLError, SSL.Error)):
-        shake(context_of(files), older(files, ssl.TLSVersion.TLSv1_1))
+        shake(build_context(files), older(files, ssl.TLSVersion.TLSv1_1))
 
 
 def older(files, version):
@@ -101,7 +101,7 @@ def older(files, version):
 )
 def test_old_tls_is_spoken_where_it_is_allowed(files, name, version):
     assert (
-        shake(context_of(replace(files, min_version=name)), older(files, version))[0].version()
+        shake(build_context(replace(files, min_version=name)), older(files, version))[0].version()
         == name
     )
 
@@ -110,7 +110,7 @@ def test_the_cipher_of_java_7_is_spoken(files):
     java_7 = trusting(files)
     java_7.maximum_version = ssl.TLSVersion.TLSv1_2
     java_7.set_ciphers("ECDHE-RSA-AES128-SHA256")
-    assert shake(context_of(files), java_7)[0].cipher()[0] == "ECDHE-RSA-AES128-SHA256"
+    assert shake(build_context(files), java_7)[0].cipher()[0] == "ECDHE-RSA-AES128-SHA256"
 
 
 def test_the_chain_is_sent(files, tmp_path):
@@ -118,7 +118,7 @@ def test_the_chain_is_sent(files, tmp_path):
     files.certificate.write_bytes(
         files.certificate.read_bytes() + other.certificate.public_bytes(Encoding.PEM)
     )
-    client, _ = shake(context_of(files), trusting(files))
+    client, _ = shake(build_context(files), trusting(files))
     if hasattr(client, "get_unverified_chain"):  # Python 3.13
         assert len(client.get_unverified_chain()) == 2
 
@@ -131,7 +131,7 @@ def with_certificate(context, signed, tmp_path):
 @pytest.mark.parametrize("client_auth", ["requested", "required"])
 def test_a_client_s_certificate_names_its_principal(files, client, tmp_path, client_auth):
     _, connection = shake(
-        context_of(replace(files, client_auth=client_auth)),
+        build_context(replace(files, client_auth=client_auth)),
         with_certificate(trusting(files), client, tmp_path),
     )
     assert principal_of(connection.get_peer_certificate(as_cryptography=True)) == Principal(
@@ -140,32 +140,32 @@ def test_a_client_s_certificate_names_its_principal(files, client, tmp_path, cli
 
 
 def test_a_client_without_a_certificate_has_no_principal(files):
-    _, connection = shake(context_of(replace(files, client_auth="requested")), trusting(files))
+    _, connection = shake(build_context(replace(files, client_auth="requested")), trusting(files))
     assert principal_of(connection.get_peer_certificate(as_cryptography=True)) is None
 
 
 def test_a_client_without_the_required_certificate_is_refused(files):
     with pytest.raises(SSL.Error):
-        shake(context_of(replace(files, client_auth="required")), trusting(files))
+        shake(build_context(replace(files, client_auth="required")), trusting(files))
 
 
 @pytest.mark.parametrize("client_auth", ["requested", "required"])
 def test_a_certificate_of_another_authority_is_refused(files, tmp_path, client_auth):
     stranger = with_certificate(trusting(files), Authority("Other").sign("client"), tmp_path)
     with pytest.raises(SSL.Error):
-        shake(context_of(replace(files, client_auth=client_auth)), stranger)
+        shake(build_context(replace(files, client_auth=client_auth)), stranger)
 
 
 def test_an_encrypted_key_is_opened_with_its_pass_phrase(files, server, tmp_path):
     server.write(tmp_path, "server", password=b"s3cret")
     phrase = tmp_path / "phrase"
     phrase.write_bytes(b"s3cret\r\nnot this\n")
-    shake(context_of(replace(files, key_password=phrase)), trusting(files))
+    shake(build_context(replace(files, key_password=phrase)), trusting(files))
 
 
 def complaint(files):
     with pytest.raises(TlsError) as caught:
-        context_of(files)
+        build_context(files)
     return str(caught.value)
 
 
@@ -248,7 +248,7 @@ def test_a_new_certificate_serves_from_the_next_connection_a_second_later(
     files, authority, tmp_path
 ):
     clock, problems = Clock(), []
-    tls = Tls(files, clock, problems.append)
+    tls = TlsContextFactory(files, clock, problems.append)
     before = serial(tls, files)
     renewed = authority.sign("server")
     renewed.write(tmp_path, "server")
@@ -263,7 +263,7 @@ def test_a_half_renewed_pair_is_told_and_the_old_one_serves_until_it_is_whole(
     files, authority, tmp_path
 ):
     clock, problems = Clock(), []
-    tls = Tls(files, clock, problems.append)
+    tls = TlsContextFactory(files, clock, problems.append)
     before = serial(tls, files)
     old_key = files.key.read_bytes()
     renewed = authority.sign("server")
@@ -280,7 +280,7 @@ def test_a_half_renewed_pair_is_told_and_the_old_one_serves_until_it_is_whole(
 
 def test_a_connection_is_made_on_the_newest_context(files, authority, tmp_path):
     clock = Clock()
-    tls = Tls(files, clock, lambda problem: None)
+    tls = TlsContextFactory(files, clock, lambda problem: None)
     before = tls.serverConnectionForTLS(None).get_context()
     authority.sign("server").write(tmp_path, "server")
     clock.now = 1.0
@@ -292,4 +292,4 @@ def test_a_connection_is_made_on_the_newest_context(files, authority, tmp_path):
 def test_files_that_cannot_be_used_stop_the_start(files):
     files.key.unlink()
     with pytest.raises(TlsError):
-        Tls(files, Clock(), lambda problem: None)
+        TlsContextFactory(files, Clock(), lambda problem: None)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from auth import users
-from auth.users import Hash, Users, UsersFileError, editing
+from auth.users import PasswordHash, UsersFile, UsersFileError, edit_users
 
 # RFC 7914, section 12: scrypt (P="pleaseletmein", S="SodiumChloride", N=16384, r=8, p=1, dkLen=64).
 RFC_7914_DIGEST = bytes.fromhex(
@@ -31,7 +31,7 @@ class Clock:
 
 
 def quick(password):
-    return Hash.of(password, log_cost=1)
+    return PasswordHash.of(password, log_cost=1)
 
 
 @pytest.fixture
@@ -57,12 +57,12 @@ def problems():
 
 
 def test_the_vector_of_the_rfc_matches():
-    assert Hash.parse(RFC_7914).matches("pleaseletmein")
-    assert not Hash.parse(RFC_7914).matches("pleaseletmein ")
+    assert PasswordHash.parse(RFC_7914).matches("pleaseletmein")
+    assert not PasswordHash.parse(RFC_7914).matches("pleaseletmein ")
 
 
 def test_a_new_hash_is_what_hashlib_says_of_its_salt():
-    stored = Hash.of("s3cret")
+    stored = PasswordHash.of("s3cret")
     assert stored.digest == hashlib.scrypt(b"s3cret", salt=stored.salt, n=16384, r=8, p=1, dklen=32)
     assert len(stored.salt) == 16
 
@@ -73,11 +73,14 @@ def test_two_hashes_of_one_password_differ():
 
 @given(password=st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20))
 def test_a_hash_is_read_as_it_was_written(password):
-    assert Hash.parse(str(quick(password))).matches(password)
+    assert PasswordHash.parse(str(quick(password))).matches(password)
 
 
 def test_a_hash_shows_neither_salt_nor_digest():
-    assert repr(Hash.parse(RFC_7914)) == "Hash(log_cost=14, block=8, lanes=1)"
+    assert (
+        repr(PasswordHash.parse(RFC_7914))
+        == "PasswordHash(log_cost=14, block_size=8, parallelism=1)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +101,7 @@ def test_a_hash_shows_neither_salt_nor_digest():
 )
 def test_what_is_no_hash_is_refused(text):
     with pytest.raises(ValueError):
-        Hash.parse(text)
+        PasswordHash.parse(text)
 
 
 @given(
@@ -110,14 +113,14 @@ def test_what_is_no_hash_is_refused(text):
 )
 def test_any_text_is_a_hash_within_the_memory_limit_or_a_value_error(text):
     try:
-        stored = Hash.parse(text)
+        stored = PasswordHash.parse(text)
     except ValueError:
         return
-    assert 128 * stored.block * stored.lanes * 2**stored.log_cost <= 128 << 20
+    assert 128 * stored.block_size * stored.parallelism * 2**stored.log_cost <= 128 << 20
 
 
 def test_the_right_password_of_a_known_user_passes_and_nothing_else(path, clock, problems):
-    known = Users(path, clock, problems.append)
+    known = UsersFile(path, clock, problems.append)
     assert known.check("alice", "s3cret")
     assert not known.check("alice", "wrong")
     assert not known.check("bob", "s3cret")
@@ -127,8 +130,10 @@ def test_the_right_password_of_a_known_user_passes_and_nothing_else(path, clock,
 def test_an_unknown_user_costs_as_much_as_the_costliest_known_one(
     path, clock, problems, monkeypatch
 ):
-    write(path, f"alice:{Hash.of('a', log_cost=1)}\nbob:{Hash.of('b', log_cost=3)}\n")
-    known = Users(path, clock, problems.append)
+    write(
+        path, f"alice:{PasswordHash.of('a', log_cost=1)}\nbob:{PasswordHash.of('b', log_cost=3)}\n"
+    )
+    known = UsersFile(path, clock, problems.append)
     costs = []
     scrypt = hashlib.scrypt
     monkeypatch.setattr(
@@ -142,51 +147,51 @@ def test_an_unknown_user_costs_as_much_as_the_costliest_known_one(
 
 
 def test_a_password_is_remembered_for_a_short_time_after_it_was_right(path, clock, problems):
-    found = Users(path, clock, problems.append)
-    assert not found.remembers("alice", "s3cret")
+    found = UsersFile(path, clock, problems.append)
+    assert not found.is_cached("alice", "s3cret")
     assert found.check("alice", "s3cret")
-    assert found.remembers("alice", "s3cret")
-    clock.now = users.REMEMBERED_SECONDS + 0.1
-    assert not found.remembers("alice", "s3cret")
+    assert found.is_cached("alice", "s3cret")
+    clock.now = users.CACHE_SECONDS + 0.1
+    assert not found.is_cached("alice", "s3cret")
 
 
 def test_a_wrong_password_and_an_unknown_user_are_not_remembered(path, clock, problems):
-    found = Users(path, clock, problems.append)
+    found = UsersFile(path, clock, problems.append)
     for name, password in (("alice", "wrong"), ("bob", "s3cret")):
         assert not found.check(name, password)
-        assert not found.remembers(name, password)
+        assert not found.is_cached(name, password)
     assert found.check("alice", "s3cret")
-    assert not found.remembers("alice", "wrong")
-    assert not found.remembers("ali", "ces3cret")
+    assert not found.is_cached("alice", "wrong")
+    assert not found.is_cached("ali", "ces3cret")
 
 
 def test_a_remembered_password_does_not_outlive_a_change_of_its_user(path, clock, problems):
-    found = Users(path, clock, problems.append)
+    found = UsersFile(path, clock, problems.append)
     assert found.check("alice", "s3cret")
     write(path, f"alice:{quick('other')}\n")
     clock.now = users.RECHECK_SECONDS
-    assert not found.remembers("alice", "s3cret")
+    assert not found.is_cached("alice", "s3cret")
     assert not found.check("alice", "s3cret")
-    assert not found.remembers("alice", "s3cret")
+    assert not found.is_cached("alice", "s3cret")
     assert found.check("alice", "other")
-    assert found.remembers("alice", "other")
+    assert found.is_cached("alice", "other")
 
 
 def test_no_more_passwords_are_remembered_than_the_limit(path, clock, problems, monkeypatch):
-    monkeypatch.setattr(users, "REMEMBERED_MAX", 2)
+    monkeypatch.setattr(users, "MAX_CACHED_PASSWORDS", 2)
     write(path, "".join(f"{name}:{quick(name)}\n" for name in "abc"))
-    found = Users(path, clock, problems.append)
+    found = UsersFile(path, clock, problems.append)
     assert all(found.check(name, name) for name in "abc")
-    assert [found.remembers(name, name) for name in "abc"] == [False, True, True]
+    assert [found.is_cached(name, name) for name in "abc"] == [False, True, True]
 
 
 def test_an_empty_file_lets_nobody_in(path, clock, problems):
     write(path, "# nobody yet\n\n")
-    assert not Users(path, clock, problems.append).check("alice", "s3cret")
+    assert not UsersFile(path, clock, problems.append).check("alice", "s3cret")
 
 
 def test_a_changed_file_is_read_again_at_a_log_in_a_second_later(path, clock, problems):
-    known = Users(path, clock, problems.append)
+    known = UsersFile(path, clock, problems.append)
     write(path, f"alice:{quick('new')}\nbob:{quick('b0b')}\n")
     clock.now = 0.9
     assert known.check("alice", "s3cret")
@@ -200,7 +205,7 @@ def test_a_changed_file_is_read_again_at_a_log_in_a_second_later(path, clock, pr
 def test_a_broken_change_is_told_once_and_leaves_the_users_as_they_were(
     path, clock, problems, text
 ):
-    known = Users(path, clock, problems.append)
+    known = UsersFile(path, clock, problems.append)
     write(path, text)
     for clock.now in (1.0, 2.0, 3.0):
         assert known.check("alice", "s3cret")
@@ -212,7 +217,7 @@ def test_a_broken_change_is_told_once_and_leaves_the_users_as_they_were(
 def test_a_file_that_vanishes_leaves_the_users_as_they_were_and_one_that_comes_back_is_read(
     path, clock, problems
 ):
-    known = Users(path, clock, problems.append)
+    known = UsersFile(path, clock, problems.append)
     path.unlink()
     clock.now = 1.0
     assert known.check("alice", "s3cret")
@@ -223,7 +228,7 @@ def test_a_file_that_vanishes_leaves_the_users_as_they_were_and_one_that_comes_b
 
 
 def test_many_threads_log_in_while_the_file_changes(path, clock, problems):
-    known = Users(path, clock, problems.append)
+    known = UsersFile(path, clock, problems.append)
     outcomes = []
 
     def log_in():
@@ -234,7 +239,7 @@ def test_many_threads_log_in_while_the_file_changes(path, clock, problems):
         thread.start()
     for _ in range(20):
         clock.now += 1.0
-        with editing(path) as found:
+        with edit_users(path) as found:
             found["bob"] = quick("b0b")
     for thread in threads:
         thread.join()
@@ -245,13 +250,13 @@ def test_many_threads_log_in_while_the_file_changes(path, clock, problems):
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
 def test_a_file_that_others_may_read_is_told(path, clock, problems, mode):
     path.chmod(mode)
-    Users(path, clock, problems.append)
+    UsersFile(path, clock, problems.append)
     assert problems == [f"{path} is open to others (mode {mode:04o}); run chmod 600 {path}"]
 
 
 def test_a_missing_file_at_the_start_says_how_to_make_one(tmp_path, clock, problems):
     with pytest.raises(UsersFileError, match="kopgate users add"):
-        Users(tmp_path / "none", clock, problems.append)
+        UsersFile(tmp_path / "none", clock, problems.append)
 
 
 @pytest.mark.parametrize(
@@ -267,32 +272,32 @@ def test_a_broken_line_is_named_by_its_number(tmp_path, text, complaint):
     path = tmp_path / "users"
     write(path, text)
     with pytest.raises(UsersFileError, match=complaint):
-        users.read(path)
+        users.read_users(path)
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "users").write_bytes(b"\xff\xfe")
     with pytest.raises(UsersFileError, match="not UTF-8"):
-        users.read(tmp_path / "users")
+        users.read_users(tmp_path / "users")
 
 
 def test_windows_line_ends_are_taken(tmp_path):
     write(tmp_path / "users", f"alice:{RFC_7914}\r\n")
-    assert list(users.read(tmp_path / "users")) == ["alice"]
+    assert list(users.read_users(tmp_path / "users")) == ["alice"]
 
 
 def test_editing_makes_the_file_for_its_owner_only(tmp_path):
-    with editing(tmp_path / "users") as found:
+    with edit_users(tmp_path / "users") as found:
         found["alice"] = quick("s3cret")
     assert stat.S_IMODE((tmp_path / "users").stat().st_mode) == 0o600
-    assert users.read(tmp_path / "users")["alice"].matches("s3cret")
+    assert users.read_users(tmp_path / "users")["alice"].matches("s3cret")
 
 
 def test_an_edit_that_fails_leaves_the_file_and_no_other(path):
     before = path.read_bytes()
 
     def fail():
-        with editing(path) as found:
+        with edit_users(path) as found:
             found.clear()
             raise KeyError("x")
 
@@ -305,15 +310,15 @@ def test_an_edit_that_fails_leaves_the_file_and_no_other(path):
 def test_an_edit_through_a_link_keeps_the_link(path, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(path)
-    with editing(link) as found:
+    with edit_users(link) as found:
         del found["alice"]
     assert link.is_symlink()
-    assert users.read(path) == {}
+    assert users.read_users(path) == {}
 
 
 def test_two_editors_lose_nothing(path):
     def add(name):
-        with editing(path) as found:
+        with edit_users(path) as found:
             found[name] = quick(name)
 
     threads = [threading.Thread(target=add, args=(f"user{i}",)) for i in range(8)]
@@ -321,9 +326,9 @@ def test_two_editors_lose_nothing(path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(users.read(path)) == {"alice", *(f"user{i}" for i in range(8))}
+    assert set(users.read_users(path)) == {"alice", *(f"user{i}" for i in range(8))}
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path):
-    with pytest.raises(UsersFileError, match="none"), editing(tmp_path / "none" / "users"):
+    with pytest.raises(UsersFileError, match="none"), edit_users(tmp_path / "none" / "users"):
         pass

@@ -18,7 +18,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from auth.mechanism import AuthenticationFailed, Outcome, Principal
+from auth.mechanism import AuthenticationFailed, Principal, SaslOutcome
 from gateway import handlers as handlers  # importing them routes them
 from gateway.coarse_clock import CoarseClock
 from gateway.net.flow_control import Budget, Flow
@@ -48,7 +48,7 @@ class Scripted:
         self.begun += 1
         return SimpleNamespace(respond=self._respond)
 
-    async def _respond(self, token: bytes) -> Outcome:
+    async def _respond(self, token: bytes) -> SaslOutcome:
         self.seen.append(token)
         answer = self.answers.get(token, AuthenticationFailed("wrong user name or password"))
         if isinstance(answer, Deferred):
@@ -56,8 +56,8 @@ class Scripted:
         if isinstance(answer, Exception):
             raise answer
         if token != list(self.answers)[-1]:
-            return Outcome(answer, None)
-        return Outcome(answer, Principal("User", "alice"), self.lifetime_ms)
+            return SaslOutcome(answer, None)
+        return SaslOutcome(answer, Principal("User", "alice"), self.lifetime_ms)
 
 
 class Client:

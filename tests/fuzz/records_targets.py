@@ -23,14 +23,14 @@ from compat.records import (
     empty_batch,
     filter_records,
     first_at_or_after,
-    keys,
-    newest,
-    records,
+    fix_lz4_checksums,
+    newest_timestamp,
+    read_records,
+    record_keys,
     stamp_message_set,
     up_convert,
-    with_right_lz4,
 )
-from compat.records.down import by_itself
+from compat.records.down_conversion import convert_single
 
 LIMIT = 1 << 20
 
@@ -45,7 +45,7 @@ def check_and_stamp(payload: bytes) -> None:
     checked = check_message_set(payload, max_decompressed_bytes=LIMIT)
     stamped = stamp_message_set(bytearray(payload), checked, 1000, None)
     # What was taken is readable, bears the offsets that were given, and can be converted for everyone.
-    assert [one.offset for one in records(stamped)] == list(
+    assert [one.offset for one in read_records(stamped)] == list(
         range(1000, 1000 + checked.count)
     ) or not checked.count
     if checked.count:
@@ -54,11 +54,11 @@ def check_and_stamp(payload: bytes) -> None:
 
 
 def down_convert_to_0(payload: bytes) -> None:
-    list(records(down_convert(payload, 0, max_decompressed_bytes=LIMIT) or _NOTHING))
+    list(read_records(down_convert(payload, 0, max_decompressed_bytes=LIMIT) or _NOTHING))
 
 
 def down_convert_to_1(payload: bytes) -> None:
-    list(records(down_convert(payload, 1, max_decompressed_bytes=LIMIT) or _NOTHING))
+    list(read_records(down_convert(payload, 1, max_decompressed_bytes=LIMIT) or _NOTHING))
 
 
 ENTRANCES: tuple[Callable[[bytes], object], ...] = (
@@ -69,16 +69,16 @@ ENTRANCES: tuple[Callable[[bytes], object], ...] = (
     lambda payload: up_convert(
         payload, base_offset=9, log_append_time=5, max_decompressed_bytes=LIMIT
     ),
-    lambda payload: list(records(payload, max_decompressed_bytes=LIMIT)),
+    lambda payload: list(read_records(payload, max_decompressed_bytes=LIMIT)),
     lambda payload: first_at_or_after(payload, 1000, max_decompressed_bytes=LIMIT),
     lambda payload: filter_records(
         payload, lambda offset, *_: offset % 2 == 0, max_decompressed_bytes=LIMIT
     ),
     lambda payload: cut(payload, 3, 50),
-    lambda payload: list(keys(payload, max_decompressed_bytes=LIMIT)),
-    newest,
+    lambda payload: list(record_keys(payload, max_decompressed_bytes=LIMIT)),
+    newest_timestamp,
     empty_batch,
-    with_right_lz4,
+    fix_lz4_checksums,
 )
 
 CALLS: tuple[tuple[str, tuple[object, ...]], ...] = (
@@ -128,8 +128,8 @@ def whole_batches(payload: bytes) -> None:
     content = repaired(payload[1:])
     (made,) = kernel.down_all((content,), magic, LIMIT)
     if made is not None:
-        ordinary = by_itself(content, magic, LIMIT)
-        assert list(records(made)) == list(records(ordinary))
+        ordinary = convert_single(content, magic, LIMIT)
+        assert list(read_records(made)) == list(read_records(ordinary))
         assert made == ordinary or made[16:34] == ordinary[16:34]
 
 

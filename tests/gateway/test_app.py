@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from compat.records import records
+from compat.records import read_records
 from gateway.app import open_broker, open_traffic
 from gateway.net.flow_control import Outgoing
 from gateway.protocol.session import Session
@@ -100,7 +100,7 @@ def test_the_topic_alone_will_do(env):
     stored = [
         one.value
         for entry in ended(env.partition(TRAFFIC_TOPIC).read(0, 1 << 20))
-        for one in records(entry.payload)
+        for one in read_records(entry.payload)
     ]
     assert [msgspec.json.decode(value)["event"] for value in stored] == ["opened", "closed"]
 

@@ -27,7 +27,7 @@ from kafka.protocol.admin.groups import (
 from kafka.protocol.consumer.group import JoinGroupRequest
 from kafka.protocol.sasl import SaslHandshakeRequest
 
-from auth.users import Hash, editing
+from auth.users import PasswordHash, edit_users
 from tests.compat.records.building import ZSTD, Sample, batch
 from tests.peers.gateway import MIB, Stopwatch, fetching, framed, gateway
 
@@ -156,8 +156,8 @@ HANDSHAKE = framed(SaslHandshakeRequest(version=0, mechanism="PLAIN"), 0)
 def locked(folder, **settings):
     """A gateway with a log-in, for alice and bob."""
     users = folder / "users"
-    with editing(users) as found:
-        found["alice"], found["bob"] = Hash.of("secret"), Hash.of("secret")
+    with edit_users(users) as found:
+        found["alice"], found["bob"] = PasswordHash.of("secret"), PasswordHash.of("secret")
     with gateway(folder, listeners=("SASL_PLAINTEXT",), users_file=users, **settings) as started:
         yield started
 

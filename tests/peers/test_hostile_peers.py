@@ -481,10 +481,10 @@ def hasty(tmp_path):
 @contextmanager
 def asking_who_is_there(folder, **settings):
     users = folder / "users"
-    from auth.users import Hash, editing
+    from auth.users import PasswordHash, edit_users
 
-    with editing(users) as found:
-        found["alice"] = Hash.of("secret")
+    with edit_users(users) as found:
+        found["alice"] = PasswordHash.of("secret")
     with gateway(
         folder,
         listeners=("SASL_PLAINTEXT",),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compat.fingerprint.matcher import SURE
-from compat.fingerprint.table import OBSERVED, numbers
+from compat.fingerprint.matcher import MIN_SHARE
+from compat.fingerprint.table import OBSERVED, version_numbers
 from tests.compat.fingerprint.judging import UNSEEN
 from tests.reports.logs import Process, ms
 from tests.reports.test_run import planted, reported
@@ -96,8 +96,8 @@ def test_libraries_that_are_named_are_the_true_ones_with_their_version(clients):
             wrong.add(row["client"])
             continue
         low, high = told["version_low"], told["version_high"]
-        assert numbers(low) <= numbers(row["version"]), told
-        assert not high or numbers(row["version"]) <= numbers(high), told
+        assert version_numbers(low) <= version_numbers(row["version"]), told
+        assert not high or version_numbers(row["version"]) <= version_numbers(high), told
     assert named >= 0.9 * len(lines(UNSEEN))
     # It goes by librdkafka's own client id.
     assert wrong <= {"java-2.0.1"}
@@ -111,7 +111,7 @@ def test_what_is_concluded_says_by_what_and_how_surely(clients):
     ]
     assert concluded
     for told in concluded:
-        assert SURE <= float(told["confidence"]) < 1
+        assert MIN_SHARE <= float(told["confidence"]) < 1
         assert told["evidence"].startswith("requests ")
     assert {clients[name_of(row)]["confidence"] for row in lines(UNSEEN) if "software" in row} == {
         "1.0"
@@ -146,7 +146,7 @@ def test_no_version_is_advised_that_a_real_kafka_4_failed_nor_any_above_it(clien
 
 
 def is_from(row, name, version):
-    return row["library"] == name and numbers(row["version"]) >= numbers(version)
+    return row["library"] == name and version_numbers(row["version"]) >= version_numbers(version)
 
 
 def test_who_is_told_to_speak_an_older_protocol_needs_another_setting(clients):

@@ -45,7 +45,9 @@ def plans(spark, tmp_path_factory):
             "libraries": of(client_history.distribution(did, named)),
             "states": of(costs.bindings(did, states)),
             "verdicts": of(
-                identity._concluded(named.withColumnRenamed("library", "doing"), identity._known())
+                identity._concluded(
+                    named.withColumnRenamed("library", "behaviour"), identity._known()
+                )
             ),
             "days": of(trend.trend(did, found.select("date", *whose.names, "requests", "bytes"))),
         }

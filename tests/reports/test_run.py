@@ -467,7 +467,7 @@ def test_where_there_are_too_many_kinds_of_clients_it_says_of_how_many_the_libra
 ):
     from reports.analysis import identity
 
-    monkeypatch.setattr(identity, "MOST_DOINGS", 1)
+    monkeypatch.setattr(identity, "MAX_BEHAVIOURS", 1)
     process, begin, rows = Process(tmp_path / "logs"), ms("2026-11-18"), []
     sent = {
         "first": (planted.PRODUCE, 3),

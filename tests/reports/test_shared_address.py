@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from compat.fingerprint.table import OBSERVED, numbers
+from compat.fingerprint.table import OBSERVED, version_numbers
 from reports.analysis import facts
 from tests.legacy_clients.applications import Application, Reads, Writes, run
 from tests.legacy_clients.brokers import are_required
@@ -101,7 +101,9 @@ def software(name):
 
 def is_within(one, version):
     low, high = one.get("version_low"), one.get("version_high")
-    return numbers(low) <= numbers(version) and (high is None or numbers(version) <= numbers(high))
+    return version_numbers(low) <= version_numbers(version) and (
+        high is None or version_numbers(version) <= version_numbers(high)
+    )
 
 
 def versions(one):
@@ -132,8 +134,8 @@ def test_a_row_names_each_library_and_range_behind_it_with_its_share_of_the_traf
 def test_the_lowest_version_is_that_of_the_row_and_the_worst_state_too(report):
     row = report[0]["rdkafka"]
     lows = [one["version_low"] for one in libraries(row)]
-    assert row["version_low"] == min(lows, key=numbers)
-    assert numbers(row["version_low"]) <= numbers("0.11.6")
+    assert row["version_low"] == min(lows, key=version_numbers)
+    assert version_numbers(row["version_low"]) <= version_numbers("0.11.6")
     assert row["version_high"] == "2.16.0"
     assert [one["state"] for one in libraries(row)] == ["refused", "refused", "refused", "fine"]
     assert row["state"] == "refused"
@@ -142,7 +144,7 @@ def test_the_lowest_version_is_that_of_the_row_and_the_worst_state_too(report):
 def test_each_is_told_by_what_distinguishes_it(report):
     *nameless, older, newer = sorted(
         libraries(report[0]["rdkafka"]),
-        key=lambda one: (one["confidence"], numbers(one["version_low"])),
+        key=lambda one: (one["confidence"], version_numbers(one["version_low"])),
     )
     assert [
         one["difference"].startswith("sends ") and "(others: " in one["difference"]

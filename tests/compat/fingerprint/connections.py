@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from compat.fingerprint.behaviour import API_VERSIONS, Doing, opening
-from compat.fingerprint.splitter import Named
+from compat.fingerprint.behaviour import API_VERSIONS, Behaviour, opening
+from compat.fingerprint.splitter import NamedClient
 from compat.fingerprint.table import OBSERVED
 from tests.compat.fingerprint.judging import UNSEEN
 
@@ -26,7 +26,7 @@ def rows() -> list[Row]:
     ]
 
 
-def connections_of(row: Row) -> list[Doing]:
+def connections_of(row: Row) -> list[Behaviour]:
     """A connection for each way that connections began. What was sent later is of the first that sends such requests, or else of the longest."""
     ways: list[tuple[list[str], dict[int, set[int]]]] = []
     for first in row["first"]:
@@ -44,16 +44,16 @@ def connections_of(row: Row) -> list[Doing]:
                 ]
                 of_it[0][key].add(version)
     return [
-        Doing(
+        Behaviour(
             {key: frozenset(versions) for key, versions in sent.items()},
             frozenset([opening(first)]),
-            is_whole=False,
+            is_complete=False,
         )
         for first, sent in ways
     ]
 
 
-def told_apart(row: Row) -> tuple[list[Doing], list[Named]]:
+def told_apart(row: Row) -> tuple[list[Behaviour], list[NamedClient]]:
     """The connections without a name, and the client that sends it on the others."""
     connections = connections_of(row)
     if not row.get("software"):
@@ -66,7 +66,7 @@ def told_apart(row: Row) -> tuple[list[Doing], list[Named]]:
         for key, versions in one.requests.items():
             requests[key] = requests.get(key, frozenset()) | versions
     return [one for one in connections if one not in named], [
-        Named(row["library"], row["version"], requests)
+        NamedClient(row["library"], row["version"], requests)
     ]
 
 

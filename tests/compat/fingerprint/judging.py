@@ -9,8 +9,14 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-from compat.fingerprint.matcher import Verdict, identify
-from compat.fingerprint.table import Run, Table, numbers, runs_in, table_of
+from compat.fingerprint.matcher import Identification, identify
+from compat.fingerprint.table import (
+    LibraryTable,
+    RecordedRun,
+    build_table,
+    read_runs,
+    version_numbers,
+)
 
 UNSEEN = Path(__file__).parent / "unseen.jsonl"
 
@@ -19,8 +25,8 @@ UNSEEN = Path(__file__).parent / "unseen.jsonl"
 class Judged:
     """`releases` are all there are of the library that it is."""
 
-    run: Run
-    verdict: Verdict
+    run: RecordedRun
+    verdict: Identification
     releases: tuple[str, ...]
 
     @property
@@ -35,11 +41,11 @@ class Judged:
     def is_right_range(self) -> bool:
         """Of one for which a library is named: its true version is not excluded."""
         low, high = self.verdict.version_low, self.verdict.version_high
-        true = numbers(self.run.version)
+        true = version_numbers(self.run.version)
         return (
             self.is_right_library
-            and (low is None or numbers(low) <= true)
-            and (high is None or true <= numbers(high))
+            and (low is None or version_numbers(low) <= true)
+            and (high is None or true <= version_numbers(high))
         )
 
     @property
@@ -94,8 +100,8 @@ class Round:
 @cache
 def rounds() -> tuple[Round, Round, Round, Round]:
     """Versions held out and versions never seen, each with the client ids that they used and with an application's."""
-    known, others = runs_in(), runs_in(UNSEEN)
-    table = table_of(known)
+    known, others = read_runs(), read_runs(UNSEEN)
+    table = build_table(known)
     return (
         Round("each version held out", tuple(each_held_out(known))),
         Round(
@@ -116,31 +122,33 @@ def rounds() -> tuple[Round, Round, Round, Round]:
 @cache
 def strangers() -> tuple[Judged, ...]:
     """Nameless runs under client ids of applications, each judged by a table in which its library is not: whatever is named is wrong."""
-    runs = runs_in()
+    runs = read_runs()
     nameless = [run for run in runs if run.software is None]
     tables = {
-        library: table_of(run for run in runs if run.library != library)
+        library: build_table(run for run in runs if run.library != library)
         for library in {run.library for run in runs}
     }
     return tuple(_judged(run, tables[run.library], own_ids=False) for run in nameless)
 
 
-def each_held_out(runs: Iterable[Run], own_ids: bool = True) -> Iterator[Judged]:
+def each_held_out(runs: Iterable[RecordedRun], own_ids: bool = True) -> Iterator[Judged]:
     """Every run, judged by a table in which its version of its library is not; with the client ids that it used, or with the application's own."""
     runs = list(runs)
     for library, version in sorted({(run.library, run.version) for run in runs}):
-        table = table_of(run for run in runs if (run.library, run.version) != (library, version))
+        table = build_table(run for run in runs if (run.library, run.version) != (library, version))
         for run in runs:
             if (run.library, run.version) == (library, version):
                 yield _judged(run, table, own_ids)
 
 
-def unseen(table: Table, runs: Iterable[Run], own_ids: bool = True) -> Iterator[Judged]:
+def unseen(
+    table: LibraryTable, runs: Iterable[RecordedRun], own_ids: bool = True
+) -> Iterator[Judged]:
     for run in runs:
         yield _judged(run, table, own_ids)
 
 
-def _judged(run: Run, table: Table, own_ids: bool) -> Judged:
+def _judged(run: RecordedRun, table: LibraryTable, own_ids: bool) -> Judged:
     """What says its name is not asked what it does."""
     releases = next(
         (library.releases for library in table.libraries if library.name == run.library),
@@ -149,13 +157,15 @@ def _judged(run: Run, table: Table, own_ids: bool) -> Judged:
     if run.software is not None:
         return Judged(
             run,
-            Verdict(
+            Identification(
                 run.library, (run.library,), run.version, run.version, 1.0, ("calls itself so",)
             ),
             releases,
         )
-    named_like = table.named_like(run.client_ids) if own_ids else None
-    return Judged(run, identify(replace(run.doing, named_like=named_like), table), releases)
+    client_id_library = table.client_id_library(run.client_ids) if own_ids else None
+    return Judged(
+        run, identify(replace(run.behaviour, client_id_library=client_id_library), table), releases
+    )
 
 
 def share(judged: Iterable[Judged], is_so: Callable[[Judged], bool]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compat.fingerprint.table import numbers, runs_in, table_of
+from compat.fingerprint.table import build_table, read_runs, version_numbers
 from tests.compat.fingerprint.figures import AIMED_AT, BEGIN, END, PAGE, as_markdown, undated
 from tests.compat.fingerprint.judging import UNSEEN, rounds, share, strangers, unseen
 
@@ -59,12 +59,12 @@ def test_what_the_page_says_of_how_well_it_goes_is_what_was_judged():
 
 
 def test_what_is_for_judging_alone_is_not_in_the_table():
-    known = {(run.library, run.version) for run in runs_in()}
-    assert not known & {(run.library, run.version) for run in runs_in(UNSEEN)}
+    known = {(run.library, run.version) for run in read_runs()}
+    assert not known & {(run.library, run.version) for run in read_runs(UNSEEN)}
 
 
 def test_every_recorded_run_is_what_the_whole_table_says_or_one_of_those_it_may_be():
-    for one in unseen(table_of(runs_in()), runs_in()):
+    for one in unseen(build_table(read_runs()), read_runs()):
         assert one.run.library in one.verdict.candidates, str(one)
         assert one.verdict.library is None or one.is_right_range, str(one)
 
@@ -82,15 +82,15 @@ def test_of_a_library_that_is_in_no_recording_most_is_left_open():
 
 
 def test_recorded_versions_are_releases():
-    table = table_of(runs_in())
+    table = build_table(read_runs())
     for library in table.libraries:
-        assert [numbers(version) for version in library.releases] == sorted(
-            {numbers(version) for version in library.releases}
+        assert [version_numbers(version) for version in library.releases] == sorted(
+            {version_numbers(version) for version in library.releases}
         )
         assert {profile.version for profile in library.profiles} <= set(library.releases)
 
 
 def test_client_ids_of_one_library_are_not_those_of_another():
-    table = table_of(runs_in())
-    for run in runs_in():
-        assert table.named_like(run.client_ids) in (run.library, None), run.client_ids
+    table = build_table(read_runs())
+    for run in read_runs():
+        assert table.client_id_library(run.client_ids) in (run.library, None), run.client_ids

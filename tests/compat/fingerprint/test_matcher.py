@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from compat.fingerprint.behaviour import Doing
-from compat.fingerprint.matcher import SURE, identify
-from compat.fingerprint.table import Library, Profile, Table
+from compat.fingerprint.behaviour import Behaviour
+from compat.fingerprint.matcher import MIN_SHARE, identify
+from compat.fingerprint.table import ClientLibrary, LibraryTable, VersionProfile
 
 PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
 
 
-def doing(
-    produce=None, fetch=None, metadata=None, asks=None, openings=(), habits=None, named_like=None
+def behaviour(
+    produce=None,
+    fetch=None,
+    metadata=None,
+    asks=None,
+    openings=(),
+    habits=None,
+    client_id_library=None,
 ):
     sent = {PRODUCE: produce, FETCH: fetch, METADATA: metadata, API_VERSIONS: asks}
     requests = {
@@ -20,24 +26,24 @@ def doing(
         for key, version in sent.items()
         if version is not None
     }
-    return Doing(
+    return Behaviour(
         requests,
         frozenset(openings),
         {name: frozenset(values) for name, values in (habits or {}).items()},
-        named_like,
+        client_id_library,
     )
 
 
-def library(name, line, may_be="never", configured=(), releases=()):
-    profiles = tuple(Profile(version, did) for version, did in line.items())
-    all_ = tuple(dict.fromkeys([*releases, *line])) if not releases else tuple(releases)
-    return Library(
+def library(name, by_version, protocol_config="never", configured=(), releases=()):
+    profiles = tuple(VersionProfile(version, did) for version, did in by_version.items())
+    all_ = tuple(dict.fromkeys([*releases, *by_version])) if not releases else tuple(releases)
+    return ClientLibrary(
         name,
-        may_be,
+        protocol_config,
         (f"{name}-.*",),
         all_,
         profiles,
-        tuple(Profile(version, did) for version, did in configured),
+        tuple(VersionProfile(version, did) for version, did in configured),
     )
 
 
@@ -47,23 +53,23 @@ HASTY = {"fetch_max_wait_ms": ["100"], "fetch_min_bytes": ["1"]}
 ELK = library(
     "elk",
     {
-        "1.0": doing(0, 0, 0, habits=PATIENT, openings=[(3, 1)]),
-        "2.0": doing(3, 4, 2, 0, habits=PATIENT, openings=[(18, 3, 1)]),
-        "3.0": doing(7, 10, 7, 2, habits=PATIENT, openings=[(18, 3, 1)]),
+        "1.0": behaviour(0, 0, 0, habits=PATIENT, openings=[(3, 1)]),
+        "2.0": behaviour(3, 4, 2, 0, habits=PATIENT, openings=[(18, 3, 1)]),
+        "3.0": behaviour(7, 10, 7, 2, habits=PATIENT, openings=[(18, 3, 1)]),
     },
     releases=RELEASES,
 )
 OWL = library(
     "owl",
     {
-        "1.0": doing(0, 0, 0, habits=HASTY, openings=[(3, 10, 1)]),
-        "2.0": doing(2, 3, (0, 1), 0, habits=HASTY, openings=[(18, 3, 10)]),
+        "1.0": behaviour(0, 0, 0, habits=HASTY, openings=[(3, 10, 1)]),
+        "2.0": behaviour(2, 3, (0, 1), 0, habits=HASTY, openings=[(18, 3, 10)]),
     },
-    may_be="unasked",
-    configured=[("2.0", doing(1, 1, 0, habits=HASTY, openings=[(3, 10, 1)]))],
+    protocol_config="unasked",
+    configured=[("2.0", behaviour(1, 1, 0, habits=HASTY, openings=[(3, 10, 1)]))],
     releases=("1.0", "1.5", "2.0", "2.5"),
 )
-TABLE = Table((ELK, OWL))
+TABLE = LibraryTable((ELK, OWL))
 
 
 def versions(found):
@@ -71,39 +77,39 @@ def versions(found):
 
 
 def test_what_was_recorded_may_be_all_that_is_not_older_or_newer_than_its_neighbours_were():
-    assert versions(identify(doing(3, 4, 2, 0, habits=PATIENT), TABLE)) == ("elk", "1.1", "2.1")
+    assert versions(identify(behaviour(3, 4, 2, 0, habits=PATIENT), TABLE)) == ("elk", "1.1", "2.1")
 
 
 def test_what_lies_between_two_recorded_versions_is_a_version_between_them():
-    assert versions(identify(doing(5, 7, 5, 1, habits=PATIENT), TABLE)) == ("elk", "2.1", "2.1")
+    assert versions(identify(behaviour(5, 7, 5, 1, habits=PATIENT), TABLE)) == ("elk", "2.1", "2.1")
 
 
 def test_older_than_all_and_newer_than_all_have_no_other_end():
-    assert versions(identify(doing(0, 0, 0, habits=PATIENT), TABLE)) == ("elk", "1.0", "1.2")
-    assert versions(identify(doing(9, 12, 9, 3, habits=PATIENT), TABLE)) == ("elk", "3.1", None)
+    assert versions(identify(behaviour(0, 0, 0, habits=PATIENT), TABLE)) == ("elk", "1.0", "1.2")
+    assert versions(identify(behaviour(9, 12, 9, 3, habits=PATIENT), TABLE)) == ("elk", "3.1", None)
 
 
 def test_a_version_below_the_highest_that_a_library_sends_as_well_says_nothing_against_it():
-    both = identify(doing(2, 3, 0, 0, habits=HASTY), TABLE)
+    both = identify(behaviour(2, 3, 0, 0, habits=HASTY), TABLE)
     assert both.library == "owl"
     assert both.version_low <= "2.0" <= (both.version_high or "9")
 
 
 def test_what_is_configured_to_speak_an_older_protocol_may_be_newer():
-    found = identify(doing(1, 1, 0, habits=HASTY), TABLE)
+    found = identify(behaviour(1, 1, 0, habits=HASTY), TABLE)
     assert versions(found) == ("owl", "1.5", None)
 
 
 def test_where_asking_for_versions_shows_that_nothing_is_configured_the_end_is_known():
-    found = identify(doing(1, 2, 0, 0, habits=HASTY), TABLE)
+    found = identify(behaviour(1, 2, 0, 0, habits=HASTY), TABLE)
     assert found.library == "owl"
     assert found.version_high == "1.5"
 
 
 def test_alike_requests_are_told_apart_by_habits_and_without_them_not():
-    assert identify(doing(0, 0, 0, habits=HASTY), TABLE).library == "owl"
-    assert identify(doing(0, 0, 0, habits=PATIENT), TABLE).library == "elk"
-    found = identify(doing(0, 0, 0), TABLE)
+    assert identify(behaviour(0, 0, 0, habits=HASTY), TABLE).library == "owl"
+    assert identify(behaviour(0, 0, 0, habits=PATIENT), TABLE).library == "elk"
+    found = identify(behaviour(0, 0, 0), TABLE)
     assert (found.library, found.version_low, found.version_high, found.confidence) == (
         None,
         None,
@@ -119,15 +125,16 @@ def test_what_goes_together_in_a_recorded_version_outweighs_what_does_only_in_di
     wait, opening
 ):
     old, new = {"fetch_max_wait_ms": ["900"]}, {"fetch_max_wait_ms": ["5000"]}
-    middle = doing(3, 4, 2, 0, habits=new, openings=[(18, 3)])
-    latest = doing(7, 10, 7, 2, habits=new, openings=[(18, 3)])
+    middle = behaviour(3, 4, 2, 0, habits=new, openings=[(18, 3)])
+    latest = behaviour(7, 10, 7, 2, habits=new, openings=[(18, 3)])
     fox = library(
-        "fox", {"1.0": doing(0, 0, 0, habits=old, openings=[(3, 0)]), "2.0": middle, "3.0": latest}
+        "fox",
+        {"1.0": behaviour(0, 0, 0, habits=old, openings=[(3, 0)]), "2.0": middle, "3.0": latest},
     )
     hare = library(
         "hare",
         {
-            "3.0": doing(
+            "3.0": behaviour(
                 7,
                 10,
                 7,
@@ -139,33 +146,37 @@ def test_what_goes_together_in_a_recorded_version_outweighs_what_does_only_in_di
     )
     seen = {"fetch_max_wait_ms": [wait]}
     assert (
-        identify(doing(7, 10, 7, 2, habits=seen, openings=[opening]), Table((fox, hare))).library
+        identify(
+            behaviour(7, 10, 7, 2, habits=seen, openings=[opening]), LibraryTable((fox, hare))
+        ).library
         == "hare"
     )
-    alike = identify(latest, Table((fox, hare)))
+    alike = identify(latest, LibraryTable((fox, hare)))
     assert (alike.library, alike.evidence) == (None, ("may be fox or hare",))
 
 
 def test_a_librarys_own_client_id_outweighs_a_habit():
-    assert identify(doing(0, 0, 0, habits=HASTY, named_like="elk"), TABLE).library == "elk"
+    assert (
+        identify(behaviour(0, 0, 0, habits=HASTY, client_id_library="elk"), TABLE).library == "elk"
+    )
 
 
 @pytest.mark.parametrize(
-    "found", [identify(doing(3, 0, 7, 2), TABLE), identify(doing(0, 12, 0, 0), TABLE)]
+    "found", [identify(behaviour(3, 0, 7, 2), TABLE), identify(behaviour(0, 12, 0, 0), TABLE)]
 )
 def test_what_no_library_does_is_none(found):
     assert (found.library, found.confidence) == (None, 0.0)
 
 
 def test_the_confidence_is_less_where_things_were_never_seen_of_it():
-    sure = identify(doing(7, 10, 7, 2, habits=PATIENT, openings=[(18, 3, 1)]), TABLE)
+    sure = identify(behaviour(7, 10, 7, 2, habits=PATIENT, openings=[(18, 3, 1)]), TABLE)
     strange = {"fetch_max_wait_ms": ["250"], "fetch_min_bytes": ["9"], "acks": ["1"]}
-    unsure = identify(doing(7, 10, 7, 2, habits=strange, openings=[(18, 3, 1)]), TABLE)
-    assert SURE <= unsure.confidence < sure.confidence < 1.0
+    unsure = identify(behaviour(7, 10, 7, 2, habits=strange, openings=[(18, 3, 1)]), TABLE)
+    assert MIN_SHARE <= unsure.confidence < sure.confidence < 1.0
 
 
 def test_the_evidence_is_kept():
-    found = identify(doing(3, 4, 2, 0, habits=PATIENT, named_like="elk"), TABLE)
+    found = identify(behaviour(3, 4, 2, 0, habits=PATIENT, client_id_library="elk"), TABLE)
     assert found.evidence[0] == "requests as elk 2.0"
     assert any("fetch_max_wait_ms 5000" in line for line in found.evidence)
     assert "its own client id" in found.evidence

@@ -8,14 +8,14 @@ from random import Random
 
 import pytest
 
-from compat.fingerprint.behaviour import API_VERSIONS, Doing
+from compat.fingerprint.behaviour import API_VERSIONS, Behaviour
 from compat.fingerprint.matcher import identify
-from compat.fingerprint.splitter import NOT_COMPARED, Client, Named, Splitter
-from compat.fingerprint.table import numbers, runs_in, table_of
+from compat.fingerprint.splitter import NOT_COMPARED, InferredClient, NamedClient, Splitter
+from compat.fingerprint.table import build_table, read_runs, version_numbers
 from tests.compat.fingerprint.connections import client_ids, connections_of, rows, told_apart
 
 PRODUCE, FETCH, METADATA = 0, 1, 3
-TABLE = table_of(runs_in())
+TABLE = build_table(read_runs())
 ROWS = rows()
 NAMELESS = [row for row in ROWS if not row.get("software")]
 
@@ -36,7 +36,7 @@ def connection(**sent):
         keys[name]: frozenset([versions] if isinstance(versions, int) else versions)
         for name, versions in sent.items()
     }
-    return Doing(requests, is_whole=False)
+    return Behaviour(requests, is_complete=False)
 
 
 def highest(row):
@@ -61,7 +61,7 @@ def test_the_connections_of_one_recorded_client_are_of_one_client(splitter, has_
     for row in ROWS:
         connections, named = told_apart(row)
         clients = splitter.split(
-            connections, named, TABLE.named_like(client_ids(row)) if has_own_ids else None
+            connections, named, TABLE.client_id_library(client_ids(row)) if has_own_ids else None
         )
         if len(clients) != 1:
             split[name_of(row)] = clients
@@ -70,15 +70,15 @@ def test_the_connections_of_one_recorded_client_are_of_one_client(splitter, has_
 
 def test_a_client_of_a_version_that_was_never_recorded_is_one_client():
     chosen = Random(7).sample(sorted({(row["library"], row["version"]) for row in NAMELESS}), 12)
-    runs = runs_in()
+    runs = read_runs()
     split = {}
     for library, version in chosen:
         splitter = Splitter(
-            table_of(run for run in runs if (run.library, run.version) != (library, version))
+            build_table(run for run in runs if (run.library, run.version) != (library, version))
         )
         for row in NAMELESS:
             if (row["library"], row["version"]) == (library, version):
-                clients = splitter.split(connections_of(row), named_like=library)
+                clients = splitter.split(connections_of(row), client_id_library=library)
                 if len(clients) != 1:
                     split[name_of(row)] = clients
     assert split == {}
@@ -103,12 +103,12 @@ def test_two_versions_under_the_own_client_id_of_a_library_are_two_clients_and_e
     wrong = {}
     for one, other in Random(3).sample(pairs, min(15, len(pairs))):
         connections = [*connections_of(one), *connections_of(other)]
-        clients = splitter.split(connections, named_like=library)
+        clients = splitter.split(connections, client_id_library=library)
         found = sorted(
             range_of([connections[index] for index in client.connections], library)
             for client in clients
         )
-        wanted = sorted(numbers(row["version"]) for row in (one, other))
+        wanted = sorted(version_numbers(row["version"]) for row in (one, other))
         is_right = len(found) == 2 and all(
             low <= version <= high for (low, high), version in zip(found, wanted, strict=True)
         )
@@ -125,18 +125,20 @@ def range_of(connections, library):
     }
     verdict = identify(
         replace(
-            Doing(requests, frozenset().union(*(one.openings for one in connections))),
-            named_like=library,
+            Behaviour(requests, frozenset().union(*(one.openings for one in connections))),
+            client_id_library=library,
         ),
         TABLE,
     )
     assert verdict.library == library
-    return numbers(verdict.version_low), numbers(verdict.version_high or "9999")
+    return version_numbers(verdict.version_low), version_numbers(verdict.version_high or "9999")
 
 
 def test_two_clients_that_send_the_same_are_one(splitter):
     same = connection(produce=2, metadata=1, asks=0)
-    assert splitter.split([same, same], named_like="librdkafka") == [Client(None, (0, 1))]
+    assert splitter.split([same, same], client_id_library="librdkafka") == [
+        InferredClient(None, (0, 1))
+    ]
 
 
 def test_a_connection_without_a_name_is_of_the_client_that_sends_its_name_on_others_where_its_version_does_the_same(
@@ -150,13 +152,16 @@ def test_a_connection_without_a_name_is_of_the_client_that_sends_its_name_on_oth
     assert connections
     older = connection(fetch=4, metadata=1)
     clients = splitter.split([*connections, older], named, "franz-go")
-    assert clients == [Client(0, tuple(range(len(connections)))), Client(None, (len(connections),))]
+    assert clients == [
+        InferredClient(0, tuple(range(len(connections)))),
+        InferredClient(None, (len(connections),)),
+    ]
 
 
 def test_clients_that_send_different_names_are_never_one(splitter):
     sent = {PRODUCE: frozenset([9])}
-    names = [Named("librdkafka", "1.6.1", sent), Named("librdkafka", "2.3.0", sent)]
-    assert splitter.split([], names, "librdkafka") == [Client(0, ()), Client(1, ())]
+    names = [NamedClient("librdkafka", "1.6.1", sent), NamedClient("librdkafka", "2.3.0", sent)]
+    assert splitter.split([], names, "librdkafka") == [InferredClient(0, ()), InferredClient(1, ())]
 
 
 def test_of_a_library_that_is_in_no_table_connections_are_of_one_client_unless_the_same_request_has_two_versions(
@@ -165,8 +170,8 @@ def test_of_a_library_that_is_in_no_table_connections_are_of_one_client_unless_t
     strange = [connection(produce=90), connection(fetch=90, metadata=80), connection(metadata=80)]
     assert len(splitter.split(strange)) == 1
     assert len(splitter.split([*strange, connection(produce=95)])) == 2
-    named = [Named("strange", None, {METADATA: frozenset([80])})]
+    named = [NamedClient("strange", None, {METADATA: frozenset([80])})]
     assert splitter.split([connection(metadata=80), connection(metadata=95)], named) == [
-        Client(0, (0,)),
-        Client(None, (1,)),
+        InferredClient(0, (0,)),
+        InferredClient(None, (1,)),
     ]

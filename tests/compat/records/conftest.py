@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from compat.records import loops
+from compat.records import kernel
 
 LOOPS = (
     "scan",
@@ -29,5 +29,5 @@ def implementation(request, monkeypatch):
             f"the kernel is not compiled (pip install -e . or python setup.py build_ext --inplace): {error}"
         )
     for name in LOOPS:
-        monkeypatch.setattr(loops, name, getattr(module, name))
+        monkeypatch.setattr(kernel, name, getattr(module, name))
     return module

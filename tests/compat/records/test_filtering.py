@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compat.records import RecordsError, empty_batch, filter_records, keys, newest, records
+from compat.records import (
+    RecordsError,
+    empty_batch,
+    filter_records,
+    newest_timestamp,
+    read_records,
+    record_keys,
+)
 from tests.compat.records.building import (
     GZIP,
     LZ4,
@@ -110,7 +117,7 @@ def test_peers_read_what_is_left_of_a_batch(found, codec, data):
         assert [(one[0], one[1], one[3], one[4]) for one in read(filtered)] == [
             (s.offset, s.timestamp, s.key, s.value) for s in left
         ]
-    assert [r.headers for r in records(filtered)] == [s.headers for s in left]
+    assert [r.headers for r in read_records(filtered)] == [s.headers for s in left]
 
 
 @prop
@@ -137,7 +144,7 @@ def test_peers_read_what_is_left_of_a_message_set(found, magic, codec, data):
 @given(samples(), codecs, st.booleans())
 def test_the_keys_of_a_batch_are_those_that_peers_read(found, codec, is_append_time):
     payload = batch(found, codec=codec, append_time=5000 if is_append_time else None)
-    assert list(keys(payload)) == [
+    assert list(record_keys(payload)) == [
         (one[0], one[3], one[4] is None) for one in read_with_kafka_python(payload)
     ]
 
@@ -146,7 +153,7 @@ def test_the_keys_of_a_batch_are_those_that_peers_read(found, codec, is_append_t
 @given(samples(), magics, legacy_codecs)
 def test_the_keys_of_a_message_set_are_those_that_peers_read(found, magic, codec):
     payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
-    assert list(keys(payload)) == [
+    assert list(record_keys(payload)) == [
         (one[0], one[3], one[4] is None) for one in read_with_kafka_python(payload)
     ]
 
@@ -154,7 +161,7 @@ def test_the_keys_of_a_message_set_are_those_that_peers_read(found, magic, codec
 def test_markers_are_no_keys():
     assert (
         list(
-            keys(
+            record_keys(
                 batch(
                     [Sample(3, 1000, b"\0\0\0\1", b"\0\0\0\0\0\0")],
                     attributes=0x30,
@@ -178,7 +185,7 @@ def test_an_emptied_batch_keeps_offsets_producer_and_greatest_timestamp(codec):
     assert (base_offset, size, magic, last_delta, count) == (7, 49, 2, 3, 0)
     assert (attributes, base_time, max_time) == (0x10, -1, 1000)
     assert (producer, epoch, sequence) == (5, 1, 20)
-    assert list(records(emptied)) == []
+    assert list(read_records(emptied)) == []
     assert filter_records(emptied, lambda *_: True) is None
 
 
@@ -194,7 +201,7 @@ def test_an_emptied_batch_keeps_offsets_producer_and_greatest_timestamp(codec):
     ],
 )
 def test_the_newest_timestamp_of_a_unit(payload, timestamp):
-    assert newest(payload) == timestamp
+    assert newest_timestamp(payload) == timestamp
 
 
 def damaged(at, byte):
@@ -207,10 +214,10 @@ def damaged(at, byte):
 @given(st.binary(max_size=120) | st.builds(damaged, st.integers(0, 200), st.integers(0, 255)))
 def test_garbage_is_refused_in_the_words_of_this_package(payload):
     for read in (
-        lambda: list(keys(payload)),
+        lambda: list(record_keys(payload)),
         lambda: filter_records(payload, only(7)),
         lambda: empty_batch(payload),
-        lambda: newest(payload),
+        lambda: newest_timestamp(payload),
     ):
         with suppress(RecordsError):
             read()

@@ -1,4 +1,4 @@
-"""The short form of tests/fuzz/records.py; `test_kernel.py` has its other target."""
+"""The short form of tests/fuzz/records.py; `test_compiled_kernel.py` has its other target."""
 
 from tests.fuzz.records import main
 

@@ -16,12 +16,12 @@ from compat.records import (
     empty_batch,
     filter_records,
     first_at_or_after,
-    keys,
-    newest,
-    records,
+    fix_lz4_checksums,
+    newest_timestamp,
+    read_records,
+    record_keys,
     stamp_message_set,
     up_convert,
-    with_right_lz4,
 )
 from tests.compat.records.building import Sample, batch, message_set, wrapper
 from tests.compat.records.strategies import prop
@@ -58,17 +58,17 @@ ENTRANCES = {
     "up_convert_at": lambda payload: up_convert(
         payload, base_offset=9, max_decompressed_bytes=LIMIT
     ),
-    "records": lambda payload: list(records(payload, max_decompressed_bytes=LIMIT)),
+    "read_records": lambda payload: list(read_records(payload, max_decompressed_bytes=LIMIT)),
     "first_at_or_after": lambda payload: first_at_or_after(
         payload, 2**62, max_decompressed_bytes=LIMIT
     ),
     "filter_records": lambda payload: filter_records(
         payload, lambda offset, *_: offset % 2 == 0, max_decompressed_bytes=LIMIT
     ),
-    "keys": lambda payload: list(keys(payload, max_decompressed_bytes=LIMIT)),
-    "newest": newest,
+    "record_keys": lambda payload: list(record_keys(payload, max_decompressed_bytes=LIMIT)),
+    "newest_timestamp": newest_timestamp,
     "empty_batch": empty_batch,
-    "with_right_lz4": with_right_lz4,
+    "fix_lz4_checksums": fix_lz4_checksums,
     "cut": lambda payload: cut(payload, 3, 50),
 }
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import lz4
 import pytest
 
-from compat.records import down_convert, lz4_library, records
+from compat.records import down_convert, lz4_library, read_records
 from tests.compat.records.building import LZ4, Sample, batch
 
 
 def test_its_functions_are_those_of_the_library_that_the_package_names():
-    found = lz4_library.find()
+    found = lz4_library.find_functions()
     assert found is not None
     library = ctypes.CDLL(lz4_library.block._block.__file__)
     assert library.LZ4_versionNumber() == lz4.library_version_number()
@@ -33,13 +33,13 @@ def test_where_they_are_hidden_nothing_is_found(monkeypatch, file):
     monkeypatch.setattr(
         lz4_library, "block", SimpleNamespace(_block=SimpleNamespace(__file__=file))
     )
-    assert lz4_library.find() is None
+    assert lz4_library.find_functions() is None
 
 
 def test_a_library_without_these_functions_is_none(monkeypatch):
     kernel = pytest.importorskip("compat.records._kernel", reason="the kernel is not compiled")
     monkeypatch.setattr(lz4_library, "block", SimpleNamespace(_block=kernel))
-    assert lz4_library.find() is None
+    assert lz4_library.find_functions() is None
 
 
 def test_without_them_lz4_is_converted_by_the_package():
@@ -48,6 +48,6 @@ def test_without_them_lz4_is_converted_by_the_package():
     kernel.use_lz4(0, 0, 0)
     try:
         assert kernel.down_all([payload], 1, 1000) == [None]
-        assert [one.value for one in records(down_convert(payload, 1))] == [b"value"]
+        assert [one.value for one in read_records(down_convert(payload, 1))] == [b"value"]
     finally:
-        kernel.use_lz4(*lz4_library.find())
+        kernel.use_lz4(*lz4_library.find_functions())

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compat.records import Record, cut, first_at_or_after, records
+from compat.records import DecodedRecord, cut, first_at_or_after, read_records
 from tests.compat.records.building import GZIP, Sample, batch, message_set, wrapper
 from tests.compat.records.strategies import codecs, legacy_codecs, magics, prop, samples
 
@@ -11,36 +11,42 @@ B = Sample(9, 990, None, None)
 
 
 def test_a_batch_yields_everything():
-    assert list(records(batch([A, B]))) == [
-        Record(7, 1000, b"k", b"first", ((b"h", b"x"), (b"h", None)), 0),
-        Record(9, 990, None, None, (), 0),
+    assert list(read_records(batch([A, B]))) == [
+        DecodedRecord(7, 1000, b"k", b"first", ((b"h", b"x"), (b"h", None)), 0),
+        DecodedRecord(9, 990, None, None, (), 0),
     ]
 
 
 def test_log_append_time_is_each_records_own():
-    assert [(r.timestamp, r.timestamp_type) for r in records(batch([A, B], append_time=5))] == [
-        (5, 1),
-        (5, 1),
-    ]
     assert [
-        (r.timestamp, r.timestamp_type)
-        for r in records(wrapper([A, B], GZIP, magic=1, timestamp=5, append_time=True))
+        (r.timestamp, r.timestamp_type) for r in read_records(batch([A, B], append_time=5))
     ] == [
         (5, 1),
         (5, 1),
     ]
     assert [
-        (r.timestamp, r.timestamp_type) for r in records(message_set([A, B], magic=1, attributes=8))
+        (r.timestamp, r.timestamp_type)
+        for r in read_records(wrapper([A, B], GZIP, magic=1, timestamp=5, append_time=True))
+    ] == [
+        (5, 1),
+        (5, 1),
+    ]
+    assert [
+        (r.timestamp, r.timestamp_type)
+        for r in read_records(message_set([A, B], magic=1, attributes=8))
     ] == [(1000, 1), (990, 1)]
 
 
 def test_magic_0_has_neither_timestamp_nor_type():
-    assert list(records(message_set([A], magic=0))) == [Record(7, -1, b"k", b"first", (), -1)]
+    assert list(read_records(message_set([A], magic=0))) == [
+        DecodedRecord(7, -1, b"k", b"first", (), -1)
+    ]
 
 
 def test_a_wrapper_offset_of_zero_leaves_inner_offsets_as_they_are():
     assert [
-        r.offset for r in records(wrapper([A, B], GZIP, magic=1, offset=0, inner_offsets=[0, 1]))
+        r.offset
+        for r in read_records(wrapper([A, B], GZIP, magic=1, offset=0, inner_offsets=[0, 1]))
     ] == [0, 1]
 
 
@@ -49,7 +55,7 @@ def test_a_wrapper_offset_of_zero_leaves_inner_offsets_as_they_are():
 def test_batches_read_back(found, codec):
     assert [
         (r.offset, r.timestamp, r.key, r.value, r.headers)
-        for r in records(batch(found, codec=codec))
+        for r in read_records(batch(found, codec=codec))
     ] == [(s.offset, s.timestamp, s.key, s.value, s.headers) for s in found]
 
 
@@ -57,7 +63,7 @@ def test_batches_read_back(found, codec):
 @given(samples(), magics, legacy_codecs)
 def test_message_sets_read_back(found, magic, codec):
     payload = wrapper(found, codec, magic=magic) if codec else message_set(found, magic=magic)
-    assert [(r.offset, r.timestamp, r.key, r.value) for r in records(payload)] == [
+    assert [(r.offset, r.timestamp, r.key, r.value) for r in read_records(payload)] == [
         (s.offset, s.timestamp if magic else -1, s.key, s.value) for s in found
     ]
 
@@ -88,7 +94,9 @@ def test_a_cut_starts_at_the_message_with_the_offset_and_fits_or_is_one_message(
     rest = [s for s in found if s.offset >= offset]
     part = bytes(cut(payload, offset, max_bytes))
     taken = [
-        s for s in rest if payload and s.offset <= (list(records(part))[-1].offset if part else -1)
+        s
+        for s in rest
+        if payload and s.offset <= (list(read_records(part))[-1].offset if part else -1)
     ]
     assert part == message_set(taken, magic=magic)
     assert bool(taken) == bool(rest)
@@ -119,6 +127,6 @@ def test_nothing_is_cut_from_nothing():
 
 
 def test_header_names_need_not_be_utf_8():
-    assert next(records(batch([Sample(0, 0, None, None, ((b"\xff", b""),))]))).headers == (
+    assert next(read_records(batch([Sample(0, 0, None, None, ((b"\xff", b""),))]))).headers == (
         (b"\xff", b""),
     )

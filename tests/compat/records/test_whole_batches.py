@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compat.records import RecordsError, down_convert, down_convert_all, records
-from compat.records.down import by_itself
+from compat.records import RecordsError, down_convert, down_convert_all, read_records
+from compat.records.down_conversion import convert_single
 from tests.compat.records.building import (
     GZIP,
     LZ4,
@@ -76,9 +76,9 @@ def inner(message: bytes) -> bytes:
 )
 def test_it_makes_what_the_ordinary_road_makes(found, codec, magic, append_time):
     payload = batch(found, codec=codec, append_time=append_time)
-    ours, ordinary = made(payload, magic), by_itself(payload, magic, LIMIT)
+    ours, ordinary = made(payload, magic), convert_single(payload, magic, LIMIT)
     assert ours is not None
-    assert list(records(ours)) == list(records(ordinary))
+    assert list(read_records(ours)) == list(read_records(ordinary))
     if codec == NONE:
         assert ours == ordinary
     else:
@@ -96,10 +96,10 @@ def test_content_of_any_size_comes_out_whole(letters, count, size, magic):
     found = some(count, size, letters=letters)
     payload = batch(found, codec=LZ4)
     ours = made(payload, magic)
-    assert [(one.offset, one.key, one.value) for one in records(ours)] == [
+    assert [(one.offset, one.key, one.value) for one in read_records(ours)] == [
         (one.offset, one.key, one.value) for one in found
     ]
-    assert len(ours) < 1.02 * len(by_itself(payload, magic, LIMIT)) + 10
+    assert len(ours) < 1.02 * len(convert_single(payload, magic, LIMIT)) + 10
 
 
 @pytest.mark.parametrize(("magic", "checksum"), [(0, LZ4_HISTORIC), (1, 0x82)])
@@ -127,7 +127,7 @@ def test_small_records_that_did_not_shrink_are_packed_again_for_what_the_convers
 def test_frames_of_every_block_size_are_taken(size):
     found = some(100, 1024, letters=b"abcdefgh")
     frame = lz4.frame.compress(raw(found), block_size=size, block_linked=False, store_size=False)
-    assert [one.value for one in records(made(framed(found, frame)))] == [
+    assert [one.value for one in read_records(made(framed(found, frame)))] == [
         one.value for one in found
     ]
 
@@ -154,7 +154,9 @@ def test_frames_that_kafkas_clients_do_not_write_are_left_to_the_ordinary_road(n
     found = some(100, 1024)
     payload = framed(found, ODD_FRAMES[name](raw(found)))
     assert made(payload) is None
-    assert [one.value for one in records(down_convert(payload, 1))] == [one.value for one in found]
+    assert [one.value for one in read_records(down_convert(payload, 1))] == [
+        one.value for one in found
+    ]
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, ZSTD])
@@ -220,7 +222,9 @@ def test_many_units_come_back_in_their_order_each_by_its_own_road():
     assert isinstance(outcomes[7], RecordsError)
     assert outcomes[30] == units[30]
     for unit, outcome in zip(units[31:], outcomes[31:], strict=True):
-        assert [one.value for one in records(outcome)] == [one.value for one in records(unit)]
+        assert [one.value for one in read_records(outcome)] == [
+            one.value for one in read_records(unit)
+        ]
 
 
 def test_no_buffer_stays_exported():

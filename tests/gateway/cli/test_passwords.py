@@ -62,4 +62,4 @@ def test_at_a_terminal_it_is_asked_for_twice_and_not_shown(tmp_path):
         process.wait()
         os.close(terminal)
     assert b"s3cret" not in seen
-    assert users.read(tmp_path / "users")["alice"].matches("s3cret")
+    assert users.read_users(tmp_path / "users")["alice"].matches("s3cret")

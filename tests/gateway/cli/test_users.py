@@ -33,7 +33,7 @@ def add(kopgate, name, *arguments, password="s3cret\n"):
 
 def test_a_user_who_was_added_is_in_the_file_hashed(kopgate, path):
     assert add(kopgate, "alice").exit_code == 0
-    assert users_file.read(path)["alice"].matches("s3cret")
+    assert users_file.read_users(path)["alice"].matches("s3cret")
     assert "s3cret" not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -43,16 +43,16 @@ def test_a_user_who_is_there_keeps_the_password_unless_it_is_replaced(kopgate, p
     refused = add(kopgate, "alice", password="new\n")
     assert refused.exit_code == 1
     assert "--replace" in refused.stderr
-    assert users_file.read(path)["alice"].matches("s3cret")
+    assert users_file.read_users(path)["alice"].matches("s3cret")
     assert add(kopgate, "alice", "--replace", password="new\n").exit_code == 0
-    assert users_file.read(path)["alice"].matches("new")
+    assert users_file.read_users(path)["alice"].matches("new")
 
 
 def test_a_user_who_was_removed_is_gone(kopgate, path):
     add(kopgate, "alice")
     add(kopgate, "bob")
     assert kopgate("remove", "alice").exit_code == 0
-    assert list(users_file.read(path)) == ["bob"]
+    assert list(users_file.read_users(path)) == ["bob"]
 
 
 def test_removing_nobody_is_told(kopgate):

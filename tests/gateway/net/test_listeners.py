@@ -10,7 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from auth.users import Hash, editing
+from auth.users import PasswordHash, edit_users
 from gateway.cli.main import main
 from tests.certificates import Authority
 from tests.peers.gateway import STOP_SECONDS
@@ -26,8 +26,8 @@ def folder(tmp_path_factory):
     authority = Authority()
     authority.write(folder)
     authority.sign().write(folder, "server")
-    with editing(folder / "users") as users:
-        users["alice"] = Hash.of("s3cret", log_cost=4)
+    with edit_users(folder / "users") as users:
+        users["alice"] = PasswordHash.of("s3cret", log_cost=4)
     (folder / "right").write_text("s3cret\n")
     (folder / "wrong").write_text("wr0ng\n")
     (folder / "kopgate.toml").write_text(

@@ -20,7 +20,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.testing import MemoryReactorClock
 from zope.interface import directlyProvides
 
-from auth.tls import Tls, TlsFiles
+from auth.tls import TlsContextFactory, TlsFiles
 from gateway.net import transport
 from gateway.net.flow_control import Outgoing
 from gateway.net.listeners import TlsListener
@@ -381,7 +381,9 @@ def authority():
 @pytest.fixture
 def secure(authority, tmp_path):
     certificate, key = authority.sign("server").write(tmp_path, "server")
-    made = Bench(Tls(TlsFiles(certificate, key), reactor.seconds, lambda problem: None))
+    made = Bench(
+        TlsContextFactory(TlsFiles(certificate, key), reactor.seconds, lambda problem: None)
+    )
     made.context = ssl.create_default_context(cafile=str(authority.write(tmp_path)))
     yield made
     settle(made.close())

@@ -11,7 +11,7 @@ from gateway.protocol.errors import ErrorCode
 from gateway.protocol.wire.produce_codec import PartitionProduced
 from tests.compat.records.building import GZIP, LZ4, SNAPPY, Sample, batch, message_set, wrapper
 from tests.compat.records.peers import read_with_aiokafka, read_with_kafka_python
-from tests.compat.records.test_up import with_epoch
+from tests.compat.records.test_up_conversion import with_epoch
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.consuming import ask, at, payload, rows
 from tests.gateway.handlers.consuming import request as fetching

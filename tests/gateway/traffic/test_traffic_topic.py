@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from compat.records import records
+from compat.records import read_records
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from gateway.traffic.dropped_lines import DroppedLines
 from gateway.traffic.traffic_topic import BATCH_BYTES, TopicSink
@@ -43,7 +43,7 @@ def stored(env):
     return [
         (one.key, bytes(one.value), one.timestamp)
         for entry in entries
-        for one in records(entry.payload)
+        for one in read_records(entry.payload)
     ]
 
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from compat.fingerprint.table import numbers, runs_in, settings, table_of
+from compat.fingerprint.table import build_table, protocol_settings, read_runs, version_numbers
 from reports.analysis import facts
 from tests.compat.fingerprint.judging import UNSEEN
 
 KAFKA_4 = ("kafka-4.0", "kafka-4.x")
-RUNS = [*runs_in(), *runs_in(UNSEEN)]
+RUNS = [*read_runs(), *read_runs(UNSEEN)]
 
 
 def verdicts():
@@ -27,7 +27,7 @@ def refused(run, target):
     minimums = facts.target(target).minimums
     return {
         key: min(versions)
-        for key, versions in run.doing.requests.items()
+        for key, versions in run.behaviour.requests.items()
         if min(versions) < minimums.get(key, 0)
     }
 
@@ -95,7 +95,11 @@ def test_from_the_lowest_version_on_that_is_named_each_one_works_in_a_real_kafka
     judged, wrong = set(), []
     for run in RUNS:
         lowest = libraries[run.library].lowest
-        if lowest and not run.is_configured and numbers(run.version) >= numbers(lowest):
+        if (
+            lowest
+            and not run.is_configured
+            and version_numbers(run.version) >= version_numbers(lowest)
+        ):
             if (run.client, run.scenario) in works:
                 judged.add(run.library)
             if refused(run, target) or not works.get((run.client, run.scenario), True):
@@ -113,10 +117,12 @@ def test_what_is_said_not_to_be_refused_is_the_lowest_that_was_tried_or_lies_bet
             for run in RUNS
             if run.library == name and not run.is_configured and (run.client, run.scenario) in works
         ]
-        failing = {numbers(run.version) for run in runs if not works[run.client, run.scenario]}
-        working = {numbers(run.version) for run in runs} - failing
+        failing = {
+            version_numbers(run.version) for run in runs if not works[run.client, run.scenario]
+        }
+        working = {version_numbers(run.version) for run in runs} - failing
         first = row.wire or row.supported
-        if first and not max(failing, default=(0,)) < numbers(first) <= min(working):
+        if first and not max(failing, default=(0,)) < version_numbers(first) <= min(working):
             wrong[name] = first
     assert wrong == {}
 
@@ -126,7 +132,7 @@ def test_where_another_library_is_named_the_last_release_was_tried_and_none_work
     for name, row in facts.target("kafka-4.x").libraries.items():
         if row.instead:
             runs = [run for run in RUNS if run.library == name]
-            (library,) = table_of(runs).libraries
+            (library,) = build_table(runs).libraries
             assert library.releases[-1] in {run.version for run in runs}
             assert [
                 run.client
@@ -136,8 +142,10 @@ def test_where_another_library_is_named_the_last_release_was_tried_and_none_work
 
 
 def test_what_can_be_told_to_speak_an_older_protocol_has_a_name_for_that():
-    assert settings().keys() == {
-        library.name for library in table_of(RUNS).libraries if library.may_be != "never"
+    assert protocol_settings().keys() == {
+        library.name
+        for library in build_table(RUNS).libraries
+        if library.protocol_config != "never"
     }
 
 

@@ -38,7 +38,7 @@ else:
             KERNEL_REASON = "the compiled kernel is not of this version: install again (in a checkout: make clean)"
         else:
             KERNEL = "cython"
-            lz4 = lz4_library.find()
+            lz4 = lz4_library.find_functions()
             if lz4 is not None:
                 _kernel.use_lz4(*lz4)
             scan = _kernel.scan

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compat.records import codecs, loops
+from compat.records import codecs, kernel
+from compat.records.codecs import MAX_DECOMPRESSED_BYTES
 from compat.records.errors import CorruptRecords, RecordsError
 from compat.records.layout import (
     BATCH_OVERHEAD,
@@ -20,8 +21,7 @@ from compat.records.layout import (
     magic_of,
     read_batch,
 )
-from compat.records.limits import MAX_DECOMPRESSED_BYTES
-from compat.records.wrappers import Budget, Wrapper, segments, wrap
+from compat.records.wrappers import DecompressionBudget, Wrapper, segments, wrap
 
 
 def down_convert(
@@ -35,8 +35,8 @@ def down_convert(
     """
     if magic not in (0, 1):
         raise ValueError(f"magic {magic} is no message set's")
-    (made,) = loops.down_all((payload,), magic, max_decompressed_bytes)
-    return by_itself(payload, magic, max_decompressed_bytes) if made is None else made
+    (made,) = kernel.down_all((payload,), magic, max_decompressed_bytes)
+    return convert_single(payload, magic, max_decompressed_bytes) if made is None else made
 
 
 def down_convert_all(
@@ -45,18 +45,18 @@ def down_convert_all(
     """What `down_convert` returns or raises for each of `payloads`: in one call, outside the interpreter's lock, as far as that goes."""
     outcomes: list[bytes | RecordsError] = []
     for payload, made in zip(
-        payloads, loops.down_all(payloads, magic, max_decompressed_bytes), strict=True
+        payloads, kernel.down_all(payloads, magic, max_decompressed_bytes), strict=True
     ):
         try:
             outcomes.append(
-                by_itself(payload, magic, max_decompressed_bytes) if made is None else made
+                convert_single(payload, magic, max_decompressed_bytes) if made is None else made
             )
         except RecordsError as failure:
             outcomes.append(failure)
     return outcomes
 
 
-def by_itself(payload: Buffer, magic: int, max_decompressed_bytes: int) -> bytes:
+def convert_single(payload: Buffer, magic: int, max_decompressed_bytes: int) -> bytes:
     """The ordinary road, for every unit that `loops.down_all` leaves to it."""
     stored = magic_of(payload)
     if stored <= magic:
@@ -66,9 +66,7 @@ def by_itself(payload: Buffer, magic: int, max_decompressed_bytes: int) -> bytes
     return _from_messages(payload, max_decompressed_bytes)
 
 
-def gzip_for_zstd(
-    payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES
-) -> bytes:
+def zstd_to_gzip(payload: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
     """A magic-2 batch in zstd as the same batch in gzip, for consumers that know the format and not the codec (Fetch 4 to 9, KIP-110).
 
     Raises CorruptRecords, UnsupportedCodec, RecordsTooLarge.
@@ -94,7 +92,7 @@ def _from_batch(payload: Buffer, magic: int, limit: int) -> bytes:
     if codec:
         content = codecs.decompress(codec, content, limit)
     is_relative = bool(codec) and magic == 1
-    messages = loops.down_batch(
+    messages = kernel.down_batch(
         content,
         batch.records,
         batch.base_offset,
@@ -121,9 +119,9 @@ def _from_messages(payload: Buffer, limit: int) -> bytes:
     view = memoryview(payload)
     parts: list[bytes] = []
     last = -1
-    for segment in segments(payload, Budget(limit)):
+    for segment in segments(payload, DecompressionBudget(limit)):
         if isinstance(segment, Wrapper):
-            messages = loops.down_messages(segment.inner, segment.shift)
+            messages = kernel.down_messages(segment.inner, segment.shift)
             parts.append(
                 wrap(
                     segment.codec,
@@ -135,7 +133,7 @@ def _from_messages(payload: Buffer, limit: int) -> bytes:
                 )
             )
         else:
-            messages = loops.down_messages(view[segment], 0)
+            messages = kernel.down_messages(view[segment], 0)
             parts.append(messages.content)
         if messages.first_offset <= last:
             raise CorruptRecords("the offsets of the message set do not ascend")

@@ -12,10 +12,10 @@ from compat.records import (
     CorruptRecords,
     RecordsError,
     check_message_set,
-    has_old_lz4,
-    records,
+    fix_lz4_checksums,
+    has_legacy_lz4,
+    read_records,
     stamp_message_set,
-    with_right_lz4,
 )
 from compat.records.layout import Codec
 from compat.records.wrappers import value_at, wrap
@@ -46,21 +46,21 @@ def test_the_frame_can_be_read_by_a_reader_that_checks_it_as_specified():
     stored = a_set(Codec.LZ4)
     with pytest.raises(RuntimeError):
         lz4.frame.decompress(frame_of(stored))
-    assert lz4.frame.decompress(frame_of(with_right_lz4(stored))) == a_set()
+    assert lz4.frame.decompress(frame_of(fix_lz4_checksums(stored))) == a_set()
 
 
 def test_the_records_and_the_crc_still_hold():
-    repaired = with_right_lz4(a_set(Codec.LZ4))
+    repaired = fix_lz4_checksums(a_set(Codec.LZ4))
     assert (
         check_message_set(memoryview(bytearray(repaired)), max_decompressed_bytes=LIMIT).count == 3
     )
-    assert list(records(repaired)) == list(records(a_set()))
+    assert list(read_records(repaired)) == list(read_records(a_set()))
 
 
 def test_every_message_of_the_set_is_put_right():
     one = a_set(Codec.LZ4)
-    both = with_right_lz4(one + one)
-    assert both == with_right_lz4(one) * 2
+    both = fix_lz4_checksums(one + one)
+    assert both == fix_lz4_checksums(one) * 2
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_every_message_of_the_set_is_put_right():
     [(0, False), (Codec.GZIP, False), (Codec.SNAPPY, False), (Codec.LZ4, True)],
 )
 def test_only_lz4_of_format_0_is_in_question(codec, expected):
-    assert has_old_lz4(a_set(codec)) is expected
+    assert has_legacy_lz4(a_set(codec)) is expected
 
 
 def test_what_was_stamped_for_storage_is_in_question():
@@ -76,12 +76,12 @@ def test_what_was_stamped_for_storage_is_in_question():
     stamped = stamp_message_set(
         raw, check_message_set(memoryview(raw), max_decompressed_bytes=LIMIT), 7, None
     )
-    assert has_old_lz4(stamped)
+    assert has_legacy_lz4(stamped)
 
 
 def test_a_message_that_is_cut_short_is_refused():
     with pytest.raises(CorruptRecords):
-        with_right_lz4(a_set(Codec.LZ4)[:-1])
+        fix_lz4_checksums(a_set(Codec.LZ4)[:-1])
 
 
 @given(st.binary(max_size=200), st.integers(0, 300), st.binary(max_size=4))
@@ -90,4 +90,4 @@ def test_no_bytes_make_it_fail_otherwise(noise, at, splice):
     whole[at : at + len(splice)] = splice
     for payload in (noise, bytes(whole)):
         with contextlib.suppress(RecordsError):
-            with_right_lz4(payload)
+            fix_lz4_checksums(payload)

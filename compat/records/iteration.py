@@ -45,7 +45,7 @@ class Message(NamedTuple):
     value_size: int
 
 
-def walk_messages(messages: Buffer, magic: int, *, is_inner: bool) -> Iterator[Message]:
+def iterate_messages(messages: Buffer, magic: int, *, is_inner: bool) -> Iterator[Message]:
     """Every message of a set, verified before it is handed out; `magic` -1 takes that of the first one. Faults as in `scan`."""
     view = memoryview(messages)
     start = 0
@@ -106,7 +106,7 @@ class BatchRecord(NamedTuple):
     headers_at: int
 
 
-def walk_records(
+def iterate_records(
     records: Buffer,
     count: int,
     base_offset: int,

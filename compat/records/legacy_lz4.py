@@ -28,7 +28,7 @@ from compat.records.wrappers import value_at
 _SIZE_AT = 8
 
 
-def has_old_lz4(payload: Buffer) -> bool:
+def has_legacy_lz4(payload: Buffer) -> bool:
     """Whether the set begins with an lz4 message of magic 0: a producer has one codec for all it sends."""
     return (
         len(payload) > ATTRIBUTES_AT
@@ -37,7 +37,7 @@ def has_old_lz4(payload: Buffer) -> bool:
     )
 
 
-def with_right_lz4(payload: Buffer) -> bytes:
+def fix_lz4_checksums(payload: Buffer) -> bytes:
     """The set with the header checksum of each lz4 frame as specified, and with the CRC of each message that this changes. Raises CorruptRecords."""
     whole = bytearray(payload)
     view = memoryview(whole)
@@ -49,9 +49,9 @@ def with_right_lz4(payload: Buffer) -> bytes:
         if not position + LOG_OVERHEAD + SMALLEST[0] <= end <= len(whole):
             raise CorruptRecords(f"record at byte {position}: its size does not fit")
         message = view[position:end]
-        if has_old_lz4(message):
+        if has_legacy_lz4(message):
             start = value_at(view, position, end, 0)
-            view[start:end] = lz4_header.with_right_checksum(view[start:end])
+            view[start:end] = lz4_header.with_standard_checksum(view[start:end])
             CRC.pack_into(message, CRC_AT, crc32(message[CRC_FROM:]))
         position = end
     return bytes(whole)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compat.records import codecs, loops
+from compat.records import codecs, kernel
+from compat.records.codecs import MAX_DECOMPRESSED_BYTES
 from compat.records.errors import CorruptRecords, InvalidRecords
 from compat.records.layout import (
     APPEND_TIME_BIT,
@@ -12,21 +13,20 @@ from compat.records.layout import (
     NO_TIMESTAMP,
     OFFSET,
     TIMESTAMP_AT,
-    Batch,
+    BatchHeader,
     Buffer,
     Codec,
     Converted,
     build_batch,
     magic_of,
 )  # fmt: skip
-from compat.records.limits import MAX_DECOMPRESSED_BYTES
-from compat.records.wrappers import Budget, Wrapper, segments
+from compat.records.wrappers import DecompressionBudget, Wrapper, segments
 
 _NO_PRODUCER = -1
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _MessageRun:
     """Uncompressed messages with the offset shift and the timestamp that their wrapper, if any, gives them."""
 
     messages: Buffer
@@ -53,7 +53,7 @@ def up_convert(
     magic = magic_of(payload)
     if magic > 1:
         raise InvalidRecords("only a message set can be converted up")
-    codec, runs = _runs(payload, max_decompressed_bytes)
+    codec, runs = _message_runs(payload, max_decompressed_bytes)
     if base_offset is not None:
         runs = _renumbered(runs, base_offset)
     first = base_offset if base_offset is not None else _first_offset(runs[0])
@@ -63,7 +63,7 @@ def up_convert(
     parts: list[Converted] = []
     for run in runs:
         append_time = run.append_time if log_append_time is None else log_append_time
-        part = loops.up_messages(
+        part = kernel.up_messages(
             run.messages, magic, run.shift, first, first_timestamp, append_time
         )
         if parts and part.first_offset <= parts[-1].last_offset:
@@ -71,7 +71,7 @@ def up_convert(
         parts.append(part)
     is_append_time = log_append_time is not None or all(run.append_time is not None for run in runs)
     content: Buffer = b"".join(part.content for part in parts)
-    batch = Batch(
+    batch = BatchHeader(
         base_offset=first,
         leader_epoch=leader_epoch,
         attributes=codec | (APPEND_TIME_BIT if is_append_time else 0),
@@ -86,48 +86,48 @@ def up_convert(
     return build_batch(batch, codecs.compress(codec, content, magic=2) if codec else content)
 
 
-def _runs(payload: Buffer, limit: int) -> tuple[Codec, list[_Run]]:
+def _message_runs(payload: Buffer, limit: int) -> tuple[Codec, list[_MessageRun]]:
     """The set's messages, decompressed, and the codec of the last wrapper."""
     view = memoryview(payload)
     codec = Codec.NONE
-    runs: list[_Run] = []
-    for segment in segments(payload, Budget(limit)):
+    runs: list[_MessageRun] = []
+    for segment in segments(payload, DecompressionBudget(limit)):
         if isinstance(segment, Wrapper):
             codec = segment.codec
-            runs.append(_Run(segment.inner, segment.shift, segment.append_time))
+            runs.append(_MessageRun(segment.inner, segment.shift, segment.append_time))
         else:
-            runs.append(_Run(view[segment], 0, _append_time(view[segment])))
+            runs.append(_MessageRun(view[segment], 0, _append_time(view[segment])))
     return codec, runs
 
 
 def _append_time(messages: memoryview) -> int | None:
     """The timestamp of a stored run if all its messages were stamped with it. Raises as `scan` does."""
-    found = loops.scan(messages, -1, True)
+    found = kernel.scan(messages, -1, True)
     if not found.magic or not found.has_append_time:
         return None
     return found.max_timestamp
 
 
-def _renumbered(runs: list[_Run], base_offset: int) -> list[_Run]:
+def _renumbered(runs: list[_MessageRun], base_offset: int) -> list[_MessageRun]:
     """The runs with offsets from `base_offset` on."""
     if not 0 <= base_offset <= MAX_INT64 - sum(len(run.messages) for run in runs):
         raise InvalidRecords(f"the records do not fit behind offset {base_offset}")
-    renumbered: list[_Run] = []
+    renumbered: list[_MessageRun] = []
     for run in runs:
         messages = bytearray(run.messages)
-        base_offset += loops.stamp(messages, base_offset, None)
-        renumbered.append(_Run(messages, 0, run.append_time))
+        base_offset += kernel.stamp(messages, base_offset, None)
+        renumbered.append(_MessageRun(messages, 0, run.append_time))
     return renumbered
 
 
-def _first_offset(run: _Run) -> int:
+def _first_offset(run: _MessageRun) -> int:
     offset: int = OFFSET.unpack_from(run.messages)[0] + run.shift
     if offset < 0:
         raise CorruptRecords("the first offset of the message set is negative")
     return offset
 
 
-def _first_timestamp(run: _Run, magic: int) -> int:
+def _first_timestamp(run: _MessageRun, magic: int) -> int:
     if run.append_time is not None:
         return run.append_time
     timestamp: int = OFFSET.unpack_from(run.messages, TIMESTAMP_AT)[0] if magic else NO_TIMESTAMP
