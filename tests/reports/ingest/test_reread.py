@@ -184,13 +184,13 @@ def _kill_after(patched, name, times):
     patched.setattr(name, last)
 
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: Takes what is in the tables again, as of a release that knows version 2, and stands still before that is noted.
 TAKES = """
 import sys, time
 from datetime import datetime
 from pathlib import Path
-from reports import rows
+from reports.ingest import row_parser
 from reports.ingest.reread import take_again
 from reports.spark_session import open_session
 from reports.ingest.taken_files import Tables

@@ -6,6 +6,8 @@ import importlib
 
 import pytest
 
+from gateway.protocol.wire import compiled
+
 ROADS = ("python", "cython")
 NAMES = ("batch", "header", "reply", "request")
 
@@ -16,13 +18,15 @@ def never(*_):
 
 def take(road, monkeypatch):
     """From here on this road is taken; the test is skipped where it was not compiled."""
-    compiled = None
+    extension = None
     if road == "cython":
         try:
-            compiled = importlib.import_module("gateway.protocol.wire._plain")
+            extension = importlib.import_module("gateway.protocol.wire._plain")
         except ImportError as error:
             pytest.skip(
                 f"it is not compiled (pip install -e . or python setup.py build_ext --inplace): {error}"
             )
     for name in NAMES:
-        monkeypatch.setattr(compiled, name, never if compiled is None else getattr(compiled, name))
+        monkeypatch.setattr(
+            compiled, name, never if extension is None else getattr(extension, name)
+        )
