@@ -23,29 +23,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.chart import svg
-from bench.figures import Comparison, Figure, compare, table
-from bench.progress import Progress
-from bench.servers import COLLECTORS, Gateway, Reference, Server
-from bench.steps import CODECS, Load, Settled, plan, warm_up
+from bench.measurements import Comparison, Measurement, compare, table
+from bench.progress import StepProgress
+from bench.servers import COLLECTORS, BenchServer, GatewayServer, KafkaServer
+from bench.steps import CODECS, RoundLoad, WarmUpLimits, plan, warm_up
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 #: What a store takes of the disk for a byte of record values, at most: headers, pages that are not full, indexes.
-DISK_BYTES_A_BYTE = 1.3
+DISK_BYTES_PER_BYTE = 1.3
 
 
 def main() -> int:
     options = _options()
-    load = Load(options.mib, options.codecs, options.partitions)
-    figures: list[Figure] = []
-    servers: list[Server] = []
+    load = RoundLoad(options.mib, options.codecs, options.partitions)
+    figures: list[Measurement] = []
+    servers: list[BenchServer] = []
     try:
-        servers.append(Gateway.start())
-        servers.append(Reference.start(options.collector))
+        servers.append(GatewayServer.start())
+        servers.append(KafkaServer.start(options.collector))
         for server in servers:
-            warm_up(server, load, Settled(), _say)
+            warm_up(server, load, WarmUpLimits(), _say)
         steps = plan(servers, options.rounds, load)
-        progress = Progress([step.seconds for step in steps], time.monotonic)
+        progress = StepProgress([step.seconds for step in steps], time.monotonic)
         for step in steps:
             print(progress.next(step.name), file=sys.stderr)
             figures.append(step.run())
@@ -56,9 +56,9 @@ def main() -> int:
     finally:
         for server in servers:
             server.stop()
-    comparisons = compare(figures, Gateway.name, Reference.name)
+    comparisons = compare(figures, GatewayServer.name, KafkaServer.name)
     print(table(comparisons))
-    _write(options.out, comparisons, f"{_made_by(options)} Resident at most: {resident}.")
+    _write(options.out, comparisons, f"{_conditions(options)} Resident at most: {resident}.")
     return 0
 
 
@@ -101,9 +101,11 @@ def _options() -> argparse.Namespace:
         help="the table goes into this file, a chart beside it as .svg",
     )
     options = parser.parse_args()
-    load = Load(options.mib, options.codecs, options.partitions)
-    warm_up_mib = len(load.codecs) * min(Settled().mib, load.mib) * Settled().limit
-    needed = int(2 * (options.rounds * load.mib_a_round() + warm_up_mib) * DISK_BYTES_A_BYTE) << 20
+    load = RoundLoad(options.mib, options.codecs, options.partitions)
+    warm_up_mib = len(load.codecs) * min(WarmUpLimits().mib, load.mib) * WarmUpLimits().limit
+    needed = (
+        int(2 * (options.rounds * load.mib_per_round() + warm_up_mib) * DISK_BYTES_PER_BYTE) << 20
+    )
     if needed > (free := shutil.disk_usage(tempfile.gettempdir()).free):
         parser.error(
             f"this needs up to {needed >> 30} GiB in {tempfile.gettempdir()}, where {free >> 30} GiB are free"
@@ -129,7 +131,7 @@ def _codecs(text: str) -> tuple[str, ...]:
     return names
 
 
-def _made_by(options: argparse.Namespace) -> str:
+def _conditions(options: argparse.Namespace) -> str:
     arguments = (
         f"--rounds {options.rounds} --mib {options.mib} --codecs {','.join(options.codecs)} "
         f"--partitions {','.join(map(str, options.partitions))} --collector {options.collector}"
@@ -148,11 +150,11 @@ def _write(out: Path, comparisons: list[Comparison], said: str) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     chart.write_text(svg(comparisons, title))
     out.write_text(
-        between_marks(text, f"{said}\n\n![{title}]({chart.name})\n\n{table(comparisons)}")
+        replace_between_marks(text, f"{said}\n\n![{title}]({chart.name})\n\n{table(comparisons)}")
     )
 
 
-def between_marks(text: str, block: str, begin: str = BEGIN, end: str = END) -> str:
+def replace_between_marks(text: str, block: str, begin: str = BEGIN, end: str = END) -> str:
     """The text with the block between its marks, which are put at its end where they are missing; what people wrote around them is kept."""
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from bench.figures import Comparison
+from bench.measurements import Comparison
 
 WIDTH, LABELS, RIGHT = 860, 300, 60
 TOP, ROW, BAR = 60, 26, 16

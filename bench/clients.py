@@ -46,7 +46,7 @@ class Latencies(msgspec.Struct, frozen=True):
     p99: float
 
 
-def records_of(mib: float) -> int:
+def record_count(mib: float) -> int:
     return int(mib * (1 << 20)) // RECORD_BYTES
 
 
@@ -97,7 +97,7 @@ def rate_of(printed: str, records: int) -> float:
     return float(summaries[-1]["rate"])
 
 
-def produce_steadily(bootstrap: str, topic: str, marked: Callable[[], None]) -> Latencies:
+def produce_at_pace(bootstrap: str, topic: str, marked: Callable[[], None]) -> Latencies:
     """One record after the other at PACE. The first ones warm up what is new; `marked` is called when the others begin and when they are through."""
     numbers = (RECORD_BYTES, PACE, PACE_WARM_UP_SECONDS, PACE_SECONDS, LINGER_MS, BATCH_BYTES)
     argv = [*_own_program("Paced", VERSION), bootstrap, topic, *map(str, numbers)]

@@ -23,9 +23,9 @@ from typing import Any
 
 import msgspec
 
-from bench.__main__ import between_marks
+from bench.__main__ import replace_between_marks
 from bench.clients import ClientFailed, create
-from bench.servers import COLLECTORS, Gateway, Reference, Server, cpu_seconds
+from bench.servers import COLLECTORS, BenchServer, GatewayServer, KafkaServer, cpu_seconds
 from tests.peers.cache import cached, command, fingerprint
 from tests.peers.kafka import Kafka
 
@@ -40,7 +40,7 @@ STEP_SECONDS = 180
 """What a step may take besides the time that it is given."""
 
 
-class Load(msgspec.Struct, frozen=True):
+class GroupLoad(msgspec.Struct, frozen=True):
     """Groups of so many members each, which share the partitions of one topic, measured for so long."""
 
     groups: int
@@ -64,7 +64,7 @@ class Load(msgspec.Struct, frozen=True):
         )
 
 
-class Took(msgspec.Struct, frozen=True):
+class LatencySummary(msgspec.Struct, frozen=True):
     """Of so many, in ms."""
 
     count: int
@@ -76,27 +76,27 @@ class Took(msgspec.Struct, frozen=True):
         return f"{self.p50:.1f} / {self.p99:.1f} / {self.max:.0f}"
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class GroupsResult(msgspec.Struct, frozen=True):
     """One server's figures. Memory is the process's own, in bytes, from before the first connection to the end; cores are CPU seconds a second."""
 
     server: str
     connected_seconds: float
     joined_seconds: float
-    heartbeat: Took
-    commit: Took
+    heartbeat: LatencySummary
+    commit: LatencySummary
     cores: float
     load_cores: float
-    late: Took
+    late: LatencySummary
     rejoined: int
     idle_bytes: int
     connected_bytes: int
     end_bytes: int
 
 
-class Members:
-    """The program that is all members. It does a step when it is told to and says what came of it."""
+class MemberProgram:
+    """The program that is all members. It does a step when it is told to and read_line what came of it."""
 
-    def __init__(self, bootstrap: str, load: Load) -> None:
+    def __init__(self, bootstrap: str, load: GroupLoad) -> None:
         words = [
             "-at",
             bootstrap,
@@ -119,14 +119,14 @@ class Members:
             [str(program()), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def begins(self) -> None:
+    def start_step(self) -> None:
         """The next step."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
 
-    def says(self, seconds: float) -> dict[str, Any]:
-        """The next line. Raises ClientFailed where none comes in this time, or the program has ended; it says why on stderr."""
+    def read_line(self, seconds: float) -> dict[str, Any]:
+        """The next line. Raises ClientFailed where none comes in this time, or the program has ended; it read_line why on stderr."""
         assert self._process.stdout is not None
         overdue = threading.Timer(seconds, self._process.kill)
         overdue.start()
@@ -142,7 +142,7 @@ class Members:
     def cpu_seconds(self) -> float:
         return cpu_seconds(self._process.pid)
 
-    def __enter__(self) -> Members:
+    def __enter__(self) -> MemberProgram:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -161,35 +161,35 @@ def program() -> Path:
     return cached(f"bench/{fingerprint((SOURCE.read_bytes(),))}", build) / "members"
 
 
-def measure(server: Server, load: Load, say: Callable[[str], None]) -> Outcome:
+def measure(server: BenchServer, load: GroupLoad, say: Callable[[str], None]) -> GroupsResult:
     """All of it on one server. Raises ClientFailed."""
     create(server.bootstrap, TOPIC, load.partitions)
     idle = server.own_memory_bytes()
-    with Members(server.bootstrap, load) as members:
-        members.begins()
-        connected = members.says(STEP_SECONDS)["connected"]
+    with MemberProgram(server.bootstrap, load) as members:
+        members.start_step()
+        connected = members.read_line(STEP_SECONDS)["connected"]
         connected_bytes = server.own_memory_bytes()
         say(f"{server.name}: {load.all_members} connected after {connected:.1f} s")
-        members.begins()
-        joined = members.says(STEP_SECONDS)
+        members.start_step()
+        joined = members.read_line(STEP_SECONDS)
         say(
-            f"{server.name}: all joined after {joined['joined']:.1f} s; p50 / p99 / max ms: {msgspec.convert(joined['join'], Took)}"
+            f"{server.name}: all joined after {joined['joined']:.1f} s; p50 / p99 / max ms: {msgspec.convert(joined['join'], LatencySummary)}"
         )
-        members.begins()
-        members.says(STEP_SECONDS + load.warm_up_seconds)
+        members.start_step()
+        members.read_line(STEP_SECONDS + load.warm_up_seconds)
         before = server.cpu_seconds(), members.cpu_seconds()
-        members.says(STEP_SECONDS + load.seconds)
+        members.read_line(STEP_SECONDS + load.seconds)
         after = server.cpu_seconds(), members.cpu_seconds()
         end_bytes = server.own_memory_bytes()
-        found = members.says(STEP_SECONDS)
+        found = members.read_line(STEP_SECONDS)
     cores, load_cores = (
         (end - begin) / found["seconds"] for begin, end in zip(before, after, strict=True)
     )
     heartbeat, commit, late = (
-        msgspec.convert(found[name], Took) for name in ("heartbeat", "commit", "late")
+        msgspec.convert(found[name], LatencySummary) for name in ("heartbeat", "commit", "late")
     )
     rejoined = found["joinings"] - load.all_members
-    return Outcome(
+    return GroupsResult(
         server.name,
         connected,
         joined["joined"],
@@ -216,13 +216,13 @@ _HEADS = (
 )
 
 
-def table(outcomes: list[Outcome], load: Load) -> str:
+def table(outcomes: list[GroupsResult], load: GroupLoad) -> str:
     """In Markdown."""
     rows = [_HEADS, ["---"] * len(_HEADS), *(_cells(one, load) for one in outcomes)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
-def _cells(one: Outcome, load: Load) -> list[str]:
+def _cells(one: GroupsResult, load: GroupLoad) -> list[str]:
     memory = f"{kib(one.end_bytes - one.idle_bytes, load):.1f}, {kib(one.connected_bytes - one.idle_bytes, load):.1f} of it the connection"
     return [
         one.server,
@@ -232,21 +232,21 @@ def _cells(one: Outcome, load: Load) -> list[str]:
         f"{one.connected_seconds:.1f} s",
         f"{one.joined_seconds:.1f} s",
         # A JVM's memory is its heap's, whatever is in it.
-        memory if one.server == Gateway.name else "-",
+        memory if one.server == GatewayServer.name else "-",
     ]
 
 
-def kib(size: int, load: Load) -> float:
+def kib(size: int, load: GroupLoad) -> float:
     """For each member, in KiB."""
     return size / load.all_members / 1024
 
 
 @contextmanager
-def servers(options: argparse.Namespace) -> Iterator[Iterator[Server]]:
+def servers(options: argparse.Namespace) -> Iterator[Iterator[BenchServer]]:
     """One after the other, each gone before the next one comes."""
-    running: list[Server] = []
+    running: list[BenchServer] = []
 
-    def each() -> Iterator[Server]:
+    def each() -> Iterator[BenchServer]:
         for start in (_gateway, *([_kafka] if options.kafka else [])):
             running.append(start())
             yield running[-1]
@@ -259,15 +259,15 @@ def servers(options: argparse.Namespace) -> Iterator[Iterator[Server]]:
             server.stop()
 
 
-def _gateway() -> Server:
+def _gateway() -> BenchServer:
     """Its log has lines for every group."""
-    return Gateway.start(subprocess.DEVNULL)
+    return GatewayServer.start(subprocess.DEVNULL)
 
 
-def _kafka() -> Server:
+def _kafka() -> BenchServer:
     """With its defaults where tests have others: the wait for a group's first members, and the partitions of its offsets."""
     g1 = ("-Xms1g", *COLLECTORS["g1"])
-    return Reference(
+    return KafkaServer(
         Kafka.start(
             heap="-Xmx1g",
             collector=g1,
@@ -279,7 +279,7 @@ def _kafka() -> Server:
 
 def main() -> int:
     options = _options()
-    load = Load(options.groups, options.members, options.partitions, options.seconds)
+    load = GroupLoad(options.groups, options.members, options.partitions, options.seconds)
     busy = " ".join(f"{average:.2f}" for average in os.getloadavg())
     outcomes = []
     with servers(options) as each:
@@ -289,10 +289,10 @@ def main() -> int:
             _say(
                 f"the load itself: {one.load_cores:.2f} cores, requests {one.late} ms late (p50 / p99 / max), {one.rejoined} joined again"
             )
-    text = f"{_made_by(options, busy)} {load}.\n\n{table(outcomes, load)}"
+    text = f"{_conditions(options, busy)} {load}.\n\n{table(outcomes, load)}"
     print(text)
     if options.out is not None:
-        options.out.write_text(between_marks(options.out.read_text(), text, BEGIN, END))
+        options.out.write_text(replace_between_marks(options.out.read_text(), text, BEGIN, END))
     return 0
 
 
@@ -300,7 +300,7 @@ def _say(line: str) -> None:
     print(f"# {line}", file=sys.stderr)
 
 
-def _made_by(options: argparse.Namespace, busy: str) -> str:
+def _conditions(options: argparse.Namespace, busy: str) -> str:
     arguments = f"--groups {options.groups} --members {options.members} --partitions {options.partitions} --seconds {options.seconds}"
     arguments += " --kafka" if options.kafka else ""
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 
-class Progress:
+class StepProgress:
     """`guesses` is what each step is guessed to take, in seconds; `now` is a clock in seconds. The guesses need only be right among each other."""
 
     def __init__(self, guesses: Sequence[float], now: Callable[[], float]) -> None:

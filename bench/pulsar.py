@@ -4,7 +4,7 @@ Kafka's producer sends batches of 16 KiB through the gateway, into one partition
 a thousand under way as it would, and five as Kafka's producer has. Both are then read: by a Java
 consumer through the gateway, from a gateway started anew, which must ask Pulsar for all of it; and by a native reader. At last both send 2,000
 records a second, the native one in batches, too. What is compared is the gateway's CPU seconds per GiB with those of the native application, that is
-what its way through the gateway costs beside what the client library costs anyway; the broker's own work is the same for both. Sides alternate;
+what its way through the gateway costs beside what the client library costs anyway; the broker's own work is the same for both. GatewayAndNative alternate;
 figures are medians of several rounds, and the ratio says more than either.
 
 It takes some eight minutes on two cores and, under $TMPDIR, twice what is stored.
@@ -23,11 +23,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import clients
-from bench.__main__ import between_marks
-from bench.clients import RECORD_BYTES, records_of
-from bench.figures import Figure, compare, table
-from bench.progress import Progress
-from bench.servers import Gateway
+from bench.__main__ import replace_between_marks
+from bench.clients import RECORD_BYTES, record_count
+from bench.measurements import Measurement, compare, table
+from bench.progress import StepProgress
+from bench.servers import GatewayServer
 from bench.steps import Step
 from tests.peers.kafka import VERSION
 from tests.peers.pulsar import Pulsar
@@ -39,19 +39,19 @@ NATIVE = "pulsar-client"
 MESSAGE_BYTES = clients.BATCH_BYTES
 PENDING = 1000
 """Messages that the native application has under way: of 16 KiB, half of what a Kafka producer's buffer holds."""
-FEW = 5
+FEW_PENDING = 5
 """Requests that Kafka's producer has under way, a batch each where there is one partition (max.in.flight.requests.per.connection)."""
 PARTITIONS = 6
 _PRODUCE = f"produce, {MESSAGE_BYTES >> 10} KiB batches"
 PRODUCE = f"{_PRODUCE}, 1 partition"
-PRODUCE_ALIKE = f"{PRODUCE}, natively {FEW} under way, too"
-PRODUCE_MANY = f"{_PRODUCE}, {PARTITIONS} partitions"
+PRODUCE_FEW_PENDING = f"{PRODUCE}, natively {FEW_PENDING} under way, too"
+PRODUCE_PARTITIONS = f"{_PRODUCE}, {PARTITIONS} partitions"
 FETCH = "read, none of it in memory"
 PACED = f"produce at {clients.PACE} records/s"
 NATIVE_SECONDS = 300
 
 
-class Sides:
+class GatewayAndNative:
     """One broker, a gateway on it, and a native application at a time."""
 
     def __init__(self, broker: Pulsar) -> None:
@@ -59,7 +59,7 @@ class Sides:
         self._own = self._tenant.settings()
         self.gateway = self._start()
 
-    def _start(self) -> Gateway:
+    def _start(self) -> GatewayServer:
         own = self._own
         names = {"kafkaTenant": own.tenant, "kafkaNamespace": own.namespace}
         names |= {
@@ -67,7 +67,7 @@ class Sides:
             "kafkaMetadataNamespace": own.metadata_namespace,
         }
         settings = [word for name, value in names.items() for word in ("--set", f"{name}={value}")]
-        return Gateway.start(
+        return GatewayServer.start(
             store=own.service_url, arguments=["--pulsar-admin", own.admin_url, *settings]
         )
 
@@ -119,7 +119,7 @@ class Sides:
         return result, self.gateway.cpu_seconds() - before
 
 
-def plan(sides: Sides, rounds: int, mib: int) -> Iterator[Step]:
+def plan(sides: GatewayAndNative, rounds: int, mib: int) -> Iterator[Step]:
     """All steps; who goes first changes from round to round."""
     messages = mib * (1 << 20) // MESSAGE_BYTES
     for number in range(rounds):
@@ -130,14 +130,16 @@ def plan(sides: Sides, rounds: int, mib: int) -> Iterator[Step]:
                 _produce_natively(sides, PRODUCE, theirs, mib, messages),
             ),
             (
-                _produce(sides, PRODUCE_ALIKE, f"{ours}-few", mib),
+                _produce(sides, PRODUCE_FEW_PENDING, f"{ours}-few", mib),
                 _produce_natively(
-                    sides, PRODUCE_ALIKE, f"{theirs}-few", mib, messages, pending=FEW
+                    sides, PRODUCE_FEW_PENDING, f"{theirs}-few", mib, messages, pending=FEW_PENDING
                 ),
             ),
             (
-                _produce(sides, PRODUCE_MANY, f"{ours}-many", mib, PARTITIONS),
-                _produce_natively(sides, PRODUCE_MANY, f"{theirs}-many", mib, messages, PARTITIONS),
+                _produce(sides, PRODUCE_PARTITIONS, f"{ours}-many", mib, PARTITIONS),
+                _produce_natively(
+                    sides, PRODUCE_PARTITIONS, f"{theirs}-many", mib, messages, PARTITIONS
+                ),
             ),
             (_fetch(sides, ours, mib), _read_natively(sides, theirs, mib, messages)),
             (_paced(sides, f"{ours}-paced"), _pace_natively(sides, f"{theirs}-paced")),
@@ -145,20 +147,20 @@ def plan(sides: Sides, rounds: int, mib: int) -> Iterator[Step]:
             yield from pair if number % 2 == 0 else pair[::-1]
 
 
-def _produce(sides: Sides, what: str, topic: str, mib: int, partitions: int = 1) -> Step:
-    def run() -> Figure:
+def _produce(sides: GatewayAndNative, what: str, topic: str, mib: int, partitions: int = 1) -> Step:
+    def run() -> Measurement:
         bootstrap = sides.gateway.bootstrap
         clients.create(bootstrap, topic, partitions)
         rate, seconds = sides.cpu_of(
-            lambda: clients.produce(bootstrap, topic, records_of(mib), "none")
+            lambda: clients.produce(bootstrap, topic, record_count(mib), "none")
         )
-        return Figure(what, "none", Gateway.name, seconds * 1024 / mib, rate)
+        return Measurement(what, "none", GatewayServer.name, seconds * 1024 / mib, rate)
 
-    return Step(f"{what}, {Gateway.name}", 3 + mib / 20, run)
+    return Step(f"{what}, {GatewayServer.name}", 3 + mib / 20, run)
 
 
 def _produce_natively(
-    sides: Sides,
+    sides: GatewayAndNative,
     what: str,
     name: str,
     mib: int,
@@ -166,47 +168,47 @@ def _produce_natively(
     partitions: int = 1,
     pending: int = PENDING,
 ) -> Step:
-    def run() -> Figure:
+    def run() -> Measurement:
         rate, seconds = sides.native(
             "produce", sides.make_native(name, partitions), messages, MESSAGE_BYTES, pending
         )
-        return Figure(what, "none", NATIVE, seconds * 1024 / mib, rate)
+        return Measurement(what, "none", NATIVE, seconds * 1024 / mib, rate)
 
     return Step(f"{what}, {NATIVE}", 1 + mib / 100, run)
 
 
-def _fetch(sides: Sides, topic: str, mib: int) -> Step:
-    def run() -> Figure:
+def _fetch(sides: GatewayAndNative, topic: str, mib: int) -> Step:
+    def run() -> Measurement:
         sides.restart()
         rate, seconds = sides.cpu_of(
-            lambda: clients.fetch(sides.gateway.bootstrap, topic, records_of(mib), VERSION)
+            lambda: clients.fetch(sides.gateway.bootstrap, topic, record_count(mib), VERSION)
         )
-        return Figure(FETCH, "none", Gateway.name, seconds * 1024 / mib, rate)
+        return Measurement(FETCH, "none", GatewayServer.name, seconds * 1024 / mib, rate)
 
-    return Step(f"{FETCH}, {Gateway.name}", 5 + mib / 40, run)
+    return Step(f"{FETCH}, {GatewayServer.name}", 5 + mib / 40, run)
 
 
-def _read_natively(sides: Sides, name: str, mib: int, messages: int) -> Step:
-    def run() -> Figure:
+def _read_natively(sides: GatewayAndNative, name: str, mib: int, messages: int) -> Step:
+    def run() -> Measurement:
         rate, seconds = sides.native("read", sides.native_topic(name), messages)
-        return Figure(FETCH, "none", NATIVE, seconds * 1024 / mib, rate)
+        return Measurement(FETCH, "none", NATIVE, seconds * 1024 / mib, rate)
 
     return Step(f"{FETCH}, {NATIVE}", 1 + mib / 100, run)
 
 
-def _paced(sides: Sides, topic: str) -> Step:
-    def run() -> Figure:
+def _paced(sides: GatewayAndNative, topic: str) -> Step:
+    def run() -> Measurement:
         marks: list[float] = []
         clients.create(sides.gateway.bootstrap, topic, 1)
-        latencies = clients.produce_steadily(
+        latencies = clients.produce_at_pace(
             sides.gateway.bootstrap, topic, lambda: marks.append(sides.gateway.cpu_seconds())
         )
         began, ended = marks
         mib = _paced_mib()
-        return Figure(
+        return Measurement(
             PACED,
             "none",
-            Gateway.name,
+            GatewayServer.name,
             (ended - began) * 1024 / mib,
             mib / clients.PACE_SECONDS,
             latencies.p50,
@@ -214,15 +216,17 @@ def _paced(sides: Sides, topic: str) -> Step:
         )
 
     return Step(
-        f"{PACED}, {Gateway.name}", 3 + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS, run
+        f"{PACED}, {GatewayServer.name}",
+        3 + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS,
+        run,
     )
 
 
-def _pace_natively(sides: Sides, name: str) -> Step:
-    def run() -> Figure:
+def _pace_natively(sides: GatewayAndNative, name: str) -> Step:
+    def run() -> Measurement:
         numbers = (RECORD_BYTES, clients.PACE, clients.PACE_WARM_UP_SECONDS, clients.PACE_SECONDS)
         p50, p99, rate, seconds = sides.native("pace", sides.make_native(name), *numbers)
-        return Figure(PACED, "none", NATIVE, seconds * 1024 / _paced_mib(), rate, p50, p99)
+        return Measurement(PACED, "none", NATIVE, seconds * 1024 / _paced_mib(), rate, p50, p99)
 
     return Step(f"{PACED}, {NATIVE}", 1 + clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS, run)
 
@@ -233,37 +237,39 @@ def _paced_mib() -> float:
 
 def main() -> int:
     options = _options()
-    figures: list[Figure] = []
+    figures: list[Measurement] = []
     with Pulsar.start(memory=options.memory) as broker:
-        sides = Sides(broker)
+        sides = GatewayAndNative(broker)
         try:
             # The JVM and the files of both are warm before anything counts.
             for step in plan(sides, 1, min(options.mib, 64)):
                 print(f"# warm-up: {step.run()}", file=sys.stderr)
-            sides = _anew(sides, broker)
+            sides = _replace(sides, broker)
             steps = list(plan(sides, options.rounds, options.mib))
-            progress = Progress([step.seconds for step in steps], time.monotonic)
+            progress = StepProgress([step.seconds for step in steps], time.monotonic)
             for step in steps:
                 print(progress.next(step.name), file=sys.stderr)
                 figures.append(step.run())
                 print(f"# {figures[-1]}", file=sys.stderr)
         finally:
             sides.gateway.stop()
-    made = table(compare(figures, Gateway.name, NATIVE), NATIVE)
+    made = table(compare(figures, GatewayServer.name, NATIVE), NATIVE)
     print(made)
     if options.out is not None:
         options.out.write_text(
-            between_marks(options.out.read_text(), f"{_made_by(options)}\n\n{made}", BEGIN, END)
+            replace_between_marks(
+                options.out.read_text(), f"{_conditions(options)}\n\n{made}", BEGIN, END
+            )
         )
     return 0
 
 
-def _anew(sides: Sides, broker: Pulsar) -> Sides:
+def _replace(sides: GatewayAndNative, broker: Pulsar) -> GatewayAndNative:
     sides.gateway.stop()
-    return Sides(broker)
+    return GatewayAndNative(broker)
 
 
-def _made_by(options: argparse.Namespace) -> str:
+def _conditions(options: argparse.Namespace) -> str:
     return (
         f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-pulsar ARGS="--rounds {options.rounds} --mib {options.mib}"`, '
         f"Python {platform.python_version()}, {os.cpu_count()} cores of {platform.machine()}, broker and BookKeeper in one JVM on the same cores."

@@ -12,7 +12,7 @@ from tests.peers.gateway import MIB, Peer, fetching, framed
 
 PRODUCE_VERSION, FETCH_VERSION = 8, 11
 """The newest with one layout for all of what they have."""
-AT_ONCE = 5
+MAX_IN_FLIGHT = 5
 """Produce requests of a connection that wait for their replies, as in Kafka's producer."""
 SECONDS = 30.0
 """A server that takes longer for a request hangs."""
@@ -40,9 +40,9 @@ def produce_frame(topic: str, partitions: int, records: bytes) -> bytes:
 
 def produce(peer: Peer, frame: bytes, requests: int) -> None:
     """So many of them. Raises ClientFailed where one is refused."""
-    for number in range(requests + AT_ONCE):
-        if number >= AT_ONCE:
-            reply = ProduceResponse.decode(_heard(peer)[4:], version=PRODUCE_VERSION)
+    for number in range(requests + MAX_IN_FLIGHT):
+        if number >= MAX_IN_FLIGHT:
+            reply = ProduceResponse.decode(_read_reply(peer)[4:], version=PRODUCE_VERSION)
             codes = {
                 row.error_code for topic in reply.responses for row in topic.partition_responses
             }
@@ -67,11 +67,11 @@ def fetch(peer: Peer, frames: Sequence[bytes]) -> int:
     size = 0
     for frame in frames:
         peer.sends(frame)
-        size += len(_heard(peer))
+        size += len(_read_reply(peer))
     return size
 
 
-def _heard(peer: Peer) -> bytes:
+def _read_reply(peer: Peer) -> bytes:
     frame = peer.hears()
     if frame is None:
         raise ClientFailed("the server hung up")

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 from isal import igzip
 
-from bench.__main__ import between_marks
+from bench.__main__ import replace_between_marks
 
 BEGIN, END = "<!-- reports: begin -->", "<!-- reports: end -->"
 DAYS, APPLICATIONS, CONNECTIONS = 30, 300, 600
@@ -157,7 +157,7 @@ def measure(rows: int, folder: Path, cores: int) -> dict[str, Any]:
     packed = sum(path.stat().st_size for path in (folder / "logs").rglob("*.gz"))
     spark = open_session(f"local[{cores}]", MEMORY)
     order = Order(folder / "logs", folder / "out", facts.target("kafka-4.0"))
-    processes = [os.getpid(), *_javas(spark.sparkContext._gateway.proc.pid)]
+    processes = [os.getpid(), *_with_children(spark.sparkContext._gateway.proc.pid)]
     began, began_cpu = time.monotonic(), _cpu(processes)
     ingest(spark, folder / "logs", order.tables, now)
     taken, taken_cpu = time.monotonic(), _cpu(processes)
@@ -180,7 +180,7 @@ def measure(rows: int, folder: Path, cores: int) -> dict[str, Any]:
     }
 
 
-def _javas(pid: int) -> list[int]:
+def _with_children(pid: int) -> list[int]:
     """The process and its children: PySpark may start Java through a shell."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [pid, *map(int, children)]
@@ -241,7 +241,9 @@ def main() -> int:
     )
     text = as_markdown(measured, line)
     if given.out:
-        given.out.write_text(between_marks(given.out.read_text("utf-8"), text, BEGIN, END), "utf-8")
+        given.out.write_text(
+            replace_between_marks(given.out.read_text("utf-8"), text, BEGIN, END), "utf-8"
+        )
     print(text)
     return 0
 

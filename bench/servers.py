@@ -21,7 +21,7 @@ READY = "ready listeners="
 COLLECTORS = {"g1": G1, "serial": SERIAL}
 
 
-class Server(Protocol):
+class BenchServer(Protocol):
     """`cpu_seconds` is user and system time of all threads since the start; `memory_bytes` the greatest resident size so far, mapped files and all;
     `own_memory_bytes` what is resident now without them."""
 
@@ -48,7 +48,7 @@ def _memory_bytes(pid: int, field: str) -> int:
     return 0
 
 
-class Gateway:
+class GatewayServer:
     """`kopgate serve` as a process, with its default settings; its store is an embedded one unless `start` is told of another."""
 
     name = "kopgate"
@@ -119,7 +119,7 @@ class Gateway:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class Reference:
+class KafkaServer:
     """Apache Kafka with the heap of kafka-server-start.sh, and, where `collector` is g1, with the flags of kafka-run-class.sh."""
 
     name = f"Kafka {VERSION}"

@@ -27,9 +27,9 @@ from statistics import median, quantiles
 
 import msgspec
 
-from bench.__main__ import between_marks
+from bench.__main__ import replace_between_marks
 from bench.clients import create
-from bench.servers import COLLECTORS, Gateway, Reference, Server, cpu_seconds
+from bench.servers import COLLECTORS, BenchServer, GatewayServer, KafkaServer, cpu_seconds
 from tests.legacy_clients.clients import Client, run, table
 from tests.legacy_clients.install import install
 from tests.peers.kafka import Kafka
@@ -45,7 +45,7 @@ SETTLE_SECONDS = 5.0
 CLIENT_SECONDS = 300.0
 
 
-class Load(msgspec.Struct, frozen=True):
+class SharedLoad(msgspec.Struct, frozen=True):
     """`runs` of `records` echoes each, `commits` commits, and `seconds` of each consumer."""
 
     runs: int = 20
@@ -54,34 +54,36 @@ class Load(msgspec.Struct, frozen=True):
     seconds: int = 20
 
 
-class Row(msgspec.Struct):
+class LoadResult(msgspec.Struct):
     """One kind of load: its figures by server, and how they are summed up."""
 
     name: str
     summary: Callable[[Sequence[float]], str]
     figures: dict[str, list[float]] = {}
 
-    def add(self, server: Server, figures: Sequence[float]) -> None:
+    def add(self, server: BenchServer, figures: Sequence[float]) -> None:
         self.figures.setdefault(server.name, []).extend(figures)
 
 
-def spread(seconds: Sequence[float]) -> str:
+def duration_summary(seconds: Sequence[float]) -> str:
     """Median and range of durations in seconds."""
     return f"{median(seconds):.2f} s ({min(seconds):.2f}-{max(seconds):.2f})"
 
 
-def percentiles(seconds: Sequence[float]) -> str:
+def latency_summary(seconds: Sequence[float]) -> str:
     """p50, p99 and the longest, in ms."""
     cuts = quantiles(seconds, n=100, method="inclusive")
     return f"{cuts[49] * 1000:.1f} / {cuts[98] * 1000:.1f} / {max(seconds) * 1000:.0f} ms"
 
 
-def load_of(shares: Sequence[float]) -> str:
+def cpu_summary(shares: Sequence[float]) -> str:
     """Median and range of CPU time, in ms per second."""
     return f"{median(shares) * 1000:.2f} ms ({min(shares) * 1000:.2f}-{max(shares) * 1000:.2f})"
 
 
-def measure(servers: Sequence[Server], load: Load, say: Callable[[str], None]) -> list[Row]:
+def measure(
+    servers: Sequence[BenchServer], load: SharedLoad, say: Callable[[str], None]
+) -> list[LoadResult]:
     """All rows. The servers take turns in every run, and in which of them is first."""
     kinds = [
         (verb, client, is_grouped)
@@ -90,9 +92,9 @@ def measure(servers: Sequence[Server], load: Load, say: Callable[[str], None]) -
         for is_grouped in (False, True)
     ]
     rows = [
-        Row(
+        LoadResult(
             f"{load.records} {'echoes' if verb == 'echo' else 'records'}, {client}{', in a group' * is_grouped}",
-            spread,
+            duration_summary,
         )
         for verb, client, is_grouped in kinds
     ]
@@ -112,16 +114,16 @@ def measure(servers: Sequence[Server], load: Load, say: Callable[[str], None]) -
 
 
 def _commits(
-    servers: Sequence[Server], client: Client, load: Load, say: Callable[[str], None]
-) -> Iterator[Row]:
+    servers: Sequence[BenchServer], client: Client, load: SharedLoad, say: Callable[[str], None]
+) -> Iterator[LoadResult]:
     topic, group = f"idle-{client.name}", ("--group", client.name)
-    committing = Row(f"a commit, {client.name}, p50 / p99 / max", percentiles)
+    committing = LoadResult(f"a commit, {client.name}, p50 / p99 / max", latency_summary)
     for server in servers:
         create(server.bootstrap, topic, 1)
         committing.add(
             server, _seconds(client, "commits", server, *group, f"{topic}:{load.commits}")
         )
-        say(f"{committing.name}, {server.name}: {percentiles(committing.figures[server.name])}")
+        say(f"{committing.name}, {server.name}: {latency_summary(committing.figures[server.name])}")
     yield committing
     busy = "--every", str(COMMIT_EVERY_MS), *group, f"{topic}:1000000"
     for kind, words in {
@@ -129,7 +131,7 @@ def _commits(
         "that commits every second": ("commits", *busy),
     }.items():
         rows = [
-            Row(f"{whose} CPU a second, {client.name} {kind}", load_of)
+            LoadResult(f"{whose} CPU a second, {client.name} {kind}", cpu_summary)
             for whose in ("server's", "client's")
         ]
         for _, server in _turns(servers, 3):
@@ -139,7 +141,7 @@ def _commits(
         yield from rows
 
 
-def _turns(servers: Sequence[Server], runs: int) -> Iterator[tuple[int, Server]]:
+def _turns(servers: Sequence[BenchServer], runs: int) -> Iterator[tuple[int, BenchServer]]:
     return (
         (number, server)
         for number in range(runs)
@@ -147,7 +149,7 @@ def _turns(servers: Sequence[Server], runs: int) -> Iterator[tuple[int, Server]]
     )
 
 
-def _seconds(client: Client, verb: str, server: Server, *words: str) -> list[float]:
+def _seconds(client: Client, verb: str, server: BenchServer, *words: str) -> list[float]:
     return [
         float(line)
         for line in run(client, verb, server.bootstrap, words, timeout=CLIENT_SECONDS).splitlines()
@@ -155,7 +157,7 @@ def _seconds(client: Client, verb: str, server: Server, *words: str) -> list[flo
 
 
 def _cpu(
-    client: Client, server: Server, words: Sequence[str], seconds: float
+    client: Client, server: BenchServer, words: Sequence[str], seconds: float
 ) -> tuple[float, float]:
     """CPU seconds per second, the server's and the client's, while the client runs."""
     verb, *rest = words
@@ -179,7 +181,7 @@ def _cpu(
     return (after[0] - before[0]) / took, (after[1] - before[1]) / took
 
 
-def markdown(rows: Sequence[Row], names: Sequence[str]) -> str:
+def markdown(rows: Sequence[LoadResult], names: Sequence[str]) -> str:
     lines = [["load", *names], ["---"] * (1 + len(names))]
     lines += [[row.name, *(row.summary(row.figures[name]) for name in names)] for row in rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -187,32 +189,32 @@ def markdown(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 def main() -> int:
     options = _options()
-    load = Load(options.runs, options.records, options.commits, options.seconds)
+    load = SharedLoad(options.runs, options.records, options.commits, options.seconds)
     busy = " ".join(f"{average:.2f}" for average in os.getloadavg())
     with ExitStack() as running:
-        servers: list[Server] = []
+        servers: list[BenchServer] = []
         for start in (_gateway, *([_kafka] if options.kafka else [])):
             servers.append(start())
             running.callback(servers[-1].stop)
         rows = measure(servers, load, lambda line: print(f"# {line}", file=sys.stderr))
-    text = f"{_made_by(options, busy)}\n\n{markdown(rows, [server.name for server in servers])}"
+    text = f"{_conditions(options, busy)}\n\n{markdown(rows, [server.name for server in servers])}"
     print(text)
     if options.out is not None:
-        options.out.write_text(between_marks(options.out.read_text(), text, BEGIN, END))
+        options.out.write_text(replace_between_marks(options.out.read_text(), text, BEGIN, END))
     return 0
 
 
-def _gateway() -> Server:
-    return Gateway.start(
+def _gateway() -> BenchServer:
+    return GatewayServer.start(
         subprocess.DEVNULL, arguments=("--set", "group_initial_rebalance_delay_ms=0")
     )
 
 
-def _kafka() -> Server:
-    return Reference(Kafka.start(heap="-Xmx1g", collector=("-Xms1g", *COLLECTORS["g1"])))
+def _kafka() -> BenchServer:
+    return KafkaServer(Kafka.start(heap="-Xmx1g", collector=("-Xms1g", *COLLECTORS["g1"])))
 
 
-def _made_by(options: argparse.Namespace, busy: str) -> str:
+def _conditions(options: argparse.Namespace, busy: str) -> str:
     arguments = f"--runs {options.runs} --records {options.records} --commits {options.commits} --seconds {options.seconds}"
     arguments += " --kafka" if options.kafka else ""
     return (

@@ -8,9 +8,9 @@ from typing import TypeVar
 import msgspec
 
 from bench import clients
-from bench.clients import RECORD_BYTES, records_of
-from bench.figures import Figure
-from bench.servers import Server
+from bench.clients import RECORD_BYTES, record_count
+from bench.measurements import Measurement
+from bench.servers import BenchServer
 from tests.peers.kafka import VERSION
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ PACED = f"produce at {clients.PACE} records/s"
 _START_SECONDS, _PRODUCED, _FETCHED, _FETCHED_PACKED = 2.0, 17.0, 70.0, 25.0
 
 
-class Settled(msgspec.Struct, frozen=True):
+class WarmUpLimits(msgspec.Struct, frozen=True):
     """When a warm-up ends: once two passes after each other differ by less than `share`, or after `limit` passes."""
 
     mib: int = 64
@@ -42,22 +42,22 @@ class Settled(msgspec.Struct, frozen=True):
     limit: int = 6
 
 
-class Load(msgspec.Struct, frozen=True):
+class RoundLoad(msgspec.Struct, frozen=True):
     """What each round does: topics of so many MiB of record values, of each of these codecs and numbers of partitions."""
 
     mib: int
     codecs: tuple[str, ...]
     partitions: tuple[int, ...]
 
-    def mib_a_round(self) -> int:
+    def mib_per_round(self) -> int:
         """What one server stores, before a codec makes it less."""
         topics = len(self.partitions) + (1 in self.partitions)
-        return self.mib * len(self.codecs) * topics + 2 * records_of_pace() * RECORD_BYTES // (
+        return self.mib * len(self.codecs) * topics + 2 * paced_record_count() * RECORD_BYTES // (
             1 << 20
         )
 
 
-def records_of_pace() -> int:
+def paced_record_count() -> int:
     return clients.PACE * (clients.PACE_WARM_UP_SECONDS + clients.PACE_SECONDS)
 
 
@@ -66,10 +66,10 @@ class Step(msgspec.Struct, frozen=True):
 
     name: str
     seconds: float
-    run: Callable[[], Figure]
+    run: Callable[[], Measurement]
 
 
-def plan(servers: Sequence[Server], rounds: int, load: Load) -> list[Step]:
+def plan(servers: Sequence[BenchServer], rounds: int, load: RoundLoad) -> list[Step]:
     """The steps of all rounds. The servers take turns at every step, and from round to round in who goes first. Both go on running, as servers do."""
     return [
         step
@@ -78,7 +78,7 @@ def plan(servers: Sequence[Server], rounds: int, load: Load) -> list[Step]:
     ]
 
 
-def _round(number: int, servers: Sequence[Server], load: Load) -> Iterator[Step]:
+def _round(number: int, servers: Sequence[BenchServer], load: RoundLoad) -> Iterator[Step]:
     for codec in load.codecs:
         for partitions in load.partitions:
             for server in servers:
@@ -108,26 +108,32 @@ def readers(codec: str) -> dict[str, str]:
 
 
 def _produce(
-    server: Server, topic: str, partitions: int, mib: int, codec: str, *, is_synced: bool = False
+    server: BenchServer,
+    topic: str,
+    partitions: int,
+    mib: int,
+    codec: str,
+    *,
+    is_synced: bool = False,
 ) -> Step:
     row = f"produce, {partitions} partition{'s' if partitions > 1 else ''}{BOTH_SYNC * is_synced}"
 
-    def run() -> Figure:
+    def run() -> Measurement:
         clients.create(server.bootstrap, topic, partitions, SYNCED if is_synced else None)
         rate, seconds = _cpu_of(
-            server, lambda: clients.produce(server.bootstrap, topic, records_of(mib), codec)
+            server, lambda: clients.produce(server.bootstrap, topic, record_count(mib), codec)
         )
-        return Figure(row, codec, server.name, seconds * 1024 / mib, rate)
+        return Measurement(row, codec, server.name, seconds * 1024 / mib, rate)
 
     return Step(f"{row}, {codec}, {server.name}", _START_SECONDS + mib / _PRODUCED, run)
 
 
-def _fetch(server: Server, row: str, topic: str, mib: int, codec: str, client: str) -> Step:
-    def run() -> Figure:
+def _fetch(server: BenchServer, row: str, topic: str, mib: int, codec: str, client: str) -> Step:
+    def run() -> Measurement:
         rate, seconds = _cpu_of(
-            server, lambda: clients.fetch(server.bootstrap, topic, records_of(mib), client)
+            server, lambda: clients.fetch(server.bootstrap, topic, record_count(mib), client)
         )
-        return Figure(row, codec, server.name, seconds * 1024 / mib, rate)
+        return Measurement(row, codec, server.name, seconds * 1024 / mib, rate)
 
     is_slow = codec == "gzip" and client != VERSION
     return Step(
@@ -137,18 +143,18 @@ def _fetch(server: Server, row: str, topic: str, mib: int, codec: str, client: s
     )
 
 
-def _paced(server: Server, topic: str, *, is_synced: bool = False) -> Step:
+def _paced(server: BenchServer, topic: str, *, is_synced: bool = False) -> Step:
     row = PACED + BOTH_SYNC * is_synced
 
-    def run() -> Figure:
+    def run() -> Measurement:
         marks: list[float] = []
         clients.create(server.bootstrap, topic, 1, SYNCED if is_synced else None)
-        latencies = clients.produce_steadily(
+        latencies = clients.produce_at_pace(
             server.bootstrap, topic, lambda: marks.append(server.cpu_seconds())
         )
         began, ended = marks
         mib = clients.PACE * clients.PACE_SECONDS * RECORD_BYTES / (1 << 20)
-        return Figure(
+        return Measurement(
             row,
             "none",
             server.name,
@@ -165,14 +171,16 @@ def _paced(server: Server, topic: str, *, is_synced: bool = False) -> Step:
     )
 
 
-def _cpu_of(server: Server, work: Callable[[], T]) -> tuple[T, float]:
+def _cpu_of(server: BenchServer, work: Callable[[], T]) -> tuple[T, float]:
     """What the work came to, and the CPU seconds that the server took meanwhile."""
     before = server.cpu_seconds()
     result = work()
     return result, server.cpu_seconds() - before
 
 
-def warm_up(server: Server, load: Load, settled: Settled, say: Callable[[str], None]) -> None:
+def warm_up(
+    server: BenchServer, load: RoundLoad, settled: WarmUpLimits, say: Callable[[str], None]
+) -> None:
     """Do what the rounds do until it costs the server the same twice. Kafka's code is compiled while it runs: without this it would be measured cold."""
     mib = min(settled.mib, load.mib)
     passes = iter(range(settled.limit))
@@ -184,17 +192,19 @@ def warm_up(server: Server, load: Load, settled: Settled, say: Callable[[str], N
             _pass(server, f"warm-{number}-{codec}", mib, codec)
         return (server.cpu_seconds() - before) * 1024 / mib / len(load.codecs)
 
-    until_settled(one, settled, lambda line: say(f"warm-up, {server.name}, {line}"))
+    repeat_until_stable(one, settled, lambda line: say(f"warm-up, {server.name}, {line}"))
 
 
-def _pass(server: Server, topic: str, mib: int, codec: str) -> None:
+def _pass(server: BenchServer, topic: str, mib: int, codec: str) -> None:
     clients.create(server.bootstrap, topic, 1)
-    clients.produce(server.bootstrap, topic, records_of(mib), codec)
+    clients.produce(server.bootstrap, topic, record_count(mib), codec)
     for client in readers(codec).values():
-        clients.fetch(server.bootstrap, topic, records_of(mib), client)
+        clients.fetch(server.bootstrap, topic, record_count(mib), client)
 
 
-def until_settled(one: Callable[[], float], settled: Settled, say: Callable[[str], None]) -> None:
+def repeat_until_stable(
+    one: Callable[[], float], settled: WarmUpLimits, say: Callable[[str], None]
+) -> None:
     """Repeat `one`, which says what it cost, until that settles."""
     before = None
     for number in range(1, settled.limit + 1):

@@ -5,7 +5,7 @@ Fetch requests one after the other. What is compared is the gateway's CPU second
 second: which listener goes first changes with each. Two processes would differ by some percent for as long as they live, by where their memory came
 to lie, and two runs of Kafka's producer by how it fills its batches; within one process, single slices differ by more than the log can cost on a
 machine that others use, too, and the median of hundreds by little. How little is told by the range in which that median lies with 95 %. The last column is
-what telling the log of the requests takes by itself, with warm caches (bench/noting.py).
+what telling the log of the requests takes by itself, with warm caches (bench/recorder_cost.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from statistics import median
 
 import msgspec
 
-from bench import clients, noting, replay
-from bench.__main__ import between_marks
-from bench.doors import UNSEEN
-from bench.servers import Gateway
-from bench.steps import Settled, until_settled
+from bench import clients, recorder_cost, replay
+from bench.__main__ import replace_between_marks
+from bench.servers import GatewayServer
+from bench.steps import WarmUpLimits, repeat_until_stable
+from bench.unlogged_listener import UNLOGGED
 from tests.peers.gateway import MIB, Peer
 
 BEGIN, END = "<!-- traffic: begin -->", "<!-- traffic: end -->"
@@ -39,20 +39,20 @@ REQUESTS, READ_MIB = 150, 64
 """Of a slice: Produce requests, and what is read. Each takes the gateway some tenths of a second of CPU."""
 
 
-class Pair(msgspec.Struct, frozen=True):
+class CpuPair(msgspec.Struct, frozen=True):
     """CPU seconds per GiB in one round."""
 
     without: float
     with_log: float
 
 
-class Row(msgspec.Struct):
+class LogCost(msgspec.Struct):
     """One kind of load, round by round."""
 
     name: str
-    pairs: list[Pair] = []
+    pairs: list[CpuPair] = []
     #: CPU seconds per GiB that telling of it takes by itself.
-    noted: float = 0.0
+    recorder_seconds: float = 0.0
 
     @property
     def ratios(self) -> list[float]:
@@ -60,18 +60,18 @@ class Row(msgspec.Struct):
         return sorted(pair.with_log / pair.without for pair in self.pairs)
 
 
-class Door(msgspec.Struct, frozen=True):
+class ListenerConnection(msgspec.Struct, frozen=True):
     """A connection to one listener of the gateway."""
 
-    gateway: Gateway
+    gateway: GatewayServer
     peer: Peer
 
 
-Load = Callable[[Door], float]
+SliceCost = Callable[[ListenerConnection], float]
 """CPU seconds per GiB that the gateway took for a slice."""
 
 
-def certain(ratios: Sequence[float]) -> tuple[float, float]:
+def median_interval(ratios: Sequence[float]) -> tuple[float, float]:
     """Between which of them the median of all rounds that there could be lies, in 95 of 100 cases (by the binomial distribution of their order)."""
     rounds, rank, outside = len(ratios), 0, 2 / 2 ** len(ratios)
     while outside < 0.05 and rank < (rounds - 1) // 2:
@@ -81,7 +81,7 @@ def certain(ratios: Sequence[float]) -> tuple[float, float]:
     return ratios[rank], ratios[-1 - rank]
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[LogCost]) -> str:
     heads = [
         "step",
         "CPU s/GiB without",
@@ -94,103 +94,121 @@ def table(rows: Sequence[Row]) -> str:
         without, with_log = (
             median(pair[at] for pair in map(msgspec.structs.astuple, row.pairs)) for at in (0, 1)
         )
-        low, high = certain(row.ratios)
+        low, high = median_interval(row.ratios)
         ratio = f"**{median(row.ratios):.3f}** ({low:.3f}-{high:.3f})"
         lines.append(
-            [row.name, f"{without:.2f}", f"{with_log:.2f}", ratio, _share(row.noted, without)]
+            [
+                row.name,
+                f"{without:.2f}",
+                f"{with_log:.2f}",
+                ratio,
+                _share(row.recorder_seconds, without),
+            ]
         )
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _share(noted: float, of: float) -> str:
-    return f"{noted:.3f} s/GiB, {noted / of:.1%}"
+def _share(recorder_seconds: float, of: float) -> str:
+    return f"{recorder_seconds:.3f} s/GiB, {recorder_seconds / of:.1%}"
 
 
 def measure(
-    doors: tuple[Door, Door], loads: dict[str, Load], rounds: int, say: Callable[[str], None]
-) -> list[Row]:
-    """`doors` are the one that the log does not see and the one that it does."""
+    connections: tuple[ListenerConnection, ListenerConnection],
+    loads: dict[str, SliceCost],
+    rounds: int,
+    say: Callable[[str], None],
+) -> list[LogCost]:
+    """`connections` are the one that the log does not see and the one that it does."""
     rows = []
     for name, load in loads.items():
-        row = Row(name, [])
+        row = LogCost(name, [])
         for number in range(rounds):
-            found = {at: load(doors[at]) for at in ((0, 1) if number % 2 == 0 else (1, 0))}
-            row.pairs.append(Pair(found[0], found[1]))
+            found = {at: load(connections[at]) for at in ((0, 1) if number % 2 == 0 else (1, 0))}
+            row.pairs.append(CpuPair(found[0], found[1]))
             if (number + 1) % 20 == 0:
                 say(f"{name}, {number + 1} of {rounds}: {median(row.ratios):.3f}")
         rows.append(row)
     return rows
 
 
-def produced(gateway: Gateway, partitions: int) -> Load:
+def produced(gateway: GatewayServer, partitions: int) -> SliceCost:
     """Requests with one full batch for each partition of a topic."""
-    topic, records = f"produced-{partitions}", bytes(noting.full_batch())
+    topic, records = f"produced-{partitions}", bytes(recorder_cost.full_batch())
     clients.create(gateway.bootstrap, topic, partitions)
     frame = replay.produce_frame(topic, partitions, records)
-    return lambda door: _cpu(
-        door,
+    return lambda connection: _cpu(
+        connection,
         REQUESTS * partitions * len(records),
-        lambda: replay.produce(door.peer, frame, REQUESTS),
+        lambda: replay.produce(connection.peer, frame, REQUESTS),
     )
 
 
-def fetched(gateway: Gateway, writer: Peer) -> Load:
+def fetched(gateway: GatewayServer, writer: Peer) -> SliceCost:
     """Replies with as many full batches as a consumer asks for at a time."""
-    topic, records = "fetched", bytes(noting.full_batch())
+    topic, records = "fetched", bytes(recorder_cost.full_batch())
     clients.create(gateway.bootstrap, topic, 1)
     batches = READ_MIB * MIB // len(records)
     replay.produce(writer, replay.produce_frame(topic, 1, records), batches)
     frames = list(replay.fetch_frames(topic, records, batches))
 
-    def read(door: Door) -> None:
-        if (size := replay.fetch(door.peer, frames)) < batches * len(records):
+    def read(connection: ListenerConnection) -> None:
+        if (size := replay.fetch(connection.peer, frames)) < batches * len(records):
             raise clients.ClientFailed(f"of {batches * len(records)} bytes {size} came")
 
-    return lambda door: _cpu(door, batches * len(records), lambda: read(door))
+    return lambda connection: _cpu(connection, batches * len(records), lambda: read(connection))
 
 
-def _cpu(door: Door, size: int, work: Callable[[], None]) -> float:
-    before = door.gateway.cpu_seconds()
+def _cpu(connection: ListenerConnection, size: int, work: Callable[[], None]) -> float:
+    before = connection.gateway.cpu_seconds()
     work()
-    return (door.gateway.cpu_seconds() - before) * noting.GIB / size
+    return (connection.gateway.cpu_seconds() - before) * recorder_cost.GIB / size
 
 
 def main() -> int:
     options = _options()
     busy = " ".join(f"{average:.2f}" for average in os.getloadavg())
     with tempfile.TemporaryDirectory(prefix="kopgate-bench-traffic-") as folder:
-        unseen = (
+        unlogged = (
             "--listener",
-            f"{UNSEEN}://127.0.0.1:0",
+            f"{UNLOGGED}://127.0.0.1:0",
             "--set",
-            f"listener_security_protocol_map={UNSEEN}:PLAINTEXT",
+            f"listener_security_protocol_map={UNLOGGED}:PLAINTEXT",
         )
-        gateway = Gateway.start(
-            subprocess.DEVNULL, arguments=(*unseen, "--traffic-log", folder), module="bench.doors"
+        gateway = GatewayServer.start(
+            subprocess.DEVNULL,
+            arguments=(*unlogged, "--traffic-log", folder),
+            module="bench.unlogged_listener",
         )
         try:
             seen = replay.connected(gateway.bootstrap)
-            doors = Door(gateway, replay.connected(gateway.others[0])), Door(gateway, seen)
+            connections = (
+                ListenerConnection(gateway, replay.connected(gateway.others[0])),
+                ListenerConnection(gateway, seen),
+            )
             loads = {
                 FIRST: produced(gateway, 1),
                 f"produce, {options.partitions} partitions": produced(gateway, options.partitions),
                 "fetch, as stored": fetched(gateway, seen),
             }
-            until_settled(lambda: loads[FIRST](doors[1]), Settled(), _say)
-            rows = measure(doors, loads, options.rounds, _say)
-            for row, noted in zip(
+            repeat_until_stable(lambda: loads[FIRST](connections[1]), WarmUpLimits(), _say)
+            rows = measure(connections, loads, options.rounds, _say)
+            for row, recorder_seconds in zip(
                 rows,
-                (noting.producing(1), noting.producing(options.partitions), noting.fetching()),
+                (
+                    recorder_cost.producing(1),
+                    recorder_cost.producing(options.partitions),
+                    recorder_cost.fetching(),
+                ),
                 strict=True,
             ):
-                row.noted = noted
+                row.recorder_seconds = recorder_seconds
         finally:
             gateway.stop()
         written = sum(path.stat().st_size for path in Path(folder).rglob("*.jsonl.gz"))
-    text = f"{_made_by(options, busy)} The log itself: {written / 1024:.0f} KiB, compressed.\n\n{table(rows)}"
+    text = f"{_conditions(options, busy)} The log itself: {written / 1024:.0f} KiB, compressed.\n\n{table(rows)}"
     print(text)
     if options.out is not None:
-        options.out.write_text(between_marks(options.out.read_text(), text, BEGIN, END))
+        options.out.write_text(replace_between_marks(options.out.read_text(), text, BEGIN, END))
     return 0
 
 
@@ -198,7 +216,7 @@ def _say(line: str) -> None:
     print(f"# {line}", file=sys.stderr)
 
 
-def _made_by(options: argparse.Namespace, busy: str) -> str:
+def _conditions(options: argparse.Namespace, busy: str) -> str:
     arguments = f"--rounds {options.rounds} --partitions {options.partitions}"
     return (
         f'Measured on {datetime.now(UTC):%Y-%m-%d} with `make bench-traffic ARGS="{arguments}"`, Python {platform.python_version()}, '

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.chart import LESS, MORE, svg
-from bench.figures import Comparison, Figure
+from bench.measurements import Comparison, Measurement
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -16,8 +16,8 @@ def comparison(*ratios: float, row: str = "produce") -> Comparison:
     return Comparison(
         row,
         "none",
-        [Figure(row, "none", "a", ratio * 8, 1) for ratio in ratios],
-        [Figure(row, "none", "b", 8, 1)] * len(ratios),
+        [Measurement(row, "none", "a", ratio * 8, 1) for ratio in ratios],
+        [Measurement(row, "none", "b", 8, 1)] * len(ratios),
     )
 
 

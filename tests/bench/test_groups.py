@@ -5,18 +5,26 @@ from __future__ import annotations
 import pytest
 
 from bench.clients import ClientFailed
-from bench.groups import STEP_SECONDS, Load, Members, Outcome, Took, measure, table
-from bench.servers import Gateway
+from bench.groups import (
+    STEP_SECONDS,
+    GroupLoad,
+    GroupsResult,
+    LatencySummary,
+    MemberProgram,
+    measure,
+    table,
+)
+from bench.servers import GatewayServer
 from gateway.settings.model import Settings
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
 
-LOAD = Load(groups=3, members=2, partitions=4, seconds=6, warm_up_seconds=0)
+LOAD = GroupLoad(groups=3, members=2, partitions=4, seconds=6, warm_up_seconds=0)
 
 
 @pytest.mark.peer
 def test_all_members_join_once_and_are_answered_at_their_pace() -> None:
-    server = Gateway.start()
+    server = GatewayServer.start()
     try:
         found = measure(server, LOAD, lambda line: None)
     except CannotInstall as missing:
@@ -37,20 +45,22 @@ def test_all_members_join_once_and_are_answered_at_their_pace() -> None:
 @pytest.mark.peer
 def test_members_that_nobody_serves_say_so() -> None:
     try:
-        members = Members("127.0.0.1:1", LOAD)
+        members = MemberProgram("127.0.0.1:1", LOAD)
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))
     with members:
-        members.begins()
+        members.start_step()
         with pytest.raises(ClientFailed, match="the members ended with 1"):
-            members.says(STEP_SECONDS)
+            members.read_line(STEP_SECONDS)
 
 
 def test_memory_is_told_for_each_member_and_only_of_the_gateway() -> None:
-    took = Took(10, 0.25, 3.04, 17.6)
+    took = LatencySummary(10, 0.25, 3.04, 17.6)
     ours, kafka = (
-        Outcome(name, 1.0, 4.26, took, took, 0.5, 0.1, took, 0, 10 * 1024, 22 * 1024, 40 * 1024)
-        for name in (Gateway.name, "Kafka 3.9.2")
+        GroupsResult(
+            name, 1.0, 4.26, took, took, 0.5, 0.1, took, 0, 10 * 1024, 22 * 1024, 40 * 1024
+        )
+        for name in (GatewayServer.name, "Kafka 3.9.2")
     )
     assert table([ours, kafka], LOAD).splitlines()[2:] == [
         "| kopgate | 0.2 / 3.0 / 18 | 0.2 / 3.0 / 18 | 0.50 | 1.0 s | 4.3 s | 5.0, 2.0 of it the connection |",
@@ -59,6 +69,6 @@ def test_memory_is_told_for_each_member_and_only_of_the_gateway() -> None:
 
 
 def test_the_load_says_what_it_comes_to() -> None:
-    assert str(Load(1000, 4, 8, 60)).endswith(
+    assert str(GroupLoad(1000, 4, 8, 60)).endswith(
         "; 1,333 heartbeats and 800 commits a second for 60 s"
     )

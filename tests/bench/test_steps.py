@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from bench import clients
-from bench.servers import Gateway
-from bench.steps import PACED, Load, Settled, plan, until_settled, warm_up
+from bench.servers import GatewayServer
+from bench.steps import PACED, RoundLoad, WarmUpLimits, plan, repeat_until_stable, warm_up
 from tests.legacy_clients.brokers import are_required
 from tests.peers.cache import CannotInstall
 
@@ -33,7 +33,8 @@ class Idle:
 
 def names(rounds: int, *codecs: str, partitions: tuple[int, ...] = (1, 6)) -> list[str]:
     return [
-        step.name for step in plan([Idle("a"), Idle("b")], rounds, Load(100, codecs, partitions))
+        step.name
+        for step in plan([Idle("a"), Idle("b")], rounds, RoundLoad(100, codecs, partitions))
     ]
 
 
@@ -79,7 +80,7 @@ def test_without_a_topic_of_one_partition_nothing_is_fetched_or_synced_by_both()
 
 def test_a_round_stores_every_topic_and_the_paced_records() -> None:
     # 2,000 records a second of 1 KiB for 25 seconds are 48.8 MiB, and that twice.
-    assert Load(100, ("none", "lz4"), (1, 6)).mib_a_round() == 697
+    assert RoundLoad(100, ("none", "lz4"), (1, 6)).mib_per_round() == 697
 
 
 def costs(*values: float) -> tuple[Iterator[float], list[str]]:
@@ -88,7 +89,7 @@ def costs(*values: float) -> tuple[Iterator[float], list[str]]:
 
 def test_a_warm_up_ends_when_two_passes_cost_about_the_same() -> None:
     left, said = costs(10, 5, 4.6, 99)
-    until_settled(lambda: next(left), Settled(share=0.1, limit=6), said.append)
+    repeat_until_stable(lambda: next(left), WarmUpLimits(share=0.1, limit=6), said.append)
     assert list(left) == [99]
     assert said == [
         f"pass {number} of at most 6: {cost} CPU s/GiB"
@@ -98,7 +99,7 @@ def test_a_warm_up_ends_when_two_passes_cost_about_the_same() -> None:
 
 def test_a_warm_up_that_does_not_settle_ends_at_its_limit_and_says_so() -> None:
     left, said = costs(10, 5, 10, 5, 10)
-    until_settled(lambda: next(left), Settled(share=0.1, limit=4), said.append)
+    repeat_until_stable(lambda: next(left), WarmUpLimits(share=0.1, limit=4), said.append)
     assert list(left) == [10]
     assert said[-1] == "not settled after 4 passes"
 
@@ -107,10 +108,10 @@ def test_a_warm_up_that_does_not_settle_ends_at_its_limit_and_says_so() -> None:
 def test_every_step_is_made_by_real_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "PACE_WARM_UP_SECONDS", 1)
     monkeypatch.setattr(clients, "PACE_SECONDS", 2)
-    load = Load(1, ("none",), (1, 2))
-    server = Gateway.start()
+    load = RoundLoad(1, ("none",), (1, 2))
+    server = GatewayServer.start()
     try:
-        warm_up(server, load, Settled(limit=1), lambda line: None)
+        warm_up(server, load, WarmUpLimits(limit=1), lambda line: None)
         figures = [step.run() for step in plan([server], 1, load)]
     except CannotInstall as missing:
         (pytest.fail if are_required() else pytest.skip)(str(missing))

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from bench.traffic import Pair, Row, certain, measure, table
+from bench.traffic import CpuPair, LogCost, measure, median_interval, table
 
 
 def test_who_goes_first_changes_with_each_round() -> None:
     seen: list[str] = []
 
-    def load(door: str) -> float:
-        seen.append(door)
-        return 2.0 if door == "without" else 3.0
+    def load(connection: str) -> float:
+        seen.append(connection)
+        return 2.0 if connection == "without" else 3.0
 
     (row,) = measure(("without", "with"), {"produce": load}, 3, lambda line: None)  # type: ignore[arg-type, dict-item]
     assert seen == ["without", "with", "with", "without", "without", "with"]
-    assert row.pairs == [Pair(2.0, 3.0)] * 3
+    assert row.pairs == [CpuPair(2.0, 3.0)] * 3
 
 
 def test_the_ratio_is_the_median_of_the_rounds() -> None:
-    row = Row("produce", [Pair(10.0, 10.1), Pair(20.0, 21.0), Pair(11.0, 10.45)], noted=0.11)
+    row = LogCost(
+        "produce",
+        [CpuPair(10.0, 10.1), CpuPair(20.0, 21.0), CpuPair(11.0, 10.45)],
+        recorder_seconds=0.11,
+    )
     assert (
         table([row]).splitlines()[2]
         == "| produce | 11.00 | 10.45 | **1.010** (0.950-1.050) | 0.110 s/GiB, 1.0% |"
@@ -33,4 +37,4 @@ def test_the_ratio_is_the_median_of_the_rounds() -> None:
 def test_the_range_of_the_median_is_that_of_the_tables_of_the_binomial_distribution(
     rounds: int, rank: int
 ) -> None:
-    assert certain(list(map(float, range(rounds)))) == (rank, rounds - 1 - rank)
+    assert median_interval(list(map(float, range(rounds)))) == (rank, rounds - 1 - rank)

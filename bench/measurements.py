@@ -8,7 +8,7 @@ from statistics import median
 import msgspec
 
 
-class Figure(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True):
     """One measurement of one server: CPU seconds per GiB of record values, MiB/s, and latencies in ms where the step has any."""
 
     row: str
@@ -29,8 +29,8 @@ class Comparison(msgspec.Struct, frozen=True):
 
     row: str
     codec: str
-    ours: list[Figure]
-    theirs: list[Figure]
+    ours: list[Measurement]
+    theirs: list[Measurement]
 
     @property
     def ratios(self) -> list[float]:
@@ -44,11 +44,11 @@ class Comparison(msgspec.Struct, frozen=True):
         return median(self.ratios)
 
 
-def compare(figures: Sequence[Figure], ours: str, theirs: str) -> list[Comparison]:
+def compare(figures: Sequence[Measurement], ours: str, theirs: str) -> list[Comparison]:
     """The rows in the order in which they were first measured. `ours` and `theirs` are the servers' names."""
     rows = dict.fromkeys((figure.row, figure.codec) for figure in figures)
 
-    def of(row: str, codec: str, server: str) -> list[Figure]:
+    def of(row: str, codec: str, server: str) -> list[Measurement]:
         return [
             figure
             for figure in figures
@@ -91,7 +91,7 @@ def _cells(one: Comparison) -> list[str]:
     ]
 
 
-def _latency(side: Sequence[Figure]) -> str:
+def _latency(side: Sequence[Measurement]) -> str:
     p50 = [figure.p50 for figure in side if figure.p50 is not None]
     p99 = [figure.p99 for figure in side if figure.p99 is not None]
     return f"{median(p50):.1f} / {median(p99):.1f}" if p50 and p99 else "-"

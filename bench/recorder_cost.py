@@ -32,14 +32,14 @@ ROUNDS = 40
 REQUESTS = 500
 
 
-class Nowhere:
+class DiscardingSink:
     """Where rows go."""
 
     def put(self, block: bytes, lines: int) -> None: ...
     async def stop(self, seconds: float) -> None: ...
 
 
-def producing(partitions: int) -> float:
+def produce_cost(partitions: int) -> float:
     """Produce requests with one full batch for each of so many partitions of a topic."""
     records = full_batch()
     request = ProduceRequest(
@@ -58,7 +58,7 @@ def producing(partitions: int) -> float:
     )
 
 
-def fetching() -> float:
+def fetch_cost() -> float:
     """Fetch requests that are answered with as many full batches as a partition's share of a reply has."""
     request = FetchRequest(FETCH_VERSION, -1, 500, 1, FETCH_BYTES, 0, 0, -1, (), ())
     reply = FetchResponse(
@@ -90,7 +90,7 @@ def full_batch() -> memoryview:
 def _recorder() -> Recorder:
     limits = {"interval": 60.0, "max_keys": 1000, "max_rows": 100_000}
     log = TrafficLog(
-        [Nowhere()],
+        [DiscardingSink()],
         0,
         "bench",
         start=0,

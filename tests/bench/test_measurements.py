@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bench.figures import Comparison, Figure, compare, table
+from bench.measurements import Comparison, Measurement, compare, table
 
 
-def figures(server: str, *costs: float, row: str = "produce", codec: str = "none") -> list[Figure]:
-    return [Figure(row, codec, server, cost, cost * 10) for cost in costs]
+def figures(
+    server: str, *costs: float, row: str = "produce", codec: str = "none"
+) -> list[Measurement]:
+    return [Measurement(row, codec, server, cost, cost * 10) for cost in costs]
 
 
 def test_a_ratio_is_that_of_two_figures_of_one_round() -> None:
@@ -56,7 +58,7 @@ def test_the_table_has_medians_and_the_span_of_the_ratios() -> None:
 
 def test_latencies_are_shown_where_there_are_any() -> None:
     both = [
-        Figure("paced", "none", server, 1.0, 2.0, p50, p99)
+        Measurement("paced", "none", server, 1.0, 2.0, p50, p99)
         for server in "ab"
         for p50, p99 in ((5, 9), (6, 30), (7, 10))
     ]
