@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, Readers, Wake
+from storage.bridge import Reactor, ReactorCallQueue, WorkerPool
 
 T = TypeVar("T")
 Work = Callable[[], Any]
@@ -33,8 +33,8 @@ class Workers:
         self, reactor: Reactor, threads: int, name: str, *, max_waiting: int | None = None
     ) -> None:
         # Started with the first piece of work. None is handed over before a thread is free, so that the order is decided here.
-        self._make_threads = partial(Readers, Wake(reactor), threads, threads, name)
-        self._threads: Readers | None = None
+        self._make_threads = partial(WorkerPool, ReactorCallQueue(reactor), threads, threads, name)
+        self._threads: WorkerPool | None = None
         self._size = self._free = threads
         self._max_waiting = max_waiting
         self._owners: OrderedDict[Hashable, OrderedDict[Deferred[Any], Work]] = OrderedDict()

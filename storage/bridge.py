@@ -18,7 +18,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Timer(Protocol):
+class ScheduledCall(Protocol):
     """A call that is still to come."""
 
     def cancel(self) -> None: ...
@@ -28,10 +28,12 @@ class Reactor(Protocol):
     """What the store needs of Twisted's reactor."""
 
     def callFromThread(self, call: Callable[..., object], *arguments: object) -> object: ...
-    def callLater(self, delay: float, call: Callable[..., object], *arguments: object) -> Timer: ...
+    def callLater(
+        self, delay: float, call: Callable[..., object], *arguments: object
+    ) -> ScheduledCall: ...
 
 
-class Wake:
+class ReactorCallQueue:
     """Runs calls in the reactor's thread, in the order they were posted, with one wake-up for all that have piled up."""
 
     def __init__(self, reactor: Reactor) -> None:
@@ -66,13 +68,15 @@ class Job(Generic[T]):
         self.told: Deferred[T] = Deferred()
 
 
-class Readers:
+class WorkerPool:
     """Threads for calls that may wait for the disk or the network; `name` is what a list of threads shows.
 
     Of the idle ones the one that worked last goes first: what it needs is still in the processor's cache, and in its own part of the heap.
     """
 
-    def __init__(self, wake: Wake, threads: int, waiting: int, name: str = "store-reader") -> None:
+    def __init__(
+        self, wake: ReactorCallQueue, threads: int, waiting: int, name: str = "store-reader"
+    ) -> None:
         self._wake = wake
         self._waiting = waiting
         self._lock = threading.Lock()
@@ -144,7 +148,7 @@ class Readers:
         return True
 
 
-class OnceEach(Generic[K, T]):
+class SingleFlightCache(Generic[K, T]):
     """Things that are made once, however many ask for them at the same time."""
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ class StoreInUse(StorageError):
     """Another process holds this store. The message says which and what to do."""
 
 
-class StoreLeft(StoreInUse, NotReady):
+class StaleStoreLock(StoreInUse, NotReady):
     """Whoever held this store seems to be gone, and the medium has not let go of it yet."""
 
 
@@ -108,7 +108,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class VolumeUsage:
     """One place where a store keeps bytes: total and usable bytes of the volume, -1 where unknown."""
 
     path: str
@@ -305,6 +305,6 @@ class Store(Protocol):
         """The table of that name, made where it is missing, the same object at each call."""
         ...
 
-    def usage(self) -> Iterable[Usage]:
+    def usage(self) -> Iterable[VolumeUsage]:
         """Where the bytes are."""
         ...

@@ -15,7 +15,7 @@ from storage.log import Buffer
 NO_TIMESTAMP = -1
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class PlainRecord(msgspec.Struct, frozen=True, gc=False):
     """One record. `timestamp` is in milliseconds, NO_TIMESTAMP where there is none; a header's name is UTF-8 by custom, not by force."""
 
     key: bytes | None
@@ -32,21 +32,21 @@ class ProducerSequence(msgspec.Struct, frozen=True, array_like=True, gc=False):
     base_sequence: int
 
 
-class RecordBatch(msgspec.Struct, frozen=True, gc=False):
+class PlainBatch(msgspec.Struct, frozen=True, gc=False):
     """The records of one `Entry`, at least one; the first has its base offset, the others follow without gaps."""
 
-    records: Sequence[Record]
+    records: Sequence[PlainRecord]
     sequence: ProducerSequence | None = None
 
 
 class BatchFormat(Protocol):
     """Between the payload of an `Entry` and its records. Called from any thread."""
 
-    def unpack(self, payload: Buffer) -> RecordBatch:
+    def unpack(self, payload: Buffer) -> PlainBatch:
         """Raises ValueError, saying why, for a payload whose records cannot be read."""
         ...
 
-    def pack(self, batch: RecordBatch) -> bytearray:
+    def pack(self, batch: PlainBatch) -> bytearray:
         """A payload as consumers get it, but for its offset."""
         ...
 

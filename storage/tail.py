@@ -12,16 +12,16 @@ from operator import attrgetter
 
 from storage.log import Entry
 
-ENTRY_COST = 300
+ENTRY_OVERHEAD = 300
 """Bytes that an entry takes beside its payload: the objects and their places in the lists. An estimate, so that empty entries count too."""
 
 LAST_OFFSET = attrgetter("last_offset")
 
-_LEFT = Entry(-1, -1, -1, b"")
+_EVICTED = Entry(-1, -1, -1, b"")
 """In the place of an entry that left, until that place is cut off: the payload is freed at once."""
 
 
-class Run:
+class CachedTail:
     """The unbroken run of one log. `begin` is the index of its first entry: what left is cut off in larger pieces."""
 
     __slots__ = ("begin", "entries")
@@ -33,7 +33,7 @@ class Run:
     def leave(self) -> None:
         """The oldest goes. Nothing happens where the run was cleared before."""
         if self.begin < len(self.entries):
-            self.entries[self.begin] = _LEFT
+            self.entries[self.begin] = _EVICTED
             self.begin += 1
             if self.begin * 2 > len(self.entries):
                 del self.entries[: self.begin]
@@ -59,20 +59,20 @@ class Run:
         return found
 
 
-class Tail:
+class TailCache:
     """All runs of a store, bounded together."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._held = 0
-        self._arrivals: deque[tuple[Run, int]] = deque()
+        self._arrivals: deque[tuple[CachedTail, int]] = deque()
 
-    def add(self, run: Run, entry: Entry) -> None:
+    def add(self, run: CachedTail, entry: Entry) -> None:
         """`entry` is the newest of `run`. A view of someone else's buffer is copied, lest it keep all of that buffer alive."""
         payload = entry.payload
         if isinstance(payload, memoryview):
             entry = Entry(entry.base_offset, entry.last_offset, entry.max_timestamp, bytes(payload))
-        cost = len(payload) + ENTRY_COST
+        cost = len(payload) + ENTRY_OVERHEAD
         run.entries.append(entry)
         self._arrivals.append((run, cost))
         self._held += cost

@@ -12,7 +12,7 @@ from compat.records import MAX_DECOMPRESSED_BYTES, RecordsError, read_records
 from compat.records.layout import BatchHeader, build_batch
 from gateway.partitions.record_batch import magic_of, read_batch, stamp_batch
 from storage.log import Buffer
-from storage.plain_records import ProducerSequence, Record, RecordBatch
+from storage.plain_records import PlainBatch, PlainRecord, ProducerSequence
 
 _NO_PRODUCER = ProducerSequence(-1, -1, -1)
 
@@ -23,11 +23,11 @@ class V2BatchFormat:
     def __init__(self, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> None:
         self._max_decompressed_bytes = max_decompressed_bytes
 
-    def unpack(self, payload: Buffer) -> RecordBatch:
+    def unpack(self, payload: Buffer) -> PlainBatch:
         """`BatchFormat.unpack`."""
         try:
             found = [
-                Record(one.key, one.value, one.headers, one.timestamp)
+                PlainRecord(one.key, one.value, one.headers, one.timestamp)
                 for one in read_records(
                     payload, max_decompressed_bytes=self._max_decompressed_bytes
                 )
@@ -35,16 +35,16 @@ class V2BatchFormat:
         except RecordsError as error:
             raise ValueError(str(error)) from error
         if magic_of(payload) != 2:
-            return RecordBatch(found)
+            return PlainBatch(found)
         batch = read_batch(payload)
         sequence = (
             ProducerSequence(batch.producer_id, batch.producer_epoch, batch.base_sequence)
             if batch.has_producer
             else None
         )
-        return RecordBatch(found, sequence)
+        return PlainBatch(found, sequence)
 
-    def pack(self, batch: RecordBatch) -> bytearray:
+    def pack(self, batch: PlainBatch) -> bytearray:
         """`BatchFormat.pack`."""
         first = batch.records[0].timestamp
         producer = batch.sequence or _NO_PRODUCER
@@ -67,7 +67,7 @@ class V2BatchFormat:
         stamp_batch(memoryview(payload), base_offset, leader_epoch, None)
 
 
-def _content(batch: Sequence[Record], base_timestamp: int) -> bytearray:
+def _content(batch: Sequence[PlainRecord], base_timestamp: int) -> bytearray:
     content = bytearray()
     for index, record in enumerate(batch):
         body = bytearray(1)

@@ -18,7 +18,7 @@ from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.topics.registry import Topics
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from gateway.traffic.dropped_lines import DroppedLines
-from storage.plain_records import Record, RecordBatch
+from storage.plain_records import PlainBatch, PlainRecord
 
 #: Lines that become one batch, in bytes before they are compressed: a tenth of that afterwards, far below any limit on batches.
 BATCH_BYTES = 256 << 10
@@ -116,7 +116,7 @@ def _batches(lines: bytes, now: int) -> list[tuple[bytearray, int]]:
 
 
 def _batch(lines: list[bytes], now: int) -> tuple[bytearray, int]:
-    plain = V2BatchFormat().pack(RecordBatch([Record(None, line, (), now) for line in lines]))
+    plain = V2BatchFormat().pack(PlainBatch([PlainRecord(None, line, (), now) for line in lines]))
     header = read_batch(plain)._replace(attributes=int(Codec.GZIP))
     return bytearray(
         build_batch(header, compress(Codec.GZIP, memoryview(plain)[BATCH_OVERHEAD:], magic=2))

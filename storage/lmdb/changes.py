@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from storage.lmdb.layout import (
-    EVERY_OFFSET,
+    ALL_OFFSETS,
     LOG_ROW,
-    PLACE,
     SLOT,
+    SLOT_PREFIX,
     U32,
     U64,
     LogRow,
@@ -23,11 +23,11 @@ from storage.lmdb.layout import (
     slot_of,
 )
 from storage.lmdb.queries import last_slot, log_row, retained_from, slot_at, slots_from
-from storage.lmdb.write_burst import Burst, Durable
+from storage.lmdb.write_burst import Burst, DurableLog
 from storage.log import Entry, OffsetOutOfRange, Topic, TopicExists, UnknownTopic
 
 
-def open_log(burst: Burst, topic: str, partition: int) -> Durable:
+def open_log(burst: Burst, topic: str, partition: int) -> DurableLog:
     """The log as it lies on disk. Raises UnknownTopic."""
     log_ids = find_topic(burst, topic).log_ids
     if not 0 <= partition < len(log_ids):
@@ -42,7 +42,7 @@ def open_log(burst: Burst, topic: str, partition: int) -> Durable:
     else:
         end, running, position = row.end_offset, row.running_timestamp, row.position
     size = position - (first.position - first.size) - row.shrunk if first else 0
-    log = Durable(log_id, row.start_offset, end, running, position, size)
+    log = DurableLog(log_id, row.start_offset, end, running, position, size)
     burst.add_log(log)
     return log
 
@@ -58,7 +58,7 @@ def move_start(burst: Burst, log_id: int, offset: int) -> tuple[int, int]:
             first = slot_at(cursor, log_id, offset)
             log.size = size_from(cursor, log, first, offset, row.compacted_to)
         log.start_offset = offset
-        put_row(burst, log, first, row.compacted_to)
+        put_log_row(burst, log, first, row.compacted_to)
         burst.free(log_id, offset)
     return log.start_offset, log.size
 
@@ -76,7 +76,9 @@ def retain(
     return move_start(burst, log_id, offset)
 
 
-def size_from(cursor: Any, log: Durable, first: Slot | None, offset: int, compacted_to: int) -> int:
+def size_from(
+    cursor: Any, log: DurableLog, first: Slot | None, offset: int, compacted_to: int
+) -> int:
     """The bytes from `first`, the entry at `offset`, to the end of the log."""
     if first is None:
         return 0
@@ -86,7 +88,7 @@ def size_from(cursor: Any, log: Durable, first: Slot | None, offset: int, compac
     return log.size - sum(slot.size for slot in gone if slot.last_offset < offset)
 
 
-def put_row(burst: Burst, log: Durable, first: Slot | None, compacted_to: int) -> None:
+def put_log_row(burst: Burst, log: DurableLog, first: Slot | None, compacted_to: int) -> None:
     shrunk = log.position - (first.position - first.size) - log.size if first else 0
     row = LogRow(
         log.start_offset, log.end_offset, log.running_timestamp, log.position, shrunk, compacted_to
@@ -114,7 +116,7 @@ def replace_entries(
             raise ValueError(
                 f"a replacement bears a later timestamp than what it replaces, {latest}"
             )
-        running, position = sums_before(cursor, log_id, first)
+        running, position = running_values_before(cursor, log_id, first)
         for slot in gone:
             burst.txn.delete(SLOT.pack(*slot), db=burst.databases["entries"])
             log.size -= slot.size
@@ -134,13 +136,13 @@ def replace_entries(
             cursor.put(SLOT.pack(*slot), entry.payload)
             log.size += size
         start = slot_at(cursor, log_id, log.start_offset)
-    put_row(burst, log, start, max(row.compacted_to, last + 1))
+    put_log_row(burst, log, start, max(row.compacted_to, last + 1))
     return log.size
 
 
-def sums_before(cursor: Any, log_id: int, offset: int) -> tuple[int, int]:
+def running_values_before(cursor: Any, log_id: int, offset: int) -> tuple[int, int]:
     """The running timestamp and position of the last entry that begins before `offset`."""
-    if cursor.prev() if cursor.set_range(PLACE.pack(log_id, offset)) else cursor.last():
+    if cursor.prev() if cursor.set_range(SLOT_PREFIX.pack(log_id, offset)) else cursor.last():
         slot = slot_of(cursor.key())
         if slot.log_id == log_id:
             return slot.running_timestamp, slot.position
@@ -177,7 +179,7 @@ def delete_topic(burst: Burst, name: str) -> None:
     for log_id in row.log_ids:
         burst.txn.delete(U64.pack(log_id), db=burst.databases["logs"])
         burst.close_log(log_id)
-        burst.free(log_id, EVERY_OFFSET)
+        burst.free(log_id, ALL_OFFSETS)
 
 
 def find_topic(burst: Burst, name: str) -> TopicRow:

@@ -1,6 +1,6 @@
 """The LMDB environment of one directory: its lock, its format, its growth, and its return after an I/O error.
 
-Reads run in several threads; the map can be moved or closed only while none is under way, which the `Gate` sees to.
+Reads run in several threads; the map can be moved or closed only while none is under way, which the `MapLock` sees to.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import lmdb
 
 from storage.lmdb.directory import sync_directory, take_lock
 from storage.lmdb.layout import DATABASES, FORMAT
-from storage.lmdb.map_lock import Gate
+from storage.lmdb.map_lock import MapLock
 from storage.log import LogClosed, StorageFailed, StoreTooNew
 
 T = TypeVar("T")
 
 MIB = 1 << 20
 GIB = 1 << 30
-SMALLEST_MAP = MIB
+MIN_MAP_BYTES = MIB
 """Less does not hold the empty databases."""
 
-SMALL_STEP = MIB
+MIN_GROWTH_BYTES = MIB
 """What a deletion on a full disk is given at a time; it needs some pages of the tree."""
 
 
@@ -36,7 +36,7 @@ REOPEN_SECONDS = 5.0
 """How long a read waits for an environment that LMDB gave up to be opened again, some milliseconds where the medium is there."""
 
 
-class Environment:
+class LmdbEnvironment:
     """An open LMDB environment and the lock on its directory. Write transactions belong to one thread, the writer's."""
 
     def __init__(self, directory: Path, map_bytes: int, reserve_bytes: int = 0) -> None:
@@ -45,8 +45,8 @@ class Environment:
         self._reserve_bytes = reserve_bytes
         self.is_tight = False
         self.databases: dict[str, Any] = {}
-        self._map_bytes = max(map_bytes, SMALLEST_MAP)
-        self._gate = Gate()
+        self._map_bytes = max(map_bytes, MIN_MAP_BYTES)
+        self._gate = MapLock()
         self._reopened = threading.Condition()
         self._is_put_back = False
         self._env: Any = None
@@ -132,8 +132,9 @@ class Environment:
             with self._reopened:
                 # The commit that LMDB gave up over is the writer's, who opens the environment again as the next thing it does.
                 if not self._reopened.wait_for(
-                    lambda env=env: self._env is not env, REOPEN_SECONDS
-                ):  # type: ignore[misc]
+                    lambda env=env: self._env is not env,  # type: ignore[misc]
+                    REOPEN_SECONDS,
+                ):
                     raise StorageFailed(
                         f"cannot read the store in {self.directory}: {given_up}"
                     ) from given_up
@@ -176,7 +177,7 @@ class Environment:
                 f"the disk is full: {self.room()} bytes are left, of which {self._reserve_bytes} are kept for deletions"
             )
         else:
-            self._resize(self._map_bytes + SMALL_STEP)
+            self._resize(self._map_bytes + MIN_GROWTH_BYTES)
 
     def _resize(self, map_bytes: int) -> None:
         with self._gate.alone():
@@ -211,7 +212,7 @@ class Environment:
                     txn.put(b"settled", uuid.uuid4().bytes, db=self.databases["meta"])
                 return
             except lmdb.MapFullError:
-                self._resize(self._map_bytes + SMALL_STEP)
+                self._resize(self._map_bytes + MIN_GROWTH_BYTES)
 
     def _is_usable(self) -> bool:
         try:

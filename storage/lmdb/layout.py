@@ -25,13 +25,13 @@ from storage.log import Topic
 
 FORMAT = 1
 DATABASES = ("meta", "topics", "logs", "entries", "freeing", "table_names", "tables")
-EVERY_OFFSET = (1 << 64) - 1
+ALL_OFFSETS = (1 << 64) - 1
 
 U32 = Struct(">I")
 U64 = Struct(">Q")
-PLACE = Struct(">QQ")
+SLOT_PREFIX = Struct(">QQ")
 SLOT = Struct(">QQQqqQI")
-ENTRY = Struct(">QQQq16xI")
+SLOT_FIELDS = Struct(">QQQq16xI")
 """Of a slot what its entry is made of: log id, base and last offset, timestamp, size."""
 
 LOG_ROW = Struct(">QQqQqQ")

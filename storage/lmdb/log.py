@@ -11,9 +11,9 @@ from twisted.internet.defer import Deferred
 
 from storage.lmdb import changes, queries
 from storage.lmdb.layout import LogRow, Slot
-from storage.lmdb.write_burst import Append, Burst, Durable, Task
+from storage.lmdb.write_burst import Append, Burst, DurableLog, Task
 from storage.log import Entry, LogClosed, OffsetOutOfRange, StorageFailed
-from storage.tail import Run
+from storage.tail import CachedTail
 
 if TYPE_CHECKING:
     from storage.lmdb.store import LmdbStore
@@ -30,13 +30,13 @@ class LmdbLog:
 
     leader_epoch = 0
 
-    def __init__(self, store: LmdbStore, durable: Durable) -> None:
+    def __init__(self, store: LmdbStore, durable: DurableLog) -> None:
         self._store = store
         self._log_id = durable.log_id
         self._start_offset = durable.start_offset
         self._end_offset = self._next_offset = durable.end_offset
         self._size = durable.size
-        self._run = Run()
+        self._run = CachedTail()
         self._in_flight = 0
         self._failure = ""
         self._is_closed = False
@@ -171,7 +171,9 @@ class LmdbLog:
             start = self._start_offset
             slot = await search(start, self._end_offset)
             entry: Entry | None = (
-                None if slot is None else await self._query(partial(queries.entry_at, slot=slot))
+                None
+                if slot is None
+                else await self._query(partial(queries.entry_of_slot, slot=slot))
             )
             if start == self._start_offset and (entry is None) is (slot is None):
                 self._check_open()
@@ -239,7 +241,7 @@ class LmdbLog:
         self._size = size
         self._run.clear()
         # What the cleared run still has in the tail's queue must not make entries of its successor leave early.
-        self._run = Run()
+        self._run = CachedTail()
 
     async def reclaim(self) -> None:
         """Nothing waits to be freed."""
@@ -262,7 +264,7 @@ class LmdbLog:
         """Refuse everything from now on: the topic is gone or the store is closed."""
         self._is_closed = True
         self._run.clear()
-        self._run = Run()
+        self._run = CachedTail()
         self.tell_watchers()
 
     def _check_open(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Gate:
+class MapLock:
     """Many inside, or one alone."""
 
     def __init__(self) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from storage.lmdb.layout import ENTRY, LOG_ROW, PLACE, U64, LogRow, Slot, slot_of
+from storage.lmdb.layout import LOG_ROW, SLOT_FIELDS, SLOT_PREFIX, U64, LogRow, Slot, slot_of
 from storage.log import Entry
 
 
 def slot_at(cursor: Any, log_id: int, offset: int) -> Slot | None:
     """The entry that contains `offset`, or the next one after it; the cursor stands on it then."""
     following = None
-    if cursor.set_range(PLACE.pack(log_id, offset)):
+    if cursor.set_range(SLOT_PREFIX.pack(log_id, offset)):
         slot = slot_of(cursor.key())
         if slot.log_id == log_id:
             if slot.base_offset == offset:
@@ -29,13 +29,13 @@ def slot_at(cursor: Any, log_id: int, offset: int) -> Slot | None:
         if slot.log_id == log_id and slot.last_offset >= offset:
             return slot
     if following:
-        cursor.set_range(PLACE.pack(log_id, following.base_offset))
+        cursor.set_range(SLOT_PREFIX.pack(log_id, following.base_offset))
     return following
 
 
 def last_slot(cursor: Any, log_id: int) -> Slot | None:
     """The last entry of the log."""
-    if cursor.prev() if cursor.set_range(PLACE.pack(log_id + 1, 0)) else cursor.last():
+    if cursor.prev() if cursor.set_range(SLOT_PREFIX.pack(log_id + 1, 0)) else cursor.last():
         slot = slot_of(cursor.key())
         if slot.log_id == log_id:
             return slot
@@ -50,7 +50,7 @@ def slots_from(cursor: Any, log_id: int, offset: int, end: int) -> Iterator[Slot
         slot = slot_of(cursor.key()) if cursor.next() else None
 
 
-def first_that(
+def bisect_slots(
     cursor: Any, log_id: int, low: int, high: int, is_reached: Callable[[Slot], bool]
 ) -> Slot | None:
     """The first slot that reaches to `low` and begins below `high` of which `is_reached` holds, by bisection: it must hold of all later ones too."""
@@ -68,19 +68,19 @@ def first_that(
     return found
 
 
-def entry_on(cursor: Any, slot: Slot) -> Entry:
+def entry_at_cursor(cursor: Any, slot: Slot) -> Entry:
     """The entry that the cursor stands on."""
     return Entry(slot.base_offset, slot.last_offset, slot.timestamp, cursor.value())
 
 
-def entry_at(cursor: Any, slot: Slot) -> Entry | None:
+def entry_of_slot(cursor: Any, slot: Slot) -> Entry | None:
     """The entry of `slot`, wherever the cursor stands; None where it was deleted or replaced."""
     if (
-        not cursor.set_range(PLACE.pack(slot.log_id, slot.base_offset))
+        not cursor.set_range(SLOT_PREFIX.pack(slot.log_id, slot.base_offset))
         or slot_of(cursor.key()) != slot
     ):
         return None
-    return entry_on(cursor, slot)
+    return entry_at_cursor(cursor, slot)
 
 
 def read(cursor: Any, log_id: int, offset: int, end: int, max_bytes: int) -> list[Entry]:
@@ -89,7 +89,7 @@ def read(cursor: Any, log_id: int, offset: int, end: int, max_bytes: int) -> lis
     room = max_bytes
     if slot_at(cursor, log_id, offset):
         for key in cursor.iternext(True, False):
-            its_log, base, last, timestamp, size = ENTRY.unpack(key)
+            its_log, base, last, timestamp, size = SLOT_FIELDS.unpack(key)
             room -= size
             if its_log != log_id or base >= end or (entries and room < 0):
                 break
@@ -110,7 +110,7 @@ def scan_for_time(
     The bisection finds where the log had first seen such a timestamp. Where that entry was deleted or compacted away, a later one may bear it
     (or none), and the keys are read on from there.
     """
-    reached = first_that(
+    reached = bisect_slots(
         cursor, log_id, start, end, lambda slot: slot.running_timestamp >= timestamp
     )
     if reached is None:
@@ -157,7 +157,7 @@ def slot_within_bytes(
         return None
     last = last_slot(cursor, log_id)
     floor = (last.position if last else 0) - limit
-    return first_that(cursor, log_id, start, end, lambda slot: slot.position > floor)
+    return bisect_slots(cursor, log_id, start, end, lambda slot: slot.position > floor)
 
 
 def retained_from(

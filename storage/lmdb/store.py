@@ -10,22 +10,22 @@ from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from storage.bridge import OnceEach, Reactor, Readers, Wake
+from storage.bridge import Reactor, ReactorCallQueue, SingleFlightCache, WorkerPool
 from storage.lmdb import changes
-from storage.lmdb.environment import Environment
+from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.layout import U64, LogRow, TopicRow, decode_topic
 from storage.lmdb.log import LmdbLog
 from storage.lmdb.queries import log_row
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.table import LmdbTable
-from storage.lmdb.write_burst import Append, Durable, Knowledge, Operation, Outcome, Task
-from storage.lmdb.writer import Writer
-from storage.log import LogClosed, StorageFailed, Topic, UnknownTopic, Usage
-from storage.tail import Tail
+from storage.lmdb.write_burst import Append, DurableLog, Operation, Outcome, Task, WriterState
+from storage.lmdb.writer import LmdbWriter
+from storage.log import LogClosed, StorageFailed, Topic, UnknownTopic, VolumeUsage
+from storage.tail import TailCache
 
 T = TypeVar("T")
 
-LONGEST_NAME = 480
+MAX_NAME_BYTES = 480
 """LMDB takes keys of 511 bytes. Kafka's longest topic name is 249; a name with tenant and namespace may be longer."""
 
 
@@ -41,28 +41,28 @@ class LmdbStore:
     ) -> None:
         self.directory = Path(directory)
         self.settings = settings or LmdbSettings()
-        self.tail = Tail(self.settings.tail_bytes)
+        self.tail = TailCache(self.settings.tail_bytes)
         self.uuid = b""
         self._reactor = reactor
-        self._wake = Wake(reactor)
-        self._environment: Environment | None = None
-        self._readers: Readers | None = None
-        self._writer: Writer | None = None
+        self._wake = ReactorCallQueue(reactor)
+        self._environment: LmdbEnvironment | None = None
+        self._readers: WorkerPool | None = None
+        self._writer: LmdbWriter | None = None
         self._is_open = False
         self._queued_bytes = self._queued_operations = 0
         self._topics: dict[str, TopicRow] = {}
         self._listed: dict[str, Topic] = {}
-        self._logs: OnceEach[tuple[str, int], LmdbLog] = OnceEach()
-        self._tables: OnceEach[str, LmdbTable] = OnceEach()
+        self._logs: SingleFlightCache[tuple[str, int], LmdbLog] = SingleFlightCache()
+        self._tables: SingleFlightCache[str, LmdbTable] = SingleFlightCache()
         self._moved: dict[LmdbLog, None] = {}
 
     async def open(self) -> None:
         """`Store.open`; the directory is made where it is missing."""
-        readers = Readers(self._wake, self.settings.readers, self.settings.reads_waiting)
-        knowledge = Knowledge()
+        readers = WorkerPool(self._wake, self.settings.readers, self.settings.reads_waiting)
+        knowledge = WriterState()
 
-        def prepare() -> tuple[Environment, list[TopicRow]]:
-            environment = Environment(
+        def prepare() -> tuple[LmdbEnvironment, list[TopicRow]]:
+            environment = LmdbEnvironment(
                 self.directory, self.settings.map_bytes, self.settings.reserve_bytes
             )
             try:
@@ -78,18 +78,20 @@ class LmdbStore:
         except BaseException:
             readers.stop(lambda: None)
             raise
-        self._logs, self._tables = OnceEach(), OnceEach()
+        self._logs, self._tables = SingleFlightCache(), SingleFlightCache()
         self._topics.clear()
         self._listed.clear()
         for row in rows:
             self._keep(row)
         self._environment, self._readers = environment, readers
-        self._writer = Writer(
+        self._writer = LmdbWriter(
             environment, self.settings, self._reactor, self._wake, knowledge, self._deliver
         )
         self._is_open = True
 
-    def _load(self, txn: Any, environment: Environment, knowledge: Knowledge) -> list[TopicRow]:
+    def _load(
+        self, txn: Any, environment: LmdbEnvironment, knowledge: WriterState
+    ) -> list[TopicRow]:
         databases = environment.databases
         self.uuid = txn.get(b"uuid", db=databases["meta"])
         with txn.cursor(db=databases["freeing"]) as cursor:
@@ -137,10 +139,10 @@ class LmdbStore:
         if (
             len(topic.topic_id) != 16
             or topic.partitions < 1
-            or not 1 <= len(topic.name.encode()) <= LONGEST_NAME
+            or not 1 <= len(topic.name.encode()) <= MAX_NAME_BYTES
         ):
             raise ValueError(
-                f"topic {topic.name}: an id has 16 bytes, a name 1 to {LONGEST_NAME}, and there is at least one partition"
+                f"topic {topic.name}: an id has 16 bytes, a name 1 to {MAX_NAME_BYTES}, and there is at least one partition"
             )
         await self.write(Task(lambda burst: changes.create_topic(burst, topic), self._keep))
 
@@ -168,7 +170,7 @@ class LmdbStore:
         def make() -> Deferred[LmdbLog]:
             made: list[LmdbLog] = []
 
-            def keep(durable: Durable) -> None:
+            def keep(durable: DurableLog) -> None:
                 made.append(LmdbLog(self, durable))
                 self._logs.made[topic, partition] = made[0]
 
@@ -183,8 +185,8 @@ class LmdbStore:
 
     async def table(self, name: str) -> LmdbTable:
         self._check_open()
-        if not 1 <= len(name.encode()) <= LONGEST_NAME:
-            raise ValueError(f"a table's name has 1 to {LONGEST_NAME} bytes")
+        if not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
+            raise ValueError(f"a table's name has 1 to {MAX_NAME_BYTES} bytes")
 
         def make() -> Deferred[LmdbTable]:
             def keep(table_id: int) -> None:
@@ -196,13 +198,13 @@ class LmdbStore:
 
         return await self._tables.get(name, make)
 
-    def usage(self) -> Iterable[Usage]:
+    def usage(self) -> Iterable[VolumeUsage]:
         try:
             volume = os.statvfs(self.directory)
         except OSError:
-            return [Usage(str(self.directory), -1, -1)]
+            return [VolumeUsage(str(self.directory), -1, -1)]
         return [
-            Usage(
+            VolumeUsage(
                 str(self.directory),
                 volume.f_blocks * volume.f_frsize,
                 volume.f_bavail * volume.f_frsize,

@@ -14,7 +14,7 @@ from storage.lmdb.write_burst import Task
 if TYPE_CHECKING:
     from storage.lmdb.store import LmdbStore
 
-LONGEST_KEY = 480
+MAX_KEY_BYTES = 480
 """LMDB takes keys of 511 bytes, of which the table's id needs four; the interface promises this many."""
 
 
@@ -41,9 +41,9 @@ class LmdbTable:
         return listed
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Awaitable[None]:
-        if not all(1 <= len(key) <= LONGEST_KEY for key in rows):
+        if not all(1 <= len(key) <= MAX_KEY_BYTES for key in rows):
             refused: Deferred[None] = Deferred()
-            refused.errback(ValueError(f"a key has 1 to {LONGEST_KEY} bytes"))
+            refused.errback(ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes"))
             return refused
         taken = dict(rows)
         size = sum(len(key) + len(value or b"") for key, value in taken.items())

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from twisted.internet.defer import Deferred
 
-from storage.lmdb.environment import Environment
+from storage.lmdb.environment import LmdbEnvironment
 from storage.lmdb.layout import SLOT, U64
 from storage.log import Entry, LogClosed, StorageError, StorageFailed
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Durable:
+class DurableLog:
     """A log as the last commit left it: its end, and the running sums that the next entry's key carries on. `size` counts what is readable."""
 
     log_id: int
@@ -30,8 +30,8 @@ class Durable:
     position: int
     size: int
 
-    def copy(self) -> Durable:
-        return Durable(
+    def copy(self) -> DurableLog:
+        return DurableLog(
             self.log_id,
             self.start_offset,
             self.end_offset,
@@ -82,26 +82,26 @@ Outcome = tuple[Operation, Any, Exception | None]
 
 
 @dataclass(slots=True)
-class Knowledge:
+class WriterState:
     """What the writer's thread knows: every open log, and where entries are to be freed (log id -> below which offset)."""
 
-    logs: dict[int, Durable] = field(default_factory=dict)
+    logs: dict[int, DurableLog] = field(default_factory=dict)
     freeing: dict[int, int] = field(default_factory=dict)
 
 
 class Burst:
     """One write transaction. `txn` and `databases` are for tasks."""
 
-    def __init__(self, environment: Environment, txn: Any, knowledge: Knowledge) -> None:
+    def __init__(self, environment: LmdbEnvironment, txn: Any, knowledge: WriterState) -> None:
         self.txn = txn
         self.databases = environment.databases
         self._knowledge = knowledge
-        self._logs: dict[int, Durable] = {}
+        self._logs: dict[int, DurableLog] = {}
         self._closed: set[int] = set()
         self._freeing: dict[int, int] = {}
         self._puts: list[tuple[bytes, Any]] = []
 
-    def log(self, log_id: int) -> Durable:
+    def log(self, log_id: int) -> DurableLog:
         """The log as this burst leaves it so far; changes to it stand once the burst is committed. Raises LogClosed."""
         staged = self._logs.get(log_id)
         if staged is None:
@@ -111,7 +111,7 @@ class Burst:
             staged = self._logs[log_id] = known.copy()
         return staged
 
-    def add_log(self, log: Durable) -> None:
+    def add_log(self, log: DurableLog) -> None:
         """`log` was opened."""
         self._logs[log.log_id] = log
 
@@ -175,11 +175,11 @@ class Burst:
     def _put_all(self) -> None:
         """Put the entries collected so far, in key order, which is kindest to the tree."""
         if self._puts:
-            self._puts.sort(key=first_of)
+            self._puts.sort(key=entry_key)
             with self.txn.cursor(db=self.databases["entries"]) as cursor:
                 cursor.putmulti(self._puts)
             self._puts = []
 
 
-def first_of(pair: tuple[bytes, Any]) -> bytes:
+def entry_key(pair: tuple[bytes, Any]) -> bytes:
     return pair[0]

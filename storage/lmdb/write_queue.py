@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from storage.bridge import Reactor, Timer
+from storage.bridge import Reactor, ScheduledCall
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Operation
 
 
-class Gathering:
+class WriteQueue:
     """Hands bursts to `write`, one after the other; for the reactor's thread only.
 
     After each burst the next one waits for `gathering_seconds` at most: until there are as many operations as that one had and as came while it
@@ -30,7 +30,7 @@ class Gathering:
         self._waiting: deque[Operation] = deque()
         self._is_writing = False
         self._expected = 1
-        self._deadline: Timer | None = None
+        self._deadline: ScheduledCall | None = None
         self._end: Callable[[], None] | None = None
 
     def add(self, operation: Operation) -> None:

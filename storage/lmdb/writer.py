@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import lmdb
 from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, Wake
-from storage.lmdb.environment import Environment
-from storage.lmdb.layout import PLACE, U64, slot_of
+from storage.bridge import Reactor, ReactorCallQueue
+from storage.lmdb.environment import LmdbEnvironment
+from storage.lmdb.layout import SLOT_PREFIX, U64, slot_of
 from storage.lmdb.settings import LmdbSettings
-from storage.lmdb.write_burst import Append, Burst, Knowledge, Operation, Outcome
-from storage.lmdb.write_queue import Gathering
+from storage.lmdb.write_burst import Append, Burst, Operation, Outcome, WriterState
+from storage.lmdb.write_queue import WriteQueue
 from storage.log import StorageFailed
 
 T = TypeVar("T")
@@ -29,23 +29,23 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 """How long the thread waits before it tries again what the medium refused and nobody waits for."""
 
-ENTRY_ROOM = 200
+ENTRY_TREE_BYTES = 200
 """What an append needs in the tree beside its payload, about."""
 
-NEVER = 1 << 64
+UNREACHED_TXN = 1 << 64
 """A transaction that no commit reaches."""
 
 
-class Writer:
+class LmdbWriter:
     """The only thread that writes. `deliver` gets each burst's outcomes in the reactor's thread."""
 
     def __init__(
         self,
-        environment: Environment,
+        environment: LmdbEnvironment,
         settings: LmdbSettings,
         reactor: Reactor,
-        wake: Wake,
-        knowledge: Knowledge,
+        wake: ReactorCallQueue,
+        knowledge: WriterState,
         deliver: Callable[[list[Outcome]], None],
     ) -> None:
         self._environment = environment
@@ -54,7 +54,7 @@ class Writer:
         self._knowledge = knowledge
         self._deliver = deliver
         self._bursts: SimpleQueue[list[Operation] | None] = SimpleQueue()
-        self._gathering = Gathering(reactor, settings, self._bursts.put)
+        self._gathering = WriteQueue(reactor, settings, self._bursts.put)
         self._freeing_entries = settings.freeing_entries
         self._freeing_pause = 0.0
         self._is_stopping = threading.Event()
@@ -156,7 +156,7 @@ class Writer:
             burst = Burst(self._environment, txn, self._knowledge)
             return burst, burst.run(operations)
 
-        incoming = sum(one.size + ENTRY_ROOM for one in operations if isinstance(one, Append))
+        incoming = sum(one.size + ENTRY_TREE_BYTES for one in operations if isinstance(one, Append))
         burst, outcomes = self._transact(write, incoming)
         burst.adopt()
         return outcomes
@@ -192,7 +192,7 @@ class Writer:
         try:
             return self._environment.begin()
         except lmdb.Error:
-            self._settle(NEVER)
+            self._settle(UNREACHED_TXN)
             return self._environment.begin()
 
     def _settle(self, txn_id: int) -> bool:
@@ -241,7 +241,7 @@ def free_entries(
     txn: Any, databases: Mapping[str, Any], log_id: int, below: int, at_most: int
 ) -> bool:
     """Delete up to `at_most` entries that lie wholly below the offset `below`, and with the last the note to do so; whether it was the last."""
-    first = PLACE.pack(log_id, 0)
+    first = SLOT_PREFIX.pack(log_id, 0)
     with txn.cursor(db=databases["entries"]) as cursor:
         cursor.set_range(first)
         for _ in range(at_most):

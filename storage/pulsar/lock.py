@@ -24,14 +24,14 @@ import msgspec
 import pulsar
 from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, Timer
-from storage.log import Fenced, StorageError, StorageFailed, StoreInUse, StoreLeft
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.client.pulsar_client import Session
+from storage.bridge import Reactor, ScheduledCall
+from storage.log import Fenced, StaleStoreLock, StorageError, StorageFailed, StoreInUse
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import LOCK_TOPIC
 from storage.pulsar.tables.table_compaction import clear_retention, ensure_topic
-from storage.pulsar.topics.pulsar_names import OURS, PREFIX
+from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX, PREFIX
 
 RETRY_SECONDS = 1.0
 """Between two attempts to have the lock again."""
@@ -58,18 +58,16 @@ class StoreLock:
     """The lock of the store whose tables are in the metadata namespace of `settings`."""
 
     def __init__(
-        self, session: Session, admin: Admin, settings: PulsarSettings, reactor: Reactor
+        self, session: PulsarClient, admin: PulsarAdmin, settings: PulsarSettings, reactor: Reactor
     ) -> None:
         self._session = session
         self._admin = admin
         self._settings = settings
         self._reactor = reactor
-        self._topic = (
-            f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{OURS}.{LOCK_TOPIC}"
-        )
+        self._topic = f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{INTERNAL_PREFIX}.{LOCK_TOPIC}"
         self._producer: Any = None
         self._holder: LockHolder | None = None
-        self._timer: Timer | None = None
+        self._timer: ScheduledCall | None = None
         self._lost: Callable[[str], None] = lambda reason: None
         self._contested_since: float | None = None
         self._is_silent = False
@@ -108,7 +106,7 @@ class StoreLock:
             is_left = other is not None and appears_dead(
                 other, 2 * self._settings.lock_beat_seconds
             )
-            raise (StoreLeft if is_left else StoreInUse)(self._in_use(other)) from None
+            raise (StaleStoreLock if is_left else StoreInUse)(self._in_use(other)) from None
         self._holder = holder
         self._again(self._settings.lock_beat_seconds, self._beat)
 

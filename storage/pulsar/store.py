@@ -9,14 +9,22 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredLock
 
-from storage.bridge import OnceEach, Reactor
-from storage.log import Fenced, LogClosed, StorageError, StorageFailed, Topic, UnknownTopic, Usage
+from storage.bridge import Reactor, SingleFlightCache
+from storage.log import (
+    Fenced,
+    LogClosed,
+    StorageError,
+    StorageFailed,
+    Topic,
+    UnknownTopic,
+    VolumeUsage,
+)
 from storage.plain_records import BatchFormat
-from storage.pulsar.admin.admin_api import Admin, Missing
+from storage.pulsar.admin.admin_api import NotFound, PulsarAdmin
 from storage.pulsar.admin.cluster_checks import prepare
-from storage.pulsar.client.exclusive_producer import Room, Taken
-from storage.pulsar.client.process_stalls import Standstills
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.client.exclusive_producer import FencedByOtherProducer, InFlightLimit
+from storage.pulsar.client.process_stalls import ProcessStalls
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.compaction.side_topic import SideTopics
 from storage.pulsar.lock import StoreLock
 from storage.pulsar.log.entry_formats import PulsarLogOpener
@@ -32,12 +40,12 @@ from storage.pulsar.log.partition_rows import (
 )
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.table import PulsarTable
-from storage.pulsar.topics.mirrored_cursors import CursorMirror, Place
+from storage.pulsar.topics.mirrored_cursors import CursorMirror, CursorPosition
 from storage.pulsar.topics.namespaces import largest_message
 from storage.pulsar.topics.pulsar_names import path_of
-from storage.pulsar.topics.topic_catalog import TopicCatalogue
+from storage.pulsar.topics.topic_catalog import TopicCatalog
 from storage.pulsar.topics.topic_listing import NATIVE
-from storage.tail import Tail
+from storage.tail import TailCache
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +63,13 @@ class PulsarStore:
     ) -> None:
         self.settings = settings
         self._reactor = reactor
-        self._session = Session(settings, reactor)
-        self._admin = Admin(settings, reactor)
-        self._catalogue = TopicCatalogue(settings, self._admin, reactor)
+        self._session = PulsarClient(settings, reactor)
+        self._admin = PulsarAdmin(settings, reactor)
+        self._catalogue = TopicCatalog(settings, self._admin, reactor)
         self._cache = ReaderCache(self._session, settings.readers)
-        self._tail = Tail(settings.tail_bytes)
+        self._tail = TailCache(settings.tail_bytes)
         self._runs = SideTopics(self._session, self._admin, settings)
-        self._room = Room(settings.queue_bytes, settings.queue_operations)
+        self._room = InFlightLimit(settings.queue_bytes, settings.queue_operations)
         self._formats = PulsarLogOpener(
             self._session,
             self._admin,
@@ -72,8 +80,8 @@ class PulsarStore:
             self,
             batch_format,
         )
-        self._logs: OnceEach[tuple[str, int], PulsarPartitionLog] = OnceEach()
-        self._tables: OnceEach[str, PulsarTable] = OnceEach()
+        self._logs: SingleFlightCache[tuple[str, int], PulsarPartitionLog] = SingleFlightCache()
+        self._tables: SingleFlightCache[str, PulsarTable] = SingleFlightCache()
         self._partitions: dict[bytes, PartitionState] = {}
         self._full_names: dict[bytes, str] = {}
         """Of the partitions that were opened."""
@@ -82,8 +90,8 @@ class PulsarStore:
         self._mirror = CursorMirror(self._admin, self._place, reactor, settings)
         self._trimming = DeferredLock()
         self._is_open = False
-        self._standstills = Standstills(reactor)
-        self._confirming: OnceEach[int, None] = OnceEach()
+        self._standstills = ProcessStalls(reactor)
+        self._confirming: SingleFlightCache[int, None] = SingleFlightCache()
         self._logs_taken = self._doubts_when_held = 0
         """How many logs another process took, and how many doubts there were when the lock was last known to be held."""
         self._leaving: set[str] = set()
@@ -204,7 +212,7 @@ class PulsarStore:
         if self.settings.mirror_cursors:
             self._mirror.note(group, topic, partition, offset)
 
-    async def _place(self, name: str, index: int, offset: int) -> Place | None:
+    async def _place(self, name: str, index: int, offset: int) -> CursorPosition | None:
         """Where a group's cursor belongs; None for a partition that is not open here, or an offset that is not there."""
         log = self._logs.made.get((name, index))
         if log is None or not log.start_offset <= offset <= log.end_offset:
@@ -217,7 +225,7 @@ class PulsarStore:
             else None
         )
         return (
-            Place(path_of(log.topic), position[0], position[1] + (not is_behind))
+            CursorPosition(path_of(log.topic), position[0], position[1] + (not is_behind))
             if position
             else None
         )
@@ -316,7 +324,7 @@ class PulsarStore:
 
     async def _forget_deleted(self, key: bytes, full_name: str) -> None:
         """What is kept of a partition that others deleted, if it is truly gone: compaction may have written much."""
-        with suppress(Missing):
+        with suppress(NotFound):
             await self._admin.properties(full_name)
             return
         partition = self._partitions.pop(key, None)
@@ -367,7 +375,7 @@ class PulsarStore:
         """The next who asks for it gets a new one. Who took the partition may have taken the store: that is looked at now, not at the next beat."""
         if self._logs.made.get((name, index)) is log:
             del self._logs.made[name, index]
-        if self._is_open and isinstance(error, Taken):
+        if self._is_open and isinstance(error, FencedByOtherProducer):
             self._logs_taken += 1
             self._lock.confirm().addErrback(lambda failure: failure.trap(Fenced, StorageFailed))
 
@@ -420,9 +428,9 @@ class PulsarStore:
             self._tables.get(name, lambda: Deferred.fromCoroutine(make()))
         )
 
-    def usage(self) -> Iterable[Usage]:
+    def usage(self) -> Iterable[VolumeUsage]:
         """The cluster's disks are its own business."""
-        return [Usage(self.settings.service_url, -1, -1)]
+        return [VolumeUsage(self.settings.service_url, -1, -1)]
 
     def _check_open(self) -> None:
         if not self._is_open:

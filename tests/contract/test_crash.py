@@ -6,7 +6,7 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor, task
 
-from storage.log import Store, StoreLeft
+from storage.log import StaleStoreLock, Store
 from tests.contract.benches import Bench
 from tests.contract.crashes import Acknowledged, check_nothing_is_lost, write_and_kill
 
@@ -29,7 +29,7 @@ async def open_again(bench: Bench) -> Store:
         store = bench.store()
         try:
             await store.open()
-        except StoreLeft:
+        except StaleStoreLock:
             await task.deferLater(reactor, 0.1)
         else:
             return store

@@ -26,7 +26,7 @@ from storage.log import (
     Topic,
     TopicExists,
     UnknownTopic,
-    Usage,
+    VolumeUsage,
 )
 
 #: Where a topic lives whose name has no slash.
@@ -486,8 +486,8 @@ class MemoryStore:
             self._tables[name] = MemoryTable(self, self.medium.tables.setdefault(name, {}))
         return self._tables[name]
 
-    def usage(self) -> Iterable[Usage]:
-        return [Usage("memory", -1, -1)]
+    def usage(self) -> Iterable[VolumeUsage]:
+        return [VolumeUsage("memory", -1, -1)]
 
 
 def check_topic(topic: Topic) -> None:

@@ -23,7 +23,7 @@ from kafka.protocol.consumer.group import (
 )
 
 from gateway.protocol.errors import ErrorCode
-from storage.pulsar.client.process_stalls import STILL_SECONDS
+from storage.pulsar.client.process_stalls import STALL_SECONDS
 from tests.legacy_clients.brokers import in_pulsar
 from tests.peers.chaos.observers import stands, whole
 from tests.peers.chaos.servers import Gateway, GatewayDied
@@ -202,7 +202,7 @@ class Asked:
 
 def suspended_past_doubt(gateway: Gateway, since: float) -> None:
     """Resume it once it has been suspended for so long that another may have the topics; `since` is when it was."""
-    time.sleep(max(0.0, since + 1.5 * STILL_SECONDS - time.monotonic()))
+    time.sleep(max(0.0, since + 1.5 * STALL_SECONDS - time.monotonic()))
     gateway.resume()
 
 

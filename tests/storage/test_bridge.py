@@ -13,7 +13,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.threads import deferToThread
 
-from storage.bridge import OnceEach, Readers, Wake
+from storage.bridge import ReactorCallQueue, SingleFlightCache, WorkerPool
 from storage.log import StorageFailed
 
 
@@ -29,7 +29,7 @@ class StillReactor:
 
 def test_what_piles_up_costs_one_wake_up() -> None:
     reactor, ran = StillReactor(), []
-    wake = Wake(reactor)
+    wake = ReactorCallQueue(reactor)
     for n in range(5):
         wake.post(lambda n=n: ran.append(n))
     assert len(reactor.asked) == 1
@@ -43,7 +43,7 @@ def test_a_receiver_that_raises_does_not_keep_the_others_from_theirs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reactor, ran = StillReactor(), []
-    wake = Wake(reactor)
+    wake = ReactorCallQueue(reactor)
     wake.post(lambda: 1 // 0)
     wake.post(lambda: ran.append(1))
     reactor.asked.pop()()
@@ -57,7 +57,7 @@ class Large:
 
 @ensureDeferred
 async def test_an_idle_reader_keeps_nothing_of_its_last_call() -> None:
-    readers = Readers(Wake(reactor), threads=1, waiting=10)
+    readers = WorkerPool(ReactorCallQueue(reactor), threads=1, waiting=10)
     argument = Large()
     result = await readers.run(lambda given=argument: (Large(), given))
     seen = [weakref.ref(one) for one in result]
@@ -72,7 +72,7 @@ async def test_an_idle_reader_keeps_nothing_of_its_last_call() -> None:
 
 @ensureDeferred
 async def test_a_reader_gives_back_what_the_call_gave_or_raised() -> None:
-    readers = Readers(Wake(reactor), threads=2, waiting=10)
+    readers = WorkerPool(ReactorCallQueue(reactor), threads=2, waiting=10)
     assert (
         await readers.run(lambda: threading.current_thread().name)
         != threading.current_thread().name
@@ -85,7 +85,7 @@ async def test_a_reader_gives_back_what_the_call_gave_or_raised() -> None:
 @ensureDeferred
 async def test_reads_beyond_the_limit_are_refused_and_say_which_limit() -> None:
     held = threading.Event()
-    readers = Readers(Wake(reactor), threads=1, waiting=2)
+    readers = WorkerPool(ReactorCallQueue(reactor), threads=1, waiting=2)
     began = threading.Event()
 
     def hold() -> None:
@@ -105,7 +105,7 @@ async def test_reads_beyond_the_limit_are_refused_and_say_which_limit() -> None:
 
 @ensureDeferred
 async def test_one_call_after_the_other_runs_in_the_same_thread_and_many_at_once_in_all() -> None:
-    readers = Readers(Wake(reactor), threads=4, waiting=10)
+    readers = WorkerPool(ReactorCallQueue(reactor), threads=4, waiting=10)
     meeting = threading.Barrier(4)
 
     def meet() -> str:
@@ -126,7 +126,7 @@ async def test_one_call_after_the_other_runs_in_the_same_thread_and_many_at_once
 @ensureDeferred
 async def test_what_was_asked_before_the_end_is_still_done_and_then_the_threads_are_gone() -> None:
     held = threading.Event()
-    readers = Readers(Wake(reactor), threads=2, waiting=10)
+    readers = WorkerPool(ReactorCallQueue(reactor), threads=2, waiting=10)
     asked = [readers.run(lambda number=number: held.wait(10) and number) for number in range(6)]
     last = readers.stop(lambda: "last")
     held.set()
@@ -140,7 +140,7 @@ async def test_what_was_asked_before_the_end_is_still_done_and_then_the_threads_
 @ensureDeferred
 async def test_a_cancelled_read_that_has_not_begun_is_not_begun() -> None:
     held, ran = threading.Event(), []
-    readers = Readers(Wake(reactor), threads=1, waiting=10)
+    readers = WorkerPool(ReactorCallQueue(reactor), threads=1, waiting=10)
     first = readers.run(lambda: held.wait(10))
     second = readers.run(lambda: ran.append(2))
     second.cancel()
@@ -154,7 +154,7 @@ async def test_a_cancelled_read_that_has_not_begun_is_not_begun() -> None:
 
 
 def test_who_waits_until_things_are_made_hears_of_all_that_are_meant_whatever_becomes_of_them():
-    things, made = OnceEach(), {key: Deferred() for key in ("a1", "a2", "b1")}
+    things, made = SingleFlightCache(), {key: Deferred() for key in ("a1", "a2", "b1")}
     for key, one in made.items():
         Deferred.fromCoroutine(things.get(key, lambda one=one: one)).addErrback(
             lambda failure: failure.trap(ValueError)
@@ -168,7 +168,7 @@ def test_who_waits_until_things_are_made_hears_of_all_that_are_meant_whatever_be
 
 
 def test_who_waits_for_things_no_longer_harms_nobody():
-    clock, things, making = Clock(), OnceEach(), Deferred()
+    clock, things, making = Clock(), SingleFlightCache(), Deferred()
     got = Deferred.fromCoroutine(things.get("a", lambda: making))
     settled = things.settled(lambda key: True).addTimeout(5, clock)
     clock.advance(6)

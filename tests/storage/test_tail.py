@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.log import Entry
-from storage.tail import ENTRY_COST, Run, Tail
+from storage.tail import ENTRY_OVERHEAD, CachedTail, TailCache
 from tests.contract.entries import Counted, bases, sized
 
 
 def test_what_was_added_is_read_from_memory() -> None:
-    tail, run = Tail(10_000), Run()
+    tail, run = TailCache(10_000), CachedTail()
     entries = [sized(0, 10, records=5), sized(5, 10)]
     for one in entries:
         tail.add(run, one)
@@ -20,14 +20,14 @@ def test_what_was_added_is_read_from_memory() -> None:
 
 
 def test_a_run_that_does_not_reach_back_so_far_knows_nothing() -> None:
-    tail, run = Tail(10_000), Run()
+    tail, run = TailCache(10_000), CachedTail()
     tail.add(run, sized(7, 10))
     assert run.read(6, 100) is None
-    assert Run().read(0, 100) is None
+    assert CachedTail().read(0, 100) is None
 
 
 def test_the_oldest_of_all_logs_leaves_first() -> None:
-    tail, old, new = Tail(2 * (100 + ENTRY_COST)), Run(), Run()
+    tail, old, new = TailCache(2 * (100 + ENTRY_OVERHEAD)), CachedTail(), CachedTail()
     tail.add(old, sized(0, 100))
     tail.add(new, sized(0, 100))
     tail.add(new, sized(1, 100))
@@ -37,7 +37,7 @@ def test_the_oldest_of_all_logs_leaves_first() -> None:
 
 def test_an_entry_that_left_is_freed_at_once() -> None:
     """Large entries are followed by small ones: far more large ones would stay than the limit allows."""
-    tail, run = Tail(50_000), Run()
+    tail, run = TailCache(50_000), CachedTail()
     for base in range(40):
         tail.add(run, Entry(base, base, -1, Counted(20_000)))
         assert Counted.alive <= 2
@@ -48,13 +48,13 @@ def test_an_entry_that_left_is_freed_at_once() -> None:
 
 
 def test_an_entry_larger_than_the_limit_is_not_kept() -> None:
-    tail, run = Tail(1000), Run()
+    tail, run = TailCache(1000), CachedTail()
     tail.add(run, sized(0, 2000))
     assert run.read(0, 1) is None
 
 
 def test_a_view_is_copied_so_that_it_does_not_keep_the_whole_buffer() -> None:
-    tail, run = Tail(10_000), Run()
+    tail, run = TailCache(10_000), CachedTail()
     buffer = bytearray(5000)
     tail.add(run, Entry(0, 0, -1, memoryview(buffer)[:3]))
     found = run.read(0, 100)
@@ -64,10 +64,10 @@ def test_a_view_is_copied_so_that_it_does_not_keep_the_whole_buffer() -> None:
 
 
 def test_a_cleared_run_is_not_harmed_by_what_still_stands_in_the_queue() -> None:
-    tail, run = Tail(3 * (100 + ENTRY_COST)), Run()
+    tail, run = TailCache(3 * (100 + ENTRY_OVERHEAD)), CachedTail()
     tail.add(run, sized(0, 100))
     run.clear()
-    fresh = Run()
+    fresh = CachedTail()
     for base in (1, 2, 3):
         tail.add(fresh, sized(base, 100))
     assert bases(fresh.read(1, 1000) or []) == [1, 2, 3]
@@ -80,7 +80,7 @@ def test_a_cleared_run_is_not_harmed_by_what_still_stands_in_the_queue() -> None
 def test_what_is_held_is_an_unbroken_run_to_the_end_within_the_limit(
     adds: list[tuple[int, int]], limit: int
 ) -> None:
-    tail, runs, ends = Tail(limit), [Run() for _ in range(4)], [0] * 4
+    tail, runs, ends = TailCache(limit), [CachedTail() for _ in range(4)], [0] * 4
     for which, size in adds:
         tail.add(runs[which], sized(ends[which], size))
         ends[which] += 1
@@ -92,5 +92,5 @@ def test_what_is_held_is_an_unbroken_run_to_the_end_within_the_limit(
         for entries in known:
             assert bases(entries) == list(range(end - len(entries), end))
         if known:
-            held += sum(len(one.payload) + ENTRY_COST for one in known[0])
+            held += sum(len(one.payload) + ENTRY_OVERHEAD for one in known[0])
     assert held <= limit

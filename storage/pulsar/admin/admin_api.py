@@ -12,7 +12,7 @@ from twisted.internet.defer import Deferred, DeferredSemaphore, TimeoutError
 from twisted.web.http_headers import Headers
 
 from storage.log import NotAllowed, NotReady, StorageFailed
-from storage.pulsar.admin.http import Exchange
+from storage.pulsar.admin.http import BrokerHttp
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
 
@@ -35,7 +35,7 @@ class AdminFailed(StorageFailed):
         self.reason = reason
 
 
-class Missing(AdminFailed):
+class NotFound(AdminFailed):
     """404: there is no such tenant, namespace, topic or property."""
 
 
@@ -43,11 +43,11 @@ class Conflict(AdminFailed):
     """409: it exists already, or somebody else changed it at the same time."""
 
 
-class Unmet(AdminFailed):
+class PreconditionFailed(AdminFailed):
     """412: Pulsar's rules do not allow it; `reason` says which."""
 
 
-class Troubled(AdminFailed, NotReady):
+class BrokerError(AdminFailed, NotReady):
     """5xx: the broker failed, whatever was asked, for example since no bookie is there yet."""
 
 
@@ -55,23 +55,23 @@ class Forbidden(AdminFailed, NotAllowed):
     """403, or 401 with Pulsar's word for it: the role may not do this."""
 
 
-class Unauthenticated(Forbidden):
+class Unauthorized(Forbidden):
     """401 from the door: the broker does not know who this is."""
 
 
 _ERRORS: Mapping[int, type[AdminFailed]] = {
-    401: Unauthenticated,
+    401: Unauthorized,
     403: Forbidden,
-    404: Missing,
+    404: NotFound,
     409: Conflict,
-    412: Unmet,
+    412: PreconditionFailed,
 }
 _MAY_NOT = "Unauthorized to validate"
 """Begins the reason of a broker that knows who asks and lets him not, be the status 401 or 403."""
 
 _REMEDIES: tuple[tuple[type[AdminFailed], str], ...] = (
     (
-        Unauthenticated,
+        Unauthorized,
         "the token is missing, wrong or expired, or the broker wants a client certificate",
     ),
     (
@@ -109,7 +109,7 @@ class LastMessageId(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     batch_index: int = -1
 
 
-class Peeked(msgspec.Struct, frozen=True, gc=False):
+class PeekedEntry(msgspec.Struct, frozen=True, gc=False):
     """One entry. `index` is that of its last message, -1 where brokers keep none; `chunk` is -1 where it is none of a message's `chunks`.
 
     `publish_time` is in milliseconds, -1 where it was not told.
@@ -122,7 +122,7 @@ class Peeked(msgspec.Struct, frozen=True, gc=False):
     publish_time: int
 
 
-class Admin:
+class PulsarAdmin:
     """Calls of the admin API for the thread of `reactor`. Paths begin behind `/admin/v2`.
 
     Every call raises AdminFailed (Missing, Conflict, Unmet, Forbidden, Troubled) for an answer that is no success, NotReady where there is none in time
@@ -133,7 +133,7 @@ class Admin:
         self._url = settings.admin_url.rstrip("/")
         self._settings = settings
         self._reactor = reactor
-        self._exchange = Exchange(settings, reactor)
+        self._exchange = BrokerHttp(settings, reactor)
         self._turns = DeferredSemaphore(settings.admin_connections)
 
     async def close(self) -> None:
@@ -177,7 +177,7 @@ class Admin:
         status, answer, _ = await self._exchanged(method, path, body, content_type)
         return self._understood(method, path, status, answer, kind)
 
-    async def peek(self, topic: str, position: tuple[int, int]) -> Peeked:
+    async def peek(self, topic: str, position: tuple[int, int]) -> PeekedEntry:
         """What the broker says of the entry at that ledger and number. Raises Missing where it was trimmed."""
         ledger, entry = position
         path = f"{path_of(topic)}/ledger/{ledger}/entry/{entry}"
@@ -189,7 +189,7 @@ class Admin:
             (value,) = headers.getRawHeaders(name, [""])[-1:]
             return int(value) if value.isdecimal() else default
 
-        return Peeked(
+        return PeekedEntry(
             number("X-Pulsar-Broker-Entry-METADATA-index", -1),
             number("X-Pulsar-num-batch-message", 1),
             number("X-Pulsar-chunk-id", -1),
@@ -231,7 +231,7 @@ class Admin:
         failure = (
             Forbidden
             if reason.startswith(_MAY_NOT)
-            else _ERRORS.get(status, Troubled if status >= SERVER_ERROR else AdminFailed)
+            else _ERRORS.get(status, BrokerError if status >= SERVER_ERROR else AdminFailed)
         )
         remedy = next((f" ({told})" for one, told in _REMEDIES if issubclass(failure, one)), "")
         raise failure(f"{method} {path} at {self._url}: {status} {reason}{remedy}", status, reason)

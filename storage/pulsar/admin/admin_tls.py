@@ -27,22 +27,22 @@ from storage.pulsar.settings import PulsarSettings
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
-Stamps = tuple[tuple[int, int], ...]
+FileStamps = tuple[tuple[int, int], ...]
 
 
-class Trust:
+class AdminTls:
     """Makes TLS connections that check the broker's certificate and its host name; there is no setting to leave that out."""
 
     def __init__(self, settings: PulsarSettings) -> None:
         self._trust = settings.tls_trust_file
         self._certificate = settings.tls_certificate_file
         self._key = settings.tls_key_file
-        self._made: tuple[Stamps, dict[str, Any]] | None = None
+        self._made: tuple[FileStamps, dict[str, Any]] | None = None
 
     def creatorForNetloc(self, hostname: bytes, port: int) -> Any:
         """What makes the connections to that host (Twisted's IPolicyForHTTPS). Raises StorageFailed where a file cannot be used."""
         host = hostname.decode("ascii")
-        return Checked(optionsForClientTLS(host, **self._options()), host)
+        return HostCheckingCreator(optionsForClientTLS(host, **self._options()), host)
 
     def _options(self) -> dict[str, Any]:
         try:
@@ -71,10 +71,10 @@ class Trust:
 
 
 declare: Any = classImplements
-declare(Trust, IPolicyForHTTPS)
+declare(AdminTls, IPolicyForHTTPS)
 
 
-class Checked:
+class HostCheckingCreator:
     """Makes Twisted's connections, but looks at the name in the certificate itself.
 
     Twisted's check lets a connection pass where it stumbles: over a certificate without names, as those of clients often are, or with a name that
@@ -92,7 +92,7 @@ class Checked:
             """Of each certificate of the chain; the broker's own is the last."""
             if depth or not is_good:
                 return bool(is_good)
-            if is_for(certificate.to_cryptography(), self._host):
+            if matches_host(certificate.to_cryptography(), self._host):
                 return True
             protocol.failVerification(
                 Failure(
@@ -107,10 +107,10 @@ class Checked:
         return connection
 
 
-declare(Checked, IOpenSSLClientConnectionCreator)
+declare(HostCheckingCreator, IOpenSSLClientConnectionCreator)
 
 
-def is_for(certificate: x509.Certificate, host: str) -> bool:
+def matches_host(certificate: x509.Certificate, host: str) -> bool:
     """Whether the certificate names that host or address. Names that are none, such as an address among the host names, name nobody."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

@@ -10,25 +10,37 @@ import pulsar
 from twisted.internet.defer import Deferred, gatherResults
 
 from storage.log import NotReady, StorageError, StorageFailed
-from storage.pulsar.admin.admin_api import Admin, AdminFailed, Forbidden, Missing, Unauthenticated
-from storage.pulsar.admin.cluster_problems import Problem, Remedies
+from storage.pulsar.admin.admin_api import (
+    AdminFailed,
+    Forbidden,
+    NotFound,
+    PulsarAdmin,
+    Unauthorized,
+)
+from storage.pulsar.admin.cluster_problems import ClusterProblem, Remedies
 from storage.pulsar.admin.cluster_setup import set_up
-from storage.pulsar.admin.namespace_probe import Findings, probe
-from storage.pulsar.admin.reachability import why_not
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.namespace_probe import ProbeResult, probe
+from storage.pulsar.admin.reachability import connect_error
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.topics.namespaces import Rules, keeps, own_namespaces, rules_of, runtime_of
-from storage.pulsar.topics.pulsar_names import Names
+from storage.pulsar.topics.namespaces import (
+    NamespacePolicies,
+    broker_config,
+    own_namespaces,
+    policies_of,
+    retains_at_least,
+)
+from storage.pulsar.topics.pulsar_names import PulsarNames
 from storage.pulsar.topics.retention_policies import Retention, retention_of
 
 log = logging.getLogger(__name__)
 
 NOTHING = Retention(0, 0)
-LARGE, ROWS = "send large messages", "send rows of tables"
+SEND_LARGE_MESSAGES, SEND_TABLE_ROWS = "send large messages", "send rows of tables"
 
 
-async def prepare(settings: PulsarSettings, admin: Admin, session: Session) -> None:
+async def prepare(settings: PulsarSettings, admin: PulsarAdmin, session: PulsarClient) -> None:
     """Set up what may be, where that is asked for, then look whether all is there; what is merely a pity is logged.
 
     Raises StorageFailed with what stops, one thing a line; NotReady where all of that may pass by itself.
@@ -51,7 +63,9 @@ async def prepare(settings: PulsarSettings, admin: Admin, session: Session) -> N
         raise kind("\n".join(map(str, stopping)))
 
 
-async def check(settings: PulsarSettings, admin: Admin, session: Session) -> list[Problem]:
+async def check(
+    settings: PulsarSettings, admin: PulsarAdmin, session: PulsarClient
+) -> list[ClusterProblem]:
     """Everything that is missing. Where nobody can be reached, or a namespace is missing, nothing that follows from it is listed."""
     both = gatherResults(
         [
@@ -62,15 +76,15 @@ async def check(settings: PulsarSettings, admin: Admin, session: Session) -> lis
     problems = [problem for problem in await both if problem]
     if problems:
         return problems
-    return await Checks(settings, admin, session).all()
+    return await ClusterChecks(settings, admin, session).all()
 
 
-async def _reach_admin(settings: PulsarSettings, admin: Admin) -> Problem | None:
+async def _reach_admin(settings: PulsarSettings, admin: PulsarAdmin) -> ClusterProblem | None:
     try:
         await admin.get("/clusters", list[str])
-    except Unauthenticated as failure:
+    except Unauthorized as failure:
         remedy = "see that pulsar_token_file holds a token that `pulsar tokens validate` accepts, or pulsar_tls_certificate_file a certificate"
-        return Problem(
+        return ClusterProblem(
             True,
             f"the admin API at {settings.admin_url} does not accept who this gateway says that it is ({failure.reason})",
             remedy,
@@ -81,41 +95,43 @@ async def _reach_admin(settings: PulsarSettings, admin: Admin) -> Problem | None
         remedy = (
             "set pulsar_admin to the brokers' webServicePort, http://HOST:8080 or https://HOST:8443"
         )
-        return Problem(True, str(failure), remedy, may_pass=isinstance(failure, NotReady))
+        return ClusterProblem(True, str(failure), remedy, may_pass=isinstance(failure, NotReady))
     return None
 
 
-async def _reach_brokers(settings: PulsarSettings, session: Session) -> Problem | None:
+async def _reach_brokers(settings: PulsarSettings, session: PulsarClient) -> ClusterProblem | None:
     reason = await session.run(
-        lambda: why_not(settings.service_url, settings.operation_timeout_seconds)
+        lambda: connect_error(settings.service_url, settings.operation_timeout_seconds)
     )
     if reason is None:
         return None
     remedy = (
         "set store to the brokers' brokerServicePort, pulsar://HOST:6650 or pulsar+ssl://HOST:6651"
     )
-    return Problem(True, f"no broker at {settings.service_url} takes connections: {reason}", remedy)
+    return ClusterProblem(
+        True, f"no broker at {settings.service_url} takes connections: {reason}", remedy
+    )
 
 
-class Checks:
+class ClusterChecks:
     """Of a cluster that can be reached. `unknown` collects what this role may not know."""
 
-    def __init__(self, settings: PulsarSettings, admin: Admin, session: Session) -> None:
+    def __init__(self, settings: PulsarSettings, admin: PulsarAdmin, session: PulsarClient) -> None:
         self._settings = settings
         self._admin = admin
         self._session = session
         self._remedies = Remedies(settings)
-        self._found: list[Problem] = []
+        self._found: list[ClusterProblem] = []
         self._unknown: list[str] = []
 
-    async def all(self) -> list[Problem]:
-        runtime = await runtime_of(self._admin)
+    async def all(self) -> list[ClusterProblem]:
+        runtime = await broker_config(self._admin)
         own = own_namespaces(self._settings)
-        served = Names(self._settings).namespaces
+        served = PulsarNames(self._settings).namespaces
         for namespace in dict.fromkeys((*own, *served)):
             if not await self._is_there(namespace):
                 continue
-            rules = await rules_of(self._admin, namespace, runtime)
+            rules = await policies_of(self._admin, namespace, runtime)
             if namespace in own:
                 rules = await self._try_out(namespace, rules)
             if namespace in served:
@@ -132,7 +148,7 @@ class Checks:
         return self._found
 
     def _add(self, stops: bool, text: str, remedy: str) -> None:
-        self._found.append(Problem(stops, text, remedy))
+        self._found.append(ClusterProblem(stops, text, remedy))
 
     async def _is_there(self, namespace: str) -> bool:
         """Whether the namespace exists and its topics may be listed."""
@@ -144,11 +160,11 @@ class Checks:
                 f"the topics of {namespace} may not be listed ({failure.reason})",
                 self._remedies.grant(namespace),
             )
-        except Missing:
+        except NotFound:
             tenant = namespace.partition("/")[0]
             try:
                 await self._admin.get(f"/namespaces/{quote(tenant)}", Any)
-            except Missing:
+            except NotFound:
                 self._add(
                     True, f"there is no tenant {tenant}", self._remedies.make_tenant(namespace)
                 )
@@ -168,16 +184,16 @@ class Checks:
             return True
         return False
 
-    async def _try_out(self, namespace: str, rules: Rules) -> Rules:
+    async def _try_out(self, namespace: str, rules: NamespacePolicies) -> NamespacePolicies:
         """Use the namespace as the gateway will; the rules, and what was seen of those that this role may not read."""
         metadata = f"{self._settings.metadata_tenant}/{self._settings.metadata_namespace}"
         sizes = (
-            {LARGE: self._settings.message_max_bytes}
-            if namespace in Names(self._settings).namespaces
+            {SEND_LARGE_MESSAGES: self._settings.message_max_bytes}
+            if namespace in PulsarNames(self._settings).namespaces
             else {}
         )
         if namespace == metadata:
-            sizes[ROWS] = self._settings.table_burst_bytes
+            sizes[SEND_TABLE_ROWS] = self._settings.table_burst_bytes
         findings = await probe(self._admin, self._session, namespace, sizes)
         self._learn(findings)
         for what, failure in findings.refused.items():
@@ -185,12 +201,12 @@ class Checks:
         if findings.numbers_entries is False and namespace != metadata:
             self._not_numbered()
         deletes = findings.deletes_topics if rules.deletes_topics is None else rules.deletes_topics
-        return Rules(rules.retention or findings.retention, rules.makes_topics, deletes)
+        return NamespacePolicies(rules.retention or findings.retention, rules.makes_topics, deletes)
 
-    def _learn(self, findings: Findings) -> None:
+    def _learn(self, findings: ProbeResult) -> None:
         """How large a message may be, where only a superuser could read it."""
         largest = findings.taken_bytes + MAX_MESSAGE_OVERHEAD
-        is_all = not findings.refused.keys() & {LARGE, ROWS}
+        is_all = not findings.refused.keys() & {SEND_LARGE_MESSAGES, SEND_TABLE_ROWS}
         self._session.message_bytes = (
             max(largest, self._session.message_bytes) if is_all else largest
         )
@@ -201,7 +217,7 @@ class Checks:
             stops = what in ("produce", "consume") or (is_needed and what == "make topics")
             text = f"nobody can {what} in {namespace} now: {reason}"
             self._found.append(
-                Problem(
+                ClusterProblem(
                     stops,
                     text,
                     "see what the logs of the brokers and the bookies say",
@@ -216,7 +232,7 @@ class Checks:
                     "that TLS is used on both sides or on none, and that the brokers accept the token"
                 )
             self._add(True, f"the gateway may not {what} in {namespace}: {reason}", remedy)
-        elif what == LARGE:
+        elif what == SEND_LARGE_MESSAGES:
             limit = self._settings.message_max_bytes
             text = f"batches of up to message_max_bytes={limit} are let in, and the brokers refuse the largest of them: {reason}"
             self._add(
@@ -224,7 +240,7 @@ class Checks:
                 text,
                 f"set message_max_bytes to less, or {self._remedies.take_messages(limit + MAX_MESSAGE_OVERHEAD)}",
             )
-        elif what == ROWS:
+        elif what == SEND_TABLE_ROWS:
             limit = self._settings.table_burst_bytes
             text = f"the gateway's tables store up to {limit} bytes in one message, and the brokers refuse that: {reason}"
             self._add(True, text, self._remedies.take_messages(limit + MAX_MESSAGE_OVERHEAD))
@@ -233,7 +249,7 @@ class Checks:
             and isinstance(failure, AdminFailed)
             and failure.status == 405
         ):
-            if namespace in Names(self._settings).namespaces:
+            if namespace in PulsarNames(self._settings).namespaces:
                 text = f"topics of {namespace} cannot have policies of their own ({reason}): retention.ms and retention.bytes free no space in Pulsar"
                 self._add(
                     False,
@@ -266,11 +282,11 @@ class Checks:
         elif retention == NOTHING:
             text = f"{namespace} keeps no message that no subscription waits for, so that Kafka's consumers lose what they have not read"
             self._add(is_own, text, self._remedies.retain(namespace))
-        elif not keeps(retention, wanted):
+        elif not retains_at_least(retention, wanted):
             text = f"{namespace} keeps messages for less (minutes, MB: {retention}) than topics without configs of their own ({wanted})"
             self._add(False, text, self._remedies.retain(namespace))
 
-    def _judge(self, namespace: str, rules: Rules, is_own: bool) -> None:
+    def _judge(self, namespace: str, rules: NamespacePolicies, is_own: bool) -> None:
         """Whether the brokers leave it to the gateway which topics there are."""
         if rules.makes_topics is None:
             self._unknown.append(f"whether topics are made unasked in {namespace}")

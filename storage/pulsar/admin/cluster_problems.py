@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import msgspec
 
 from storage.log import StorageFailed
-from storage.pulsar.admin.token_file import Token
+from storage.pulsar.admin.token_file import TokenFile
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.namespaces import own_namespaces
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ClusterProblem:
     """`stops`: the gateway does not start with it; otherwise it is a warning. `may_pass`: without anybody doing anything."""
 
     stops: bool
@@ -28,7 +28,7 @@ class Problem:
         return " ".join(f"{self.text}. To do: {self.remedy}".split())
 
 
-class Claims(msgspec.Struct, frozen=True):
+class TokenClaims(msgspec.Struct, frozen=True):
     """Of a JWT: whose it is."""
 
     sub: str = ""
@@ -37,10 +37,10 @@ class Claims(msgspec.Struct, frozen=True):
 def role_of(settings: PulsarSettings) -> str:
     """The role that the token is for, which is no secret; ROLE where that cannot be seen."""
     try:
-        payload = Token(settings.token_file).read().split(".")[1] if settings.token_file else ""
+        payload = TokenFile(settings.token_file).read().split(".")[1] if settings.token_file else ""
         return (
             msgspec.json.decode(
-                base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=Claims
+                base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=TokenClaims
             ).sub
             or "ROLE"
         )

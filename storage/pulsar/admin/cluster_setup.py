@@ -5,42 +5,42 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from storage.log import NotReady
-from storage.pulsar.admin.admin_api import Admin, AdminFailed, Conflict, Forbidden, Missing
+from storage.pulsar.admin.admin_api import AdminFailed, Conflict, Forbidden, NotFound, PulsarAdmin
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.namespaces import (
     AutoTopicCreation,
     InactiveTopics,
-    Rules,
-    keeps,
+    NamespacePolicies,
+    broker_config,
     own_namespaces,
     path_of_namespace,
-    rules_of,
-    runtime_of,
+    policies_of,
+    retains_at_least,
 )
-from storage.pulsar.topics.retention_policies import EVER, Retention, retention_of
+from storage.pulsar.topics.retention_policies import UNLIMITED, Retention, retention_of
 
 
-async def set_up(settings: PulsarSettings, admin: Admin) -> list[str]:
+async def set_up(settings: PulsarSettings, admin: PulsarAdmin) -> list[str]:
     """What was set, and what could not be. What is there and does is left as it is. Raises StorageFailed where nobody answers."""
     said: list[str] = []
-    runtime = await runtime_of(admin)
+    runtime = await broker_config(admin)
     for namespace in own_namespaces(settings):
-        said += await _make(admin, namespace)
+        said += await _create(admin, namespace)
         try:
-            rules = await rules_of(admin, namespace, runtime)
-        except Missing:
+            rules = await policies_of(admin, namespace, runtime)
+        except NotFound:
             continue
-        said += await _rule(settings, admin, namespace, rules)
+        said += await _set_policies(settings, admin, namespace, rules)
     return [line for line in said if line]
 
 
-async def _make(admin: Admin, namespace: str) -> list[str]:
+async def _create(admin: PulsarAdmin, namespace: str) -> list[str]:
     """The tenant and the namespace."""
     said, there = [], []
     tenant = namespace.partition("/")[0]
     try:
         there = await admin.get(f"/namespaces/{quote(tenant)}", list[str])
-    except Missing:
+    except NotFound:
         clusters = [
             cluster for cluster in await admin.get("/clusters", list[str]) if cluster != "global"
         ]
@@ -59,7 +59,7 @@ async def _make(admin: Admin, namespace: str) -> list[str]:
     return said
 
 
-async def _put(admin: Admin, path: str, what: str, body: object = None) -> str:
+async def _put(admin: PulsarAdmin, path: str, what: str, body: object = None) -> str:
     """What came of it; nothing to say where it is there already."""
     try:
         await admin.put(path, body)
@@ -72,19 +72,19 @@ async def _put(admin: Admin, path: str, what: str, body: object = None) -> str:
     return f"made {what}"
 
 
-async def _rule(settings: PulsarSettings, admin: Admin, namespace: str, rules: Rules) -> list[str]:
+async def _set_policies(
+    settings: PulsarSettings, admin: PulsarAdmin, namespace: str, rules: NamespacePolicies
+) -> list[str]:
     """The policies: whatever is not known to be as it must."""
     path, said = path_of_namespace(namespace), []
     wanted = retention_of({}, settings)
     # The state tables look after their own space.
     is_served = namespace == f"{settings.tenant}/{settings.namespace}"
-    if is_served and (rules.retention is None or not keeps(rules.retention, wanted)):
+    if is_served and (rules.retention is None or not retains_at_least(rules.retention, wanted)):
         # By time alone: a size below the backlog quota would be refused.
         minutes = wanted.retentionTimeInMinutes
-        what = (
-            f"retention of {namespace}: {'for ever' if minutes == EVER else f'{minutes} minutes'}"
-        )
-        said.append(await _post(admin, f"{path}/retention", Retention(minutes, EVER), what))
+        what = f"retention of {namespace}: {'for ever' if minutes == UNLIMITED else f'{minutes} minutes'}"
+        said.append(await _post(admin, f"{path}/retention", Retention(minutes, UNLIMITED), what))
     if rules.makes_topics is not False:
         said.append(
             await _post(
@@ -102,7 +102,7 @@ async def _rule(settings: PulsarSettings, admin: Admin, namespace: str, rules: R
     return said
 
 
-async def _post(admin: Admin, path: str, policy: object, what: str) -> str:
+async def _post(admin: PulsarAdmin, path: str, policy: object, what: str) -> str:
     try:
         await admin.post(path, policy)
     except NotReady:

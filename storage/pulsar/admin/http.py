@@ -14,8 +14,8 @@ from twisted.web.client import Agent, HTTPConnectionPool, ResponseDone
 from twisted.web.http_headers import Headers
 
 from storage.log import StorageError, StorageFailed
-from storage.pulsar.admin.admin_tls import Trust
-from storage.pulsar.admin.token_file import Token
+from storage.pulsar.admin.admin_tls import AdminTls
+from storage.pulsar.admin.token_file import TokenFile
 from storage.pulsar.settings import PulsarSettings
 
 IDLE_SECONDS = 15
@@ -25,11 +25,11 @@ REDIRECTS = 5
 """A broker sends a call about a topic to the topic's owner; while topics move, it may take some. Pulsar's own client follows as few."""
 
 
-class Exchange:
+class BrokerHttp:
     """Requests and answers over connections that are kept open, with the token of the settings, for the thread of `reactor`."""
 
     def __init__(self, settings: PulsarSettings, reactor: Any) -> None:
-        self._token = Token(settings.token_file) if settings.token_file else None
+        self._token = TokenFile(settings.token_file) if settings.token_file else None
         self._limit = settings.admin_answer_bytes
         self._brokers_url = f"{settings.admin_url.rstrip('/')}/admin/v2/brokers"
         self._configured = frozenset(_hosts_of(f"{settings.admin_url},{settings.service_url}"))
@@ -39,7 +39,7 @@ class Exchange:
         self._pool.maxPersistentPerHost = settings.admin_connections
         self._pool.cachedConnectionTimeout = IDLE_SECONDS
         self._agent: Any = Agent(
-            reactor, Trust(settings), settings.admin_timeout_seconds, pool=self._pool
+            reactor, AdminTls(settings), settings.admin_timeout_seconds, pool=self._pool
         )
 
     async def close(self) -> None:
@@ -51,7 +51,7 @@ class Exchange:
         self, method: str, url: str, body: bytes | None, content_type: str
     ) -> tuple[int, bytes, Headers]:
         """Status, body and headers of the answer. Raises StorageFailed where there is none, or one that is too large."""
-        sent = None if body is None else Whole(body)
+        sent = None if body is None else BytesBody(body)
         for _ in range(REDIRECTS + 1):
             response = await self._request(method, url, sent, content_type)
             answer = await _read(response, self._limit)
@@ -83,7 +83,9 @@ class Exchange:
                 f"(status {response.code}); name every broker in the service URL, or let this role list brokers"
             )
 
-    async def _request(self, method: str, url: str, sent: Whole | None, content_type: str) -> Any:
+    async def _request(
+        self, method: str, url: str, sent: BytesBody | None, content_type: str
+    ) -> Any:
         headers = Headers({"Accept": ["application/json"], "User-Agent": ["kopgate"]})
         if sent:
             headers.addRawHeader("Content-Type", content_type)
@@ -97,11 +99,11 @@ class Exchange:
             if any(reason.check(CancelledError) for reason in getattr(error, "reasons", ())):
                 raise CancelledError from None
             raise StorageFailed(
-                f"Pulsar's admin API at {_origin(url)} cannot be reached: {_told(error)}"
+                f"Pulsar's admin API at {_origin(url)} cannot be reached: {_describe_error(error)}"
             ) from None
 
 
-class Whole:
+class BytesBody:
     """A body that is there as a whole and may be sent again (Twisted's IBodyProducer)."""
 
     def __init__(self, body: bytes) -> None:
@@ -122,7 +124,7 @@ class Whole:
         """Everything was written at once."""
 
 
-class Received(Protocol):
+class BodyCollector(Protocol):
     """Collects the body of an answer up to a limit; cancelling `told` hangs up."""
 
     def __init__(self, limit: int) -> None:
@@ -161,7 +163,7 @@ class Received(Protocol):
 
 
 def _read(response: Any, limit: int) -> Deferred[bytes]:
-    received = Received(limit)
+    received = BodyCollector(limit)
     response.deliverBody(received)
     return received.told
 
@@ -200,9 +202,9 @@ def _origin(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def _told(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """What went wrong, of an error that may be several packed into one."""
     reasons = getattr(error, "reasons", None)
     if reasons:
-        return ", ".join(dict.fromkeys(_told(reason.value) for reason in reasons))
+        return ", ".join(dict.fromkeys(_describe_error(reason.value) for reason in reasons))
     return str(error) or type(error).__name__

@@ -13,30 +13,30 @@ from urllib.parse import quote
 import pulsar
 
 from storage.log import NotReady, StorageError, StorageFailed
-from storage.pulsar.admin.admin_api import Admin, AdminFailed, Conflict, Forbidden
-from storage.pulsar.client.pulsar_client import Session, translated
+from storage.pulsar.admin.admin_api import AdminFailed, Conflict, Forbidden, PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
 from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.topics.namespaces import InactiveTopics
-from storage.pulsar.topics.pulsar_names import OURS, PREFIX, partition_name, path_of
-from storage.pulsar.topics.retention_policies import ALL, Retention
+from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX, PREFIX, partition_name, path_of
+from storage.pulsar.topics.retention_policies import KEEP_ALL, Retention
 
-INDEX = "index"
+INDEX_PROPERTY = "index"
 """The property in which a broker that numbers entries keeps the last number (ManagedLedgerInterceptorImpl)."""
 
-CHECK = f"{OURS}-check-"
+PROBE_TOPIC_PREFIX = f"{INTERNAL_PREFIX}-check-"
 """Begins the names of the topics that are tried out; the second at which their process began follows."""
 
-LEFT_SECONDS = 3600
+LEFTOVER_SECONDS = 3600
 """A topic that was made for trying things out so long ago is nobody's any more."""
 
-_MADE, _PROCESS = int(time.time()), uuid.uuid4().hex
+_STARTED, _PROCESS = int(time.time()), uuid.uuid4().hex
 
 LONGEST_HEADER = Header(*(5 * [(1 << 63) - 1]))
 """What stands beside a payload counts towards the size of a message."""
 
 
 @dataclass(slots=True)
-class Findings:
+class ProbeResult:
     """`refused`: what was tried, in words (`make topics`), and what came of it. None where it was not come to."""
 
     refused: dict[str, StorageError] = field(default_factory=dict)
@@ -48,11 +48,11 @@ class Findings:
 
 
 async def probe(
-    admin: Admin, session: Session, namespace: str, sizes: Mapping[str, int]
-) -> Findings:
+    admin: PulsarAdmin, session: PulsarClient, namespace: str, sizes: Mapping[str, int]
+) -> ProbeResult:
     """Raises StorageFailed where the admin API does not answer. `sizes`: how large the payloads are that are sent, and what each is called in `refused`."""
-    findings = Findings()
-    topic = f"{PREFIX}{namespace}/{CHECK}{_MADE}-{_PROCESS}"
+    findings = ProbeResult()
+    topic = f"{PREFIX}{namespace}/{PROBE_TOPIC_PREFIX}{_STARTED}-{_PROCESS}"
     try:
         await admin.put(f"{path_of(topic)}/partitions", 1)
     except Conflict:
@@ -61,8 +61,8 @@ async def probe(
         findings.refused["make topics"] = failure
         return findings
     try:
-        await _ask(admin, topic, findings)
-        await _use(session, partition_name(topic, 0), sizes, findings)
+        await _read_policies(admin, topic, findings)
+        await _produce_and_read(session, partition_name(topic, 0), sizes, findings)
     except NotReady:
         # Who does not answer now does not answer to a deletion either, and the next attempt has the same topic.
         raise
@@ -70,33 +70,33 @@ async def probe(
         await _delete(admin, topic, findings)
         raise
     await _delete(admin, topic, findings)
-    await _delete_left(admin, namespace)
+    await _delete_leftovers(admin, namespace)
     return findings
 
 
-async def _delete(admin: Admin, topic: str, findings: Findings) -> None:
+async def _delete(admin: PulsarAdmin, topic: str, findings: ProbeResult) -> None:
     try:
         await admin.delete(f"{path_of(topic)}/partitions?force=true")
     except StorageFailed as failure:
         findings.refused["delete topics"] = failure
 
 
-async def _delete_left(admin: Admin, namespace: str) -> None:
+async def _delete_leftovers(admin: PulsarAdmin, namespace: str) -> None:
     """What processes have left that ended while brokers were in trouble; not what another gateway may be trying out now."""
     with suppress(StorageFailed):
         for topic in (
             await admin.get(f"/persistent/{quote(namespace)}/partitioned", list[str]) or ()
         ):
-            made, _, _ = topic.rpartition("/")[2].removeprefix(CHECK).partition("-")
+            made, _, _ = topic.rpartition("/")[2].removeprefix(PROBE_TOPIC_PREFIX).partition("-")
             if (
-                topic.startswith(f"{PREFIX}{namespace}/{CHECK}")
+                topic.startswith(f"{PREFIX}{namespace}/{PROBE_TOPIC_PREFIX}")
                 and made.isdecimal()
-                and int(made) < time.time() - LEFT_SECONDS
+                and int(made) < time.time() - LEFTOVER_SECONDS
             ):
                 await admin.delete(f"{path_of(topic)}/partitions?force=true")
 
 
-async def _ask(admin: Admin, topic: str, findings: Findings) -> None:
+async def _read_policies(admin: PulsarAdmin, topic: str, findings: ProbeResult) -> None:
     path = path_of(topic)
     try:
         findings.retention = await admin.get(f"{path}/retention?applied=true", Retention | None)
@@ -107,17 +107,21 @@ async def _ask(admin: Admin, topic: str, findings: Findings) -> None:
     except AdminFailed:
         pass  # without topic policies the brokers do not tell this way
     try:
-        findings.numbers_entries = INDEX in await admin.properties(partition_name(topic, 0))
+        findings.numbers_entries = INDEX_PROPERTY in await admin.properties(
+            partition_name(topic, 0)
+        )
         await admin.put(f"{path}/properties", {"checked": "1"})
     except Forbidden as failure:
         findings.refused["set properties of topics"] = failure
     try:
-        await admin.post(f"{path}/retention", ALL)
+        await admin.post(f"{path}/retention", KEEP_ALL)
     except AdminFailed as failure:
         findings.refused["set policies of topics"] = failure
 
 
-async def _use(session: Session, topic: str, sizes: Mapping[str, int], findings: Findings) -> None:
+async def _produce_and_read(
+    session: PulsarClient, topic: str, sizes: Mapping[str, int], findings: ProbeResult
+) -> None:
     def write() -> None:
         producer = session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
         try:
@@ -125,7 +129,7 @@ async def _use(session: Session, topic: str, sizes: Mapping[str, int], findings:
                 try:
                     _send(producer, size)
                 except pulsar.MessageTooBig as failure:
-                    findings.refused[what] = translated(failure)
+                    findings.refused[what] = to_storage_error(failure)
                     findings.taken_bytes = _largest(producer, findings.taken_bytes, size)
                 else:
                     findings.taken_bytes = size

@@ -15,7 +15,7 @@ def addresses(service_url: str) -> list[tuple[str, int]]:
     return [(part.hostname or "", part.port or PORTS.get(scheme, 6650)) for part in parts]
 
 
-def why_not(service_url: str, seconds: float) -> str | None:
+def connect_error(service_url: str, seconds: float) -> str | None:
     """Why none of these brokers can be connected to; None where one can. Blocks."""
     reasons = []
     for host, port in addresses(service_url):

@@ -10,7 +10,7 @@ from storage.log import StorageFailed
 log = logging.getLogger(__name__)
 
 
-class Token:
+class TokenFile:
     """A token in a file, read again when the file changes: whoever renews it need not restart anything. To be used from any thread."""
 
     def __init__(self, path: Path) -> None:

@@ -34,7 +34,7 @@ LEVELS = {
 }
 
 
-class Sieve:
+class LineRateLimiter:
     """Lets `limit` lines of a minute through, and says of how many it did not."""
 
     def __init__(self, limit: int) -> None:
@@ -65,9 +65,9 @@ class Sieve:
         )
 
 
-def follow(descriptor: int, clock: Callable[[], float]) -> None:
+def forward_lines(descriptor: int, clock: Callable[[], float]) -> None:
     """Hand on whatever comes out of the pipe, until nobody writes to it any more."""
-    sieve = Sieve(LINES_PER_MINUTE)
+    sieve = LineRateLimiter(LINES_PER_MINUTE)
     with open(descriptor, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             sieve.pass_on(line.rstrip("\n"), clock())
@@ -82,7 +82,7 @@ def client_logger() -> pulsar.FileLogger:
     ):  # not on every system, and not beyond what it allows
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     threading.Thread(
-        target=follow, args=(reading, time.monotonic), name="pulsar-log", daemon=True
+        target=forward_lines, args=(reading, time.monotonic), name="pulsar-log", daemon=True
     ).start()
     level = (
         pulsar.LoggerLevel.Debug if logger.isEnabledFor(logging.DEBUG) else pulsar.LoggerLevel.Warn

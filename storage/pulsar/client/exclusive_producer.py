@@ -15,19 +15,19 @@ import pulsar
 from twisted.internet.defer import Deferred, succeed
 
 from storage.log import Entry, Fenced, LogClosed, StorageError, StorageFailed
-from storage.pulsar.client.library_threads import keep_state
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.client.library_threads import keep_thread_state
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.entry_messages import Header
 
 log = logging.getLogger(__name__)
 
 OK = pulsar.Result.Ok.value
 
-OPERATION_COST = 600
+IN_FLIGHT_OVERHEAD = 600
 """Bytes that a message in flight takes beside its payload, here and in the client library. An estimate, so that small ones count too."""
 
 
-class Room:
+class InFlightLimit:
     """What may be in flight over all logs of a store, in bytes and in messages."""
 
     def __init__(self, limit_bytes: int, limit_operations: int) -> None:
@@ -52,7 +52,7 @@ class Room:
         self.held_operations -= 1
 
 
-class End(msgspec.Struct, frozen=True, gc=False):
+class LogEnd(msgspec.Struct, frozen=True, gc=False):
     """Behind the last message of a partition: the next offset, the payload bytes that it ever had, and the greatest timestamp."""
 
     offset: int
@@ -60,7 +60,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
     greatest_timestamp: int
 
 
-class Sent:
+class InFlightMessage:
     """One message on its way: what it holds, what the partition's end is behind it, who waits for it, and the broker's answer."""
 
     __slots__ = (
@@ -82,7 +82,7 @@ class Sent:
         entries: list[Entry],
         payload: bytes,
         properties: dict[str, str],
-        end: End,
+        end: LogEnd,
         told: Deferred[None],
     ) -> None:
         self.header = header
@@ -91,51 +91,51 @@ class Sent:
         self.properties = properties
         self.end = end
         self.told = told
-        self.leader: Leader | None = None
+        self.leader: ExclusiveProducer | None = None
         self.result: Any = None
         self.position: Any = None
         self.is_settled = False
 
     @property
     def cost(self) -> int:
-        return len(self.payload) + OPERATION_COST
+        return len(self.payload) + IN_FLIGHT_OVERHEAD
 
     def answered(self, result: Any, message_id: Any) -> None:
         """The library's callback: in its own thread, or within `send_async` in the caller's. Nothing may be raised here."""
-        keep_state()
+        keep_thread_state()
         self.result, self.position = result, message_id
         assert self.leader
         self.leader.note_answer(self)
 
 
-class Taken(Fenced):
+class FencedByOtherProducer(Fenced):
     """Another process has taken the right to write to a partition. It may have taken the whole store."""
 
 
-class Leader:
+class ExclusiveProducer:
     """The producer of one partition. `on_stored` is told of each burst of acknowledged messages, in their order, and once `on_end` of why it
     ended and what was in flight."""
 
     def __init__(
         self,
-        session: Session,
+        session: PulsarClient,
         producer: Any,
-        room: Room,
-        on_stored: Callable[[list[Sent]], None],
-        on_end: Callable[[StorageError, list[Sent]], None],
+        room: InFlightLimit,
+        on_stored: Callable[[list[InFlightMessage]], None],
+        on_end: Callable[[StorageError, list[InFlightMessage]], None],
     ) -> None:
         self._session = session
         self._producer = producer
         self._room = room
         self._on_stored = on_stored
         self._on_end = on_end
-        self._in_flight: deque[Sent] = deque()
-        self._answers: deque[Sent] = deque()
+        self._in_flight: deque[InFlightMessage] = deque()
+        self._answers: deque[InFlightMessage] = deque()
         self._is_woken = False
         self._idle: list[Deferred[None]] = []
         self.is_over = False
 
-    def send(self, sent: Sent) -> None:
+    def send(self, sent: InFlightMessage) -> None:
         """Hand it to the library, behind all that was sent before; its cost is in the room already."""
         sent.leader = self
         self._in_flight.append(sent)
@@ -143,9 +143,9 @@ class Leader:
             self._producer.send_async(sent.payload, sent.answered, properties=sent.properties)
         except pulsar.PulsarException as error:
             self._settle(sent)
-            self.end(ending(type(error).__name__))
+            self.end(error_for_result(type(error).__name__))
 
-    def note_answer(self, sent: Sent) -> None:
+    def note_answer(self, sent: InFlightMessage) -> None:
         """From any thread: one wake-up for all answers that have piled up."""
         self._answers.append(sent)
         if not self._is_woken:
@@ -155,7 +155,7 @@ class Leader:
     def _take_answers(self) -> None:
         # First: an answer from here on asks for a wake-up of its own, and one before it is in the deque.
         self._is_woken = False
-        stored: list[Sent] = []
+        stored: list[InFlightMessage] = []
         failure: StorageError | None = None
         in_flight = self._in_flight
         while self._answers:
@@ -164,7 +164,7 @@ class Leader:
             if self.is_over or failure:
                 continue
             if sent.result.value != OK:
-                failure = ending(sent.result.name)
+                failure = error_for_result(sent.result.name)
             elif in_flight[0] is not sent:
                 failure = Fenced("Pulsar acknowledged messages out of their order")
             else:
@@ -218,19 +218,21 @@ class Leader:
             if not told.called:
                 told.callback(None)
 
-    def _settle(self, sent: Sent) -> None:
+    def _settle(self, sent: InFlightMessage) -> None:
         """The library holds the payload no more."""
         if not sent.is_settled:
             sent.is_settled = True
             self._room.give(sent.cost)
 
 
-def ending(name: str) -> StorageError:
+def error_for_result(name: str) -> StorageError:
     """Why a log is over, from the name of the library's result for one of its messages."""
     if name == "TopicTerminated":
         return LogClosed("the topic was terminated in Pulsar: it takes no messages any more")
     if name == "ProducerFenced":
-        return Taken("another process has taken the right to write to this partition")
+        return FencedByOtherProducer(
+            "another process has taken the right to write to this partition"
+        )
     return Fenced(
         f"a message was not acknowledged by Pulsar ({name}); whether it was stored is unknown"
     )

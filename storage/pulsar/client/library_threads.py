@@ -19,7 +19,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def keep_state() -> None:
+def keep_thread_state() -> None:
     """To be called first in a callback: the state of this thread of the library's stays until the process ends. One for each client that is opened.
 
     It is one `PyGILState_Ensure` without its `PyGILState_Release`, which the C API allows: the binding (pybind11's gil_scoped_acquire) then finds a

@@ -9,25 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from storage.bridge import Reactor, Timer
+from storage.bridge import Reactor, ScheduledCall
 
-STILL_SECONDS = 10.0
+STALL_SECONDS = 10.0
 """A third of what a broker waits for at least, where nobody has changed it."""
 
-LOOKS = 4
+CHECKS_PER_STALL = 4
 """How often in that time a timer looks. A reactor that is busy for so long counts as well, which costs one message of the lock."""
 
 #: Goes on while the machine is suspended, where there is such a clock.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-class Standstills:
+class ProcessStalls:
     """Those that were longer than `seconds`."""
 
     def __init__(
         self,
         reactor: Reactor,
-        seconds: float = STILL_SECONDS,
+        seconds: float = STALL_SECONDS,
         now: Callable[[], float] = lambda: time.clock_gettime(_CLOCK),
     ) -> None:
         self._reactor = reactor
@@ -35,7 +35,7 @@ class Standstills:
         self._now = now
         self._count = 0
         self._seen = 0.0
-        self._timer: Timer | None = None
+        self._timer: ScheduledCall | None = None
 
     def count(self) -> int:
         """How many there were. Right also before the reactor comes to any timer again."""
@@ -55,7 +55,7 @@ class Standstills:
             self._timer = None
 
     def _look_later(self) -> None:
-        self._timer = self._reactor.callLater(self._seconds / LOOKS, self._look)
+        self._timer = self._reactor.callLater(self._seconds / CHECKS_PER_STALL, self._look)
 
     def _look(self) -> None:
         self.count()

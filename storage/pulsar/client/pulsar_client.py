@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import pulsar
 from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, Readers, Wake
+from storage.bridge import Reactor, ReactorCallQueue, WorkerPool
 from storage.log import (
     EntryTooLarge,
     Fenced,
@@ -22,7 +22,7 @@ from storage.log import (
     StorageFailed,
     UnknownTopic,
 )
-from storage.pulsar.admin.token_file import Token
+from storage.pulsar.admin.token_file import TokenFile
 from storage.pulsar.client.client_log import client_logger
 from storage.pulsar.settings import PulsarSettings
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 Listener = Callable[[pulsar.Reader, pulsar.Message], None]
 log = logging.getLogger(__name__)
 
-MEANINGS: dict[type[Exception], tuple[type[StorageError], str]] = {
+STORAGE_ERRORS: dict[type[Exception], tuple[type[StorageError], str]] = {
     pulsar.ProducerFenced: (Fenced, "another producer has taken the topic"),
     pulsar.TopicNotFound: (UnknownTopic, "there is no such topic in Pulsar"),
     pulsar.TopicTerminated: (
@@ -63,19 +63,19 @@ MEANINGS: dict[type[Exception], tuple[type[StorageError], str]] = {
 }
 
 
-def translated(error: Exception) -> StorageError:
+def to_storage_error(error: Exception) -> StorageError:
     """What an error of the client library is to those who use a store; a `StorageError` stays what it is."""
     if isinstance(error, StorageError):
         return error
     name = type(error).__name__
-    kind, meaning = MEANINGS.get(type(error), (StorageFailed, ""))
+    kind, meaning = STORAGE_ERRORS.get(type(error), (StorageFailed, ""))
     return kind(f"{meaning} ({name})" if meaning else f"Pulsar's client failed: {name}: {error}")
 
 
-def identity(settings: PulsarSettings) -> pulsar.Authentication | None:
+def authentication(settings: PulsarSettings) -> pulsar.Authentication | None:
     """What the client shows of itself: the token, else the certificate, else nothing."""
     if settings.token_file:
-        return pulsar.AuthenticationToken(Token(settings.token_file))
+        return pulsar.AuthenticationToken(TokenFile(settings.token_file))
     if settings.tls_certificate_file and settings.tls_key_file:
         return pulsar.AuthenticationTLS(
             str(settings.tls_certificate_file), str(settings.tls_key_file)
@@ -88,7 +88,7 @@ def connect(settings: PulsarSettings) -> pulsar.Client:
     trusted = settings.tls_trust_file or ssl.get_default_verify_paths().cafile
     return pulsar.Client(
         settings.service_url,
-        authentication=identity(settings),
+        authentication=authentication(settings),
         operation_timeout_seconds=max(1, round(settings.operation_timeout_seconds)),
         connection_timeout_ms=max(1, round(settings.connection_timeout_seconds * 1000)),
         io_threads=1,
@@ -104,21 +104,23 @@ def connect(settings: PulsarSettings) -> pulsar.Client:
     )
 
 
-class Session:
+class PulsarClient:
     """One client and its threads, for the thread of `reactor`. What blocks is called through `run`."""
 
     def __init__(self, settings: PulsarSettings, reactor: Reactor) -> None:
         self.settings = settings
         self.message_bytes = settings.message_bytes
         """The largest message that the brokers take, by what is known so far."""
-        self.wake = Wake(reactor)
+        self.wake = ReactorCallQueue(reactor)
         self._reactor = reactor
         self._client: pulsar.Client | None = None
-        self._threads: Readers | None = None
+        self._threads: WorkerPool | None = None
 
     async def open(self) -> None:
         """Start the threads; no broker is asked for anything yet. Raises StorageFailed for an address or a file that is none."""
-        threads = Readers(self.wake, self.settings.threads, self.settings.calls_waiting, "pulsar")
+        threads = WorkerPool(
+            self.wake, self.settings.threads, self.settings.calls_waiting, "pulsar"
+        )
         try:
             self._client = await threads.run(lambda: connect(self.settings))
         except Exception as error:
@@ -135,7 +137,7 @@ class Session:
             try:
                 return call()
             except (pulsar.PulsarException, StorageError) as error:
-                raise translated(error) from error
+                raise to_storage_error(error) from error
 
         return self._threads.run(translating)
 

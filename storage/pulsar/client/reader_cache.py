@@ -12,8 +12,8 @@ from twisted.internet.defer import Deferred, DeferredList
 from twisted.python.failure import Failure
 
 from storage.log import StorageError
-from storage.pulsar.client.pulsar_client import Session
-from storage.pulsar.client.topic_readers import OpenReader, Source
+from storage.pulsar.client.pulsar_client import PulsarClient
+from storage.pulsar.client.topic_readers import OpenReader, ReaderSource
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class ReaderCache:
     """At most `limit` readers, those that are at work included; the one longest unused is closed for a new one. For the reactor's thread."""
 
-    def __init__(self, session: Session, limit: int) -> None:
+    def __init__(self, session: PulsarClient, limit: int) -> None:
         self._session = session
         self._limit = limit
         self._kept: OrderedDict[OpenReader, None] = OrderedDict()
@@ -33,7 +33,7 @@ class ReaderCache:
     def __len__(self) -> int:
         return len(self._kept) + len(self._lent)
 
-    def take(self, source: Source, offset: int) -> OpenReader | None:
+    def take(self, source: ReaderSource, offset: int) -> OpenReader | None:
         """The reader of `source` that stands at `offset`, the one last used where there are several."""
         for reader in reversed(self._kept):
             if reader.source is source and reader.stands_at(offset):
@@ -53,7 +53,7 @@ class ReaderCache:
         running.addBoth(partial(self._back, reader, told))
         return told
 
-    def forget(self, source: Source) -> None:
+    def forget(self, source: ReaderSource) -> None:
         """Nobody reads `source` any more."""
         source.is_closed = True
         for reader in [reader for reader in self._kept if reader.source is source]:

@@ -1,6 +1,6 @@
 """Open readers of Pulsar topics: what they deliver is the store's own, each message once and in order.
 
-A reader blocks: what is called here runs in a thread of `Session.run`, and a reader belongs to one caller at a time.
+A reader blocks: what is called here runs in a thread of `PulsarClient.run`, and a reader belongs to one caller at a time.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import msgspec
 import pulsar
 
 from storage.log import StorageFailed
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.entry_messages import Header, parse_header
 from storage.pulsar.log.offset_index import Position
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """So long a reader waits for a message before it asks the broker whether there is one: asking costs a round trip."""
 
-QUEUE_MESSAGES = 64
+MAX_QUEUE_MESSAGES = 64
 """No reader fetches more messages ahead: more make it no faster, and they may be larger than those that it met before."""
 
-MISFIT = 4
+QUEUE_MISMATCH_FACTOR = 4
 """A reader whose queue is so many times too long or too short for the messages that it met gives place to another."""
 
 _AFTER_ALL = 1 << 63
 
 
-class Stored(msgspec.Struct, frozen=True, gc=False):
+class StoredMessage(msgspec.Struct, frozen=True, gc=False):
     """A message of the store's: what it bears, where it is, its bytes."""
 
     header: Header
@@ -43,13 +43,13 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
     def __repr__(self) -> str:
         """Without the payload, which is nobody's business in a log."""
-        return f"Stored({self.header.base_offset}-{self.header.last_offset} at {self.position.ledger_id}:{self.position.entry_id})"
+        return f"StoredMessage({self.header.base_offset}-{self.header.last_offset} at {self.position.ledger_id}:{self.position.entry_id})"
 
 
-class Source:
+class ReaderSource:
     """The topic of one partition, and what its readers share. `began` is replaced, never changed: threads look at it."""
 
-    def __init__(self, session: Session, topic: str) -> None:
+    def __init__(self, session: PulsarClient, topic: str) -> None:
         self.session = session
         self.topic = topic
         self.settings = session.settings
@@ -64,10 +64,10 @@ class Source:
         if not self._message_bytes:
             return self.settings.reader_queue_messages
         return max(
-            1, min(QUEUE_MESSAGES, int(self.settings.reader_queue_bytes / self._message_bytes))
+            1, min(MAX_QUEUE_MESSAGES, int(self.settings.reader_queue_bytes / self._message_bytes))
         )
 
-    def met(self, messages: list[Stored]) -> None:
+    def met(self, messages: list[StoredMessage]) -> None:
         """These were delivered."""
         if messages:
             average = sum(len(one.payload) for one in messages) / len(messages) + 1
@@ -106,7 +106,7 @@ class Source:
         read_next = reader._reader.read_next
         while (left := deadline - time.monotonic()) > 0:
             try:
-                message = read_next(1 + int(1000 * min(LOOK_SECONDS, left)))
+                message = read_next(1 + int(1000 * min(POLL_SECONDS, left)))
             except pulsar.Timeout:
                 if not reader.has_message_available():
                     return
@@ -128,7 +128,7 @@ def position_of(message: Any) -> Position:
     return Position(place.ledger_id(), place.entry_id())
 
 
-def place_of(position: Position | None) -> Any:
+def message_id_of(position: Position | None) -> Any:
     """Where a reader begins, in the library's terms; None is the beginning of the topic."""
     return pulsar.MessageId(-1, *position, -1) if position else pulsar.MessageId.earliest
 
@@ -141,14 +141,14 @@ def close(reader: Any) -> None:
         log.warning("a reader of %s did not close: %s", reader.topic(), type(error).__name__)
 
 
-def look(
-    source: Source, start: Position, last: Position, *, for_last: bool = False
-) -> Stored | None:
+def find_message(
+    source: ReaderSource, start: Position, last: Position, *, for_last: bool = False
+) -> StoredMessage | None:
     """The first message of the store's (or the last one) from `start` up to and including `last`, those that only mark an offset too."""
     found: tuple[Header, Position, Any] | None = None
     reader = source.session.reader(
         source.topic,
-        place_of(start),
+        message_id_of(start),
         queue=source.queue if for_last or source.has_met_foreign else 1,
     )
     try:
@@ -165,7 +165,7 @@ def look(
         raise source.too_late() from None
     finally:
         close(reader)
-    return Stored(found[0], found[1], found[2].data()) if found else None
+    return StoredMessage(found[0], found[1], found[2].data()) if found else None
 
 
 class OpenReader:
@@ -176,13 +176,13 @@ class OpenReader:
     asks for the rest, and one that it fetched and had no room for.
     """
 
-    def __init__(self, source: Source, start: Position | None) -> None:
+    def __init__(self, source: ReaderSource, start: Position | None) -> None:
         self.source = source
         self._start = start
         self._reader: Any = None
         self._queue = 0
         self._begin = self._expected = 0
-        self._held: list[Stored] = []
+        self._held: list[StoredMessage] = []
         self._passed = 0
         self.is_dry = False
         """The last read came to the end of the topic."""
@@ -197,9 +197,9 @@ class OpenReader:
 
     def read(
         self, offset: int, end: int, max_bytes: int, max_messages: int = _AFTER_ALL
-    ) -> list[Stored]:
+    ) -> list[StoredMessage]:
         """As `PartitionReader.read`. Whoever gets an exception closes the reader."""
-        found: list[Stored] = []
+        found: list[StoredMessage] = []
         room = max_bytes
         waiting = deque(one for one in self._held if one.header.last_offset >= offset)
         stream = self._own(offset)
@@ -226,7 +226,7 @@ class OpenReader:
         if reader:
             close(reader)
 
-    def _next(self, stream: Iterator[Stored], has_some: bool) -> Stored | None:
+    def _next(self, stream: Iterator[StoredMessage], has_some: bool) -> StoredMessage | None:
         """None where there is no more, or it does not come in time while there was something to go on with."""
         passed = self._passed
         try:
@@ -238,7 +238,7 @@ class OpenReader:
         self.is_dry = stored is None
         return stored
 
-    def _own(self, offset: int) -> Iterator[Stored]:
+    def _own(self, offset: int) -> Iterator[StoredMessage]:
         """The messages from the one that holds `offset` on."""
         source = self.source
         deadline = source.deadline()
@@ -250,17 +250,22 @@ class OpenReader:
             self._expected = header.last_offset + 1
             self._start = position = position_of(message)
             if header.last_offset >= offset and header.last_offset >= header.base_offset:
-                yield Stored(header, position, message.data())
+                yield StoredMessage(header, position, message.data())
 
     def _opened(self) -> Any:
         """The library's reader; another one from the last message on where the queue does not suit the messages that were met."""
         queue = self.source.queue
-        if self._reader and not self._queue / MISFIT < queue < self._queue * MISFIT:
+        if (
+            self._reader
+            and not self._queue / QUEUE_MISMATCH_FACTOR
+            < queue
+            < self._queue * QUEUE_MISMATCH_FACTOR
+        ):
             close(self._reader)
             self._reader = None
         if self._reader is None:
             self._queue = queue
             self._reader = self.source.session.reader(
-                self.source.topic, place_of(self._start), queue=queue
+                self.source.topic, message_id_of(self._start), queue=queue
             )
         return self._reader

@@ -13,13 +13,13 @@ from uuid import uuid4
 import pulsar
 
 from storage.log import Entry, StorageFailed
-from storage.pulsar.admin.admin_api import Admin, AdminFailed, Conflict, Missing, Troubled
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.admin_api import AdminFailed, BrokerError, Conflict, NotFound, PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.compaction.replaced_ranges import ReplacedRange
 from storage.pulsar.log.entry_messages import Header, pack_entries, parse_header, unpack_entries
 from storage.pulsar.settings import MIB, PulsarSettings
 from storage.pulsar.tables.table_compaction import EARLIEST, ensure_topic
-from storage.pulsar.topics.pulsar_names import OURS, PREFIX, path_of
+from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX, PREFIX, path_of
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +37,13 @@ MESSAGE_BYTES = MIB
 
 def side_topic_name(settings: PulsarSettings, partition: bytes, generation: int) -> str:
     """The full name of a partition's side topic. `partition` is its row's key."""
-    return f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{OURS}.compacted.{partition.hex()}.{generation}"
+    return f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{INTERNAL_PREFIX}.compacted.{partition.hex()}.{generation}"
 
 
 class SideTopics:
     """Reads and writes runs; those that were read last are kept, up to `compacted_bytes`. For the reactor's thread."""
 
-    def __init__(self, session: Session, admin: Admin, settings: PulsarSettings) -> None:
+    def __init__(self, session: PulsarClient, admin: PulsarAdmin, settings: PulsarSettings) -> None:
         self._session = session
         self._admin = admin
         self._settings = settings
@@ -59,7 +59,7 @@ class SideTopics:
         try:
             # A time to live or a backlog quota with eviction would move the subscription.
             await self._admin.post(f"{path_of(topic)}/retention", UNLIMITED_RETENTION)
-        except Troubled:
+        except BrokerError:
             raise
         except AdminFailed as error:
             log.warning(
@@ -70,7 +70,7 @@ class SideTopics:
 
     async def drop(self, partition: bytes, generation: int) -> None:
         """The side topic is gone, if it was there. Raises StorageFailed."""
-        with suppress(Missing):
+        with suppress(NotFound):
             await self._admin.delete(
                 f"{path_of(side_topic_name(self._settings, partition, generation))}?force=true"
             )
@@ -146,7 +146,7 @@ def split_into_messages(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 
 def write_batch(
-    session: Session, topic: str, token: str, entries: Sequence[Entry]
+    session: PulsarClient, topic: str, token: str, entries: Sequence[Entry]
 ) -> tuple[Any, int]:
     """The place of the run's first message, and how many it has. Blocks. One producer at a time, so that nothing comes between them."""
     producer = session.producer(topic, pulsar.ProducerAccessMode.ExclusiveWithFencing)
@@ -173,7 +173,7 @@ def write_batch(
             producer.close()
 
 
-def read_batch(session: Session, topic: str, patch: ReplacedRange) -> list[Entry]:
+def read_batch(session: PulsarClient, topic: str, patch: ReplacedRange) -> list[Entry]:
     """Every entry of the patch's run. Blocks. What was sent twice after a broker's crash is passed over."""
     deadline = time.monotonic() + session.settings.read_timeout_seconds
     place = pulsar.MessageId(-1, patch.ledger_id, patch.entry_id, -1)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from storage.pulsar.client.exclusive_producer import End
-from storage.pulsar.client.topic_readers import Stored
+from storage.pulsar.client.exclusive_producer import LogEnd
+from storage.pulsar.client.topic_readers import StoredMessage
 from storage.pulsar.compaction.range_merge import RangeMerger
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.log.partition_rows import PartitionState
@@ -21,8 +21,8 @@ T = TypeVar("T")
 class MessageSource(Protocol):
     """What is needed of a `PartitionReader`."""
 
-    async def read(self, offset: int, end_offset: int, max_bytes: int) -> list[Stored]: ...
-    async def last(self) -> Stored | None: ...
+    async def read(self, offset: int, end_offset: int, max_bytes: int) -> list[StoredMessage]: ...
+    async def last(self) -> StoredMessage | None: ...
 
 
 class TopicTrimmer(Protocol):
@@ -47,7 +47,7 @@ class SpaceReclaimer:
         gathering: RangeMerger,
         partition: PartitionState,
         trimming: TopicTrimmer,
-        state: Callable[[], tuple[int, End]],
+        state: Callable[[], tuple[int, LogEnd]],
     ) -> None:
         self._topic = topic
         self._messages = messages
@@ -81,14 +81,14 @@ class SpaceReclaimer:
         while await self._in_turn(lambda start, end: self._gathering.merge()):
             pass
 
-    async def _first_needed(self, target: int, end: End) -> Stored | None:
+    async def _first_needed(self, target: int, end: LogEnd) -> StoredMessage | None:
         """The first message that is not wholly before `target`. The last one is always needed: it says where the partition ends."""
         if target >= end.offset:
             return await self._messages.last()
         found = await self._messages.read(target, end.offset, 0)
         return found[0] if found else None
 
-    async def _note(self, start: int, keep: Stored) -> bool:
+    async def _note(self, start: int, keep: StoredMessage) -> bool:
         """Whether nothing from `start` to that message is read from the topic; that is durable then."""
         row, first = self._partition.row, keep.header.base_offset
         if max(start, self._partition.patches.covered(start)) < first:
@@ -97,7 +97,7 @@ class SpaceReclaimer:
             await self._partition.change(freed=first, freed_bytes=keep.header.bytes_before)
         return True
 
-    async def _in_turn(self, step: Callable[[int, End], Awaitable[T]]) -> T:
+    async def _in_turn(self, step: Callable[[int, LogEnd], Awaitable[T]]) -> T:
         """One step, with nobody else changing the partition meanwhile. Between two steps others have their turn."""
         await self._partition.turn.acquire()
         try:

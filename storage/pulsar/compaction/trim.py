@@ -22,21 +22,21 @@ from urllib.parse import quote
 
 from storage.log import StorageFailed
 from storage.pulsar.admin.admin_api import (
-    Admin,
     AdminFailed,
     Conflict,
     Forbidden,
     InternalStats,
-    Missing,
+    NotFound,
+    PulsarAdmin,
 )
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.table_compaction import EARLIEST, NO_QUOTA, QUOTAS
-from storage.pulsar.topics.pulsar_names import OURS, PREFIX, partition_name, path_of
+from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX, PREFIX, partition_name, path_of
 from storage.pulsar.topics.retention_policies import Retention
-from storage.pulsar.topics.topic_listing import LOWERED, RETENTION, Found, each
+from storage.pulsar.topics.topic_listing import LOWERED, RETENTION, PulsarTopic, for_each
 
-CURSOR = f"{OURS}_compaction"
+CURSOR = f"{INTERNAL_PREFIX}_compaction"
 TIME_TO_LIVE = "messageTTL"
 
 TRIM_ATTEMPTS = 25
@@ -50,7 +50,10 @@ class RetentionTrimmer:
     """Of topics in one cluster. Everything raises StorageFailed where a broker does not answer or does not do it."""
 
     def __init__(
-        self, admin: Admin, pause: Callable[[float], Awaitable[None]], settings: PulsarSettings
+        self,
+        admin: PulsarAdmin,
+        pause: Callable[[float], Awaitable[None]],
+        settings: PulsarSettings,
     ) -> None:
         self._admin = admin
         self._pause = pause
@@ -58,7 +61,7 @@ class RetentionTrimmer:
         self._raised: dict[str, float] = {}
         """When a topic's retention was raised again, of those that have the subscription still."""
 
-    async def refusal(self, found: Found) -> str:
+    async def refusal(self, found: PulsarTopic) -> str:
         """Why the topic's retention must not be lowered, with what would help; empty where it may."""
         namespace = found.full_name.removeprefix(PREFIX).rpartition("/")[0]
         try:
@@ -73,7 +76,7 @@ class RetentionTrimmer:
             return str(failure)
         return ""
 
-    async def begin(self, found: Found) -> Found:
+    async def begin(self, found: PulsarTopic) -> PulsarTopic:
         """Say that it is under way, and which policies will be set."""
         self._raised.pop(found.full_name, None)
         if found.is_lowered:
@@ -89,7 +92,7 @@ class RetentionTrimmer:
         await self._admin.put(f"{found.path}/properties", {RETENTION: lowered})
         return replace(found, retention=lowered)
 
-    async def guard(self, found: Found, topic: str, keep: Position) -> None:
+    async def guard(self, found: PulsarTopic, topic: str, keep: Position) -> None:
         """From here on nothing goes of `topic`, a partition, from `keep` on, and of the others nothing at all, whatever the retention."""
         for policy in _protective_policies(found):
             if policy == TIME_TO_LIVE:
@@ -104,7 +107,7 @@ class RetentionTrimmer:
         async def stand(partition: str) -> None:
             await self._stand(partition, keep if partition == topic else None)
 
-        await each(_partition_topics(found), stand, self._settings.admin_connections)
+        await for_each(_partition_topics(found), stand, self._settings.admin_connections)
 
     async def _stand(self, topic: str, keep: Position | None) -> None:
         """The subscription stands before `keep`, or before everything; it is looked at whether it does."""
@@ -145,15 +148,15 @@ class RetentionTrimmer:
             await self._pause(TRIM_RETRY_SECONDS)
         log.warning("%s: Pulsar keeps ledgers that nobody needs; it is tried again", topic)
 
-    def is_raised(self, found: Found) -> bool:
+    def is_raised(self, found: PulsarTopic) -> bool:
         """Whether this process has given it its retention again, and it may be lowered once more."""
         return found.full_name in self._raised
 
-    def forget(self, found: Found) -> None:
+    def forget(self, found: PulsarTopic) -> None:
         """The topic is gone."""
         self._raised.pop(found.full_name, None)
 
-    async def end(self, found: Found, retention: Retention) -> bool:
+    async def end(self, found: PulsarTopic, retention: Retention) -> bool:
         """The topic was given that retention again: take away what has protected it meanwhile, if it is time. Whether that is done."""
         since = self._raised.setdefault(found.full_name, clock_seconds())
         if clock_seconds() - since < self._settings.settling_seconds:
@@ -161,7 +164,7 @@ class RetentionTrimmer:
         if await self._admin.get(f"{found.path}/retention", Retention) != retention:
             self._raised[found.full_name] = clock_seconds()
             return False
-        with suppress(Missing):
+        with suppress(NotFound):
             await self._admin.delete(f"{found.path}/subscription/{CURSOR}")
         for policy in _protective_policies(found):
             name = (
@@ -202,12 +205,12 @@ _READER_PREFIX = "reader"
 """Begins the names of readers' cursors, which keep nothing."""
 
 
-def _partition_topics(found: Found) -> list[str]:
+def _partition_topics(found: PulsarTopic) -> list[str]:
     if not found.is_partitioned:
         return [found.full_name]
     return [partition_name(found.full_name, index) for index in range(found.topic.partitions)]
 
 
-def _protective_policies(found: Found) -> list[str]:
+def _protective_policies(found: PulsarTopic) -> list[str]:
     """Those that were set because retention was lowered."""
     return (found.retention or "").split()[1:]

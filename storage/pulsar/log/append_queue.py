@@ -20,8 +20,13 @@ from storage.log import (
     StorageError,
     StorageFailed,
 )
-from storage.pulsar.client.exclusive_producer import End, Leader, Room, Sent
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.client.exclusive_producer import (
+    ExclusiveProducer,
+    InFlightLimit,
+    InFlightMessage,
+    LogEnd,
+)
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.entry_messages import Header, pack_entries
 from storage.pulsar.log.partition_reader import PartitionReader
 from storage.pulsar.log.partition_rows import Epochs, PartitionState, add_epoch
@@ -37,7 +42,7 @@ class OpenedPartition:
     """What was found when the right to write was taken. `start`: the first readable offset as far as the partition's row knows, and what can be
     read before it, in bytes."""
 
-    session: Session
+    session: PulsarClient
     topic: str
     entry_format: str
     producer: Any
@@ -45,7 +50,7 @@ class OpenedPartition:
     partition: PartitionState
     reader: PartitionReader
     start: tuple[int, int]
-    end: End
+    end: LogEnd
     is_empty: bool
 
 
@@ -55,9 +60,9 @@ class AppendQueue:
     def __init__(
         self,
         opened: OpenedPartition,
-        room: Room,
-        on_stored: Callable[[list[Sent]], None],
-        on_end: Callable[[StorageError, list[Sent]], None],
+        room: InFlightLimit,
+        on_stored: Callable[[list[InFlightMessage]], None],
+        on_end: Callable[[StorageError, list[InFlightMessage]], None],
     ) -> None:
         self._opened = opened
         self._partition = opened.partition
@@ -65,7 +70,7 @@ class AppendQueue:
         self._room = room
         self._on_stored = on_stored
         self._on_end = on_end
-        self._leader = Leader(
+        self._leader = ExclusiveProducer(
             opened.session, opened.producer, room, self._acknowledged, self._ended
         )
         self.next = self._passed = opened.end
@@ -73,8 +78,8 @@ class AppendQueue:
         self.has_begun = False
         """Whether this epoch, and offsets for it, are noted durably."""
         self._is_empty = opened.is_empty
-        self._held: deque[Sent] = deque()
-        self._unconfirmed: list[Sent] = []
+        self._held: deque[InFlightMessage] = deque()
+        self._unconfirmed: list[InFlightMessage] = []
         self._noting: Deferred[None] | None = None
         self._refusing: StorageError | None = None
 
@@ -115,7 +120,7 @@ class AppendQueue:
         self.over = self.over or error
         return self._leader.end(error)
 
-    def _sent(self, entries: Sequence[Entry], told: Deferred[None]) -> Sent:
+    def _sent(self, entries: Sequence[Entry], told: Deferred[None]) -> InFlightMessage:
         """The message of these entries. Raises OffsetOutOfRange, EntryTooLarge."""
         before = self.next
         expected, size, time = before.offset, 0, -1
@@ -137,7 +142,7 @@ class AppendQueue:
             raise EntryTooLarge(
                 f"{len(payload)} bytes are more than a message of Pulsar holds, {largest} (maxMessageSize of the brokers)"
             )
-        end = End(expected, before.bytes + size, max(time, before.greatest_timestamp))
+        end = LogEnd(expected, before.bytes + size, max(time, before.greatest_timestamp))
         epoch = self._opened.leader_epoch
         header = Header(
             before.offset,
@@ -148,9 +153,11 @@ class AppendQueue:
             end.greatest_timestamp,
             len(kept),
         )
-        return Sent(header, kept, payload, header.properties(self._opened.entry_format), end, told)
+        return InFlightMessage(
+            header, kept, payload, header.properties(self._opened.entry_format), end, told
+        )
 
-    def _send(self, sent: Sent) -> None:
+    def _send(self, sent: InFlightMessage) -> None:
         self._room.take(sent.cost)
         self.next = sent.end
         if self._held or not self.has_begun or not self._is_given(sent.end.offset):
@@ -187,7 +194,7 @@ class AppendQueue:
 
         Deferred.fromCoroutine(work).addBoth(done)
 
-    def _pass_on(self, sent: Sent) -> None:
+    def _pass_on(self, sent: InFlightMessage) -> None:
         self._passed = sent.end
         self._leader.send(sent)
 
@@ -214,7 +221,7 @@ class AppendQueue:
             if not self._held:
                 return
 
-    def _acknowledged(self, messages: list[Sent]) -> None:
+    def _acknowledged(self, messages: list[InFlightMessage]) -> None:
         if not self._is_empty:
             self._on_stored(messages)
             return
@@ -254,7 +261,7 @@ class AppendQueue:
             sent.told.errback(failure)
         self._refusing = None
 
-    def _ended(self, error: StorageError, left: list[Sent]) -> None:
+    def _ended(self, error: StorageError, left: list[InFlightMessage]) -> None:
         self.over = self.over or error
         held, self._held = self._held, deque()
         unconfirmed, self._unconfirmed = self._unconfirmed, []

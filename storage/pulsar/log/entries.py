@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from storage.log import Entry
 from storage.pulsar.log.entry_messages import entry_payload_bytes, unpack_entries
-from storage.pulsar.log.partition_reader import PartitionReader, Stored
+from storage.pulsar.log.partition_reader import PartitionReader, StoredMessage
 
 SCAN_BYTES = 1 << 20
 """What is read at a time where entries are looked through one after the other."""
@@ -87,7 +87,9 @@ class PartitionEntries:
                 return entry
         return None
 
-    async def _message_behind_bytes(self, start: int, end: int, position: int) -> Stored | None:
+    async def _message_behind_bytes(
+        self, start: int, end: int, position: int
+    ) -> StoredMessage | None:
         """By bisection: what lies before a message's end only grows."""
         found = None
         while start < end:

@@ -12,9 +12,9 @@ from twisted.internet.defer import Deferred
 
 from storage.log import StorageError, StorageFailed
 from storage.plain_records import BatchFormat
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.client.exclusive_producer import End, Room
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.exclusive_producer import InFlightLimit, LogEnd
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.compaction.side_topic import SideTopics
 from storage.pulsar.compaction.space_reclaim import TopicTrimmer
 from storage.pulsar.log.append_queue import OpenedPartition
@@ -31,7 +31,7 @@ from storage.pulsar.native.message_offsets import START, parse_message_id
 from storage.pulsar.native.native_opener import open_native_log
 from storage.pulsar.native.stored_entries import MAX_CLOCK_SKEW_MS, NativeEntries
 from storage.pulsar.topics.topic_listing import NATIVE
-from storage.tail import Tail
+from storage.tail import TailCache
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +43,11 @@ OnEnd = Callable[[PulsarPartitionLog, StorageError], None]
 class PulsarLogOpener:
     """What all logs of a store have in common. `batch_format` is None where the store was given none: it then opens no native topic."""
 
-    session: Session
-    admin: Admin
+    session: PulsarClient
+    admin: PulsarAdmin
     cache: ReaderCache
-    room: Room
-    tail: Tail
+    room: InFlightLimit
+    tail: TailCache
     runs: SideTopics
     trimming: TopicTrimmer
     batch_format: BatchFormat | None
@@ -244,4 +244,6 @@ def _not_before(opened: OpenedPartition, first_offset: int) -> OpenedPartition:
     """A stretch that nothing was written to yet begins where the one before it ended."""
     if opened.end.offset >= first_offset:
         return opened
-    return replace(opened, end=End(first_offset, opened.end.bytes, opened.end.greatest_timestamp))
+    return replace(
+        opened, end=LogEnd(first_offset, opened.end.bytes, opened.end.greatest_timestamp)
+    )

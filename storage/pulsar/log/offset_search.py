@@ -8,8 +8,8 @@ from functools import partial
 from itertools import accumulate
 
 from storage.log import StorageFailed
-from storage.pulsar.admin.admin_api import Admin, InternalStats
-from storage.pulsar.client.topic_readers import Source, Stored, look
+from storage.pulsar.admin.admin_api import InternalStats, PulsarAdmin
+from storage.pulsar.client.topic_readers import ReaderSource, StoredMessage, find_message
 from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.log.offset_index import IndexEntry, OffsetIndex, Position
 
@@ -57,7 +57,7 @@ class Ledgers:
 class MessageSearch:
     """Looks at one partition's topic; what it meets goes into `index`."""
 
-    def __init__(self, source: Source, admin: Admin, index: OffsetIndex) -> None:
+    def __init__(self, source: ReaderSource, admin: PulsarAdmin, index: OffsetIndex) -> None:
         self._source = source
         self._admin = admin
         self._index = index
@@ -71,7 +71,7 @@ class MessageSearch:
         ledgers = await self._ledgers()
         return ledgers.position(len(ledgers) - 1) if len(ledgers) else None
 
-    async def first(self) -> Stored | None:
+    async def first(self) -> StoredMessage | None:
         """The first message, behind those of others."""
         ledgers = await self._ledgers()
         begin, most = 0, min(len(ledgers), self._source.settings.foreign_messages)
@@ -85,7 +85,7 @@ class MessageSearch:
             raise self._hidden(begin, "first")
         return None
 
-    async def last(self, before: Position | None = None) -> Stored | None:
+    async def last(self, before: Position | None = None) -> StoredMessage | None:
         """The last message before that place (or of all), in ever longer looks back where others wrote after it."""
         end = await self.end()
         if end is None:
@@ -159,5 +159,7 @@ class MessageSearch:
 
     def _look(
         self, start: Position, last: Position, *, for_last: bool = False
-    ) -> Awaitable[Stored | None]:
-        return self._source.session.run(partial(look, self._source, start, last, for_last=for_last))
+    ) -> Awaitable[StoredMessage | None]:
+        return self._source.session.run(
+            partial(find_message, self._source, start, last, for_last=for_last)
+        )

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from twisted.internet.defer import Deferred, fail
 
 from storage.log import Entry, LogClosed, OffsetOutOfRange, StorageError
-from storage.pulsar.client.exclusive_producer import End, Room, Sent
+from storage.pulsar.client.exclusive_producer import InFlightLimit, InFlightMessage, LogEnd
 from storage.pulsar.compaction.overlay import Overlay
 from storage.pulsar.compaction.range_merge import RangeMerger
 from storage.pulsar.compaction.replacement import EntryReplacer
@@ -18,7 +18,7 @@ from storage.pulsar.log.append_queue import AppendQueue, OpenedPartition, end_er
 from storage.pulsar.log.entries import PartitionEntries
 from storage.pulsar.log.partition_reader import Position
 from storage.pulsar.log.partition_rows import epoch_end_offset, replaced_range_row
-from storage.tail import Run, Tail
+from storage.tail import CachedTail, TailCache
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ class PulsarLog:
     def __init__(
         self,
         opened: OpenedPartition,
-        room: Room,
-        tail: Tail,
+        room: InFlightLimit,
+        tail: TailCache,
         runs: SideTopics,
         trimming: TopicTrimmer,
         when_over: Callable[[PulsarLog, StorageError], None],
@@ -52,7 +52,7 @@ class PulsarLog:
         self._start_offset, self._start_bytes = opened.start
         self._front: Entry | None = None
         self._tail = tail
-        self._run = Run()
+        self._run = CachedTail()
         self._watchers: list[Callable[[], None]] = []
         self._when_over = when_over
 
@@ -81,7 +81,7 @@ class PulsarLog:
         over = self._appending.over
         return fail(end_error(over)) if over else self._appending.append(entries)
 
-    def _stored(self, messages: list[Sent]) -> None:
+    def _stored(self, messages: list[InFlightMessage]) -> None:
         """First what has changed, then the watchers, then whoever waits: they see the whole burst."""
         for sent in messages:
             self._end = sent.end
@@ -94,7 +94,7 @@ class PulsarLog:
         for sent in messages:
             sent.told.callback(None)
 
-    def _ended(self, error: StorageError, left: list[Sent]) -> None:
+    def _ended(self, error: StorageError, left: list[InFlightMessage]) -> None:
         """Nothing can be done here any more; `left` was on its way."""
         self._forget_run()
         self._when_over(self, error)
@@ -300,9 +300,9 @@ class PulsarLog:
     def _forget_run(self) -> None:
         """What the cleared run still has in the tail's queue must not make entries of its successor leave early."""
         self._run.clear()
-        self._run = Run()
+        self._run = CachedTail()
 
-    def _bounds(self) -> tuple[int, End]:
+    def _bounds(self) -> tuple[int, LogEnd]:
         self._check_open()
         return self._start_offset, self._end
 

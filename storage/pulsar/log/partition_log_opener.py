@@ -8,9 +8,9 @@ from typing import Any
 import pulsar
 
 from storage.log import StorageError, StorageFailed, UnknownTopic
-from storage.pulsar.admin.admin_api import Admin, Missing
-from storage.pulsar.client.exclusive_producer import End
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.admin_api import NotFound, PulsarAdmin
+from storage.pulsar.client.exclusive_producer import LogEnd
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.append_queue import OpenedPartition
 from storage.pulsar.log.entry_messages import entry_payload_bytes
 from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache
@@ -23,8 +23,8 @@ EPOCH_PROPERTY = "pulsar.topic.epoch"
 
 
 async def open_partition(
-    session: Session,
-    admin: Admin,
+    session: PulsarClient,
+    admin: PulsarAdmin,
     cache: ReaderCache,
     topic: str,
     entry_format: str,
@@ -43,10 +43,10 @@ async def open_partition(
         last = await reader.last()
         if last is None:
             # New, or Pulsar has trimmed all: what was given out is never given out again.
-            end = End(max(row.reserved, row.start_offset), 0, -1)
+            end = LogEnd(max(row.reserved, row.start_offset), 0, -1)
             start = end.offset, -partition.patches.savings
         else:
-            end = End(
+            end = LogEnd(
                 last.header.last_offset + 1,
                 last.header.bytes_before + entry_payload_bytes(last.header, last.payload),
                 last.header.greatest_timestamp,
@@ -76,11 +76,11 @@ async def open_partition(
         raise
 
 
-async def leader_epoch(admin: Admin, topic: str) -> int:
+async def leader_epoch(admin: PulsarAdmin, topic: str) -> int:
     """How often the right to write was taken before. Raises UnknownTopic, StorageFailed."""
     try:
         text = (await admin.properties(topic)).get(EPOCH_PROPERTY, "")
-    except Missing:
+    except NotFound:
         raise UnknownTopic(f"{topic} was deleted") from None
     if not text.isdecimal():
         raise StorageFailed(
@@ -89,7 +89,7 @@ async def leader_epoch(admin: Admin, topic: str) -> int:
     return int(text)
 
 
-def close_unused_producer(session: Session, producer: Any) -> None:
+def close_unused_producer(session: PulsarClient, producer: Any) -> None:
     """Close a producer that nothing was sent with; nobody waits for it."""
 
     def close() -> None:

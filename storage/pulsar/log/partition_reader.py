@@ -10,16 +10,16 @@ from bisect import insort
 from collections.abc import Callable
 from functools import partial
 
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.client.reader_cache import ReaderCache
-from storage.pulsar.client.topic_readers import OpenReader, Source, Stored
+from storage.pulsar.client.topic_readers import OpenReader, ReaderSource, StoredMessage
 from storage.pulsar.log.entry_messages import Header, entry_payload_bytes
 from storage.pulsar.log.offset_index import IndexEntry, OffsetIndex, Position, index_entry
 from storage.pulsar.log.offset_search import MessageSearch
 from storage.pulsar.settings import MIB, PulsarSettings
 
-__all__ = ["PartitionReader", "Position", "ReaderCache", "Stored"]
+__all__ = ["PartitionReader", "Position", "ReaderCache", "StoredMessage"]
 
 SCAN_BYTES = MIB
 SCAN_MESSAGES = 500
@@ -27,19 +27,19 @@ SCAN_MESSAGES = 500
 
 
 class PartitionReader:
-    """The messages of `topic`, the full name of a partition's topic. Raises StorageFailed and what `Session.run` does."""
+    """The messages of `topic`, the full name of a partition's topic. Raises StorageFailed and what `PulsarClient.run` does."""
 
     def __init__(
         self,
-        session: Session,
-        admin: Admin,
+        session: PulsarClient,
+        admin: PulsarAdmin,
         cache: ReaderCache,
         topic: str,
         settings: PulsarSettings,
     ) -> None:
         self._settings = settings
         self._cache = cache
-        self._source = Source(session, topic)
+        self._source = ReaderSource(session, topic)
         self._index = OffsetIndex(settings.index_marks)
         self._seeker = MessageSearch(self._source, admin, self._index)
         self._newest: IndexEntry | None = None
@@ -55,14 +55,14 @@ class PartitionReader:
         self._index.appended(header, position)
         self._newest = index_entry(header, position)
 
-    async def first(self) -> Stored | None:
+    async def first(self) -> StoredMessage | None:
         """The first message, also one that only marks an offset; None where there is none."""
         stored = await self._seeker.first()
         if stored:
             self._index.found(stored.header, stored.position)
         return stored
 
-    async def last(self, before: Position | None = None) -> Stored | None:
+    async def last(self, before: Position | None = None) -> StoredMessage | None:
         """The last message (before that place), also one that only marks an offset; None where there is none.
 
         What a client library sent again may end sooner than what it had sent first: what lies behind the last message was then never
@@ -75,7 +75,7 @@ class PartitionReader:
                 self._newest = index_entry(stored.header, stored.position)
         return stored
 
-    async def read(self, offset: int, end_offset: int, max_bytes: int) -> list[Stored]:
+    async def read(self, offset: int, end_offset: int, max_bytes: int) -> list[StoredMessage]:
         """`PartitionLog.read`, in messages that begin before `end_offset`. Fewer where the rest does not come in `read_timeout_seconds`.
 
         Empty where nothing is there: all was trimmed, or messages of others were passed over until the time was up (the next call goes on).
@@ -87,7 +87,7 @@ class PartitionReader:
         self,
         offset: int,
         end_offset: int,
-        visit: Callable[[Stored], bool],
+        visit: Callable[[StoredMessage], bool],
         max_bytes: int,
         *,
         since: Callable[[], int] | None = None,
@@ -117,7 +117,9 @@ class PartitionReader:
             self._index.walked(begin, visited)
         return reached
 
-    async def at_time(self, timestamp: int, start_offset: int, end_offset: int) -> Stored | None:
+    async def at_time(
+        self, timestamp: int, start_offset: int, end_offset: int
+    ) -> StoredMessage | None:
         """The first message from `start_offset` on (one that straddles it, too) and before `end_offset` whose `max_timestamp` is at least `timestamp`."""
         found = await self._crossing(timestamp, end_offset)
         if found is None or (
@@ -125,9 +127,9 @@ class PartitionReader:
         ):
             return found
         # The time was reached by a message that is gone; later ones may be older than it.
-        reaching: list[Stored] = []
+        reaching: list[StoredMessage] = []
 
-        def visit(stored: Stored) -> bool:
+        def visit(stored: StoredMessage) -> bool:
             if stored.header.max_timestamp >= timestamp:
                 reaching.append(stored)
             return bool(reaching)
@@ -135,7 +137,7 @@ class PartitionReader:
         await self._scan_all(start_offset, end_offset, visit, lambda: timestamp)
         return reaching[0] if reaching else None
 
-    async def latest(self, start_offset: int, end_offset: int) -> Stored | None:
+    async def latest(self, start_offset: int, end_offset: int) -> StoredMessage | None:
         """The first message from `start_offset` on and before `end_offset` that bears the greatest `max_timestamp` there; None where none has one."""
         newest = self._newest or await self._known_newest()
         if newest is None or newest.greatest_timestamp < 0:
@@ -147,9 +149,9 @@ class PartitionReader:
             and found.header.max_timestamp == newest.greatest_timestamp
         ):
             return found
-        best: list[Stored] = []
+        best: list[StoredMessage] = []
 
-        def visit(stored: Stored) -> bool:
+        def visit(stored: StoredMessage) -> bool:
             if stored.header.max_timestamp > (best[-1].header.max_timestamp if best else -1):
                 best[:] = [stored]
             return False
@@ -162,7 +164,9 @@ class PartitionReader:
         )
         return best[0] if best else None
 
-    async def at_byte(self, number: int, start_offset: int, end_offset: int) -> Stored | None:
+    async def at_byte(
+        self, number: int, start_offset: int, end_offset: int
+    ) -> StoredMessage | None:
         """The first message from `start_offset` on (one that straddles it, too) and before `end_offset` that ends behind that byte of the payload
         that the partition ever had, counted as `Header.bytes_before` is."""
         found = await self._search(
@@ -193,7 +197,7 @@ class PartitionReader:
 
     async def _read(
         self, offset: int, end: int, max_bytes: int, max_messages: int = 1 << 63
-    ) -> tuple[list[Stored], bool]:
+    ) -> tuple[list[StoredMessage], bool]:
         """Messages, and whether there were no more in the topic."""
         if offset >= end:
             return [], False
@@ -224,7 +228,7 @@ class PartitionReader:
             low, high.position, high.bytes_before, lambda header: header.base_offset <= offset
         )
 
-    async def _crossing(self, timestamp: int, end: int) -> Stored | None:
+    async def _crossing(self, timestamp: int, end: int) -> StoredMessage | None:
         """The first message before `end`, of those that are there, up to which the partition had a time of at least `timestamp`."""
         low, high = (
             self._index.before_time(timestamp),
@@ -244,8 +248,8 @@ class PartitionReader:
         around: tuple[IndexEntry | None, IndexEntry | None],
         end: int,
         is_before: Callable[[Header | IndexEntry], bool],
-        is_it: Callable[[Stored], bool],
-    ) -> Stored | None:
+        is_it: Callable[[StoredMessage], bool],
+    ) -> StoredMessage | None:
         """The first message before `end` that `is_it`. `is_before` as `MessageSearch.narrowed` has it: so from the beginning up to that message or the one before it."""
         low, high = around[0] or await self._known_first(), around[1] or await self._known_newest()
         if low is None or high is None:
@@ -269,7 +273,7 @@ class PartitionReader:
         return None
 
     async def _scan_all(
-        self, start: int, end: int, visit: Callable[[Stored], bool], since: Callable[[], int]
+        self, start: int, end: int, visit: Callable[[StoredMessage], bool], since: Callable[[], int]
     ) -> None:
         while start < end:
             reached = await self.scan(start, end, visit, 1 << 63, since=since)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import accumulate
 
 from storage.log import StorageFailed
-from storage.pulsar.admin.admin_api import Admin, InternalStats, Missing, Peeked
+from storage.pulsar.admin.admin_api import InternalStats, NotFound, PeekedEntry, PulsarAdmin
 from storage.pulsar.log.offset_index import Position
 
 NO_INDEX_MESSAGE = (
@@ -54,7 +54,7 @@ class EntryNumbering:
 class EntryFinder:
     """Peeks at the entries of one topic."""
 
-    def __init__(self, admin: Admin, topic: str) -> None:
+    def __init__(self, admin: PulsarAdmin, topic: str) -> None:
         self._admin = admin
         self.topic = topic
 
@@ -74,7 +74,7 @@ class EntryFinder:
         last = await self._admin.last_message_id(self.topic)
         return Position(last.ledger_id, last.entry_id) if last.entry_id >= 0 else None
 
-    async def peek(self, position: Position) -> Peeked:
+    async def peek(self, position: Position) -> PeekedEntry:
         """Raises Missing for one that was trimmed."""
         return await self._admin.peek(self.topic, position)
 
@@ -88,10 +88,10 @@ class EntryFinder:
     async def first(
         self,
         entries: EntryNumbering,
-        is_reached: Callable[[Peeked], bool],
+        is_reached: Callable[[PeekedEntry], bool],
         begin: int = 0,
         end: int | None = None,
-    ) -> tuple[Position, Peeked] | None:
+    ) -> tuple[Position, PeekedEntry] | None:
         """The first entry from number `begin` to before `end` for which `is_reached`, which holds for all behind it, too; None where it holds for none.
 
         One that was trimmed meanwhile is not reached.
@@ -103,7 +103,7 @@ class EntryFinder:
             position = entries.position(middle)
             try:
                 peeked = await self.peek(position)
-            except Missing:
+            except NotFound:
                 begin = middle + 1
                 continue
             if is_reached(peeked):

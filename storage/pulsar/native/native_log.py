@@ -16,7 +16,7 @@ from storage.pulsar.native.native_sender import NativeSender, PendingAppend
 from storage.pulsar.native.stored_entries import NativeEntries
 from storage.pulsar.native.tail_entries import TailEntries
 from storage.pulsar.native.tail_reader import TailReader
-from storage.tail import Run, Tail
+from storage.tail import CachedTail, TailCache
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class NativeLog:
         self,
         opened: NativeLogBounds,
         partition: PartitionState,
-        entries: Tail,
+        entries: TailCache,
         when_over: Callable[[NativeLog, StorageError], None],
     ) -> None:
         self._stored = stored = opened.stored
@@ -77,7 +77,7 @@ class NativeLog:
         self.leader_epoch = stored.leader_epoch
         self._when_over = when_over
         self._entries = entries
-        self._run = Run()
+        self._run = CachedTail()
         self._start_offset = max(opened.first_offset, partition.row.start_offset)
         self._end_offset = max(opened.end_offset, self._start_offset)
         self._next_offset = FIRST_PROVISIONAL_OFFSET
@@ -283,7 +283,7 @@ class NativeLog:
         self._failure = error
         # A new one: what the old one still has in the tail's queue must not make entries of its successor leave early.
         self._run.clear()
-        self._run = Run()
+        self._run = CachedTail()
         self.arrivals.end(error)
         released = Deferred.fromCoroutine(self._release(error))
         self._when_over(self, error)

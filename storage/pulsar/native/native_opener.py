@@ -6,26 +6,26 @@ from collections.abc import Callable
 
 from storage.log import Fenced, StorageError
 from storage.plain_records import BatchFormat
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.client.exclusive_producer import Room
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.exclusive_producer import InFlightLimit
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.partition_rows import FormatRange, PartitionState
 from storage.pulsar.native.entry_search import EntryFinder
 from storage.pulsar.native.native_log import NativeLog, NativeLogBounds
 from storage.pulsar.native.native_sender import NativeSender, open_producer
 from storage.pulsar.native.stored_entries import NativeEntries
 from storage.pulsar.native.tail_reader import TailReader
-from storage.tail import Tail
+from storage.tail import TailCache
 
 
 async def open_native_log(
-    session: Session,
-    admin: Admin,
+    session: PulsarClient,
+    admin: PulsarAdmin,
     topic: str,
     batch_format: BatchFormat,
     partition: PartitionState,
-    entries: Tail,
-    room: Room,
+    entries: TailCache,
+    room: InFlightLimit,
     when_over: Callable[[NativeLog, StorageError], None],
     stretch: FormatRange,
 ) -> NativeLog:

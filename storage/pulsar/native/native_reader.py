@@ -9,8 +9,8 @@ import msgspec
 import pulsar
 
 from storage.log import StorageFailed
-from storage.plain_records import BatchFormat, RecordBatch
-from storage.pulsar.client.pulsar_client import Session
+from storage.plain_records import BatchFormat, PlainBatch
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.message_offsets import (
     START,
@@ -68,7 +68,7 @@ def pack_entry(
 ) -> PackedEntry:
     """The messages of one entry as a batch."""
     found = [record_from_message(message) for message in messages]
-    batch = RecordBatch([record for record, _ in found], found[0][1])
+    batch = PlainBatch([record for record, _ in found], found[0][1])
     return PackedEntry(
         place, batch_format.pack(batch), max(record.timestamp for record in batch.records)
     )
@@ -84,7 +84,7 @@ class NativeReader:
 
     def __init__(
         self,
-        session: Session,
+        session: PulsarClient,
         topic: str,
         batch_format: BatchFormat,
         position: Position,

@@ -14,9 +14,13 @@ from twisted.internet.defer import Deferred, succeed
 
 from storage.log import Buffer, EntryTooLarge, Fenced, LogClosed, StorageError, StorageFailed
 from storage.plain_records import BatchFormat
-from storage.pulsar.client.exclusive_producer import OPERATION_COST, Room, ending
-from storage.pulsar.client.library_threads import keep_state
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.client.exclusive_producer import (
+    IN_FLIGHT_OVERHEAD,
+    InFlightLimit,
+    error_for_result,
+)
+from storage.pulsar.client.library_threads import keep_thread_state
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.message_offsets import MessageLocation, parse_message_id
 from storage.pulsar.native.record_messages import MessageFields, message_from_record
@@ -48,7 +52,7 @@ class PendingAppend:
 
     @property
     def cost(self) -> int:
-        return len(self.payload) + self.records * OPERATION_COST
+        return len(self.payload) + self.records * IN_FLIGHT_OVERHEAD
 
 
 def build_message(fields: MessageFields) -> Any:
@@ -69,7 +73,7 @@ def build_message(fields: MessageFields) -> Any:
     return builder.build()
 
 
-async def open_producer(session: Session, topic: str) -> Any:
+async def open_producer(session: PulsarClient, topic: str) -> Any:
     """One that lets others write, too. What it sends is compressed, so that what Kafka's producers packed well still fits into one message."""
     return await session.run(
         lambda: session.producer(
@@ -89,10 +93,10 @@ class NativeSender:
 
     def __init__(
         self,
-        session: Session,
+        session: PulsarClient,
         producer: Any,
         batch_format: BatchFormat,
-        room: Room,
+        room: InFlightLimit,
         on_stored: Callable[[PendingAppend], None],
         on_end: Callable[[StorageError], object],
     ) -> None:
@@ -170,14 +174,14 @@ class NativeSender:
             self._producer._producer.flush_async(_ignore)
         except pulsar.PulsarException as error:
             self._session.wake.post(
-                partial(self._answered, appending, ending(type(error).__name__))
+                partial(self._answered, appending, error_for_result(type(error).__name__))
             )
 
     def _acknowledged(
         self, appending: PendingAppend, records: int, result: Any, message_id: Any
     ) -> None:
         """The library's callback for the last record, in its thread. Nothing may be raised here."""
-        keep_state()
+        keep_thread_state()
         failure: StorageError | None = None
         try:
             if result == pulsar.Result.MessageTooBig:
@@ -185,7 +189,7 @@ class NativeSender:
                     f"{len(appending.payload)} bytes of records, taken apart, are more than a broker takes in one message"
                 )
             elif result != pulsar.Result.Ok:
-                failure = ending(result.name)
+                failure = error_for_result(result.name)
             else:
                 appending.place = parse_message_id(message_id.serialize())
                 if appending.place.position < FIRST_POSITION:

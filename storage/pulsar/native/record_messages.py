@@ -20,7 +20,7 @@ from itertools import pairwise
 
 import msgspec
 
-from storage.plain_records import ProducerSequence, Record
+from storage.plain_records import PlainRecord, ProducerSequence
 from storage.pulsar.log.entry_messages import ENTRY_FORMAT, HEADER
 
 DETAILS_PROPERTY = "kopgate.record"
@@ -69,7 +69,9 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(RecordDetails)
 
 
-def message_from_record(record: Record, sequence: ProducerSequence | None = None) -> MessageFields:
+def message_from_record(
+    record: PlainRecord, sequence: ProducerSequence | None = None
+) -> MessageFields:
     """The message of a record; `sequence` where it is the first of a batch that has one."""
     partition_key, ordering_key, key_mark = "", b"", None
     if record.key is not None:
@@ -94,7 +96,7 @@ def message_from_record(record: Record, sequence: ProducerSequence | None = None
     )
 
 
-def record_from_message(fields: MessageFields) -> tuple[Record, ProducerSequence | None]:
+def record_from_message(fields: MessageFields) -> tuple[PlainRecord, ProducerSequence | None]:
     """The record of a message, whoever wrote it. Never raises: what is no mark of ours counts as a property like others."""
     properties = fields.properties or {}
     mark = _parse_details(properties)
@@ -106,7 +108,7 @@ def record_from_message(fields: MessageFields) -> tuple[Record, ProducerSequence
         )
     event_time = fields.event_time if 0 < fields.event_time < _INT64 else fields.publish_time
     timestamp = mark.timestamp if mark.timestamp is not None else event_time
-    return Record(_key(fields, mark), fields.content, headers, timestamp), mark.sequence
+    return PlainRecord(_key(fields, mark), fields.content, headers, timestamp), mark.sequence
 
 
 def _properties(

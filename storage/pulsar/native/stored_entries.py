@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from storage.log import Entry
 from storage.plain_records import BatchFormat
-from storage.pulsar.admin.admin_api import Missing, Peeked
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.admin_api import NotFound, PeekedEntry
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.entry_search import EntryFinder
 from storage.pulsar.native.message_offsets import START, IndexCounter
@@ -48,7 +48,7 @@ class NativeEntries:
 
     def __init__(
         self,
-        session: Session,
+        session: PulsarClient,
         finder: EntryFinder,
         batch_format: BatchFormat,
         base: int,
@@ -127,7 +127,7 @@ class NativeEntries:
             return None
         try:
             peeked = await self.finder.peek(entries.position(0))
-        except Missing:
+        except NotFound:
             peeked = None
         if peeked is None or peeked.index < 0:
             found = await self.finder.first(entries, lambda one: one.index >= 0)
@@ -156,7 +156,7 @@ class NativeEntries:
         while self._cursors:
             self._close(self._cursors.popitem()[0])
 
-    def _first_offset(self, peeked: Peeked) -> int:
+    def _first_offset(self, peeked: PeekedEntry) -> int:
         return self.base + peeked.index - peeked.messages + 1
 
     def _cursor_at(self, offset: int) -> ReadCursor | None:
@@ -174,7 +174,7 @@ class NativeEntries:
             NativeReader(self.session, self.finder.topic, self.batch_format, found[0], queue)
         )
 
-    async def _find(self, offset: int) -> tuple[Position, Peeked] | None:
+    async def _find(self, offset: int) -> tuple[Position, PeekedEntry] | None:
         entries = await self.finder.entries()
         return await self.finder.first(entries, lambda one: one.index >= offset - self.base)
 

@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from storage.log import Entry, Fenced, StorageError, StorageFailed
-from storage.pulsar.admin.admin_api import Missing
+from storage.pulsar.admin.admin_api import NotFound
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.message_offsets import IndexCounter
 from storage.pulsar.native.native_reader import PackedEntry
@@ -115,7 +115,7 @@ class TailEntries:
         for _ in range(INDEX_ATTEMPTS):
             try:
                 return await self._stored.number(self._counter, gathered)
-            except Missing:
+            except NotFound:
                 raise
             except StorageFailed as error:
                 logger.warning(

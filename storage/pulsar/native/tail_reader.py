@@ -11,7 +11,7 @@ import pulsar
 
 from storage.log import StorageError, StorageFailed
 from storage.plain_records import BatchFormat
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.message_offsets import START, EntryAssembler, MessageIdParser
 from storage.pulsar.native.native_reader import (
@@ -56,7 +56,7 @@ class TailReader:
 
     def __init__(
         self,
-        session: Session,
+        session: PulsarClient,
         topic: str,
         batch_format: BatchFormat,
         after: Position,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.topics.pulsar_names import OURS, PREFIX
+from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX, PREFIX
 
 MAX_KEY_BYTES = 480
 """As the interface of tables promises."""
@@ -33,7 +33,7 @@ def table_topic(settings: PulsarSettings, table: str) -> str:
     """The full name of the table's topic. What is no plain word, or means something to Pulsar, is written in hexadecimal digits."""
     is_plain = _PLAIN.fullmatch(table) and "-partition-" not in table and table != LOCK_TOPIC
     local = table if is_plain else f"hex.{table.encode().hex()}"
-    return f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{OURS}.{local}"
+    return f"{PREFIX}{settings.metadata_tenant}/{settings.metadata_namespace}/{INTERNAL_PREFIX}.{local}"
 
 
 def message_key(key: bytes) -> str:

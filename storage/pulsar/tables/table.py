@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Mapping
 from twisted.internet.defer import DeferredLock
 
 from storage.bridge import Reactor
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import (
     END_KEY,
@@ -26,7 +26,12 @@ class PulsarTable:
     """A `StateTable`. To be opened before it is used, and closed before the session is."""
 
     def __init__(
-        self, session: Session, admin: Admin, settings: PulsarSettings, reactor: Reactor, name: str
+        self,
+        session: PulsarClient,
+        admin: PulsarAdmin,
+        settings: PulsarSettings,
+        reactor: Reactor,
+        name: str,
     ) -> None:
         self._session = session
         self._admin = admin

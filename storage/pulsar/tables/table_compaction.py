@@ -13,9 +13,9 @@ from contextlib import suppress
 import msgspec
 from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, Timer
+from storage.bridge import Reactor, ScheduledCall
 from storage.log import StorageError
-from storage.pulsar.admin.admin_api import Admin, AdminFailed, Conflict, Missing
+from storage.pulsar.admin.admin_api import AdminFailed, Conflict, NotFound, PulsarAdmin
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.table_loader import topic_space
 from storage.pulsar.topics.pulsar_names import path_of
@@ -38,16 +38,16 @@ class CompactionStatus(msgspec.Struct, frozen=True, rename="camel"):
     last_error: str = ""
 
 
-async def ensure_topic(admin: Admin, topic: str) -> None:
+async def ensure_topic(admin: PulsarAdmin, topic: str) -> None:
     """The topic, where it is missing, without partitions. Raises StorageFailed."""
     try:
         await topic_space(admin, topic)
-    except Missing:
+    except NotFound:
         with suppress(Conflict):
             await admin.put(path_of(topic))
 
 
-async def clear_retention(admin: Admin, topic: str) -> None:
+async def clear_retention(admin: PulsarAdmin, topic: str) -> None:
     """Keep nothing in the topic that no cursor needs; where the topic's policies cannot be set, what the namespace says holds.
 
     A backlog quota of the namespace could move compaction's cursor over rows that it has not read (`consumer_backlog_eviction`), so there is none here.
@@ -72,7 +72,7 @@ class TableCompactor:
     """Of one table's topic."""
 
     def __init__(
-        self, admin: Admin, settings: PulsarSettings, reactor: Reactor, topic: str
+        self, admin: PulsarAdmin, settings: PulsarSettings, reactor: Reactor, topic: str
     ) -> None:
         self._admin = admin
         self._settings = settings
@@ -85,7 +85,7 @@ class TableCompactor:
         """Bytes before the compaction that was asked for, until it is known how it ended."""
         self._before = -1
         """The ledger of the compaction before that one."""
-        self._timer: Timer | None = None
+        self._timer: ScheduledCall | None = None
         self._is_stopped = False
         self._is_failing = False
 

@@ -17,8 +17,8 @@ import msgspec
 import pulsar
 
 from storage.log import StorageFailed
-from storage.pulsar.admin.admin_api import Admin, Ledger
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.admin_api import Ledger, PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.tables.row_messages import END_KEY, is_gap, parse_row
 from storage.pulsar.topics.pulsar_names import path_of
 
@@ -49,13 +49,15 @@ class TopicSpace(msgspec.Struct, frozen=True, rename="camel"):
         return self.compacted_ledger, max((ledger.ledger_id for ledger in self.ledgers), default=-1)
 
 
-async def topic_space(admin: Admin, topic: str) -> TopicSpace:
-    """Raises as `Admin.get`."""
+async def topic_space(admin: PulsarAdmin, topic: str) -> TopicSpace:
+    """Raises as `PulsarAdmin.get`."""
     space: TopicSpace = await admin.get(f"{path_of(topic)}/internalStats", TopicSpace)
     return space
 
 
-async def load(session: Session, admin: Admin, topic: str, end: bytes) -> dict[bytes, bytes]:
+async def load(
+    session: PulsarClient, admin: PulsarAdmin, topic: str, end: bytes
+) -> dict[bytes, bytes]:
     """Every row, up to the message with END_KEY and `end`, which has been written. Raises StorageFailed."""
     for _ in range(ATTEMPTS):
         before = (await topic_space(admin, topic)).state
@@ -67,7 +69,7 @@ async def load(session: Session, admin: Admin, topic: str, end: bytes) -> dict[b
     )
 
 
-def read_rows(session: Session, topic: str, end: bytes) -> dict[bytes, bytes]:
+def read_rows(session: PulsarClient, topic: str, end: bytes) -> dict[bytes, bytes]:
     """As `load`, whatever is compacted meanwhile; blocks."""
     settings = session.settings
     timeout = max(1, round(settings.operation_timeout_seconds * 1000))

@@ -23,9 +23,9 @@ import _pulsar
 import pulsar
 from twisted.internet.defer import Deferred, TimeoutError, succeed
 
-from storage.bridge import Reactor, Readers
+from storage.bridge import Reactor, WorkerPool
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageError, StorageFailed
-from storage.pulsar.client.pulsar_client import Session, translated
+from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import max_batch_bytes, message_key, payload
 
@@ -54,7 +54,7 @@ class TableWriter:
 
     def __init__(
         self,
-        session: Session,
+        session: PulsarClient,
         settings: PulsarSettings,
         reactor: Reactor,
         topic: str,
@@ -68,7 +68,7 @@ class TableWriter:
         self._producer: Any = None
         self._given = 0
         """The sequence id of the last row that the library was given."""
-        self._thread: Readers | None = None
+        self._thread: WorkerPool | None = None
         self._waiting: deque[PendingPut] = deque()
         self._waiting_bytes = 0
         self._burst: list[PendingPut] = []
@@ -91,7 +91,7 @@ class TableWriter:
         )
         self._producer = made
         self._given = made.last_sequence_id()
-        self._thread = Readers(self._session.wake, 1, 1, "pulsar-table")
+        self._thread = WorkerPool(self._session.wake, 1, 1, "pulsar-table")
 
     def put(self, rows: Mapping[bytes, bytes | None]) -> Deferred[None]:
         """As `StateTable.put`."""
@@ -207,7 +207,7 @@ class TableWriter:
                 self._topic,
                 exc_info=(failure.type, failure.value, failure.getTracebackObject()),
             )
-        error = translated(failure.value)
+        error = to_storage_error(failure.value)
         if isinstance(error, Fenced) or isinstance(failure.value, pulsar.AlreadyClosed):
             # Nobody here has closed it, and the library closes one for good only if another producer has the topic.
             fenced = f"{self._topic}: another process writes this table now; whether the rows are stored is unknown"

@@ -14,19 +14,19 @@ from urllib.parse import quote
 
 from twisted.internet.defer import Deferred
 
-from storage.bridge import Reactor, Timer
+from storage.bridge import Reactor, ScheduledCall
 from storage.log import StorageError
-from storage.pulsar.admin.admin_api import Conflict, Missing
+from storage.pulsar.admin.admin_api import Conflict, NotFound
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.topics.pulsar_names import OURS as RESERVED
+from storage.pulsar.topics.pulsar_names import INTERNAL_PREFIX
 
 log = logging.getLogger(__name__)
 
-OURS = "kopgate"
+OWNER_PROPERTY = "kopgate"
 """The property that marks a subscription as made here; its value says what for."""
 
 
-class Place(NamedTuple):
+class CursorPosition(NamedTuple):
     """The partition's topic as the admin API has it in paths (`persistent/tenant/namespace/name`), and the entry from which the group reads on."""
 
     path: str
@@ -34,7 +34,7 @@ class Place(NamedTuple):
     entry_id: int
 
 
-class Calls(Protocol):
+class CursorApi(Protocol):
     """What is needed of the admin API."""
 
     async def get(self, path: str) -> object: ...
@@ -50,8 +50,8 @@ class CursorMirror:
 
     def __init__(
         self,
-        calls: Calls,
-        place: Callable[[str, int, int], Awaitable[Place | None]],
+        calls: CursorApi,
+        place: Callable[[str, int, int], Awaitable[CursorPosition | None]],
         reactor: Reactor,
         settings: PulsarSettings,
     ) -> None:
@@ -62,13 +62,13 @@ class CursorMirror:
         self._waiting: dict[Commit, int] = {}
         self._made: dict[Commit, bool] = {}
         """Whether the subscription is ours, of those that were looked at."""
-        self._timer: Timer | None = None
+        self._timer: ScheduledCall | None = None
         self._is_stopped = False
         self._dropped = self._failed = 0
 
     def note(self, group: str, topic: str, partition: int, offset: int) -> None:
         """The group has committed; only the newest offset of a partition is of interest. Beyond `mirror_waiting` it waits for its next commit."""
-        if group.startswith(RESERVED):
+        if group.startswith(INTERNAL_PREFIX):
             # Such subscriptions the gateway has for itself.
             return
         if group in (".", ".."):
@@ -133,7 +133,7 @@ class CursorMirror:
                 return
             try:
                 await self._calls.post(f"{subscription}/resetcursor", at)
-            except Missing:
+            except NotFound:
                 # Somebody deleted it, or the whole topic: the next commit makes it anew if it can.
                 self._made.pop(key, None)
         except StorageError as failure:
@@ -151,11 +151,11 @@ class CursorMirror:
         if known is not None:
             return known
         try:
-            await self._calls.put(subscription, {**at, "properties": {OURS: "group"}})
+            await self._calls.put(subscription, {**at, "properties": {OWNER_PROPERTY: "group"}})
             is_ours = True
         except Conflict:
             properties = await self._calls.get(f"{subscription}/properties")
-            is_ours = isinstance(properties, dict) and OURS in properties
+            is_ours = isinstance(properties, dict) and OWNER_PROPERTY in properties
             if not is_ours:
                 group, topic, partition = key
                 log.warning(

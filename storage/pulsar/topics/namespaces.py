@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from storage.pulsar.admin.admin_api import Admin, Forbidden
+from storage.pulsar.admin.admin_api import Forbidden, PulsarAdmin
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.topics.retention_policies import EVER, Retention
+from storage.pulsar.topics.retention_policies import UNLIMITED, Retention
 
-Runtime = Mapping[str, Any]
+BrokerConfig = Mapping[str, Any]
 """The configuration that the brokers run with, values as text."""
 
 
@@ -32,7 +32,7 @@ class InactiveTopics(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class NamespacePolicies:
     """None where this role may not know."""
 
     retention: Retention | None = None
@@ -53,34 +53,36 @@ def own_namespaces(settings: PulsarSettings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(own))
 
 
-def keeps(retention: Retention, wanted: Retention) -> bool:
+def retains_at_least(retention: Retention, wanted: Retention) -> bool:
     """Whether nothing goes that `wanted` keeps."""
     pairs = (
         (retention.retentionTimeInMinutes, wanted.retentionTimeInMinutes),
         (retention.retentionSizeInMB, wanted.retentionSizeInMB),
     )
-    return all(kept == EVER or EVER != asked <= kept for kept, asked in pairs)
+    return all(kept == UNLIMITED or UNLIMITED != asked <= kept for kept, asked in pairs)
 
 
-async def runtime_of(admin: Admin) -> Runtime | None:
+async def broker_config(admin: PulsarAdmin) -> BrokerConfig | None:
     """The brokers' configuration; None where only others may know. Raises StorageFailed."""
     try:
-        runtime: Runtime = await admin.get("/brokers/configuration/runtime", dict[str, Any])
+        runtime: BrokerConfig = await admin.get("/brokers/configuration/runtime", dict[str, Any])
     except Forbidden:
         return None
     return runtime
 
 
-async def largest_message(admin: Admin) -> int | None:
+async def largest_message(admin: PulsarAdmin) -> int | None:
     """The brokers' maxMessageSize in bytes; None where this role may not know. Raises StorageFailed."""
-    runtime = await runtime_of(admin)
+    runtime = await broker_config(admin)
     try:
         return int(runtime["maxMessageSize"]) if runtime else None
     except (LookupError, TypeError, ValueError):
         return None
 
 
-async def rules_of(admin: Admin, namespace: str, runtime: Runtime | None) -> Rules:
+async def policies_of(
+    admin: PulsarAdmin, namespace: str, runtime: BrokerConfig | None
+) -> NamespacePolicies:
     """Raises Missing, StorageFailed."""
     path = path_of_namespace(namespace)
     try:
@@ -93,23 +95,23 @@ async def rules_of(admin: Admin, namespace: str, runtime: Runtime | None) -> Rul
         )
     except Forbidden:
         # What the brokers do by default says nothing as long as the namespace may say otherwise.
-        return Rules()
-    default = _defaults(runtime) if runtime else Rules()
-    return Rules(
+        return NamespacePolicies()
+    default = _defaults(runtime) if runtime else NamespacePolicies()
+    return NamespacePolicies(
         retention or default.retention,
         creation.allowAutoTopicCreation if creation else default.makes_topics,
         inactive.deleteWhileInactive if inactive else default.deletes_topics,
     )
 
 
-def _defaults(runtime: Runtime) -> Rules:
+def _defaults(runtime: BrokerConfig) -> NamespacePolicies:
     try:
         retention = Retention(
             int(runtime["defaultRetentionTimeInMinutes"]), int(runtime["defaultRetentionSizeInMB"])
         )
     except (LookupError, TypeError, ValueError):
         retention = None
-    return Rules(
+    return NamespacePolicies(
         retention,
         _flag(runtime.get("allowAutoTopicCreation")),
         _flag(runtime.get("brokerDeleteInactiveTopicsEnabled")),

@@ -13,13 +13,13 @@ from urllib.parse import quote
 from storage.pulsar.settings import PulsarSettings
 
 PREFIX = "persistent://"
-OURS = "__kopgate"
+INTERNAL_PREFIX = "__kopgate"
 """Begins the names of topics that the gateway keeps for itself."""
 
-_SHOWN = f"{OURS}_traffic"
+_TRAFFIC_TOPIC = f"{INTERNAL_PREFIX}_traffic"
 """But for this one, which it writes for others to read."""
 
-LONGEST = 512
+MAX_NAME_CHARACTERS = 512
 """Characters of a local name: Kafka's longest name has 249; Pulsar has no limit, but each name is part of paths and of keys in its metadata."""
 
 _SYSTEM = ("__change_events", "__transaction")
@@ -47,14 +47,16 @@ def partition_of(full_name: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
-def is_hidden(local_name: str) -> bool:
+def is_internal(local_name: str) -> bool:
     """Whether a topic is none of the clients' business: the gateway's own, or Pulsar's."""
-    if local_name == _SHOWN:
+    if local_name == _TRAFFIC_TOPIC:
         return False
-    return local_name.startswith((OURS, *_SYSTEM)) or local_name.endswith(_PENDING_ACKNOWLEDGEMENTS)
+    return local_name.startswith((INTERNAL_PREFIX, *_SYSTEM)) or local_name.endswith(
+        _PENDING_ACKNOWLEDGEMENTS
+    )
 
 
-class Names:
+class PulsarNames:
     """The names in the namespaces that a gateway serves: the default one first, then those that are allowed beside it."""
 
     def __init__(self, settings: PulsarSettings) -> None:
@@ -76,11 +78,16 @@ class Names:
             raise ValueError(
                 f"{name!r}: topics of {namespace} are not served here; allowed_namespaces says which are"
             )
-        if not local or not local.isprintable() or local in (".", "..") or len(local) > LONGEST:
+        if (
+            not local
+            or not local.isprintable()
+            or local in (".", "..")
+            or len(local) > MAX_NAME_CHARACTERS
+        ):
             raise ValueError(
-                f"{name!r} is no topic: a name has 1 to {LONGEST} printable characters and is neither '.' nor '..'"
+                f"{name!r} is no topic: a name has 1 to {MAX_NAME_CHARACTERS} printable characters and is neither '.' nor '..'"
             )
-        if is_hidden(local):
+        if is_internal(local):
             raise ValueError(f"{name!r} is a name of Pulsar's or this gateway's own topics")
         return f"{PREFIX}{namespace}/{local}"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from storage.bridge import Reactor, Timer
+from storage.bridge import Reactor, ScheduledCall
 from storage.log import StorageError
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Refresher:
         self._what = what
         self._seconds = seconds
         self._reactor = reactor
-        self._timer: Timer | None = None
+        self._timer: ScheduledCall | None = None
         self._looking: Deferred[None] | None = None
         self._is_failing = False
 

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from storage.pulsar.admin.admin_api import Admin, AdminFailed, Forbidden, Unauthenticated
+from storage.pulsar.admin.admin_api import AdminFailed, Forbidden, PulsarAdmin, Unauthorized
 from storage.pulsar.settings import MIB, PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
 
 MINUTE_MS = 60_000
-EVER = -1
+UNLIMITED = -1
 LARGEST = (1 << 31) - 1
 """Minutes and megabytes are Java's int there; what is more is for ever."""
 
@@ -33,14 +33,14 @@ class Retention(msgspec.Struct, frozen=True, gc=False):
         return f"{self.retentionTimeInMinutes} {self.retentionSizeInMB}"
 
 
-ALL = Retention(EVER, EVER)
-NOTHING = Retention(0, 0)
+KEEP_ALL = Retention(UNLIMITED, UNLIMITED)
+KEEP_NOTHING = Retention(0, 0)
 
 
 def retention_of(configs: Mapping[str, str], settings: PulsarSettings) -> Retention:
     """What Pulsar must keep of a topic with these configs: never less than they say, so both limits are rounded up."""
     if "delete" not in cleanup_of(configs, settings):
-        return ALL
+        return KEEP_ALL
     milliseconds = _number(configs.get("retention.ms"), settings.retention_ms)
     size = _number(configs.get("retention.bytes"), settings.retention_bytes)
     return Retention(_units(milliseconds, MINUTE_MS), _units(size, MIB))
@@ -62,13 +62,13 @@ def _number(text: str | None, default: int) -> int:
 def _units(amount: int, unit: int) -> int:
     """At least one: a 0 would mean something else to Pulsar."""
     units = max(1, -(-amount // unit))
-    return EVER if amount < 0 or units > LARGEST else units
+    return UNLIMITED if amount < 0 or units > LARGEST else units
 
 
-class Policies:
+class RetentionPolicies:
     """Sets the retention of topics. What Pulsar will not take is said once per reason, and not tried again by this process."""
 
-    def __init__(self, admin: Admin) -> None:
+    def __init__(self, admin: PulsarAdmin) -> None:
         self._admin = admin
         self._said: set[int] = set()
         self._refused: set[tuple[str, Retention]] = set()
@@ -79,7 +79,7 @@ class Policies:
             await self._admin.post(f"{path_of(full_name)}/retention", retention)
         except AdminFailed as failure:
             status = 403 if isinstance(failure, Forbidden) else failure.status
-            if isinstance(failure, Unauthenticated) or status not in _REFUSALS:
+            if isinstance(failure, Unauthorized) or status not in _REFUSALS:
                 raise
             self._refuse(full_name, retention, status, failure.reason)
         else:

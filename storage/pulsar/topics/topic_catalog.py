@@ -11,29 +11,29 @@ from twisted.internet.defer import Deferred
 
 from storage.bridge import Reactor
 from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
-from storage.pulsar.admin.admin_api import Admin, AdminFailed, Missing
+from storage.pulsar.admin.admin_api import AdminFailed, NotFound, PulsarAdmin
 from storage.pulsar.compaction.trim import RetentionTrimmer, clock_seconds, has_whole_ledgers
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.topics.pulsar_names import Names, partition_name, partition_of
+from storage.pulsar.topics.pulsar_names import PulsarNames, partition_name, partition_of
 from storage.pulsar.topics.refresh import Refresher
-from storage.pulsar.topics.topic_changes import Changes
-from storage.pulsar.topics.topic_listing import Found, Listing
-from storage.pulsar.topics.topic_view import View
+from storage.pulsar.topics.topic_changes import TopicChanges
+from storage.pulsar.topics.topic_listing import PulsarTopic, TopicListing
+from storage.pulsar.topics.topic_view import KnownTopics
 
 log = logging.getLogger(__name__)
 
 
-class TopicCatalogue:
+class TopicCatalog:
     """`topics` is a live view. What other processes change shows within `refresh_seconds`, and then the watchers are told; own changes show at once."""
 
-    def __init__(self, settings: PulsarSettings, admin: Admin, reactor: Reactor) -> None:
-        self.names = Names(settings)
-        self._listing = Listing(self.names, admin, settings.admin_connections)
+    def __init__(self, settings: PulsarSettings, admin: PulsarAdmin, reactor: Reactor) -> None:
+        self.names = PulsarNames(settings)
+        self._listing = TopicListing(self.names, admin, settings.admin_connections)
         self._lowering = RetentionTrimmer(admin, partial(pause, reactor), settings)
-        self._changes = Changes(settings, admin, self._listing, self._lowering)
+        self._changes = TopicChanges(settings, admin, self._listing, self._lowering)
         self._admin = admin
-        self._view = View()
+        self._view = KnownTopics()
         self._refresher = Refresher(
             self.refresh, "the list of topics", settings.refresh_seconds, reactor
         )
@@ -170,7 +170,7 @@ class TopicCatalogue:
             finally:
                 await self._retain_soon(name)
 
-    def _holder(self, topic: str) -> Found | None:
+    def _holder(self, topic: str) -> PulsarTopic | None:
         """The topic which has that one of Pulsar's as a partition, or is it."""
         for full_name in [topic, *(partition_of(topic) or ())[:1]]:
             name = self.names.listed(str(full_name))
@@ -180,7 +180,8 @@ class TopicCatalogue:
         return None
 
     async def _look_round(
-        self, names: Callable[[Mapping[str, Found]], Awaitable[Mapping[str, tuple[str, bool]]]]
+        self,
+        names: Callable[[Mapping[str, PulsarTopic]], Awaitable[Mapping[str, tuple[str, bool]]]],
     ) -> list[str]:
         """Every topic by name, as `names` lists them, new ones and those whose turn it is in full; the names of what changed."""
         self._view.begin_look()
@@ -227,7 +228,7 @@ class TopicCatalogue:
             )
         return self.names.full_name(topic.name)
 
-    def _check_altered(self, topic: Topic) -> Found:
+    def _check_altered(self, topic: Topic) -> PulsarTopic:
         """What is known of it. Raises UnknownTopic, ValueError."""
         known = self._view.known(topic.name)
         if topic.topic_id != known.topic.topic_id or topic.partitions < known.topic.partitions:
@@ -251,7 +252,7 @@ class TopicCatalogue:
         """Raises StorageFailed where nobody answers; what is refused for one topic keeps no other from its policy."""
         try:
             self._view.keep(await self._changes.retain(self._view.known(name)))
-        except Missing:
+        except NotFound:
             return
         except AdminFailed as failure:
             if name not in self._late:

@@ -10,20 +10,20 @@ from urllib.parse import urlencode
 from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
 from storage.pulsar.admin.admin_api import (
     PARTITIONED,
-    Admin,
     AdminFailed,
+    BrokerError,
     Conflict,
-    Missing,
-    Troubled,
+    NotFound,
+    PulsarAdmin,
 )
 from storage.pulsar.compaction.trim import RetentionTrimmer
 from storage.pulsar.log.entry_messages import ENTRY_FORMAT
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
 from storage.pulsar.topics.retention_policies import (
-    NOTHING,
-    Policies,
+    KEEP_NOTHING,
     Retention,
+    RetentionPolicies,
     cleanup_of,
     retention_of,
 )
@@ -31,8 +31,8 @@ from storage.pulsar.topics.topic_listing import (
     CONFIG,
     NATIVE,
     RETENTION,
-    Found,
-    Listing,
+    PulsarTopic,
+    TopicListing,
     properties_of,
 )
 
@@ -44,19 +44,23 @@ COMPACTED = "compacted"
 RETENTION_CONFIGS = ("cleanup.policy", "retention.ms", "retention.bytes")
 
 
-class Changes:
+class TopicChanges:
     """Each raises StorageFailed where Pulsar does not do it or does not say whether it has."""
 
     def __init__(
-        self, settings: PulsarSettings, admin: Admin, listing: Listing, lowering: RetentionTrimmer
+        self,
+        settings: PulsarSettings,
+        admin: PulsarAdmin,
+        listing: TopicListing,
+        lowering: RetentionTrimmer,
     ) -> None:
         self._settings = settings
         self._admin = admin
         self._listing = listing
         self._lowering = lowering
-        self._policies = Policies(admin)
+        self._policies = RetentionPolicies(admin)
 
-    async def make(self, topic: Topic, full_name: str) -> Found:
+    async def make(self, topic: Topic, full_name: str) -> PulsarTopic:
         """Raises TopicExists where somebody else was faster."""
         entry_format = topic.configs.get(ENTRY_FORMAT, self._settings.entry_format)
         body = {"partitions": topic.partitions, "properties": properties_of(topic, entry_format)}
@@ -64,16 +68,16 @@ class Changes:
             await self._admin.put(f"{path_of(full_name)}/partitions", body, PARTITIONED)
         except Conflict:
             raise TopicExists(f"somebody else has made {topic.name}, or is deleting it") from None
-        except Missing as failure:
+        except NotFound as failure:
             namespace = full_name.removeprefix("persistent://").rpartition("/")[0]
             raise StorageFailed(
                 f"{full_name} cannot be made: {failure.reason}. `pulsar-admin namespaces create {namespace}` makes it"
             ) from None
         except StorageFailed as failure:
-            if isinstance(failure, AdminFailed) and not isinstance(failure, Troubled):
+            if isinstance(failure, AdminFailed) and not isinstance(failure, BrokerError):
                 raise
             await self._make_sure(topic, full_name, failure)
-        return Found(topic, full_name, True, entry_format)
+        return PulsarTopic(topic, full_name, True, entry_format)
 
     async def _make_sure(self, topic: Topic, full_name: str, failure: StorageFailed) -> None:
         """Raises `failure` unless the topic was made nevertheless."""
@@ -85,12 +89,12 @@ class Changes:
             raise failure
         await self.mend(seen)
 
-    async def mend(self, found: Found) -> None:
+    async def mend(self, found: PulsarTopic) -> None:
         """Make partitions that are missing: a broker that ended in the middle of making a topic leaves some out."""
         if found.is_partitioned:
             await self._admin.post(f"{found.path}/createMissedPartitions")
 
-    async def alter(self, known: Found, topic: Topic) -> Found:
+    async def alter(self, known: PulsarTopic, topic: Topic) -> PulsarTopic:
         """Grow the topic, and let it have these configs and no others; what others set beside the configs stays. Raises UnknownTopic."""
         now = await self._listing.look(topic.name, known.full_name, known.is_partitioned)
         if now is None or now.topic.topic_id != topic.topic_id:
@@ -100,18 +104,20 @@ class Changes:
                 await self._admin.post(f"{known.path}/partitions", topic.partitions)
             entry_format = self._entry_format(topic.configs, now)
             await self._set(now, topic.configs, entry_format)
-        except Missing:
+        except NotFound:
             raise UnknownTopic(f"somebody else has deleted {topic.name}") from None
         return replace(now, topic=topic, entry_format=entry_format)
 
-    def _entry_format(self, configs: Mapping[str, str], now: Found) -> str | None:
+    def _entry_format(self, configs: Mapping[str, str], now: PulsarTopic) -> str | None:
         """A topic that never had the config keeps the format that it was made with, whatever the default is by now."""
         default = (
             self._settings.entry_format if ENTRY_FORMAT in now.topic.configs else now.entry_format
         )
         return configs.get(ENTRY_FORMAT, default)
 
-    async def _set(self, now: Found, configs: Mapping[str, str], entry_format: str | None) -> None:
+    async def _set(
+        self, now: PulsarTopic, configs: Mapping[str, str], entry_format: str | None
+    ) -> None:
         """The new ones first: whoever looks in between sees too many configs, not too few."""
         new = {
             CONFIG + name: value
@@ -126,16 +132,16 @@ class Changes:
             if name not in configs:
                 await self._remove(now, CONFIG + name)
 
-    async def _remove(self, found: Found, key: str) -> None:
+    async def _remove(self, found: PulsarTopic, key: str) -> None:
         await self._admin.delete(f"{found.path}/properties?{urlencode({'key': key})}")
 
-    async def delete(self, found: Found) -> None:
+    async def delete(self, found: PulsarTopic) -> None:
         """With it go its policies and every subscription, whoever reads there."""
         try:
             await self._admin.delete(
                 f"{found.path}{'/partitions' if found.is_partitioned else ''}?force=true"
             )
-        except Missing:
+        except NotFound:
             log.info("somebody else has deleted %s already", found.topic.name)
         except StorageFailed as failure:
             try:
@@ -149,7 +155,7 @@ class Changes:
         self._policies.forget(found.full_name)
         self._lowering.forget(found)
 
-    def due(self, found: Found) -> Retention | None:
+    def due(self, found: PulsarTopic) -> Retention | None:
         """The retention that Pulsar has not yet been given. Topics that others made keep theirs, unless their configs here say something."""
         wanted = retention_of(found.topic.configs, self._settings)
         if found.is_lowered:
@@ -165,7 +171,7 @@ class Changes:
             else wanted
         )
 
-    async def retain(self, found: Found) -> Found:
+    async def retain(self, found: PulsarTopic) -> PulsarTopic:
         """Give Pulsar the retention that is due. One that it does not take is logged and let be."""
         wanted = self.due(found)
         if wanted is None or not await self._policies.retain(found.full_name, wanted):
@@ -177,7 +183,7 @@ class Changes:
         await self._admin.put(f"{found.path}/properties", {RETENTION: told})
         return replace(found, retention=told)
 
-    def _told(self, found: Found) -> str:
+    def _told(self, found: PulsarTopic) -> str:
         """What the topic's property says when Pulsar has the policies that its configs ask for."""
         wanted = str(retention_of(found.topic.configs, self._settings))
         is_native = found.entry_format == NATIVE
@@ -187,7 +193,7 @@ class Changes:
             else wanted
         )
 
-    async def _compact(self, found: Found) -> None:
+    async def _compact(self, found: PulsarTopic) -> None:
         """Let Pulsar compact what native clients share: those of them that ask for it see the last message of each key."""
         if self._told(found).endswith(COMPACTED):
             await self._admin.post(
@@ -196,11 +202,11 @@ class Changes:
         elif (found.retention or "").endswith(COMPACTED):
             await self._admin.delete(f"{found.path}/compactionThreshold")
 
-    def is_retained(self, found: Found) -> bool:
+    def is_retained(self, found: PulsarTopic) -> bool:
         """Whether Pulsar has the retention that the topic's configs say, and may be given another for a moment."""
         is_given = found.retention == self._told(found) or self._lowering.is_raised(found)
-        return is_given and not self._policies.is_refused(found.full_name, NOTHING)
+        return is_given and not self._policies.is_refused(found.full_name, KEEP_NOTHING)
 
-    async def lower(self, found: Found) -> bool:
+    async def lower(self, found: PulsarTopic) -> bool:
         """Keep nothing but what subscriptions wait for; whether Pulsar does so."""
-        return await self._policies.retain(found.full_name, NOTHING)
+        return await self._policies.retain(found.full_name, KEEP_NOTHING)

@@ -16,9 +16,9 @@ import msgspec
 from twisted.internet.defer import Deferred, FirstError, gatherResults
 
 from storage.log import StorageFailed, Topic
-from storage.pulsar.admin.admin_api import Admin, AdminFailed, Missing
+from storage.pulsar.admin.admin_api import AdminFailed, NotFound, PulsarAdmin
 from storage.pulsar.log.entry_messages import ENTRY_FORMAT
-from storage.pulsar.topics.pulsar_names import PREFIX, Names, partition_of, path_of
+from storage.pulsar.topics.pulsar_names import PREFIX, PulsarNames, partition_of, path_of
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PulsarTopic:
     """A topic and what Pulsar says of it. One that is not partitioned has one partition, which is the topic itself."""
 
     topic: Topic
@@ -74,9 +74,9 @@ def properties_of(topic: Topic, entry_format: str) -> dict[str, str]:
     }
 
 
-def found(
+def pulsar_topic(
     name: str, full_name: str, partitions: int, is_partitioned: bool, properties: Mapping[str, str]
-) -> Found:
+) -> PulsarTopic:
     """The topic with these properties, whoever made it."""
     configs = {
         key.removeprefix(CONFIG): value
@@ -84,7 +84,7 @@ def found(
         if key.startswith(CONFIG)
     }
     topic = Topic(name, _id(properties.get(TOPIC_ID), full_name), partitions, configs)
-    return Found(
+    return PulsarTopic(
         topic, full_name, is_partitioned, properties.get(ENTRY_FORMAT), properties.get(RETENTION)
     )
 
@@ -98,10 +98,10 @@ def _id(text: str | None, full_name: str) -> bytes:
     return known if len(known) == 16 else uuid.uuid5(uuid.NAMESPACE_URL, full_name).bytes
 
 
-class Listing:
+class TopicListing:
     """Asks the brokers. Everything raises StorageFailed where they do not answer."""
 
-    def __init__(self, names: Names, admin: Admin, at_a_time: int) -> None:
+    def __init__(self, names: PulsarNames, admin: PulsarAdmin, at_a_time: int) -> None:
         self._names = names
         self._admin = admin
         self._at_a_time = at_a_time
@@ -109,7 +109,7 @@ class Listing:
         self._lost: dict[str, str] = {}
         """Namespaces that cannot be listed, and what was last said of each."""
 
-    async def names(self, known: Mapping[str, Found]) -> dict[str, tuple[str, bool]]:
+    async def names(self, known: Mapping[str, PulsarTopic]) -> dict[str, tuple[str, bool]]:
         """Of each topic its canonical name, its full one, and whether it is partitioned.
 
         A partition of a topic is none. What is only named like one, its topic being unknown to Pulsar, is a topic of its own, unless it was
@@ -119,14 +119,14 @@ class Listing:
         for namespace in self._names.namespaces:
             try:
                 listed.update(await self._names_in(namespace, known))
-            except Missing:
+            except NotFound:
                 raise StorageFailed(
                     f"there is no namespace {namespace} in Pulsar: make it with `pulsar-admin namespaces create {namespace}`, or let the gateway do so (pulsar_setup)"
                 ) from None
         return listed
 
     async def _names_in(
-        self, namespace: str, known: Mapping[str, Found]
+        self, namespace: str, known: Mapping[str, PulsarTopic]
     ) -> dict[str, tuple[str, bool]]:
         canonical = {one.full_name: name for name, one in known.items()}
         # In this order: a topic that is made in between is seen without its partitions, not the partitions without their topic.
@@ -136,7 +136,7 @@ class Listing:
         for full_name in [*partitioned, *single]:
             of = partition_of(full_name) if full_name not in partitioned else None
             if of and (
-                of[0] in partitioned or known_partitioned(known.get(canonical.get(of[0], "")))
+                of[0] in partitioned or is_known_partitioned(known.get(canonical.get(of[0], "")))
             ):
                 continue
             name = canonical.get(full_name) or self._names.listed(full_name)
@@ -144,7 +144,7 @@ class Listing:
                 listed.setdefault(name, (full_name, full_name in partitioned))
         return listed
 
-    async def names_again(self, known: Mapping[str, Found]) -> dict[str, tuple[str, bool]]:
+    async def names_again(self, known: Mapping[str, PulsarTopic]) -> dict[str, tuple[str, bool]]:
         """As `names`, later on: one namespace that cannot be listed keeps no other from it.
 
         One that is gone has no topics; of one that is refused those that were known are taken to be there still. Raises StorageFailed where
@@ -154,7 +154,7 @@ class Listing:
         for namespace in self._names.namespaces:
             try:
                 listed.update(await self._names_in(namespace, known))
-            except Missing as gone:
+            except NotFound as gone:
                 self._tell(namespace, "it is gone, and its topics with it", gone)
             except AdminFailed as failure:
                 self._tell(namespace, "its topics are taken to be as they were", failure)
@@ -179,7 +179,9 @@ class Listing:
     async def _list(self, namespace: str, which: str) -> list[str]:
         return await self._admin.get(f"/persistent/{quote(namespace)}{which}", list[str]) or []
 
-    async def look(self, name: str, full_name: str, is_partitioned: bool = True) -> Found | None:
+    async def look(
+        self, name: str, full_name: str, is_partitioned: bool = True
+    ) -> PulsarTopic | None:
         """The topic as it is now; None where it is gone. Without partitions (False) saves a call where that is known."""
         try:
             if is_partitioned:
@@ -189,16 +191,18 @@ class Listing:
                 if metadata.deleted:
                     return None
                 if metadata.partitions > 0:
-                    return found(
+                    return pulsar_topic(
                         name, full_name, metadata.partitions, True, metadata.properties or {}
                     )
-            return found(name, full_name, 1, False, await self._admin.properties(full_name))
-        except Missing:
+            return pulsar_topic(name, full_name, 1, False, await self._admin.properties(full_name))
+        except NotFound:
             return None
 
-    async def look_at_all(self, listed: Mapping[str, tuple[str, bool]]) -> dict[str, Found | None]:
+    async def look_at_all(
+        self, listed: Mapping[str, tuple[str, bool]]
+    ) -> dict[str, PulsarTopic | None]:
         """Each of these as it is now. One that a broker does not tell of is left out, and that is logged once."""
-        seen: dict[str, Found | None] = {}
+        seen: dict[str, PulsarTopic | None] = {}
 
         async def look(name: str) -> None:
             try:
@@ -210,15 +214,17 @@ class Listing:
             else:
                 self._unreadable.discard(name)
 
-        await each(listed, look, self._at_a_time)
+        await for_each(listed, look, self._at_a_time)
         return seen
 
 
-def known_partitioned(one: Found | None) -> bool:
+def is_known_partitioned(one: PulsarTopic | None) -> bool:
     return one is not None and one.is_partitioned
 
 
-async def each(items: Iterable[T], call: Callable[[T], Awaitable[None]], at_a_time: int) -> None:
+async def for_each(
+    items: Iterable[T], call: Callable[[T], Awaitable[None]], at_a_time: int
+) -> None:
     """`call` for every one of `items`, so many at a time; the first failure ends it."""
     queue = deque(items)
 

@@ -9,28 +9,28 @@ from types import MappingProxyType
 from twisted.internet.defer import DeferredLock
 
 from storage.log import Topic, UnknownTopic
-from storage.pulsar.topics.topic_listing import Found
+from storage.pulsar.topics.topic_listing import PulsarTopic
 
 
-class View:
+class KnownTopics:
     """`topics` is live. Changes by others are announced by `tell`, own ones are not."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, PulsarTopic] = {}
         self._topics: dict[str, Topic] = {}
         self.topics: Mapping[str, Topic] = MappingProxyType(self._topics)
         self._watchers: list[Callable[[], None]] = []
         self._turns: dict[str, DeferredLock] = {}
         self._touched: set[str] = set()
 
-    def known(self, name: str) -> Found:
+    def known(self, name: str) -> PulsarTopic:
         """Raises UnknownTopic."""
         try:
             return self.found[name]
         except KeyError:
             raise UnknownTopic(f"there is no topic {name}") from None
 
-    def keep(self, found: Found) -> None:
+    def keep(self, found: PulsarTopic) -> None:
         self.found[found.topic.name] = found
         self._topics[found.topic.name] = found.topic
 
@@ -56,7 +56,7 @@ class View:
         """What is looked at from now on is newer than all that was changed, but for what is being changed."""
         self._touched = set(self._turns)
 
-    def take(self, seen: Mapping[str, Found | None]) -> list[str]:
+    def take(self, seen: Mapping[str, PulsarTopic | None]) -> list[str]:
         """What a look has seen (None: a topic is gone) is known now, but for what was changed here since it began; the names that are new or differ."""
         differing = [
             name

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.partitions.record_batch import check_batch
 from gateway.partitions.record_format import V2BatchFormat
-from storage.plain_records import ProducerSequence, Record, RecordBatch
+from storage.plain_records import PlainBatch, PlainRecord, ProducerSequence
 from tests.compat.records.peers import read_with_aiokafka, read_with_kafka_python
 from tests.gateway.sets import TIME, batch, old_set
 
@@ -17,7 +17,7 @@ FORMAT = V2BatchFormat()
 times = st.integers(0, (1 << 62))
 values = st.none() | st.binary(max_size=300)
 record = st.builds(
-    Record,
+    PlainRecord,
     values,
     values,
     st.lists(st.tuples(st.text(max_size=9).map(str.encode), values), max_size=3).map(tuple),
@@ -37,18 +37,18 @@ def found(payload):
     | st.builds(ProducerSequence, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)),
 )
 def test_records_come_back_as_they_were(some, sequence):
-    payload = FORMAT.pack(RecordBatch(some, sequence))
-    assert FORMAT.unpack(payload) == RecordBatch(some, sequence)
+    payload = FORMAT.pack(PlainBatch(some, sequence))
+    assert FORMAT.unpack(payload) == PlainBatch(some, sequence)
 
 
 @pytest.mark.parametrize("read", [read_with_kafka_python, read_with_aiokafka])
 def test_other_libraries_read_what_was_put_together(read):
     some = [
-        Record(b"k", b"v", ((b"h", b"1"), (b"n", None)), TIME),
-        Record(None, None, (), TIME - 5),
-        Record(b"", b"x" * 200, (), TIME + 1),
+        PlainRecord(b"k", b"v", ((b"h", b"1"), (b"n", None)), TIME),
+        PlainRecord(None, None, (), TIME - 5),
+        PlainRecord(b"", b"x" * 200, (), TIME + 1),
     ]
-    payload = FORMAT.pack(RecordBatch(some))
+    payload = FORMAT.pack(PlainBatch(some))
     FORMAT.stamp(payload, 1000, 3)
     assert read(bytes(payload)) == [
         (1000, TIME, 0, b"k", b"v", ((b"h", b"1"), (b"n", None))),
@@ -60,7 +60,9 @@ def test_other_libraries_read_what_was_put_together(read):
 def test_what_was_put_together_is_a_batch_that_a_broker_may_store():
     checked = check_batch(
         memoryview(
-            FORMAT.pack(RecordBatch([Record(None, b"v", (), TIME)] * 3, ProducerSequence(5, 1, 9)))
+            FORMAT.pack(
+                PlainBatch([PlainRecord(None, b"v", (), TIME)] * 3, ProducerSequence(5, 1, 9))
+            )
         ),
         9,
     )
@@ -77,8 +79,9 @@ def test_what_was_put_together_is_a_batch_that_a_broker_may_store():
 def test_a_batch_of_any_codec_is_taken_apart(codec):
     assert FORMAT.unpack(
         batch([(b"k", b"v"), (None, b"w")], codec=codec, producer=(7, 2, 30))
-    ) == RecordBatch(
-        [Record(b"k", b"v", (), TIME), Record(None, b"w", (), TIME)], ProducerSequence(7, 2, 30)
+    ) == PlainBatch(
+        [PlainRecord(b"k", b"v", (), TIME), PlainRecord(None, b"w", (), TIME)],
+        ProducerSequence(7, 2, 30),
     )
 
 
@@ -88,7 +91,9 @@ def test_a_set_of_an_older_format_is_taken_apart(magic, codec):
     timestamp = TIME if magic else -1
     assert FORMAT.unpack(
         old_set([(b"k", b"v"), (None, b"w")], magic=magic, codec=codec)
-    ) == RecordBatch([Record(b"k", b"v", (), timestamp), Record(None, b"w", (), timestamp)])
+    ) == PlainBatch(
+        [PlainRecord(b"k", b"v", (), timestamp), PlainRecord(None, b"w", (), timestamp)]
+    )
 
 
 def test_what_cannot_be_read_is_refused_with_the_reason():

@@ -14,7 +14,7 @@ import lmdb
 import pytest
 from pytest_twisted import ensureDeferred
 
-from storage.lmdb.environment import SMALLEST_MAP, Environment
+from storage.lmdb.environment import MIN_MAP_BYTES, LmdbEnvironment
 from storage.lmdb.layout import FORMAT
 from storage.log import LogClosed, StorageFailed, StoreInUse, StoreTooNew
 from tests.contract.benches import no_file_may_grow
@@ -24,8 +24,8 @@ from tests.storage.lmdb.conftest import Opener
 HOLD = """
 import sys
 from pathlib import Path
-from storage.lmdb.environment import Environment
-Environment(Path(sys.argv[1]), 1)
+from storage.lmdb.environment import LmdbEnvironment
+LmdbEnvironment(Path(sys.argv[1]), 1)
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -42,22 +42,22 @@ def test_a_second_process_is_told_who_has_the_store_and_what_to_do(directory: Pa
             StoreInUse,
             match=f"process {holder.pid}: stop that process, or give this one a directory",
         ):
-            Environment(directory, 1)
+            LmdbEnvironment(directory, 1)
         holder.kill()
-    Environment(directory, 1).close()
+    LmdbEnvironment(directory, 1).close()
 
 
 def test_a_store_of_a_newer_version_is_refused_with_both_versions(directory: Path) -> None:
-    Environment(directory, 1).close()
+    LmdbEnvironment(directory, 1).close()
     with (
         lmdb.open(str(directory), max_dbs=10) as env,
         env.begin(write=True, db=env.open_db(b"meta")) as txn,
     ):
         txn.put(b"format", b"%d" % (FORMAT + 6))
     with pytest.raises(StoreTooNew, match=f"has format {FORMAT + 6}.*up to {FORMAT}"):
-        Environment(directory, 1)
+        LmdbEnvironment(directory, 1)
     with pytest.raises(StoreTooNew):
-        Environment(directory, 1)
+        LmdbEnvironment(directory, 1)
 
 
 def test_nothing_in_a_newer_store_is_touched(directory: Path) -> None:
@@ -66,31 +66,31 @@ def test_nothing_in_a_newer_store_is_touched(directory: Path) -> None:
             txn.put(b"format", b"%d" % (FORMAT + 1), db=env.open_db(b"meta", txn=txn))
         before = env.info()["last_txnid"]
     with pytest.raises(StoreTooNew):
-        Environment(directory.parent / "newer", 1)
+        LmdbEnvironment(directory.parent / "newer", 1)
     with lmdb.open(str(directory.parent / "newer"), max_dbs=10) as env:
         assert (env.info()["last_txnid"], env.dbs()) == (before, [b"meta"])
 
 
 def test_the_file_is_for_its_owner_alone(directory: Path) -> None:
-    Environment(directory, 1).close()
+    LmdbEnvironment(directory, 1).close()
     assert (directory / "data.mdb").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageFailed, match="file"):
-        Environment(tmp_path / "file", 1)
+        LmdbEnvironment(tmp_path / "file", 1)
 
 
 def test_a_file_that_is_no_store_is_refused(directory: Path) -> None:
     directory.mkdir()
     (directory / "data.mdb").write_bytes(b"no database" * 1000)
     with pytest.raises(StorageFailed, match="cannot open the store"):
-        Environment(directory, 1)
+        LmdbEnvironment(directory, 1)
 
 
 def test_a_commit_is_synced_before_it_is_acknowledged(directory: Path) -> None:
-    environment = Environment(directory, 1)
+    environment = LmdbEnvironment(directory, 1)
     flags = environment._env.flags()
     assert (flags["sync"], flags["metasync"], flags["writemap"], flags["map_async"]) == (
         True,
@@ -102,7 +102,7 @@ def test_a_commit_is_synced_before_it_is_acknowledged(directory: Path) -> None:
 
 
 def test_a_closed_environment_is_read_no_more(directory: Path) -> None:
-    environment = Environment(directory, 1)
+    environment = LmdbEnvironment(directory, 1)
     environment.close()
     with pytest.raises(LogClosed):
         environment.read(lambda txn: None)
@@ -117,7 +117,7 @@ async def test_a_full_map_grows_and_nothing_fails(open_store: Opener, directory:
     appends = [log.append([sized(base, 100_000)]) for base in range(60)]
     for one in appends:
         await one
-    assert (directory / "data.mdb").stat().st_size > 5 * SMALLEST_MAP
+    assert (directory / "data.mdb").stat().st_size > 5 * MIN_MAP_BYTES
     assert bases(await everything(log)) == list(range(60))
 
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.lmdb.layout import (
-    ENTRY,
     LOG_ROW,
-    PLACE,
     SLOT,
+    SLOT_FIELDS,
+    SLOT_PREFIX,
     LogRow,
     Slot,
     TopicRow,
@@ -50,12 +50,12 @@ def test_keys_sort_by_log_and_base_offset(rows: list[tuple[int, int, int, int]])
     slots = [Slot(log_id, base, last, time, time, 0, 0) for log_id, base, last, time in rows]
     keys = sorted(SLOT.pack(*slot) for slot in slots)
     assert [slot_of(key)[:2] for key in keys] == sorted(slot[:2] for slot in slots)
-    assert all(key.startswith(PLACE.pack(*slot_of(key)[:2])) for key in keys)
+    assert all(key.startswith(SLOT_PREFIX.pack(*slot_of(key)[:2])) for key in keys)
 
 
 def test_the_short_reading_of_a_key_is_the_same_as_the_long_one() -> None:
     slot = Slot(1, 2, 3, -4, 5, 6, 7)
-    assert ENTRY.unpack(SLOT.pack(*slot)) == (
+    assert SLOT_FIELDS.unpack(SLOT.pack(*slot)) == (
         slot.log_id,
         slot.base_offset,
         slot.last_offset,

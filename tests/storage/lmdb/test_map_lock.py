@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 
-from storage.lmdb.map_lock import Gate
+from storage.lmdb.map_lock import MapLock
 
 
 def test_readers_do_not_wait_for_each_other() -> None:
-    gate, both = Gate(), threading.Barrier(2, timeout=10)
+    gate, both = MapLock(), threading.Barrier(2, timeout=10)
 
     def read() -> None:
         with gate.shared():
@@ -22,7 +22,7 @@ def test_readers_do_not_wait_for_each_other() -> None:
 
 
 def test_alone_waits_for_those_inside_and_keeps_out_those_who_come_later() -> None:
-    gate, seen = Gate(), []
+    gate, seen = MapLock(), []
     inside, is_asked, leave = threading.Event(), threading.Event(), threading.Event()
 
     def early() -> None:

@@ -101,7 +101,7 @@ def test_bisection_finds_the_first_that_reaches(
     found = on(
         environment,
         slots,
-        lambda cursor: queries.first_that(
+        lambda cursor: queries.bisect_slots(
             cursor, 2, low, high, lambda s: s.running_timestamp >= timestamp
         ),
     )

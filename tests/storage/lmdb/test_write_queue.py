@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 
 from storage.lmdb.settings import LmdbSettings
 from storage.lmdb.write_burst import Operation, Task
-from storage.lmdb.write_queue import Gathering
+from storage.lmdb.write_queue import WriteQueue
 
 SECONDS = 0.5
 
@@ -25,7 +25,7 @@ class Bursts:
     def __init__(self, **settings: int) -> None:
         self.clock = Reactor()
         self.handed: list[list[Operation]] = []
-        self.gathering = Gathering(
+        self.gathering = WriteQueue(
             self.clock, LmdbSettings(gathering_seconds=SECONDS, **settings), self.handed.append
         )
 

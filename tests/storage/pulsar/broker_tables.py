@@ -10,8 +10,8 @@ import pulsar as client_library
 from twisted.internet import reactor, task
 
 from storage.log import StorageFailed
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.row_messages import table_topic
 from storage.pulsar.tables.table import PulsarTable
@@ -42,19 +42,19 @@ class BrokerTables:
     def __init__(self, tenant: Tenant, settings: PulsarSettings) -> None:
         self.tenant = tenant
         self.settings = settings
-        self._opened: list[tuple[PulsarTable, Admin, Session]] = []
+        self._opened: list[tuple[PulsarTable, PulsarAdmin, PulsarClient]] = []
 
     async def open(
         self,
         name: str = "rows",
         *,
         settings: PulsarSettings | None = None,
-        session: Session | None = None,
+        session: PulsarClient | None = None,
     ) -> PulsarTable:
         """The table of that name, opened as by another process."""
         settings = settings or self.settings
-        session = session or Session(settings, reactor)
-        admin = Admin(settings, reactor)
+        session = session or PulsarClient(settings, reactor)
+        admin = PulsarAdmin(settings, reactor)
         await session.open()
         table = PulsarTable(session, admin, settings, reactor, name)
         self._opened.append((table, admin, session))

@@ -9,7 +9,7 @@ import pulsar as library
 import pytest
 from twisted.internet import reactor
 
-from storage.pulsar.client.topic_readers import QUEUE_MESSAGES
+from storage.pulsar.client.topic_readers import MAX_QUEUE_MESSAGES
 from storage.pulsar.settings import PulsarSettings
 from tests.contract.waiting import settle
 from tests.peers.tenant import Tenant
@@ -60,4 +60,4 @@ def open_side(reading_settings: PulsarSettings) -> Iterator[SideOpener]:
 @pytest.fixture
 def side(open_side: SideOpener) -> ReadingStack:
     """Its readers fetch as many messages ahead as suits the small ones of most tests, so that none gives place to another."""
-    return settle(open_side(reader_queue_messages=QUEUE_MESSAGES))
+    return settle(open_side(reader_queue_messages=MAX_QUEUE_MESSAGES))

@@ -10,8 +10,8 @@ import sys
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.lock import StoreLock
 from storage.pulsar.settings import PulsarSettings
 
@@ -22,9 +22,9 @@ def lost(reason: str) -> None:
 
 
 async def hold(node: str, settings: PulsarSettings) -> None:
-    session = Session(settings, reactor)
+    session = PulsarClient(settings, reactor)
     await session.open()
-    lock = StoreLock(session, Admin(settings, reactor), settings, reactor)
+    lock = StoreLock(session, PulsarAdmin(settings, reactor), settings, reactor)
     lock.when_lost(lost)
     await lock.take(node, False)
     print("taken", flush=True)

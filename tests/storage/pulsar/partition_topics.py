@@ -9,11 +9,11 @@ from typing import Any
 import _pulsar as native
 import pulsar as library
 
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.entry_messages import Header
 from storage.pulsar.log.offset_index import Position
-from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache, Stored
+from storage.pulsar.log.partition_reader import PartitionReader, ReaderCache, StoredMessage
 from storage.pulsar.settings import PulsarSettings
 from tests.peers.tenant import Tenant
 
@@ -117,7 +117,7 @@ class PartitionTopic:
         ]
 
 
-class CountingSession(Session):
+class CountingSession(PulsarClient):
     """A session that knows how many readers were opened in it."""
 
     readers = 0
@@ -133,7 +133,7 @@ class ReadingStack:
     def __init__(self, settings: PulsarSettings, reactor: Any) -> None:
         self.settings = settings
         self.session = CountingSession(settings, reactor)
-        self.admin = Admin(settings, reactor)
+        self.admin = PulsarAdmin(settings, reactor)
         self.cache = ReaderCache(self.session, settings.readers)
 
     def reader(self, partition: PartitionTopic) -> PartitionReader:
@@ -145,5 +145,5 @@ class ReadingStack:
         await self.session.close()
 
 
-def offsets(messages: Sequence[Stored]) -> list[int]:
+def offsets(messages: Sequence[StoredMessage]) -> list[int]:
     return [message.header.base_offset for message in messages]

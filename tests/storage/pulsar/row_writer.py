@@ -11,8 +11,8 @@ import sys
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.table import PulsarTable
 
@@ -33,9 +33,9 @@ async def put_for_ever(table: PulsarTable, lane: str) -> None:
 
 
 async def write(settings: PulsarSettings, run: str) -> None:
-    session = Session(settings, reactor)
+    session = PulsarClient(settings, reactor)
     await session.open()
-    table = PulsarTable(session, Admin(settings, reactor), settings, reactor, "rows")
+    table = PulsarTable(session, PulsarAdmin(settings, reactor), settings, reactor, "rows")
     await table.open()
     await table.items()
     for lane in range(LANES):

@@ -18,9 +18,9 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 
-from storage.log import Fenced, StoreInUse, StoreLeft
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.client.pulsar_client import Session
+from storage.log import Fenced, StaleStoreLock, StoreInUse
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.lock import LockHolder, StoreLock, appears_dead
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.topics.pulsar_names import path_of
@@ -45,12 +45,12 @@ class Locks:
             f"persistent://{settings.metadata_tenant}/{settings.metadata_namespace}/__kopgate.lock"
         )
         self.reasons: list[str] = []
-        self._opened: list[tuple[StoreLock, Admin, Session]] = []
+        self._opened: list[tuple[StoreLock, PulsarAdmin, PulsarClient]] = []
         self._processes: list[subprocess.Popen[str]] = []
 
     async def make(self, lost: Deferred[str] | None = None, **settings: float) -> StoreLock:
         chosen = replace(self.settings, **settings)
-        session, admin = Session(chosen, reactor), Admin(chosen, reactor)
+        session, admin = PulsarClient(chosen, reactor), PulsarAdmin(chosen, reactor)
         await session.open()
         lock = StoreLock(session, admin, chosen, reactor)
         lock.when_lost(lost.callback if lost else self.reasons.append)
@@ -209,7 +209,7 @@ async def test_a_holder_that_stands_still_keeps_the_store_until_it_is_taken_and_
     with pytest.raises(StoreInUse, match=r"'paused' .* heard last \d+ s ago"):
         await locks.taken("next")
     await after(BEAT_SECONDS * 3)
-    with pytest.raises(StoreLeft, match="'paused'"):
+    with pytest.raises(StaleStoreLock, match="'paused'"):
         await locks.taken("next")
     await locks.taken("next", takeover=True)
     process.send_signal(signal.SIGCONT)

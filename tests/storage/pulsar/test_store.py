@@ -17,8 +17,8 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageFailed, UnknownTopic
-from storage.pulsar.client.exclusive_producer import Taken
-from storage.pulsar.client.process_stalls import STILL_SECONDS
+from storage.pulsar.client.exclusive_producer import FencedByOtherProducer
+from storage.pulsar.client.process_stalls import STALL_SECONDS
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
 from tests.contract.entries import bases, entry, everything, plain, sized, topic
@@ -167,7 +167,7 @@ async def test_whoever_is_fenced_takes_the_partition_back_and_loses_nothing(
         full_name,
         access_mode=library.ProducerAccessMode.ExclusiveWithFencing,
     )
-    assert type(await failure_of(log.append([entry(1)]))) is Taken
+    assert type(await failure_of(log.append([entry(1)]))) is FencedByOtherProducer
     again = await store.log("orders", 0)
     await again.append([entry(again.next_offset)])
     with pytest.raises(library.PulsarException):
@@ -277,7 +277,7 @@ async def test_who_stood_still_takes_no_partition_from_whoever_has_taken_the_sto
         await log.append([entry(0)])
         # The old one has heard nothing of it yet, and may have been away for long.
         ticks = time.clock_gettime
-        monkeypatch.setattr(time, "clock_gettime", lambda clock: ticks(clock) + 2 * STILL_SECONDS)
+        monkeypatch.setattr(time, "clock_gettime", lambda clock: ticks(clock) + 2 * STALL_SECONDS)
         with pytest.raises(Fenced, match="another process has taken the store"):
             await old.log("orders", 0)
         await log.append([entry(1)])
@@ -301,12 +301,12 @@ async def test_a_suspended_store_is_held_again_once_pulsar_has_confirmed_it_and_
     try:
         await old.open()
         assert not old.may_be_lost
-        suspended += 2 * STILL_SECONDS
+        suspended += 2 * STALL_SECONDS
         assert old.may_be_lost
         await gatherResults([Deferred.fromCoroutine(old.confirm_held()) for _ in range(2)])
         assert not old.may_be_lost
         await new.open()
-        suspended += 2 * STILL_SECONDS
+        suspended += 2 * STALL_SECONDS
         for _ in range(2):
             assert old.may_be_lost
             with pytest.raises(Fenced):

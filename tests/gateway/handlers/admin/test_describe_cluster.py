@@ -7,7 +7,7 @@ from kafka.protocol.admin.cluster import DescribeClusterRequest, DescribeLogDirs
 from kafka.protocol.admin.transactions import DescribeProducersRequest
 
 from gateway.partitions.record_batch import check_batch
-from storage.log import Entry, Usage
+from storage.log import Entry, VolumeUsage
 from tests.fakes.broker import NOW, BrokerEnvironment, ended, open_environment
 from tests.gateway.handlers.asking import ask, store
 from tests.gateway.sets import batch
@@ -120,7 +120,7 @@ def test_a_partition_that_is_asked_for_twice_is_told_once(env: BrokerEnvironment
 def test_the_room_on_the_volume_is_told_from_version_4_on(
     env: BrokerEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(env.store, "usage", lambda: [Usage("/data", 1000, 400)])
+    monkeypatch.setattr(env.store, "usage", lambda: [VolumeUsage("/data", 1000, 400)])
     (result,) = log_dirs(env, {}).results
     assert (result.log_dir, result.total_bytes, result.usable_bytes) == ("/data", 1000, 400)
 

@@ -10,7 +10,7 @@ from kafka.protocol.admin.topics import (
     ListPartitionReassignmentsRequest,
 )
 
-from storage.log import Usage
+from storage.log import VolumeUsage
 from tests.fakes.broker import BrokerEnvironment, open_environment
 from tests.gateway.handlers.asking import ask
 
@@ -146,7 +146,7 @@ def test_no_reassignment_is_in_progress(
 def test_partitions_can_only_be_moved_to_the_directory_where_they_are(
     env: BrokerEnvironment, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(env.store, "usage", lambda: [Usage("/data", 1000, 400)])
+    monkeypatch.setattr(env.store, "usage", lambda: [VolumeUsage("/data", 1000, 400)])
     directory = AlterReplicaLogDirsRequest.AlterReplicaLogDir
     topic = directory.AlterReplicaLogDirTopic
     here = directory(

@@ -12,11 +12,11 @@ from twisted.internet import reactor
 
 from storage.pulsar.admin.admin_api import (
     PARTITIONED,
-    Admin,
     Conflict,
     LastMessageId,
-    Missing,
-    Unmet,
+    NotFound,
+    PreconditionFailed,
+    PulsarAdmin,
 )
 from storage.pulsar.admin.http import _listed_hosts
 from storage.pulsar.settings import PulsarSettings
@@ -38,39 +38,43 @@ def topic(settings: PulsarSettings) -> str:
 
 
 @pytest.fixture
-def admin(settings: PulsarSettings) -> Iterator[Admin]:
-    made = Admin(settings, reactor)
+def admin(settings: PulsarSettings) -> Iterator[PulsarAdmin]:
+    made = PulsarAdmin(settings, reactor)
     yield made
     settle(made.close())
 
 
 @ensureDeferred
-async def test_what_was_put_is_got_until_it_is_deleted(admin: Admin, topic: str) -> None:
+async def test_what_was_put_is_got_until_it_is_deleted(admin: PulsarAdmin, topic: str) -> None:
     path = f"{path_of(topic)}/partitions"
     await admin.put(path, {"partitions": 2, "properties": {"a": "b"}}, PARTITIONED)
     assert await admin.properties(topic) == {"a": "b"}
     await admin.delete(f"{path}?force=true")
-    with pytest.raises(Missing):
+    with pytest.raises(NotFound):
         await admin.properties(topic)
 
 
 @ensureDeferred
-async def test_what_is_there_already_is_a_conflict(admin: Admin, topic: str) -> None:
+async def test_what_is_there_already_is_a_conflict(admin: PulsarAdmin, topic: str) -> None:
     await admin.put(path_of(topic))
     with pytest.raises(Conflict):
         await admin.put(path_of(topic))
 
 
 @ensureDeferred
-async def test_what_pulsars_rules_forbid_is_said_with_its_reason(admin: Admin, topic: str) -> None:
-    with pytest.raises(Unmet, match=re.escape(f"PUT {path_of(topic)}-partition-3 at ")) as caught:
+async def test_what_pulsars_rules_forbid_is_said_with_its_reason(
+    admin: PulsarAdmin, topic: str
+) -> None:
+    with pytest.raises(
+        PreconditionFailed, match=re.escape(f"PUT {path_of(topic)}-partition-3 at ")
+    ) as caught:
         await admin.put(f"{path_of(topic)}-partition-3")
     assert caught.value.status == 412
     assert "if there isn't a partitioned topic orders created" in caught.value.reason
 
 
 @ensureDeferred
-async def test_an_empty_topic_has_no_last_message(admin: Admin, topic: str) -> None:
+async def test_an_empty_topic_has_no_last_message(admin: PulsarAdmin, topic: str) -> None:
     await admin.put(path_of(topic))
     stats = await admin.internal_stats(topic)
     assert await admin.last_message_id(topic) == LastMessageId(stats.ledgers[-1].ledger_id, -1)
@@ -79,7 +83,7 @@ async def test_an_empty_topic_has_no_last_message(admin: Admin, topic: str) -> N
 
 @ensureDeferred
 async def test_brokers_list_the_hosts_that_calls_may_be_redirected_to(
-    admin: Admin, settings: PulsarSettings
+    admin: PulsarAdmin, settings: PulsarSettings
 ) -> None:
     listed = await admin.get("/brokers", list[str])
     assert listed == [settings.admin_url.removeprefix("http://")]

@@ -19,8 +19,8 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from storage.log import StorageFailed
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.admin.admin_tls import is_for
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.admin.admin_tls import matches_host
 from storage.pulsar.settings import PulsarSettings
 from tests.certificates import Authority
 from tests.contract.waiting import settle
@@ -56,11 +56,11 @@ def url(authority: Authority, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def admins(url: str) -> Iterator[Callable[..., Admin]]:
-    made: list[Admin] = []
+def admins(url: str) -> Iterator[Callable[..., PulsarAdmin]]:
+    made: list[PulsarAdmin] = []
 
-    def make(**others: Any) -> Admin:
-        made.append(Admin(PulsarSettings("pulsar+ssl://localhost:1", url, **others), reactor))
+    def make(**others: Any) -> PulsarAdmin:
+        made.append(PulsarAdmin(PulsarSettings("pulsar+ssl://localhost:1", url, **others), reactor))
         return made[-1]
 
     yield make
@@ -70,14 +70,14 @@ def admins(url: str) -> Iterator[Callable[..., Admin]]:
 
 @ensureDeferred
 async def test_a_broker_whose_authority_is_trusted_is_asked(
-    admins: Callable[..., Admin], authority: Authority, tmp_path: Path
+    admins: Callable[..., PulsarAdmin], authority: Authority, tmp_path: Path
 ) -> None:
     assert await admins(tls_trust_file=authority.write(tmp_path)).get("/who") == ""
 
 
 @ensureDeferred
 async def test_a_broker_of_another_authority_is_not_trusted(
-    admins: Callable[..., Admin], tmp_path: Path
+    admins: Callable[..., PulsarAdmin], tmp_path: Path
 ) -> None:
     with pytest.raises(StorageFailed, match=r"cannot be reached: .*certificate verify failed"):
         await admins(tls_trust_file=Authority().write(tmp_path)).get("/who")
@@ -140,7 +140,7 @@ def test_a_certificate_is_for_the_hosts_that_it_names_and_no_others(
         "127.0.0.2",
         "::1",
     ]
-    assert [host for host in asked if is_for(certificate, host)] == hosts
+    assert [host for host in asked if matches_host(certificate, host)] == hosts
 
 
 @pytest.mark.parametrize("named", [["other.example.com"], ["127.0.0.1"], []])
@@ -155,7 +155,7 @@ async def test_a_trusted_certificate_that_is_not_for_the_host_is_refused_before_
     own = ssl.PrivateCertificate.loadPEM(key.read_bytes() + certificate.read_bytes())
     port: Any = reactor.listenSSL(0, Site(seen), own.options(), interface="127.0.0.1")
     url = f"https://localhost:{port.getHost().port}"
-    admin = Admin(
+    admin = PulsarAdmin(
         PulsarSettings("pulsar+ssl://localhost:1", url, tls_trust_file=authority.write(tmp_path)),
         reactor,
     )
@@ -170,7 +170,7 @@ async def test_a_trusted_certificate_that_is_not_for_the_host_is_refused_before_
 
 @ensureDeferred
 async def test_without_a_trust_file_the_systems_authorities_count(
-    admins: Callable[..., Admin],
+    admins: Callable[..., PulsarAdmin],
 ) -> None:
     with pytest.raises(StorageFailed, match="certificate verify failed"):
         await admins().get("/who")
@@ -178,7 +178,7 @@ async def test_without_a_trust_file_the_systems_authorities_count(
 
 @ensureDeferred
 async def test_the_gateway_shows_its_certificate_and_the_one_that_took_its_place(
-    admins: Callable[..., Admin], authority: Authority, tmp_path: Path
+    admins: Callable[..., PulsarAdmin], authority: Authority, tmp_path: Path
 ) -> None:
     certificate, key = authority.sign("first").write(tmp_path, "own")
     settings = {
@@ -195,7 +195,7 @@ async def test_the_gateway_shows_its_certificate_and_the_one_that_took_its_place
 
 @ensureDeferred
 async def test_a_key_that_does_not_fit_is_said_without_anything_of_it(
-    admins: Callable[..., Admin], authority: Authority, tmp_path: Path
+    admins: Callable[..., PulsarAdmin], authority: Authority, tmp_path: Path
 ) -> None:
     certificate, _ = authority.sign("own").write(tmp_path, "own")
     for written in (
@@ -214,7 +214,7 @@ async def test_a_key_that_does_not_fit_is_said_without_anything_of_it(
 )
 @ensureDeferred
 async def test_a_trust_file_that_is_none_is_named(
-    admins: Callable[..., Admin], tmp_path: Path, written: bytes | None
+    admins: Callable[..., PulsarAdmin], tmp_path: Path, written: bytes | None
 ) -> None:
     file = tmp_path / "trust.pem"
     if written is not None:

@@ -13,10 +13,10 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
 from storage.log import NotReady, StorageFailed
-from storage.pulsar.admin.admin_api import Admin, Troubled
+from storage.pulsar.admin.admin_api import BrokerError, PulsarAdmin
 from storage.pulsar.admin.cluster_checks import check, prepare
-from storage.pulsar.admin.cluster_problems import Problem
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.admin.cluster_problems import ClusterProblem
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD
 from storage.pulsar.settings import PulsarSettings
 from tests.contract.waiting import settle
@@ -29,16 +29,16 @@ from tests.storage.pulsar.secured_pulsar import SecuredPulsar, expired, secured,
 
 pytestmark = [pytest.mark.peer]
 
-Checking = Callable[[PulsarSettings], Awaitable[list[Problem]]]
+Checking = Callable[[PulsarSettings], Awaitable[list[ClusterProblem]]]
 
 
 @pytest.fixture
 def checking() -> Iterator[Checking]:
     """Checks as a store does that starts."""
-    used: list[tuple[Admin, Session]] = []
+    used: list[tuple[PulsarAdmin, PulsarClient]] = []
 
-    async def checked(settings: PulsarSettings) -> list[Problem]:
-        used.append((Admin(settings, reactor), Session(settings, reactor)))
+    async def checked(settings: PulsarSettings) -> list[ClusterProblem]:
+        used.append((PulsarAdmin(settings, reactor), PulsarClient(settings, reactor)))
         await used[-1][1].open()
         return await check(settings, *used[-1])
 
@@ -49,7 +49,7 @@ def checking() -> Iterator[Checking]:
 
 
 async def preparing(settings: PulsarSettings) -> None:
-    admin, session = Admin(settings, reactor), Session(settings, reactor)
+    admin, session = PulsarAdmin(settings, reactor), PulsarClient(settings, reactor)
     await session.open()
     try:
         await prepare(settings, admin, session)
@@ -58,7 +58,7 @@ async def preparing(settings: PulsarSettings) -> None:
         await admin.close()
 
 
-def only(problems: list[Problem]) -> Problem:
+def only(problems: list[ClusterProblem]) -> ClusterProblem:
     (one,) = problems
     return one
 
@@ -93,10 +93,12 @@ async def test_what_a_gateway_left_that_could_not_clean_up_goes_an_hour_later(
 async def test_a_setup_of_brokers_in_trouble_may_be_tried_again(
     pulsar: Tenant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fails(admin: Admin, path: str, body: object = None, content_type: str = "") -> None:
-        raise Troubled("500 no bookies", 500, "no bookies")
+    async def fails(
+        admin: PulsarAdmin, path: str, body: object = None, content_type: str = ""
+    ) -> None:
+        raise BrokerError("500 no bookies", 500, "no bookies")
 
-    monkeypatch.setattr(Admin, "put", fails)
+    monkeypatch.setattr(PulsarAdmin, "put", fails)
     with pytest.raises(NotReady, match="no bookies"):
         await preparing(pulsar.settings(setup=True, metadata_namespace="n-that-is-not-there"))
 
@@ -135,7 +137,7 @@ async def test_a_tenant_and_a_namespace_that_are_missing_are_named_with_the_comm
         namespace="none", metadata_tenant="nobody", allowed_namespaces=(f"{pulsar.name}/neither",)
     )
     own, metadata, allowed = await checking(settings)
-    assert own == Problem(
+    assert own == ClusterProblem(
         True,
         f"there is no namespace {pulsar.name}/none",
         f"`pulsar-admin namespaces create {pulsar.name}/none`, or start the gateway with --pulsar-setup",
@@ -239,7 +241,7 @@ async def test_how_large_a_message_may_be_is_learned_by_trying(
     pulsar: Tenant, batch: int, assumed: int, least: int, most: int
 ) -> None:
     settings = pulsar.settings(message_max_bytes=batch, message_bytes=assumed)
-    admin, session = Admin(settings, reactor), Session(settings, reactor)
+    admin, session = PulsarAdmin(settings, reactor), PulsarClient(settings, reactor)
     await session.open()
     try:
         await check(settings, admin, session)

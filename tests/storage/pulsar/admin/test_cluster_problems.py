@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.pulsar.admin.cluster_problems import Problem, Remedies, role_of
+from storage.pulsar.admin.cluster_problems import ClusterProblem, Remedies, role_of
 from storage.pulsar.settings import PulsarSettings
 from tests.storage.pulsar.secured_pulsar import token
 
@@ -16,12 +16,12 @@ def settings(file: Path | None = None) -> PulsarSettings:
 
 
 def test_a_problem_is_said_with_what_to_do() -> None:
-    assert str(Problem(True, "it is broken", "mend it")) == "it is broken. To do: mend it"
+    assert str(ClusterProblem(True, "it is broken", "mend it")) == "it is broken. To do: mend it"
 
 
 def test_a_problem_is_one_line_whatever_a_broker_has_said() -> None:
     assert (
-        str(Problem(True, "refused: an error\n\tat some.place", "mend it"))
+        str(ClusterProblem(True, "refused: an error\n\tat some.place", "mend it"))
         == "refused: an error at some.place. To do: mend it"
     )
 

@@ -16,7 +16,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
 
 from storage.log import NotReady, StorageFailed
-from storage.pulsar.admin.admin_api import Admin, AdminFailed, Forbidden, Unauthenticated
+from storage.pulsar.admin.admin_api import AdminFailed, Forbidden, PulsarAdmin, Unauthorized
 from storage.pulsar.admin.http import REDIRECTS
 from storage.pulsar.settings import PulsarSettings
 from tests.contract.waiting import settle
@@ -70,11 +70,11 @@ def server(servers: Callable[[], Server]) -> Server:
 
 
 @pytest.fixture
-def admins() -> Iterator[Callable[..., Admin]]:
-    made: list[Admin] = []
+def admins() -> Iterator[Callable[..., PulsarAdmin]]:
+    made: list[PulsarAdmin] = []
 
-    def make(url: str, **others: Any) -> Admin:
-        made.append(Admin(PulsarSettings("pulsar://127.0.0.1:1", url, **others), reactor))
+    def make(url: str, **others: Any) -> PulsarAdmin:
+        made.append(PulsarAdmin(PulsarSettings("pulsar://127.0.0.1:1", url, **others), reactor))
         return made[-1]
 
     yield make
@@ -82,7 +82,7 @@ def admins() -> Iterator[Callable[..., Admin]]:
         settle(admin.close())
 
 
-def in_haste(admin: Admin, seconds: float) -> None:
+def in_haste(admin: PulsarAdmin, seconds: float) -> None:
     """Requests time out after this long; the connect timeout is unchanged."""
     admin._settings = replace(admin._settings, admin_timeout_seconds=seconds)
 
@@ -97,7 +97,9 @@ def sends_to(location: str) -> Answer:
 
 
 @ensureDeferred
-async def test_nobody_at_the_address_is_said_with_the_address(admins: Callable[..., Admin]) -> None:
+async def test_nobody_at_the_address_is_said_with_the_address(
+    admins: Callable[..., PulsarAdmin],
+) -> None:
     with pytest.raises(
         StorageFailed,
         match=r"Pulsar's admin API at http://127.0.0.1:1 cannot be reached: .*refused",
@@ -107,7 +109,7 @@ async def test_nobody_at_the_address_is_said_with_the_address(admins: Callable[.
 
 @ensureDeferred
 async def test_a_call_about_a_topic_goes_on_to_its_owner_with_method_body_and_token(
-    servers: Callable[[], Server], admins: Callable[..., Admin], tmp_path: Path
+    servers: Callable[[], Server], admins: Callable[..., PulsarAdmin], tmp_path: Path
 ) -> None:
     first, owner = servers(), servers()
     (tmp_path / "token").write_text("secret\n")
@@ -142,7 +144,7 @@ class Cluster:
 
 @ensureDeferred
 async def test_a_call_follows_to_a_broker_that_the_cluster_lists(
-    servers: Callable[[], Server], admins: Callable[..., Admin], tmp_path: Path
+    servers: Callable[[], Server], admins: Callable[..., PulsarAdmin], tmp_path: Path
 ) -> None:
     first, owner = servers(), servers()
     (tmp_path / "token").write_text("secret")
@@ -168,7 +170,7 @@ async def test_a_call_follows_to_a_broker_that_the_cluster_lists(
 @ensureDeferred
 async def test_a_token_goes_to_no_host_outside_the_cluster(
     servers: Callable[[], Server],
-    admins: Callable[..., Admin],
+    admins: Callable[..., PulsarAdmin],
     tmp_path: Path,
     brokers: bytes,
     status: int,
@@ -189,7 +191,7 @@ async def test_a_host_of_the_service_url_is_one_of_the_cluster(
 ) -> None:
     first, owner = servers(), servers()
     Cluster(first, owner, b"", 403)
-    admin = Admin(PulsarSettings("pulsar://broker-1:6650,localhost:6650", first.url), reactor)
+    admin = PulsarAdmin(PulsarSettings("pulsar://broker-1:6650,localhost:6650", first.url), reactor)
     assert await admin.get("/persistent/a/b/c/retention") == {}
     await admin.close()
 
@@ -205,7 +207,7 @@ async def test_a_host_of_the_service_url_is_one_of_the_cluster(
 )
 @ensureDeferred
 async def test_a_token_goes_nowhere_but_to_the_same_call_of_a_broker(
-    server: Server, admins: Callable[..., Admin], elsewhere: str
+    server: Server, admins: Callable[..., PulsarAdmin], elsewhere: str
 ) -> None:
     server.answer = sends_to(elsewhere)
     with pytest.raises(
@@ -216,7 +218,7 @@ async def test_a_token_goes_nowhere_but_to_the_same_call_of_a_broker(
 
 @ensureDeferred
 async def test_brokers_that_send_a_call_round_and_round_are_not_followed_for_ever(
-    server: Server, admins: Callable[..., Admin]
+    server: Server, admins: Callable[..., PulsarAdmin]
 ) -> None:
     server.answer = sends_to("/admin/v2/clusters")
     with pytest.raises(StorageFailed, match="disagree on its owner"):
@@ -226,7 +228,7 @@ async def test_brokers_that_send_a_call_round_and_round_are_not_followed_for_eve
 
 @ensureDeferred
 async def test_an_answer_that_never_comes_is_given_up_at_the_deadline(
-    server: Server, admins: Callable[..., Admin]
+    server: Server, admins: Callable[..., PulsarAdmin]
 ) -> None:
     server.answer = lambda _: NOT_DONE_YET
     admin = admins(server.url)
@@ -239,7 +241,7 @@ async def test_an_answer_that_never_comes_is_given_up_at_the_deadline(
 
 @ensureDeferred
 async def test_an_answer_that_never_ends_is_given_up_at_the_deadline(
-    server: Server, admins: Callable[..., Admin]
+    server: Server, admins: Callable[..., PulsarAdmin]
 ) -> None:
     def begins(request: Request) -> int:
         request.write(b"[")
@@ -255,7 +257,7 @@ async def test_an_answer_that_never_ends_is_given_up_at_the_deadline(
 
 @ensureDeferred
 async def test_an_answer_is_read_up_to_its_limit(
-    server: Server, admins: Callable[..., Admin]
+    server: Server, admins: Callable[..., PulsarAdmin]
 ) -> None:
     admin = admins(server.url, admin_answer_bytes=100)
     server.answer = lambda _: b'"' + b"x" * 98 + b'"'
@@ -267,7 +269,7 @@ async def test_an_answer_is_read_up_to_its_limit(
 
 @ensureDeferred
 async def test_an_answer_that_breaks_off_is_none(
-    server: Server, admins: Callable[..., Admin]
+    server: Server, admins: Callable[..., PulsarAdmin]
 ) -> None:
     def breaks_off(request: Request) -> int:
         request.setHeader("content-length", "100")
@@ -283,7 +285,7 @@ async def test_an_answer_that_breaks_off_is_none(
 @pytest.mark.parametrize("body", [b"<html>", b'{"a":1}', b"\xff", b"["])
 @ensureDeferred
 async def test_what_is_not_the_admin_api_is_said_to_be_none(
-    server: Server, admins: Callable[..., Admin], body: bytes
+    server: Server, admins: Callable[..., PulsarAdmin], body: bytes
 ) -> None:
     server.answer = lambda _: body
     with pytest.raises(
@@ -295,7 +297,7 @@ async def test_what_is_not_the_admin_api_is_said_to_be_none(
 
 @ensureDeferred
 async def test_a_token_is_read_again_when_its_file_changes_and_is_in_no_error(
-    server: Server, admins: Callable[..., Admin], tmp_path: Path
+    server: Server, admins: Callable[..., PulsarAdmin], tmp_path: Path
 ) -> None:
     def refuses(request: Request) -> bytes:
         request.setResponseCode(401)
@@ -305,11 +307,11 @@ async def test_a_token_is_read_again_when_its_file_changes_and_is_in_no_error(
     file.write_text("old-secret")
     server.answer = refuses
     admin = admins(server.url, token_file=file)
-    with pytest.raises(Unauthenticated) as old:
+    with pytest.raises(Unauthorized) as old:
         await admin.get("/clusters")
     # Of another length: there are kernels on which a file that is written twice in 4 ms keeps its time.
     file.write_text("newer-secret")
-    with pytest.raises(Unauthenticated) as new:
+    with pytest.raises(Unauthorized) as new:
         await admin.get("/clusters")
     assert [token for _, _, token, _ in server.requests] == [
         "Bearer old-secret",
@@ -323,7 +325,7 @@ async def test_a_token_is_read_again_when_its_file_changes_and_is_in_no_error(
 @pytest.mark.parametrize("status", [401, 403])
 @ensureDeferred
 async def test_a_role_that_may_not_is_told_from_one_that_is_not_known(
-    server: Server, admins: Callable[..., Admin], status: int
+    server: Server, admins: Callable[..., PulsarAdmin], status: int
 ) -> None:
     def refuses(request: Request) -> bytes:
         request.setResponseCode(status)
@@ -334,7 +336,7 @@ async def test_a_role_that_may_not_is_told_from_one_that_is_not_known(
         Forbidden, match="may not do that; a superuser or the tenant's administrator"
     ) as caught:
         await admins(server.url).get("/persistent/a/b/t/partitions")
-    assert not isinstance(caught.value, Unauthenticated)
+    assert not isinstance(caught.value, Unauthorized)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +345,7 @@ async def test_a_role_that_may_not_is_told_from_one_that_is_not_known(
 )
 @ensureDeferred
 async def test_a_broker_in_trouble_may_be_asked_again_and_one_that_refuses_may_not(
-    server: Server, admins: Callable[..., Admin], status: int, may_pass: bool
+    server: Server, admins: Callable[..., PulsarAdmin], status: int, may_pass: bool
 ) -> None:
     def answers(request: Request) -> bytes:
         request.setResponseCode(status)
@@ -358,7 +360,7 @@ async def test_a_broker_in_trouble_may_be_asked_again_and_one_that_refuses_may_n
 @pytest.mark.parametrize("written", [None, "", "two words", "\xe4"])
 @ensureDeferred
 async def test_a_file_without_a_token_is_said_before_anything_is_sent(
-    server: Server, admins: Callable[..., Admin], tmp_path: Path, written: str | None
+    server: Server, admins: Callable[..., PulsarAdmin], tmp_path: Path, written: str | None
 ) -> None:
     file = tmp_path / "token"
     if written is not None:
@@ -372,7 +374,7 @@ async def test_a_file_without_a_token_is_said_before_anything_is_sent(
 
 @ensureDeferred
 async def test_no_more_calls_are_under_way_than_connections_are_allowed(
-    server: Server, admins: Callable[..., Admin]
+    server: Server, admins: Callable[..., PulsarAdmin]
 ) -> None:
     held: list[Any] = []
 

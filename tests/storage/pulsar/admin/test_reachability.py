@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from storage.pulsar.admin.reachability import addresses, why_not
+from storage.pulsar.admin.reachability import addresses, connect_error
 
 
 @pytest.mark.parametrize(
@@ -27,11 +27,13 @@ def test_each_broker_of_a_service_url_has_an_address(
 
 def test_one_broker_that_takes_connections_is_enough() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        assert why_not(f"pulsar://127.0.0.1:1,127.0.0.1:{listening.getsockname()[1]}", 5) is None
+        assert (
+            connect_error(f"pulsar://127.0.0.1:1,127.0.0.1:{listening.getsockname()[1]}", 5) is None
+        )
 
 
 def test_every_broker_that_takes_none_is_named_with_the_reason() -> None:
-    reason = why_not("pulsar://127.0.0.1:1,nowhere.invalid:2", 5)
+    reason = connect_error("pulsar://127.0.0.1:1,nowhere.invalid:2", 5)
     assert reason is not None
     first, second = reason.split(", ", 1)
     assert first == "127.0.0.1:1: Connection refused"

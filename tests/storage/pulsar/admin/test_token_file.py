@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from storage.log import StorageFailed
-from storage.pulsar.admin.token_file import Token
+from storage.pulsar.admin.token_file import TokenFile
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_token_is_read_again_when_its_file_has_changed(file: Path) -> None:
     file.write_text("first\n")
-    token = Token(file)
+    token = TokenFile(file)
     assert token() == token.read() == "first"
     file.write_text("the-second\n")
     assert token() == token.read() == "the-second"
@@ -27,7 +27,7 @@ def test_where_there_is_none_now_the_client_library_gets_the_one_before(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.write_text("secret\n")
-    token = Token(file)
+    token = TokenFile(file)
     assert token() == "secret"
     file.unlink()
     assert token() == "secret"
@@ -42,7 +42,7 @@ def test_a_file_without_a_token_is_no_token_and_the_client_library_gets_the_one_
     file: Path, written: bytes
 ) -> None:
     file.write_text("good\n")
-    token = Token(file)
+    token = TokenFile(file)
     assert token.read() == "good"
     file.write_bytes(written)
     with pytest.raises(StorageFailed, match="holds no token") as failure:
@@ -52,11 +52,11 @@ def test_a_file_without_a_token_is_no_token_and_the_client_library_gets_the_one_
 
 
 def test_a_library_that_asks_before_there_was_one_gets_none(file: Path) -> None:
-    assert Token(file)() == ""
+    assert TokenFile(file)() == ""
 
 
 def test_a_token_is_not_shown(file: Path) -> None:
     file.write_text("secret\n")
-    token = Token(file)
+    token = TokenFile(file)
     token.read()
     assert "secret" not in repr(token)

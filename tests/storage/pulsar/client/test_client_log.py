@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from storage.pulsar.client.client_log import Sieve, client_logger, follow
+from storage.pulsar.client.client_log import LineRateLimiter, client_logger, forward_lines
 
 #: A client of another test in this process can still write lines.
 THREAD_OF_THE_PROCESS = "pulsar-log"
@@ -32,19 +32,19 @@ def passed_on(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int, str]]:
 )
 def test_a_line_keeps_its_level_and_its_text(word, level, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG, "pulsar")
-    Sieve(10).pass_on(LINE.format(word), 0)
+    LineRateLimiter(10).pass_on(LINE.format(word), 0)
     assert passed_on(caplog) == [
         ("pulsar", level, "[<none> -> pulsar://127.0.0.1:1] Failed: refused | again")
     ]
 
 
 def test_a_line_of_another_shape_is_a_warning(caplog: pytest.LogCaptureFixture):
-    Sieve(10).pass_on("terminate called", 0)
+    LineRateLimiter(10).pass_on("terminate called", 0)
     assert passed_on(caplog) == [("pulsar", logging.WARNING, "terminate called")]
 
 
 def test_what_is_more_than_the_limit_of_a_minute_is_counted(caplog: pytest.LogCaptureFixture):
-    sieve = Sieve(2)
+    sieve = LineRateLimiter(2)
     for second in range(5):
         sieve.pass_on(LINE.format("WARN"), second)
     assert len(passed_on(caplog)) == 2
@@ -59,7 +59,7 @@ def test_the_pipe_is_read_to_its_end(caplog: pytest.LogCaptureFixture):
     reading, writing = os.pipe()
     with open(writing, "wb") as pipe:
         pipe.write((LINE.format("ERROR") + "\n").encode() + b"\xff no text\n")
-    thread = threading.Thread(target=follow, args=(reading, lambda: 0.0))
+    thread = threading.Thread(target=forward_lines, args=(reading, lambda: 0.0))
     thread.start()
     thread.join(60)
     assert [level for _, level, _ in passed_on(caplog)] == [logging.ERROR, logging.WARNING]

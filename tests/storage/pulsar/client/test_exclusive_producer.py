@@ -9,7 +9,13 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from storage.log import Entry, Fenced, LogClosed, StorageError, StorageFailed
-from storage.pulsar.client.exclusive_producer import OPERATION_COST, End, Leader, Room, Sent
+from storage.pulsar.client.exclusive_producer import (
+    IN_FLIGHT_OVERHEAD,
+    ExclusiveProducer,
+    InFlightLimit,
+    InFlightMessage,
+    LogEnd,
+)
 from storage.pulsar.log.entry_messages import Header
 from tests.storage.pulsar.fake_client import FakeProducer, FakeSession, Ok, Timeout
 
@@ -18,25 +24,27 @@ class Scene:
     def __init__(self, limit_bytes: int = 1 << 20, limit_operations: int = 100) -> None:
         self.session = FakeSession()
         self.producer = FakeProducer()
-        self.room = Room(limit_bytes, limit_operations)
+        self.room = InFlightLimit(limit_bytes, limit_operations)
         self.stored: list[list[int]] = []
         self.ends: list[tuple[StorageError, list[int]]] = []
-        self.leader = Leader(self.session, self.producer, self.room, self._stored, self._ended)
+        self.leader = ExclusiveProducer(
+            self.session, self.producer, self.room, self._stored, self._ended
+        )
 
-    def _stored(self, messages: list[Sent]) -> None:
+    def _stored(self, messages: list[InFlightMessage]) -> None:
         self.stored.append([one.header.base_offset for one in messages])
 
-    def _ended(self, error: StorageError, left: list[Sent]) -> None:
+    def _ended(self, error: StorageError, left: list[InFlightMessage]) -> None:
         self.ends.append((error, [one.header.base_offset for one in left]))
 
     def send(self, *offsets: int) -> None:
         for offset in offsets:
-            sent = Sent(
+            sent = InFlightMessage(
                 Header(offset, offset, -1, 0, 0),
                 [Entry(offset, offset, -1, b"x")],
                 b"x",
                 {},
-                End(offset + 1, 1, -1),
+                LogEnd(offset + 1, 1, -1),
                 Deferred(),
             )
             self.room.take(sent.cost)
@@ -135,7 +143,7 @@ def test_what_fails_makes_it_idle_too():
 
 
 @pytest.mark.parametrize(
-    ("limit_bytes", "limit_operations"), [(2 * (OPERATION_COST + 1), 100), (1 << 20, 2)]
+    ("limit_bytes", "limit_operations"), [(2 * (IN_FLIGHT_OVERHEAD + 1), 100), (1 << 20, 2)]
 )
 def test_what_is_in_flight_is_bounded(limit_bytes, limit_operations):
     scene = Scene(limit_bytes, limit_operations)
@@ -147,7 +155,7 @@ def test_what_is_in_flight_is_bounded(limit_bytes, limit_operations):
 
 
 def test_one_message_always_fits_where_nothing_else_is():
-    room = Room(10, 1)
+    room = InFlightLimit(10, 1)
     room.take(1000)
     with pytest.raises(StorageFailed):
         room.take(1)

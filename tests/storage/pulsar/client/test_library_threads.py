@@ -10,7 +10,7 @@ from typing import Any
 import pulsar as library
 import pytest
 
-from storage.pulsar.client.library_threads import keep_state
+from storage.pulsar.client.library_threads import keep_thread_state
 
 pytestmark = pytest.mark.peer
 
@@ -43,7 +43,7 @@ def test_the_state_of_a_thread_of_the_librarys_stays_once_it_is_asked_to(pulsar)
     producer = client.create_producer(f"persistent://{topic}")
     # What the library does by itself, and the reason for all this: each callback is the first.
     assert [before for _, before in seen_by(producer, lambda: None)] == [0, 0, 0]
-    kept = seen_by(producer, keep_state)
+    kept = seen_by(producer, keep_thread_state)
     assert [before for _, before in kept] == [0, 1, 2]
     assert len({thread for thread, _ in kept}) == 1
     client.close()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from twisted.internet.task import Clock
 
-from storage.pulsar.client.process_stalls import Standstills
+from storage.pulsar.client.process_stalls import ProcessStalls
 
 
-def begun() -> tuple[Clock, Standstills]:
+def begun() -> tuple[Clock, ProcessStalls]:
     clock = Clock()
-    standstills = Standstills(clock, 10.0, clock.seconds)
+    standstills = ProcessStalls(clock, 10.0, clock.seconds)
     standstills.start()
     return clock, standstills
 

@@ -22,7 +22,7 @@ from storage.log import (
     StorageFailed,
     UnknownTopic,
 )
-from storage.pulsar.client.pulsar_client import Session, translated
+from storage.pulsar.client.pulsar_client import PulsarClient, to_storage_error
 from storage.pulsar.settings import PulsarSettings
 
 
@@ -71,20 +71,20 @@ def soon(coroutine: Coroutine[Any, Any, None]) -> Deferred[None]:
     ],
 )
 def test_an_error_of_the_library_is_one_of_the_store(error, meaning):
-    assert type(translated(error)) is meaning
-    assert str(translated(error))
+    assert type(to_storage_error(error)) is meaning
+    assert str(to_storage_error(error))
 
 
 @ensureDeferred
 async def test_opening_waits_for_no_broker(silent_address):
-    session = Session(patient(silent_address), reactor)
+    session = PulsarClient(patient(silent_address), reactor)
     await soon(session.open())
     await soon(session.close())
 
 
 @ensureDeferred
 async def test_what_a_silent_broker_is_asked_for_fails_in_time(silent_address):
-    session = Session(impatient(silent_address), reactor)
+    session = PulsarClient(impatient(silent_address), reactor)
     await session.open()
     with pytest.raises(StorageFailed):
         await session.run(
@@ -97,7 +97,7 @@ async def test_what_a_silent_broker_is_asked_for_fails_in_time(silent_address):
 
 @ensureDeferred
 async def test_closing_waits_for_nothing_that_is_under_way(silent_address):
-    session = Session(patient(silent_address), reactor)
+    session = PulsarClient(patient(silent_address), reactor)
     await session.open()
     begun: Deferred[None] = Deferred()
 
@@ -114,7 +114,7 @@ async def test_closing_waits_for_nothing_that_is_under_way(silent_address):
 
 @ensureDeferred
 async def test_a_closed_session_runs_nothing(silent_address):
-    session = Session(impatient(silent_address), reactor)
+    session = PulsarClient(impatient(silent_address), reactor)
     await session.open()
     await session.close()
     await session.close()
@@ -124,6 +124,6 @@ async def test_a_closed_session_runs_nothing(silent_address):
 
 @ensureDeferred
 async def test_an_address_that_is_none_is_said_at_once():
-    session = Session(PulsarSettings("nonsense://", "http://127.0.0.1:1"), reactor)
+    session = PulsarClient(PulsarSettings("nonsense://", "http://127.0.0.1:1"), reactor)
     with pytest.raises(StorageFailed, match="nonsense"):
         await session.open()

@@ -9,7 +9,7 @@ from pytest_twisted import ensureDeferred
 from twisted.internet.defer import CancelledError, Deferred
 
 from storage.log import LogClosed
-from storage.pulsar.client.topic_readers import OpenReader, Source
+from storage.pulsar.client.topic_readers import OpenReader, ReaderSource
 from tests.storage.pulsar.partition_topics import numbered, offsets
 
 pytestmark = pytest.mark.peer
@@ -83,7 +83,7 @@ async def test_a_read_that_is_given_up_before_it_begins_does_not_begin(partition
     begun = []
     busy = side.session.run(may_go_on.wait)
     given_up = side.cache.use(
-        OpenReader(Source(side.session, partition.topic), None), lambda: begun.append(True)
+        OpenReader(ReaderSource(side.session, partition.topic), None), lambda: begun.append(True)
     )
     given_up.cancel()
     with pytest.raises(CancelledError):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred, fail, succeed
 
 from storage.log import Entry, StorageFailed
-from storage.pulsar.client.exclusive_producer import End
-from storage.pulsar.client.topic_readers import Stored
+from storage.pulsar.client.exclusive_producer import LogEnd
+from storage.pulsar.client.topic_readers import StoredMessage
 from storage.pulsar.compaction import range_merge
 from storage.pulsar.compaction.overlay import Overlay
 from storage.pulsar.compaction.range_merge import MIN_RANGES, RangeMerger
@@ -30,19 +30,19 @@ class Topic:
     """The messages of a partition in memory; answers as `PartitionReader` does."""
 
     def __init__(self, entries: list[Entry]) -> None:
-        self.stored: list[Stored] = []
+        self.stored: list[StoredMessage] = []
         before, greatest = 0, -1
         for number, entry in enumerate(entries):
             greatest = max(greatest, entry.max_timestamp)
             header = Header(
                 entry.base_offset, entry.last_offset, entry.max_timestamp, before, 0, greatest
             )
-            self.stored.append(Stored(header, Position(1, number), bytes(entry.payload)))
+            self.stored.append(StoredMessage(header, Position(1, number), bytes(entry.payload)))
             before += len(entry.payload)
         self.bytes = before
 
-    async def read(self, offset: int, end: int, max_bytes: int) -> list[Stored]:
-        found: list[Stored] = []
+    async def read(self, offset: int, end: int, max_bytes: int) -> list[StoredMessage]:
+        found: list[StoredMessage] = []
         for one in self.stored:
             if one.header.last_offset >= offset and one.header.base_offset < end:
                 max_bytes -= len(one.payload)
@@ -51,7 +51,7 @@ class Topic:
                 found.append(one)
         return found
 
-    async def at_time(self, timestamp: int, start: int, end: int) -> Stored | None:
+    async def at_time(self, timestamp: int, start: int, end: int) -> StoredMessage | None:
         some = [
             one
             for one in self.stored
@@ -59,7 +59,7 @@ class Topic:
         ]
         return next((one for one in some if one.header.max_timestamp >= timestamp), None)
 
-    async def latest(self, start: int, end: int) -> Stored | None:
+    async def latest(self, start: int, end: int) -> StoredMessage | None:
         some = [
             one
             for one in self.stored
@@ -69,7 +69,7 @@ class Topic:
         ]
         return max(some, key=lambda one: one.header.max_timestamp, default=None)
 
-    async def last(self) -> Stored | None:
+    async def last(self) -> StoredMessage | None:
         return self.stored[-1] if self.stored else None
 
     async def can_trim(self, topic: str, keep: Position) -> bool:
@@ -169,7 +169,7 @@ class Scene:
 
     def free(self, start: int = 0) -> None:
         """`PartitionLog.reclaim` of a log with that start."""
-        end = End(self.end, self.topic.bytes, -1)
+        end = LogEnd(self.end, self.topic.bytes, -1)
         gathered = RangeMerger(
             PartitionEntries(self.topic),
             self.overlay,

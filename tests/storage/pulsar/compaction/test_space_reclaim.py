@@ -14,8 +14,8 @@ from storage.log import Fenced, StorageError, StorageFailed
 from storage.pulsar.compaction.trim import CURSOR, RetentionTrimmer
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.store import PulsarStore
-from storage.pulsar.topics.topic_catalog import TopicCatalogue
-from storage.pulsar.topics.topic_changes import Changes
+from storage.pulsar.topics.topic_catalog import TopicCatalog
+from storage.pulsar.topics.topic_changes import TopicChanges
 from tests.contract.entries import bases, everything, plain, sized, topic
 from tests.contract.waiting import settle
 from tests.peers.tenant import Tenant
@@ -141,7 +141,7 @@ async def test_a_store_that_was_killed_while_retention_was_lowered_loses_nothing
     compacted.store._catalogue._refresher.stop()
     with monkeypatch.context() as patched:
         patched.setattr(RetentionTrimmer, "trim", killed)
-        patched.setattr(TopicCatalogue, "_retain_soon", nothing)
+        patched.setattr(TopicCatalog, "_retain_soon", nothing)
         with pytest.raises(Killed):
             await log.reclaim()
         assert compacted.retention() == (0, 0)
@@ -208,14 +208,14 @@ async def test_where_somebody_takes_the_subscription_away_nothing_is_deleted_and
     entries = await compacted.fill()
     log = await compacted.log()
     await log.replace(0, 27, [])
-    lower = Changes.lower
+    lower = TopicChanges.lower
 
     async def lower_and_lose(changes, found):
         compacted.tenant.admin("DELETE", f"{compacted.path}-partition-0/subscription/{CURSOR}")
         return await lower(changes, found)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Changes, "lower", lower_and_lose)
+        patched.setattr(TopicChanges, "lower", lower_and_lose)
         with pytest.raises(StorageFailed, match="taken the subscription"):
             await log.reclaim()
     assert compacted.retention() == EVER

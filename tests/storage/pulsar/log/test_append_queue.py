@@ -17,7 +17,7 @@ from storage.log import (
     StorageError,
     StorageFailed,
 )
-from storage.pulsar.client.exclusive_producer import End, Room, Sent
+from storage.pulsar.client.exclusive_producer import InFlightLimit, InFlightMessage, LogEnd
 from storage.pulsar.compaction.replaced_ranges import ReplacedRanges
 from storage.pulsar.log.append_queue import MAX_MESSAGE_OVERHEAD, AppendQueue, OpenedPartition
 from storage.pulsar.log.entry_messages import parse_header
@@ -40,8 +40,8 @@ class Scene:
             PartitionRow(reserved=reserved, epochs=((1, 0),) if not is_empty else ()),
             ReplacedRanges(),
         )
-        self.room = Room(1 << 30, 1000)
-        end = End(reserved, 0, -1) if is_empty else End(10, 1000, 7)
+        self.room = InFlightLimit(1 << 30, 1000)
+        end = LogEnd(reserved, 0, -1) if is_empty else LogEnd(10, 1000, 7)
         opened = OpenedPartition(
             self.session,
             "persistent://a/b/t",
@@ -58,12 +58,12 @@ class Scene:
         self.appending = AppendQueue(opened, self.room, self._stored, self._ended)
         self.over: StorageError | None = None
 
-    def _stored(self, messages: list[Sent]) -> None:
+    def _stored(self, messages: list[InFlightMessage]) -> None:
         for sent in messages:
             self.stored.append(sent.header.base_offset)
             sent.told.callback(None)
 
-    def _ended(self, error: StorageError, left: list[Sent]) -> None:
+    def _ended(self, error: StorageError, left: list[InFlightMessage]) -> None:
         self.over = error
         for sent in left:
             sent.told.errback(error)

@@ -14,7 +14,7 @@ from twisted.internet import reactor
 
 from gateway.partitions.record_format import V2BatchFormat
 from storage.log import Entry, LogClosed, PartitionLog, StorageFailed, Topic
-from storage.plain_records import Record, RecordBatch
+from storage.plain_records import PlainBatch, PlainRecord
 from storage.pulsar.log.entry_messages import ENTRY_FORMAT
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.store import PulsarStore
@@ -67,7 +67,7 @@ def side(pulsar: Tenant) -> Side:
 async def append(log: PartitionLog, *values: bytes) -> int | None:
     """As the leader of a partition does: numbered and stamped by what the log says is next."""
     now = round(time.time() * 1000)
-    payload = FORMAT.pack(RecordBatch([Record(None, value, (), now) for value in values]))
+    payload = FORMAT.pack(PlainBatch([PlainRecord(None, value, (), now) for value in values]))
     offset = log.next_offset
     if offset < 1 << 62:
         FORMAT.stamp(payload, offset, log.leader_epoch)

@@ -9,7 +9,7 @@ import pytest
 from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
-from storage.pulsar.admin.admin_api import Admin, InternalStats, Ledger, Missing
+from storage.pulsar.admin.admin_api import InternalStats, Ledger, NotFound, PulsarAdmin
 from storage.pulsar.log.offset_index import Position
 from storage.pulsar.native.entry_search import EntryFinder, EntryNumbering
 from tests.contract.waiting import settle
@@ -52,7 +52,7 @@ def sender(pulsar: Tenant) -> Iterator[NativeApplication]:
 
 @pytest.fixture
 def finder(sender: NativeApplication) -> Iterator[EntryFinder]:
-    admin = Admin(sender.settings, reactor)
+    admin = PulsarAdmin(sender.settings, reactor)
     yield EntryFinder(admin, sender.topic)
     settle(admin.close())
 
@@ -113,5 +113,5 @@ async def test_an_entry_that_is_gone_is_missing(
     sender: NativeApplication, finder: EntryFinder
 ) -> None:
     sender.send(b"0")
-    with pytest.raises(Missing):
+    with pytest.raises(NotFound):
         await finder.peek(Position(0, 0))

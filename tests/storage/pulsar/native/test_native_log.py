@@ -25,15 +25,15 @@ from gateway.partitions.record_format import V2BatchFormat
 from gateway.protocol.errors import ErrorCode, KafkaError
 from gateway.settings.model import Settings
 from storage.log import Entry, EntryTooLarge, Fenced, OffsetOutOfRange, StorageFailed, Topic
-from storage.plain_records import ProducerSequence, Record, RecordBatch
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.client.exclusive_producer import Room
-from storage.pulsar.client.pulsar_client import Session
+from storage.plain_records import PlainBatch, PlainRecord, ProducerSequence
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.client.exclusive_producer import InFlightLimit
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.log.partition_rows import FormatRange, PartitionRow, PartitionState
 from storage.pulsar.native.native_log import NativeLog
 from storage.pulsar.native.native_opener import open_native_log
 from storage.pulsar.native.native_sender import UnreadableBatch
-from storage.tail import Tail
+from storage.tail import TailCache
 from tests.contract.waiting import settle
 from tests.fakes.memory_store import Medium, MemoryStore
 from tests.gateway.sets import batch
@@ -59,8 +59,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         settings = self.sender.settings
-        self.session = Session(settings, reactor)
-        self.admin = Admin(settings, reactor)
+        self.session = PulsarClient(settings, reactor)
+        self.admin = PulsarAdmin(settings, reactor)
 
     async def open(self) -> NativeLog:
         if not self.logs:
@@ -71,8 +71,8 @@ class Bench:
             self.sender.topic,
             FORMAT,
             self.partition,
-            Tail(self.tail_bytes),
-            Room(1 << 30, 100_000),
+            TailCache(self.tail_bytes),
+            InFlightLimit(1 << 30, 100_000),
             lambda log, error: None,
             FormatRange(0, 0),
         )
@@ -113,15 +113,15 @@ def bench(sender: NativeApplication, partition: PartitionState) -> Iterator[Benc
     settle(made.close())
 
 
-def append(log: NativeLog, *records: Record, sequence: ProducerSequence | None = None) -> Any:
-    payload = FORMAT.pack(RecordBatch(records, sequence))
+def append(log: NativeLog, *records: PlainRecord, sequence: ProducerSequence | None = None) -> Any:
+    payload = FORMAT.pack(PlainBatch(records, sequence))
     return log.append(
         (Entry(log.next_offset, log.next_offset + len(records) - 1, TIME, memoryview(payload)),)
     )
 
 
-def values(*those: bytes) -> tuple[Record, ...]:
-    return tuple(Record(None, value, (), TIME) for value in those)
+def values(*those: bytes) -> tuple[PlainRecord, ...]:
+    return tuple(PlainRecord(None, value, (), TIME) for value in those)
 
 
 async def reach(log: NativeLog, end_offset: int) -> None:
@@ -139,9 +139,9 @@ async def reach(log: NativeLog, end_offset: int) -> None:
     assert log.end_offset == end_offset
 
 
-async def everything(log: NativeLog, max_bytes: int = 1 << 20) -> list[tuple[int, Record]]:
+async def everything(log: NativeLog, max_bytes: int = 1 << 20) -> list[tuple[int, PlainRecord]]:
     """(offset, record) of all that can be read."""
-    found: list[tuple[int, Record]] = []
+    found: list[tuple[int, PlainRecord]] = []
     offset = log.start_offset
     while offset < log.end_offset:
         entries = await log.read(offset, max_bytes)
@@ -244,9 +244,9 @@ async def test_a_native_consumer_reads_what_was_appended(
     log = await bench.open()
     await append(
         log,
-        Record(b"k", b"v", ((b"h", b"1"),), TIME),
-        Record(b"\xff", None, (), TIME + 1),
-        Record(None, b"", (), -1),
+        PlainRecord(b"k", b"v", ((b"h", b"1"),), TIME),
+        PlainRecord(b"\xff", None, (), TIME + 1),
+        PlainRecord(None, b"", (), -1),
     )
     reader = sender.client.create_reader(sender.topic, client.MessageId.earliest)
     first, second, third = (reader.read_next(60_000) for _ in range(3))
@@ -288,7 +288,7 @@ async def test_what_a_native_producer_wrote_is_read_as_records(
     ended = time.time() * 1000
     log = await bench.open()
     (_, first), (_, second) = await everything(log)
-    assert first == Record(b"o", b"v", ((b"a", b"1"), (b"b", b"2")), TIME)
+    assert first == PlainRecord(b"o", b"v", ((b"a", b"1"), (b"b", b"2")), TIME)
     assert (second.key, second.value) == (b"gone", None)
     assert began <= second.timestamp <= ended
 
@@ -296,15 +296,15 @@ async def test_what_a_native_producer_wrote_is_read_as_records(
 @ensureDeferred
 async def test_every_record_comes_back_as_it_was_with_its_producers_sequence(bench: Bench) -> None:
     records = (
-        Record(b"\xff\x00", b"\x00\xff", ((b"z", b"\xff"), (b"a", None), (b"z", b"")), TIME),
-        Record(b"", None, ((b"\xfe", b"x"),), 0),
-        Record(None, b"", (), TIME),
+        PlainRecord(b"\xff\x00", b"\x00\xff", ((b"z", b"\xff"), (b"a", None), (b"z", b"")), TIME),
+        PlainRecord(b"", None, ((b"\xfe", b"x"),), 0),
+        PlainRecord(None, b"", (), TIME),
     )
     bench.tail_bytes = 0
     log = await bench.open()
     await append(log, *records, sequence=ProducerSequence(7, 3, 9))
     (entry,) = await log.read(0, 1 << 20)
-    assert FORMAT.unpack(entry.payload) == RecordBatch(list(records), ProducerSequence(7, 3, 9))
+    assert FORMAT.unpack(entry.payload) == PlainBatch(list(records), ProducerSequence(7, 3, 9))
 
 
 @ensureDeferred
@@ -317,7 +317,7 @@ async def test_a_retry_is_recognised_from_the_log_by_whoever_opens_it_next(
     producers = ProducerStateManager(10)
     for entry in await (await bench.again()).read(0, 1 << 20):
         producers.replay(read_batch(entry.payload), TIME)
-    twin = producers.check(read_batch(FORMAT.pack(RecordBatch(values(b"a", b"b"), sequence))))
+    twin = producers.check(read_batch(FORMAT.pack(PlainBatch(values(b"a", b"b"), sequence))))
     assert twin is not None
     assert (twin.base_offset, twin.last_offset) == (1, 2)
 
@@ -444,14 +444,14 @@ async def test_records_are_found_by_their_time(bench: Bench, sender: NativeAppli
     now = round(time.time() * 1000)
     log = await bench.open()
     for late in (0, 30, 10, 20):
-        await append(log, Record(None, b"v", (), now + late))
+        await append(log, PlainRecord(None, b"v", (), now + late))
     for offset_and_time in ((now - 5, 0), (now, 0), (now + 1, 1), (now + 30, 1), (now + 31, None)):
         entry = await log.entry_for_time(offset_and_time[0])
         assert (entry and entry.base_offset) == offset_and_time[1]
     latest = await log.latest_by_time()
     assert latest is not None
     assert latest.base_offset == 1
-    await append(log, Record(None, b"v", (), now + 40))
+    await append(log, PlainRecord(None, b"v", (), now + 40))
     latest = await log.latest_by_time()
     assert latest is not None
     assert latest.base_offset == 4
@@ -492,7 +492,7 @@ async def test_what_no_message_can_hold_is_refused_and_the_log_goes_on(bench: Be
 @ensureDeferred
 async def test_what_cannot_be_taken_apart_is_refused_and_the_log_goes_on(bench: Bench) -> None:
     log = await bench.open()
-    payload = FORMAT.pack(RecordBatch(values(b"x" * 50)))
+    payload = FORMAT.pack(PlainBatch(values(b"x" * 50)))
     payload[63] ^= 0x55
     with pytest.raises(UnreadableBatch):
         await log.append((Entry(log.next_offset, log.next_offset, TIME, memoryview(payload)),))

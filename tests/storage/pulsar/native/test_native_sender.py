@@ -12,8 +12,8 @@ from twisted.internet.defer import Deferred, succeed
 
 from gateway.partitions.record_format import V2BatchFormat
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageError
-from storage.plain_records import Record, RecordBatch
-from storage.pulsar.client.exclusive_producer import Room, Taken
+from storage.plain_records import PlainBatch, PlainRecord
+from storage.pulsar.client.exclusive_producer import FencedByOtherProducer, InFlightLimit
 from storage.pulsar.native.native_sender import NativeSender, PendingAppend
 from storage.pulsar.settings import PulsarSettings
 
@@ -45,7 +45,7 @@ class Library:
 class Scene:
     def __init__(self) -> None:
         self.library = Library()
-        self.room = Room(1 << 20, 1000)
+        self.room = InFlightLimit(1 << 20, 1000)
         self.stored: list[PendingAppend] = []
         self.ended: list[StorageError] = []
         library: Any = self.library
@@ -55,7 +55,7 @@ class Scene:
 
     def send(self, records: int = 1) -> PendingAppend:
         appending = PendingAppend(
-            FORMAT.pack(RecordBatch([Record(None, b"v", (), 1)] * records)), records
+            FORMAT.pack(PlainBatch([PlainRecord(None, b"v", (), 1)] * records)), records
         )
         appending.told.addErrback(lambda failure: self.failures.append(failure.value))
         self.failures: list[Exception] = getattr(self, "failures", [])
@@ -88,7 +88,7 @@ def test_what_is_acknowledged_is_stored_where_the_last_records_id_says(scene):
     ("result", "place", "kind"),
     [
         (pulsar.Result.Timeout, (7, 0), Fenced),
-        (pulsar.Result.ProducerFenced, (7, 0), Taken),
+        (pulsar.Result.ProducerFenced, (7, 0), FencedByOtherProducer),
         (pulsar.Result.TopicTerminated, (7, 0), LogClosed),
         # Known again by Pulsar's deduplication, and nobody says where it lies.
         (OK, (-1, -1), Fenced),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.plain_records import ProducerSequence, Record
+from storage.plain_records import PlainRecord, ProducerSequence
 from storage.pulsar.native.record_messages import (
     DETAILS_PROPERTY,
     MessageFields,
@@ -37,14 +37,16 @@ def as_shown(fields: MessageFields) -> MessageFields:
 
 
 def test_a_record_of_text_looks_like_a_message_of_a_native_producer():
-    fields = message_from_record(Record(b"k", b"v", ((b"a", b"1"), (b"b", "ü".encode())), 1234))
+    fields = message_from_record(
+        PlainRecord(b"k", b"v", ((b"a", b"1"), (b"b", "ü".encode())), 1234)
+    )
     assert fields == MessageFields(b"v", "k", b"", {"a": "1", "b": "ü"}, 1234)
 
 
 def test_a_message_of_a_native_producer_is_a_record():
     fields = MessageFields(b"v", "schlüssel", b"", {"a": "1", "b": ""}, 1234, PUBLISHED)
     assert record_from_message(fields) == (
-        Record("schlüssel".encode(), b"v", ((b"a", b"1"), (b"b", b"")), 1234),
+        PlainRecord("schlüssel".encode(), b"v", ((b"a", b"1"), (b"b", b"")), 1234),
         None,
     )
 
@@ -68,7 +70,7 @@ def test_a_binary_key_of_kop_whose_ordering_key_no_client_can_show_is_in_its_par
 
 
 def test_a_binary_key_is_written_as_by_kop():
-    fields = message_from_record(Record(b"\xff\x00", b"v"))
+    fields = message_from_record(PlainRecord(b"\xff\x00", b"v"))
     assert (fields.partition_key, fields.ordering_key) == (
         b64encode(b"\xff\x00").decode(),
         b"\xff\x00",
@@ -77,12 +79,14 @@ def test_a_binary_key_is_written_as_by_kop():
 
 def test_a_text_that_is_base64_is_a_key_of_its_own():
     key = b64encode(b"key")
-    assert record_from_message(as_shown(message_from_record(Record(key, b"v"))))[0].key == key
+    assert record_from_message(as_shown(message_from_record(PlainRecord(key, b"v"))))[0].key == key
 
 
 def test_no_key_and_no_value_are_neither_empty_nor_each_other():
     records = [
-        Record(key, value, timestamp=1) for key in (None, b"", b"k") for value in (None, b"", b"v")
+        PlainRecord(key, value, timestamp=1)
+        for key in (None, b"", b"k")
+        for value in (None, b"", b"v")
     ]
     assert [
         record_from_message(as_shown(message_from_record(record)))[0] for record in records
@@ -91,16 +95,16 @@ def test_no_key_and_no_value_are_neither_empty_nor_each_other():
 
 @pytest.mark.parametrize("timestamp", [-1, -2, -(1 << 63)])
 def test_without_a_timestamp_a_record_is_as_old_as_its_message(timestamp):
-    fields = as_shown(message_from_record(Record(None, b"v", timestamp=timestamp)))
+    fields = as_shown(message_from_record(PlainRecord(None, b"v", timestamp=timestamp)))
     assert (fields.event_time, record_from_message(fields)[0].timestamp) == (0, PUBLISHED)
 
 
 @pytest.mark.parametrize("timestamp", [0, 1, (1 << 63) - 1])
 def test_every_other_timestamp_is_kept(timestamp):
     assert (
-        record_from_message(as_shown(message_from_record(Record(None, b"v", timestamp=timestamp))))[
-            0
-        ].timestamp
+        record_from_message(
+            as_shown(message_from_record(PlainRecord(None, b"v", timestamp=timestamp)))
+        )[0].timestamp
         == timestamp
     )
 
@@ -115,7 +119,7 @@ def test_an_event_time_that_no_record_can_bear_counts_as_none():
 
 
 def test_a_binary_header_is_shown_in_base64_and_read_as_it_was():
-    record = Record(None, b"v", ((b"trace", b"\xff\xfe"),), 1)
+    record = PlainRecord(None, b"v", ((b"trace", b"\xff\xfe"),), 1)
     fields = message_from_record(record)
     assert fields.properties is not None
     assert fields.properties["trace"] == b64encode(b"\xff\xfe").decode()
@@ -123,7 +127,7 @@ def test_a_binary_header_is_shown_in_base64_and_read_as_it_was():
 
 
 def test_of_headers_of_one_name_the_last_is_shown():
-    fields = message_from_record(Record(None, b"v", ((b"n", b"1"), (b"n", b"2")), 1))
+    fields = message_from_record(PlainRecord(None, b"v", ((b"n", b"1"), (b"n", b"2")), 1))
     assert fields.properties is not None
     assert fields.properties["n"] == "2"
 
@@ -134,17 +138,17 @@ def test_a_producer_can_pass_no_record_off_as_something_else_by_a_header():
         (b"entry.format", b"kafka"),
         (b"kopgate", b"[1,0,0,0,0,0,0,1]"),
     )
-    fields = message_from_record(Record(b"k", b"v", headers, 1))
+    fields = message_from_record(PlainRecord(b"k", b"v", headers, 1))
     assert fields.properties is not None
     assert set(fields.properties) == {DETAILS_PROPERTY}
-    assert record_from_message(as_shown(fields))[0] == Record(b"k", b"v", headers, 1)
+    assert record_from_message(as_shown(fields))[0] == PlainRecord(b"k", b"v", headers, 1)
 
 
 def test_the_first_record_of_a_batch_says_whose_sequence_it_bears():
     sequence = ProducerSequence(7, 1, 42)
     assert (
         record_from_message(
-            as_shown(message_from_record(Record(b"k", b"v", timestamp=1), sequence))
+            as_shown(message_from_record(PlainRecord(b"k", b"v", timestamp=1), sequence))
         )[1]
         == sequence
     )
@@ -171,7 +175,7 @@ def test_what_is_no_mark_of_ours_is_a_property_like_others(mark):
         MessageFields(b"v", "k", properties={"a": "1", DETAILS_PROPERTY: mark}, event_time=5)
     )
     assert (record, sequence) == (
-        Record(b"k", b"v", ((b"a", b"1"), (DETAILS_PROPERTY.encode(), mark.encode())), 5),
+        PlainRecord(b"k", b"v", ((b"a", b"1"), (DETAILS_PROPERTY.encode(), mark.encode())), 5),
         None,
     )
 
@@ -185,7 +189,7 @@ timestamps = st.integers(0, (1 << 63) - 1)
 
 @given(
     st.builds(
-        Record,
+        PlainRecord,
         values,
         values,
         st.lists(st.tuples(names, values), max_size=5).map(tuple),

@@ -15,7 +15,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
 
 from storage.log import EntryTooLarge, Fenced, LogClosed, StorageFailed
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.client.pulsar_client import PulsarClient
 from tests.peers.tenant import Tenant
 from tests.storage.pulsar.broker_tables import BrokerTables
 
@@ -190,7 +190,7 @@ async def test_puts_are_stored_whole_after_any_number_that_the_brokers_found_too
     assert len(await tables.rows()) == len(many) + 1
 
 
-class Narrow(Session):
+class Narrow(PulsarClient):
     """Its producers take no more than this on its way, and say nothing of what they do not take."""
 
     def producer(

@@ -11,7 +11,7 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 
-from storage.pulsar.admin.admin_api import Admin
+from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.tables.row_messages import table_topic
 from storage.pulsar.tables.table_compaction import CompactionStatus, TableCompactor
 from tests.contract.waiting import settle
@@ -35,8 +35,8 @@ def tables(pulsar: Tenant) -> Iterator[BrokerTables]:
 
 
 @pytest.fixture
-def admin(tables: BrokerTables) -> Iterator[Admin]:
-    made = Admin(tables.settings, reactor)
+def admin(tables: BrokerTables) -> Iterator[PulsarAdmin]:
+    made = PulsarAdmin(tables.settings, reactor)
     yield made
     settle(made.close())
 
@@ -82,7 +82,7 @@ async def test_no_quota_of_the_namespace_moves_the_cursor_that_protects_the_rows
 
 @ensureDeferred
 async def test_a_table_that_is_rewritten_for_long_takes_bounded_space_and_loses_no_row(
-    tables: BrokerTables, admin: Admin
+    tables: BrokerTables, admin: PulsarAdmin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     for turn in range(100):
@@ -118,7 +118,7 @@ async def test_deleted_rows_give_their_space_back(tables: BrokerTables) -> None:
 
 @ensureDeferred
 async def test_a_table_is_compacted_after_so_many_bytes_and_not_before(
-    tables: BrokerTables, admin: Admin
+    tables: BrokerTables, admin: PulsarAdmin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     upkeep = TableCompactor(admin, tables.settings, reactor, table_topic(tables.settings, "rows"))
@@ -138,7 +138,7 @@ async def test_a_table_is_compacted_after_so_many_bytes_and_not_before(
 
 @ensureDeferred
 async def test_what_the_process_before_left_uncompacted_counts(
-    tables: BrokerTables, admin: Admin
+    tables: BrokerTables, admin: PulsarAdmin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     await table.put({b"%d" % row: VALUE for row in range(LIMIT // len(VALUE) + 1)})
@@ -148,7 +148,7 @@ async def test_what_the_process_before_left_uncompacted_counts(
     assert tables.admin("GET", "/compaction")["status"] != "NOT_RUN"
 
 
-class Unheard(Admin):
+class Unheard(PulsarAdmin):
     """What it asks for of compaction gets lost, as where the topic moves to another broker in the midst of it; `says` is what became of it."""
 
     asked = 0
@@ -212,7 +212,7 @@ async def test_a_compaction_that_failed_is_told_once_and_asked_for_again_until_i
 
 @ensureDeferred
 async def test_a_compaction_that_ended_before_the_topic_moved_is_not_asked_for_again(
-    tables: BrokerTables, admin: Admin
+    tables: BrokerTables, admin: PulsarAdmin
 ) -> None:
     table = await tables.open(settings=replace(tables.settings, table_upkeep_seconds=1000))
     await table.put({b"a": b"1"})

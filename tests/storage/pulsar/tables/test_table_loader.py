@@ -11,7 +11,7 @@ from pytest_twisted import ensureDeferred
 from twisted.internet import reactor
 
 from storage.log import StorageFailed
-from storage.pulsar.client.pulsar_client import Session
+from storage.pulsar.client.pulsar_client import PulsarClient
 from storage.pulsar.settings import PulsarSettings
 from storage.pulsar.tables.table_loader import ATTEMPTS
 from tests.peers.tenant import Tenant
@@ -38,7 +38,7 @@ class Interrupted:
         self._reader.close()
 
 
-class InterruptedSession(Session):
+class InterruptedSession(PulsarClient):
     """Interrupts its first `times` readers."""
 
     def __init__(self, settings: PulsarSettings, happens: Callable[[], None], times: int) -> None:

@@ -12,9 +12,9 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
-from storage.pulsar.admin.admin_api import Admin
+from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.topics.mirrored_cursors import CursorMirror, Place
+from storage.pulsar.topics.mirrored_cursors import CursorMirror, CursorPosition
 from storage.pulsar.topics.pulsar_names import path_of
 from tests.contract.waiting import settle
 from tests.peers.tenant import Tenant
@@ -39,14 +39,16 @@ class Scene:
         producer = self.client.create_producer(name)
         self.ids = [producer.send(b"%d" % number) for number in range(MESSAGES)]
         self.name = name
-        self.admin = Admin(settings, reactor)
+        self.admin = PulsarAdmin(settings, reactor)
         self.mirror = CursorMirror(self.admin, self.place, reactor, settings)
 
-    async def place(self, topic: str, partition: int, offset: int) -> Place | None:
+    async def place(self, topic: str, partition: int, offset: int) -> CursorPosition | None:
         return (
             None
             if topic == "gone"
-            else Place(f"/{self.path}", self.ids[0].ledger_id(), self.ids[0].entry_id() + offset)
+            else CursorPosition(
+                f"/{self.path}", self.ids[0].ledger_id(), self.ids[0].entry_id() + offset
+            )
         )
 
     def backlog(self, group: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.topics.namespaces import keeps, own_namespaces
+from storage.pulsar.topics.namespaces import own_namespaces, retains_at_least
 from storage.pulsar.topics.retention_policies import Retention
 
 
@@ -26,7 +26,7 @@ from storage.pulsar.topics.retention_policies import Retention
 def test_a_retention_keeps_enough_if_neither_limit_is_below(
     has: tuple[int, int], wanted: tuple[int, int], enough: bool
 ) -> None:
-    assert keeps(Retention(*has), Retention(*wanted)) is enough
+    assert retains_at_least(Retention(*has), Retention(*wanted)) is enough
 
 
 def test_topics_and_tables_may_live_in_one_namespace() -> None:

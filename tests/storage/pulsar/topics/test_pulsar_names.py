@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 
 from gateway.topics.topic_names import TRAFFIC_TOPIC
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.topics.pulsar_names import LONGEST, Names, partition_name, partition_of, path_of
+from storage.pulsar.topics.pulsar_names import (
+    MAX_NAME_CHARACTERS,
+    PulsarNames,
+    partition_name,
+    partition_of,
+    path_of,
+)
 
-NAMES = Names(
+NAMES = PulsarNames(
     PulsarSettings(
         "pulsar://h:1",
         "http://h:1",
@@ -58,7 +64,7 @@ def test_a_topic_has_one_canonical_name_however_it_is_called(
         ("acme/shop/", "1 to 512 printable characters"),
         ("..", "1 to 512 printable characters"),
         ("a\nb", "1 to 512 printable characters"),
-        ("x" * (LONGEST + 1), "1 to 512 printable characters"),
+        ("x" * (MAX_NAME_CHARACTERS + 1), "1 to 512 printable characters"),
         ("__kopgate-lock", "own topics"),
         (f"{TRAFFIC_TOPIC}-partition-0", "own topics"),
         ("__change_events", "own topics"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.topics.retention_policies import ALL, Retention, retention_of
+from storage.pulsar.topics.retention_policies import KEEP_ALL, Retention, retention_of
 
 WEEK = PulsarSettings("pulsar://h:1", "http://h:1", retention_ms=604_800_000, retention_bytes=-1)
 
@@ -42,7 +42,7 @@ def test_pulsar_keeps_what_the_configs_say(
 def test_a_gateway_whose_topics_are_compacted_by_default_keeps_all() -> None:
     assert (
         retention_of({}, PulsarSettings("pulsar://h:1", "http://h:1", cleanup_policy="compact"))
-        == ALL
+        == KEEP_ALL
     )
 
 

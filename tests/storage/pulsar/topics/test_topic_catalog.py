@@ -15,16 +15,16 @@ from twisted.internet import reactor, task
 from twisted.internet.defer import Deferred, gatherResults
 
 from storage.log import StorageFailed, Topic, TopicExists, UnknownTopic
-from storage.pulsar.admin.admin_api import Admin
+from storage.pulsar.admin.admin_api import PulsarAdmin
 from storage.pulsar.settings import PulsarSettings
-from storage.pulsar.topics.topic_catalog import TopicCatalogue
+from storage.pulsar.topics.topic_catalog import TopicCatalog
 from tests.contract.entries import topic
 from tests.contract.waiting import settle
 from tests.peers.tenant import Tenant
 
 pytestmark = pytest.mark.peer
 
-Catalogues = Callable[..., Awaitable[TopicCatalogue]]
+Catalogues = Callable[..., Awaitable[TopicCatalog]]
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def settings(pulsar: Tenant) -> PulsarSettings:
 
 
 @pytest.fixture
-def admin(settings: PulsarSettings) -> Iterator[Admin]:
-    made = Admin(settings, reactor)
+def admin(settings: PulsarSettings) -> Iterator[PulsarAdmin]:
+    made = PulsarAdmin(settings, reactor)
     yield made
     settle(made.close())
 
@@ -46,12 +46,14 @@ def clock() -> task.Clock:
 
 
 @pytest.fixture
-def catalogues(settings: PulsarSettings, admin: Admin, clock: task.Clock) -> Iterator[Catalogues]:
+def catalogues(
+    settings: PulsarSettings, admin: PulsarAdmin, clock: task.Clock
+) -> Iterator[Catalogues]:
     """Opens catalogues: the second sees what others than the first see."""
-    opened: list[TopicCatalogue] = []
+    opened: list[TopicCatalog] = []
 
-    async def open_one(own: PulsarSettings = settings) -> TopicCatalogue:
-        opened.append(TopicCatalogue(own, admin, clock))
+    async def open_one(own: PulsarSettings = settings) -> TopicCatalog:
+        opened.append(TopicCatalog(own, admin, clock))
         await opened[-1].open()
         return opened[-1]
 
@@ -61,7 +63,7 @@ def catalogues(settings: PulsarSettings, admin: Admin, clock: task.Clock) -> Ite
 
 
 @pytest.fixture
-def catalogue(catalogues: Catalogues) -> TopicCatalogue:
+def catalogue(catalogues: Catalogues) -> TopicCatalog:
     return settle(catalogues())
 
 
@@ -89,7 +91,7 @@ def native(pulsar: Tenant, settings: PulsarSettings) -> Native:
 
 @ensureDeferred
 async def test_a_topic_is_listed_as_it_was_made_here_and_by_the_next_process(
-    catalogue: TopicCatalogue, catalogues: Catalogues
+    catalogue: TopicCatalog, catalogues: Catalogues
 ) -> None:
     made = topic("orders", 3, {"retention.ms": "1000", "x": "", "odd key &=%/?é": " a\nb "})
     await catalogue.create(made)
@@ -101,7 +103,7 @@ async def test_a_topic_is_listed_as_it_was_made_here_and_by_the_next_process(
 
 @ensureDeferred
 async def test_partitions_are_topics_of_their_own_to_pulsar_and_to_nobody_else(
-    catalogue: TopicCatalogue, native: Native
+    catalogue: TopicCatalog, native: Native
 ) -> None:
     await catalogue.create(topic("orders", 2))
     assert native.names() == ["orders-partition-0", "orders-partition-1"]
@@ -117,7 +119,7 @@ async def test_partitions_are_topics_of_their_own_to_pulsar_and_to_nobody_else(
 
 @ensureDeferred
 async def test_a_native_topic_without_partitions_has_one_which_is_the_topic(
-    catalogue: TopicCatalogue, catalogues: Catalogues, native: Native
+    catalogue: TopicCatalog, catalogues: Catalogues, native: Native
 ) -> None:
     native.call("PUT", "plain")
     native.call("PUT", "odd-partition-x")
@@ -135,7 +137,7 @@ async def test_a_native_topic_without_partitions_has_one_which_is_the_topic(
 
 @ensureDeferred
 async def test_a_native_topic_takes_configs_and_is_deleted_but_does_not_grow(
-    catalogue: TopicCatalogue, catalogues: Catalogues, native: Native
+    catalogue: TopicCatalog, catalogues: Catalogues, native: Native
 ) -> None:
     native.call("PUT", "plain")
     await catalogue.refresh()
@@ -155,7 +157,7 @@ async def test_a_native_topic_takes_configs_and_is_deleted_but_does_not_grow(
 
 @ensureDeferred
 async def test_topics_of_others_are_seen_at_the_next_refresh_and_the_watchers_told(
-    catalogue: TopicCatalogue, catalogues: Catalogues
+    catalogue: TopicCatalog, catalogues: Catalogues
 ) -> None:
     told: list[list[str]] = []
     catalogue.watch(lambda: told.append(sorted(catalogue.topics)))
@@ -174,7 +176,7 @@ async def test_topics_of_others_are_seen_at_the_next_refresh_and_the_watchers_to
 
 
 @ensureDeferred
-async def test_own_changes_are_nothing_to_tell_of(catalogue: TopicCatalogue) -> None:
+async def test_own_changes_are_nothing_to_tell_of(catalogue: TopicCatalog) -> None:
     told: list[int] = []
     catalogue.watch(lambda: told.append(1))
     await catalogue.create(topic("orders"))
@@ -187,7 +189,7 @@ async def test_own_changes_are_nothing_to_tell_of(catalogue: TopicCatalogue) -> 
 
 @ensureDeferred
 async def test_a_change_during_a_refresh_is_not_undone_by_it(
-    catalogue: TopicCatalogue, native: Native
+    catalogue: TopicCatalog, native: Native
 ) -> None:
     for name in ("deleted", "altered"):
         await catalogue.create(topic(name))
@@ -203,7 +205,7 @@ async def test_a_change_during_a_refresh_is_not_undone_by_it(
 
 @ensureDeferred
 async def test_configs_are_replaced_and_what_others_wrote_beside_them_stays(
-    catalogue: TopicCatalogue, catalogues: Catalogues, native: Native
+    catalogue: TopicCatalog, catalogues: Catalogues, native: Native
 ) -> None:
     await catalogue.create(topic("orders", 1, {"a": "1", "b": "2", "c&d": "3"}))
     native.call("PUT", "orders/properties", {"theirs": "x"})
@@ -219,7 +221,7 @@ async def test_configs_are_replaced_and_what_others_wrote_beside_them_stays(
 
 @ensureDeferred
 async def test_a_topic_has_the_entry_format_of_its_config_else_the_one_it_was_made_with(
-    catalogue: TopicCatalogue, catalogues: Catalogues, settings: PulsarSettings
+    catalogue: TopicCatalog, catalogues: Catalogues, settings: PulsarSettings
 ) -> None:
     await catalogue.create(topic("default"))
     await catalogue.create(topic("own", 1, {"entry.format": "kafka"}))
@@ -233,7 +235,7 @@ async def test_a_topic_has_the_entry_format_of_its_config_else_the_one_it_was_ma
 
 
 @ensureDeferred
-async def test_what_is_refused_is_refused_as_by_every_store(catalogue: TopicCatalogue) -> None:
+async def test_what_is_refused_is_refused_as_by_every_store(catalogue: TopicCatalog) -> None:
     await catalogue.create(topic("orders", 2))
     with pytest.raises(TopicExists):
         await catalogue.create(topic("orders", 5))
@@ -259,7 +261,7 @@ async def test_what_is_refused_is_refused_as_by_every_store(catalogue: TopicCata
 
 @ensureDeferred
 async def test_a_name_that_somebody_else_has_taken_meanwhile_is_refused_and_theirs_shown(
-    catalogue: TopicCatalogue, catalogues: Catalogues, native: Native
+    catalogue: TopicCatalog, catalogues: Catalogues, native: Native
 ) -> None:
     theirs = Topic("orders", b"somebody else's!", 4)
     await (await catalogues()).create(theirs)
@@ -273,7 +275,7 @@ async def test_a_name_that_somebody_else_has_taken_meanwhile_is_refused_and_thei
 
 @ensureDeferred
 async def test_what_somebody_else_deleted_meanwhile_is_unknown_to_alter_and_gone_for_delete(
-    catalogue: TopicCatalogue, catalogues: Catalogues
+    catalogue: TopicCatalog, catalogues: Catalogues
 ) -> None:
     told: list[list[str]] = []
     catalogue.watch(lambda: told.append(list(catalogue.topics)))
@@ -293,7 +295,7 @@ async def test_what_somebody_else_deleted_meanwhile_is_unknown_to_alter_and_gone
 
 @ensureDeferred
 async def test_a_topic_that_is_doubted_is_looked_at(
-    catalogue: TopicCatalogue, catalogues: Catalogues
+    catalogue: TopicCatalog, catalogues: Catalogues
 ) -> None:
     await catalogue.create(topic("orders"))
     other = await catalogues()
@@ -305,7 +307,7 @@ async def test_a_topic_that_is_doubted_is_looked_at(
 
 
 @ensureDeferred
-async def test_missing_partitions_are_made(catalogue: TopicCatalogue, native: Native) -> None:
+async def test_missing_partitions_are_made(catalogue: TopicCatalog, native: Native) -> None:
     await catalogue.create(topic("orders", 3))
     native.call("DELETE", "orders-partition-1?force=true")
     await catalogue.mend("orders")
@@ -314,7 +316,7 @@ async def test_missing_partitions_are_made(catalogue: TopicCatalogue, native: Na
 
 @ensureDeferred
 async def test_a_deleted_topic_leaves_nothing_to_the_next_of_its_name(
-    catalogue: TopicCatalogue, native: Native
+    catalogue: TopicCatalog, native: Native
 ) -> None:
     await catalogue.create(topic("orders", 2, {"retention.ms": "-1", "a": "b"}))
     await catalogue.delete("orders")
@@ -336,7 +338,7 @@ async def test_a_deleted_topic_leaves_nothing_to_the_next_of_its_name(
 )
 @ensureDeferred
 async def test_pulsar_is_told_how_long_to_keep_a_topic(
-    catalogue: TopicCatalogue, native: Native, configs: dict[str, str], minutes: int, megabytes: int
+    catalogue: TopicCatalog, native: Native, configs: dict[str, str], minutes: int, megabytes: int
 ) -> None:
     wanted = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}
     await catalogue.create(topic("made", 1, configs))
@@ -350,7 +352,7 @@ async def test_pulsar_is_told_how_long_to_keep_a_topic(
 
 @ensureDeferred
 async def test_pulsar_compacts_what_native_clients_share_and_nothing_else(
-    catalogue: TopicCatalogue, native: Native, settings: PulsarSettings
+    catalogue: TopicCatalog, native: Native, settings: PulsarSettings
 ) -> None:
     compact = {"cleanup.policy": "compact"}
     both = {"cleanup.policy": "compact,delete", "entry.format": "pulsar"}
@@ -375,7 +377,7 @@ async def test_pulsar_compacts_what_native_clients_share_and_nothing_else(
 
 @ensureDeferred
 async def test_another_default_reaches_the_topics_that_are_there(
-    catalogue: TopicCatalogue, catalogues: Catalogues, settings: PulsarSettings, native: Native
+    catalogue: TopicCatalog, catalogues: Catalogues, settings: PulsarSettings, native: Native
 ) -> None:
     await catalogue.create(topic("default"))
     await catalogue.create(topic("own", 1, {"retention.ms": "60000"}))
@@ -388,7 +390,7 @@ async def test_another_default_reaches_the_topics_that_are_there(
 
 @ensureDeferred
 async def test_a_retention_below_the_backlog_quota_is_said_once_and_the_topic_made(
-    catalogue: TopicCatalogue, native: Native, caplog: pytest.LogCaptureFixture
+    catalogue: TopicCatalog, native: Native, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("orders", "bills"):
         await catalogue.create(topic(name, 1, {"retention.bytes": "1000"}))
@@ -421,7 +423,7 @@ async def test_topics_of_other_namespaces_are_served_where_they_are_allowed(
 
 @ensureDeferred
 async def test_pulsars_and_the_gateways_own_topics_are_hidden(
-    catalogue: TopicCatalogue, native: Native
+    catalogue: TopicCatalog, native: Native
 ) -> None:
     native.call("PUT", "__kopgate-lock")
     native.call("PUT", "shown")
@@ -448,9 +450,9 @@ async def test_a_namespace_that_went_takes_its_topics_along_and_keeps_no_other_f
 
 @ensureDeferred
 async def test_a_namespace_that_is_missing_is_said_with_how_to_make_it(
-    settings: PulsarSettings, admin: Admin, clock: task.Clock
+    settings: PulsarSettings, admin: PulsarAdmin, clock: task.Clock
 ) -> None:
-    catalogue = TopicCatalogue(replace(settings, namespace="none"), admin, clock)
+    catalogue = TopicCatalog(replace(settings, namespace="none"), admin, clock)
     with pytest.raises(
         StorageFailed, match=f"pulsar-admin namespaces create {settings.tenant}/none"
     ):
@@ -462,9 +464,7 @@ async def test_a_namespace_that_is_missing_is_said_with_how_to_make_it(
 
 
 @ensureDeferred
-async def test_names_of_any_kind_find_their_topic(
-    catalogue: TopicCatalogue, native: Native
-) -> None:
+async def test_names_of_any_kind_find_their_topic(catalogue: TopicCatalog, native: Native) -> None:
     native.call("PUT", quote("täst %2F?#&", safe=""))
     await catalogue.refresh()
     assert list(catalogue.topics) == ["täst %2F?#&"]

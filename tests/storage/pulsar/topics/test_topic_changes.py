@@ -16,8 +16,8 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Site
 
 from storage.log import StorageFailed
-from storage.pulsar.admin.admin_api import Admin
-from storage.pulsar.topics.topic_catalog import TopicCatalogue
+from storage.pulsar.admin.admin_api import PulsarAdmin
+from storage.pulsar.topics.topic_catalog import TopicCatalog
 from tests.contract.entries import topic
 from tests.contract.waiting import settle
 from tests.peers.tenant import Tenant
@@ -77,10 +77,10 @@ def between(pulsar: Tenant) -> Iterator[Forgetful]:
 
 
 @pytest.fixture
-def catalogue(pulsar: Tenant, between: Forgetful) -> Iterator[TopicCatalogue]:
+def catalogue(pulsar: Tenant, between: Forgetful) -> Iterator[TopicCatalog]:
     settings = pulsar.settings(admin_url=between.url)
-    admin = Admin(settings, reactor)
-    made = TopicCatalogue(settings, admin, task.Clock())
+    admin = PulsarAdmin(settings, reactor)
+    made = TopicCatalog(settings, admin, task.Clock())
     settle(made.open())
     yield made
     made.close()
@@ -89,7 +89,7 @@ def catalogue(pulsar: Tenant, between: Forgetful) -> Iterator[TopicCatalogue]:
 
 @ensureDeferred
 async def test_a_topic_that_was_made_is_there_although_nobody_said_so(
-    catalogue: TopicCatalogue, between: Forgetful
+    catalogue: TopicCatalog, between: Forgetful
 ) -> None:
     between.forgets = {"PUT"}
     await catalogue.create(topic("orders", 2, {"a": "b"}))
@@ -101,7 +101,7 @@ async def test_a_topic_that_was_made_is_there_although_nobody_said_so(
 
 @ensureDeferred
 async def test_a_topic_that_nobody_can_vouch_for_was_not_made_until_it_is_seen(
-    catalogue: TopicCatalogue, between: Forgetful
+    catalogue: TopicCatalog, between: Forgetful
 ) -> None:
     between.forgets = {"PUT", "GET"}
     with pytest.raises(StorageFailed, match="cannot be reached"):
@@ -114,7 +114,7 @@ async def test_a_topic_that_nobody_can_vouch_for_was_not_made_until_it_is_seen(
 
 @ensureDeferred
 async def test_a_topic_that_was_deleted_is_gone_although_nobody_said_so(
-    catalogue: TopicCatalogue, between: Forgetful
+    catalogue: TopicCatalog, between: Forgetful
 ) -> None:
     await catalogue.create(topic("orders", 2))
     between.forgets = {"DELETE"}
@@ -127,7 +127,7 @@ async def test_a_topic_that_was_deleted_is_gone_although_nobody_said_so(
 
 @ensureDeferred
 async def test_what_was_half_altered_shows_as_it_is_and_can_be_altered_again(
-    catalogue: TopicCatalogue, between: Forgetful
+    catalogue: TopicCatalog, between: Forgetful
 ) -> None:
     told: list[int] = []
     await catalogue.create(topic("orders", 1, {"old": "1"}))
