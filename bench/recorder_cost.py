@@ -111,8 +111,8 @@ def _seconds(recorder: Recorder, api_key: int, told: Callable[[], object]) -> fl
     reply = object()
 
     def request() -> None:
-        recorder.began(owed, header)
+        recorder.request_started(owed, header)
         told()
-        recorder.answered(owed, reply, 100)
+        recorder.request_answered(owed, reply, 100)
 
     return min(repeat(request, number=REQUESTS, repeat=ROUNDS, timer=time.thread_time)) / REQUESTS

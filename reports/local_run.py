@@ -18,14 +18,14 @@ class Seen(Protocol):
 
     def __call__(self, step: str, part: float) -> None: ...
 
-    def above(self, text: str) -> None: ...
+    def print_above(self, text: str) -> None: ...
 
 
 def report_here(
     order: Order, master: str, memory: str, seen: Seen, signals: Signals
 ) -> dict[str, Any]:
     """The summary. Raises TablesError where nothing can be said, and Stopped."""
-    java = Java(seen.above, signals.held)
+    java = Java(seen.print_above, signals.held)
     # First Java: it would write on while others clean up after it.
     signals.first = java.end
     try:

@@ -44,8 +44,8 @@ class ConnectOptions:
     timeout: float
     user: str | None = None
     password: str | None = field(default=None, repr=False)
-    has_tls: bool = False
-    authority: Path | None = None
+    uses_tls: bool = False
+    ca_file: Path | None = None
 
     def __str__(self) -> str:
         return ",".join(
@@ -172,8 +172,8 @@ def _connect(server: ConnectOptions, reasons: FailureReasons) -> AdminClient:
             request_timeout_ms=int(server.timeout * 1000),
             client_id="kopgate",
             security_protocol=("SASL_" if server.user else "")
-            + ("SSL" if server.has_tls else "PLAINTEXT"),
-            ssl_context=_ssl_context(server) if server.has_tls else None,
+            + ("SSL" if server.uses_tls else "PLAINTEXT"),
+            ssl_context=_ssl_context(server) if server.uses_tls else None,
             sasl_mechanism="PLAIN" if server.user else None,
             sasl_plain_username=server.user,
             sasl_plain_password=server.password,
@@ -201,17 +201,17 @@ def _check_reachable(server: ConnectOptions) -> None:
 
 def _ssl_context(server: ConnectOptions) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=server.authority)
+        return ssl.create_default_context(cafile=server.ca_file)
     except ssl.SSLError:
-        raise click.ClickException(f"{server.authority}: no certificates in PEM") from None
+        raise click.ClickException(f"{server.ca_file}: no certificates in PEM") from None
     except OSError as error:
-        raise click.ClickException(f"{server.authority}: {error.strerror}") from None
+        raise click.ClickException(f"{server.ca_file}: {error.strerror}") from None
 
 
 class FailureReasons(logging.Handler):
     """Keeps why the client's last attempt failed, which its exception does not say.
 
-    Ends the attempts REFUSED_SECONDS after the first that the server refused: the client itself goes on
+    Ends the attempts RETRY_REFUSED_SECONDS after the first that the server refused: the client itself goes on
     until its timeout. Attempts that time out are not counted, the server may be slow. The log is the
     only place where the client tells of an attempt, so `emit` raises, in the client's own thread.
     """
@@ -267,7 +267,7 @@ def _explain(server: ConnectOptions, reason: str) -> str:
         return "it hung up during the log-in; user or password may be wrong"
     if _CONNECTION_CLOSED.search(reason):
         return "it hung up; it may ask for a log-in (--user) or " + (
-            "no TLS" if server.has_tls else "TLS (--tls, --tls-ca)"
+            "no TLS" if server.uses_tls else "TLS (--tls, --tls-ca)"
         )
     return reason
 

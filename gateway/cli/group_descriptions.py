@@ -109,7 +109,7 @@ def _error_row(row: Any, code: int) -> dict[str, Any]:
 
 def _describe_groups(client: AdminClient, node_id: int, group_ids: Sequence[str]) -> Sequence[Any]:
     return _retry_rows(
-        client, lambda: client.ask(DescribeGroupsRequest(groups=list(group_ids)), node_id)
+        client, lambda: client.send(DescribeGroupsRequest(groups=list(group_ids)), node_id)
     )
 
 
@@ -123,7 +123,7 @@ def _describe_consumer_groups(
         group_ids=list(group_ids), include_authorized_operations=False
     )
     try:
-        rows = _retry_rows(client, lambda: client.ask(request, node_id))
+        rows = _retry_rows(client, lambda: client.send(request, node_id))
     except errors.IncompatibleBrokerVersion:
         return
     yield from (
@@ -133,15 +133,15 @@ def _describe_consumer_groups(
     )
 
 
-def _retry_rows(client: AdminClient, ask: Callable[[], Any]) -> Sequence[Any]:
-    def answer() -> Sequence[Any]:
-        rows: Sequence[Any] = ask().groups
+def _retry_rows(client: AdminClient, send: Callable[[], Any]) -> Sequence[Any]:
+    def rows_or_raise() -> Sequence[Any]:
+        rows: Sequence[Any] = send().groups
         for row in rows:
             if errors.for_code(row.error_code).retriable:
                 raise errors.for_code(row.error_code)
         return rows
 
-    return retry(client, answer)
+    return retry(client, rows_or_raise)
 
 
 def _classic_group(row: Any, node_id: int) -> GroupDescription:

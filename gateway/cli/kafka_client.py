@@ -22,11 +22,11 @@ class AdminClient(KafkaAdminClient):
         found: dict[str, int] = self._manager.run(self._find_coordinator_ids, list(group_ids))
         return found
 
-    def ask(self, request: Any, node_id: int) -> Any:
+    def send(self, request: Any, node_id: int) -> Any:
         """The node's response, in the newest version that it and the library know. Raises KafkaError."""
-        return self._manager.run(self._ask, request, node_id)
+        return self._manager.run(self._send, request, node_id)
 
-    async def _ask(self, request: Any, node_id: int) -> Any:
+    async def _send(self, request: Any, node_id: int) -> Any:
         return await self._manager.send(request, node_id=node_id)
 
 

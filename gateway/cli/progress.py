@@ -20,9 +20,9 @@ class ProgressBar:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._is_drawn = file.isatty()
+        self._is_terminal = file.isatty()
         self._lock = threading.RLock()
-        self._shown = ""
+        self._drawn = ""
         self._step = ""
         self._part = 0.0
 
@@ -36,44 +36,44 @@ class ProgressBar:
         trace: TracebackType | None,
     ) -> None:
         with self._lock:
-            self._file.write("\n" if self._shown else "")
-            self._shown = ""
+            self._file.write("\n" if self._drawn else "")
+            self._drawn = ""
             self._file.flush()
 
     def __call__(self, step: str, part: float) -> None:
         with self._lock:
             is_new, self._step, self._part = step != self._step, step, part
-            if self._is_drawn:
+            if self._is_terminal:
                 self._draw(bar_line(step, part, self._columns() - 1))
             elif is_new:
                 self._file.write(f"{step}\n")
             self._file.flush()
 
-    def now(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """In place of the bar, where nobody knows how long the whole takes: what is being done."""
         with self._lock:
-            if self._is_drawn:
+            if self._is_terminal:
                 self._draw(text[: self._columns() - 1])
             else:
                 self._file.write(f"{text}\n")
             self._file.flush()
 
-    def above(self, text: str) -> None:
+    def print_above(self, text: str) -> None:
         """A line of its own, which stays."""
         with self._lock:
-            again = self._shown
+            was_drawn = self._drawn
             self._draw("")
             self._file.write(f"{text}\n")
-            if again:
+            if was_drawn:
                 self._draw(bar_line(self._step, self._part, self._columns() - 1))
             self._file.flush()
 
     def _draw(self, text: str) -> None:
         """In the place of what is shown. Spaces and not a terminal's own command: they clear a line on every one of them."""
-        if self._shown:
-            self._file.write("\r" + " " * len(self._shown) + "\r")
+        if self._drawn:
+            self._file.write("\r" + " " * len(self._drawn) + "\r")
         self._file.write(text)
-        self._shown = text
+        self._drawn = text
 
     def _columns(self) -> int:
         """It may change at any time. A line that is as wide as the terminal would begin another one."""

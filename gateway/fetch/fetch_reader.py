@@ -276,7 +276,9 @@ class FetchReader:
         caller = self._caller
         if self._share is None:
             self._share = ConversionBudget(caller.owner)
-        spent = partial(caller.traffic.spent, ApiKey.FETCH, self._request.version, interest.key[0])
+        spent = partial(
+            caller.traffic.conversion_cpu_used, ApiKey.FETCH, self._request.version, interest.key[0]
+        )
         readable: Sequence[Buffer | KafkaError] = await self._broker.converter.convert(
             source, wanted, newest, spent, self._share
         )

@@ -27,7 +27,9 @@ FIRST_WITH_NAMES = 3
 async def api_versions(request: Any, caller: Caller) -> Any:
     """Return the served version ranges; record the client software for the traffic log."""
     if caller.api_version >= FIRST_WITH_NAMES:
-        caller.traffic.introduced(request.client_software_name, request.client_software_version)
+        caller.traffic.software_announced(
+            request.client_software_name, request.client_software_version
+        )
     return ApiVersionsResponse(
         error_code=0, api_keys=_ranges(), supported_features=[], finalized_features=[]
     )

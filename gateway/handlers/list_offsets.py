@@ -67,7 +67,7 @@ async def list_offsets(request: Any, caller: Caller) -> Any:
                 await _look_up(topic.name, asked, counts[topic.name, asked.partition_index], caller)
             )
             await turns.take()
-        caller.traffic.touched(
+        caller.traffic.topic_accessed(
             ApiKey.LIST_OFFSETS, caller.api_version, topic.name, [row.error_code for row in rows]
         )
         topics.append(_Topic(name=topic.name, partitions=rows))
@@ -229,7 +229,7 @@ async def offset_for_leader_epoch(request: Any, caller: Caller) -> Any:
                     end_offset=end_offset,
                 )
             )
-        caller.traffic.touched(
+        caller.traffic.topic_accessed(
             ApiKey.OFFSET_FOR_LEADER_EPOCH,
             caller.api_version,
             topic.topic,

@@ -40,7 +40,7 @@ _Partition = _Topic.MetadataResponsePartition
 async def metadata(request: Any, caller: Caller) -> Any:
     """Brokers and topics. v1: null means all topics, and an empty list none. v4 may forbid creation, v10 tells ids, v12 finds by id."""
     if caller.api_version >= _FIRST_THAT_MAY_FORBID:
-        caller.traffic.habit("auto_create", request.allow_auto_topic_creation)
+        caller.traffic.habit_seen("auto_create", request.allow_auto_topic_creation)
     return await describe(
         request, caller, request.topics, may_create=request.allow_auto_topic_creation
     )
@@ -54,7 +54,7 @@ async def describe(
     A topic that is asked for twice is told once, as Kafka does. A reply without errors is kept for the next who asks the same.
     """
     broker = caller.broker
-    caller.traffic.habit("metadata_all", asked is None)
+    caller.traffic.habit_seen("metadata_all", asked is None)
     topics, nodes = broker.topics, broker.cluster.nodes(caller.listener)
     # A dictionary for its order.
     wanted = None if asked is None else tuple(dict.fromkeys(_names(asked, caller.api_version)))

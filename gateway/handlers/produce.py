@@ -171,7 +171,7 @@ async def _prepare(
         caller.traffic.converted(
             ApiKey.PRODUCE, caller.api_version, topic, records=batch.count, size=len(sent.records)
         )
-        caller.traffic.spent(ApiKey.PRODUCE, caller.api_version, topic, cpu_us)
+        caller.traffic.conversion_cpu_used(ApiKey.PRODUCE, caller.api_version, topic, cpu_us)
         # As Kafka looks again when the format has changed: what were many messages is one batch now.
         _check_size(len(records), partition)
         return partition, records, batch, ""
@@ -349,11 +349,11 @@ def _row(
         code = outcome.code
         if code is ErrorCode.KAFKA_STORAGE_ERROR and caller.api_version < FIRST_WITH_STORAGE_ERROR:
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-        caller.traffic.touched(ApiKey.PRODUCE, caller.api_version, topic, (code,))
+        caller.traffic.topic_accessed(ApiKey.PRODUCE, caller.api_version, topic, (code,))
         records = outcome.records if isinstance(outcome, RecordsInvalid) else ()
         return PartitionProduced(index, code, error_message=outcome.message, record_errors=records)
     if outcome is NOT_YET:
-        caller.traffic.touched(
+        caller.traffic.topic_accessed(
             ApiKey.PRODUCE, caller.api_version, topic, (ErrorCode.REQUEST_TIMED_OUT,)
         )
         return PartitionProduced(
@@ -374,7 +374,9 @@ def _refuse_all(
     request: ProduceRequest, failure: KafkaError, caller: Caller
 ) -> ProduceResponse | None:
     for topic in request.topics:
-        caller.traffic.touched(ApiKey.PRODUCE, caller.api_version, topic.topic, (failure.code,))
+        caller.traffic.topic_accessed(
+            ApiKey.PRODUCE, caller.api_version, topic.topic, (failure.code,)
+        )
     if request.acks == 0:
         raise Refused(f"records sent with acks=0 were not stored: {failure.code.name}")
     return ProduceResponse(

@@ -30,12 +30,12 @@ _log = logs.part(__name__)
 async def sasl_handshake(request: Any, caller: Caller) -> Any:
     """Select the mechanism. The response lists the enabled ones, also after an error."""
     code = ErrorCode.NONE
-    caller.traffic.shook_hands(request.mechanism, caller.api_version)
+    caller.traffic.handshake_received(request.mechanism, caller.api_version)
     try:
         caller.session.handshake(request.mechanism, caller.api_version)
     except KafkaError as failure:
         code = failure.code
-        caller.traffic.ends("error:mechanism")
+        caller.traffic.closing("error:mechanism")
     return SaslHandshakeResponse(error_code=code, mechanisms=caller.session.mechanisms)
 
 
@@ -54,7 +54,7 @@ async def sasl_authenticate(request: Any, caller: Caller) -> Any:
             mechanism=caller.session.mechanism,
             reason=failure.reason,
         )
-        caller.traffic.ends("error:login")
+        caller.traffic.closing("error:login")
         return SaslAuthenticateResponse(
             error_code=ErrorCode.SASL_AUTHENTICATION_FAILED,
             error_message=f"Authentication failed: {failure.reason}",

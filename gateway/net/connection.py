@@ -122,7 +122,7 @@ class KafkaConnection(Protocol):
         try:
             frames = self._splitter.feed(chunk)
         except Refused as refusal:
-            self._traffic.ends("error:frame")
+            self._traffic.closing("error:frame")
             self._dispatch.refuse(str(refusal))
             self.abort()
             return
@@ -148,12 +148,12 @@ class KafkaConnection(Protocol):
     def handshakeCompleted(self) -> None:
         """TLS stands."""
         self._awaits_handshake = False
-        self._traffic.secured(self.transport.getHandle().get_protocol_version_name())
+        self._traffic.tls_established(self.transport.getHandle().get_protocol_version_name())
 
     def connectionLost(self, reason: Any = None) -> None:
         self._is_closed = True
         if reason is not None and isinstance(reason.value, SSL.Error):
-            self._traffic.ends("error:tls")
+            self._traffic.closing("error:tls")
             self._dispatch.refuse(f"TLS: {_reason_of(reason.value)}")
         self._dispatch.close()
         # This object and its transport refer to each other, so the garbage collector frees them, perhaps much later.
@@ -186,7 +186,7 @@ class KafkaConnection(Protocol):
     def drain(self) -> bool:
         """Take no more requests. True once nothing is owed and the connection is on its way out."""
         self._stop_reading()
-        self._traffic.ends("drain")
+        self._traffic.closing("drain")
         if self._dispatch.is_idle:
             self._lose()
         return self._is_closed
@@ -225,7 +225,7 @@ class KafkaConnection(Protocol):
         if reason == _GONE:
             self.abort()
             return
-        self._traffic.ends(_ENDS[reason])
+        self._traffic.closing(_ENDS[reason])
         if reason == _IDLE:
             _log.debug("idle connection closed", peer=self.peer)
             self._lose()
@@ -246,7 +246,7 @@ class KafkaConnection(Protocol):
     def give_way(self) -> None:
         """Others that are not logged in need the room that an unfinished frame takes up."""
         self._is_leaving = True
-        self._traffic.ends("error:busy")
+        self._traffic.closing("error:busy")
         self._dispatch.refuse("an unfinished frame before the log-in, and too many of others")
         self.abort()
 

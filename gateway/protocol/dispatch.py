@@ -172,7 +172,7 @@ class Dispatch:
             if request.cancel is not None:
                 request.cancel()
             if request.reply is None:
-                self._traffic.unanswered(request)
+                self._traffic.request_abandoned(request)
         ended = [request.size for request in owed if not request.is_storing]
         self._flow.gave(sum(map(len, waiting)) + sum(ended), len(waiting) + len(ended))
 
@@ -249,7 +249,7 @@ class Dispatch:
                     self._traffic.authenticated()
                 return [_SIZE.pack(len(answer)), answer]
             if session.is_gssapi_token(frame):
-                self._traffic.spoke_gssapi()
+                self._traffic.bare_gssapi_received()
                 raise Refused(
                     "a raw GSSAPI token (a Kafka 0.9 client?), but GSSAPI is not enabled here"
                 )
@@ -260,7 +260,7 @@ class Dispatch:
             header.correlation_id,
         )
         owed.route = route = ROUTES.get((header.api_key, header.api_version))
-        self._traffic.began(owed, header)
+        self._traffic.request_started(owed, header)
         if not is_ready:
             session.admit(header.api_key)
         if route is None:
@@ -339,7 +339,7 @@ class Dispatch:
         self._unanswered -= 1
         size = sum(map(len, owed.reply))
         self._ready_bytes += size
-        self._traffic.answered(owed, reply, size)
+        self._traffic.request_answered(owed, reply, size)
         return True
 
     def _send(self) -> None:
@@ -392,16 +392,16 @@ class Dispatch:
                 mechanism=self._session.mechanism,
                 reason=failure.reason,
             )
-            self._traffic.ends("error:login")
+            self._traffic.closing("error:login")
             owed.reply = []
             self._unanswered -= 1
             self._send()
             return
         if isinstance(failure, Refused | AuthenticationBusy):
-            self._traffic.ends("error:refused" if isinstance(failure, Refused) else "error:busy")
+            self._traffic.closing("error:refused" if isinstance(failure, Refused) else "error:busy")
             self.refuse(str(failure), owed.api_key, owed.version)
         else:
-            self._traffic.ends("error:bug")
+            self._traffic.closing("error:bug")
             _log.bug(
                 "request failed",
                 failure,

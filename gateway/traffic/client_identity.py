@@ -50,21 +50,21 @@ class IdentityFields(TypedDict):
 
 
 class ClientIdentity:
-    """`highest` is by api key; `client_id` is the last one, as rows say it; `is_new` until nothing is to be learned from a request's header any more."""
+    """`highest` is by api key; `client_id` is the last one, as rows say it; `is_incomplete` until nothing is to be learned from a request's header any more."""
 
     __slots__ = (
         "_api_versions_refused",
         "_client_ids",
-        "_is_greeted",
+        "_has_greeted",
         "_mechanism",
         "_tls",
         "client_id",
         "first_requests",
         "habits",
         "highest",
-        "is_new",
+        "is_incomplete",
         "principal",
-        "road",
+        "sasl_path",
         "software",
         "software_version",
     )
@@ -74,33 +74,33 @@ class ClientIdentity:
         self.client_id: str | None = None
         self.software: str | None = None
         self.software_version: str | None = None
-        self.road = "none"
+        self.sasl_path = "none"
         self.highest: dict[int, int] = {}
         self.first_requests: list[str] = []
         self.habits: dict[HabitName, Habit] = {}
-        self.is_new = True
+        self.is_incomplete = True
         self._tls: str | None = None
         self._mechanism: str | None = None
         self._client_ids: list[str] = []
         self._api_versions_refused: bool | None = None
-        self._is_greeted = False
+        self._has_greeted = False
 
-    def secured(self, version: str) -> None:
+    def tls_established(self, version: str) -> None:
         self._tls = version
 
-    def shook_hands(self, mechanism: str, version: int) -> None:
-        self.road = _SASL_PATHS.get(version, "none")
+    def handshake_received(self, mechanism: str, version: int) -> None:
+        self.sasl_path = _SASL_PATHS.get(version, "none")
         self._mechanism = mechanism if _MECHANISM_NAME.match(mechanism) else None
 
-    def spoke_gssapi(self) -> None:
+    def bare_gssapi_received(self) -> None:
         self._mechanism = "GSSAPI"
 
-    def introduced(self, software: str | None, version: str | None) -> None:
+    def software_announced(self, software: str | None, version: str | None) -> None:
         if self.software is None and software:
             self.software = bounded_text(software)
             self.software_version = bounded_text(version) if version else None
 
-    def habit(self, name: HabitName, value: Habit) -> None:
+    def habit_seen(self, name: HabitName, value: Habit) -> None:
         if name not in self.habits:
             self.habits[name] = (
                 [bounded_text(one) for one in value[:MAX_PROTOCOLS]]
@@ -108,7 +108,7 @@ class ClientIdentity:
                 else value
             )
 
-    def notice(self, header: RequestHeader, *, is_served: bool) -> bool:
+    def record_request(self, header: RequestHeader, *, is_served: bool) -> bool:
         """One of the first requests, or the first under another client id. True once: when it has said of itself what it will, and asks for something."""
         client_id, api_key, version = header.client_id, header.api_key, header.api_version
         if client_id != self.client_id:
@@ -122,20 +122,20 @@ class ClientIdentity:
                 self._client_ids.append(name)
         if len(self.first_requests) < MAX_FIRST_REQUESTS:
             self.first_requests.append(f"{api_key}:{version}")
-        is_greeting = False
+        is_first_request = False
         if api_key == ApiKey.API_VERSIONS:
             if self._api_versions_refused is None:
                 self._api_versions_refused = not is_served
-        elif not self._is_greeted:
-            self._is_greeted = is_greeting = True
-        self.is_new = not self._is_greeted or len(self.first_requests) < MAX_FIRST_REQUESTS
-        return is_greeting
+        elif not self._has_greeted:
+            self._has_greeted = is_first_request = True
+        self.is_incomplete = not self._has_greeted or len(self.first_requests) < MAX_FIRST_REQUESTS
+        return is_first_request
 
-    def note_produce(self, request: ProduceRequest) -> None:
+    def record_produce(self, request: ProduceRequest) -> None:
         self.habits["acks"] = request.acks
         self.habits["produce_timeout_ms"] = request.timeout_ms
 
-    def note_fetch(self, request: FetchRequest) -> None:
+    def record_fetch(self, request: FetchRequest) -> None:
         habits = self.habits
         habits["fetch_max_wait_ms"] = request.max_wait_ms
         habits["fetch_min_bytes"] = request.min_bytes
@@ -151,7 +151,7 @@ class ClientIdentity:
         if first is not None:
             habits["partition_max_bytes"] = first.max_bytes
 
-    def known(self) -> IdentityFields:
+    def row_fields(self) -> IdentityFields:
         """What every row of the connection says."""
         return {
             "tls": self._tls,

@@ -38,13 +38,13 @@ class RowDestination(Protocol):
 
     node: int
     cluster: str
-    room: RowLimits
+    limits: RowLimits
     now: Callable[[], int]
     ticks: Callable[[], int]
     topic_name: Callable[[str | bytes], str]
 
     def write(self, rows: Sequence[Row]) -> None: ...
-    def forget(self, recorder: ConnectionRecorder) -> None: ...
+    def remove(self, recorder: ConnectionRecorder) -> None: ...
 
 
 class ConnectionRecorder(Recorder):
@@ -56,9 +56,10 @@ class ConnectionRecorder(Recorder):
         "_client",
         "_counters",
         "_group",
-        "_home",
+        "_has_deferred_rows",
+        "_intervals_to_settle",
         "_is_closed",
-        "_is_overdue",
+        "_log",
         "_name",
         "_opened_at",
         "_peer",
@@ -67,51 +68,50 @@ class ConnectionRecorder(Recorder):
         "_session",
         "_since",
         "_ticks",
-        "_unsettled",
     )
 
-    def __init__(self, home: RowDestination, name: str, peer: Peer, session: Session) -> None:
-        self._home = home
+    def __init__(self, log: RowDestination, name: str, peer: Peer, session: Session) -> None:
+        self._log = log
         self._name = name
         self._peer = peer
         self._session = session
-        self._ticks = home.ticks
+        self._ticks = log.ticks
         self._client = ClientIdentity(str(session.principal) if session.is_ready else None)
-        self._opened_at = self._since = home.now()
+        self._opened_at = self._since = log.now()
         self._group: str | None = None
         self._reason: Reason | None = None
         self._is_closed = False
-        self._is_overdue = False
-        self._unsettled = SETTLED_AFTER_INTERVALS
+        self._has_deferred_rows = False
+        self._intervals_to_settle = SETTLED_AFTER_INTERVALS
         self._requests = self._bytes_in = self._bytes_out = 0
-        self._counters = self._fresh()
-        home.write([self._event("opened")])
+        self._counters = self._new_counters()
+        log.write([self._event("opened")])
 
-    def secured(self, version: str) -> None:
-        self._client.secured(version)
+    def tls_established(self, version: str) -> None:
+        self._client.tls_established(version)
 
-    def shook_hands(self, mechanism: str, version: int) -> None:
-        self._client.shook_hands(mechanism, version)
+    def handshake_received(self, mechanism: str, version: int) -> None:
+        self._client.handshake_received(mechanism, version)
 
-    def spoke_gssapi(self) -> None:
-        self._client.spoke_gssapi()
-        self.ends("error:mechanism")
+    def bare_gssapi_received(self) -> None:
+        self._client.bare_gssapi_received()
+        self.closing("error:mechanism")
 
     def authenticated(self) -> None:
         self._client.principal = bounded_text(str(self._session.principal))
         rows: list[Row] = [self._event("authenticated")]
-        if self._is_overdue:
-            self._is_overdue = False
-            rows += self.take()
-        self._home.write(rows)
+        if self._has_deferred_rows:
+            self._has_deferred_rows = False
+            rows += self.take_usage_rows()
+        self._log.write(rows)
 
-    def introduced(self, software: str | None, version: str | None) -> None:
-        self._client.introduced(software, version)
+    def software_announced(self, software: str | None, version: str | None) -> None:
+        self._client.software_announced(software, version)
 
-    def habit(self, name: HabitName, value: Habit) -> None:
-        self._client.habit(name, value)
+    def habit_seen(self, name: HabitName, value: Habit) -> None:
+        self._client.habit_seen(name, value)
 
-    def ends(self, reason: Reason) -> None:
+    def closing(self, reason: Reason) -> None:
         if self._reason is None:
             self._reason = reason
 
@@ -119,46 +119,46 @@ class ConnectionRecorder(Recorder):
         if self._is_closed:
             return
         self._is_closed = True
-        self.ends(reason)
-        self._home.forget(self)
-        rows: list[Row] = list(self.take())
-        row = self._told("closed")
+        self.closing(reason)
+        self._log.remove(self)
+        rows: list[Row] = list(self.take_usage_rows())
+        row = self._summary("closed")
         row.reason = self._reason
-        self._home.write([*rows, row])
+        self._log.write([*rows, row])
 
-    def began(self, owed: TracedRequest, header: RequestHeader) -> None:
+    def request_started(self, request: TracedRequest, header: RequestHeader) -> None:
         client = self._client
-        if (client.is_new or header.client_id != client.client_id) and client.notice(
-            header, is_served=owed.route is not None
+        if (client.is_incomplete or header.client_id != client.client_id) and client.record_request(
+            header, is_served=request.route is not None
         ):
-            self._home.write([self._event("greeted")])
-        owed.began = self._ticks()
+            self._log.write([self._event("greeted")])
+        request.began = self._ticks()
 
-    def answered(self, owed: TracedRequest, reply: Any, size: int) -> None:
-        if owed.api_key < 0:
+    def request_answered(self, request: TracedRequest, reply: Any, size: int) -> None:
+        if request.api_key < 0:
             # A bare token of a log-in.
-            self._bytes_in += owed.size
+            self._bytes_in += request.size
             self._bytes_out += size
             return
         group, self._group = self._group, None
-        usage = self._counters[owed.api_key, owed.version, None, group]
-        usage.answered(owed.size, size, (self._ticks() - owed.began) // 1000)
-        if owed.api_key > _FETCH and reply is not None:
+        usage = self._counters[request.api_key, request.version, None, group]
+        usage.add_request(request.size, size, (self._ticks() - request.began) // 1000)
+        if request.api_key > _FETCH and reply is not None:
             count_errors(usage, reply)
 
-    def unanswered(self, owed: TracedRequest) -> None:
-        if owed.api_key < 0:
-            self._bytes_in += owed.size
+    def request_abandoned(self, request: TracedRequest) -> None:
+        if request.api_key < 0:
+            self._bytes_in += request.size
             return
         group, self._group = self._group, None
-        usage = self._counters[owed.api_key, owed.version, None, group]
+        usage = self._counters[request.api_key, request.version, None, group]
         usage.requests += 1
-        usage.bytes_in += owed.size
+        usage.bytes_in += request.size
 
-    def for_group(self, group: str) -> None:
+    def group_named(self, group: str) -> None:
         self._group = group or None
 
-    def touched(
+    def topic_accessed(
         self,
         api_key: int,
         version: int,
@@ -169,17 +169,17 @@ class ConnectionRecorder(Recorder):
         usage = self._counters[api_key, version, topic, group or None]
         for code in codes:
             if code:
-                usage.error(code)
+                usage.add_error(code)
 
     def produced(self, request: ProduceRequest, prepared: Sequence[Any]) -> None:
         if "acks" not in self._client.habits:
-            self._client.note_produce(request)
-        self._counters.produced(request, prepared)
+            self._client.record_produce(request)
+        self._counters.count_produced(request, prepared)
 
     def fetched(self, request: FetchRequest, response: FetchResponse) -> None:
         if "fetch_max_wait_ms" not in self._client.habits:
-            self._client.note_fetch(request)
-        self._counters.fetched(request, response)
+            self._client.record_fetch(request)
+        self._counters.count_fetched(request, response)
 
     def converted(
         self, api_key: int, version: int, topic: str | bytes, *, records: int, size: int
@@ -189,32 +189,36 @@ class ConnectionRecorder(Recorder):
         usage.converted_records += records
         usage.converted_bytes += size
 
-    def spent(self, api_key: int, version: int, topic: str | bytes, microseconds: int) -> None:
+    def conversion_cpu_used(
+        self, api_key: int, version: int, topic: str | bytes, microseconds: int
+    ) -> None:
         self._counters[api_key, version, topic, None].conversion_cpu_us += microseconds
 
-    def interval(self) -> list[Row]:
-        """take(), and once what a connection that never closes would never say: when it has shown its habits.
+    def interval_rows(self) -> list[Row]:
+        """take_usage_rows(), and once what a connection that never closes would never say: when it has shown its habits.
 
         While a log-in lasts that waits for its end, which says whose it is.
         """
         if self._client.principal is None:
-            self._is_overdue = True
+            self._has_deferred_rows = True
             return []
-        rows: list[Row] = list(self.take())
-        if rows and self._unsettled:
-            self._unsettled = self._unsettled - 1 if self._client.is_new else 0
-            if not self._unsettled:
-                rows.append(self._told("settled"))
+        rows: list[Row] = list(self.take_usage_rows())
+        if rows and self._intervals_to_settle:
+            self._intervals_to_settle = (
+                self._intervals_to_settle - 1 if self._client.is_incomplete else 0
+            )
+            if not self._intervals_to_settle:
+                rows.append(self._summary("settled"))
         return rows
 
-    def take(self) -> list[UsageRow]:
+    def take_usage_rows(self) -> list[UsageRow]:
         """What was counted since the last time; counting begins anew."""
-        counters, self._counters = self._counters, self._fresh()
-        counters.leave()
-        began, self._since = self._since, self._home.now()
+        counters, self._counters = self._counters, self._new_counters()
+        counters.release()
+        started_at, self._since = self._since, self._log.now()
         rows = []
         for key, usage in counters.items():
-            row = self._usage_row(began, key)
+            row = self._usage_row(started_at, key)
             usage.fill(row, is_incoming=key[0] == ApiKey.PRODUCE)
             if key[2] is None:
                 self._requests += row.requests
@@ -223,10 +227,10 @@ class ConnectionRecorder(Recorder):
             rows.append(row)
         return rows
 
-    def _fresh(self) -> Counters:
-        return Counters(self._home.room, self._client.highest)
+    def _new_counters(self) -> Counters:
+        return Counters(self._log.limits, self._client.highest)
 
-    def _told(self, event: str) -> ConnectionRow:
+    def _summary(self, event: str) -> ConnectionRow:
         """With what it did until now."""
         row, client = self._event(event), self._client
         row.duration_ms = max(row.at - self._opened_at, 0)
@@ -237,12 +241,12 @@ class ConnectionRecorder(Recorder):
         return row
 
     def _event(self, event: str) -> ConnectionRow:
-        home, peer = self._home, self._peer
+        log, peer = self._log, self._peer
         return ConnectionRow(
             v=VERSION,
-            at=home.now(),
-            node=home.node,
-            cluster=home.cluster,
+            at=log.now(),
+            node=log.node,
+            cluster=log.cluster,
             connection=self._name,
             sequence=-1,
             event=event,
@@ -250,27 +254,27 @@ class ConnectionRecorder(Recorder):
             peer=peer.address,
             peer_port=peer.port,
             protocol=peer.protocol,
-            road=self._client.road,
+            road=self._client.sasl_path,
             opened_at=self._opened_at,
-            **self._client.known(),
+            **self._client.row_fields(),
         )
 
-    def _usage_row(self, began: int, key: CounterKey) -> UsageRow:
-        home, client = self._home, self._client
+    def _usage_row(self, started_at: int, key: CounterKey) -> UsageRow:
+        log, client = self._log, self._client
         api_key, version, topic, group = key
         return UsageRow(
             v=VERSION,
-            at=max(self._since, began),
-            node=home.node,
-            cluster=home.cluster,
+            at=max(self._since, started_at),
+            node=log.node,
+            cluster=log.cluster,
             connection=self._name,
             sequence=-1,
-            began=began,
+            began=started_at,
             listener=self._peer.listener,
             peer=self._peer.address,
             api_key=api_key,
             api_version=version,
-            topic=bounded_text(home.topic_name(topic)) if topic else None,
+            topic=bounded_text(log.topic_name(topic)) if topic else None,
             group=bounded_text(group) if group else None,
             client_id=client.client_id,
             principal=client.principal,

@@ -1,4 +1,4 @@
-"""What one connection did in one interval: a counter for each request, version, topic and group, and how requests and replies are counted."""
+"""What one connection did in one interval: a counter for per_connection request, version, topic and group, and how requests and replies are counted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MIN_MESSAGE_BYTES = 26
 #: From a batch's attributes on: their lower byte, and how many records it has.
 _ATTRIBUTES_COUNT = Struct(">B34xi")
 
-#: Different requests and versions of a connection that take no room: clients send some 30. ApiVersions alone may be asked for in 32,768, all answered.
+#: Different requests and versions of a connection that take no limits: clients send some 30. ApiVersions alone may be asked for in 32,768, all answered.
 UNCOUNTED_VERSIONS = 64
 
 #: Where a reply has parts with error codes of their own; the parts of topics that have partitions are told of by their handlers.
@@ -36,14 +36,14 @@ CounterKey = tuple[int, int, str | bytes | None, str | None]
 
 
 class RowLimits:
-    """How many counters of topics and groups there may be in an interval: `each` of one connection, `all_together` of all of them."""
+    """How many counters of topics and groups there may be in an interval: `per_connection` of one connection, `in_total` of all of them."""
 
-    __slots__ = ("all_together", "each", "taken")
+    __slots__ = ("in_total", "per_connection", "used")
 
-    def __init__(self, each: int, all_together: int) -> None:
-        self.each = each
-        self.all_together = all_together
-        self.taken = 0
+    def __init__(self, per_connection: int, in_total: int) -> None:
+        self.per_connection = per_connection
+        self.in_total = in_total
+        self.used = 0
 
 
 class Counters(dict[CounterKey, UsageCounters]):
@@ -52,13 +52,13 @@ class Counters(dict[CounterKey, UsageCounters]):
     `highest` is by api key; the versions of new counters go there.
     """
 
-    __slots__ = ("_highest", "_own", "_room", "_versions")
+    __slots__ = ("_highest", "_limits", "_used", "_version_count")
 
-    def __init__(self, room: RowLimits, highest: dict[int, int]) -> None:
-        self._room = room
+    def __init__(self, limits: RowLimits, highest: dict[int, int]) -> None:
+        self._limits = limits
         self._highest = highest
-        self._own = 0
-        self._versions = 0
+        self._used = 0
+        self._version_count = 0
 
     def __missing__(self, key: CounterKey) -> UsageCounters:
         api_key, version, topic, group = key
@@ -73,13 +73,13 @@ class Counters(dict[CounterKey, UsageCounters]):
                 bounded_text(topic) if isinstance(topic, str) else topic,
                 None if group is None else bounded_text(group),
             )
-            is_merged = key not in self and not self._has_room()
+            is_merged = key not in self and not self._reserve()
             if is_merged:
                 key = (
                     (api_key, version, None, "") if topic is None else (api_key, version, "", None)
                 )
         else:
-            is_merged = not self._has_room_for_version()
+            is_merged = not self._reserve_version()
             if is_merged:
                 # With one that it has sent, so that nothing is said of it that it did not do.
                 key = (
@@ -93,26 +93,26 @@ class Counters(dict[CounterKey, UsageCounters]):
             usage = self[key] = UsageCounters(is_merged=is_merged)
         return usage
 
-    def _has_room_for_version(self) -> bool:
-        if self._versions < UNCOUNTED_VERSIONS:
-            self._versions += 1
+    def _reserve_version(self) -> bool:
+        if self._version_count < UNCOUNTED_VERSIONS:
+            self._version_count += 1
             return True
-        return self._has_room()
+        return self._reserve()
 
-    def leave(self) -> None:
-        """Their room is others' again."""
-        self._room.taken -= self._own
-        self._own = 0
+    def release(self) -> None:
+        """Their limits is others' again."""
+        self._limits.used -= self._used
+        self._used = 0
 
-    def _has_room(self) -> bool:
-        room = self._room
-        if self._own >= room.each or room.taken >= room.all_together:
+    def _reserve(self) -> bool:
+        limits = self._limits
+        if self._used >= limits.per_connection or limits.used >= limits.in_total:
             return False
-        self._own += 1
-        room.taken += 1
+        self._used += 1
+        limits.used += 1
         return True
 
-    def produced(self, request: ProduceRequest, prepared: Sequence[Any]) -> None:
+    def count_produced(self, request: ProduceRequest, prepared: Sequence[Any]) -> None:
         """Records came; see `Recorder.produced`."""
         version = request.version
         at = 0
@@ -137,21 +137,21 @@ class Counters(dict[CounterKey, UsageCounters]):
             usage.records += count
             usage.bytes_in += size
 
-    def fetched(self, request: FetchRequest, response: FetchResponse) -> None:
+    def count_fetched(self, request: FetchRequest, response: FetchResponse) -> None:
         """Records go."""
         version = request.version
         if response.error_code:
-            self[1, version, None, None].error(response.error_code)
+            self[1, version, None, None].add_error(response.error_code)
         for topic, rows in response.topics:
             usage = self[1, version, topic, None]
             for row in rows:
                 if row.error_code:
-                    usage.error(row.error_code)
+                    usage.add_error(row.error_code)
                 if row.records:
-                    _count_fetched(usage, row.records)
+                    _count_batches(usage, row.records)
 
 
-def _count_fetched(usage: UsageCounters, batches: Sequence[Buffer]) -> None:
+def _count_batches(usage: UsageCounters, batches: Sequence[Buffer]) -> None:
     """There may be thousands of them in a reply, so this is short of calls. What makes no sense is served as it is stored, and counts as bytes."""
     counts = usage.batches
     size = records = 0
@@ -175,11 +175,11 @@ def count_errors(usage: UsageCounters, reply: Any) -> None:
     """Those of a reply as a whole and of its parts."""
     if isinstance(reply, list):
         # In bytes already, and in version 0: ApiVersions was asked for in a version that is too new.
-        usage.error(ErrorCode.UNSUPPORTED_VERSION)
+        usage.add_error(ErrorCode.UNSUPPORTED_VERSION)
         return
-    usage.error(getattr(reply, "error_code", 0) or 0)
+    usage.add_error(getattr(reply, "error_code", 0) or 0)
     for name in _ERROR_LISTS:
         parts = getattr(reply, name, None)
         if isinstance(parts, list):
             for part in parts:
-                usage.error(getattr(part, "error_code", 0) or 0)
+                usage.add_error(getattr(part, "error_code", 0) or 0)

@@ -18,8 +18,8 @@ class DroppedLines:
 
     def __init__(self, ticks: Callable[[], float]) -> None:
         self.total = 0
-        self._told = 0
-        self._told_at = -LOG_INTERVAL_SECONDS
+        self._logged = 0
+        self._logged_at = -LOG_INTERVAL_SECONDS
         self._reason = ""
         self._ticks = ticks
         self._lock = threading.Lock()
@@ -28,13 +28,13 @@ class DroppedLines:
         with self._lock:
             self.total += lines
             self._reason = reason
-        self.tell()
+        self.log_if_due()
 
-    def tell(self) -> None:
+    def log_if_due(self) -> None:
         """Say what is not said yet, unless something was said a short while ago."""
         with self._lock:
-            lines = self.total - self._told
-            if not lines or self._ticks() - self._told_at < LOG_INTERVAL_SECONDS:
+            lines = self.total - self._logged
+            if not lines or self._ticks() - self._logged_at < LOG_INTERVAL_SECONDS:
                 return
-            self._told, self._told_at = self.total, self._ticks()
+            self._logged, self._logged_at = self.total, self._ticks()
         _log.warning("traffic lines dropped", lines=lines, reason=self._reason)

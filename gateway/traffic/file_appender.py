@@ -35,7 +35,7 @@ class FileAppender:
         self,
         folder: TrafficFolder,
         rotation: Rotation,
-        losses: DroppedLines,
+        dropped: DroppedLines,
         now: Callable[[], int],
         ticks: Callable[[], float],
         finished: Callable[[Path], None],
@@ -43,15 +43,15 @@ class FileAppender:
     ) -> None:
         self._folder = folder
         self._rotation = rotation
-        self._losses = losses
+        self._dropped = dropped
         self._now = now
         self._ticks = ticks
         self._finished = finished
-        self._open = open_file
+        self._open_file = open_file
         self._file: AppendableFile | None = None
         self._path = Path()
         self._size = self._lines = 0
-        self._begun = 0.0
+        self._opened_at = 0.0
         self._number = 0
         self._failed_at = -RETRY_SECONDS
         self._failure = ""
@@ -59,47 +59,47 @@ class FileAppender:
     def append(self, block: bytes, lines: int) -> None:
         """Write whole lines; they are all in the file then, or none of them."""
         if self._file is None and self._ticks() - self._failed_at < RETRY_SECONDS:
-            self._losses.add(lines, self._failure)
+            self._dropped.add(lines, self._failure)
             return
         try:
             if self._file is not None and is_unlinked(self._file):
-                self._losses.add(self._lines, "their file was deleted")
+                self._dropped.add(self._lines, "their file was deleted")
                 self._size = 0
-                self._end()
+                self._finish_file()
             if self._file is None:
-                self._begin()
+                self._open_next()
             self._write(block)
             self._lines += lines
         except OSError as failure:
             self._failure = failure.strerror or type(failure).__name__
             self._failed_at = self._ticks()
-            self._losses.add(lines, self._failure)
-            self._end()
+            self._dropped.add(lines, self._failure)
+            self._finish_file()
         self.rotate_if_due()
 
     def rotate_if_due(self) -> None:
         if self._file is not None and (
-            self._size >= self._rotation.max_bytes or self.due_in() <= 0
+            self._size >= self._rotation.max_bytes or self.seconds_to_rotation() <= 0
         ):
-            self._end()
+            self._finish_file()
 
-    def due_in(self) -> float:
+    def seconds_to_rotation(self) -> float:
         """Seconds until the file is old enough, however little is in it."""
         if self._file is None:
             return self._rotation.max_ms / 1000
-        return self._begun + self._rotation.max_ms / 1000 - self._ticks()
+        return self._opened_at + self._rotation.max_ms / 1000 - self._ticks()
 
     def close(self) -> None:
         if self._file is not None:
-            self._end()
+            self._finish_file()
 
-    def _begin(self) -> None:
+    def _open_next(self) -> None:
         while self._file is None:
-            self._path = self._folder.place(self._now(), self._number)
+            self._path = self._folder.path_of(self._now(), self._number)
             self._number += 1
-            self._file = self._open(self._path)
+            self._file = self._open_file(self._path)
         self._size = self._lines = 0
-        self._begun = self._ticks()
+        self._opened_at = self._ticks()
 
     def _write(self, block: bytes) -> None:
         assert self._file is not None
@@ -108,7 +108,7 @@ class FileAppender:
             left = left[self._file.write(left) or 0 :]
         self._size += len(block)
 
-    def _end(self) -> None:
+    def _finish_file(self) -> None:
         file, self._file = self._file, None
         if file is None:
             return

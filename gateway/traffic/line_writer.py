@@ -51,95 +51,100 @@ class LineWriter:
         self._now = now
         self._max_lines = max_lines
         self._max_bytes = max_bytes
-        self._losses = DroppedLines(ticks)
+        self._dropped = DroppedLines(ticks)
         self._appender = FileAppender(
-            folder, rotation, self._losses, now, ticks, self._finish, open_file
+            folder, rotation, self._dropped, now, ticks, self._file_finished, open_file
         )
         self._ticks = ticks
-        self._began = now(), ticks()
+        self._started_at = now(), ticks()
         self._waiting: deque[tuple[bytes, int]] = deque()
         self._waiting_lines = self._waiting_bytes = 0
-        self._is_over = False
-        self._filled = threading.Condition()
-        self._untidy: deque[Path] = deque()
-        self._tidying = threading.Event()
-        self._is_tidy = False
+        self._is_stopping = False
+        self._changed = threading.Condition()
+        self._finished_files: deque[Path] = deque()
+        self._maintenance_due = threading.Event()
+        self._is_last_pass = False
         # Daemons: a disk that hangs holds up no end of the process.
-        self._writes = threading.Thread(target=self._write_all, name="traffic", daemon=True)
-        self._tidies = threading.Thread(target=self._tidy_all, name="traffic-tidy", daemon=True)
+        self._write_thread = threading.Thread(target=self._run_writer, name="traffic", daemon=True)
+        self._maintenance_thread = threading.Thread(
+            target=self._run_maintenance, name="traffic-tidy", daemon=True
+        )
 
     @property
     def dropped(self) -> int:
         """Lines so far that found no room, or a disk that failed."""
-        return self._losses.total
+        return self._dropped.total
 
     def start(self) -> None:
-        self._writes.start()
-        self._tidies.start()
+        self._write_thread.start()
+        self._maintenance_thread.start()
 
     def put(self, block: bytes, lines: int) -> None:
         """Take so many whole lines, or drop them."""
-        with self._filled:
+        with self._changed:
             has_room = (
                 self._waiting_lines + lines <= self._max_lines
                 and self._waiting_bytes + len(block) <= self._max_bytes
             )
-            if has_room and not self._is_over:
+            if has_room and not self._is_stopping:
                 self._waiting.append((block, lines))
                 self._waiting_lines += lines
                 self._waiting_bytes += len(block)
-                self._filled.notify()
+                self._changed.notify()
                 return
-        self._losses.add(lines, "they were not written fast enough")
+        self._dropped.add(lines, "they were not written fast enough")
 
     async def stop(self, seconds: float) -> None:
         """Write what waits and finish the file, for at most so long, and meanwhile do nothing else; what is not compressed by then is at the next start."""
         end = time.monotonic() + seconds
-        with self._filled:
-            self._is_over = True
-            self._filled.notify()
-        if self._writes.is_alive():
-            self._writes.join(seconds)
-        self._is_tidy = True
-        self._tidying.set()
-        if self._tidies.is_alive():
-            self._tidies.join(max(end - time.monotonic(), 0))
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+        if self._write_thread.is_alive():
+            self._write_thread.join(seconds)
+        self._is_last_pass = True
+        self._maintenance_due.set()
+        if self._maintenance_thread.is_alive():
+            self._maintenance_thread.join(max(end - time.monotonic(), 0))
 
-    def _finish(self, path: Path) -> None:
-        self._untidy.append(path)
-        self._tidying.set()
+    def _file_finished(self, path: Path) -> None:
+        self._finished_files.append(path)
+        self._maintenance_due.set()
 
-    def _write_all(self) -> None:
+    def _run_writer(self) -> None:
         try:
-            while self._write_some():
+            while self._write_waiting():
                 pass
         except Exception as failure:  # noqa: BLE001 - the rim of a thread
             _log.bug("the traffic log is not written any more", failure)
 
-    def _write_some(self) -> bool:
+    def _write_waiting(self) -> bool:
         """False at the end."""
-        with self._filled:
-            if not self._waiting and not self._is_over:
-                self._filled.wait(
-                    max(min(self._appender.due_in(), LOG_INTERVAL_SECONDS), _MIN_WAIT_SECONDS)
+        with self._changed:
+            if not self._waiting and not self._is_stopping:
+                self._changed.wait(
+                    max(
+                        min(self._appender.seconds_to_rotation(), LOG_INTERVAL_SECONDS),
+                        _MIN_WAIT_SECONDS,
+                    )
                 )
             taken, self._waiting = self._waiting, deque()
             lines, self._waiting_lines, self._waiting_bytes = self._waiting_lines, 0, 0
-            is_over = self._is_over
+            is_stopping = self._is_stopping
         if taken:
             self._appender.append(b"".join([block for block, _ in taken]), lines)
         self._appender.rotate_if_due()
-        self._losses.tell()
-        if is_over:
+        self._dropped.log_if_due()
+        if is_stopping:
             self._appender.close()
-        return not is_over
+        return not is_stopping
 
-    def _sober_now(self) -> int:
+    def _steady_now(self) -> int:
         """For the age of files: a clock that jumps ahead for a while deletes nothing."""
-        began, ticks = self._began
-        return min(self._now(), began + int((self._ticks() - ticks) * 1000))
+        started_at, ticks = self._started_at
+        return min(self._now(), started_at + int((self._ticks() - ticks) * 1000))
 
-    def _tidy_all(self) -> None:
+    def _run_maintenance(self) -> None:
         try:
             # Of this thread alone (Linux).
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
@@ -148,15 +153,15 @@ class LineWriter:
         try:
             pending: set[Path] = set()
             while True:
-                is_last = self._is_tidy
+                is_last = self._is_last_pass
                 # Of a process before this one, or of another gateway that was killed meanwhile.
-                pending.update(self._folder.leftovers())
-                while self._untidy:
-                    pending.add(self._untidy.popleft())
-                compress_and_expire(self._folder, pending, self._limits, self._sober_now)
+                pending.update(self._folder.unfinished_files())
+                while self._finished_files:
+                    pending.add(self._finished_files.popleft())
+                compress_and_expire(self._folder, pending, self._limits, self._steady_now)
                 if is_last:
                     return
-                self._tidying.wait(MAINTENANCE_SECONDS)
-                self._tidying.clear()
+                self._maintenance_due.wait(MAINTENANCE_SECONDS)
+                self._maintenance_due.clear()
         except Exception as failure:  # noqa: BLE001 - the rim of a thread
             _log.bug("traffic files are not looked after any more", failure)

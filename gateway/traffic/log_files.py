@@ -60,7 +60,7 @@ class TrafficFile(msgspec.Struct, frozen=True, order=True):
     start: int
     number: int
     path: Path
-    ending: str
+    suffix: str
 
 
 class TrafficFolder:
@@ -70,7 +70,7 @@ class TrafficFolder:
         self._root = root
         self._prefix = f"{node}-{base36(start)}"
 
-    def place(self, now_ms: int, number: int) -> Path:
+    def path_of(self, now_ms: int, number: int) -> Path:
         """Where the file begins that is the `number`th of this process."""
         at = datetime.fromtimestamp(now_ms / 1000, UTC)
         return (
@@ -80,16 +80,16 @@ class TrafficFolder:
             / f"{self._prefix}-{number}{UNCOMPRESSED}"
         )
 
-    def found(self) -> list[TrafficFile]:
+    def files(self) -> list[TrafficFile]:
         """All files of the log, the oldest first."""
         return sorted(_traffic_files(self._root))
 
-    def leftovers(self) -> Iterator[Path]:
+    def unfinished_files(self) -> Iterator[Path]:
         """What others left unfinished. What they are writing is locked by them."""
         return (
             one.path
-            for one in self.found()
-            if one.ending == UNCOMPRESSED and not one.path.name.startswith(f"{self._prefix}-")
+            for one in self.files()
+            if one.suffix == UNCOMPRESSED and not one.path.name.startswith(f"{self._prefix}-")
         )
 
     def delete_old(
@@ -97,7 +97,7 @@ class TrafficFolder:
     ) -> int:
         """Delete what is too old, and of what is too much the oldest: first compressed, so of what is not only the `stuck`, which could not be. How
         many files that were. Raises the OSError of the first that cannot be deleted."""
-        files = [(one, size) for one in self.found() if (size := _size(one.path)) is not None]
+        files = [(one, size) for one in self.files() if (size := _size(one.path)) is not None]
         excess = sum(size for _, size in files) - (
             limits.keep_bytes if limits.keep_bytes is not None else 1 << 62
         )
@@ -106,12 +106,12 @@ class TrafficFolder:
         for one, size in files:
             # Its last line may be as young as the end of the hour, and a rotation later.
             is_old = limits.keep_ms is not None and now_ms - one.hour_ms - _HOUR_MS > limits.keep_ms
-            is_excess = excess > 0 and (one.ending != UNCOMPRESSED or one.path in stuck)
+            is_excess = excess > 0 and (one.suffix != UNCOMPRESSED or one.path in stuck)
             try:
                 if (is_old or is_excess) and _delete_if_unused(one):
                     excess -= size
                     deleted += 1
-                    self._forget_empty(one.path)
+                    self._remove_empty_folders(one.path)
             except FileNotFoundError:
                 # Another gateway was first.
                 continue
@@ -121,7 +121,7 @@ class TrafficFolder:
             raise failed
         return deleted
 
-    def _forget_empty(self, path: Path) -> None:
+    def _remove_empty_folders(self, path: Path) -> None:
         for folder in (path.parent, path.parent.parent):
             # Not empty: somebody else's file is in it.
             with suppress(OSError):
@@ -181,11 +181,11 @@ def _lock(file: IO[bytes] | FileIO, kind: int) -> bool:
 
 def _delete_if_unused(one: TrafficFile) -> bool:
     """Delete it unless somebody writes it, or compresses it. Raises OSError."""
-    growing = one.path.with_name(one.path.name.split(".")[0] + UNCOMPRESSED)
-    if one.ending == f"{UNCOMPRESSED}.gz" or not growing.is_file():
+    uncompressed = one.path.with_name(one.path.name.split(".")[0] + UNCOMPRESSED)
+    if one.suffix == f"{UNCOMPRESSED}.gz" or not uncompressed.is_file():
         one.path.unlink(missing_ok=True)
         return True
-    with growing.open("rb") as file:
+    with uncompressed.open("rb") as file:
         # The lock is kept until it is deleted, so nobody begins to write meanwhile.
         if not _lock(file, fcntl.LOCK_EX):
             return False

@@ -30,37 +30,37 @@ class Recorder:
 
     __slots__ = ()
 
-    def secured(self, version: str) -> None:
+    def tls_established(self, version: str) -> None:
         """TLS stands, in this version."""
 
-    def shook_hands(self, mechanism: str, version: int) -> None:
+    def handshake_received(self, mechanism: str, version: int) -> None:
         """SaslHandshake asked for this mechanism."""
 
-    def spoke_gssapi(self) -> None:
+    def bare_gssapi_received(self) -> None:
         """It began with a bare GSSAPI token, without any SaslHandshake, as clients of 0.9 do."""
 
     def authenticated(self) -> None:
         """The log-in is complete."""
 
-    def introduced(self, software: str | None, version: str | None) -> None:
+    def software_announced(self, software: str | None, version: str | None) -> None:
         """The client said what it is (ApiVersions 3 and later)."""
 
-    def began(self, owed: TracedRequest, header: RequestHeader) -> None:
+    def request_started(self, request: TracedRequest, header: RequestHeader) -> None:
         """A request is being served."""
 
-    def answered(self, owed: TracedRequest, reply: Any, size: int) -> None:
+    def request_answered(self, request: TracedRequest, reply: Any, size: int) -> None:
         """Its reply is ready, `size` bytes on the wire; None for one that is encoded already, or not sent."""
 
-    def unanswered(self, owed: TracedRequest) -> None:
+    def request_abandoned(self, request: TracedRequest) -> None:
         """The connection ended first."""
 
-    def for_group(self, group: str) -> None:
+    def group_named(self, group: str) -> None:
         """The request that is being served is about this group, and no other."""
 
-    def habit(self, name: HabitName, value: Habit) -> None:
+    def habit_seen(self, name: HabitName, value: Habit) -> None:
         """What this client asks for by itself; the first value counts."""
 
-    def touched(
+    def topic_accessed(
         self,
         api_key: int,
         version: int,
@@ -81,10 +81,12 @@ class Recorder:
     ) -> None:
         """A batch or set of so many records and stored (or sent) bytes was converted for this client, now or before."""
 
-    def spent(self, api_key: int, version: int, topic: str | bytes, microseconds: int) -> None:
+    def conversion_cpu_used(
+        self, api_key: int, version: int, topic: str | bytes, microseconds: int
+    ) -> None:
         """CPU time that conversions took which this client was the first to need."""
 
-    def ends(self, reason: Reason) -> None:
+    def closing(self, reason: Reason) -> None:
         """Why the connection is about to end; the first reason counts."""
 
     def closed(self, reason: Reason) -> None:

@@ -23,7 +23,7 @@ from gateway.traffic.traffic_rows import Row
 #: An interval has so many steps, and each connection its own of them: the rows of ten thousand in one go would hold up all of them.
 SLOTS = 240
 
-#: That are made in one go, and what the last connection of them has: some 10 ms of the reactor's time. A stranger may choose the connections of one step, and
+#: That are made in one go, and what the last connection of them has: some 10 ms of the reactor's time. A stranger may choose the connections of one slot, and
 #: have a thousand rows in each.
 MAX_ROWS_PER_TURN = 500
 
@@ -75,38 +75,38 @@ class TrafficLog(RecorderFactory):
     ) -> None:
         self.node = node
         self.cluster = cluster
-        self.room = RowLimits(max_keys, max_rows)
+        self.limits = RowLimits(max_keys, max_rows)
         self.now = now
         self.ticks = ticks
         self.topic_name = topic_name
         self._sinks = sinks
         self._clock = clock
-        self._step_seconds = interval / SLOTS
+        self._slot_seconds = interval / SLOTS
         self._salt = None if salt is None else blake2b(salt).digest()
-        self._prefix = f"{node}-{base36(start)}"
-        self._connections = 0
+        self._name_prefix = f"{node}-{base36(start)}"
+        self._connection_count = 0
         self._sequence = 0
-        # Those of each step, and the step of each.
-        self._open: list[dict[ConnectionRecorder, None]] = [{} for _ in range(SLOTS)]
-        self._steps: dict[ConnectionRecorder, int] = {}
-        self._next_step = 0
-        # Those whose step has come, and that have not been written since.
-        self._turn: OrderedDict[ConnectionRecorder, None] = OrderedDict()
-        self._due = 0.0
+        # Those of each slot, and the slot of each.
+        self._slots: list[dict[ConnectionRecorder, None]] = [{} for _ in range(SLOTS)]
+        self._slot_of: dict[ConnectionRecorder, int] = {}
+        self._next_slot = 0
+        # Those whose slot has come, and that have not been written since.
+        self._pending: OrderedDict[ConnectionRecorder, None] = OrderedDict()
+        self._next_due = 0.0
         self._encoder = msgspec.json.Encoder()
         self._cancel: Cancel | None = None
-        self._cancel_rest: Cancel | None = None
+        self._cancel_pending: Cancel | None = None
 
     def start(self) -> None:
-        self._due = self._clock.seconds()
-        self._wait()
+        self._next_due = self._clock.seconds()
+        self._schedule()
 
-    def _wait(self) -> None:
+    def _schedule(self) -> None:
         # From when it was due, not from when a busy reactor came to it: an interval is no longer than it says. What stood still for longer than
         # that is not made up for.
         now = self._clock.seconds()
-        self._due = max(self._due, now - SLOTS * self._step_seconds) + self._step_seconds
-        self._cancel = call_later(self._clock, max(self._due - now, 0), self._step)
+        self._next_due = max(self._next_due, now - SLOTS * self._slot_seconds) + self._slot_seconds
+        self._cancel = call_later(self._clock, max(self._next_due - now, 0), self._run_slot)
 
     def connection(self, peer: Peer, session: Session) -> Recorder:
         if self._salt is not None:
@@ -114,18 +114,18 @@ class TrafficLog(RecorderFactory):
                 peer.address.encode(), key=self._salt, digest_size=_HASH_BYTES
             ).hexdigest()
             peer = msgspec.structs.replace(peer, address=f"h:{hidden}")
-        name = f"{self._prefix}-{self._connections}"
+        name = f"{self._name_prefix}-{self._connection_count}"
         recorder = ConnectionRecorder(self, name, peer, session)
-        step = self._steps[recorder] = self._connections % SLOTS
-        self._open[step][recorder] = None
-        self._connections += 1
+        slot = self._slot_of[recorder] = self._connection_count % SLOTS
+        self._slots[slot][recorder] = None
+        self._connection_count += 1
         return recorder
 
-    def forget(self, recorder: ConnectionRecorder) -> None:
-        step = self._steps.pop(recorder, None)
-        if step is not None:
-            del self._open[step][recorder]
-        self._turn.pop(recorder, None)
+    def remove(self, recorder: ConnectionRecorder) -> None:
+        slot = self._slot_of.pop(recorder, None)
+        if slot is not None:
+            del self._slots[slot][recorder]
+        self._pending.pop(recorder, None)
 
     def write(self, rows: Sequence[Row]) -> None:
         """Number the rows and hand them over. A number that is missing in the files is a row that was dropped."""
@@ -139,31 +139,31 @@ class TrafficLog(RecorderFactory):
             sink.put(block, len(rows))
 
     async def close(self, seconds: float) -> None:
-        for cancel in (self._cancel, self._cancel_rest):
+        for cancel in (self._cancel, self._cancel_pending):
             if cancel is not None:
                 cancel()
-        for recorder in list(self._steps):
+        for recorder in list(self._slot_of):
             recorder.closed("drain")
         for sink in self._sinks:
             await sink.stop(seconds)
 
-    def _step(self) -> None:
+    def _run_slot(self) -> None:
         # First: whatever becomes of this one, the next comes.
-        self._wait()
-        self._turn.update(self._open[self._next_step])
-        self._next_step = (self._next_step + 1) % SLOTS
-        if self._cancel_rest is None:
-            self._write_some()
+        self._schedule()
+        self._pending.update(self._slots[self._next_slot])
+        self._next_slot = (self._next_slot + 1) % SLOTS
+        if self._cancel_pending is None:
+            self._write_pending()
 
-    def _write_some(self) -> None:
-        self._cancel_rest = None
+    def _write_pending(self) -> None:
+        self._cancel_pending = None
         rows: list[Row] = []
-        while self._turn and len(rows) < MAX_ROWS_PER_TURN:
-            recorder, _ = self._turn.popitem(last=False)
-            rows += recorder.interval()
-        if self._turn:
+        while self._pending and len(rows) < MAX_ROWS_PER_TURN:
+            recorder, _ = self._pending.popitem(last=False)
+            rows += recorder.interval_rows()
+        if self._pending:
             # Requests are served in between.
-            self._cancel_rest = call_later(self._clock, 0, self._write_some)
+            self._cancel_pending = call_later(self._clock, 0, self._write_pending)
         self.write(rows)
 
 

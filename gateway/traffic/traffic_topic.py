@@ -32,7 +32,7 @@ class TopicSink:
         self,
         topics: Topics,
         configs: dict[str, str],
-        losses: DroppedLines,
+        dropped: DroppedLines,
         *,
         max_bytes: int,
         now: Callable[[], int],
@@ -42,7 +42,7 @@ class TopicSink:
     ) -> None:
         self._topics = topics
         self._configs = configs
-        self._losses = losses
+        self._dropped = dropped
         self._max_bytes = max_bytes
         self._now = now
         self._clock = clock
@@ -50,32 +50,32 @@ class TopicSink:
         self._start = start
         self._waiting: deque[tuple[bytes, int]] = deque()
         self._bytes = 0
-        self._under_way: Shared[None] | None = None
+        self._appending: Shared[None] | None = None
 
     def put(self, block: bytes, lines: int) -> None:
         """Take so many whole lines, or drop them."""
         if self._bytes + len(block) > self._max_bytes:
-            self._losses.add(lines, f"{TRAFFIC_TOPIC}: the store is too slow")
+            self._dropped.add(lines, f"{TRAFFIC_TOPIC}: the store is too slow")
             return
         self._waiting.append((block, lines))
         self._bytes += len(block)
-        if self._under_way is None:
-            self._under_way = Shared()
+        if self._appending is None:
+            self._appending = Shared()
             self._start(self._append_all())
 
     async def stop(self, seconds: float) -> None:
         """Append what waits, for at most so long."""
-        if self._under_way is None:
+        if self._appending is None:
             return
         try:
-            await self._under_way.within(self._clock, seconds)
+            await self._appending.within(self._clock, seconds)
         except TimeoutError:
-            self._losses.add(
+            self._dropped.add(
                 sum(lines for _, lines in self._waiting), f"{TRAFFIC_TOPIC}: the store is too slow"
             )
 
     async def _append_all(self) -> None:
-        under_way = self._under_way
+        appending = self._appending
         try:
             while self._waiting:
                 taken, self._waiting = list(self._waiting), deque()
@@ -84,9 +84,9 @@ class TopicSink:
                 finally:
                     self._bytes -= sum(len(block) for block, _ in taken)
         finally:
-            self._under_way = None
-            if under_way is not None:
-                under_way.succeed(None)
+            self._appending = None
+            if appending is not None:
+                appending.succeed(None)
 
     async def _append(self, lines: bytes) -> None:
         now = self._now()
@@ -95,7 +95,7 @@ class TopicSink:
                 partition = await self._partition()
                 await partition.append_batch(memoryview(batch), record_batch.read_batch(batch), now)
             except KafkaError as failure:
-                self._losses.add(count, f"{TRAFFIC_TOPIC}: {failure.message or failure.code.name}")
+                self._dropped.add(count, f"{TRAFFIC_TOPIC}: {failure.message or failure.code.name}")
 
     async def _partition(self) -> Partition:
         if self._topics.get(TRAFFIC_TOPIC) is None:

@@ -52,7 +52,7 @@ class UsageCounters:
         self.conversion_cpu_us = 0
         self.batches = [0] * (_MAGIC_COUNT * len(CODECS))
 
-    def answered(self, bytes_in: int, bytes_out: int, microseconds: int) -> None:
+    def add_request(self, bytes_in: int, bytes_out: int, microseconds: int) -> None:
         """A request was answered after so long."""
         self.requests += 1
         self.bytes_in += bytes_in
@@ -62,7 +62,7 @@ class UsageCounters:
         bucket = ((microseconds // _FIRST_BUCKET_US).bit_length() + 1) >> 1
         self.latencies[bucket if bucket < BUCKETS else -1] += 1
 
-    def error(self, code: int) -> None:
+    def add_error(self, code: int) -> None:
         if code:
             errors = self.errors
             if errors is None:

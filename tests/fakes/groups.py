@@ -122,7 +122,7 @@ class Groups:
     def coordinators(self, group_ids):
         return dict.fromkeys(group_ids, NODE)
 
-    def ask(self, request, node_id):
+    def send(self, request, node_id):
         assert node_id == NODE
         if not isinstance(request, ConsumerGroupDescribeRequest):
             self.asked.append(request.groups)

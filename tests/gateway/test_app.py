@@ -128,7 +128,7 @@ def test_each_limit_of_the_traffic_log_comes_from_its_own_setting(env, tmp_path)
     assert files._appender._rotation == Rotation(max_ms=1_000_003, max_bytes=1_000_004)
     assert (files._max_lines, files._max_bytes) == (1_000_005, 2_000_006)
     assert (topic._configs["retention.ms"], topic._max_bytes) == ("1000001", 2_000_006)
-    assert (log.room.each, log.room.all_together) == (7, 1_000_005)
+    assert (log.limits.per_connection, log.limits.in_total) == (7, 1_000_005)
 
 
 @pytest.mark.parametrize(

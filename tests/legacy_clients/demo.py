@@ -65,7 +65,7 @@ def _demo(out: Path, target: str) -> int:
                 COMPANY,
                 Path(folder),
                 out / "log",
-                lambda number, who: progress.now(_turn(number, who)),
+                lambda number, who: progress.show(_turn(number, who)),
             )
         is_whole = True
     except Stopped:

@@ -47,7 +47,7 @@ async def delete_records(request: Any, caller: Caller) -> Any:
                     _Partition(partition_index=index, low_watermark=-1, error_code=failure.code)
                 )
             await turns.take(OPENING_ROWS)
-        caller.traffic.touched(
+        caller.traffic.topic_accessed(
             ApiKey.DELETE_RECORDS, caller.api_version, name, [row.error_code for row in rows]
         )
         topics.append(_Topic(name=name, partitions=rows))

@@ -30,7 +30,7 @@ async def consumer_group_heartbeat(request: Any, caller: Caller) -> Any:
 
 async def heartbeat_reply(request: Any, caller: Caller, *, makes_its_id: bool) -> Any:
     """The reply to a ConsumerGroupHeartbeat."""
-    caller.traffic.for_group(request.group_id)
+    caller.traffic.group_named(request.group_id)
     try:
         _check(request, makes_its_id=makes_its_id)
         await caller.broker.confirm_coordinator()

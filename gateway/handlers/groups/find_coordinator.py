@@ -28,7 +28,7 @@ async def find_coordinator(request: Any, caller: Caller) -> Any:
     """The coordinator of each key. v1 adds transactional ids, v4 takes many keys at once, v6 share groups."""
     keys = [request.key] if caller.api_version < FIRST_WITH_MANY_KEYS else request.coordinator_keys
     if request.key_type == GROUP and len(keys) == 1:
-        caller.traffic.for_group(keys[0])
+        caller.traffic.group_named(keys[0])
     if request.key_type == GROUP:
         caller.broker.topics.use_internal(CONSUMER_OFFSETS)
     node = caller.broker.cluster.nodes(caller.listener)[0]

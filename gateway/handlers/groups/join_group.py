@@ -93,11 +93,11 @@ async def join_group_reply(
 
 def _note(request: Any, caller: Caller) -> None:
     traffic = caller.traffic
-    traffic.for_group(request.group_id)
-    traffic.habit("session_timeout_ms", request.session_timeout_ms)
+    traffic.group_named(request.group_id)
+    traffic.habit_seen("session_timeout_ms", request.session_timeout_ms)
     if caller.api_version >= _FIRST_WITH_REBALANCE_TIMEOUT:
-        traffic.habit("rebalance_timeout_ms", request.rebalance_timeout_ms)
-    traffic.habit("protocols", [protocol.name for protocol in request.protocols])
+        traffic.habit_seen("rebalance_timeout_ms", request.rebalance_timeout_ms)
+    traffic.habit_seen("protocols", [protocol.name for protocol in request.protocols])
 
 
 def java_host(caller: Caller) -> str:
@@ -124,7 +124,7 @@ async def sync_group_unchecked_protocol(request: Any, caller: Caller) -> Any:
         request.protocol_name,
         tuple((one.member_id, bytes(one.assignment)) for one in request.assignments),
     )
-    caller.traffic.for_group(request.group_id)
+    caller.traffic.group_named(request.group_id)
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
@@ -143,7 +143,7 @@ async def sync_group_unchecked_protocol(request: Any, caller: Caller) -> Any:
 async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatResponse:
     """A member says that it lives, and is told when its group rebalances. v3 knows static members (KIP-345)."""
     code = ErrorCode.NONE
-    caller.traffic.for_group(request.group_id)
+    caller.traffic.group_named(request.group_id)
     try:
         await caller.broker.confirm_coordinator()
         caller.broker.groups.heartbeat(
@@ -157,7 +157,7 @@ async def heartbeat(request: HeartbeatRequest, caller: Caller) -> HeartbeatRespo
 @serves(ApiKey.LEAVE_GROUP, 3, 5)
 async def leave_group(request: Any, caller: Caller) -> Any:
     """Members leave, or are removed by whoever looks after them: static ones by their instance id alone. v5 gives reasons (KIP-800)."""
-    caller.traffic.for_group(request.group_id)
+    caller.traffic.group_named(request.group_id)
     try:
         await caller.broker.confirm_coordinator()
         caller.broker.groups.check_active(request.group_id)

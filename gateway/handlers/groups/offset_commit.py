@@ -59,7 +59,7 @@ async def commit_offsets(
     request: OffsetCommitRequest, caller: Caller, times: CommitTimes
 ) -> OffsetCommitResponse:
     """The reply: what is wrong with a partition is said there, what is wrong with the group or the member at each partition that is right."""
-    caller.traffic.for_group(request.group_id)
+    caller.traffic.group_named(request.group_id)
     codes: dict[str | bytes, dict[int, ErrorCode]] = {}
     known: dict[tuple[str, int], CommittedPartition] = {}
     keys: dict[str, list[str | bytes]] = {}
@@ -87,7 +87,7 @@ async def commit_offsets(
                 codes[key][index] = code
         await turns.take()
     for key, told in codes.items():
-        caller.traffic.touched(
+        caller.traffic.topic_accessed(
             ApiKey.OFFSET_COMMIT, caller.api_version, key, told.values(), request.group_id
         )
         await turns.take()
@@ -180,7 +180,7 @@ def _row(asked: CommittedPartition, times: CommitTimes) -> CommittedOffset:
 async def offset_fetch(request: Any, caller: Caller) -> Any:
     """Where a group stands; offset -1 where it has committed nothing. v2 takes null for all topics, v5 tells leader epochs, v7 asks for what
     no open transaction may still change, which is everything."""
-    caller.traffic.for_group(request.group_id)
+    caller.traffic.group_named(request.group_id)
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:
@@ -203,7 +203,7 @@ async def offset_fetch_many_groups(request: Any, caller: Caller) -> Any:
         return OffsetFetchResponse(groups=refused)
     counts = Counter(asked.group_id for asked in request.groups)
     if len(counts) == 1:
-        caller.traffic.for_group(request.groups[0].group_id)
+        caller.traffic.group_named(request.groups[0].group_id)
     groups = []
     turns = Turns(caller.broker.clock)
     for asked in request.groups:
@@ -244,7 +244,7 @@ def committed_offsets(
     seen: set[tuple[str | bytes, int]] = set()
     for topic in asked:
         key = _key_of(topic, caller)
-        caller.traffic.touched(ApiKey.OFFSET_FETCH, caller.api_version, key, group=group_id)
+        caller.traffic.topic_accessed(ApiKey.OFFSET_FETCH, caller.api_version, key, group=group_id)
         partitions = [
             index for index in dict.fromkeys(topic.partition_indexes) if (key, index) not in seen
         ]
@@ -322,7 +322,7 @@ async def _fetched(kind: Any, found: TopicOffsets, turns: Turns) -> Any:
 @serves(ApiKey.OFFSET_DELETE, 0, 0)
 async def offset_delete(request: Any, caller: Caller) -> Any:
     """Forget single partitions (KIP-496), but none of a topic that a member of the group still reads."""
-    caller.traffic.for_group(request.group_id)
+    caller.traffic.group_named(request.group_id)
     codes: dict[str, dict[int, ErrorCode]] = {}
     turns = Turns(caller.broker.clock)
     try:
@@ -347,7 +347,7 @@ async def offset_delete(request: Any, caller: Caller) -> Any:
         return OffsetDeleteResponse(error_code=failure.code, topics=[])
     topics = []
     for name, told in codes.items():
-        caller.traffic.touched(
+        caller.traffic.topic_accessed(
             ApiKey.OFFSET_DELETE, caller.api_version, name, told.values(), request.group_id
         )
         rows = []

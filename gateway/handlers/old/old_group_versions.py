@@ -47,7 +47,7 @@ async def join_group_v4_v8(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.LEAVE_GROUP, 0, 2)
 async def leave_group_one_member(request: Any, caller: Caller) -> Any:
     """Kafka 0.9 to 2.3: one member leaves, itself."""
-    caller.traffic.for_group(request.group_id)
+    caller.traffic.group_named(request.group_id)
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:

@@ -53,7 +53,9 @@ async def list_offsets_v0(request: Any, caller: Caller) -> Any:
         for asked in topic.partitions:
             rows.append(await _look_up(topic.name, asked, caller))
             await turns.take(OPENING_ROWS)
-        caller.traffic.touched(ApiKey.LIST_OFFSETS, 0, topic.name, [row.error_code for row in rows])
+        caller.traffic.topic_accessed(
+            ApiKey.LIST_OFFSETS, 0, topic.name, [row.error_code for row in rows]
+        )
         topics.append(
             ListOffsetsResponse.ListOffsetsTopicResponse(name=topic.name, partitions=rows)
         )
@@ -117,7 +119,7 @@ async def offset_commit_v2_v4(request: Any, caller: Caller) -> Any:
 @serves(ApiKey.OFFSET_FETCH, 0, 0)
 async def offset_fetch_v0(request: Any, caller: Caller) -> Any:
     """As with OffsetCommit v0; a partition without an offset is an error, as it was where ZooKeeper had no node for it."""
-    caller.traffic.for_group(request.group_id)
+    caller.traffic.group_named(request.group_id)
     try:
         await caller.broker.confirm_coordinator()
     except KafkaError as refusal:

@@ -67,7 +67,7 @@ def test_a_server_does_not_show_its_password():
 
 
 def test_an_authority_means_tls(tmp_path):
-    assert connect_options_of("h:1", None, None, False, tmp_path, 1.0).has_tls
+    assert connect_options_of("h:1", None, None, False, tmp_path, 1.0).uses_tls
 
 
 @pytest.fixture

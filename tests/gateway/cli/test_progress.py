@@ -26,7 +26,7 @@ def shown(columns, *said):
         for number, (step, part) in enumerate(STEPS):
             progress(step, part)
             for text in said if number == 1 else ():
-                progress.above(text)
+                progress.print_above(text)
     written = drained(ours)
     os.close(ours)
     return lines_of(written, columns), written
@@ -72,7 +72,7 @@ def test_in_a_log_it_is_a_line_a_step_without_any_control_character():
     with ProgressBar(file) as progress:
         for step, part in STEPS:
             progress(step, part)
-        progress.above("a word")
+        progress.print_above("a word")
     assert file.getvalue() == "starting Spark\nfiles\nreadiness\ndone\na word\n"
 
 
@@ -84,8 +84,8 @@ def test_where_nobody_knows_how_long_it_takes_there_is_one_line_of_what_is_being
 ):
     ours, theirs = terminal(columns)
     with os.fdopen(theirs, "w") as file, ProgressBar(file) as progress:
-        progress.now("[1/2] a-longer-name (kafka-clients 0.8.2.2)")
-        progress.now("[2/2] shop (kafka-clients 4.4.0)")
+        progress.show("[1/2] a-longer-name (kafka-clients 0.8.2.2)")
+        progress.show("[2/2] shop (kafka-clients 4.4.0)")
     assert lines_of(drained(ours), columns) == [line]
     os.close(ours)
 

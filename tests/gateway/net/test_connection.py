@@ -438,7 +438,7 @@ class Told(Recorder):
     def __init__(self):
         self.reasons = []
 
-    def ends(self, reason):
+    def closing(self, reason):
         self.reasons.append(reason)
 
     def closed(self, reason):

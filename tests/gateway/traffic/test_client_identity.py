@@ -229,10 +229,10 @@ def test_whatever_a_client_calls_itself_stays_within_its_line_and_its_field(name
     scene = Scene()
     client = scene.connects()
     client.says(header(ApiKey.METADATA, 0, name) + b"\0\0\0\0")
-    scene.recorder.introduced(name, name)
-    scene.recorder.for_group(name)
-    scene.recorder.touched(ApiKey.OFFSET_FETCH, 1, name, [3], name)
-    scene.recorder.habit("protocols", [name] * 99)
+    scene.recorder.software_announced(name, name)
+    scene.recorder.group_named(name)
+    scene.recorder.topic_accessed(ApiKey.OFFSET_FETCH, 1, name, [3], name)
+    scene.recorder.habit_seen("protocols", [name] * 99)
     scene.leaves(client)
     closed, used = scene.event("closed"), scene.usage(api_key=9)
     told = [
@@ -263,8 +263,8 @@ def test_ten_thousand_names_of_one_connection_and_of_many_are_bounded():
     client = scene.connects()
     recorder = scene.recorder
     for number in range(10_000):
-        recorder.introduced(f"library-{number}", "1")
-        recorder.touched(ApiKey.OFFSET_FETCH, 1, f"t{number}", [number % 3], f"g{number}")
+        recorder.software_announced(f"library-{number}", "1")
+        recorder.topic_accessed(ApiKey.OFFSET_FETCH, 1, f"t{number}", [number % 3], f"g{number}")
     client.says(
         *(header(ApiKey.METADATA, 0, f"app-{number}") + b"\0\0\0\0" for number in range(100))
     )
@@ -276,7 +276,7 @@ def test_ten_thousand_names_of_one_connection_and_of_many_are_bounded():
     many = []
     for number in range(200):
         scene.connects()
-        scene.recorder.touched(ApiKey.OFFSET_FETCH, 1, f"t{number}")
+        scene.recorder.topic_accessed(ApiKey.OFFSET_FETCH, 1, f"t{number}")
         many.append(scene.recorder)
     before = len(scene.kept.rows)
     for recorder in many:

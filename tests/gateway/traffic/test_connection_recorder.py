@@ -183,7 +183,9 @@ def test_who_fetches_first_in_an_old_format_pays_for_the_conversion_and_the_seco
     for client, recorder in zip(clients, recorders, strict=True):
         client.says(request(fetching(1)))
         told += [
-            row for row in recorder.take() if row.api_key == ApiKey.FETCH and row.topic == "orders"
+            row
+            for row in recorder.take_usage_rows()
+            if row.api_key == ApiKey.FETCH and row.topic == "orders"
         ]
     assert [(row.conversions, row.conversion_cpu_us) for row in told] == [(1, 7), (1, 0)]
 
@@ -224,8 +226,8 @@ def test_a_fetch_tells_errors_by_topic_and_those_of_a_session_as_a_whole(scene):
 def test_a_topic_named_by_its_id_is_told_by_its_name(scene):
     topic_id = scene.env.broker.topics.get("orders").topic.topic_id
     recorder = scene.log.connection(*_someone(scene))
-    recorder.touched(ApiKey.FETCH, 13, topic_id)
-    recorder.touched(ApiKey.FETCH, 13, bytes(15) + b"\1")
+    recorder.topic_accessed(ApiKey.FETCH, 13, topic_id)
+    recorder.topic_accessed(ApiKey.FETCH, 13, bytes(15) + b"\1")
     recorder.closed("client")
     assert {row.get("topic") for row in scene.rows("usage")} == {
         "orders",
@@ -423,7 +425,7 @@ def test_one_whose_first_requests_are_all_seen_tells_them_at_the_next_interval(s
 def test_a_request_that_lasts_over_the_end_of_an_interval_is_in_the_one_in_which_it_ends(scene):
     client = scene.connects()
     client.says(request(fetching(4, max_wait_ms=500)))
-    assert scene.recorder.take() == []
+    assert scene.recorder.take_usage_rows() == []
     scene.env.clock.advance(0.5)
     scene.leaves(client)
     assert scene.usage(api_key=1, topic=None)["requests"] == 1
@@ -453,7 +455,7 @@ def test_a_clock_that_jumps_turns_no_time_around(scene, jump_ms):
     client = scene.connects()
     client.says(request(producing(7, {"orders": [batch(2)]})))
     scene.log.now = lambda: NOW + jump_ms
-    first = scene.recorder.take()
+    first = scene.recorder.take_usage_rows()
     client.says(request(producing(7, {"orders": [batch(3)]})))
     scene.log.now = lambda: NOW + 1000
     scene.leaves(client)
@@ -475,15 +477,17 @@ def test_the_limit_is_one_of_an_interval():
     scene.connects()
     recorder = scene.recorder
     for group in ("a", "b"):
-        recorder.touched(ApiKey.OFFSET_FETCH, 1, "orders", group=group)
-        assert [(row.topic, row.merged) for row in recorder.take()] == [("orders", False)]
+        recorder.topic_accessed(ApiKey.OFFSET_FETCH, 1, "orders", group=group)
+        assert [(row.topic, row.merged) for row in recorder.take_usage_rows()] == [
+            ("orders", False)
+        ]
 
 
 def test_what_is_said_after_the_end_is_lost_and_harms_nobody(scene):
     client = scene.connects()
     scene.leaves(client)
     lines = len(scene.kept.rows)
-    scene.recorder.touched(ApiKey.PRODUCE, 3, "orders", [1])
+    scene.recorder.topic_accessed(ApiKey.PRODUCE, 3, "orders", [1])
     scene.recorder.closed("client")
     assert len(scene.kept.rows) == lines
 

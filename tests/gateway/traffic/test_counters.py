@@ -61,8 +61,8 @@ def test_thousands_of_versions_of_a_request_are_bounded_and_nothing_is_said_that
     merged = {key: usage.requests for key, usage in found.items() if usage.is_merged}
     assert merged == {(18, 7, None, ""): 32_768 - 7 - UNCOUNTED_VERSIONS - 10, (3, 9, None, ""): 3}
     assert highest == {18: 32_767, 3: 9}
-    found.leave()
-    assert room.taken == 0
+    found.release()
+    assert room.used == 0
 
 
 def test_requests_and_versions_of_their_own_take_no_room_of_topics():
@@ -81,14 +81,14 @@ def test_many_connections_share_a_bound_and_who_leaves_makes_room():
     assert [
         len([key for key, usage in one.items() if not usage.is_merged]) for one in all_of_them
     ] == [10, 10, 5, 0, 0]
-    all_of_them[0].leave()
+    all_of_them[0].release()
     late = counters(room=room)
     for number in range(20):
         _ = late[0, 7, f"t{number}", None]
     assert len(late) == 10 + 1
     for one in [late, *all_of_them]:
-        one.leave()
-    assert room.taken == 0
+        one.release()
+    assert room.used == 0
 
 
 @pytest.mark.parametrize("letter", ["x", "\u00e4", "\U0001f600", "\ud800"])

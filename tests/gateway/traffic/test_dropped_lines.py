@@ -15,9 +15,9 @@ def test_the_log_is_told_of_losses_at_once_and_then_once_a_minute(caplog):
         for _ in range(5):
             losses.add(2, "No space left on device")
         clock.seconds += LOG_INTERVAL_SECONDS
-        losses.tell()
+        losses.log_if_due()
         clock.seconds += LOG_INTERVAL_SECONDS
-        losses.tell()
+        losses.log_if_due()
     assert [record.fields for record in caplog.records] == [
         {"lines": 2, "reason": "No space left on device"},
         {"lines": 8, "reason": "No space left on device"},

@@ -90,7 +90,7 @@ def appender(tmp_path, clock, disk, finished):
 
 
 def dropped(appender):
-    return appender._losses.total
+    return appender._dropped.total
 
 
 def test_a_file_is_begun_with_the_first_line(appender, tmp_path, finished):
@@ -117,7 +117,7 @@ def test_a_file_is_finished_at_its_age_even_if_nothing_comes(appender, clock, fi
     clock.seconds += 59
     appender.rotate_if_due()
     assert finished == []
-    assert appender.due_in() == 1
+    assert appender.seconds_to_rotation() == 1
     clock.seconds += 1
     appender.rotate_if_due()
     assert len(finished) == 1
@@ -202,7 +202,7 @@ def test_a_folder_that_was_removed_in_between_is_made_again(appender, tmp_path, 
 
 
 def test_a_name_that_somebody_has_is_passed_over(appender, tmp_path, finished):
-    taken = TrafficFolder(tmp_path, 0, 0).place(NINE, 0)
+    taken = TrafficFolder(tmp_path, 0, 0).path_of(NINE, 0)
     taken.parent.mkdir(parents=True)
     taken.write_bytes(b"of another\n")
     appender.append(LINE, 1)

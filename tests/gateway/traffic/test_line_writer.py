@@ -118,7 +118,7 @@ def test_room_is_free_again_for_what_comes_after_what_was_written(tmp_path):
 
 
 def test_what_an_earlier_process_left_is_compressed_at_the_start(tmp_path):
-    left = TrafficFolder(tmp_path, 0, 5).place(NINE, 3)
+    left = TrafficFolder(tmp_path, 0, 5).path_of(NINE, 3)
     file = create_locked(left)
     file.write(memoryview(b"1\n2\n3"))
     file.close()
@@ -179,7 +179,7 @@ def test_a_stop_that_cannot_wait_for_the_compression_leaves_the_lines_for_the_ne
         assert time.monotonic() - began < SOON
         assert [path.read_bytes() for path in tmp_path.rglob("*.jsonl")] == [LINE]
         goes_on.set()
-        one._tidies.join(STOP_SECONDS)
+        one._maintenance_thread.join(STOP_SECONDS)
     assert log_files._gzip is real
     again = writer(tmp_path, start=1)
     again.start()
@@ -208,7 +208,7 @@ def test_a_disk_that_hangs_in_the_middle_holds_up_neither_who_writes_nor_the_end
     ended(one.stop(0.2))
     assert time.monotonic() - began < SOON
     hangs.set()
-    one._writes.join(STOP_SECONDS)
+    one._write_thread.join(STOP_SECONDS)
 
 
 def test_what_another_gateway_leaves_meanwhile_is_compressed_as_well(tmp_path):
@@ -218,7 +218,7 @@ def test_what_another_gateway_leaves_meanwhile_is_compressed_as_well(tmp_path):
     other = next(
         file
         for number in range(100)
-        if (file := create_locked(TrafficFolder(tmp_path, 1, 5).place(NINE, number))) is not None
+        if (file := create_locked(TrafficFolder(tmp_path, 1, 5).path_of(NINE, number))) is not None
     )
     other.write(memoryview(LINE))
     other.close()
@@ -229,7 +229,7 @@ def test_what_another_gateway_leaves_meanwhile_is_compressed_as_well(tmp_path):
 def test_files_are_looked_after_on_where_a_folder_vanishes_while_they_are_looked_for(
     tmp_path, monkeypatch
 ):
-    empty = TrafficFolder(tmp_path, 1, 5).place(NINE - 3_600_000, 0).parent
+    empty = TrafficFolder(tmp_path, 1, 5).path_of(NINE - 3_600_000, 0).parent
     empty.mkdir(parents=True)
     looked, real = threading.Event(), os.scandir
 

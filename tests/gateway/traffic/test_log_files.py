@@ -43,7 +43,7 @@ def written(path, content=b'{"v":1}\n'):
 
 def left_behind(root):
     """What another process finds there."""
-    return set(TrafficFolder(root, 3, 36**4).leftovers())
+    return set(TrafficFolder(root, 3, 36**4).unfinished_files())
 
 
 def packed(path, content=b'{"v":1}\n'):
@@ -52,7 +52,7 @@ def packed(path, content=b'{"v":1}\n'):
 
 
 def test_a_place_is_named_by_the_hour_the_node_the_start_and_a_number(folder, tmp_path):
-    assert folder.place(NINE, 5) == tmp_path / "date=2026-11-22" / "hour=09" / "3-1000-5.jsonl"
+    assert folder.path_of(NINE, 5) == tmp_path / "date=2026-11-22" / "hour=09" / "3-1000-5.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -65,21 +65,21 @@ def test_numbers_in_base_36(number, digits):
 
 def test_a_clock_before_1970_makes_a_name(tmp_path):
     assert (
-        TrafficFolder(tmp_path, 3, -5).place(-5, 0)
+        TrafficFolder(tmp_path, 3, -5).path_of(-5, 0)
         == tmp_path / "date=1969-12-31" / "hour=23" / "3-0-0.jsonl"
     )
 
 
 def test_a_compressed_file_holds_the_same_and_takes_the_other_ones_place(folder):
     lines = b'{"v":1}\n' * 100_000
-    path = written(folder.place(NINE, 0), lines)
+    path = written(folder.path_of(NINE, 0), lines)
     compress(path, 1)
     assert gzip.decompress(path.with_name(path.name + ".gz").read_bytes()) == lines
     assert [one.name for one in path.parent.iterdir()] == ["3-1000-0.jsonl.gz"]
 
 
 def test_a_file_that_was_compressed_but_not_deleted_when_the_process_ended_is_only_deleted(folder):
-    path = written(folder.place(NINE, 0))
+    path = written(folder.path_of(NINE, 0))
     finished = path.with_name(path.name + ".gz")
     finished.write_bytes(gzip.compress(b"the same\n"))
     compress(path, 1)
@@ -88,7 +88,7 @@ def test_a_file_that_was_compressed_but_not_deleted_when_the_process_ended_is_on
 
 
 def test_a_compressed_file_appears_whole_and_the_other_is_there_until_then(folder, monkeypatch):
-    path = written(folder.place(NINE, 0))
+    path = written(folder.path_of(NINE, 0))
     real = log_files._gzip
     seen = []
 
@@ -103,7 +103,7 @@ def test_a_compressed_file_appears_whole_and_the_other_is_there_until_then(folde
 
 
 def test_what_a_process_left_half_compressed_is_begun_anew(folder, tmp_path):
-    path = written(folder.place(NINE, 0))
+    path = written(folder.path_of(NINE, 0))
     path.with_name(path.name + ".gz.part").write_bytes(b"half")
     pending = left_behind(tmp_path)
     compress_and_expire(folder, pending, NO_LIMITS, lambda: NINE)
@@ -111,13 +111,13 @@ def test_what_a_process_left_half_compressed_is_begun_anew(folder, tmp_path):
 
 
 def test_half_a_last_line_is_kept_as_it_is(folder, tmp_path):
-    path = written(folder.place(NINE, 0), b'{"v":1}\n{"v":')
+    path = written(folder.path_of(NINE, 0), b'{"v":1}\n{"v":')
     compress_and_expire(folder, left_behind(tmp_path), NO_LIMITS, lambda: NINE)
     assert gzip.decompress(path.with_name(path.name + ".gz").read_bytes()) == b'{"v":1}\n{"v":'
 
 
 def test_a_file_that_somebody_writes_is_neither_compressed_nor_deleted(folder, tmp_path):
-    path = folder.place(NINE, 0)
+    path = folder.path_of(NINE, 0)
     file = create_locked(path)
     file.write(memoryview(b"{}\n"))
     compress_and_expire(
@@ -130,7 +130,7 @@ def test_a_file_that_somebody_writes_is_neither_compressed_nor_deleted(folder, t
 
 
 def test_files_of_hours_that_are_too_old_are_deleted_with_their_folders(folder, tmp_path):
-    old, young = packed(folder.place(NINE - 30 * HOUR_MS, 0)), packed(folder.place(NINE, 1))
+    old, young = packed(folder.path_of(NINE - 30 * HOUR_MS, 0)), packed(folder.path_of(NINE, 1))
     folder.delete_old(NINE, RetentionLimits(24 * HOUR_MS, None, 1))
     assert young.exists()
     assert not old.exists()
@@ -139,7 +139,7 @@ def test_files_of_hours_that_are_too_old_are_deleted_with_their_folders(folder, 
 
 def test_the_hour_of_a_file_counts_from_its_end(folder):
     """It was begun at 9:59:59 or before, and its lines may be of 10 o'clock."""
-    kept = packed(folder.place(NINE, 0))
+    kept = packed(folder.path_of(NINE, 0))
     assert folder.delete_old(NINE + 2 * HOUR_MS, RetentionLimits(2 * HOUR_MS, None, 1)) == 0
     assert folder.delete_old(NINE + 4 * HOUR_MS, RetentionLimits(2 * HOUR_MS, None, 1)) == 1
     assert not kept.exists()
@@ -149,10 +149,10 @@ def test_beyond_the_size_the_oldest_go_first_whatever_their_numbers(folder, tmp_
     content = os.urandom(1000)
     earlier = TrafficFolder(tmp_path, 3, 36**3 - 1)
     made = [
-        packed(earlier.place(NINE - HOUR_MS, 9), content),
-        packed(earlier.place(NINE, 10), content),
-        packed(folder.place(NINE, 2), content),
-        packed(folder.place(NINE, 11), content),
+        packed(earlier.path_of(NINE - HOUR_MS, 9), content),
+        packed(earlier.path_of(NINE, 10), content),
+        packed(folder.path_of(NINE, 2), content),
+        packed(folder.path_of(NINE, 11), content),
     ]
     size = made[0].stat().st_size
     folder.delete_old(NINE, RetentionLimits(None, 3 * size - 1, 1))
@@ -161,7 +161,7 @@ def test_beyond_the_size_the_oldest_go_first_whatever_their_numbers(folder, tmp_
 
 def test_what_was_finished_a_moment_ago_is_compressed_before_it_counts_as_too_much(folder):
     """It was finished after this round's files were compressed; compressed there is room for it."""
-    path = written(folder.place(NINE, 0), b'{"v":1}\n' * 1000)
+    path = written(folder.path_of(NINE, 0), b'{"v":1}\n' * 1000)
     limits = RetentionLimits(None, 1000, 1)
     compress_and_expire(folder, set(), limits, lambda: NINE)
     assert path.exists()
@@ -170,7 +170,7 @@ def test_what_was_finished_a_moment_ago_is_compressed_before_it_counts_as_too_mu
 
 
 def test_what_cannot_be_compressed_is_deleted_where_it_is_too_much(folder, monkeypatch):
-    path = written(folder.place(NINE, 0), b'{"v":1}\n' * 1000)
+    path = written(folder.path_of(NINE, 0), b'{"v":1}\n' * 1000)
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -181,7 +181,7 @@ def test_what_cannot_be_compressed_is_deleted_where_it_is_too_much(folder, monke
 
 
 def test_what_is_none_of_the_log_is_let_alone(folder, tmp_path):
-    packed(folder.place(NINE, 0))
+    packed(folder.path_of(NINE, 0))
     strangers = [
         tmp_path / "notes.txt",
         tmp_path / "date=2026-11-22" / "hour=09" / "x.jsonl.gz",
@@ -194,7 +194,7 @@ def test_what_is_none_of_the_log_is_let_alone(folder, tmp_path):
         path.write_text("mine")
     folder.delete_old(NINE + 999 * HOUR_MS, RetentionLimits(0, 0, 1))
     assert [path.read_text() for path in strangers] == ["mine"] * 5
-    assert len(folder.found()) == 0
+    assert len(folder.files()) == 0
 
 
 def made(path, kind):
@@ -208,10 +208,10 @@ def made(path, kind):
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "/etc/hostname", "nowhere"])
 def test_what_is_called_like_a_file_and_is_none_is_let_alone_and_holds_up_nobody(folder, kind):
-    path = written(folder.place(NINE, 0))
+    path = written(folder.path_of(NINE, 0))
     for name in ("3-1-0.jsonl", "3-1-1.jsonl.gz", "3-1-2.jsonl.gz.part"):
         made(path.with_name(name), kind)
-    pending = {path, *folder.leftovers()}
+    pending = {path, *folder.unfinished_files()}
     compress_and_expire(folder, pending, NO_LIMITS, lambda: NINE)
     compress_and_expire(folder, pending, RetentionLimits(0, 0, 1), lambda: NINE + 999 * HOUR_MS)
     assert not pending
@@ -224,7 +224,7 @@ def test_what_is_called_like_a_file_and_is_none_is_let_alone_and_holds_up_nobody
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
 def test_what_lies_where_a_file_is_compressed_to_gets_none_of_it(folder, tmp_path, kind):
-    path, other = written(folder.place(NINE, 0)), tmp_path / "other"
+    path, other = written(folder.path_of(NINE, 0)), tmp_path / "other"
     other.write_text("mine")
     made(path.with_name(path.name + ".gz.part"), "pipe" if kind == "pipe" else other)
     compress(path, 1)
@@ -233,7 +233,7 @@ def test_what_lies_where_a_file_is_compressed_to_gets_none_of_it(folder, tmp_pat
 
 
 def test_a_folder_that_is_called_like_the_compressed_file_costs_no_line(folder):
-    path = written(folder.place(NINE, 0))
+    path = written(folder.path_of(NINE, 0))
     path.with_name(path.name + ".gz").mkdir()
     with pytest.raises(IsADirectoryError):
         compress(path, 1)
@@ -244,7 +244,7 @@ def test_a_folder_that_is_called_like_the_compressed_file_costs_no_line(folder):
 def test_a_disk_without_room_for_the_compressed_file_keeps_the_other_and_it_is_tried_again(
     folder, monkeypatch, caplog
 ):
-    path = written(folder.place(NINE, 0))
+    path = written(folder.path_of(NINE, 0))
     pending = {path}
 
     def full(source, target, level):
@@ -262,7 +262,7 @@ def test_a_disk_without_room_for_the_compressed_file_keeps_the_other_and_it_is_t
 
 
 def test_a_file_goes_into_its_folder_also_if_that_was_just_tidied_away(folder, monkeypatch):
-    path = folder.place(NINE, 0)
+    path = folder.path_of(NINE, 0)
     path.parent.mkdir(parents=True)
     real = log_files._locked
     tidied = []
@@ -285,7 +285,7 @@ def test_files_are_for_the_user_and_its_group_alone_whatever_else_is_usual(
 ):
     before = os.umask(umask)
     try:
-        path = written(folder.place(NINE, 0))
+        path = written(folder.path_of(NINE, 0))
         assert stat.S_IMODE(path.stat().st_mode) == file_mode
         modes = []
         monkeypatch.setattr(
@@ -313,7 +313,7 @@ def _watched(path, modes):
 
 
 def test_an_empty_file_that_was_left_only_goes(folder, tmp_path):
-    path = written(folder.place(NINE, 0), b"")
+    path = written(folder.path_of(NINE, 0), b"")
     compress(path, 1)
     assert list(tmp_path.rglob("*.jsonl*")) == []
 
@@ -321,7 +321,7 @@ def test_an_empty_file_that_was_left_only_goes(folder, tmp_path):
 def test_a_file_that_another_takes_for_a_leftover_before_it_is_locked_is_not_written_into(
     folder, monkeypatch
 ):
-    path = folder.place(NINE, 0)
+    path = folder.path_of(NINE, 0)
     real = log_files._lock
 
     def after_another(file, kind):
@@ -338,7 +338,7 @@ def test_a_file_that_another_takes_for_a_leftover_before_it_is_locked_is_not_wri
 
 
 def test_what_somebody_compresses_is_not_deleted_meanwhile(folder, monkeypatch):
-    path = written(folder.place(NINE, 0))
+    path = written(folder.path_of(NINE, 0))
     real = log_files._gzip
 
     def packs(source, target, level):
@@ -351,7 +351,7 @@ def test_what_somebody_compresses_is_not_deleted_meanwhile(folder, monkeypatch):
 
 
 def test_one_that_cannot_be_deleted_keeps_no_other(folder, monkeypatch, caplog):
-    kept, other = packed(folder.place(NINE, 0)), packed(folder.place(NINE, 1))
+    kept, other = packed(folder.path_of(NINE, 0)), packed(folder.path_of(NINE, 1))
     real = log_files._delete_if_unused
 
     def deleted(one):
@@ -368,7 +368,7 @@ def test_one_that_cannot_be_deleted_keeps_no_other(folder, monkeypatch, caplog):
 
 def test_whoever_reads_a_file_that_is_deleted_meanwhile_reads_it_to_its_end(folder):
     lines = b'{"v":1}\n' * 1000
-    path = packed(folder.place(NINE, 0), lines)
+    path = packed(folder.path_of(NINE, 0), lines)
     with gzip.open(path) as file:
         assert file.readline() == lines[:8]
         assert folder.delete_old(NINE + 99 * HOUR_MS, RetentionLimits(0, None, 1)) == 1
@@ -398,7 +398,7 @@ def test_whoever_is_killed_while_it_compresses_loses_no_line_and_leaves_none_twi
     folder, tmp_path, when, left
 ):
     lines = os.urandom(200_000).hex().encode() + b"\n"
-    path = written(folder.place(NINE, 0), lines)
+    path = written(folder.path_of(NINE, 0), lines)
     ended = subprocess.run([sys.executable, "-c", KILLED, str(path), when], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert sorted(one.name for one in path.parent.iterdir()) == [
@@ -411,7 +411,7 @@ def test_whoever_is_killed_while_it_compresses_loses_no_line_and_leaves_none_twi
 
 
 def test_two_gateways_that_tidy_one_folder_at_once_finish_each_file_once(folder, tmp_path):
-    paths = [written(folder.place(NINE, number), b"%d\n" % number) for number in range(100)]
+    paths = [written(folder.path_of(NINE, number), b"%d\n" % number) for number in range(100)]
     both = [
         threading.Thread(
             target=compress_and_expire, args=(folder, set(paths), NO_LIMITS, lambda: NINE)
@@ -430,10 +430,10 @@ def test_a_process_takes_none_of_its_own_files_for_a_leftover_whether_or_not_the
     folder, tmp_path
 ):
     mine, other = (
-        written(folder.place(NINE, 0)),
-        written(TrafficFolder(tmp_path, 3, 36**3 - 1).place(NINE, 0)),
+        written(folder.path_of(NINE, 0)),
+        written(TrafficFolder(tmp_path, 3, 36**3 - 1).path_of(NINE, 0)),
     )
-    assert set(folder.leftovers()) == {other}
+    assert set(folder.unfinished_files()) == {other}
     assert left_behind(tmp_path) == {mine, other}
 
 
@@ -441,7 +441,7 @@ def test_a_process_takes_none_of_its_own_files_for_a_leftover_whether_or_not_the
 def test_a_folder_that_another_gateway_deletes_while_it_is_looked_for_or_that_cannot_be_read_hides_no_other(
     folder, tmp_path, monkeypatch, failure
 ):
-    gone, there = folder.place(NINE - HOUR_MS, 0).parent, written(folder.place(NINE, 1))
+    gone, there = folder.path_of(NINE - HOUR_MS, 0).parent, written(folder.path_of(NINE, 1))
     gone.mkdir(parents=True)
     real = os.scandir
 
@@ -453,5 +453,5 @@ def test_a_folder_that_another_gateway_deletes_while_it_is_looked_for_or_that_ca
         return real(path)
 
     monkeypatch.setattr(os, "scandir", after_another)
-    assert [one.path for one in folder.found()] == [there]
+    assert [one.path for one in folder.files()] == [there]
     assert not gone.exists()

@@ -48,7 +48,7 @@ def test_rows_are_numbered_from_0_without_gaps_over_all_connections():
     log, kept = opened()
     connections = [connect(log) for _ in range(3)]
     for number, connection in enumerate(connections):
-        connection.touched(3, 1, f"t{number}")
+        connection.topic_accessed(3, 1, f"t{number}")
         connection.closed("client")
     assert [row["sequence"] for row in kept.rows] == list(range(9))
     assert [row["connection"] for row in kept.rows[:3]] == ["7-1000-0", "7-1000-1", "7-1000-2"]
@@ -62,8 +62,8 @@ def test_a_salted_address_is_the_same_for_the_same_secret_only():
             connect(log, peer)
         first, again, other = (row["peer"] for row in kept.rows)
         used = connect(log, PEER)
-        used.touched(3, 1, "t")
-        assert [row.peer for row in used.take()] == [first]
+        used.topic_accessed(3, 1, "t")
+        assert [row.peer for row in used.take_usage_rows()] == [first]
         assert first == again != other
         assert first.startswith("h:")
         assert len(first) == 2 + 16
@@ -77,7 +77,7 @@ def test_ten_thousand_connections_are_written_in_turns():
     log, kept = opened(clock)
     log.start()
     for connection in [connect(log) for _ in range(10 * SLOTS)]:
-        connection.touched(3, 1, "t")
+        connection.topic_accessed(3, 1, "t")
     told = []
     for _ in range(SLOTS):
         before = len(kept.rows)
@@ -95,7 +95,7 @@ def crowded(log, rows):
     kept = connections[::SLOTS]
     for connection in kept:
         for version in range(rows):
-            connection.touched(3, version, None)
+            connection.topic_accessed(3, version, None)
     return kept
 
 
@@ -139,7 +139,7 @@ def test_a_step_that_is_due_while_another_is_written_waits_for_it_and_who_leaves
     log.start()
     *_, last = crowded(log, 200)
     _, of_the_next_step = connect(log), connect(log)
-    of_the_next_step.touched(3, 1, "t")
+    of_the_next_step.topic_accessed(3, 1, "t")
     kept.blocks.clear()
     clock.rightNow += 60 / SLOTS
     clock.calls.pop(0).func()
@@ -152,7 +152,7 @@ def test_a_step_that_is_due_while_another_is_written_waits_for_it_and_who_leaves
     step.func()
     assert (sum(kept.blocks), len(clock.getDelayedCalls())) == (first, 2)
     last.closed("client")
-    last.touched(3, 1, "t")
+    last.topic_accessed(3, 1, "t")
     clock.advance(0)
     assert sum(kept.blocks) == 6 * 200 + 1 + 1
     assert [row["connection"] for row in kept.rows if "topic" in row] == [f"7-1000-{6 * SLOTS + 1}"]
@@ -166,7 +166,7 @@ def test_a_reactor_that_comes_late_catches_up_but_writes_nothing_twice(late, row
     connections = [connect(log) for _ in range(10)]
     before = len(kept.rows)
     for connection in connections:
-        connection.touched(3, 1, "t")
+        connection.topic_accessed(3, 1, "t")
     clock.advance(late)
     assert len(kept.rows) - before == rows
     assert len(clock.getDelayedCalls()) == 1
@@ -188,7 +188,7 @@ def test_at_the_end_open_connections_are_closed_and_the_writer_stopped():
     clock = Clock()
     log, kept = opened(clock)
     log.start()
-    connect(log).touched(3, 1, "t")
+    connect(log).topic_accessed(3, 1, "t")
     ended(log.close(1))
     assert [row["kind"] for row in kept.rows] == ["connection", "usage", "connection"]
     assert kept.rows[-1]["reason"] == "drain"
@@ -200,7 +200,7 @@ def test_without_a_traffic_log_everything_may_be_said_and_nothing_is_noted():
     recorder = NO_TRAFFIC_LOG.connection(PEER, Session(None))
     assert recorder is NULL_RECORDER
     assert type(recorder) is Recorder
-    recorder.touched(3, 1, "t", [1])
+    recorder.topic_accessed(3, 1, "t", [1])
     recorder.closed("client")
     ended(NO_TRAFFIC_LOG.close(1))
 

@@ -40,7 +40,7 @@ BOUNDS = [250 * 4**power for power in range(BUCKETS - 1)]
 )
 def test_a_latency_is_in_the_first_bucket_whose_bound_is_above_it(microseconds, bucket):
     usage = UsageCounters()
-    usage.answered(0, 0, microseconds)
+    usage.add_request(0, 0, microseconds)
     assert row(usage).latency_us_buckets == [int(index == bucket) for index in range(BUCKETS)]
     assert row(usage).latency_us_sum == microseconds
 
@@ -58,7 +58,7 @@ def test_batches_are_counted_by_format_and_by_codec():
 def test_errors_are_counted_by_code_and_success_is_none():
     usage = UsageCounters()
     for code in [0, 3, 6, 3, 0]:
-        usage.error(code)
+        usage.add_error(code)
     assert row(usage).errors == {"3": 2, "6": 1}
     assert row(UsageCounters()).errors is None
 
@@ -66,6 +66,6 @@ def test_errors_are_counted_by_code_and_success_is_none():
 def test_a_request_has_its_four_bytes_of_length_as_well():
     usage = UsageCounters()
     for _ in range(3):
-        usage.answered(100, 50, 10)
+        usage.add_request(100, 50, 10)
     filled = row(usage)
     assert (filled.requests, filled.bytes_in, filled.bytes_out) == (3, 312, 150)
